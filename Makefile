@@ -102,6 +102,10 @@ train-head: $(VENV)/.run ## Train the embedded model's draft heads again and mea
 	cp eagle-training/config.json eagle-training/model.safetensors specbench/models/shapes/weights/eagle/
 	cp eagle-training/loss.jsonl results/eagle-training/
 	$(BIN)/specbench check-head --model shapes --json > results/eagle-training/tv_by_depth.json
+	$(BIN)/specbench train-head --kind eagle3 --model shapes --images 640 --epochs 12 --out eagle3-training
+	cp eagle3-training/config.json eagle3-training/model.safetensors specbench/models/shapes/weights/eagle3/
+	cp eagle3-training/loss.jsonl results/eagle3-training/
+	$(BIN)/specbench check-head --kind eagle3 --model shapes --json > results/eagle3-training/tv_by_depth.json
 	$(BIN)/specbench train-head --kind vertical --model shapes --images 640 --epochs 12 --out vertical-training
 	cp vertical-training/config.json vertical-training/model.safetensors specbench/models/shapes/weights/vertical/
 	cp vertical-training/loss.jsonl results/vertical-training/

@@ -154,8 +154,8 @@ def reference(page: Path, argument: str) -> str:
     """The decoders of today, with their defaults, in the table of `dev/reference/collect.py`; a part of the picture."""
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in _lines(REFERENCE / "headline.md")]
     kept = [number for number, name in enumerate(table[0]) if name not in DROPPED]
-    # zipar-released decodes as AR here: its window is a row of `shapes`. sjd-sv had another rule then.
-    rows = (row for row in table[2:] if row[0] in PRESETS and row[0] not in ("zipar-released", "sjd-sv"))
+    # zipar-released decodes as AR here: its window is a row of `shapes`.
+    rows = (row for row in table[2:] if row[0] in PRESETS and row[0] != "zipar-released")
     picture = f"![Five captions by some of the decoders]({link(page, REFERENCE / 'gallery.png')})"
     steps = table[0].index("tokens per step")
     cells = ([row[n].split(" [")[0] if n == steps else row[n] for n in kept] for row in rows)

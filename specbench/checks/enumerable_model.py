@@ -94,6 +94,13 @@ class EnumerableModel:
         draw = torch.Generator().manual_seed(0)
         return new_head(config, torch.randn(self.layout.vocab, 8, generator=draw), seed=0)
 
+    def own_eagle3_head(self) -> EagleHead:
+        """An untrained EAGLE-3 head, which reads no more than the features."""
+        return new_head(self.own_head().config, self.own_head().embed_tokens.weight, seed=1, taps=())
+
+    def tapped(self, taps: tuple[int, ...]) -> EnumerableModel:
+        return self
+
     def own_vertical_head(self) -> VerticalHead:
         """An untrained vertical head."""
         return _sharp(new_vertical_head(self.feature_size, 16, seed=2))
@@ -289,11 +296,15 @@ class EnumerableTransformer(TransformerModel):
     def output_matrix(self) -> tuple[Tensor, None]:
         return self.matrix.T, None
 
-    def own_head(self) -> EagleHead:
+    def own_eagle3_head(self) -> EagleHead:
+        """An untrained EAGLE-3 head that reads the first layer, too."""
+        return self.own_head((1,))
+
+    def own_head(self, taps: tuple[int, ...] | None = None) -> EagleHead:
         """An untrained draft head whose drafts depend on its cache."""
         sizes = {"num_hidden_layers": 1, **_NO_SPECIAL_TOKENS, **_SIZES}
         vocab = self.backbone.config.vocab_size
-        head = new_head(LlamaConfig(vocab_size=vocab, **sizes), self.backbone.embed_tokens.weight, seed=1)
+        head = new_head(LlamaConfig(vocab_size=vocab, **sizes), self.backbone.embed_tokens.weight, 1, taps)
         for name, weight in head.named_parameters():
             if "embed" not in name:
                 weight.data.mul_(8)

@@ -181,7 +181,7 @@ class ImageLikelihood:
         """Likeliest value near `start`, and the ends of its 95 % interval: of the tokens that the filters keep at
         `start`, and then once more at the likeliest value, so that filters do not make the likelihood jump."""
         low = high = start
-        widest = 0.3 * max(start, 0.5)  # a spline through points that are too far apart has maxima of its own
+        widest = 0.3 * max(start, 0.5)  # a spline through points that are too far apart has spurious maxima
         for reach in (widest, None):
             reach = min(max(2.5 * (high - low), 0.004), widest) if reach is None else reach
             grid = np.linspace(max(start - reach, 0.0 if name == "guidance" else 0.02), start + reach, _STEPS)

@@ -127,7 +127,7 @@ _AUDIT_HELP = help_of(
     "several windows long, row ends and other grammar tokens, guidance, temperature, top-k with ties, top-p, "
     "continuous batching, lone images, a transformer with a KV cache; and looks for dependence between images of other "
     "prompts, samples and seeds. The settings replace the decoder's window. The verdict is "
-    'lossy, or lossless, or "no deviation seen" where the images are too few to find a distance of 0.05, or the '
+    'lossy, or lossless, or "no deviation seen" if the images are too few to find a distance of 0.05, or the '
     "decoder is declared lossy; tv is the measured total variation distance with its 95 % interval, and detectable tv "
     "the distance that would have been found with probability 0.95.",
     "A decoder is a name with optional inline options (gsd:G=50), or a plug-in as package.module:Name. Without "

@@ -30,7 +30,7 @@ COMMANDS = {
     "list": ("listing", "List models, decoders, metrics, prompt sets, papers' tables, or runs."),
     "export": ("stored", "Export the images of a run in the layout of a benchmark's official evaluator."),
     "import": ("stored", "Import scores of a benchmark's official evaluator, or image tokens of another program."),
-    "pack": ("stored", "Write runs to one file, which every command reads where it reads a run."),
+    "pack": ("stored", "Write runs to one file, which every command that reads runs can read."),
     "verify": ("stored", "Check runs, packed or in a folder: digests, facts, pictures, scores, tokens and latencies."),
     "fetch": ("listing", "Download models, prompts and metrics beforehand; complete files are kept after a cut."),
     "doctor": ("checks", "Check whether this machine is ready to run, and print how to fix problems."),

@@ -20,10 +20,10 @@ def add_to(app: typer.Typer) -> None:
 
 _TRAIN_HELP = help_of(
     "train-head",
-    "--kind eagle: an EAGLE-1 head, for the EAGLE decoders. --kind vertical: a head that looks at the image row "
-    "above, for the decoder vertical. The target's features are computed once; the head learns to predict from them. "
-    "Run the same command again to resume an interrupted training, with identical weights. Use the result with "
-    "--head FOLDER.",
+    "--kind eagle: an EAGLE-1 head, for the EAGLE decoders. --kind eagle3: one that reads several layers and learns "
+    "from its own outputs, for eagle3. --kind vertical: a head that looks at the image row above, for vertical. The "
+    "target's features are computed once; the head learns to predict from them. Run the same command again to resume "
+    "an interrupted training, with identical weights. Use the result with --head FOLDER.",
 )
 _CHECK_HELP = help_of(
     "check-head",
@@ -38,7 +38,7 @@ _Device = option("--device", "DEVICE", "Torch device.", str)
 _Threads = option("--threads", "N", "CPU threads; 0 uses all.", int)
 _Data = option("--data", "FOLDER", "Folder of a run whose images replace the model's training data.", Path | None)
 _Head = option("--head", "FOLDER", "Folder of the head; without it, the head that comes with the model.", str)
-_Kind = option("--kind", "KIND", "Kind of head: eagle or vertical.", str)
+_Kind = option("--kind", "KIND", "Kind of head: eagle, eagle3 or vertical.", str)
 _Out = option("--out", "FOLDER", "Folder of the trained head.", Path)
 _SelectionSeed = option("--seed", "N", "Seed of the image selection; the default differs from training.", int, min=0)
 

@@ -55,7 +55,7 @@ def score(
     reference: opt.Reference = None,
     offline: opt.Offline = False,
     images: _Images = None,
-    prompts: opt.prompts_option("Prompts of --images, if not those of its metadata.") = None,
+    prompts: opt.prompts_option("Prompts of --images, if they are not in its metadata.") = None,
     layout: _Layout = None,
     prompt_column: _PromptColumn = None,
     against: _Against = None,

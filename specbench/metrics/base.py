@@ -103,7 +103,7 @@ class Metric:
     checkpoints: Sequence[str] = ()  # names in `specbench.metrics.published_weights` of the files it needs
     # hub repositories whose networks it needs, by their names in its identity
     repositories: Mapping[str, str] = MappingProxyType({})
-    # distributions it needs besides specbench's own, with the command that installs each
+    # further distributions that it needs, with the command that installs each
     packages: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, settings: Settings | None = None):
@@ -178,7 +178,7 @@ class Metric:
         ]
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        """Compute the values of `columns` per image; None where undefined."""
+        """Compute the values of `columns` per image; None if undefined."""
         return [self.features_of(sample) for sample in samples]
 
     def features_of(self, sample: Sample) -> dict[str, object]:

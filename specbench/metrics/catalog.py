@@ -262,7 +262,7 @@ def default_metrics(model: str, prompts: str | None = None) -> list[str]:
 
 
 def bundled_metrics() -> list[str]:
-    """List the metrics without external files, and those of plug-ins."""
+    """List the metrics without external files, and the metrics of plug-ins."""
     return sorted({*(name for name, entry in METRICS.items() if entry.bundled), *plugins("metrics")})
 
 

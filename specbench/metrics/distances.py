@@ -214,7 +214,9 @@ def _drawing_apart() -> Iterator[None]:
     """Context of torchmetrics' sums with drawn subsets or splits: a fixed seed, and the user's random numbers stay."""
     import torch
 
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+    from specbench.system.torch_state import PinnedTorch
+
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), PinnedTorch(False):
         warnings.simplefilter("ignore")  # features being kept in memory is what is wanted here
         torch.manual_seed(KID_SEED)
         yield
@@ -268,7 +270,7 @@ class NearestNeighbours(NamedTuple):
 
 
 def neighbourhood(images: np.ndarray, reference: np.ndarray, k: int = K_NEAREST) -> NearestNeighbours | None:
-    """Compare features [n, d] with those of the reference, [m, d], in float64; None if a set has at most k."""
+    """Compare features [n, d] with the reference's, [m, d], in float64; None if a set has at most k."""
     if min(len(images), len(reference)) <= k:
         return None
     images, reference = images.astype(np.float64), reference.astype(np.float64)

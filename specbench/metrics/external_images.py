@@ -125,24 +125,24 @@ def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     listed = cache(lambda place: {composed(path.name): path for path in members(place)})
 
     def on_disk(path: Path) -> Path:
-        """The path as the disk has it, whose names may be composed otherwise."""
+        """The path as the disk has it, which may use another Unicode composition."""
         return path if path.exists() else listed(on_disk(path.parent)).get(composed(path.name), path)
 
     counts: Counter[str] = Counter()
     for entry in read_entries(about):
         file = str(entry.meta.get("file_name", ""))
         if not file or Path(file).is_absolute() or ".." in Path(file).parts:
-            raise SpecbenchError(f"{about}: '{file:.60}' is no file_name of an image beside it")
+            raise SpecbenchError(f"{about}: '{file:.60}' is not the file_name of an image in its folder")
         path = about.parent / file
         name = entry.id if entry.id in ids else by_text.get(composed(entry.text))
         if name is None:
-            raise _no_prompt(path, f"its caption, '{entry.text:.60}', is none of them")
+            raise _no_prompt(path, f"its caption, '{entry.text:.60}', is not among them")
         yield (name, counts[name]), on_disk(path)
         counts[name] += 1
 
 
 def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
-    """The layout that fits, and its images; that of the names by id says what is wrong where none does."""
+    """The layout that fits, and its images; if no layout fits, the error of the layout by id is raised."""
     fitting: dict[str, dict[Key, Path]] = {}
     problems: dict[str, SpecbenchError] = {}
     for name in IMAGE_LAYOUTS:
@@ -162,7 +162,7 @@ def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
 
 
 class _Incomplete(SpecbenchError):
-    """A folder whose files all fit, but where an image is missing."""
+    """A folder whose files all fit, but in which an image is missing."""
 
 
 class _Unlisted(SpecbenchError):
@@ -198,7 +198,7 @@ def _by_id(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 
 def _by_line(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
-    """Numbers are lines of the list, from 0 or 1; those of LANTERN's program are of the captions that it has kept."""
+    """Numbers are lines of the list, from 0 or 1; for LANTERN's program, of the captions that it has kept."""
     paths = pictures_in(folder, _BESIDE)
     if kept := _kept_captions(folder):
         by_text = {composed(prompt.text): prompt.id for prompt in prompts}
@@ -297,7 +297,7 @@ def _words(text: str) -> str:
 
 
 def _kept_captions(folder: Path) -> dict[int, str]:
-    """Captions by number, as LANTERN's program keeps them beside its images."""
+    """Captions by number, as LANTERN's program stores them with its images."""
     kept: dict[int, str] = {}
     for path in sorted(folder.glob("global_statistics_*.json")):
         with blaming(path, "has no captions of 'prompt_0', 'prompt_1', ...", "take it out"):
@@ -322,7 +322,7 @@ def _quarter(row: Any) -> np.ndarray:
 
 
 _BESIDE = ("global_statistics_*.json", "generation_configs.json", "gen_img_output.log")
-"""Files that LANTERN's and SJD's programs leave beside their images."""
+"""Files that LANTERN's and SJD's programs write next to their images."""
 IMAGE_LAYOUTS: Mapping[str, ImageLayout] = {
     "ids": ImageLayout("<prompt id>.png or <prompt id>-<sample>.png", _by_id),
     "lines": ImageLayout("0.png, prompt_0.png or 00000.png: line of the list; LANTERN, SJD on PartiPrompts", _by_line),
@@ -333,7 +333,7 @@ IMAGE_LAYOUTS: Mapping[str, ImageLayout] = {
     "dataset": ImageLayout("metadata.jsonl or .csv with file_name and prompt or text; Hugging Face", _by_metadata),
     "grids": ImageLayout("<prompt id>.png is a grid of 2 x 2 images; DPG-Bench", _as_grids, grid=True),
 }
-"""Layouts by name. `grids` is only taken where it is named: a grid looks like an image."""
+"""Layouts by name. `grids` is only taken if named: a grid looks like an image."""
 
 
 def _no_prompt(path: Path, why: str = "") -> SpecbenchError:

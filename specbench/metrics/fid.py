@@ -53,7 +53,7 @@ INCEPTION_FEATURES = 2048
 INCEPTION_SIZE = 299
 _NO_DISTANCE: Any = {"better": "higher", "kind": "plain"}
 _STATISTICS_ONLY = (
-    "against statistics: right only where they were made with this front end; KID, precision, recall, density, "
+    "against statistics: right only if these were made with this front end; KID, precision, recall, density, "
     "coverage and FID-infinity need the reference's images"
 )
 
@@ -245,7 +245,7 @@ def warn_of_points(images: Moments, reference: Moments) -> str | None:
 
 
 def joined(*notes: str | None) -> str | None:
-    """Notes of one score, those that there are."""
+    """The notes of a score that are not empty."""
     return "; ".join(filter(None, notes)) or None
 
 

@@ -141,7 +141,7 @@ def score(
 ) -> Scoring:
     """Score run folders, or images from anywhere. Networks stay loaded until the last image is scored.
 
-    Arguments are those of `specbench.score`, except that () as metrics means none. `where_they_fit`: further
+    Arguments are as for `specbench.score`, except that () as metrics means none. `where_they_fit`: further
     metrics, which skip runs that they cannot score, as metrics of `protocol` do.
 
     Raises:
@@ -186,7 +186,7 @@ def _readable(runs: Iterable[Path | Images]) -> tuple[list[Images], list[ScoreOu
 
 
 def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[ScoreOutcome]:
-    """Score images with metrics that fit; where a plug-in fails, with the others."""
+    """Score images with metrics that fit; if a plug-in fails, with the others."""
     failed = []
     while True:
         try:
@@ -216,7 +216,7 @@ def _tell_edited(fitting: _Fitting, reporter: ScoreReporter) -> None:
     """Note each metric whose code has changed since it scored some of the images."""
     pairs = [(images, metric) for images, fits in fitting for metric in fits.values()]
     for name in dict.fromkeys(metric.name for images, metric in pairs if _had_other_code(images, metric)):
-        kept = "it scores anew, and the scores of before stay in a column of their own"
+        kept = "images are scored again; earlier scores keep a separate column"
         reporter.note(f"the code of {name} has changed: {kept}")
 
 
@@ -241,7 +241,7 @@ def _say_references(
     fitting: _Fitting, lacking: Mapping[str, SpecbenchError], reporter: ScoreReporter
 ) -> dict[str, SpecbenchError]:
     """Note the number of reference images, and the fingerprints of their scores; return why metrics cannot use theirs.
-    Refuse those of the user."""
+    Refuse the user's reference images if unusable."""
     metrics = {name: metric for _, fits in fitting for name, metric in fits.items() if name not in lacking}
     lines: dict[str, list[str]] = {}
     unusable = {}
@@ -268,7 +268,7 @@ def _had_other_code(images: Images, metric: Metric) -> bool:
         with _blamed(metric):
             mine = made_score(metric).facts
         stored = [json.loads(row["identity"]) for row in read_scores(images.folder) if row["metric"] == metric.name]
-    except SpecbenchError:  # told where it is scored
+    except SpecbenchError:  # reported when it is scored
         return False
     codes = [facts.get("code") for facts in stored if {**facts, "code": None} == {**mine, "code": None}]
     return bool(codes) and mine["code"] not in codes
@@ -279,7 +279,7 @@ def _blamed(metric: Metric) -> AbstractContextManager:
 
 
 def why_unfit(images: Images, metric: Metric) -> str | None:
-    """Why a metric can score none of the images; None where it can."""
+    """Reason why a metric cannot score any of the images; None if it can."""
     if any(_accepted(images.rows, metric)):
         return None
     return "its prompts lack what the metric needs" if len(images.rows) else "it has no images"
@@ -308,7 +308,7 @@ def run_images(folder: Path) -> Images:
     return Images(info.run_id, folder, rows, read, info.spec.model)
 
 
-OWN_CAPTIONS = "own captions"  # Category of captions of `shapes` in somebody's own file, where it names none
+OWN_CAPTIONS = "own captions"  # Category of captions of `shapes` in a user's file without categories
 
 
 def with_scene(prompt: str, meta: object) -> object:
@@ -376,7 +376,7 @@ class _Task:
     metric: Metric
     images: pd.DataFrame  # key and `started_at` of the images that it accepts
     missing: frozenset[int]  # row numbers of those without features
-    kept: int  # number of images whose features are kept, with those of images that are no longer wanted
+    kept: int  # number of images with stored features, also of images that are no longer wanted
     log: ImageScores  # of its features
 
 

@@ -208,7 +208,7 @@ def _rendered() -> dict[str, str]:
 
 
 def read_request(meta: Mapping[str, object]) -> SceneRequest | None:
-    """Parse `scene` of a prompt's metadata, which anybody may have written; None where it is absent or malformed."""
+    """Parse `scene` of a prompt's metadata, which anybody may have written; None if absent or malformed."""
     try:
         request = SceneRequest.from_json(meta["scene"])
         sound = _is_sound(request)

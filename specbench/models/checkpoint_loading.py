@@ -24,7 +24,7 @@ _IN_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 
 
 def read_tensors(files: CheckpointFiles) -> dict[str, Tensor]:
-    """All tensors of the source's weight files, mapped into memory rather than copied where the format allows it.
+    """All tensors of the source's weight files, mapped into memory instead of copied if the format allows it.
 
     Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module", "state_dict" or
     "sd". Of a TorchScript archive only the tensors are read.

@@ -24,12 +24,13 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.chameleon.configuration_chameleon import ChameleonConfig
 from transformers.models.chameleon.modeling_chameleon import ChameleonDecoderLayer
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
 from specbench.models.checkpoint_loading import renew_rotary
 from specbench.models.draft_head_files import HeadFiles, no_head, published_head
-from specbench.models.interface import DraftHeadModel, ImageModel
+from specbench.models.interface import DraftHeadModel, DraftPrompt, ImageModel, TappedModel
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.llama_layer import rotary_of, run_layer, runs_directly
 from specbench.system.files import blaming, read_regular
@@ -45,6 +46,7 @@ class EagleHead(LlamaModel):
     Chameleon does; `published_as`: the `input_type` of LlamaGen's published heads, empty for all others."""
 
     published_as = ""
+    taps: tuple[int, ...] = ()  # numbers of the target's layers after which it reads hidden states, too
 
     def __init__(self, config: LlamaConfig, input_norm: bool = False, query_norm: bool = False):
         super().__init__(config)
@@ -55,6 +57,18 @@ class EagleHead(LlamaModel):
         self.norm = nn.Identity()
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
         self.embed_tokens.requires_grad_(False)
+
+    def seen_prompt(self, prompt: DraftPrompt) -> DraftPrompt:
+        """The prompt as the head was trained to see it."""
+        return prompt
+
+    def fused(self, features: Tensor) -> Tensor:
+        """The head's features [..., d] of the target's."""
+        return features
+
+    def read(self, features: Tensor) -> Tensor:
+        """What the target's output matrix reads, of the head's features [..., d]."""
+        return features
 
     def extrapolate(
         self,
@@ -87,6 +101,64 @@ class EagleHead(LlamaModel):
         return rotary_of(self.rotary_emb, self.fc.weight, position_ids)
 
 
+class Eagle3Head(EagleHead):
+    """EAGLE-1's head trained as EAGLE-3's (Li et al., NeurIPS 2025, arXiv 2503.01840): it reads hidden states of
+    several layers, and learns from its own outputs, which need not resemble them. It keeps the target's output matrix.
+    """
+
+    def __init__(self, config: LlamaConfig, taps: tuple[int, ...]):
+        super().__init__(config, input_norm=True)
+        width = config.hidden_size
+        self.taps = taps
+        self.fuse = nn.Linear((1 + len(taps)) * width, width, bias=False)
+        self.norm = LlamaRMSNorm(width, config.rms_norm_eps)
+
+    def fused(self, features: Tensor) -> Tensor:
+        return self.fuse(features)
+
+    def read(self, features: Tensor) -> Tensor:
+        return self.norm(features)
+
+
+class JanusHead(EagleHead):
+    """The head that CASCADE's authors publish for Janus-Pro-7B, as their loading code implies it (selinyldrm/
+    Deepseek-JanusPro-EAGLE, commit 09cf7d2): a Janus-Pro of one layer behind a joint projection, SiLU after that, the
+    normalised state fed back. It knows image tokens alone, and sees those of the image, as in training; when the
+    authors decode it sees the newest one only."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__(config, input_norm=True)
+        self.fc = _SiluLinear(2 * config.hidden_size, config.hidden_size)
+        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def seen_prompt(self, prompt: DraftPrompt) -> DraftPrompt:
+        return DraftPrompt(torch.ones_like(prompt.lengths), None, None)
+
+    def extrapolate(self, *inputs: Any, **cached: Any) -> Tensor:
+        return self.norm(super().extrapolate(*inputs, **cached))
+
+
+class _SiluLinear(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.functional.silu(super().forward(inputs))
+
+
+_NOT_READ = ("vision_model.", "aligner.", "gen_vision_model.", "gen_head.", "language_model.lm_head.")
+"""Parts of a published Janus head that are the target's."""
+
+
+def _of_janus(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a `JanusHead`, by the names of EAGLE-1's, of those of the published layout."""
+    named = {name.removeprefix("language_model.model."): tensor for name, tensor in tensors.items()}
+    fusion, codes = named.pop("fusion.weight"), named.pop("gen_embed.weight")
+    named["fc.weight"], named["fc.bias"] = torch.cat(fusion.chunk(2, 1)[::-1], 1), named.pop("fusion.bias")
+    layers = sorted({name.rpartition(".")[0] for name in named if name.startswith("gen_aligner.")})
+    for layer in layers:
+        codes = codes if layer == layers[0] else nn.functional.gelu(codes)
+        codes = nn.functional.linear(codes, named.pop(f"{layer}.weight"), named.pop(f"{layer}.bias"))
+    return named | {"embed_tokens.weight": torch.cat([named["embed_tokens.weight"], codes])}
+
+
 class _QueryNormed(ChameleonDecoderLayer):
     """Chameleon's layer with the return type of Llama's."""
 
@@ -102,11 +174,13 @@ def _shared(config: LlamaConfig) -> dict[str, object]:
     return {name: getattr(config, name) for name in names.split()} | {"attn_implementation": "sdpa"}
 
 
-def new_head(config: LlamaConfig, embedding: Tensor, seed: int) -> EagleHead:
-    """An untrained head with the frozen token table `embedding` [V, d]."""
+def new_head(
+    config: LlamaConfig, embedding: Tensor, seed: int, taps: tuple[int, ...] | None = None
+) -> EagleHead | Eagle3Head:
+    """An untrained head with the frozen token table `embedding` [V, d]; with `taps` an EAGLE-3 head."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        head = EagleHead(config)
+        head = EagleHead(config) if taps is None else Eagle3Head(config, taps)
     head.embed_tokens.weight.data.copy_(embedding)
     return head
 
@@ -122,6 +196,11 @@ def head_for(model: ImageModel, path: str) -> EagleHead:
     The latest head is cached, and loaded again when its files or the model's device or dtype have changed.
     """
     return _EAGLE.ready(model, path)
+
+
+def eagle3_head_for(model: ImageModel, path: str) -> Eagle3Head:
+    """As `head_for`, an EAGLE-3 head."""
+    return _EAGLE3.ready(model, path)
 
 
 class HeadLoading(NamedTuple, Generic[Head]):
@@ -157,8 +236,8 @@ class HeadLoading(NamedTuple, Generic[Head]):
         """Check that `head` is of this model, and move it to the model's device and dtype."""
         if self.width(head) != model.feature_size:
             raise SpecbenchError(
-                f"--head {path}: made for features of size {self.width(head)}, those of '{model.name}' "
-                f"have {model.feature_size}",
+                f"--head {path}: made for features of size {self.width(head)}, but '{model.name}' "
+                f"has {model.feature_size}",
                 "is it a head of another model?",
             )
         return self.adopt(head, model, path).to(model.device, model.dtype).eval().requires_grad_(False)
@@ -179,26 +258,39 @@ def _adopted(head: EagleHead, model: DraftHeadModel, path: str) -> EagleHead:
     return model.adopt_head(head)
 
 
-def load_head(files: CheckpointFiles) -> EagleHead:
-    """Load the head in these files, in float32."""
+def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
+    """Load the head in these files, in float32; `tapped`: an EAGLE-3 head."""
     config_file, weights = files.paths
     with blaming(weights, *NO_HEAD):
         safe = weights.suffix == ".safetensors"
         read = load_file if safe else partial(torch.load, map_location="cpu", weights_only=True)
-        tensors = {name.removeprefix("model."): tensor.float() for name, tensor in read(weights).items()}
+        tensors = {
+            name.removeprefix("model."): tensor.float()
+            for name, tensor in read(weights).items()
+            if not name.startswith(_NOT_READ)
+        }
+        janus = "fusion.weight" in tensors
+        tensors = _of_janus(tensors) if janus else tensors
     with blaming(config_file, *NO_HEAD):
         stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
-        settings = {name: stored[name] for name in LlamaConfig().to_dict() if name in stored}
+        sizes = stored["language_config"] if janus else stored
+        settings = {name: sizes[name] for name in LlamaConfig().to_dict() if name in sizes}
+        settings |= {"vocab_size": len(tensors["embed_tokens.weight"])} if janus else {}
         settings |= {"num_hidden_layers": 1, "model_type": "llama", "pad_token_id": None}
         config = LlamaConfig(**settings, attn_implementation="sdpa")
         _spread_norms(tensors, config)
         with torch.device("meta"):  # sizes are only as credible as the tensors
-            head = EagleHead(config, _INPUT_NORM in tensors, _QUERY_NORM in tensors)
+            if janus:
+                head = JanusHead(config)
+            elif tapped:
+                head = Eagle3Head(config, tuple(int(tap) for tap in stored["taps"]))
+            else:
+                head = EagleHead(config, _INPUT_NORM in tensors, _QUERY_NORM in tensors)
         expected = head.state_dict()
         odd = sorted(expected.keys() ^ tensors.keys())
         odd += sorted(n for n in expected.keys() & tensors.keys() if expected[n].shape != tensors[n].shape)
         if odd:
-            raise SpecbenchError(f"{weights}: not an EAGLE-1 head, see its tensor {odd[0]}")
+            raise SpecbenchError(f"{weights}: not an EAGLE-{3 if tapped else 1} head, see its tensor {odd[0]}")
         head.load_state_dict(tensors, assign=True)
         renew_rotary(head)
         head.published_as = str(stored.get("input_type", ""))
@@ -222,6 +314,7 @@ def save_head(head: EagleHead, folder: Path, extra: Mapping[str, object]) -> Non
     """Write `head` as float16 safetensors; `extra` entries go into config.json."""
     kept = (*_shared(head.config).keys() - {"attn_implementation"}, "head_dim", "rope_parameters")
     config = {name: getattr(head.config, name) for name in sorted(kept)} | {"num_hidden_layers": 1, **extra}
+    config |= {"taps": list(head.taps)} if head.taps else {}
     write_head(head, folder, config)
 
 
@@ -236,4 +329,8 @@ def write_head(head: nn.Module, folder: Path, config: Mapping[str, object]) -> N
 _EAGLE = HeadLoading(
     DraftHeadModel, lambda model: model.own_head(), load_head, lambda head: head.config.hidden_size, _adopted,
     published_head,
+)  # fmt: skip
+_EAGLE3 = HeadLoading(
+    TappedModel, lambda model: model.own_eagle3_head(), partial(load_head, tapped=True),
+    lambda head: head.config.hidden_size, _adopted,
 )  # fmt: skip

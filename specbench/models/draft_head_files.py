@@ -25,9 +25,11 @@ PUBLISHED_HEADS: Mapping[str, Source] = {
     "anole": _source("jadohu/anole_drafter", _CARDS_UNREAD),
     "llamagen": _source("jadohu/llamagen_drafter", _CARDS_UNREAD),
     "llamagen-512": _source("jadohu/llamagen2_drafter", _CARDS_UNREAD),
+    "janus-7b": _source("seliny2/JanusPro-Eagle-Drafter", "not stated where it was found"),
 }
-"""EAGLE heads that LANTERN's authors publish, by model (README of jadohu/LANTERN at 3a56e45, and its issue 1). No
-commit is stated; the commit of the first use is pinned."""
+"""EAGLE heads that LANTERN's authors publish, by model (README of jadohu/LANTERN at 3a56e45, and its issue 1), and
+CASCADE's (README of selinyldrm/Deepseek-JanusPro-EAGLE at 09cf7d2). No commit is stated; the commit of the first use is
+pinned."""
 
 
 def published_head(model: str, kind: str = "eagle") -> str:
@@ -87,7 +89,7 @@ def no_head(model: str) -> SpecbenchError:
     """The error for a model without a draft head; `model` may carry what was added to its name."""
     name = model.partition("+")[0]
     return SpecbenchError(
-        f"model '{model}' has no bundled draft head, and no published head fits",
+        f"model '{model}' has no draft head in the package, and no published head fits",
         f"pass one with --head FOLDER, or train one with 'specbench train-head --model {name}'",
         MISSING_PREREQUISITE,
     )

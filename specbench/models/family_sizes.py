@@ -1,5 +1,5 @@
-"""Sizes of each family's language model, as code: the parameters beside the six sizes of every network, and the sizes
-that a configuration leaves out. No torch here, which the families' own modules import."""
+"""Sizes of each family's language model: parameters outside the six sizes of every network, and sizes that a
+configuration leaves out. Imports no torch, unlike the families' modules."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class FamilySizes:
 
 
 _LLAMAGEN_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
-"""Attention heads of the authors' sizes by width: their tensors do not tell."""
+"""Attention heads of the authors' sizes by width, which their tensors do not show."""
 
 
 def llamagen_shape(tensors: Mapping, named: NetworkSize) -> tuple[int, int, int, int, int]:
-    """Codes, width, width of a feed-forward layer, layers and width of a head in LlamaGen's tensors; of the last tells
-    their rotary table, else the authors' size of this width, else the `named` model."""
+    """Codes, width, width of a feed-forward layer, layers and width of a head in LlamaGen's tensors; the last comes
+    from their rotary table, else from the authors' size of this width, else from the `named` model."""
     codes, width = tensors["output.weight"].shape
     inner = len(tensors["layers.0.feed_forward.w1.weight"])
     layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))

@@ -353,6 +353,19 @@ class DraftHeadModel(Protocol):
 
 
 @runtime_checkable
+class TappedModel(DraftHeadModel, Protocol):
+    """A model whose inner layers a draft head can read."""
+
+    def tapped(self, taps: tuple[int, ...]) -> Any:
+        """This model with sessions whose features go on with the hidden states after these numbers of layers."""
+        ...
+
+    def own_eagle3_head(self) -> nn.Module | None:
+        """Load the EAGLE-3 head that comes with the model; None if there is none."""
+        ...
+
+
+@runtime_checkable
 class VerticalHeadModel(TokenTableModel, Protocol):
     """A model that a vertical draft head can draft for; its sessions are `FeatureSession`s."""
 

@@ -94,6 +94,11 @@ class LoadedModel(TransformerModel):
     def problem(self, tokens: object) -> None:
         """Any tokens can be drawn."""
 
+    def tapped(self, taps: tuple[int, ...]) -> TransformerModel:
+        if taps:
+            raise SpecbenchError(f"inner layers of {self.name} cannot be read", "choose a decoder other than eagle3")
+        return self
+
     def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
         return _Session(self, prefix, guidance, columns)
 

@@ -157,7 +157,7 @@ def _vertical_weights(size: NetworkSize) -> int:
 
 
 class HeadSize(NamedTuple):
-    """What a draft head takes beside a target of a size; it may not be on this disk yet."""
+    """Memory of a draft head for a target of a size; the head may not be on this disk yet."""
 
     weights: Callable[[NetworkSize], int]
     cached_layers: int = 0  # with a KV cache as wide as the target's
@@ -166,6 +166,8 @@ class HeadSize(NamedTuple):
 HEAD_SIZES = {
     # a layer of the target, a projection of 2d x d, a token table
     "eagle": HeadSize(lambda size: size.layer_weights + 2 * size.width**2 + size.table * size.width, cached_layers=1),
+    # that, and a projection of four hidden states
+    "eagle3": HeadSize(lambda size: size.layer_weights + 6 * size.width**2 + size.table * size.width, cached_layers=1),
     "vertical": HeadSize(_vertical_weights),
 }
 """By kind of draft head."""

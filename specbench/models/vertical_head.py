@@ -98,8 +98,8 @@ def places_before(above: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def embedded(table: Tensor, ids: Tensor, places: Tensor, exists: Tensor) -> Tensor:
-    """Embeddings [R, K, nd] of the tokens at `places` [R, K, n], 0 where none `exists`: with n = 3 the second half of
-    `surroundings`."""
+    """Embeddings [R, K, nd] of the tokens at `places` [R, K, n], 0 for tokens that do not exist: with n = 3 the second
+    half of `surroundings`."""
     chosen = ids.gather(1, places.clamp(0, ids.shape[1] - 1).flatten(1)).view(places.shape)
     return torch.where(exists[..., None], table[chosen], 0.0).flatten(2)
 

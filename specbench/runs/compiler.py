@@ -91,7 +91,7 @@ def settle_precision(asked: str | None, default: str, mode: str, device: str) ->
     compiled, note = should_compile(mode, device) if mode == "on" and dtype != "bfloat16" else (False, None)
     how = f"decoding in {dtype}{'' if compiled else ', eagerly'}"
     half = "; --dtype float16 needs half the memory" if dtype == "float32" and not asked else ""
-    return dtype, compiled, (*((note,) if note else ()), f"{device} has no bfloat16 of its own: {how}{half}")
+    return dtype, compiled, (*((note,) if note else ()), f"{device} has no native bfloat16: {how}{half}")
 
 
 def compiled_or_eagerly(

@@ -31,7 +31,7 @@ class PlannedDecoder:
     """A decoder of a plan."""
 
     spec: DecoderSpec  # what runs; with `auto_window`, its window is still the default
-    auto_window: bool  # the window is to be chosen by measuring, once the model is loaded
+    auto_window: bool  # the window is chosen by measuring, once the model is loaded
     origins: Mapping[str, str]  # source of each option or choice, by name
     # with `auto_window`, the windows to measure: no wider than an image, and small enough for the memory
     windows: tuple[int, ...] = ()

@@ -80,7 +80,7 @@ class ProgressReporter:
         self._total, self._done, self._resumed, self._part = 0, 0, 0, _Part()
 
     def _show(self, **shown: object) -> None:
-        """Update the bar, which is opened first; nothing where there are none."""
+        """Update the bar, which is opened first; do nothing without bars."""
         if not console.has_bars(self._console):
             return
         if self._bar is None:

@@ -48,7 +48,7 @@ class Setting(Option):
     metavar: str = ""  # placeholder of its value in help screens; empty for switches
     unset: str = ""  # source of the value when it is not set, for example "the model"; empty when `default` applies
     many: bool = False  # may be repeated, and accepts lists separated by commas
-    words: tuple[str, ...] = ()  # extra words accepted beside the option's type, for example "auto" for a number
+    words: tuple[str, ...] = ()  # extra words accepted in addition to the type, for example "auto" for a number
     # options with the same name of other decoders; the value stays text until a decoder parses it
     others: tuple[Option, ...] = ()
 
@@ -295,12 +295,13 @@ def merge(
     config: Mapping[str, object] | None = None,
     config_name: str = "config file",
 ) -> dict[str, Value]:
-    """Resolve every setting to a value and its origin; precedence: flag (None: not given), environment (None: the
-    process's), config file (as `read_config` returns it), default."""
+    """Resolve every setting to a value and its origin; precedence: flag (None and (): not given), environment (None:
+    the process's), config file (as `read_config` returns it), default."""
     env = os.environ if env is None else env
     config = config or {}
     keys = [setting.name for setting in settings]
-    flags = {setting_name("setting", flag, keys): value for flag, value in flags.items()}
+    given = {flag: value for flag, value in flags.items() if not (isinstance(value, tuple) and not value)}
+    flags = {setting_name("setting", flag, keys): value for flag, value in given.items()}
     values = {setting.name: _pick(setting, flags, env, config, config_name) for setting in settings}
     return {name: _settled(name, value, values) for name, value in values.items()}
 

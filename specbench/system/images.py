@@ -79,7 +79,7 @@ def members(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
 
 
 def pictures_in(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
-    """List the image files of a folder, sorted: `members` directly inside, or else those of its folders, at any depth.
+    """List the image files of a folder, sorted: `members` directly inside, or else in its folders, at any depth.
     Refuse a folder that has both, because thumbnails or another set would count as its images."""
     if not folder.is_dir():
         raise SpecbenchError(f"image folder {folder} does not exist")

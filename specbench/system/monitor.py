@@ -26,10 +26,10 @@ class MachineMonitor:
     def read(self) -> dict[str, object]:
         """Return the available measurements.
 
-        Keys: `host`; `other_cores`, cores used by other processes on average, of those that this process may use;
-        `taken_cores`, those of them that this process has threads for, on a GPU one; and of an NVIDIA GPU `gpu_mhz,
-        gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (why the driver holds its clock back, a list) and `gpu_others`, other
-        processes computing on it.
+        Keys: `host`; `other_cores`, average number of cores used by other processes, among the cores available to this
+        process; `taken_cores`, how many of them this process has threads for, on a GPU one; and of an NVIDIA GPU
+        `gpu_mhz, gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (why the driver holds its clock back, a list) and `gpu_others`,
+        other processes computing on it.
         """
         seconds = max(time.perf_counter() - self._started, 1e-9)
         busy, ours = _busy_s(), time.process_time() - self._own

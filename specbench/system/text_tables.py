@@ -177,9 +177,9 @@ def tex(text: str) -> str:
 
 
 def terminal_table(table: TextTable, width: int, left: Container[str] = (), dim: Container[int] = ()) -> Group:
-    """Lay out for a terminal of `width` characters: cells wrap between words only, the columns that do not fit stand in
-    a panel below. Each panel repeats the labels; rows without a further text stand in the first. `left`: headings of
-    columns aligned left, besides the labels; `dim`: places of pale columns."""
+    """Lay out for a terminal of `width` characters: cells wrap only between words, and columns that do not fit follow
+    in a panel below. Each panel repeats the labels; rows without further text are in the first. `left`: headings of
+    columns aligned left, in addition to the labels; `dim`: places of pale columns."""
     headings = [one_line(text) for text in table.headings]
     rows = [
         [cell._replace(text=one_line(cell.text)) for cell in row]
@@ -216,7 +216,7 @@ def panel_count(table: TextTable, width: int) -> int:
 
 
 def _panels(widths: Sequence[int], width: int, labels: int) -> list[list[int]]:
-    """Places of the columns of each panel; a column that is too wide stands alone."""
+    """Places of the columns of each panel; a column that is too wide is alone in its panel."""
     room = width - sum(wide + COLUMN_GAP for wide in widths[:labels])
     panels: list[list[int]] = []
     for place, wide in enumerate(widths[labels:], labels):

@@ -33,7 +33,7 @@ def alignment(
     """
     tokens = images.tokens.to(model.device)
     rows, length = tokens.shape
-    session = model.begin(model.encode(images.texts), sampling.guidance, length)
+    session = model.tapped(head.taps).begin(model.encode(images.texts), sampling.guidance, length)
     features = teacher_forced(session, tokens)
     target = Target(model.layout, sampling, model.device)
     positions = torch.arange(length, device=model.device).expand(rows, -1)
@@ -49,7 +49,7 @@ def alignment(
 
     def distance(ahead: Tensor, slots: Tensor) -> Tensor:
         """Mean total variation [B] over the free slots."""
-        q = target(session.logits(ahead), positions[:, slots])
+        q = target(session.logits(head.read(ahead)), positions[:, slots])
         tv = (q - p[:, slots]).abs().sum(-1) / 2
         return (tv * free[slots]).sum(1) / free[slots].sum()
 

@@ -2,8 +2,8 @@
 
 Element t of an EAGLE-1 head pairs feature f_t with the token x_{t+1} that followed it, as drafting does. Its loss over
 image positions is SmoothL1(f^, f) + 0.1 CE(softmax(head(f)), softmax(head(f^))), without guidance, and uniform noise
-blurs the input features only. For a vertical head see `_vertical_losses`. Order, noise and learning rate are functions
-of the step, so that an interrupted training continues to the same weights.
+blurs the input features only. Others: `_eagle3_losses`, `_vertical_losses`. Order, noise and learning rate are
+functions of the step, so that an interrupted training continues to the same weights.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlamaConfig
+from transformers import DynamicCache, LlamaConfig
 
 from specbench.errors import SpecbenchError, read_name
 from specbench.models.catalog import find_model
-from specbench.models.draft_head import EagleHead, head_for, new_head, save_head
+from specbench.models.draft_head import EagleHead, eagle3_head_for, head_for, new_head, save_head
 from specbench.models.network_sizes import vertical_hidden
 from specbench.models.transformer.model import TransformerModel
 from specbench.models.vertical_head import (
@@ -42,6 +42,7 @@ _CLASSIFICATION = 0.1
 _CLIP = 0.5
 _NOISE = 0.2 * 512
 _LONGEST_RUN = 32
+_TEST_DEPTH, _STARTS, _DECAY = 5, 64, 0.8
 CHECKPOINT_EVERY = 100
 
 
@@ -86,7 +87,8 @@ def train(
     work.mkdir(parents=True, exist_ok=True)
     plan_file.write_text(json.dumps(record, indent=2))
     store = FeatureStore(work / "features")
-    store.compute(model, images, plan.null, plan.seed, lambda done: tell("features", done, plan.images, ""))
+    tapped = model.tapped(getattr(head_kind(plan.kind).untrained(model, plan.seed), "taps", ()))
+    store.compute(tapped, images, plan.null, plan.seed, lambda done: tell("features", done, plan.images, ""))
     trainer = HeadTrainer(model, store, plan, work)
     trainer.run(lambda done, loss: tell("steps", done, plan.steps, f"loss {loss:.4f}"))
     extra = {"trained_for": model.name, "target_sha256": model.weights_sha256, **asdict(plan)}
@@ -170,7 +172,8 @@ def train_head(
         images, epochs, batch, lr, seed: see `HeadPlan`.
         device, threads: as for `run`.
         tell: called as `tell(stage, done, total, note)`.
-        kind: "eagle" for an EAGLE-1 head, "vertical" for a head that looks at the image row above.
+        kind: "eagle" for an EAGLE-1 head, "eagle3" for a head that reads several layers and learns from its own
+            outputs, "vertical" for a head that looks at the image row above.
 
     Returns:
         The folder, for `head=` of the EAGLE decoders, or of `vertical`.
@@ -205,7 +208,7 @@ def check_head(
         images, depths: images to evaluate, and draft depths.
         seed: of the selection of images.
         device, threads: as for `run`.
-        kind: of head, "eagle" or "vertical".
+        kind: of head, "eagle", "eagle3" or "vertical".
 
     Returns:
         One dict per depth: `depth, tv, tv_low, tv_high, acceptance`; see `specbench.training.alignment`.
@@ -242,14 +245,24 @@ class HeadKind(NamedTuple):
     distances: Callable[..., list[dict[str, object]]]
 
 
-def untrained_eagle(model: TransformerModel, seed: int) -> EagleHead:
-    """New head with the target's layer sizes and token table."""
+def untrained_eagle(model: TransformerModel, seed: int, taps: tuple[int, ...] | None = None) -> EagleHead:
+    """New head with the target's layer sizes and token table; with `taps` an EAGLE-3 head."""
     config = model.backbone.config
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
     sizes = {name: getattr(config, name) for name in (*names, "max_position_embeddings")}
     table = model.token_table().float()
     sizes |= {"num_hidden_layers": 1, "vocab_size": len(table), "pad_token_id": None}
-    return new_head(LlamaConfig(**sizes, attn_implementation="sdpa"), table, seed)
+    return new_head(LlamaConfig(**sizes, attn_implementation="sdpa"), table, seed, taps)
+
+
+def untrained_eagle3(model: TransformerModel, seed: int) -> EagleHead:
+    """A head that reads the states after a quarter, half and three quarters of the target's layers, and begins as one
+    that reads the last state alone and writes states of the target's size."""
+    layers = model.backbone.config.num_hidden_layers
+    head = untrained_eagle(model, seed, tuple(dict.fromkeys(max(1, layers * part // 4) for part in (1, 2, 3))))
+    head.fuse.weight.data.copy_(torch.eye(*head.fuse.weight.shape))
+    head.norm.weight.data.copy_(model.backbone.norm.weight)
+    return head
 
 
 def eagle_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw: torch.Generator) -> dict[str, Tensor]:
@@ -259,9 +272,7 @@ def eagle_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw
     elements = features.shape[1]
     fed = features + noise.to(features.device) * (_NOISE / elements)
     guess = head.extrapolate(batch.ids[:, 1:elements].to(model.device), fed[:, :-1])
-    place = torch.arange(elements - 1)
-    # The element at P - 1 pairs the prompt's last feature with the first image token: where drafting starts.
-    mask = ((place >= batch.prompt[:, None] - 1) & (place + 1 < batch.length[:, None])).float().to(model.device)
+    mask = _drafted(batch).to(model.device)
     total = mask.sum() + 1e-5
     regression = (functional.smooth_l1_loss(guess, features[:, 1:], reduction="none").mean(-1) * mask).sum() / total
     p = model.head(features[:, 1:].to(model.dtype)).float().softmax(-1)
@@ -269,6 +280,44 @@ def eagle_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw
     classification = -((p * guessed).sum(-1) * mask).sum() / total
     loss = regression + _CLASSIFICATION * classification
     return {"loss": loss, "regression": regression, "classification": classification}
+
+
+def _drafted(batch: Examples, depth: int = 1) -> Tensor:
+    """[n, E - 1] 1 for elements that a draft `depth` tokens after the committed ones may be.
+
+    The element at P - 1 pairs the prompt's last feature with the first image token: where drafting starts."""
+    place = torch.arange(batch.features.shape[1] - 1)
+    return ((place >= batch.prompt[:, None] + depth - 2) & (place + 1 < batch.length[:, None])).float()
+
+
+def _eagle3_losses(
+    model: TransformerModel, head: EagleHead, batch: Examples, draw: torch.Generator
+) -> dict[str, Tensor]:
+    """Mean cross-entropy between the target's distributions and the head's at `_TEST_DEPTH` draft depths, without
+    guidance; a depth weighs 0.8 of the one before.
+
+    Drafts of depth 2 and more continue those of `_STARTS` random elements: they are fed the head's own outputs, and see
+    target features up to that element, then such outputs (EAGLE-3's training-time test)."""
+    features = batch.features.float().to(model.device)
+    count, width = features.shape[1] - 1, model.feature_size
+    ids = batch.ids[:, 1 : count + 1].to(model.device)
+    p = model.head(features[:, 1:, :width].to(model.dtype)).float().softmax(-1)
+    starts = torch.randperm(count - _TEST_DEPTH, generator=draw)[:_STARTS].to(model.device)
+    place = torch.arange(count, device=model.device)
+    mask, seen_from_starts = place <= place[:, None], place <= starts[:, None]
+    fed, seen, parts = head.fused(features[:, :-1]), DynamicCache(), {}
+    for depth in range(1, _TEST_DEPTH + 1):
+        every = mask.expand(len(ids), 1, -1, -1)
+        state = head.extrapolate(ids[:, place], fed, head.rotary(place[None]), every, seen)
+        guessed = model.head(head.read(state).to(model.dtype)).float().log_softmax(-1)
+        drafted = _drafted(batch, depth).to(model.device)[:, place]
+        parts[f"depth {depth}"] = -((p[:, place] * guessed).sum(-1) * drafted).sum() / (drafted.sum() + 1e-5)
+        fed = state[:, starts] if depth == 1 else state
+        place, own = starts + depth, torch.eye(len(starts), dtype=torch.bool, device=model.device)
+        mask = torch.cat([seen_from_starts if depth == 1 else mask, own], 1)
+    weights = [_DECAY**depth for depth in range(_TEST_DEPTH)]
+    loss = sum((weight * part for weight, part in zip(weights, parts.values(), strict=True)), features.new_zeros(()))
+    return {"loss": loss / sum(weights), **parts}
 
 
 def _vertical_losses(
@@ -299,6 +348,7 @@ def _vertical_losses(
 
 KINDS = {
     "eagle": HeadKind(untrained_eagle, eagle_losses, save_head, head_for, alignment),
+    "eagle3": HeadKind(untrained_eagle3, _eagle3_losses, save_head, eagle3_head_for, alignment),
     "vertical": HeadKind(
         lambda model, seed: new_vertical_head(model.feature_size, vertical_hidden(model.feature_size), seed),
         _vertical_losses,

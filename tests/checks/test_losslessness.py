@@ -58,6 +58,7 @@ LOSSLESS = [
     ("eagle", {}),
     ("eagle", {"tree": "chain"}),
     ("eagle", {"tree": "0 1 2 3 10 11 12 20 100", "verifier": "match", "refine": "resample"}),
+    ("eagle3", {}),
     ("sjd-block", {}),
     ("eagle-block", {}),
     ("eagle-gbv", {}),
@@ -99,6 +100,7 @@ LOSSY = [
     ("sjd-sv", {"alpha": 1.0, "coins": "fresh"}),
     ("sjd-sv", {"verifier": "runs-grouped"}),
     ("sjd-sv", {"verifier": "runs-lantern"}),
+    ("cascade", {"tree": "0 1 00 01 10 11 000 001"}),
     ("vvs", {"tree": "0 1", "interval": 2, "after": 1}),
 ]
 # Clusters of 14 tokens need a larger vocabulary than the audit's: tests/decoding/test_released_presets.py.

@@ -29,6 +29,8 @@ REQUESTS = [Request(text, text, sample) for text in ("a", "b", "c") for sample i
 WHOLE_BATCHES = {
     "eagle",
     "vvs",
+    "cascade",
+    "eagle3",
     "lantern",
     "lantern++",
     "lantern++-optimal",

@@ -31,6 +31,7 @@ from specbench.models.hub_model import HubModel
 from specbench.prompts import Request
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
+from specbench.training.head import untrained_eagle3
 
 META = "meta"
 SAMPLING = Sampling(guidance=2.0, temperature=0.9, top_k=5, top_p=0.9)
@@ -51,6 +52,7 @@ class Dealt(Tiny):
 @pytest.fixture(autouse=True)
 def no_numbers(monkeypatch):
     monkeypatch.setattr(eagle, "head_for", lambda model, path: model.own_head())
+    monkeypatch.setattr(eagle, "eagle3_head_for", lambda model, path: model.own_eagle3_head())
     monkeypatch.setattr(vertical, "vertical_head_for", lambda model, path: model.own_vertical_head())
     monkeypatch.setattr(lantern, "neighbour_table", lambda codebook, raw: torch.zeros(len(codebook), 8))
     give_host_reads(monkeypatch)
@@ -62,8 +64,8 @@ def no_numbers(monkeypatch):
 def tiny():
     with torch.device(META):
         model = Dealt()
-        head, other = model.own_head(), model.own_vertical_head()
-    model.own_head, model.own_vertical_head = lambda: head, lambda: other
+        head, other, third = model.own_head(), model.own_vertical_head(), untrained_eagle3(model, 0).eval()
+    model.own_head, model.own_vertical_head, model.own_eagle3_head = lambda: head, lambda: other, lambda: third
     return model
 
 

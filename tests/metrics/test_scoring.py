@@ -398,7 +398,7 @@ def test_an_edited_metric_is_another_score_told_in_words_and_paired_without_its_
         sys.modules.pop("edited_metric", None)
         scoring.score(runs, ["edited_metric:Sound"], reporter=reporter)
     assert [note for note in notes if "has changed" in note] == [
-        "the code of mine has changed: it scores anew, and the scores of before stay in a column of their own"
+        "the code of mine has changed: images are scored again; earlier scores keep a separate column"
     ]
     headings = [column.heading for column in score_columns(report_rows(runs))]
     assert len(headings) == 2 and all(re.fullmatch(r"mine \(edited 01 Jan \d\d:00\)", text) for text in headings)

@@ -490,9 +490,12 @@ def test_a_network_that_is_made_again_of_the_same_files_is_not_exported_again(mo
     wider = Steeper()
     wider.matrix = wider.matrix.double()
     assert made("a", wider)[1] == 4, "other number formats are other code"
+    tapped = Steeper()
+    tapped.taps = (1,)
+    assert made("a", tapped)[1] == 5, "and so are features of more layers"
     for note in tmp_path.glob("*.txt"):
         note.write_text("../elsewhere.so")
-    assert made("a", Steeper())[1] == 5
+    assert made("a", Steeper())[1] == 6
 
 
 def test_auto_pays_for_few_images_once_the_code_is_kept(monkeypatch, tmp_path):

@@ -6,15 +6,17 @@ import json
 import pandas as pd
 import pytest
 import torch
-from checkpoints import llamagen, loaded, write
-from draft_heads import write_head
+from checkpoints import AUTHORS, llamagen, loaded, write
+from draft_heads import write_head, write_janus_head
 from torch.nn import functional
+from transformers import LlamaConfig, LlamaModel
 
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.draft_head import head_for
 from specbench.models.draft_head_files import PUBLISHED_HEADS
+from specbench.models.interface import DraftPrompt
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
@@ -127,6 +129,38 @@ def test_the_command_takes_a_published_head(pair, cli, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECBENCH_OFFLINE", "1")
     missing = cli("run", *fixed, *files[2:], "--decoder", "eagle")
     assert missing.code == 5 and PUBLISHED_HEADS[name].repo in missing.err, "the published head is the default"
+
+
+@torch.inference_mode()
+def test_a_head_in_the_layout_of_janus_computes_what_the_authors_code_does(tmp_path, cli):
+    (tmp_path / "weights").mkdir()
+    tiny = AUTHORS["janus"](tmp_path / "weights")
+    target = torch.load(tmp_path / "weights" / "pytorch_model.bin")
+    layer = json.loads((tmp_path / "weights" / "config.json").read_text())["language_config"]
+    tensors = write_janus_head(tmp_path / "head", target, layer)
+    model = loaded("janus-7b", tiny.folder)
+    head = head_for(model, str(tmp_path / "head"))
+    codes, features = torch.tensor([3, 1, 4, 1, 5]), torch.randn(5, layer["hidden_size"])
+    aligner = [tensors[f"gen_aligner.layers.{number}.{part}"] for number in (0, 2) for part in ("weight", "bias")]
+    embedded = functional.linear(tensors["gen_embed.weight"][codes], *aligner[:2])
+    embedded = functional.linear(functional.gelu(embedded), *aligner[2:])
+    fused = torch.cat([features, embedded], 1) @ tensors["fusion.weight"].T + tensors["fusion.bias"]
+    config = LlamaConfig(**layer | {"num_hidden_layers": 1, "torch_dtype": "float32"})
+    network = LlamaModel(config).eval()
+    own = {
+        n.removeprefix("language_model.model."): t for n, t in tensors.items() if n.startswith("language_model.model")
+    }
+    network.load_state_dict(own)
+    expected = network(inputs_embeds=functional.silu(fused)[None]).last_hidden_state
+    ids = model.table_ids(codes)[None]
+    torch.testing.assert_close(head.extrapolate(ids, features[None]), expected, atol=1e-4, rtol=1e-3)
+    lengths = head.seen_prompt(DraftPrompt(torch.tensor([9, 7]), torch.zeros(2, 8, 32), None)).lengths
+    assert lengths.tolist() == [1, 1] and PUBLISHED_HEADS["janus-7b"].repo == "seliny2/JanusPro-Eagle-Drafter"
+    (tmp_path / "one.txt").write_text("a red circle\n")
+    fixed = ("--model", "janus-7b", "--scale", "tiny", "--weights", tiny.folder, "--dtype", "float32", "--quiet")
+    files = ("--head", tmp_path / "head", "--prompts", tmp_path / "one.txt", "--out", tmp_path / "results")
+    outcome = cli("run", *fixed, *files, "--decoder", "eagle", "--tree", "0 1 00")
+    assert outcome.code == 0, outcome.err
 
 
 @pytest.mark.parametrize("pair", ["llamagen"], indirect=True)

@@ -183,7 +183,7 @@ def reversed_tokens(row):
         (lambda row: fewer_steps(row, 1 / 3), "facts", "do not add up to its tokens"),
         (lambda row: fewer_steps(row, 2), "facts", "a step committed no token"),
         (lambda row: {"logp": [0.0] * len(row["logp"])}, "facts", "log p and entropy are of no distribution"),
-        (lambda row: {"top1": [value / 9 for value in row["top1"]]}, "facts", "a higher probability than the most probable"),
+        (lambda row: {"top1": [value / 9 for value in row["top1"]]}, "facts", "probability than the most probable"),
         (lambda row: {"accepted": [10**6] * len(row["accepted"])}, "facts", "more drafts are accepted than tested"),
         (
             lambda row: {"latency_ms": row["latency_ms"] / 1.3, "target_ms": 0.0},

@@ -35,6 +35,7 @@ def test_unset_values_are_left_to_who_knows():
     assert values["top-k"].value is None and values["top-k"].origin == "left to the model"
     assert not values["top-k"].given and not values["seed"].given
     assert values["limit"].value is None
+    assert merge(run_settings(), {"ids": ()}, env={})["ids"] == values["ids"], "() means all"
 
 
 def test_every_setting_has_its_own_variable():

@@ -173,7 +173,7 @@ def old_card(cards, monkeypatch):
 def test_a_card_without_bfloat16_decodes_in_float32_and_eagerly_and_one_line_says_so(old_card):
     dtype, compiled, [note] = compiler.settle_precision(None, "bfloat16", "auto", "cuda:1")
     assert (dtype, compiled) == ("float32", False)
-    assert note.startswith("cuda:1 has no bfloat16 of its own: decoding in float32, eagerly; --dtype float16 needs")
+    assert note.startswith("cuda:1 has no native bfloat16: decoding in float32, eagerly; --dtype float16 needs")
     for asked, mode, expected in [
         ("float16", "auto", ("float16", False)),
         ("float16", "on", ("float16", True)),

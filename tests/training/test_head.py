@@ -19,7 +19,7 @@ from specbench.decoding.loop import decode
 from specbench.decoding.sampling import Target
 from specbench.errors import SpecbenchError
 from specbench.models import draft_head
-from specbench.models.draft_head import head_for, load_head, new_head, save_head
+from specbench.models.draft_head import eagle3_head_for, head_for, load_head, new_head, save_head
 from specbench.models.draft_head_files import head_in
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix
@@ -29,7 +29,7 @@ from specbench.specs.run_spec import Sampling
 from specbench.training import head as training
 from specbench.training.alignment import alignment
 from specbench.training.data import Corpus
-from specbench.training.head import HeadPlan, train, untrained_eagle
+from specbench.training.head import HeadPlan, train, untrained_eagle, untrained_eagle3
 
 D, VOCAB = 16, 11
 GUIDED = Sampling(2.0, 1.0, 8)
@@ -55,6 +55,13 @@ class Speaker(Headless):
         head = untrained_eagle(self, seed=3)
         for weights in head.parameters():
             weights.data.mul_(3)
+        return head
+
+    def own_eagle3_head(self):
+        head = untrained_eagle3(self, seed=3)
+        for weights in head.parameters():
+            weights.data.mul_(2)
+        head.fuse.weight.data += torch.randn(head.fuse.weight.shape, generator=torch.Generator().manual_seed(4))
         return head
 
     def draft_data(self, count, seed):
@@ -88,22 +95,26 @@ def by_hand(model, head, prefix, row, tokens, drafts):
         length = len(prefix.embeds[half])
         stream = model.embed(torch.tensor([tokens]), None, (prefix.state[0][half : half + 1],))
         inputs = torch.cat([prefix.embeds[half][None], stream], dim=1)
-        features = model.backbone(inputs_embeds=inputs[:, :-1], use_cache=False).last_hidden_state
+        states = model.backbone(inputs_embeds=inputs[:, :-1], use_cache=False, output_hidden_states=True)
+        inner = [model.backbone.norm(states.hidden_states[tap]) for tap in head.taps]
+        features = head.fused(torch.cat([states.last_hidden_state, *inner], -1))
         ids = [*prefix.ids[half, 1:length].tolist(), *tokens]
         guesses = []
         for number in range(len(drafts) + 1):
             path_ids = torch.tensor([ids + drafts[:number]])
             guess = head.extrapolate(path_ids, torch.cat([features, *guesses], dim=1))[:, -1:]
             guesses.append(guess)
-        extrapolated.append(model.head(torch.cat(guesses, 1)[0]))
+        extrapolated.append(model.head(head.read(torch.cat(guesses, 1)[0])))
     logits = extrapolated[1] + GUIDED.guidance * (extrapolated[0] - extrapolated[1])
     positions = len(tokens) + torch.arange(len(drafts) + 1)
     return Target(model.layout, GUIDED, model.device)(logits[None], positions[None])[0]
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("tree", ["chain", "0 1 00 01 10 000 001 100"])
-def test_every_draft_distribution_is_the_one_written_out(model, tree, monkeypatch):
+@pytest.mark.parametrize(
+    ("decoder", "tree"), [("eagle", "chain"), *((name, "0 1 00 01 10 000 001 100") for name in ("eagle", "eagle3"))]
+)
+def test_every_draft_distribution_is_the_one_written_out(model, decoder, tree, monkeypatch):
     seen = []
     honest = Eagle.propose
 
@@ -115,9 +126,10 @@ def test_every_draft_distribution_is_the_one_written_out(model, tree, monkeypatc
     monkeypatch.setattr(Eagle, "propose", watch)
     requests = [Request("a", "a"), Request("bb", "b")]
     rows = decode(
-        model, requests, resolve("eagle", {"tree": tree, "verifier": "omega", "delta": 1e9}), GUIDED, 1, False
+        model, requests, resolve(decoder, {"tree": tree, "verifier": "omega", "delta": 1e9}), GUIDED, 1, False
     )
-    head, prefix, checked = model.own_head().eval(), model.encode(["a", "bb"]), 0
+    head = (model.own_head() if decoder == "eagle" else model.own_eagle3_head()).eval()
+    prefix, checked = model.encode(["a", "bb"]), 0
     for committed, fed in seen:
         for row in range(2):
             tokens = rows[row].tokens[: int(committed[row])].tolist()
@@ -316,6 +328,21 @@ def test_alignment_tells_a_trained_head_from_an_untrained_and_a_misled_one(tmp_p
     assert misled[3]["tv"] < misled[0]["tv"]
 
 
+def test_an_eagle3_head_learns_from_its_own_outputs_and_comes_back(tmp_path):
+    model = Echo()
+    images = Corpus(*model.draft_data(24, 99))
+    plan = HeadPlan(images=48, epochs=20, batch=16, lr=1e-2, kind="eagle3")
+    head = train(model, tmp_path / "head", plan)
+    raw, good, again = (
+        alignment(model, each.eval(), images, Sampling(2.0), depths=3, starts=4)
+        for each in (untrained_eagle3(model, 0), head, eagle3_head_for(model, str(tmp_path / "head")))
+    )
+    assert all(row["tv"] < before["tv"] - 0.05 for row, before in zip(good[:3], raw, strict=False))
+    assert [row["tv"] for row in again] == pytest.approx([row["tv"] for row in good], abs=0.02)
+    with pytest.raises(SpecbenchError, match="not an EAGLE-1 head"):
+        head_for(model, str(tmp_path / "head"))
+
+
 def test_drafting_needs_a_head():
     with pytest.raises(SpecbenchError, match="no draft head") as missing:
         decode(Headless(), [Request("a", "a")], resolve("eagle"), GUIDED, 0, False)
@@ -329,6 +356,7 @@ CHECK_HEAD = ("check-head", "--model", "shapes", "--depths", "2")
     ("kind", "depths"),
     [
         ("eagle", ["1", "2", "1, x_t"]),
+        ("eagle3", ["1", "2", "1, x_t"]),
         ("vertical", ["1", "2"]),
     ],
 )

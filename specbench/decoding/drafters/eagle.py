@@ -8,7 +8,7 @@ their own features and cache, share their tokens, and are mixed by the session a
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ from specbench.decoding.drafters.token_init import Init
 from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import features_at, for_rows
-from specbench.models.draft_head import EagleHead, head_for
-from specbench.models.interface import Tree
+from specbench.models.draft_head import EagleHead, eagle3_head_for, head_for
+from specbench.models.interface import Session, Tree
 from specbench.models.transformer.compilation import call_eager
 from specbench.models.transformer.host_sync import to_host
 from specbench.models.transformer.kv_cache import CacheExtent, PositionCache
@@ -63,8 +63,12 @@ class Eagle:
     def __init__(self, context: Context, init: Init | None, tree: str, head: str):
         self._tree = parse_tree(tree)
         self._model = context.model
-        self._head: EagleHead = head_for(context.model, head)
+        self._head: EagleHead = self._load(context.model, head)
         self.window, self.columns = max(self._tree.depth) + 1, len(self._tree.parents)
+
+    @staticmethod
+    def _load(model: Any, head: str) -> EagleHead:
+        return head_for(model, head)
 
     def begin(self, batch: Batch) -> None:
         self._batch = batch
@@ -131,6 +135,20 @@ class Eagle:
     def _draw_children(self, p: Tensor, race: Tensor, level: TreeLevel, slots: Tensor, step: Tensor) -> Tensor:
         """Children [B, m] of a level's columns, siblings without replacement, from p [B, n, V] and its race."""
         return (p / race).topk(level.most, dim=-1).indices.flatten(1)[:, level.drawn]
+
+
+class Eagle3(Eagle):
+    """EAGLE's tree with an EAGLE-3 head, for which the target's sessions keep hidden states of more layers."""
+
+    @staticmethod
+    def _load(model: Any, head: str) -> EagleHead:
+        return eagle3_head_for(model, head)
+
+    def open(self, prefix: Any, guidance: float) -> Session:
+        return self._model.tapped(self._head.taps).begin(prefix, guidance, self.columns)
+
+    def _head_logits(self, features: Tensor) -> Tensor:
+        return super()._head_logits(self._head.read(features))
 
 
 class AdjacentEagle(Eagle):
@@ -204,7 +222,7 @@ class HeadCache:
     def __init__(self, head: EagleHead, session, slots: int, columns: int):
         """`session`: the target's; `slots`: maximum stream slots; `columns`: maximum tree size."""
         self._head = head
-        prompt = session.draft_prompt()
+        prompt = head.seen_prompt(session.draft_prompt())
         self._last = prompt.lengths[:, None] - 1
         longest = max(to_host(self._last[:, 0]))
         self._scratch = longest + slots + 1
@@ -214,7 +232,7 @@ class HeadCache:
         if longest:
             slots = self._index[:longest].expand(len(self._last), -1)
             mask = self._index[:longest] <= slots[:, None, :, None]
-            self._run(prompt.ids[:, 1:], prompt.features, slots, head.rotary(slots), mask, longest)
+            self._run(prompt.ids[:, 1:], head.fused(prompt.features), slots, head.rotary(slots), mask, longest)
 
     def mark_lengths(self, readable: Tensor) -> None:
         """Mark the lengths of `readable` and of the cache dynamic, so that a single compiled form serves all."""
@@ -238,7 +256,8 @@ class HeadCache:
         """
         slots = self._last + self._repeat(positions)
         mask = readable <= slots[:, None, :, None]
-        return self._run(self._repeat(ids), features, slots, self._head.rotary(slots), mask, len(readable))
+        fused = self._head.fused(features)
+        return self._run(self._repeat(ids), fused, slots, self._head.rotary(slots), mask, len(readable))
 
     def branches(self, tree: TreeLevels, positions: Tensor, root: Tensor) -> Branches:
         """Places of the tree's inner columns, which predict stream slots `positions` [B, k]; the root predicts `root`

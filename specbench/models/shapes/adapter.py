@@ -52,6 +52,9 @@ class ShapesModel(TransformerModel):
     def own_head(self) -> EagleHead:
         return load_head(head_in(shapes.WEIGHTS / "eagle"))
 
+    def own_eagle3_head(self) -> EagleHead:
+        return load_head(head_in(shapes.WEIGHTS / "eagle3"), tapped=True)
+
     def own_vertical_head(self) -> VerticalHead:
         return load_vertical_head(head_in(shapes.WEIGHTS / "vertical"))
 

@@ -5,7 +5,7 @@ The input that predicts image token i carries the token at i - 1, the row and co
     llama.embed_tokens(x[i - 1]) + row[i // 16] + column[i % 16] + pooled
 
 The input that predicts token 0 is the last caption slot, `<image>`, with the same additions. The input of a caption's
-word carries, besides the word, how many objects are named before it. Everything is built as
+word also carries the number of objects named before it. Everything is built as
 `inputs_embeds`, so the transformer's weights load into the plain transformers class.
 """
 

@@ -66,7 +66,7 @@ class Compiled:
     def __init__(self, function: Callable, dynamic: bool, options: dict[str, object]):
         """`dynamic`: one form with symbolic sizes, else a form per set of sizes; `options` of Inductor."""
         self.seconds, self.forms = 0.0, 0
-        # torch looks compiled code up by code object, and the guards that would tell two models apart are left out.
+        # torch looks compiled code up by code object, and the guards that would distinguish two models are omitted.
         copied = FunctionType(
             function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
         )
@@ -136,8 +136,8 @@ def _graphs() -> int:
 
 
 def graph_bytes() -> int | None:
-    """GPU memory of captured CUDA graphs, which torch keeps in separate memory pools; None where its allocator was
-    replaced by another without such an account."""
+    """GPU memory of captured CUDA graphs, which torch keeps in separate memory pools; None if another allocator
+    without such an account is used."""
     try:
         segments = torch.cuda.memory_snapshot()
     except RuntimeError:  # cudaMallocAsync
@@ -196,7 +196,7 @@ def _on_shapes(guards: Sequence) -> list[bool]:
 
 
 def compile_facts(compiled: Sequence[CompiledForms], device: torch.device) -> dict[str, object]:
-    """What was compiled, for `run.json`; see `specbench.store.run_info.Invocation`. Empty if nothing was to be."""
+    """Facts of compilation for `run.json`, see `specbench.store.run_info.Invocation`; empty if nothing was compiled."""
     if not compiled:
         return {}
     facts = {

@@ -57,7 +57,8 @@ class CompiledStep(CompiledForms):
         def prefill(buffers: Sequence[tuple[Tensor, Tensor]], embeds: Tensor, positions: Tensor, slots: Tensor):
             index = torch.arange(embeds.shape[1], device=embeds.device)
             cache = placed(buffers, slots, embeds.shape[1])
-            return last_hidden_state(model.backbone, embeds, positions, (index <= slots[..., None])[:, None], cache)
+            mask = (index <= slots[..., None])[:, None]
+            return last_hidden_state(model.backbone, embeds, positions, mask, cache, model.taps)
 
         def not_on_model(guards: Sequence) -> list[bool]:
             """Keep the guards on arguments, shapes and torch's state; drop those on the model and module globals."""

@@ -18,6 +18,7 @@ class StepModel(Protocol):
 
     backbone: nn.Module
     device: torch.device
+    taps: tuple[int, ...]  # numbers of layers after which hidden states are features, too
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
         """Input embeddings [R, T, d] of `tokens` [R, T] consumed by the columns that predict `positions` [R, T]."""
@@ -33,7 +34,7 @@ class StepModel(Protocol):
 
 
 class ForwardInputs(NamedTuple):
-    """Inputs of a forward besides the cache. R rows, T columns, S cache slots that attention reads."""
+    """Inputs of a forward, without the cache. R rows, T columns, S cache slots that attention reads."""
 
     # tokens, positions: [R, T] as in `Session.forward`, for all rows
     tokens: Tensor
@@ -58,7 +59,7 @@ class ForwardInputs(NamedTuple):
 
 
 def run_step(model: StepModel, guidance: float, cache: PositionCache, inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
-    """Last hidden states [R, T, d] and guided logits [B, T, v_image]; the cache's placement must be set."""
+    """Features [R, T, d] and guided logits [B, T, v_image]; the cache's placement must be set."""
     embeds = model.embed(inputs.tokens, inputs.positions, inputs.state)
     if inputs.start is not None:
         embeds = torch.where((inputs.positions == 0)[..., None], inputs.start, embeds)
@@ -66,27 +67,44 @@ def run_step(model: StepModel, guidance: float, cache: PositionCache, inputs: Fo
     if mask is None and inputs.index is not None:
         mask = inputs.index <= inputs.slots[..., None]
     mask = None if mask is None else mask[:, None]
-    features = last_hidden_state(model.backbone, embeds, inputs.last + inputs.positions + inputs.shift, mask, cache)
-    return features, model.guide(model.head(features).float(), guidance, inputs.positions)
+    places = inputs.last + inputs.positions + inputs.shift
+    features = last_hidden_state(model.backbone, embeds, places, mask, cache, model.taps)
+    hidden = features[..., : embeds.shape[-1]] if model.taps else features
+    return features, model.guide(model.head(hidden).float(), guidance, inputs.positions)
 
 
 def last_hidden_state(
-    backbone: nn.Module, embeds: Tensor, position_ids: Tensor, mask: Tensor | None, cache: PositionCache
+    backbone: nn.Module,
+    embeds: Tensor,
+    position_ids: Tensor,
+    mask: Tensor | None,
+    cache: PositionCache,
+    taps: tuple[int, ...] = (),
 ) -> Tensor:
-    """Last hidden states [R, T, d] of input embeddings [R, T, d]; mask [R, 1, T, S] bool.
+    """Last hidden states [R, T, d] of input embeddings [R, T, d], followed by those after each number of layers of
+    `taps`, normalised by the same norm, [R, T, d (1 + taps)]; mask [R, 1, T, S] bool.
 
     The layers of a Llama are called directly, because the checks and wrappers of its forward take a quarter of a
     small model's step.
     """
     if type(backbone) is not LlamaModel or not runs_directly(backbone.layers[0], embeds, mask):
-        return backbone(
-            inputs_embeds=embeds, position_ids=position_ids, attention_mask=mask, past_key_values=cache, use_cache=True
-        ).last_hidden_state
+        seen = backbone(
+            inputs_embeds=embeds,
+            position_ids=position_ids,
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+            **({"output_hidden_states": True} if taps else {}),
+        )
+        last = seen.last_hidden_state
+        return torch.cat([last, *(backbone.norm(seen.hidden_states[tap]) for tap in taps)], -1) if taps else last
     rotary = rotary_of(backbone.rotary_emb, embeds, position_ids)
     run = getattr(backbone, "run_layer", run_layer)  # set where layers are compiled once for all
+    hidden = [embeds]
     for layer in backbone.layers:
-        embeds = run(layer, embeds, mask, rotary, cache)
-    return backbone.norm(embeds)
+        hidden.append(run(layer, hidden[-1], mask, rotary, cache))
+    last = backbone.norm(hidden[-1])
+    return torch.cat([last, *(backbone.norm(hidden[tap]) for tap in taps)], -1) if taps else last
 
 
 def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:

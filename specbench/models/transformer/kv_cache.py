@@ -162,7 +162,7 @@ class PositionCache(Cache):
         return [(layer.keys, layer.values) for layer in self.layers]
 
     def hold(self, name: str, value: Tensor) -> Tensor:
-        """Copy a tensor of the session to where an earlier tensor of its shape was, if any: moving tensors would be
+        """Copy a tensor of the session to the place of an earlier tensor of its shape, if any: moving tensors would be
         copied again for each replay of a graph."""
         buffer = self._held.get(name)
         if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != (value.shape, value.dtype, value.device):

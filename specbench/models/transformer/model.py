@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from specbench.models.transformer.compilation import (
     keep_compiled,
 )
 from specbench.models.transformer.compiled_forward import CUDA_OPTIONS, CompiledStep, nest_layers
-from specbench.models.transformer.forward import ForwardInputs, OutputRows, guide, run_step
+from specbench.models.transformer.forward import ForwardInputs, OutputRows, guide, last_hidden_state, run_step
 from specbench.models.transformer.host_sync import to_host
 from specbench.models.transformer.kv_cache import PARTS, CacheExtent, PositionCache, whole_parts
 from specbench.models.transformer.llama_layer import use_grouped_attention
@@ -64,7 +65,9 @@ class TransformerModel:
     backbone: nn.Module  # transformers model that maps `inputs_embeds` to `last_hidden_state`
     made_of: str | None = None
     """Identity of the network's files and code, which make the same network in another process; None if unknown."""
+    taps: tuple[int, ...] = ()
     _compiled_steps: dict[float, CompiledStep | PackagedStep] | None = None
+    _views: dict[tuple[int, ...], TransformerModel] | None = None
     _compiled_functions: dict[Hashable, CompiledFunctions]
     _spare_cache: PositionCache | None = None
     _forwards_alone = False
@@ -136,6 +139,22 @@ class TransformerModel:
 
     def own_vertical_head(self) -> nn.Module | None:
         return None
+
+    def own_eagle3_head(self) -> nn.Module | None:
+        return None
+
+    def tapped(self, taps: tuple[int, ...]) -> TransformerModel:
+        """This model with sessions whose features go on with the hidden states after these numbers of layers."""
+        if not taps:
+            return self
+        self._views = self._views or {}
+        if taps not in self._views or self._views[taps].compiles != self.compiles:
+            view = copy.copy(self)
+            view.taps, view._spare_cache = taps, None
+            if self.compiles:
+                view._compiled_steps, view._compiled_functions = {}, {}
+            self._views[taps] = view
+        return self._views[taps]
 
     def adopt_head(self, head: nn.Module) -> nn.Module:
         return head
@@ -213,7 +232,7 @@ class TransformerSession:
 
     A column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is
     fed by the first forward and prefill stops before it. `features`: [R, T, d] last hidden states of the latest
-    forward, conditional rows first.
+    forward, and those of tapped layers, conditional rows first.
     """
 
     def __init__(
@@ -270,10 +289,14 @@ class TransformerSession:
         if self._compiled and self._compiled.prefills and self._cache.is_ready:
             return self._compiled.prefill(self._cache, embeds, slots + self._shift, slots)
         self._cache.place(slots, longest)
-        return self._model.backbone(
+        mask = (self._index[:longest] <= slots[..., None])[:, None]
+        positions, backbone = slots + self._shift, self._model.backbone
+        if self._model.taps:
+            return last_hidden_state(backbone, embeds, positions, mask, self._cache, self._model.taps)
+        return backbone(
             inputs_embeds=embeds,
-            position_ids=slots + self._shift,
-            attention_mask=(self._index[:longest] <= slots[..., None])[:, None],
+            position_ids=positions,
+            attention_mask=mask,
             past_key_values=self._cache,
             use_cache=True,
         ).last_hidden_state
@@ -351,7 +374,7 @@ class TransformerSession:
         return columns if len(columns) == len(self._last) else torch.cat([columns, columns])
 
     def logits(self, features: Tensor) -> Tensor:
-        return guide(self._model.head(features).float(), self._guidance)
+        return guide(self._model.head(features[..., : self._model.feature_size]).float(), self._guidance)
 
     def reduced_head(self, ids: Tensor) -> OutputRows:
         weight, bias = self._model.output_matrix()

@@ -110,7 +110,9 @@ class PackagedStep(CompiledForms):
         shapes = [(str(tensor.dtype), tensor.shape[:2], tensor.shape[3:]) for pair in buffers for tensor in pair]
         fed = [tensor if tensor is None else (str(tensor.dtype), tensor.shape[:1]) for tensor in inputs[:-1]]
         state = [(str(tensor.dtype), tensor.shape) for tensor in inputs.state]
-        facts = made_of, self._kind, self._guidance, inputs.tokens.shape[1] == 1, shapes, fed, state
+        kinds = str | int | float | bool | tuple
+        own = {name: value for name, value in sorted(vars(self._model).items()) if isinstance(value, kinds)}
+        facts = made_of, own, self._kind, self._guidance, inputs.tokens.shape[1] == 1, shapes, fed, state
         return compiled_folder() / f"forward-{_digest_of(repr(facts))}.txt"
 
     def _compile(self, buffers: _Buffers, inputs: ForwardInputs, note: Path | None) -> _Runner:

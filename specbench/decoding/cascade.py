@@ -1,0 +1,141 @@
+"""CASCADE (arXiv 2605.07230) as its public code decodes with Lumina-mGPT (selinyldrm/Deepseek-JanusPro-EAGLE, commit
+8c40c9c): EAGLE's test with p, the target's or residual probability of a draft x, raised by a boost.
+
+After a coin r has rejected x, p becomes min(q, p + r boost) and the same r is compared once more: x is accepted with
+probability min(1, p / [q - boost]+). There is no boost unless p is at least the smallest of the most probable tokens
+that make up `mass` of the distribution. It is the sum of
+
+    s, if above `parent-cosine` and x is below the first level: the cosine of the softmaxed hidden states of the target
+       that predict x and x's parent
+    p(y) of the nodes y whose drafts the head predicts alike, by a cosine of its distributions above `pair-cosine`
+
+The code takes the n-th and m-th nodes of a level for alike if the n-th and m-th ones with children of the level below
+are (`pairs = released`); with `level`, nodes of one level are compared. Lossy: acceptance depends on other drafts. The
+paper's text was not read, so whether it has this rule is unknown.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.draft_tree import Routes, routes
+from specbench.decoding.drafters.eagle import Eagle
+from specbench.decoding.drafters.token_init import Init
+from specbench.decoding.interfaces import Context, Proposal, Verification
+from specbench.decoding.loop import Loop
+from specbench.decoding.verification.chain_verification import verify_chain
+from specbench.decoding.verification.ratio_tests import DraftTests, RatioTest
+from specbench.decoding.verification.tree_verification import verify_tree
+from specbench.models.interface import Tree
+
+
+class CascadeEagle(Eagle):
+    """EAGLE-1 drafter with the constants of the test."""
+
+    def __init__(
+        self,
+        context: Context,
+        init: Init | None,
+        tree: str,
+        head: str,
+        mass: float,
+        parent_cosine: float,
+        pair_cosine: float,
+        pairs: str,
+    ):
+        super().__init__(context, init, tree, head)
+        self.context, self.mass, self.parent_cosine, self.pair_cosine = context, mass, parent_cosine, pair_cosine
+        self.a_level_off = pairs == "released"
+
+
+class Boosts(NamedTuple):
+    """Boosts of a step's drafts, in the order of their tests. K tests, n other nodes at most."""
+
+    parent: Tensor  # [B, K] cosine of the states, 0 where it counts nothing
+    others: Tensor  # [B, K, n] tokens of the nodes of the draft's level
+    alike: Tensor  # [B, K, n] bool
+
+
+class BoostedTest(RatioTest):
+    """The test of one step, whose `boosts` are known."""
+
+    def __init__(self, context: Context, mass: float, boosts: Boosts):
+        super().__init__(context)
+        self._mass, self._boosts = mass, boosts
+
+    def of_drafts(self, tests: DraftTests) -> Tensor:
+        p, q = (part.gather(-1, tests.draft[..., None]).squeeze(-1) for part in (tests.p, tests.q))
+        boost = self._boosts.parent + (tests.p.gather(-1, self._boosts.others) * self._boosts.alike).sum(-1)
+        left = q - torch.where(p >= least_of(tests.p, self._mass), boost, 0.0)
+        return torch.where(p > 0, torch.where(left > 0, p / left, 1.0), 0.0)
+
+
+def least_of(p: Tensor, mass: float) -> Tensor:
+    """The smallest of the most probable tokens of p [..., V] that make up `mass`; [...]."""
+    ranked = p.sort(-1, descending=True).values
+    before = (ranked.cumsum(-1) < mass).sum(-1, keepdim=True).clamp(max=p.shape[-1] - 1)
+    return ranked.gather(-1, before).squeeze(-1)
+
+
+class Pairs(NamedTuple):
+    """Nodes that a test compares, by column of a tree: C columns, k inner ones (with children), n others at most."""
+
+    inner: Tensor  # [k] columns
+    row: Tensor  # [C] inner column that decides for a column, by its number among the inner ones
+    others: Tensor  # [C, n] columns whose tokens may count
+    rows: Tensor  # [C, n] inner columns that decide for these
+    exist: Tensor  # [C, n] bool
+
+
+@lru_cache(maxsize=64)
+def pairs_of(tree: Tree, a_level_off: bool, device: torch.device) -> Pairs:
+    """The nodes that each column of `tree` is compared with, as the code counts them or by their own level."""
+    inner = [column for column in range(len(tree.parents)) if column in tree.parents]
+    found: list[list[tuple[int, int, int]]] = []
+    for column, depth in enumerate(tree.depth):
+        deciding = [number for number, c in enumerate(inner) if tree.depth[c] == depth + a_level_off]
+        nodes = [tree.depth.index(depth) + n if a_level_off else inner[row] for n, row in enumerate(deciding)]
+        compared = [] if column not in nodes else list(zip(nodes, deciding, strict=True))
+        found.append([(dict(compared)[column], node, row) for node, row in compared if node != column])
+    most = max(1, *map(len, found))
+    table = [[(*entry, 1) for entry in row] + [(0, 0, 0, 0)] * (most - len(row)) for row in found]
+    row, others, rows, exist = torch.tensor(table, device=device).unbind(-1)
+    return Pairs(torch.tensor(inner, device=device), row[:, 0], others, rows, exist.bool())
+
+
+class CascadeLoop(Loop):
+    """The draft-and-verify loop with the test of a `CascadeEagle`."""
+
+    _drafter: CascadeEagle
+
+    def _commit(self, logits: Tensor, proposal: Proposal) -> None:
+        tree, device = proposal.tree, logits.device
+        # Read by `_judged`, which may be compiled and then builds no tables.
+        self._order = routes(tree, device)
+        self._pairs = pairs_of(tree, self._drafter.a_level_off, device) if len(tree.parents) > 1 else None
+        super()._commit(logits, proposal)
+
+    def _judged(self, p: Tensor, proposal: Proposal, tables: Routes | None, step: Tensor) -> Verification:
+        if self._pairs is None:
+            return super()._judged(p, proposal, tables, step)
+        drafter = self._drafter
+        verifier = BoostedTest(drafter.context, drafter.mass, self._boosts(proposal, self._order, self._pairs))
+        parts = verifier, self._refinement, self._noise, step
+        return verify_chain(p, proposal, *parts) if tables is None else verify_tree(p, proposal, tables, *parts)
+
+    def _boosts(self, proposal: Proposal, tables: Routes, pairs: Pairs) -> Boosts:
+        drafter, tokens = self._drafter, proposal.tokens
+        states = self.session.features[: len(tokens)].float().softmax(-1)  # the conditional rows
+        parent = torch.cosine_similarity(states, states[:, tables.parent], -1)[:, tables.tested_parent].clamp(max=1)
+        close = (parent > drafter.parent_cosine) & (tables.tested_depth > 1)
+        predicted = torch.nn.functional.normalize(proposal.q[:, pairs.inner].float(), dim=-1)
+        cosine = (predicted @ predicted.mT).clamp(max=1)[:, pairs.row[:, None], pairs.rows]
+        # A row that others of its batch are behind has levels past its end, which must not count.
+        exist = pairs.exist & (proposal.positions[:, pairs.inner[pairs.rows]] < self._length)
+        alike = (cosine > drafter.pair_cosine) & exist
+        others = tokens[:, pairs.others]
+        return Boosts(torch.where(close, parent, 0.0), others[:, tables.tested], alike[:, tables.tested])
