@@ -101,6 +101,7 @@ def program(path: Path, command: tuple[str, ...]) -> None:
     subprocess.run([sys.executable, *command, str(path.parent)], check=True, cwd=ROOT)
 
 
+BATCHES = ("batches", "entropy")
 PICTURES: dict[Path, Callable[[Path], None]] = {
     RUNS / PICTURE: demo_sheet,
     RUNS / "speedups.svg": headline,
@@ -111,6 +112,7 @@ PICTURES: dict[Path, Callable[[Path], None]] = {
     Path("results/speed/steps.png"): partial(program, command=("dev/speed/plot.py", "--out")),
     Path("results/shapes-training/curve.png"): partial(program, command=("-m", "dev.shapes.curve", "--folder")),
     REFERENCE / "gallery.png": gallery,
+    **{Path(f"results/batches/{name}.png"): partial(program, command=("dev/speed/batches.py",)) for name in BATCHES},
 }
 """By its path in the repository, what draws each picture."""
 
