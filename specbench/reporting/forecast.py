@@ -30,6 +30,7 @@ from specbench.system.device_peaks import Peak
 
 FORECAST = "forecast"  # The `kind` of every row
 PROMPT_TOKENS = 128  # Assumed elements of a prompt
+_PROJECTED = {"eagle": 2, "eagle3": 6}  # Size of a head's projections over the square of the width
 Range = tuple[float, float]
 
 
@@ -220,9 +221,10 @@ def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
         size = Size(draft_weights(width) + model.v_image * width, 0, width)
         each = replace(setting.forward(1), size=size, moved=0.0, columns=1)
         return [at_once, *[each] * drafts] if drafts else []
-    if decoder.head_kind != "eagle":
+    if decoder.head_kind not in _PROJECTED:
         return []
-    weights = network.layer_weights + 2 * network.width**2 + model.v_image * network.width
+    projection = _PROJECTED[decoder.head_kind] * network.width**2
+    weights = network.layer_weights + projection + model.v_image * network.width
     head = Size(weights, setting.size.kv // network.layers, setting.size.attention // network.layers)
     whole, moved = setting.forward(1), network.moved / network.layers
     return [replace(whole, size=head, moved=moved, columns=columns) for columns in _head_columns(dict(decoder.options))]

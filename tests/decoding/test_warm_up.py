@@ -66,7 +66,8 @@ def shapes(monkeypatch) -> set:
 def test_no_image_has_a_step_of_a_shape_that_the_warm_up_has_not_met(shapes, name):
     model, decoder = Tall(), resolve(name)
     model.compile()
-    model._compiled_steps = {SAMPLING.guidance: CompiledStep(model, SAMPLING.guidance, {})}
+    for each in (model, model.tapped((0,))):  # the second for eagle3
+        each._compiled_steps = {SAMPLING.guidance: CompiledStep(each, SAMPLING.guidance, {})}
     for text in (PROMPTS[-1], PROMPTS[0]):
         steps = list(warm_up_steps(Decoding(model, decoder, SAMPLING, 0), [Request(text, "warm-up")]))
         assert len(steps) <= WARM_UP_STEPS < model.layout.length and steps == list(range(1, len(steps) + 1))

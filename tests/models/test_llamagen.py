@@ -68,6 +68,6 @@ def test_captions_that_are_cut_are_counted_stored_and_said(cli, tmp_path):
     (folder,) = (tmp_path / "out").iterdir()
     facts = [json.loads(text)["caption_tokens_cut"] for text in RunStore(folder).samples(["facts"])["facts"]]
     assert sorted(facts) == [0, 0, 5]
-    note = "read only the beginning of the captions of 1 of 3 images"
+    note = "llamagen+random+tiny truncated the captions of 1 of 3 images"
     for more in ((), ("--all",)):
         assert note in cli("report", "--out", tmp_path / "out", *more).out.replace("\n", " ")

@@ -41,5 +41,8 @@ class Tiny(TransformerModel):
         config = LlamaConfig(vocab_size=VOCAB + 1, num_hidden_layers=1, pad_token_id=None, **SIZES)
         return new_head(config, self.backbone.embed_tokens.weight, seed=1)
 
+    def own_eagle3_head(self):
+        return new_head(self.own_head().config, self.backbone.embed_tokens.weight, seed=1, taps=(0,))
+
     def own_vertical_head(self):
         return new_vertical_head(WIDTH, 24, seed=1)

@@ -222,9 +222,13 @@ class TransformerModel:
 
     @property
     def compiled(self) -> list[CompiledForms]:
-        if not self.compiles:
-            return []
-        return [*self._compiled_steps.values(), *self._compiled_functions.values()]
+        of_views = [part for view in (self._views or {}).values() if view is not self for part in view.compiled_alone]
+        return [*self.compiled_alone, *of_views]
+
+    @property
+    def compiled_alone(self) -> list[CompiledForms]:
+        """`compiled` without the views of `tapped`."""
+        return [*self._compiled_steps.values(), *self._compiled_functions.values()] if self.compiles else []
 
 
 class TransformerSession:
