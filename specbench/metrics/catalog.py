@@ -116,10 +116,19 @@ _DERIVED = {
     "geneval[official]": "fraction of correct images by the official evaluator, mean over tags",
     "dpg-bench": "fraction of a prompt's questions that the official judge answers by yes, mean over images; "
     "[released]: as the released program, which skips a question and takes categories of last images only",
+    "wise[verified]": "WISE of 2026: 0 or 1 by Qwen3.5-35B-A3B as its evaluator asks, mean over images",
+    "wise[legacy]": "WISE of 2025: WiScore of three marks by GPT-4o as its evaluator asks, mean over images",
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
 """Scores in tables that are not separate metrics."""
-IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[released]")
+IMPORTED = (
+    "geneval[official]",
+    "compbench[official]",
+    "dpg-bench",
+    "dpg-bench[released]",
+    "wise[verified]",
+    "wise[legacy]",
+)
 """Scores from the authors' programs, by `specbench import`."""
 PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),
