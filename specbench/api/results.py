@@ -358,8 +358,8 @@ def import_results(
 
     Args:
         benchmark, run: as for `export`.
-        results: GenEval's results file, the exported folder for T2I-CompBench++ or WISE, the `_detail.txt` of DPG-Bench's
-            program, or the results folder of TIIF-Bench's or OneIG-Bench's.
+        results: GenEval's results file, the exported folder for T2I-CompBench++ or WISE, the `_detail.txt` of
+            DPG-Bench's program, or the results folder of TIIF-Bench's or OneIG-Bench's.
 
     Returns:
         One dict per score, with the keys of `score(long=True)`.
