@@ -118,6 +118,8 @@ _DERIVED = {
     "[released]: as the released program, which skips a question and takes categories of last images only",
     "wise[verified]": "WISE of 2026: 0 or 1 by Qwen3.5-35B-A3B as its evaluator asks, mean over images",
     "wise[legacy]": "WISE of 2025: WiScore of three marks by GPT-4o as its evaluator asks, mean over images",
+    "longtext-bench": "fraction of the words to write that Qwen2.5-VL-7B reads, over all images; [released]: as the "
+    "released program, which leaves phrases of its network in",
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
 """Scores in tables that are not separate metrics."""
@@ -128,6 +130,8 @@ IMPORTED = (
     "dpg-bench[released]",
     "wise[verified]",
     "wise[legacy]",
+    "longtext-bench",
+    "longtext-bench[released]",
 )
 """Scores from the authors' programs, by `specbench import`."""
 PROTOCOLS: Mapping[str, tuple[str, ...]] = {

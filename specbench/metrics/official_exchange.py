@@ -25,9 +25,12 @@ from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdi
 from specbench.metrics.export_folder import export_folder
 from specbench.metrics.geneval import JudgedMetric
 from specbench.metrics.official_results import (
+    OfficialLongText,
     OfficialOneig,
     OfficialWise,
     imported,
+    is_longtext,
+    longtext_name,
     official_line,
     oneig_files,
     read_results,
@@ -94,8 +97,8 @@ def export_images(benchmark: str, run: Path, target: Path) -> int:
 
 def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, object]]:
     """Store the results of a benchmark's official evaluator as scores of a run, and return them as `score` does.
-    `results`: GenEval's results file, the folder that T2I-CompBench++ was exported to, DPG-Bench's `_detail.txt`,
-    the output folder of TIIF-Bench's or OneIG-Bench's program, or the folder that WISE was exported to."""
+    `results`: GenEval's or LongText-Bench's results file, the folder that T2I-CompBench++ or WISE was exported to,
+    DPG-Bench's `_detail.txt`, or the output folder of TIIF-Bench's or OneIG-Bench's program."""
     benchmark = read_name("benchmark", benchmark, BENCHMARKS)
     images = replace(run_images(run), read=lambda row: None)  # verdicts need no pictures, which may be missing
     if benchmark == "geneval":
@@ -106,6 +109,8 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
         metric = OfficialTiif(results)
     elif benchmark == "oneig":
         metric = OfficialOneig(results, images.name, images.rows["prompt_id"])
+    elif benchmark == "longtext-bench":
+        metric = OfficialLongText(results)
     elif benchmark.startswith("wise-"):
         metric = OfficialWise(benchmark.removeprefix("wise-"), results)
     else:
@@ -159,6 +164,12 @@ def wise_files(rows: Sequence[_Row]) -> Files:
     _check_lines(rows)
     for row in rows:
         yield row.png(), f"sample-{row.sample}", f"{row.line}.png"
+
+
+def longtext_files(rows: Sequence[_Row]) -> Files:
+    """Images for LongText-Bench's program: `<prompt>_<sample from 1 on>.png`."""
+    for row in rows:
+        yield row.png(), longtext_name(row.prompt_id, row.sample)
 
 
 def cvtg_2k_files(rows: Sequence[_Row]) -> Files:
@@ -352,6 +363,7 @@ _LAYOUTS: Mapping[str, tuple[str, Callable[[str, Mapping], bool], Callable[[Sequ
     "wise-verified": ("WISE (verified)", lambda _, meta: meta.get("wise") == "verified" and "line" in meta, wise_files),
     "wise-legacy": ("WISE (legacy)", lambda _, meta: meta.get("wise") == "legacy" and "line" in meta, wise_files),
     "oneig": ("OneIG-Bench", lambda category, _: category in ONEIG_CATEGORIES.values(), oneig_files),
+    "longtext-bench": ("LongText-Bench", is_longtext, longtext_files),
     "cvtg-2k": ("CVTG-2K", lambda kind, meta: str(kind).startswith("CVTG-") and "line" in meta, cvtg_2k_files),
     "dataset": ("any", lambda *_: True, dataset_files),
 }

@@ -1,9 +1,13 @@
-"""Results of official programs that write tables or answers of single images: WISE and OneIG-Bench."""
+"""Results of official programs that write tables or answers of single images: WISE, OneIG-Bench and LongText-Bench.
+
+LongText-Bench's network, Qwen2.5-VL-7B, is not run here: its program's answers are read and scored."""
 
 from __future__ import annotations
 
 import csv
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from itertools import groupby
@@ -25,6 +29,7 @@ from specbench.metrics.base import (
     mean_score,
     part_scores,
 )
+from specbench.metrics.reference import with_influence
 from specbench.prompts.public_files import ONEIG_CATEGORIES
 from specbench.stats import Estimate
 from specbench.system.digests import digest_of
@@ -40,6 +45,8 @@ _WISE_MARKS: Mapping[str, Mapping[str, float]] = {
     "legacy": {"consistency": 0.35, "realism": 0.1, "aesthetic_quality": 0.05},
 }
 """Marks of an image by WISE's release, with their weights in its score; the highest marks give 1."""
+_FRENCH = "àâäéèêëîïôöùûüç"
+_LONGTEXT_PLACE = re.compile(r"([0-9]{1,4})_([1-9][0-9]{0,4})\.png$")
 _ONEIG_FOLDERS = {"style": "anime", "text": "text", "reasoning": "reasoning"}
 """Folders of images of the dimensions whose tables have no folder in the names of their rows."""
 
@@ -195,6 +202,79 @@ class OfficialOneig(Metric):
                     score = Score(score.name, Estimate(score.estimate.value, None, None), score.n, None, score.prompts)
                 results.append(score)
         return results
+
+
+class OfficialLongText(Metric):
+    """LongText-Bench's scores from its network's answers: the fraction of the words to write that are in the answer, of
+    all images. `longtext-bench`: without the phrases that its program means to remove; `longtext-bench[released]`: as
+    its program prints, which removes one of them alone. `results`: `results.jsonl`, of either of its scripts."""
+
+    name = "longtext-bench"
+    columns: ClassVar = dict.fromkeys(("words", "found", "released"), pa.int32())
+
+    def __init__(self, results: Path):
+        super().__init__()
+        self.results = results
+        self._answers: dict[tuple[str, int], tuple[str, str]] = {}
+        with blaming(results, "is not a result of LongText-Bench's program ({})"):
+            for row in json_rows(results):
+                image, prompt, answer = (row.get(name) for name in ("image", "prompt", "ocr_results"))
+                place = _LONGTEXT_PLACE.search(image) if isinstance(image, str) else None
+                if place is None or not isinstance(prompt, str) or not isinstance(answer, str):
+                    raise ValueError(
+                        "every line has a prompt, ocr_results, and an image <prompt>_<number from 1 on>.png"
+                    )
+                key = f"{int(place[1]):03d}", int(place[2]) - 1
+                first = self._answers.setdefault(key, (prompt, answer))
+                refuse_contradiction(results, f"the answer about {place[0]}", answer, first[1])
+
+    def identity(self) -> Mapping[str, str]:
+        return {"program": "LongText-Bench's program", RESULTS_FILE: digest_of(self.results)}
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return is_longtext(category, meta)
+
+    def features_of(self, sample: Sample) -> dict[str, object]:
+        prompt, answer = self._answers.get((sample.prompt_id, sample.sample), (None, ""))
+        if prompt != sample.prompt:
+            name = longtext_name(sample.prompt_id, sample.sample)
+            what = f"about '{prompt:.60}', not '{sample.prompt:.60}'" if prompt else "missing"
+            raise SpecbenchError(f"{self.results}: the answer about {name} is {what}", "import this run's results")
+        wanted = Counter(longtext_words(" ".join(map(str, sample.meta["text"]))))
+        meant = re.sub("addcriterion|no text recognized", "", answer, flags=re.IGNORECASE)
+        found = {"found": meant, "released": answer}
+        return {"words": wanted.total()} | {
+            name: (wanted & Counter(longtext_words(text))).total() for name, text in found.items()
+        }
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        words, prompts = statistics["words"], statistics["prompt_id"]
+        results = []
+        for column, name in {"found": self.name, "released": f"{self.name}[released]"}.items():
+            value = float(statistics[column].sum() / words.sum())
+            estimate = with_influence(value, (statistics[column] - value * words) / words.mean(), prompts)
+            results.append(Score(name, estimate, len(words), prompts=prompts.nunique()))
+        return results
+
+
+def is_longtext(category: str | None, meta: Mapping[str, object]) -> bool:
+    """True for prompts of LongText-Bench, which have texts to write."""
+    return (
+        isinstance(meta.get("text"), list)
+        and bool(longtext_words(" ".join(map(str, meta["text"]))))
+        and "length" in meta
+    )
+
+
+def longtext_name(prompt_id: str, sample: int) -> str:
+    """Name of an image for LongText-Bench's program."""
+    return f"{prompt_id:0>4}_{sample + 1}.png"
+
+
+def longtext_words(text: str) -> list[str]:
+    """Words that LongText-Bench counts in an English text: without case, and without characters other than letters of
+    English, French and Chinese, and digits."""
+    return re.sub(rf"[^\u4e00-\u9fa5a-zA-Z0-9\s{_FRENCH}{_FRENCH.upper()}]", "", text).lower().split()
 
 
 def json_rows(path: Path) -> Iterator[dict]:

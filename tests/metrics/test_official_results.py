@@ -141,3 +141,39 @@ def test_tables_of_oneig_of_another_form_are_refused(file, old, new, problem, on
         assert old in text
         path.write_text(text.replace(old, new).replace(RUN, run.name))
     refused(cli("import", "oneig", run, "--from", tables), problem)
+
+
+WORDS = {"text": ["OPEN 24h,", "open!"], "length": "short"}  # open, 24h, open
+ANSWERS = [
+    ("Open 24h Open", 3, 3), ("24H ÇA open closed", 2, 2), ("No text recognized.", 0, 0), ("", 0, 0),
+    ("open addCriterion open", 2, 2), ("OPENaddCriterion 24h", 2, 1), ("open\n2-4h, O.P.E.N", 3, 3),
+    ("No text recognized24h", 1, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("answer", "found", "released"), ANSWERS)
+def test_longtext_bench_counts_the_words_to_write_that_were_read(answer, found, released, tmp_path, cli):
+    prompts, to = [Prompt("003", "a sign", "sign", WORDS), Prompt("104", "a cup", "cup", WORDS)], tmp_path / "out"
+    run = synthetic.pictured(tmp_path / "results", prompts)
+    assert cli("export", "longtext-bench", run, "--to", to).code == 0
+    assert {path.name for path in to.iterdir()} == {"0003_1.png", "0104_1.png"}
+    rows = [
+        {"image": f"x/{name}_1.png", "prompt": text, "ocr_gt": WORDS["text"], "ocr_results": given}
+        for name, text, given in (("0003", "a sign", answer), ("0104", "a cup", "24h"))
+    ]
+    (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert scores(cli("import", "longtext-bench", run, "--from", tmp_path / "results.jsonl", "--json")) == {
+        "longtext-bench": pytest.approx((found + 1) / 6), "longtext-bench[released]": pytest.approx((released + 1) / 6),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [({"image": "x.png"}, "is not a result of LongText-Bench's program"), ({"ocr_results": None}, "is not a result of"),
+     ({"image": "0003_2.png"}, "the answer about 0003_1.png is missing"), ({"prompt": "a cup"}, "not 'a sign'")],
+)  # fmt: skip
+def test_answers_of_longtext_bench_of_another_form_are_refused(change, problem, tmp_path, cli):
+    run = synthetic.pictured(tmp_path / "results", [Prompt("003", "a sign", "sign", WORDS)])
+    row = {"image": "0003_1.png", "prompt": "a sign", "ocr_results": "open"}
+    (tmp_path / "results.jsonl").write_text(json.dumps(row | change))
+    refused(cli("import", "longtext-bench", run, "--from", tmp_path / "results.jsonl"), problem)
