@@ -39,16 +39,8 @@ _MERGE_HELP = help_of(
     "of older versions are rewritten if the runs are in --out already (specbench merge results).",
 )
 _PLAIN_WIDTH = 120  # Characters of a card's lines without a terminal
-_BENCHMARKS = (
-    "geneval",
-    "t2i-compbench",
-    "dpg-bench",
-    "tiif",
-    "wise-verified",
-    "wise-legacy",
-    "oneig",
-    "longtext-bench",
-)
+_BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench", "tiif",
+               "wise-verified", "wise-legacy", "oneig", "longtext-bench")  # fmt: skip
 _LAYOUTS = (*_BENCHMARKS, "cvtg-2k", "dataset")
 _TOKENS = "tokens"
 _SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings() if setting.name in OF_ENGINES)

@@ -123,16 +123,8 @@ _DERIVED = {
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
 """Scores in tables that are not separate metrics."""
-IMPORTED = (
-    "geneval[official]",
-    "compbench[official]",
-    "dpg-bench",
-    "dpg-bench[released]",
-    "wise[verified]",
-    "wise[legacy]",
-    "longtext-bench",
-    "longtext-bench[released]",
-)
+IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[released]",
+            "wise[verified]", "wise[legacy]", "longtext-bench", "longtext-bench[released]")  # fmt: skip
 """Scores from the authors' programs, by `specbench import`."""
 PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),

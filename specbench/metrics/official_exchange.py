@@ -30,7 +30,6 @@ from specbench.metrics.official_results import (
     OfficialWise,
     imported,
     is_longtext,
-    longtext_name,
     official_line,
     oneig_files,
     read_results,
@@ -169,7 +168,7 @@ def wise_files(rows: Sequence[_Row]) -> Files:
 def longtext_files(rows: Sequence[_Row]) -> Files:
     """Images for LongText-Bench's program: `<prompt>_<sample from 1 on>.png`."""
     for row in rows:
-        yield row.png(), longtext_name(row.prompt_id, row.sample)
+        yield row.png(), f"{row.prompt_id:0>4}_{row.sample + 1}.png"
 
 
 def cvtg_2k_files(rows: Sequence[_Row]) -> Files:

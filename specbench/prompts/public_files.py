@@ -16,13 +16,8 @@ _NUMBERS = {"a": 1, "an": 1} | {
     word: number
     for number, word in enumerate(("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 1)
 }
-ONEIG_CATEGORIES = {
-    "anime": "Anime_Stylization",
-    "human": "Portrait",
-    "object": "General_Object",
-    "text": "Text_Rendering",
-    "reasoning": "Knowledge_Reasoning",
-}
+ONEIG_CATEGORIES = {"anime": "Anime_Stylization", "human": "Portrait", "object": "General_Object",
+                    "text": "Text_Rendering", "reasoning": "Knowledge_Reasoning"}  # fmt: skip
 """Categories of OneIG-Bench by the name of their folders in its program."""
 _WISE_FIELDS = {"Cultural knowledge": "culture", "Physical Knowledge": "physics"}  # others differ in case only
 _COMPLEX_KINDS = ("spatial", "action", "spatialaction")
@@ -182,16 +177,13 @@ def read_wise(folder: Path) -> list[Prompt]:
     of its scores. `meta` has `line` (the number), `wise` (the release), `subcategory` and `explanation`."""
     rows = [row for file in folder.glob("*.json") for row in json.loads(file.read_text(encoding="utf-8"))]
     release = "verified" if [*folder.glob("*_verified.json")] else "legacy"
-    return [
-        Prompt(
-            str(row["prompt_id"]),
-            row["Prompt"],
-            _WISE_FIELDS.get(row["Category"], row["Category"].lower()),
-            {"line": row["prompt_id"], "wise": release}
-            | {name.lower(): row[name] for name in ("Subcategory", "Explanation")},
-        )
-        for row in sorted(rows, key=lambda row: row["prompt_id"])
-    ]
+    prompts = []
+    for row in sorted(rows, key=lambda row: row["prompt_id"]):
+        field = _WISE_FIELDS.get(row["Category"], row["Category"].lower())
+        meta = {"line": row["prompt_id"], "wise": release, "subcategory": row["Subcategory"]}
+        meta["explanation"] = row["Explanation"]
+        prompts.append(Prompt(str(row["prompt_id"]), row["Prompt"], field, meta))
+    return prompts
 
 
 def read_longtext_bench(folder: Path) -> list[Prompt]:
