@@ -89,7 +89,7 @@ def no_head(model: str) -> SpecbenchError:
     """The error for a model without a draft head; `model` may carry what was added to its name."""
     name = model.partition("+")[0]
     return SpecbenchError(
-        f"model '{model}' has no bundled draft head, and no published head fits",
+        f"model '{model}' has no draft head in the package, and no published head fits",
         f"pass one with --head FOLDER, or train one with 'specbench train-head --model {name}'",
         MISSING_PREREQUISITE,
     )

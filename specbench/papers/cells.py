@@ -29,7 +29,7 @@ TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "sp
 """Hardware-dependent numbers."""
 NOT_SCORED = "not scored"
 OVER_BASELINE = "over_baseline"  # Key of the column of speed-ups over a row of the table; no file can name it
-_BIASED = "Of other images than the paper's the distance is not comparable, so no difference from it is given."
+_BIASED = "The distance is over other images than the paper's, so no difference from the paper is given."
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Measured:
     row: ReportRow  # with `real`
     ar: Run | None  # the AR baseline run, if any
     unlike: tuple[str, ...]  # differences from the paper's configuration; if any, `difference` is not computed
-    same_machine: bool | None  # whether it ran on the paper's hardware; None if the paper names none
-    expected: int | None = None  # images that the table asks for; None if that is unknown
+    same_machine: bool | None  # whether the run used the paper's hardware; None if the paper names no hardware
+    expected: int | None = None  # images that the table asks for; None if unknown
 
     @property
     def prompts(self) -> int:
@@ -50,7 +50,7 @@ class Measured:
 
     @property
     def partial(self) -> bool:
-        """Whether the run has another number of images than the table asks for."""
+        """Whether the number of images differs from the number that the table asks for."""
         return self.expected is not None and self.row.n != self.expected
 
 
@@ -70,7 +70,7 @@ class Cell:
     outside: bool = False  # whether the printed value, including its rounding error, lies outside the measured interval
     # whether the value differs from AR's by `specbench.stats.RULE`; False for numbers that are not tested
     real: bool = False
-    too_few: bool = False  # whether the interval is left out, because it is of too few prompts
+    too_few: bool = False  # whether the interval is left out because there are too few prompts
     why: str | None = None  # reason for a missing value
     mark: str = ""  # whether the value differs from a baseline's, see `specbench.reporting.compare.marks`
     # printed_notes, notes: notes on the printed and on the measured value
@@ -110,7 +110,7 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
 
 
 def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
-    """Most common metric fingerprint of a column; on ties that of the code that was edited last, or the first one."""
+    """Most common metric fingerprint of a column; ties: the code that was edited last, or else the first."""
     scores = [score for measured in runs for score in _scores(column, measured)]
     edits, digests = (
         {score.fingerprint: score.edited or "" for score in scores},
@@ -120,7 +120,7 @@ def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
 
 
 def same_hardware(printed: str | None, run: Run) -> bool | None:
-    """Whether all machines of a run have a processor named in the paper; None if it names none."""
+    """Whether all machines of a run have a processor named in the paper; None if it names no processor."""
     if printed is None:
         return None
     names = [_words(part) for part in re.sub(r"\(.*?\)", "", printed).split(",")]
@@ -129,7 +129,7 @@ def same_hardware(printed: str | None, run: Run) -> bool | None:
 
 
 def _number(column: Column, measured: Measured) -> Cell:
-    """The measured number of a column without a score, or why it is missing."""
+    """The measured number of a column without a score, or the reason if it is missing."""
     row, key = measured.row, column.key
     estimate, over = row.number(key), row.over_ar
     if estimate is None:
@@ -157,7 +157,7 @@ def _missing(column: Column, measured: Measured) -> Cell:
     if column.key in ("draft_tv", "draft_top1"):
         if len(measured.run.traced):
             return Cell(why="no drafts")
-        return Cell(why="no trace", notes=("Kept by `specbench run --trace`, and by `specbench bench`.",))
+        return Cell(why="no trace", notes=("Traces are recorded by `specbench run --trace` and by `specbench bench`.",))
     if column.key in TIMES and (batch := measured.row.setting["batch"]) > 1:
         return Cell(why=f"batch {batch}", notes=("Latency is measured one image at a time.",))
     return Cell(why="missing")
@@ -173,8 +173,8 @@ def _score(column: Column, measured: Measured, fingerprint: str | None) -> Cell:
     if not scores:
         return Cell(why=NOT_SCORED)
     note = (
-        f"{column.header} was computed with {scores[0].fingerprint} here and with {fingerprint} in the rest of its "
-        f"column, which does not compare."
+        f"{column.header} was computed with {scores[0].fingerprint} here, but with {fingerprint} in other rows of the "
+        f"column: the scores are not comparable."
     )
     return Cell(why="other fingerprint", notes=(note,))
 
@@ -184,7 +184,7 @@ def _scores(column: Column, measured: Measured) -> list[ShownScore]:
 
 
 def _interval(key: str, measured: Measured, estimate: stats.Estimate) -> tuple[float | None, float | None, bool]:
-    """95 % interval of a number of a report row, if available, and whether it is left out for want of prompts."""
+    """95 % interval of a number of a report row, if available, and whether it is left out for too few prompts."""
     if key == "speedup":
         return estimate.low, estimate.high, estimate.low is None
     if key == "step_ratio" and measured.ar is not None:
@@ -195,7 +195,7 @@ def _interval(key: str, measured: Measured, estimate: stats.Estimate) -> tuple[f
     return estimate.low, estimate.high, estimate.low is None and key in stats.MEANS and measured.prompts < FEW_UNITS
 
 
-_SUSPICIOUS = "fewer forwards alone cannot bring that, so something else differs between the two."
+_SUSPICIOUS = "fewer forwards alone cannot explain this, so another factor differs between the two."
 
 
 def _above_steps(paper: Mapping[str, float], column: Column) -> str | None:
@@ -207,7 +207,7 @@ def _above_steps(paper: Mapping[str, float], column: Column) -> str | None:
 
 
 def _processors(call: Invocation) -> list[str]:
-    """The GPU of an invocation, or its CPU where that decoded."""
+    """The GPU of an invocation, or the CPU if it decoded."""
     return call.gpus or [str(call.hardware.get("cpu"))]
 
 
@@ -217,14 +217,14 @@ def _words(text: str) -> frozenset[str]:
 
 SEEDS = (
     "Rows of several seeds: numbers are over the images of all seeds, with prompts as the independent units, each with "
-    "all its seeds; scores are means over the seeds, and so are their bounds, which makes these intervals too wide "
-    "rather than too narrow."
+    "all its seeds. Scores and their bounds are means over the seeds, so these intervals are too wide rather than too "
+    "narrow."
 )
 
 
 @dataclass(eq=False)
 class _Seeds(Run):
-    """Runs that differ in the seed alone: their images are samples of the same prompts."""
+    """Runs that differ only in the seed: their images are samples of the same prompts."""
 
     runs: Sequence[Run] = ()
 
@@ -242,7 +242,7 @@ class _Seeds(Run):
         return self._together(lambda run: run.traced)
 
     def _together(self, read: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:
-        """Rows of all runs, each sample under its seed, so that it meets the same sample of another decoder."""
+        """Rows of all runs; samples are named by seed, so that they match the same sample of another decoder."""
         parts = [(run.info.spec.seed, read(run)) for run in self.runs]
         named = [
             rows.assign(sample=[f"{seed}/{sample}" for sample in rows["sample"]]) for seed, rows in parts if len(rows)
@@ -251,14 +251,14 @@ class _Seeds(Run):
 
 
 def seeds_of(run: Run) -> Sequence[Run]:
-    """The runs behind one that was read as one."""
+    """The single runs of a run that may combine several seeds."""
     return run.runs if isinstance(run, _Seeds) else [run]
 
 
 def runs_as_one(members: Sequence[tuple[Run, Sequence[Run]]]) -> tuple[Run, ReportRow, Run | None]:
-    """A run, or the runs of several seeds as one, each given with the AR runs beside it: its report row, and the AR run
-    nearest to it. The row has `real`, the numbers that differ from AR's: of several seeds, those that do with each of
-    them."""
+    """The report row of a run (or of the runs of several seeds), and the nearest AR run among the AR runs given with
+    each. `real` of the row lists the numbers that differ from AR's: for several seeds, the numbers that differ with
+    each seed."""
     nearest = [nearest_ar(run, beside) for run, beside in members]
     run, beside = members[0]
     if len(members) == 1:
@@ -280,7 +280,7 @@ def runs_as_one(members: Sequence[tuple[Run, Sequence[Run]]]) -> tuple[Run, Repo
 
 
 def _mean_scores(runs: Sequence[Run]) -> list[ShownScore]:
-    """Scores that all runs have, as means over the runs; so are their bounds."""
+    """Scores that all runs have; values and bounds are means over the runs."""
     by_seed = [
         {(score["metric"], score["fingerprint"]): score for score in scores_to_show(run.folder, run.rows["prompt_id"])}
         for run in runs

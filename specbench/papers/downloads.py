@@ -1,5 +1,4 @@
-"""What a name stands for that must be downloaded once: a model, a paper's table, a prompt set, a metric, a repository
-(`specbench fetch`)."""
+"""Downloads for a name (`specbench fetch`): a model, a paper's table, a prompt set, a metric, or a repository."""
 
 from __future__ import annotations
 
@@ -30,20 +29,20 @@ def fetch(
     images: bool = False,
     scores: bool = False,
 ) -> list[dict[str, object]]:
-    """Download what names stand for (`specbench fetch`): sizes and free disk first.
+    """Download the files for names (`specbench fetch`), after a check of sizes and free disk space.
 
     Args:
         names: models, tables, prompt sets, metrics, hub repositories or weight files that specbench reads.
         metrics: names of metrics.
         protocol: "sjd" or "cool-sd": the metrics of that protocol.
-        images: with prompt sets, their reference images too.
-        scores: with models, the networks of the metrics that score their images by default.
+        images: with prompt sets, also their reference images.
+        scores: with models, also the networks of the metrics that score their images by default.
 
     Returns:
-        One dict per download: `name, files, bytes, commit, folder`; none where all was on this disk.
+        One dict per download: `name, files, bytes, commit, folder`; empty if all files were on this disk.
 
     Raises:
-        SpecbenchError: an unknown name, a disk that is too small, or something that cannot be had.
+        SpecbenchError: an unknown name, a disk that is too small, or a file that cannot be downloaded.
     """
     names, metrics = chosen("name", names), chosen("metric", metrics)
     needs = [lacking for name in names for lacking in downloads_of(name, images)]
@@ -63,7 +62,7 @@ def fetch(
 
 
 def downloads_of(name: str, images: bool = False) -> list[Download]:
-    """What this disk lacks of all that a name stands for; arguments and errors as of `fetch`."""
+    """Files for a name that are missing on this disk; arguments and errors as in `fetch`."""
     if name in models():
         prompt_set = prompts.default_prompts(name)
         return find_model(name).downloads() + (missing_set(prompt_set) if prompt_set else [])
@@ -88,7 +87,7 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
 
 
 def table_downloads(table: Table) -> list[Download]:
-    """What a table needs: models, draft heads, prompts, and the metrics of its columns with their reference images."""
+    """Needs of a table: models, draft heads, prompts, and the metrics of its columns with their reference images."""
     cells = [cell.values for cell in resolve_cells(table, {}, env={}) if cell.values]
     sets = dict.fromkeys(str(values["prompts"].value) for values in cells)
     needs = [need for name in sets for need in missing_set(name)]
@@ -104,7 +103,7 @@ def table_downloads(table: Table) -> list[Download]:
 
 
 def _sources() -> dict[str, list[Source]]:
-    """The files that models and draft heads are read from, by hub repository."""
+    """Files of models and draft heads, by hub repository."""
     sources: dict[str, list[Source]] = {}
     for model in models().values():
         if isinstance(model, HubModel):

@@ -1,4 +1,4 @@
-"""Printed speeds of all papers by model and prompt set, side by side, and where they contradict each other."""
+"""Printed speeds of all papers by model and prompt set, side by side, with their contradictions."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from specbench.store.run_folders import Names, find_runs
 from specbench.system.device_peaks import SHORT_NAMES
 
 FIGURE = "field"
-APART = 1.2  # AR seconds of a model on a GPU that differ by more contradict each other
+APART = 1.2  # AR seconds of one model and GPU contradict if they differ by a larger factor
 AR_SECONDS, MORE_LATENCY = "AR seconds", "latency ratio above step ratio"
 UNEXPLAINED, NO_GPU = "not explained by the papers", "no GPU is named"
 
 
 def field() -> list[dict[str, object]]:
-    """Printed speeds of all papers' tables, with what contradicts them; figures of the papers are left out.
+    """Printed speeds of all papers' tables, with contradictions; figures of the papers are left out.
 
     Returns:
         One dict per row with seconds of AR or a latency ratio: `model, prompts, paper, table, source, row, gpu` (None
         if none is named), `decoder` (with the options that its table varies), `seconds`, `latency_ratio`,
-        `step_ratio` (printed, or else of the printed seconds and NFE), `ar_step_ms`, `step_ms`, `contradiction`
-        (`AR seconds`: above 1.2 times the lowest of the model on this GPU, or of all if no GPU is named;
-        `latency ratio above step ratio`), its `reason`, and of AR `times_lowest`. None if unknown.
+        `step_ratio` (printed, or else from printed seconds and NFE), `ar_step_ms`, `step_ms`, `contradiction`
+        (`AR seconds`: above 1.2 times the lowest of the model on this GPU, or on any GPU if none is named;
+        `latency ratio above step ratio`), its `reason`, and for AR `times_lowest`. None if unknown.
 
     Raises:
         SpecbenchError: a damaged table.
@@ -41,10 +41,10 @@ def field() -> list[dict[str, object]]:
 
 
 def field_figure(runs: Names = (), out: str | Path = "results", width: str = "column") -> Drawn:
-    """Draw printed latency ratios against step ratios, and those of runs (`specbench figure field RUNS`).
+    """Draw latency ratios against step ratios, printed and of runs (`specbench figure field RUNS`).
 
     Args:
-        runs: run id, unique beginning of one, or folder, or a list of them; none by default.
+        runs: run id, unique beginning of a run id, or folder, or a list of these; default: no runs.
         out: the results folder of the runs.
         width: "column" or "page".
 
@@ -113,7 +113,7 @@ def _name(table: Table, row: Row) -> str:
 
 
 def _contradiction(row: Mapping, rows: Sequence[Mapping]) -> dict[str, object]:
-    """The kind of a row's contradiction, None if there is none, and its reason."""
+    """The kind of a row's contradiction (None without a contradiction) and its reason."""
     if row["decoder"] == "ar":
         family = gpu_family(row["gpu"])
         times = row["seconds"] / min(
@@ -130,5 +130,5 @@ def _contradiction(row: Mapping, rows: Sequence[Mapping]) -> dict[str, object]:
 
 
 def gpu_family(gpu: str | None) -> str | None:
-    """The GPU without its variant, such as "A100"; None for no known one."""
+    """The GPU without its variant, such as "A100"; None if the GPU is unknown."""
     return next((short for short in SHORT_NAMES if gpu and re.search(rf"\b{short}\b", gpu)), None)

@@ -1,4 +1,4 @@
-"""Forecasts of speed from runs or from what a paper prints."""
+"""Forecasts of speed from runs or from printed values of a paper."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from specbench.store.run_folders import Names, find_runs
 from specbench.system.device_peaks import peak_of
 
 BANDWIDTH, FLOPS, OVERHEAD_MS = (0.6, 0.9), (0.4, 0.75), (0.5, 5.0)
-"""Assumed where the caller states nothing: shares of a data sheet's peaks, and milliseconds of a step."""
-OWN_OVERHEAD = "run"  # Stands for the overhead that each run measured
-MOST_IMAGES, MOST_MS = 65_536, 60_000  # Largest batch, and overhead of a step, that a forecast is made for
+"""Default assumptions: shares of a data sheet's peaks, and milliseconds of a step."""
+OWN_OVERHEAD = "run"  # Value of --overhead-ms for the overhead measured by each run
+MOST_IMAGES, MOST_MS = 65_536, 60_000  # Largest batch and overhead of a step in a forecast
 
 
 def forecast(
@@ -45,23 +45,23 @@ def forecast(
     overhead_ms: Range | None = OVERHEAD_MS,
     threads: int = 0,
 ) -> list[dict[str, object]]:
-    """Forecast the speed of decoders on a device that is not here (`specbench forecast`); a model, no measurement.
+    """Forecast the speed of decoders on another device (`specbench forecast`): a model, not a measurement.
 
     Args:
         on: device, for example "A100", "RTX 4090", "cpu" or "2039GB/s,312TFLOP/s".
-        sources: run ids, unique beginnings of them, run folders, or names of papers' tables; all runs in `out` by
+        sources: run ids, unique beginnings of run ids, run folders, or names of papers' tables; all runs in `out` by
             default.
         model: a name of `specbench list models`; the sources' own if None.
         batch, dtype: images decoded together, and number format; the model's own if None.
         bandwidth, flops: shares of the device's peaks that are reached, from low to high.
-        overhead_ms: milliseconds of a step besides forward and drafting; None as measured in each run.
-        threads: of a CPU that was measured.
+        overhead_ms: milliseconds of a step without forward and drafting; None: as measured in each run.
+        threads: of a measured CPU.
 
     Returns:
         One dict per source with `kind` "forecast", see `specbench.reporting.forecast.forecast_rows`.
 
     Raises:
-        SpecbenchError: an unknown source, device or model; sources of several models where none is named; a value
+        SpecbenchError: an unknown source, device or model; sources of several models without `model`; a value
             outside its range.
     """
     _check_ranges(batch, dtype, bandwidth, flops, overhead_ms)
@@ -116,7 +116,7 @@ def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
 
 def printed_elsewhere(accepted: Accepted) -> tuple[Printed, ...]:
     """Tokens per step that papers print for this decoder, or for exact decoders with its kind of draft head, on other
-    models than the one that was measured."""
+    models than the measured model."""
     elsewhere = [
         Printed(tokens, settings.model, f"{table.name}, {row.label}")
         for table in load_tables()
@@ -140,7 +140,7 @@ def decoder_of(settings: CellSettings) -> DecoderSpec:
 
 
 def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float | None:
-    """From the printed NFE, step compression, step ratio or accepted length, the first that is printed; 1 for AR."""
+    """From the first printed number among NFE, step compression, step ratio and accepted length; 1 for AR."""
     printed = printed_values(table, row)
     if row.settings.get("decoder") == "ar":
         return 1.0
@@ -150,7 +150,7 @@ def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float 
 
 
 def printed_values(table: Table, row: Row) -> dict[str, float]:
-    """Printed values by key, in the unit of the measured ones."""
+    """Printed values by key, in the unit of the measured values."""
     return {column.key: row.paper[column.name] / column.scale for column in table.columns if column.name in row.paper}
 
 
@@ -160,7 +160,7 @@ def read_range(name: str, text: str) -> Range:
         low, high = [float(part) for part in (text if "," in text else f"{text},{text}").split(",")]
     except ValueError:
         raise SpecbenchError(f"--{name} {text}: no range", "LOW,HIGH, for example 0.6,0.9") from None
-    if not (abs(low) < float("inf") and abs(high) < float("inf")):  # false for NaN, too
+    if not (abs(low) < float("inf") and abs(high) < float("inf")):  # also false for NaN
         raise SpecbenchError(f"--{name} {text}: not finite", "LOW,HIGH, for example 0.6,0.9")
     return low, high
 
@@ -170,8 +170,8 @@ _SPEEDS = {"nfe": "NFE", "latency_ms": "latency", "speedup": "speed-up", "step_c
 
 
 def printed_beside(rows: Sequence[ReportRow]) -> list[str]:
-    """A line for each of up to three cells of papers with the decoder, options and model of a report row, those with
-    most speeds first; none for models that no paper has."""
+    """A line for each of up to three cells of papers with the decoder, options and model of a report row, cells with
+    most speeds first; empty for models that no paper has."""
     models = {model.name for model in MODELS}
     ours = [row for row in rows if row.decoder != "ar" and RANDOM not in row.model]
     ours = [row for row in ours if row.model.partition("+")[0] in models]
@@ -179,7 +179,7 @@ def printed_beside(rows: Sequence[ReportRow]) -> list[str]:
     like_ours.sort(key=lambda cell: -cell[0])
     lines, seen = [], set()
     for _, name, numbers, line in like_ours:
-        if (name, numbers[0]) not in seen:  # else a copy, in this paper or in another
+        if (name, numbers[0]) not in seen:  # otherwise it repeats a cell of this paper or of another paper
             lines.append(line)
         seen |= {(name, text) for text in numbers}
     return lines[:_MOST]
@@ -191,7 +191,7 @@ def _cells(table: Table, ours: ReportRow) -> Iterator[tuple[int, str, list[str],
         try:
             settings = None if row.own or not row.paper else row_settings(table, row)
             theirs = settings and decoder_of(settings)
-        except SpecbenchError:  # a head or file that is not here
+        except SpecbenchError:  # a missing head or file
             continue
         if not theirs or theirs.name != ours.decoder or settings.model != ours.model.partition("+")[0]:
             continue
@@ -203,7 +203,7 @@ def _cells(table: Table, ours: ReportRow) -> Iterator[tuple[int, str, list[str],
 
 
 def _line(table: Table, row: Row, label: str, window: object, numbers: Sequence[str]) -> str:
-    """What a paper prints for the cell of our row of this label."""
+    """The line with the printed values of the cell of our row of this label."""
     place = f"{table.paper}, {table.source}{f', {row.group}' if row.group else ''}"
     place += f", window {window}" if window is not None else ""
     on = f"; on {hardware.partition(' (')[0]}" if (hardware := row.hardware or table.hardware) else ""

@@ -1,4 +1,4 @@
-"""Joined tables as what writers print: a table of texts, or records.
+"""Joined tables for writers: a table of texts, or records.
 
 As texts each row has up to three lines: printed, measured, difference.
 """
@@ -19,12 +19,12 @@ from specbench.stats import RULE
 from specbench.system.text_tables import TextCell, TextTable
 
 PAPER, HERE, OWN, INTERVAL, DIFFERENCE = "paper", "here", "own", "95 %", "diff."
-OWN_ROWS = f"Rows marked {OWN} are not the paper's: they were added here, and measured like the others."
+OWN_ROWS = f"Rows marked {OWN} are not in the paper: they were added here and measured like the other rows."
 BOLD = (
-    "Bold: printed values as the paper has them (as far as its text marks them), and the best measured value of group "
-    f"and column, where its difference from AR is real. {RULE}"
+    "Bold: printed values that are bold in the paper (if its text marks them), and the best measured value of a group "
+    f"and column, if its difference from AR is real. {RULE}"
 )
-LEGEND = "A difference with * is one: the paper's value lies outside the measured 95 % interval."
+LEGEND = "A difference marked * is real: the paper's value lies outside the measured 95 % interval."
 CELL_NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")
 
 
@@ -40,8 +40,8 @@ def text_table(joined: PaperTable, footnoted: bool = True, intervals_apart: bool
 
 
 def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
-    """The joined table with the named columns, in that order: what reports of runs call the numbers ("NFE"), headings
-    here, or names of columns in the table's file, of their numbers or metrics, in any case; speed-ups over a baseline
+    """The joined table with the named columns, in that order, in any case: names of numbers in reports of runs ("NFE"),
+    headings of the table, or names of columns, numbers or metrics in the table's file; speed-ups over a baseline
     stay."""
     usual = {plain_name(column): column for column in joined.table.columns}
     by_name = {
@@ -106,12 +106,12 @@ def by_group(lines: Sequence[Line]) -> Iterator[tuple[str | None, list[Line]]]:
 def row_texts(
     joined: PaperTable, line: Line, intervals_apart: bool = False, footnoted: bool = True
 ) -> list[list[TextCell]]:
-    """The lines of a row: label (in the first alone), kind of value, a text for each column. Lines without values are
-    omitted, of a row without any the printed one is kept."""
+    """The lines of a row: label (only in the first), kind of value, a text for each column. Lines without values are
+    omitted; a row without any values keeps its printed line."""
     notes, columns = joined.footnotes if footnoted else (), joined.table.columns
     cells = [(column, line.cells[column.name]) for column in columns]
     some = any(cell.low is not None for other in joined.lines for cell in other.cells.values())
-    if not some and not joined.table.whole:  # said once, below
+    if not some and not joined.table.whole:  # a note below the table says so
         cells = [(column, replace(cell, too_few=False)) for column, cell in cells]
     kinds = {
         PAPER: [_printed(column, cell) + _marks(cell.printed_notes, notes) for column, cell in cells],
@@ -124,7 +124,7 @@ def row_texts(
         kinds = {kind: kinds[kind]}
     shown = {kind: values for kind, values in kinds.items() if kind in (PAPER, HERE) or any(values)}
     if HERE in shown and all(text == MISSING for text in shown.get(PAPER, ("",))):
-        del shown[PAPER]  # the paper prints none of them, as of most figures
+        del shown[PAPER]  # the paper prints no values, as for most figures
     label = line.label + _marks(line.notes, notes)
     part = "" if line.expected is None else f"{line.images:,} of {line.expected:,} images"
     labels = {HERE: part} | {next(iter(shown)): label}
@@ -146,7 +146,7 @@ def row_texts(
 
 
 def _best_measured(joined: PaperTable, group: str | None, column: Column) -> list[Line]:
-    """The row of a group with its best measured value, where that differs from AR's; none by other numbers."""
+    """The row of a group with the best measured value, if it differs from AR's; None for untested numbers."""
     pairs = [(line, line.cells[column.name]) for line in joined.lines if line.group == group]
     values = [cell.value for _, cell in pairs if cell.value is not None]
     if column.better == "none" or not values:

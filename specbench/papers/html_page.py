@@ -36,10 +36,10 @@ def _shown(joined: PaperTable) -> dict:
         if (values := mean_map(folder, name)) is not None
     ]
     empty = dict.fromkeys(_labels(joined, axes)[1] for axes in joined.table.axes if not figure_curves(joined, axes))
-    undrawn = [f"{name} is not drawn: the paper prints no numbers of it, and no run here has it." for name in empty]
+    undrawn = [f"{name} is not drawn: the paper prints no numbers for it, and no run has it." for name in empty]
     if joined.table.maps and not maps:
         names = ", ".join(_MAP_NAMES[name] for name in joined.table.maps)
-        undrawn.append(f"No map of {names}: the paper's is a picture without numbers, and no run here has it.")
+        undrawn.append(f"No map of {names}: the paper prints a picture without numbers, and no run has the map.")
     table = text_table(joined)
     return {
         "name": joined.table.name,

@@ -1,4 +1,4 @@
-"""A paper's table joined with measured runs: each printed value beside the measured one, and what to say below."""
+"""A paper's table joined with measured runs: printed next to measured values, and the notes below."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Line:
     group: str | None
     cells: Mapping[str, Cell]  # by column name
     runs: tuple[str, ...]  # ids of the runs behind it
-    images: int | None  # how many of a run's images stand behind it; the fewest where there are several runs
+    images: int | None  # number of images of its run; the fewest if there are several runs
     notes: tuple[str, ...]  # remarks on the whole row
     # chosen, own: see `specbench.papers.table.Row`
     chosen: tuple[str, ...] = ()
-    expected: int | None = None  # how many the table asks for, where that is another number
+    expected: int | None = None  # number of images that the table asks for, if it differs
     folders: tuple[Path, ...] = ()  # of these runs
     own: bool = False
 
@@ -67,15 +67,15 @@ class PaperTable:
     """A joined table, ready to be written down."""
 
     table: Table
-    heading: str  # what it is and where it was printed
+    heading: str  # title and place in the paper
     lines: tuple[Line, ...]
-    remarks: tuple[str, ...]  # about the whole table
-    definitions: tuple[str, ...]  # what each column is, a line each
-    problem: SpecbenchError | None = None  # an error of running the table that did not prevent it from being shown
+    remarks: tuple[str, ...]  # on the whole table
+    definitions: tuple[str, ...]  # meaning of each column, a line each
+    problem: SpecbenchError | None = None  # error of a run of the table; the table is still shown
 
     @property
     def footnotes(self) -> list[str]:
-        """Remarks on rows and cells, numbered from 1 in the order in which they are met."""
+        """Remarks on rows and cells, numbered from 1 in order of appearance."""
         notes: dict[str, None] = {}
         for line in self.lines:
             notes |= dict.fromkeys(line.notes)
@@ -85,14 +85,14 @@ class PaperTable:
 
 
 def join(table: Table, measured_in: Mapping[CellSettings, Path | str]) -> PaperTable:
-    """A table with what was measured for it. `measured_in`: the run folder of each cell, or a short reason why there is
-    none."""
+    """A table with its measured values. `measured_in`: the run folder of each cell, or a short reason why it is
+    missing."""
     every = [folder for folder in (*measured_in.values(), *(row.run for row in table.rows)) if isinstance(folder, Path)]
     read, joined = with_ar_runs(every), cache(lambda folders: runs_as_one([read[folder] for folder in folders]))
 
     @cache
     def asked_prompts(name: str, limit: int | None) -> Prompts | None:
-        """Ids and texts of the prompts that a cell asks for; None where the set cannot be read here."""
+        """Ids and texts of the prompts that a cell asks for; None if the set cannot be read here."""
         try:
             return frozenset((prompt.id, prompt.text) for prompt in prompts.select(prompts.load_prompts(name), limit))
         except SpecbenchError:
@@ -133,7 +133,7 @@ def _measured(
 
 
 def _other_prompts(asked: Prompts | None, measured: Measured, settings: CellSettings) -> tuple[str, ...]:
-    """How the decoded prompts differ from those asked for; a part of these is none, if its size says so."""
+    """How the decoded prompts differ from the requested prompts; a requested prefix does not count as a difference."""
     if asked is None:
         return ()
     rows = pd.concat(RunStore(run.folder).samples(["status", "prompt"]) for run in seeds_of(measured.run))
@@ -145,7 +145,7 @@ def _other_prompts(asked: Prompts | None, measured: Measured, settings: CellSett
 
 
 def _expected(settings: CellSettings) -> int | None:
-    """Images that a cell asks for; None where the size of its prompt set is unknown here."""
+    """Images that a cell asks for; None if the size of its prompt set is unknown here."""
     if settings.prompts is None:
         return None
     try:
@@ -161,7 +161,7 @@ def _expected(settings: CellSettings) -> int | None:
 
 
 def _unlike(settings: CellSettings, info: RunInfo) -> tuple[str, ...]:
-    """How a run differs from what the table asks for, each as "model shapes instead of lumina"."""
+    """Differences between a run and the settings of the table, each as "model shapes instead of lumina"."""
     spec = info.spec
     released = {name: getattr(settings, name) for name in ("guidance_rows", "prompt_form") if getattr(settings, name)}
     light = settings.dtype == EIGHT_BITS
@@ -201,7 +201,7 @@ def _line(
     notes += [row.notes["row"]] if "row" in row.notes else []
     notes += _mixed(there)
     if any(failed_audit(part.row) for part in there):
-        notes.append(f"{FAILED_AUDIT}: its images are no exact samples of the model.")
+        notes.append(f"{FAILED_AUDIT}: its images are not exact samples of the model.")
     shared = table.shared_choices()
     notes += [text for text in row.chosen if text not in shared]
     return Line(
@@ -215,13 +215,13 @@ def _line(
 
 
 def _mixed(there: Sequence[Measured]) -> list[str]:
-    """A note where the cells of a row are not of the same images."""
+    """A note if the cells of a row are measured over different images."""
     sets = {frozenset(measured.run.rows[list(KEY)].itertuples(index=False, name=None)) for measured in there}
     if len(sets) < 2:
         return []
     few, many = min(map(len, sets)), max(map(len, sets))
-    which = f"of {few:,} to {many:,} of them" if few < many else f"of {few:,} each, which differ"
-    return [f"Its cells are not of the same images: {which}, from several runs."]
+    which = f"{few:,} to {many:,} images" if few < many else f"{few:,} images each, but different images"
+    return [f"Its cells come from several runs over different images: {which}."]
 
 
 def _heading(table: Table) -> str:
@@ -244,17 +244,17 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
     if unlike and any(cell.paper is not None for line in lines for cell in line.cells.values()):
         remarks.append(f"Run with {', '.join(unlike)}: such rows show no difference from the paper.")
     if any(cell.why == NOT_SCORED for line in lines for cell in line.cells.values()):
-        remarks.append("What is not scored can be, where its metric is ready: specbench score --metric NAME.")
+        remarks.append("To add missing scores, if the metric is installed: specbench score --metric NAME.")
     remarks += [SEEDS] if any(len(seeds_of(measured.run)) > 1 for measured in used) else []
     remarks += captions_cut([measured.row for measured in used])
     if any(measured.row.failed for measured in used):
-        remarks.append("Failed images are left out; `specbench show` tells of them.")
+        remarks.append("Failed images are left out; `specbench show` lists them.")
     return remarks
 
 
 def with_baseline(joined: PaperTable, name: str) -> PaperTable:
-    """The joined table with a column of the speed-ups over a row of each group, and with marks on scores and speed-ups
-    that differ from that row's. `name`: the row's label, the name of its decoder, or the start of its run's id."""
+    """The joined table with a column of speed-ups over a row of each group, and with marks on scores and speed-ups that
+    differ from the values of that row. `name`: the row's label, its decoder, or the start of its run's id."""
     if SEEDS in joined.remarks:
         what = f"--baseline {name}: {joined.table.name} has rows of several seeds"
         raise SpecbenchError(what, f"choose one: specbench bench {joined.table.name} --seed N")
@@ -263,7 +263,7 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
         named = name.lower() in (line.label.lower(), str(row.settings.get("decoder")).lower())
         if len(line.folders) == 1 and (named or line.runs[0].startswith(name)):
             bases.setdefault(line.group, line)
-    for line in joined.lines if bases else ():  # a row of a stored run in a group of its own
+    for line in joined.lines if bases else ():  # a row of a stored run is a separate group
         if line.own and line.group not in bases:
             bases[line.group] = next(iter(bases.values()))
     others = {place: line for place, line in enumerate(joined.lines) if line.group in bases and len(line.folders) == 1}
@@ -296,13 +296,13 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
 
 
 def definition(column: Column) -> str:
-    """What a column is, after its heading unless that is the definition's own name."""
+    """Definition of a column, after its heading unless the definition already begins with it."""
     text = _meaning(column) + ("" if column.scale == 1 else f" Shown times {column.scale:g}.")
     return text if text.lower().startswith(f"{column.header.lower()}:") else f"{column.header}: {text}"
 
 
 def plain_name(column: Column) -> str:
-    """What reports of runs call a number, whatever a paper calls it: "nfe", "speed-up", "clip"."""
+    """Name of a number in reports of runs, whatever the paper calls it: "nfe", "speed-up", "clip"."""
     if column.score or not column.measurable:
         return column.name.removeprefix("score:")
     return _meaning(column).partition(":")[0].lower()

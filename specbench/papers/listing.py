@@ -1,4 +1,4 @@
-"""What there is to choose from, as rows: models, decoders, metrics, prompt sets, papers' tables, runs. No torch."""
+"""Lists of models, decoders, metrics, prompt sets, papers' tables and runs, as rows. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specbench.specs.presets import PRESETS, published, resolve
 from specbench.system import plugins
 from specbench.system.json_values import nonfinite_as_text
 
-# Imports inside functions: a list waits only for what it shows.
+# Imports inside functions: each list imports only what it needs.
 
 _Rows = list[dict[str, object]]
-OURS = "ours"  # SettingSource of a value that no paper and no authors' code states for the model
+OURS = "ours"  # Source of a value that neither a paper nor released code states for the model
 
 
 def available(
@@ -26,18 +26,18 @@ def available(
     name: str | None = None,
     model: str = "shapes",
 ) -> _Rows:
-    """What there is to choose from (`specbench list`).
+    """Available items of a kind (`specbench list`).
 
     Args:
         kind: "models", "decoders", "metrics", "prompts", "tables" or "runs".
         out: the results folder whose runs are listed.
         warn: called with a line for each damaged run.
-        name: a decoder, whose options on `model` are listed instead, or another item, which is listed alone (a
-            prompt set with its categories).
+        name: a decoder, whose options on `model` are listed instead, or another item to list alone (a prompt set
+            with its categories).
 
     Returns:
-        One dict per item, with its `name` first; of a decoder one per option (`name, value, source`) and per setting
-        that all decoders of a run share, with what is `published` for this one.
+        One dict per item, with its `name` first; for a decoder one dict per option (`name, value, source`) and per
+        setting that all decoders of a run share, with the value `published` for this decoder.
 
     Raises:
         SpecbenchError: an unknown kind, decoder or model.
@@ -56,7 +56,7 @@ def available(
 
 
 def kind_named(typed: str) -> str:
-    """The kind of thing that `list` is asked for, in the singular too."""
+    """The kind of items to list; the singular is also accepted."""
     also = {kind: [kind.removesuffix("s"), f"{kind.removesuffix('s')} sets"] for kind in LISTABLE}
     if (meant := names.SYNONYMS["thing to list"].get(typed.casefold())) is not None:
         raise SpecbenchError(f"unknown thing to list '{typed}'", f"specbench list {meant}")
@@ -85,7 +85,7 @@ def decoder_rows() -> _Rows:
 
 
 def _option_rows(name: str, model: str) -> _Rows:
-    """The options that a decoder takes on a model, then what all decoders of a run share, each with its source."""
+    """The options of a decoder on a model, then the settings that all decoders of a run share, with sources."""
     from specbench.models.catalog import find_model
     from specbench.models.draft_head_files import published_head
     from specbench.prompts import default_prompts
@@ -203,10 +203,10 @@ def table_rows() -> _Rows:
 
 
 def _images(folder: Path) -> int:
-    """Number of images: of pictures, quicker to count than rows in many parts; of rows where a pack left them out."""
+    """Number of images: counts pictures, faster than rows in many parts; counts rows if a pack left out pictures."""
     if (pictures := folder / "images").is_dir():
         return sum(1 for _ in pictures.glob("*.png"))
-    from specbench.store.run_store import RunStore  # brings pandas
+    from specbench.store.run_store import RunStore  # imports pandas
 
     return sum(1 for _ in RunStore(folder).completed())
 

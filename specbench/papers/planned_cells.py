@@ -1,6 +1,6 @@
 """The cells of a table as runs: settings, plans, and the stored runs that measured them.
 
-A cell's settings come from the table; flags win over it, as for a small model in the place of the paper's.
+A cell's settings come from the table; flags override the table, for example to use a smaller model.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _NOT_FOUND = "not in the results"
 class PlannedCell:
     """The settings of one or more cells, with the plan of their run or the problem that prevents one."""
 
-    settings: CellSettings  # as the table states them
-    values: Mapping[str, Value]  # by setting name, with flags and environment applied; empty where they are refused
+    settings: CellSettings  # from the table
+    values: Mapping[str, Value]  # by setting name, with flags and environment applied; empty if they are rejected
     plan: Plan | None = None
     problem: SpecbenchError | None = None
 
 
 def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, str] | None = None) -> list[PlannedCell]:
     """The distinct cells of a table with their settings, without plans. `flags`: by the name of a setting of `specbench
-    run`; None means not given. `env`: the environment; the process's own if None. What the table says wins over it."""
+    run`; None means not given. `env`: the environment; None: the environment of the process. The table overrides it."""
     settings, env = run_settings(), os.environ if env is None else env
     head_of(str(flags.get("head") or ""), "")
     every = table.all_settings()
@@ -92,7 +92,7 @@ def head_of(text: str, model: str) -> str | None:
 
 
 def _settings(asked: CellSettings, model: object) -> dict[str, object]:
-    """The cell's values by setting name; a substituted model brings its prompts, vocabulary, and guidance or none."""
+    """The cell's values by setting name; a substituted model also sets prompts, vocabulary and guidance."""
     inline = ",".join(f"{name}={value}" for name, value in asked.options)
     settings = {
         name: getattr(asked, name) for name in ("model", "prompts", "limit", "samples", "seed", "batch", "dtype")
@@ -129,7 +129,7 @@ def plan_table(table: Table, flags: Mapping[str, object], env: Mapping[str, str]
 
 
 def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[CellSettings, Path | str]:
-    """The run folder of each cell in `out`, whatever machine it was measured on: most images first, then the newest."""
+    """The run folder of each cell in `out`, from any machine: the run with most images, then the newest."""
     infos = read_infos(out)
     folders: dict[CellSettings, Path | str] = {}
     for cell in cells:
@@ -143,8 +143,8 @@ def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[CellSet
 
 
 def wanted_fields(values: Mapping[str, Value]) -> dict[str, object]:
-    """The fields of the `RunSpec` that the settings ask for; dtype, device and threads only where they were given, and
-    whatever draft head."""
+    """The fields of the `RunSpec` that the settings ask for; dtype, device and threads only if they were given; any
+    draft head."""
     value = {name: setting.value for name, setting in values.items()}
     model, (planned,) = plan_model(values), plan_decoders(value["decoder"], values)
     fields = {"model": model.name, "prompts": value["prompts"], "seed": value["seed"], "batch": value["batch"]}
@@ -154,32 +154,32 @@ def wanted_fields(values: Mapping[str, Value]) -> dict[str, object]:
 
 
 def replaced_settings(cell: PlannedCell) -> set[str]:
-    """Names of the settings whose values are not those that the table states."""
+    """Names of the settings whose values differ from the table."""
     stated = _settings(cell.settings, None)
     return {name for name, value in cell.values.items() if name in stated and value.value != stated[name]} - {"decoder"}
 
 
 def as_run_here(table: Table, cells: Sequence[PlannedCell], model: object, folders: Iterable[Path]) -> Table:
-    """The table without replaced choices, and with another model, if one is named, in the place of the paper's."""
+    """The table without replaced choices, and with `--model`, if given, instead of the paper's model."""
     table = without_replaced_choices(table, cells)
     return table if model is None else with_bundled_scores(with_model(table, cells, str(model)), folders)
 
 
 def without_replaced_choices(table: Table, cells: Sequence[PlannedCell]) -> Table:
-    """The table without the choices of settings for which a flag or another model brings another value here."""
+    """The table without the choices of settings that a flag or another model replaces."""
     replaced = {cell.settings: replaced_settings(cell) for cell in cells}
 
     def kept(row: Row) -> tuple[str, ...]:
         gone = set().union(*(replaced[settings] for settings in table.runs_of_row(row)))
-        gone |= {"head"} if "model" in gone else set()  # each model has its own
+        gone |= {"head"} if "model" in gone else set()  # each model has a separate head
         return tuple(line for line in row.chosen if chosen_setting(line) not in gone)
 
     return replace(table, rows=tuple(replace(row, chosen=kept(row)) for row in table.rows))
 
 
 def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
-    """The table of the distinct runs that another model has here, each named by its decoder, without values of the
-    paper. Rows of this model itself, run as printed, keep their values; what cannot be run is left out."""
+    """The table of the distinct runs with another model, each named by its decoder, without values of the paper. Rows
+    that the paper prints for this model keep their values; rows that cannot be run are left out."""
     by_settings, alike = {cell.settings: cell for cell in cells}, {}
     printed = [(row, [by_settings[asked] for asked in runs]) for row in table.rows if (runs := table.runs_of_row(row))]
     for row, runs in printed:
@@ -210,15 +210,16 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     models = " and ".join(dict.fromkeys(name for row, _ in printed if (name := row.settings["model"]) != model))
     left_out, added = len(table.rows) - len(printed), sum(row.own for row, _ in printed)
     note = (
-        f"With {model} in the place of {models or 'the model as printed'}, no value of the paper is comparable, so its "
-        f"rows have none; {len(printed) - added} rows of the paper are {len(rows) - sum(row.own for row in rows)} here"
-        + (f", and {left_out} that cannot be run are left out." if left_out else ".")
+        f"With {model} instead of {models or 'the model as printed'}, no value of the paper is comparable, so its rows "
+        f"have no paper values; {len(printed) - added} rows of the paper are "
+        f"{len(rows) - sum(row.own for row in rows)} rows here"
+        + (f", and {left_out} rows that cannot be run are left out." if left_out else ".")
     )
     return replace(table, rows=tuple(rows), notes=(note,), hardware=None, whole=False)
 
 
 def _labels(runs: Sequence[PlannedCell]) -> list[str]:
-    """A name for each run: its decoder with its options, and the settings in which others of that name differ."""
+    """A name for each run: its decoder with its options, and the settings in which runs of the same name differ."""
     names, facts = [], []
     for run in runs:
         if run.values:
@@ -240,8 +241,8 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
 
 
 def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
-    """The table with a column for each bundled metric that scored any of the runs: for a substituted model. Where the
-    columns sweep a setting, a metric has a column for each of its values; a figure has panels with them, too."""
+    """The table with a column for each bundled metric that scored any of the runs: for a substituted model. If columns
+    sweep a setting, a metric has a column for each value; a figure also has panels with these columns."""
     scored = {score["metric"]: score["better"] for folder in folders for score in read_scores(folder)}
     names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
     swept: dict[str, Column] = {}
@@ -258,7 +259,7 @@ def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
 
 
 def _panels(table: Table, columns: Sequence[Column]) -> Iterator[Mapping[str, str]]:
-    """For each panel of a figure with a score as y, one with the first of `columns` that is better the same way."""
+    """For each panel of a figure with a score as y, a panel with the first of `columns` that is better the same way."""
     columns_by_name = {column.name: column for column in table.columns}
     for axes in table.axes:
         y = columns_by_name[axes["y"]]

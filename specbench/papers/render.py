@@ -31,7 +31,7 @@ def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown", notes: bo
     """The tables in one of `FORMATS`, parquet as bytes. LaTeX has footnotes and definitions only with `notes`."""
     fmt = format_name("tables", fmt)
     if FORMATS[fmt].one_table and len(tables) > 1:
-        raise SpecbenchError(f"--format {fmt} holds one table only", "name one table")
+        raise SpecbenchError(f"--format {fmt} can hold only one table", "name one table")
     return writer("tables", fmt)(tables, notes)
 
 
@@ -78,7 +78,7 @@ def tables_parquet(tables: Sequence[PaperTable], notes: bool = True) -> bytes:
 
 def tables_html(tables: Sequence[PaperTable], notes: bool = True) -> str:
     """Format as a page, see `specbench.papers.html_page`."""
-    from specbench.papers.html_page import tables_page  # brings jinja2 and matplotlib
+    from specbench.papers.html_page import tables_page  # imports jinja2 and matplotlib
 
     return tables_page(tables)
 
@@ -90,7 +90,7 @@ def _arrow(name: str) -> pa.DataType:
 
 
 def terminal(joined: PaperTable, console: Console) -> Group:
-    """What to print on a console of any width."""
+    """Terminal output of a joined table for a given width."""
     table = text_table(joined, intervals_apart=True)
     shown = terminal_table(replace(table, title="", notes=()), console.width, dim=(1,))
     return Group(Text(table.title, style="bold"), Text(), shown, Text(), *map(Text, table.notes))

@@ -55,14 +55,14 @@ def bench_table(
     warn: Warn = lambda text: None,
     runs: Sequence[Path] = (),
 ) -> PaperTable:
-    """A table with what was measured for it here, see `specbench.bench`; what the results folder already holds is not
-    run again. `env`: the environment; the process's own if None. Each of `runs`, stored ones, gets a row."""
+    """A table with its measured values, see `specbench.bench`; stored images are not decoded again. `env`: the
+    environment; None: the environment of the process. Each stored run of `runs` gets a row."""
     model = flags.get("model")
     _fetch_prompts(resolve_cells(table, flags, env), warn)
     planned = plan_table(table, flags, env)
     planned, problems = _fetch(planned, () if model is not None or scoring.offline else table.metrics())
     done = run_table(planned, reporter, warn)
-    if not flags.get("shard") and not done.stopped:  # what a part scores is not what the run does
+    if not flags.get("shard") and not done.stopped:  # scores of a shard differ from the scores of the merged run
         score_table(table, done, scoring, model is not None, score_reporter, warn, problems)
     table = as_run_here(table, planned, model, done.folders.values())
     elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
@@ -77,13 +77,13 @@ def measured_table(
     out: Path | str = "results",
     runs: Sequence[Path] = (),
 ) -> PaperTable:
-    """A table joined with the runs of a results folder. `model` and `prompts` take the place of the table's own; each
-    of `runs`, stored anywhere, gets a row."""
+    """A table joined with the runs of a results folder. `model` and `prompts` replace the table's; each of `runs`,
+    stored anywhere, gets a row."""
     if prompts is not None:
         try:
             load_prompts(prompts)
         except SpecbenchError as error:
-            if error.exit_code == BAD_INPUT:  # a prompt set that is not on this disk may still have runs
+            if error.exit_code == BAD_INPUT:  # there may be runs, although the prompt set is not on this disk
                 raise
     cells = resolve_cells(table, {"model": model, "prompts": prompts, "out": str(out)}, env={})
     measured = find_measured(cells, out)
@@ -96,23 +96,25 @@ class TableRun:
     """The outcome of running a table."""
 
     folders: dict[CellSettings, Path] = field(default_factory=dict)  # run folder by cell settings
-    problems: dict[CellSettings, SpecbenchError] = field(default_factory=dict)  # by cell settings, why there is no run
-    # an error that ends the command after the table was shown, such as failed images
+    problems: dict[CellSettings, SpecbenchError] = field(
+        default_factory=dict
+    )  # by cell settings: reason for a missing run
+    # an error that ends the command once the table is shown, such as failed images
     trouble: SpecbenchError | None = None
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal ended it."""
+        """Whether a signal ended the command."""
         return self.trouble is not None and self.trouble.exit_code > 128
 
     @property
     def found(self) -> dict[CellSettings, Path | str]:
-        """As `specbench.papers.join.join` takes it."""
+        """Argument of `specbench.papers.join.join`."""
         return {**{cell: problem.what for cell, problem in self.problems.items()}, **self.folders}
 
 
 def _fetch_prompts(cells: Iterable[PlannedCell], warn: Warn) -> None:
-    """Download the prompts of cells; those that cannot be had are missing when their cells are planned."""
+    """Download the prompts of cells; if a download fails, the prompts are missing when cells are planned."""
     for name in dict.fromkeys(str(cell.values["prompts"].value) for cell in cells if cell.values):
         try:
             fetch_all(() if offline() else missing_set(name))
@@ -121,7 +123,7 @@ def _fetch_prompts(cells: Iterable[PlannedCell], warn: Warn) -> None:
 
 
 def _fetch(planned: Sequence[PlannedCell], metrics: Iterable[str]) -> tuple[list[PlannedCell], dict]:
-    """Download all that cells and metrics need, before the first image; return the cells, and problems of metrics."""
+    """Download all files for cells and metrics before the first image; return the cells, and problems of metrics."""
     plans = {cell.settings: cell.plan for cell in planned if cell.plan is not None}
     needs: dict[object, Callable[[], Sequence[Download]]] = {
         name: partial(metric_catalog.downloads, [name]) for name in (metrics if plans else ())
@@ -145,7 +147,7 @@ def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda
     while waiting and not done.stopped:
         waiting += _run_together(waiting.pop(0), by_plan, done, reporter)
     stopped = None
-    if not done.folders:  # the first problem that an installation or download solves, or else the first problem
+    if not done.folders:  # the first problem that an installation or download solves, else the first problem
         problems = done.problems.values()
         stopped = min(problems, key=lambda problem: problem.exit_code != MISSING_PREREQUISITE, default=None)
     left_out: dict[tuple[str, str], dict[str, None]] = {}
@@ -160,8 +162,8 @@ def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda
 
 
 def _run_together(plans: list[Plan], by_plan: Mapping[int, CellSettings], done: TableRun, reporter) -> list[list[Plan]]:
-    """Run plans that share their work; if one of them is refused, return each as a group of its own."""
-    from specbench.runs.runner import run_plans  # brings torch, which plans and estimates do without
+    """Run plans that share their work; if a plan is rejected, return each plan as a separate group."""
+    from specbench.runs.runner import run_plans  # imports torch, which plans and estimates do not need
 
     try:
         summary = run_plans(plans, reporter)
@@ -170,7 +172,7 @@ def _run_together(plans: list[Plan], by_plan: Mapping[int, CellSettings], done: 
             return [[plan] for plan in plans]
         if error.exit_code not in (BAD_INPUT, MISSING_PREREQUISITE):
             raise
-        # A copy: the error's own traceback holds the model, whose memory the next one may need.
+        # A copy: the traceback of the error keeps the model in memory, which the next model may need.
         done.problems |= {by_plan[id(plan)]: copy(error) for plan in plans}
         return []
     weights = plans[0].model.weights_sha256()
@@ -191,9 +193,9 @@ def score_table(
     problems: Mapping[str, SpecbenchError] = MappingProxyType({}),
 ) -> None:
     """Score the runs with the metrics of the table's columns that are available and apply to their prompts. `trial`:
-    the paper's model was substituted: nothing is downloaded, and the bundled metrics are added. `problems`: why metrics
-    cannot be had, by name."""
-    from specbench.metrics import scoring  # brings pandas and the metrics
+    the paper's model was substituted: nothing is downloaded, and the bundled metrics are added. `problems`: reasons for
+    unavailable metrics, by name."""
+    from specbench.metrics import scoring  # imports pandas and the metrics
 
     settings, fitting = replace(settings, offline=settings.offline or trial), []
     for name in dict.fromkeys([*table.metrics(), *(metric_catalog.bundled_metrics() if trial else ())]):
@@ -216,10 +218,10 @@ def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = N
     """Estimate the cost of running a table, without decoding anything.
 
     Args:
-        model: in the place of the paper's, see `specbench.papers.planned_cells.with_model`.
+        model: replaces the paper's model, see `specbench.papers.planned_cells.with_model`.
 
     Returns:
-        One dict per run: `rows` (labels of the table's rows), `chosen` (settings about which the paper is silent, each
+        One dict per run: `rows` (labels of the table's rows), `chosen` (settings that the paper does not state, each
         with its reason), the keys of `specbench.runs.dry_run.Outlook.row`, `on_disk` (whether the weights are) and
         `problem` (the first obstacle).
     """
@@ -237,7 +239,7 @@ def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = N
 
 
 def seeds_together(rows: Sequence[Mapping]) -> list[dict[str, object]]:
-    """Rows that differ in the seed alone as one, with their sums, for a terminal."""
+    """Rows that differ only in the seed, merged with their sums, for a terminal."""
     merged: dict[str, dict[str, object]] = {}
     for row in rows:
         alike = {name: value for name, value in row.items() if name not in (*_SUMS, "run_id", "seed")}
@@ -271,14 +273,14 @@ _ELSEWHERE, _SUMS = ("decoder", "seed", "quiet", "json"), ("images", "done", "se
 
 
 def _words(name: str, value: object) -> list[str]:
-    """The words of a setting on the command line; none for a flag that is off."""
+    """The words of a setting on the command line; empty for a flag that is off."""
     if isinstance(value, bool):
         return [f"--{name}"] * value
     return [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else plain(value)]
 
 
 def scoring_needs(table: Table) -> list[str]:
-    """What the metrics of a table lack on this disk, networks and reference images, a line each."""
+    """Networks and reference images that the metrics of a table lack on this disk, a line each."""
     lines = []
     for name in table.metrics():
         try:
@@ -297,9 +299,9 @@ def total(rows: Sequence[Mapping]) -> str:
         return rest
     once = {row["run_id"] or number: row for number, row in enumerate(rows) if row["problem"] is None}.values()
     images = sum((row["images"] or 0) - row["done"] for row in once)
-    more = " and those of prompts that are not here" * any(row["images"] is None for row in once)
+    more = " (without prompt sets that are not on this disk)" * any(row["images"] is None for row in once)
     seconds = [row["seconds"] for row in once if row["seconds"] is not None]
-    time = f"about {duration(sum(seconds))}" if len(seconds) == len(once) else "time unknown before a first image"
+    time = f"about {duration(sum(seconds))}" if len(seconds) == len(once) else "time unknown before the first image"
     if seconds and len(seconds) < len(once):
         unknown = len(once) - len(seconds)
         time = f"about {duration(sum(seconds))}, and {unknown} run{'s' if unknown > 1 else ''} of unknown time"
@@ -310,7 +312,7 @@ def total(rows: Sequence[Mapping]) -> str:
 
 
 def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:
-    """The rows of the table that each run serves."""
+    """The rows of the table that use each run."""
     served: dict[CellSettings, list[Row]] = {}
     for row in table.rows:
         for settings in table.runs_of_row(row):
@@ -324,7 +326,7 @@ def _row(cell: PlannedCell, rows: Sequence[Row], shared: Shared) -> dict[str, ob
     named = {name: getattr(cell.settings, name) for name in ("model", "decoder", "prompts")}
     try:
         outlook = outlooks(cell.values, shared)[0] if cell.values else Outlook(**named, obstacles=(cell.problem,))
-    except SpecbenchError as error:  # refused settings: little more than the reason
+    except SpecbenchError as error:  # rejected settings: only the reason is known
         outlook = Outlook(**named, obstacles=(error,))
     first = next(iter(map(str, outlook.obstacles)), None)
     return about | outlook.row | {"on_disk": outlook.weights == ON_DISK, "problem": first}

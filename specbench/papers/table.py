@@ -24,7 +24,7 @@ NUMBER_KEYS = (
 )
 """Keys of a report row (`specbench.reporting.report_rows`) that a column may show."""
 STEP_RATIOS = ("step_ratio", "step_compression", "acceptance_length")
-"""Keys of ratios of steps, of which a row has the first that is printed."""
+"""Keys of ratios of steps; a row uses the first printed ratio."""
 MAPS = ("accepted", "top1", "draft_top1", "draft_tv")
 """Quantities of tokens that a map over the image may show; see `specbench.reporting.image_tiles`."""
 SCORE, PRINTED = "score:", "printed:"
@@ -65,17 +65,17 @@ class Column:
     """A column of a paper's table."""
 
     name: str  # key in the rows
-    key: str  # one of `NUMBER_KEYS`, "score:METRIC", "score:METRIC/PART", or "printed:..." for what is never measured
+    key: str  # one of `NUMBER_KEYS`, "score:METRIC", "score:METRIC/PART", or "printed:..." if never measured
     header: str
     score: str | None  # the displayed score, "metric" or "metric:part"; None for other columns
     precision: int  # printed decimals
     better: str  # one of `BETTER`
     scale: float  # factor from the measured to the printed unit
-    settings: Mapping[str, object]  # of its cells
+    settings: Mapping[str, object]  # of the cells of the column
 
     @property
     def metric(self) -> str | None:
-        """Metric of its score, by the name under which it is found."""
+        """Name of the metric of its score."""
         if self.score is None:
             return None
         asked = self.key.removeprefix(SCORE).partition("/")[0]
@@ -92,17 +92,17 @@ class Row:
 
     label: str
     group: str | None
-    settings: Mapping[str, object]  # of its cells, the file's defaults included
+    settings: Mapping[str, object]  # of the cells of the row, including the file's defaults
     paper: Mapping[str, float]  # printed values by column name; values not given in the paper are absent
-    spread: Mapping[str, float]  # printed spreads (in brackets or after a plus-minus sign), likewise
+    spread: Mapping[str, float]  # printed spreads (in brackets or after a plus-minus sign) by column name
     notes: Mapping[str, str]  # remarks on printed values by column name, and on the whole row under "row"
-    not_runnable_reason: str | None  # reason why specbench cannot run it; None if it can
-    hardware: str | None  # what its values were measured on
-    # settings about which the paper is silent, each with its value and the reason for it, a line each
+    not_runnable_reason: str | None  # reason why specbench cannot run the row; None if it can
+    hardware: str | None  # hardware of the printed values
+    # settings that the paper does not state, each with value and reason, a line each
     chosen: tuple[str, ...] = ()
-    own: bool = False  # whether it is the user's and not the paper's
+    own: bool = False  # whether the user added the row
     run: Path | None = None  # the run folder behind an own row; None if its settings name one
-    bold: tuple[str, ...] = ()  # columns whose printed value is bold in the paper, as far as the text at hand marks it
+    bold: tuple[str, ...] = ()  # columns whose printed value is bold in the paper, if its text marks bold values
 
 
 @dataclass(frozen=True)
@@ -110,20 +110,20 @@ class Table:
     """A table or data figure."""
 
     name: str
-    paper: str | None  # a name in `benchmarks/papers.toml`; None for a table of one's own
-    source: str  # its place in the paper, "Table 1" or "Figure 6"
+    paper: str | None  # a name in `benchmarks/papers.toml`; None for a table of the user
+    source: str  # place in the paper, "Table 1" or "Figure 6"
     title: str
-    hardware: str | None  # what its values were measured on, where known
+    hardware: str | None  # hardware of the printed values, if known
     notes: tuple[str, ...]
     # of each panel of a figure, by "x", "y": a column's name, "option:NAME", "sampling:NAME" or "model"
     axes: tuple[Mapping[str, str], ...]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     maps: tuple[str, ...] = ()  # quantities of which a figure shows a map over the image: names in `MAPS`
-    whole: bool = True  # whether all printed values are there; without some of them, none is known to be the best
+    whole: bool = True  # whether all printed values are here; otherwise the best value is unknown
 
     def runs_of(self, row: Row, column: Column) -> tuple[CellSettings, ...]:
-        """Settings of the runs behind a cell, one for each seed; none if it cannot be run, or is a stored run's."""
+        """Settings of the runs behind a cell, one per seed; empty for cells that cannot be run or are stored runs."""
         if row.not_runnable_reason is not None or row.run is not None or not column.measurable:
             return ()
         merged = merge_settings(row.settings, column.settings)
@@ -140,20 +140,20 @@ class Table:
         return list(dict.fromkeys(settings for row in self.rows for settings in self.runs_of_row(row)))
 
     def shared_choices(self) -> tuple[str, ...]:
-        """The choices that all rows have that can be run."""
+        """The choices that all runnable rows share."""
         rows = [row.chosen for row in self.rows if row.not_runnable_reason is None and not row.own]
         return tuple(text for text in rows[0] if all(text in chosen for chosen in rows)) if rows else ()
 
     def metrics(self) -> list[str]:
-        """Metrics of its columns."""
+        """Metrics of the columns."""
         return list(dict.fromkeys(column.metric for column in self.columns if column.metric))
 
 
 def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
     """The table with a row for each of the given decoders at the end of each of its groups.
 
-    A row has the settings of its group's SJD, or else of the first decoder there that drafts: prompts, sampling, and
-    those options that the decoder takes. Inline options win.
+    A row has the settings of its group's SJD, or else of the group's first decoder that drafts: prompts, sampling,
+    and the options that the decoder takes. Inline options win.
     """
     drafting = [row for row in table.rows if row.not_runnable_reason is None and takes(row.settings["decoder"], {})]
     likes: dict[str | None, Row] = {}
@@ -176,7 +176,7 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
 
 
 def with_runs(table: Table, runs: Sequence[Path]) -> Table:
-    """The table with a row for each run folder, in the group whose prompts are the run's, or in a group of runs."""
+    """The table with a row for each run folder, in the group with the same prompts, or in a separate group of runs."""
     rows = list(table.rows)
     for folder in runs:
         spec = read_info(folder).spec
@@ -211,7 +211,7 @@ def merge_settings(defaults: Mapping, stated: Mapping) -> dict[str, object]:
 
 
 def takes(decoder: str, overrides: Mapping[str, object]) -> set[str]:
-    """Options and component kinds that a decoder accepts under the given components; none for AR."""
+    """Options and component kinds that a decoder accepts under the given components; empty for AR."""
     if (preset := PRESETS.get(decoder_name(decoder))) is None or preset.choices["drafter"] == "none":
         return set()
     choices = {kind: overrides.get(kind, value) for kind, value in preset.choices.items()}

@@ -54,8 +54,9 @@ _OPTIONS = {*CHOICES, *(name for preset in PRESETS.values() for name in options_
 _CHOOSABLE = sorted({*_OPTIONS, *_SAMPLING, *_CASE, "protocol"} - {"options", "sampling"})
 _OPEN = "the model's own"
 _PAPERS, _CONVENTIONS = "papers.toml", "conventions"
-_NOUNS = {str: "text", int: "whole number", float: "number", bool: "true or false", dict: "table", list: "array"}
-_NOUNS[int | list] = "whole number or array of seeds"
+_NOUNS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
+_NOUNS[list] = "an array"
+_NOUNS[int | list] = "a whole number or an array of seeds"
 
 
 def table_names() -> list[str]:
@@ -72,12 +73,12 @@ def _natural(name: str) -> tuple:
 
 
 def is_table(name: str) -> bool:
-    """Whether a name is that of a bundled table, or of a file with a table of one's own."""
+    """Whether a name belongs to a bundled table, or to a file with the user's table."""
     return name.endswith(".toml") or table_name(name) in table_names()
 
 
 def table_name(typed: str) -> str:
-    """Name of the table that is meant, such as "SJD++ Table 2" or "2410.01699 fig. 6"; as typed if there is none."""
+    """Name of the table for a text such as "SJD++ Table 2" or "2410.01699 fig. 6"; the text itself if none matches."""
     valid = table_names()
     if typed in valid:
         return typed
@@ -88,7 +89,7 @@ def table_name(typed: str) -> str:
 
 
 def _paper_names(table: str) -> list[str]:
-    """Names of a table's paper: its own, its decoder's, its number on arXiv, and its title up to a colon."""
+    """Names of a table's paper: its short name, its decoder, its number on arXiv, and its title up to a colon."""
     paper = table.rpartition("-")[0]
     entry = papers().get(paper, {})
     title = str(entry.get("title", paper)).partition(":")[0]
@@ -96,7 +97,7 @@ def _paper_names(table: str) -> list[str]:
 
 
 def load_table(name: str) -> Table:
-    """Load a table by name, or from a file of one's own."""
+    """Load a table by name, or from the user's file."""
     if name.endswith(".toml"):
         return read_table(Path(name))
     name = table_name(name)
@@ -104,7 +105,7 @@ def load_table(name: str) -> Table:
         paper = re.sub(r"[ _-]+(tab|fig)?[a-z.]*[ _-]*\d+$", "", name, flags=re.IGNORECASE)
         tables = table_names()
         if of_paper := fitting(paper, [], also={table: _paper_names(table) for table in tables}):
-            raise SpecbenchError(f"unknown table '{name}'", f"of this paper there are: {', '.join(of_paper)}")
+            raise SpecbenchError(f"unknown table '{name}'", f"tables of this paper: {', '.join(of_paper)}")
         raise unknown_name("table", name, tables)
     return read_table(data_folder("benchmarks") / f"{name}.toml")
 
@@ -115,8 +116,8 @@ def load_tables() -> list[Table]:
 
 
 def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
-    """Where runs or tables may be named, reject a name that resembles a table's name, or has another number, and
-    matches no run in `out`.
+    """Reject a name of a run or table that resembles a table's name, or has another number, and matches no run in
+    `out`.
     """
     runs, tables = [folder.name for folder in runs_in(Path(out))], table_names()
     papers = {table.rpartition("-")[0] for table in tables}
@@ -126,7 +127,7 @@ def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
         paper, _, number = name.rpartition("-")
         if paper in papers and number.isdigit() and table_name(name) not in tables:
             others = ", ".join(table for table in tables if table.rpartition("-")[0] == paper)
-            raise SpecbenchError(f"unknown table '{name}'", f"of {paper}: {others}")
+            raise SpecbenchError(f"unknown table '{name}'", f"tables of {paper}: {others}")
         if guess(name, tables):
             raise unknown_name("table", name, tables)
 
@@ -143,7 +144,7 @@ def papers() -> Mapping[str, Mapping[str, object]]:
 
 @functools.cache
 def conventions() -> Mapping[str, object]:
-    """Default `options` of all tables, why they were `chosen`, and `effects` of other readings by setting."""
+    """Default `options` of all tables, the reasons (`chosen`), and `effects` of other readings by setting."""
     path = data_folder("benchmarks") / _PAPERS
     content = _read_toml(path)[_CONVENTIONS]
     _check(
@@ -153,7 +154,7 @@ def conventions() -> Mapping[str, object]:
 
 
 def read_table(path: Path) -> Table:
-    """Read a table from its file. One of one's own needs no `name`, `paper` and `source`; the conventions hold for
+    """Read a table from its file. A user's table needs no `name`, `paper` and `source`; the conventions apply only to
     tables of papers.
     """
     content, file = _read_toml(path), path.name
@@ -162,7 +163,7 @@ def read_table(path: Path) -> Table:
     content = {"name": path.stem, "source": "own table"} | content if users else content
     _check(content, _TABLE, ("name", *(() if users else ("paper",)), "source", "title", "columns", "rows"), file)
     if content["name"] != path.stem:
-        raise _wrong(file, "name", f"'{content['name']}' is not the file's name")
+        raise _wrong(file, "name", f"'{content['name']}' differs from the name of the file")
     if not users and content["paper"] not in papers():
         raise _wrong(file, "paper", str(unknown_name("paper", content["paper"], papers())))
     defaults = dict(content.get("defaults", {}))
@@ -177,8 +178,8 @@ def read_table(path: Path) -> Table:
     columns = tuple(column for column in read if column)
     names = [column.name for column in columns]
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise _wrong(file, "columns", f"two are called '{repeated[0]}'; give one another `name`")
-    valid = names if len(columns) == len(read) else None  # what rows say of a mistaken column is no mistake of theirs
+        raise _wrong(file, "columns", f"two columns are called '{repeated[0]}'; give one of them another `name`")
+    valid = names if len(columns) == len(read) else None  # rows may name a column with a mistake
     rows = _each(content["rows"], mistakes, lambda entry, i: _row(entry, valid, defaults, content, file, f"rows[{i}]"))
     _check_default_options(content.get("defaults", {}), rows, mistakes, file)
     for mistake in mistakes[:-1]:
@@ -209,7 +210,7 @@ def read_table(path: Path) -> Table:
 
 
 def _each(entries: Sequence, mistakes: list[SpecbenchError], read: Callable[[object, int], object]) -> list:
-    """What `read` makes of each entry; None for one with a mistake, which is added to `mistakes`."""
+    """Apply `read` to each entry; an entry with a mistake gives None, and its error is added to `mistakes`."""
     entries_read = []
     for place, entry in enumerate(entries):
         try:
@@ -223,7 +224,7 @@ def _each(entries: Sequence, mistakes: list[SpecbenchError], read: Callable[[obj
 def _check_default_options(
     defaults: Mapping, rows: Sequence[Row | None], mistakes: list[SpecbenchError], file: str
 ) -> None:
-    """Reject options of the defaults that no decoder of the rows takes, where all rows could be read."""
+    """Reject options of the defaults that no decoder of the rows takes, if all rows could be read."""
     runnable = [row.settings for row in rows if row and row.not_runnable_reason is None]
     taken = set().union(*(takes(settings["decoder"], settings["options"]) for settings in runnable))
     for name in defaults.get("options", {}) if taken and all(rows) else ():
@@ -266,7 +267,7 @@ def _row(
     _check(entry, _ROW, ("label",), file, place)
     runnable = entry.get("runnable", True)
     if runnable == ("why" in entry):
-        raise _wrong(file, f"{place}.why", "goes with `runnable = false`, which needs it")
+        raise _wrong(file, f"{place}.why", "`why` is needed with `runnable = false`, and only there")
     stated = {name: entry[name] for name in _CASE if name in entry}
     _check_reasons(entry.get("chosen", {}), file, place)
     for needed in ("model", "decoder") if runnable else ():
@@ -281,7 +282,7 @@ def _row(
             if valid is not None and name not in valid:
                 raise _wrong(file, f"{place}.{field}", str(unknown_name("column", name, valid)))
             if not _is(value, kind):
-                raise _wrong(file, f"{place}.{field}.{name}", f"{value!r} is no {_NOUNS[kind]}")
+                raise _wrong(file, f"{place}.{field}.{name}", f"{value!r} is not {_NOUNS[kind]}")
     for name in entry.get("bold", ()):
         if name not in entry.get("paper", {}):
             raise _wrong(file, f"{place}.bold", str(unknown_name("printed column", name, entry.get("paper", {}))))
@@ -294,7 +295,7 @@ def _row(
 
 
 def _settings(defaults: Mapping, stated: Mapping, runnable: bool, file: str, place: str) -> Mapping[str, object]:
-    """The settings of a row over the defaults; rejects an unknown decoder, and options of its own that it lacks."""
+    """The settings of a row over the defaults; rejects an unknown decoder, and options that the decoder lacks."""
     try:
         settings = merge_settings(defaults, stated)
         if runnable and decoder_name(settings["decoder"]) not in PRESETS:
@@ -311,10 +312,10 @@ def _settings(defaults: Mapping, stated: Mapping, runnable: bool, file: str, pla
 def _check_reasons(
     reasons: Mapping[str, object], file: str, place: str, readings: Mapping[str, object] = MappingProxyType({})
 ) -> None:
-    """Reject a reason for something that is neither a setting nor a reading, and a reason that is no text."""
+    """Reject reasons for unknown settings or readings, and reasons that are not text."""
     for name, reason in reasons.items():
         if not isinstance(reason, str):
-            raise _wrong(file, f"{place}.chosen.{name}", f"{reason!r} is no text")
+            raise _wrong(file, f"{place}.chosen.{name}", f"{reason!r} is not text")
         if name not in (*_CHOOSABLE, *readings):
             raise _wrong(file, f"{place}.chosen", str(unknown_name("setting", name, _CHOOSABLE)))
 
@@ -322,7 +323,7 @@ def _check_reasons(
 def _chosen(
     row: Row, shared: Mapping, reasons: Mapping[str, str], stated: Mapping[str, str], readings: Set[str]
 ) -> tuple[str, ...]:
-    """What was chosen for a row: a default's reason counts where its option is set, or the decoder takes it."""
+    """Choices of a row: the reason of a default counts if its option is set, or if the decoder takes it."""
     if row.not_runnable_reason is not None:
         return ()
     settings, options = row.settings, row.settings["options"]
@@ -339,7 +340,7 @@ def _chosen(
 
 def _check_axes(axes: object, columns: Sequence[str], file: str) -> None:
     if not isinstance(axes, Mapping) or set(axes) != {"x", "y"}:
-        raise _wrong(file, "axes", "x and y are needed, and nothing else")
+        raise _wrong(file, "axes", "exactly x and y are needed")
     for axis, value in axes.items():
         kind, colon, _ = str(value).partition(":")
         if axis == "x" and (value == "model" or (colon and kind in ("option", "sampling"))):
@@ -363,13 +364,13 @@ def _read_toml(path: Path) -> dict:
 def _check(entry: object, fields: Mapping[str, type], needed: Sequence[str], file: str, place: str = "") -> None:
     """Reject an entry with an unknown, missing or mistyped field."""
     if not isinstance(entry, Mapping):
-        raise _wrong(file, place, "is no table of fields")
+        raise _wrong(file, place, "is not a table of fields")
     dotted = f"{place}." if place else ""
     for name, value in entry.items():
         if name not in fields:
             raise _wrong(file, place or name, str(unknown_name("field", name, fields)))
         if not _is(value, fields[name]):
-            raise _wrong(file, dotted + name, f"{value!r} is no {_NOUNS[fields[name]]}")
+            raise _wrong(file, dotted + name, f"{value!r} is not {_NOUNS[fields[name]]}")
     for name in needed:
         if name not in entry:
             raise _wrong(file, dotted + name, "missing")

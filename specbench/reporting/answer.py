@@ -1,4 +1,4 @@
-"""The answer of a report in sentences: speed-up, cost in quality, what cannot be told, what disturbed the timing."""
+"""The answer of a report in sentences: speed-up, loss of quality, unclear differences, disturbed timings."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from specbench.system.monitor import BUSY_CORES
 
 _COSTLY_WINDOW = 1.1
 _IMPLAUSIBLE_WINDOW = 0.8
-"""Times of a single token's forward, below which a window's shows that the machine has changed in between."""
+"""Window cost: a smaller ratio shows that the machine changed between the runs."""
 
 
 def answer(rows: Sequence[ReportRow]) -> list[str]:
-    """Sentences about the report rows of one section, the most important first; none for AR alone."""
+    """Sentences about the report rows of one section, the most important first; empty if there is only AR."""
     against_ar = [row for row in rows if row.quoted and row.decoder != "ar"]
     apart = [row for row in against_ar if (row.over_ar.window_cost or 1) < _IMPLAUSIBLE_WINDOW]
     timed = [row for row in against_ar if (row.over_ar.window_cost or 1) >= _IMPLAUSIBLE_WINDOW]
@@ -37,14 +37,14 @@ def answer(rows: Sequence[ReportRow]) -> list[str]:
         *(_apart(row) for row in apart),
         *_other_calls(timed),
         *_untimed(rows, against_ar),
-        *(f"{_name(row)}: {copy} is a copy of it and left out." for row in rows for copy in row.copies or ()),
+        *(f"{_name(row)}: {copy} is a copy of this run and is left out." for row in rows for copy in row.copies or ()),
         *_unequal_windows(rows),
         *disturbances(rows),
     ]
 
 
 def _unequal_windows(rows: Sequence[ReportRow]) -> list[str]:
-    """The windows of decoders that were compared with unequal ones; not those of a sweep."""
+    """A sentence with the windows if decoders were compared with unequal windows, unless the windows are a sweep."""
     windows: dict[str, set] = {}
     for row in rows:
         if isinstance(window := row.options.get("window"), int):
@@ -52,11 +52,11 @@ def _unequal_windows(rows: Sequence[ReportRow]) -> list[str]:
     swept = any(len(several) > 1 for several in windows.values())
     listed = ", ".join(f"{name} {window}" for name, (window, *_) in windows.items())
     alike = len(set(map(frozenset, windows.values()))) < 2
-    return [] if swept or alike else [f"Windows differ: {listed}. --window N gives all of them the same."]
+    return [] if swept or alike else [f"Windows differ: {listed}. --window N gives all decoders the same window."]
 
 
 def disturbances(rows: Sequence[ReportRow]) -> list[str]:
-    """What the machine did to the measurement: stalled images, batches that did not fit, and other processes."""
+    """Sentences on disturbed measurements: stalled images, batches that did not fit, and other processes."""
     lines = _stalls([row for row in rows if row.stalled])
     lines += [
         f"{_name(row)}: {row.one_by_one} of {row.n} images were decoded in smaller batches."
@@ -75,7 +75,7 @@ def disturbances(rows: Sequence[ReportRow]) -> list[str]:
         lines += [f"Other processes took up to {cores} CPU cores from these runs: repeat timings on a quiet machine."]
     lines += [f"{_name(row)}: {'; '.join(row.gpu_disturbed)}." for row in rows if row.gpu_disturbed]
     lines += [
-        f"{_name(row)}: its run.json was changed after it ran, and names other settings than its id."
+        f"{_name(row)}: its run.json was edited after the run: its settings do not match the run id."
         for row in rows
         if row.settings_changed
     ]
@@ -83,7 +83,7 @@ def disturbances(rows: Sequence[ReportRow]) -> list[str]:
 
 
 def _versions(rows: Sequence[ReportRow]) -> list[str]:
-    """The versions of specbench that decoded the rows, where there are several."""
+    """The versions of specbench that decoded the rows, if there are several."""
     by: dict[str, list[str]] = {}
     for row in rows:
         for version in dict.fromkeys(re.findall(r"specbench ([^,]+)", ", ".join(row.environment))):
@@ -93,13 +93,13 @@ def _versions(rows: Sequence[ReportRow]) -> list[str]:
 
 
 def _stalls(rows: Sequence[ReportRow]) -> list[str]:
-    """One sentence on the decoders with stalled images: the one whose image took longest stands for all."""
+    """One sentence on the decoders with stalled images; it describes the decoder with the slowest image."""
     if not rows:
         return []
     worst = max(rows, key=lambda row: row.stalled.slowest_ms)
-    others = f" {len(rows) - 1} other decoders' images stalled, too." if len(rows) > 2 else ""
+    others = f" Images of {len(rows) - 1} other decoders also stalled." if len(rows) > 2 else ""
     if len(rows) == 2:
-        others = f" So did images of {_name(next(row for row in rows if row is not worst))}."
+        others = f" Images of {_name(next(row for row in rows if row is not worst))} also stalled."
     return [f"{_name(worst)}: {stall_note(worst.stalled, worst.n, worst.latency_p50_ms)}.{others}"]
 
 
@@ -113,7 +113,7 @@ def _name(row: ReportRow) -> str:
 
 
 def _fastest(exact: Sequence[ReportRow]) -> str:
-    """The fastest lossless decoder, and those whose intervals reach its own; p-values are corrected for the choice."""
+    """The fastest lossless decoder and the decoders whose intervals overlap; p-values are corrected for the choice."""
     best, *others = exact
     p = dict(zip((row.run_id for row in exact), holm([row.quoted.speedup_p for row in exact]), strict=True))
     quoted, value, ar = best.quoted, number(best.quoted.speedup.value), _baseline(best)
@@ -126,8 +126,8 @@ def _fastest(exact: Sequence[ReportRow]) -> str:
         )
     elif speed.low is None:
         sentence = (
-            f"{_name(best)} ran {value} times as fast as {ar} in {images}: too few for an interval, or to call it the "
-            "fastest"
+            f"{_name(best)} ran {value} times as fast as {ar} in {images}: too few for an interval or for calling "
+            "it the fastest"
         )
     elif speed.value > 1 and best_is_real:
         sentence = (
@@ -136,17 +136,17 @@ def _fastest(exact: Sequence[ReportRow]) -> str:
     elif shown := next((row for row in others if row.quoted.speedup.value > 1 and is_real(p[row.run_id])), None):
         sentence = (
             f"{_name(best)} has the largest speed-up of a lossless decoder, {value} {interval} over {images}, but is "
-            f"not shown to be faster than {ar}; {_name(shown)} is: {number(shown.quoted.speedup.value)} "
+            f"not shown to be faster than {ar}; {_name(shown)} is faster: {number(shown.quoted.speedup.value)} "
             f"{_interval(shown)}"
         )
     elif speed.value < 1 and best_is_real:
         sentence = (
-            f"No lossless decoder is faster than {ar}: the best, {_name(best)}, reaches {value} {interval} of its speed"
+            f"No lossless decoder is faster than {ar}: the best, {_name(best)}, runs {value} {interval} times as fast"
         )
     else:
         sentence = (
-            f"No lossless decoder is shown to be faster than {ar}: the best, {_name(best)}, is at {value} times its "
-            f"speed {interval} over {images}"
+            f"No lossless decoder is shown to be faster than {ar}: the best, {_name(best)}, runs {value} times as "
+            f"fast {interval} over {images}"
         )
     highest = ((row, row.quoted.speedup.high) for row in others)
     level = [_name(row) for row, high in highest if high and high >= (speed.low or 0)]
@@ -156,7 +156,7 @@ def _fastest(exact: Sequence[ReportRow]) -> str:
 
 
 def _baseline(row: ReportRow) -> str:
-    """The AR that a row's speed-up is over: the row's own configuration, or a faster one."""
+    """Name of the baseline of a row's speed-up: AR in the same configuration, or in a faster configuration."""
     return "AR" if row.quoted.ar_run == row.over_ar.baseline else f"the fastest AR ({row.quoted.ar})"
 
 
@@ -165,7 +165,7 @@ def _with_eager(sentence: str, row: ReportRow) -> str:
 
 
 def _with_loss(row: ReportRow) -> str:
-    """The fastest decoder where it is not lossless."""
+    """The fastest decoder, if it is not lossless."""
     value = row.quoted.speedup.value
     kind = f"is declared lossless and {FAILED_AUDIT}" if failed_audit(row) else "is lossy"
     slower = ", and slower" if value < 1 and _real(row) else ", not shown to be faster"
@@ -175,27 +175,27 @@ def _with_loss(row: ReportRow) -> str:
 
 
 def _apart(row: ReportRow) -> str:
-    """Why the speed-up of a run over AR says nothing."""
+    """Reason why the speed-up of a run over AR is not meaningful."""
     return (
-        f"The speed-up of {_name(row)} says nothing: its forwards took {number(row.over_ar.window_cost)} times as long "
-        "as AR's of a single token. AR ran on a slower machine, or a busy one: decode both in one command, with "
-        "another --out."
+        f"The speed-up of {_name(row)} is not meaningful: its forwards took {number(row.over_ar.window_cost)} times "
+        "as long as AR's forwards of a single token, so AR ran on a slower or busy machine. Decode both in one "
+        "command, with another --out."
     )
 
 
 def _other_calls(timed: Sequence[ReportRow]) -> list[str]:
-    """What the intervals of runs leave out that were not decoded in turn with AR."""
+    """A sentence on runs that were not decoded in turn with AR: their intervals leave out changes of the machine."""
     if not (names := [_name(row) for row in timed if row.over_ar.decoded_apart]):
         return []
-    told = f"{names[0]} and {len(names) - 1} others" if len(names) > 3 else enumerated(names)
+    listed = f"{names[0]} and {len(names) - 1} others" if len(names) > 3 else enumerated(names)
     return [
-        f"{told}: decoded in another call than AR; no interval shows how the machine changed in between. One command "
-        "decodes all in turn (with another --out)."
+        f"{listed}: decoded in another call than AR; the intervals do not include changes of the machine between the "
+        "calls. One command decodes all in turn (with another --out)."
     ]
 
 
 def _free_window(row: ReportRow) -> str | None:
-    """The speed-up where a wide forward costs no more than a narrow one."""
+    """The speed-up if a wide forward took as long as a forward of a single token."""
     cost, steps, overhead = row.over_ar.window_cost, row.over_ar.step_ratio, row.over_ar.overhead
     if not cost or cost <= _COSTLY_WINDOW or not steps or not overhead:
         return None
@@ -203,13 +203,13 @@ def _free_window(row: ReportRow) -> str | None:
     window = window_of(row.options)
     fed = columns_fed({**row.options, "window": min(window, length)}) if window else "several"
     return (
-        f"A target forward of {fed} tokens takes {number(cost)} times as long as one of a single token here. At equal "
-        f"cost {row.label} would be {number(steps / overhead)} times as fast as AR."
+        f"A target forward of {fed} tokens takes {number(cost)} times as long as a forward of a single token here. At "
+        f"equal cost {row.label} would be {number(steps / overhead)} times as fast as AR."
     )
 
 
 def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str]:
-    """Score differences from AR of the chosen runs: those that are real, and those that cannot be told."""
+    """Score differences from AR of the chosen runs: real differences, and scores without a real difference."""
     compared: list[tuple[str, Compared]] = []
     for row in (row for row in chosen if row.over_ar.ar_folder is not None):
         beside = scores_beside(row.over_ar.ar_folder, row.folder)
@@ -231,19 +231,19 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
             for who, score in compared
             if score.real
         ),
-        *(f"{who} has AR's own scores, image by image, in {', '.join(names)}." for who, names in equal.items()),
+        *(f"{who} has the same scores as AR, image by image, in {', '.join(names)}." for who, names in equal.items()),
         *_untold(unclear, needed),
     ]
 
 
 def _untold(unclear: Mapping[str, Sequence[Compared]], needed: Sequence[int | None]) -> list[str]:
-    """Differences that may be none, by decoder, and how many prompts would find one: from them, or else as `needed`."""
+    """Differences that are not real, by decoder, and the prompts needed to detect one: from these, or else `needed`."""
     if not unclear:
         return []
     scores = [score for of_one in unclear.values() for score in of_one]
     counts = [score.prompts_needed for score in scores if score.prompts_needed] or [n for n in needed if n]
     change = f"{100 * CHANGE:g} %"
-    most = f" Up to {max(counts):,} prompts show a change of {change}." if counts else ""
+    most = f" To detect a change of {change}, up to {max(counts):,} prompts are needed." if counts else ""
     listed = (f"{who} in {', '.join(s.name + _bounds(s) for s in of_one)}" for who, of_one in unclear.items())
     images = min(score.n for score in scores)
     few = f"{images} image{'s' if images != 1 else ''}"
@@ -256,13 +256,13 @@ def _bounds(score: Compared) -> str:
 
 
 def _untimed(rows: Sequence[ReportRow], timed: Sequence[Mapping]) -> list[str]:
-    """Why no decoder of the section has a speed-up."""
+    """The reason if no decoder of the section has a speed-up."""
     missing = [row for row in rows if row.over_ar.speedup is None and row.decoder != "ar"]
     if timed or not missing:
         return []
     reasons = dict.fromkeys(re.sub(r"\s+", " ", str(row.over_ar.speedup_note)) for row in missing)
     sentences = [f"No speed-up can be given: {'; '.join(reasons)}."]
-    decoded = [row for row in missing if not row.imported]  # AR here has no times to compare with another program's
+    decoded = [row for row in missing if not row.imported]  # the times of another program are not comparable with AR's
     if decoded and all(row.over_ar.baseline is None for row in missing):
         folder = decoded[0].folder
         if all(reason.startswith("differs") for reason in reasons) and any(row.decoder == "ar" for row in rows):
@@ -272,7 +272,7 @@ def _untimed(rows: Sequence[ReportRow], timed: Sequence[Mapping]) -> list[str]:
 
 
 def _interval(row: ReportRow, corrected_p: float | None = None, tests: int = 1) -> str:
-    """The interval, with the p-value where it alone would say more than the test. `corrected_p`: over so many tests."""
+    """The interval, with the p-value if the test disagrees with the interval. `corrected_p`: corrected over `tests`."""
     speed = row.quoted.speedup
     if speed.low is None:
         return ""

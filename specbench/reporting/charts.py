@@ -1,10 +1,10 @@
-"""Charts as data, of which there is one description for the page, whose script draws them so that every point can be
-hovered, and for figures (`specbench.reporting.figures`).
+"""Charts as data: one description for the page, whose script draws charts with a hover text per point, and for figures
+(`specbench.reporting.figures`).
 
 A chart is a dict: `title`, `caption`, `label` (for screen readers), `scales` (of x, y, fy, colours and shapes) and
-`layers`. A layer is a dict of `points` and what is drawn of them: `mark` ("dot", "line", "interval", "bar", "total",
-"name", or "one", the line at 1), `by` (the key of a point that its colour stands for; None: black), and of dots
-`hollow` and `size`, of lines `dash`.
+`layers`. A layer is a dict with `points`, `mark` ("dot", "line", "interval", "bar", "total", "name", or "one", the line
+at 1), `by` (the key of a point that decides its colour; None: black), for dots also `hollow` and `size`, for lines
+`dash`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from specbench.system.console import printable
 _SPAN_LABELS = dict(zip(STEP_SPANS, ("target forward", "draft", "verify + sample", "host gap"), strict=True))
 _PARTS = ("steps saved", "window cost", "overhead", "speed-up")
 PART_COLOURS = ("#00694b", "#d27869", "#b469b4", "#0096ff")
-DASH = "5,4"  # Of what was not measured: a paper's lines, steps saved
-_ROOM = 0.1  # Share of the only value of an axis that is shown on both sides of it
-MOST_NUMBERS = 100  # Points of a chart that stand in its list of numbers
+DASH = "5,4"  # Lines of unmeasured values: from a paper, or steps saved
+_ROOM = 0.1  # Margin on both sides of an axis with a single value, as a fraction of the value
+MOST_NUMBERS = 100  # Points in the list of numbers of a chart
 Chart = dict[str, Any]
 Points = Sequence[Mapping[str, object]]
 
@@ -42,8 +42,8 @@ class Curve:
 
 
 def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Sequence[str] = ()) -> Chart:
-    """A paper's figure: printed values hollow and dashed, measured values filled with intervals. `order`: of the
-    categories on the x axis, if it has any; others follow as they are met."""
+    """A paper's figure: printed values hollow and dashed, measured values filled with intervals. `order`: order of
+    the categories on the x axis, if any; other categories follow in order of appearance."""
     groups = list(dict.fromkeys(curve.label for curve in curves))
     named = {group: group or "all rows" for group in groups}
     met = dict.fromkeys(x for curve in curves for x, _ in curve.points if isinstance(x, str))
@@ -78,18 +78,18 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Seq
 
 
 def _figure_caption(curves: Sequence[Curve]) -> str:
-    """How a figure shows whose values, of those that it has."""
+    """Legend sentence: how printed and measured values are drawn."""
     measured = [point for curve in curves if curve.measured for point in curve.points]
     printed = any(not curve.measured for curve in curves)
     bounded = any(isinstance(place, Estimate) and place.low is not None for point in measured for place in point)
     ours = f"measured here{', with 95 % intervals' if bounded else ''}"
     if not printed:
-        return f"All {ours}: the paper prints no numbers of this."
+        return f"All values: {ours}. The paper prints no numbers for this."
     return "Hollow and dashed: the paper's values." + (f" Filled: {ours}." if measured else "")
 
 
 def field_chart(printed: Sequence[Mapping], measured: Sequence[ReportRow]) -> Chart:
-    """Latency ratio against step ratio: of printed rows by paper, hollow, and of report rows, filled."""
+    """Latency ratio against step ratio: printed rows by paper are hollow, report rows are filled."""
     hollow = [
         {"x": row["step_ratio"], "y": row["latency_ratio"], "run": row["paper"], "row": f"{row['table']}: {row['row']}"}
         for row in printed
@@ -104,7 +104,7 @@ def field_chart(printed: Sequence[Mapping], measured: Sequence[ReportRow]) -> Ch
     marks |= {point["run"]: Mark("#000000", "circle") for point in filled}
     return _chart(
         "The field",
-        "Above the dotted line more latency than steps is saved, which fewer forwards alone cannot bring.",
+        "Above the dotted line the latency ratio exceeds the step ratio; fewer forwards alone cannot explain that.",
         {"x": _axis("step ratio"), "y": _axis("latency ratio"), **_scales(marks, legend=True)},
         [
             _layer("line", [{"x": end, "y": end} for end in (0, top)], None, dash=DASH),
@@ -127,11 +127,11 @@ def pareto_chart(points: Sequence[Point], metric: str, marks: Marks) -> Chart:
         for point in points
     ]
     names = [f"{point.label} (by {point.dominated_by})" for point in points if point.dominated_by]
-    verdict = f"Dominated: {', '.join(names)}." if names else "No run is shown to be dominated by another."
+    verdict = f"Dominated: {', '.join(names)}." if names else "No run is shown to be dominated by another run."
     lower = any(point.better == "lower" for point in points)
     return _chart(
         f"{metric} against speed",
-        "Bars: 95 % confidence intervals. Hollow: dominated, that is slower and worse than another run with intervals "
+        "Bars: 95 % confidence intervals. Hollow: dominated, that is slower and worse than another run, with intervals "
         f"that do not overlap. {verdict}",
         {
             "x": _axis("speed-up over AR"),
@@ -151,7 +151,7 @@ def prompts_chart(
     ratios: Mapping[str, Sequence[tuple[str, float]]], speed: Mapping[str, Estimate], marks: Marks
 ) -> Chart:
     """Speed-up of every prompt, a row of points per run, from (prompt, speed-up) pairs by run; a bar marks `speed`, the
-    run's own over all its prompts."""
+    run's speed-up over all prompts."""
     points = [
         {"x": ratio, "y": name, "run": name, "told": f"{_cut(prompt, 60)}\n{name}: {number(ratio)}x"}
         for name, pairs in ratios.items()
@@ -163,7 +163,7 @@ def prompts_chart(
     ]
     return _chart(
         "Speed-up of each prompt",
-        "A point per image in common with AR; the bar is the speed-up over all of them.",
+        "Points: images in common with AR. Bar: the speed-up over all these images.",
         {"x": _axis("speed-up over AR"), "y": {"label": None, "domain": list(ratios)}, **_scales(marks, ratios)},
         [_layer("one", [1]), _dots(points, size=3.5), _layer("total", totals, None)],
         rows=len(ratios),
@@ -171,8 +171,7 @@ def prompts_chart(
 
 
 def parts_chart(rows: Mapping[str, ReportRow]) -> Chart:
-    """The speed-up of each run, report rows by name, taken apart: what its saved steps would bring, and what windows
-    and overhead take back."""
+    """Factors of the speed-up of each run (report rows by name): steps saved, window cost and overhead."""
     points = []
     for name, row in rows.items():
         steps, cost, overhead = row.over_ar.step_ratio, row.over_ar.window_cost, row.over_ar.overhead
@@ -215,15 +214,15 @@ def tails_chart(rows: Mapping[str, ReportRow], marks: Marks) -> Chart:
     tails = {"median": "latency_p50_ms", "95th percentile": "latency_p95_ms", "slowest category": "slowest_category_ms"}
     latencies = {title: {run: (value, row.n) for run, row in rows.items() if (value := getattr(row, tail))}
              for title, tail in tails.items()}  # fmt: skip
-    caption = "Milliseconds an image took; which category is the slowest stands in the full table."
+    caption = "Milliseconds per image; the full table names the slowest category."
     return groups_chart("Tails of the latency", caption, "latency, ms", latencies, marks)
 
 
 def groups_chart(
     title: str, caption: str, label: str, means: Mapping[str, Mapping[str, tuple[Estimate, int]]], marks: Marks
 ) -> Chart:
-    """A point per group and run. `means`: by group and run, the number with its interval (None where it is of too few
-    images) and the images."""
+    """A point per group and run. `means`: by group and run, the number with its interval (None if there are too few
+    images) and the number of images."""
     points = [
         {"x": mean.value, "x1": mean.low, "x2": mean.high, "y": run, "fy": _cut(category), "run": run,
          "told": f"{_cut(category)}\n{run}: {_told(mean, 3)}, {n} image{'s' if n != 1 else ''}"}
@@ -247,7 +246,7 @@ def groups_chart(
 
 def sweep_chart(option: str, curves: Mapping[str, Sequence[tuple[object, Estimate, float]]], marks: Marks) -> Chart:
     """Speed-up against a swept option, a line per decoder: (value of the option, speed-up, step ratio) triples; the
-    dashed line is what the saved steps alone would bring."""
+    dashed line is the ratio of steps."""
     text = any(isinstance(value, str) for points in curves.values() for value, _, _ in points)
     solid, dashed = [], []
     for name, points in curves.items():
@@ -258,8 +257,8 @@ def sweep_chart(option: str, curves: Mapping[str, Sequence[tuple[object, Estimat
             dashed.append({"x": x, "y": steps, "run": name, "told": tip})
     return _chart(
         f"Sweep of {option}",
-        "Solid: speed-up over AR, with 95 % intervals. Dashed: the steps saved, which is the speed-up of a window that "
-        "costs nothing.",
+        "Solid: speed-up over AR, with 95 % intervals. Dashed: steps saved, the speed-up if a wide forward took as "
+        "long as a forward of one token.",
         {
             "x": {"label": option, **({"type": "point"} if text else {})},
             "y": {"label": "times AR", "grid": True, "nice": True},
@@ -273,7 +272,7 @@ def sweep_chart(option: str, curves: Mapping[str, Sequence[tuple[object, Estimat
 
 
 def offsets_chart(rates: Mapping[str, Sequence[float | None]], marks: Marks) -> Chart:
-    """Acceptance at each window offset, one line per run with drafts; None where no draft was verified."""
+    """Acceptance at each window offset, one line per run with drafts; None if no draft was verified."""
     points = [
         {"x": place, "y": value, "run": name, "told": f"{name}\noffset {place}: {number(value, 3)}"}
         for name, values in rates.items()
@@ -336,7 +335,7 @@ def logp_chart(shares: Mapping[str, np.ndarray], marks: Marks) -> Chart:
 
 
 def numbers(chart: Chart) -> list[str]:
-    """The points of a chart in words, at most `MOST_NUMBERS`: what a page shows of it where scripts do not run."""
+    """The points of a chart in words, at most `MOST_NUMBERS`: shown on the page if scripts do not run."""
     layers = chart["layers"]
     lines = dict.fromkeys(
         str(point["told"]).replace("\n", ": ", 1).replace("\n", ", ")
@@ -349,13 +348,13 @@ def numbers(chart: Chart) -> list[str]:
 
 
 def _chart(title: str, caption: str, scales: Mapping, layers: Points, rows: float | None = None) -> Chart:
-    """A chart; `rows` is how many rows of bars or points it holds, where its height depends on it."""
+    """A chart; `rows` is the number of rows of bars or points if the height depends on it."""
     opened = {axis: _room(axis, scale, layers) for axis, scale in scales.items()}
     return {"title": title, "caption": caption, "label": title, "scales": opened, "layers": list(layers), "rows": rows}
 
 
 def _room(axis: str, scale: Mapping[str, object], layers: Points) -> Mapping[str, object]:
-    """The scale with room around the only value there is, which would else be labelled with all of its digits."""
+    """Add a margin to a scale with a single value, which would otherwise be labelled with all of its digits."""
     channels = [name for name in (axis, f"{axis}1", f"{axis}2") if axis in ("x", "y")]
     points = [point for layer in layers for point in layer["points"]]
     values = {point.get(name) if isinstance(point, Mapping) else point for point in points for name in channels}
@@ -407,7 +406,7 @@ def _told(estimate: Estimate, digits: int = 2) -> str:
 
 
 def _scales(marks: Marks, shown: Container[str] | None = None, legend: bool = False) -> dict[str, object]:
-    """Scales of colours and shapes of all runs, or of those of `shown`; a page has one legend of its decoders."""
+    """Scales of colours and shapes of all runs, or of the runs in `shown`; a page has one legend of decoders."""
     kept = {name: mark for name, mark in marks.items() if shown is None or name in shown}
     return {
         "color": {"domain": list(kept), "range": [mark.colour for mark in kept.values()], "legend": legend},

@@ -19,8 +19,8 @@ from specbench.system.foreign_code import edited_text
 
 MISSING = "-"
 MARK = "†"  # Marks a difference that is real by `specbench.stats.RULE`
-TOO_FEW = "too few"  # Stands in the place of an interval of fewer than `specbench.stats.intervals.FEW_UNITS` prompts
-FEW_PROMPTS = f"{TOO_FEW.capitalize()}: an interval of fewer than {FEW_UNITS} prompts is not printed."
+TOO_FEW = "too few"  # Replaces the interval below `specbench.stats.intervals.FEW_UNITS` prompts
+FEW_PROMPTS = f"{TOO_FEW.capitalize()}: below {FEW_UNITS} prompts, no interval is printed."
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class ReportColumn:
 
     heading: str
     cell: Callable[[ReportRow], str]  # formats a report row as text
-    source: Callable | str | None = None  # function whose docstring defines the number, or the definition
-    better: int = 0  # 1 if a higher number is better, -1 if a lower one is, 0 if neither
-    tested: str = ""  # name of its number where a difference from AR is tested: "speedup" or a metric
+    source: Callable | str | None = None  # the definition, or a function whose docstring is the definition
+    better: int = 0  # 1 if higher is better, -1 if lower is better, 0 if neither
+    tested: str = ""  # name of its number if a difference from AR is tested: "speedup" or a metric
     value: Callable[[ReportRow], float | None] = lambda row: None  # that number as printed
 
     @property
@@ -41,7 +41,7 @@ class ReportColumn:
         return f"{name}{('', ' ↑', ' ↓')[self.better]}{bracket}{interval}"
 
     def best(self, rows: Sequence[ReportRow]) -> float:
-        """The best of its numbers as printed; not a number without any."""
+        """The best of its numbers as printed; NaN if there are no numbers."""
         values = [value for row in rows if (value := self.value(row)) is not None and math.isfinite(value)]
         return max(values, key=lambda value: self.better * value, default=math.nan)
 
@@ -54,7 +54,9 @@ class ReportColumn:
 def definition_of(number: Callable) -> str:
     """First paragraph of the docstring of a function of `specbench.stats`, on one line."""
     if not (text := inspect.getdoc(number)):
-        raise SpecbenchError("without docstrings there are no definitions to print", "set PYTHONOPTIMIZE=1, not 2")
+        raise SpecbenchError(
+            "python removed the docstrings, from which the definitions are printed", "set PYTHONOPTIMIZE=1, not 2"
+        )
     return " ".join(text.split("\n\n")[0].split())
 
 
@@ -98,7 +100,7 @@ def _plain(key: str, digits: int, unit: str = "") -> Callable[[ReportRow], str]:
 
 
 def _mean(key: str, digits: int, category: str = "") -> Callable[[ReportRow], str]:
-    """A number with its interval, where there is one; after the category that it is of, where this field names one."""
+    """A number with its interval, if it has one; prefixed with the category if this field of the row names one."""
 
     def cell(row: ReportRow) -> str:
         mean, name = row.number(key), category and getattr(row, category)
@@ -109,7 +111,7 @@ def _mean(key: str, digits: int, category: str = "") -> Callable[[ReportRow], st
 
 
 def _beside_ar(key: str, digits: int) -> Callable[[ReportRow], str]:
-    """Difference from AR, marked where it is real."""
+    """Difference from AR, marked if it is real."""
 
     def cell(row: ReportRow) -> str:
         if not (difference := row.beside_ar.get(key)):
@@ -150,7 +152,7 @@ def _speedup(row: ReportRow) -> str:
 
 
 def _short_speedup(row: ReportRow) -> str:
-    """The speed-up alone; over which images is said once, below the table."""
+    """The speed-up alone; a note below the table names the images."""
     reason = str(row.over_ar.speedup_note or "").partition(" (")[0]
     note = None if row.over_ar.speedup is not None else reason
     return _speedup(replace(row, over_ar=replace(row.over_ar, speedup_note=note)))
@@ -189,13 +191,13 @@ _BY_DEPTH = (
     "if one of the siblings verified there is accepted."
 )
 _WINDOW = (
-    "Window: tokens per target forward, siblings and further paths aside (for a static draft tree: its nodes and the "
-    "root token); varies for ZipAR."
+    "Window: tokens per target forward, without siblings and further paths (for a static draft tree: its nodes and "
+    "the root token); varies for ZipAR."
 )
 _BESIDE_AR = "difference from AR over the images in common, with its 95 % interval over prompts."
 _LATENCY = "Latency: seconds per image from the start of prefill to the last token, mean over images decoded alone."
 _LOSSLESS = (
-    "Lossless: the joint distribution of the image tokens equals AR sampling; theirs: tokens, and times, are those of "
+    "Lossless: the joint distribution of the image tokens equals AR sampling; theirs: tokens and times come from "
     "another program."
 )
 
@@ -203,12 +205,12 @@ FAILED_AUDIT = "NOT LOSSLESS: fails its audit"
 
 
 def failed_audit(row: ReportRow) -> bool:
-    """Whether the decoder is declared lossless and the audit of this run found otherwise."""
+    """Whether the decoder is declared lossless but the audit of this run found a deviation."""
     return bool(row.lossless and row.audit and row.audit.failed)
 
 
 def _label(row: ReportRow) -> str:
-    """A lossy decoder fails its audit where its recorded values are not the model's; the verdict says so."""
+    """Label of a decoder; a failed audit is appended: of a lossy decoder, its recorded values are not the model's."""
     if not (row.audit and row.audit.failed):
         return row.label
     return f"{row.label} ({FAILED_AUDIT if row.lossless else row.audit.verdict})"
@@ -239,7 +241,7 @@ def _declared(row: ReportRow) -> str:
 
 
 def _exactness(row: ReportRow) -> str:
-    """Whether a decoder is lossless, and what an audit of its run has shown."""
+    """Whether a decoder is lossless, and the result of the audit of its run."""
     audit = row.audit
     cell = _declared(row)
     if not audit:
@@ -314,7 +316,7 @@ FIRST = (
     TOKENS_PER_STEP,
     IMAGES_PER_HOUR,
 )
-_SHOWN = "Of audited runs also: deviates by a total variation of so much a token at least, or would have shown so much."
+_SHOWN = "Audited runs add the lower bound on the per-token total variation (TV), or the smallest detectable TV."
 EXACTNESS = ReportColumn("lossless", _exactness, f"{_LOSSLESS} {_SHOWN}")
 
 DRAFTS = (
@@ -366,17 +368,17 @@ AUDIT = (
     ReportColumn(
         "audit",
         audit_cell,
-        "Audit: whether the tokens are exact samples of the model (specbench audit --run). Where they deviate, a lower "
-        "bound on the mean total variation per token with its 95 % interval; else the deviation that would have been "
-        "found with probability 0.95.",
+        "Audit: whether the tokens are exact samples of the model (specbench audit --run). If they deviate, a lower "
+        "bound on the mean total variation per token with its 95 % interval; else the deviation that the audit detects "
+        "with probability 0.95.",
     ),
 )
-"""Shown where a run was audited."""
+"""Shown if a run was audited."""
 
 
 def first_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
-    """The columns of the first table, as a paper has them; the others are in the tables behind it. Times of another
-    program are next to tokens per second, which need no step."""
+    """The columns of the first table, as in a paper; the other columns are in the later tables. Times of another
+    program appear with tokens per second, for which no steps are needed."""
     pace = [TOKENS_PER_SECOND] if any(row.imported for row in rows) else []
     return [*FIRST, *pace, *score_columns(rows), EXACTNESS]
 
@@ -407,7 +409,7 @@ def _columns_of(name: str, heading: str, rows: Sequence[ReportRow], definition: 
 
 
 def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
-    """By fingerprint, what tells the scores of a metric apart: when a plug-in's code was edited, or the fingerprint."""
+    """By fingerprint, a text that distinguishes scores of a metric: edit time of plug-in code, or the fingerprint."""
     scores = [score for row in rows for score in row.scores if score.metric == name]
     edits = {score.fingerprint: edited_text(score.edited) if score.edited else "" for score in scores}
     alone = {digest for digest, text in edits.items() if text and list(edits.values()).count(text) == 1}

@@ -1,4 +1,4 @@
-"""Runs as reports read them, and which of two are comparable: the fields that must agree for a speed-up."""
+"""Runs as reports read them, and the fields that must agree between two runs for a speed-up."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from specbench.system.foreign_code import edited_text
 _WORK = ("model", "weights_sha256", "model_code", "prompts_sha256", "seed", "batch", "device")
 _CONFIGURATION = ("dtype", "threads", "compiled")
 _TIME = ("threads", "compiled", "batch", "device", "mode", "hardware", "versions")
-"""Fields that the number of steps does not depend on, but for rounding."""
+"""Fields that do not change the number of steps, except by rounding."""
 _COLUMNS = (
     *("status", "category", "nfe", "batch", "tested", "accepted", *SUMS.names),
     *(f"{span}_ms" for span in (*SPANS, "latency", "latency_e2e")),
@@ -41,7 +41,7 @@ class Run:
 
     @cached_property
     def info(self) -> RunInfo:
-        """Description of the run; of several stacks of versions, `stack` is the one of most images."""
+        """Description of the run; `stack` is the stack of versions that decoded most images."""
         info, store = RunStore(self.folder).info(), RunStore(self.folder)
         if len(set(info.stacks)) > 1:
             started = store.samples(["started_at", "status"])
@@ -52,7 +52,7 @@ class Run:
 
     @property
     def untimed(self) -> dict[str, int]:
-        """Number of images by the versions under which they were decoded, of those whose times do not count for it."""
+        """Number of images whose times do not count, by the versions that decoded them."""
         return self.rows.attrs.get("untimed", {})
 
     @property
@@ -94,7 +94,7 @@ class Run:
 
 
 def _stacks(info: RunInfo, started: Iterable[str]) -> list[str]:
-    """The versions under which each image was decoded; "A or B" where calls of others ran at the same time."""
+    """The versions that decoded each image; "A or B" if calls with different versions ran at the same time."""
     calls = [(str(call.started_at), str(call.finished_at or "")) for call in info.invocations]
     known, starts, stacks = info.stacks, sorted(start for start, _ in calls), []
     for at in (max(str(text), starts[0]) for text in started):
@@ -105,8 +105,8 @@ def _stacks(info: RunInfo, started: Iterable[str]) -> list[str]:
 
 
 def decoded_apart(run: Run, other: Run) -> bool:
-    """Whether most images that two runs share were decoded in calls at other times, so that the machine may have
-    changed. Older versions stored when each run of a call began."""
+    """Whether most images that two runs share were decoded in calls that do not overlap in time, so that the machine
+    may have changed. Older versions stored the start of each run of a call."""
     mine, theirs = map(_calls, (run, other))
     common = mine.keys() & theirs.keys()
     apart = (max(mine[key][0], theirs[key][0]) > min(mine[key][1], theirs[key][1]) for key in common)
@@ -114,7 +114,7 @@ def decoded_apart(run: Run, other: Run) -> bool:
 
 
 def _calls(run: Run) -> dict[tuple, tuple[str, str]]:
-    """From when to when the call ran that decoded each image: the last that began before it."""
+    """Start and end of the call that decoded each image: the last call that began before the image."""
     calls = sorted((str(call.started_at), str(call.finished_at or call.started_at)) for call in run.info.invocations)
     starts = [start for start, _ in calls]
     rows = zip(*(run.rows[name] for name in (*KEY, "started_at")), strict=True)
@@ -122,7 +122,7 @@ def _calls(run: Run) -> dict[tuple, tuple[str, str]]:
 
 
 def is_ar(info: RunInfo) -> bool:
-    """Whether a run used AR sampling without drafts, here."""
+    """Whether a run is AR sampling by specbench: without drafts and not imported."""
     return info.spec.decoder.drafter == "none" and info.spec.tokens_sha256 is None
 
 
@@ -131,7 +131,7 @@ def mismatched_fields(
 ) -> list[str]:
     """List the fields that must agree for a speed-up but differ, each as "dtype (bfloat16, AR float32)".
     `any_configuration`: allow different dtype, threads and compilation (same work on the same machine); `other`: name
-    of the baseline in the output; `steps_alone`: list those that must agree for a ratio of steps."""
+    of the baseline in the output; `steps_alone`: list the fields that must agree for a ratio of steps."""
     free = _TIME if steps_alone else _CONFIGURATION if any_configuration else ()
     mine, theirs = _fields(info), _fields(baseline)
     mine["versions"], theirs["versions"] = _apart(info.stack, baseline.stack)
@@ -140,7 +140,7 @@ def mismatched_fields(
 
 
 def _apart(mine: str, theirs: str) -> tuple[str, str]:
-    """Of two lists of versions those that differ; one that only one of them knows is not known to differ."""
+    """The versions that differ between two lists; a package that only one list names does not count as different."""
     if " or " in mine + theirs:
         return mine, theirs
     these, those = (dict(part.rsplit(" ", 1) for part in text.split(", ") if part) for text in (mine, theirs))
@@ -182,7 +182,7 @@ def with_ar_runs(folders: Iterable[Path]) -> dict[Path, tuple[Run, list[Run]]]:
 
 
 def copies(runs: Sequence[Run]) -> dict[Path, Path]:
-    """Folders that hold a copy of another one's run, with that one: the id and the start of an image are the same."""
+    """Folders with a copy of another folder's run, and that folder: the run id and the start of an image are equal."""
     groups, copied = {}, {}
     for run in sorted(runs, key=lambda run: run.folder.name != run.info.run_id):
         groups.setdefault(run.info.run_id, []).append(run)
@@ -202,7 +202,7 @@ def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None
 
 
 def code_text(info: RunInfo, kind: str = "decoder") -> str:
-    """When the code of the decoder or of the model was edited, in the reader's time."""
+    """Edit time of the code of the decoder or model, in the local time zone."""
     digest = getattr(info.spec, f"{kind}_code")
     if digest is None:
         return "code not recorded"

@@ -1,7 +1,7 @@
-"""Comparison of two runs on their common images: speed-up, score differences, p-values, gates for scripts, and the
-same in words.
+"""Comparison of two runs on their common images: speed-up, score differences, p-values, gates for scripts, and a
+verdict in words.
 
-Run A is the baseline: a speed-up above 1 means that B is faster; a difference is the score of B minus that of A.
+Run A is the baseline: a speed-up above 1 means that B is faster; a difference is the score of B minus the score of A.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from specbench.system.plugins import is_reference
 
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
 """Note of a number whose interval is left out."""
-OTHER_CAPTIONS = "no images of the same captions: what the runs share is the ids of their prompts"
+OTHER_CAPTIONS = "no images of the same captions: the runs share only the ids of their prompts"
 _UNPAIRED = "no images in common, or no paired difference is defined for this metric"
 HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
 _NAMES = {
@@ -47,8 +47,8 @@ _NAMES = {
     "latency_b_ms": "latency of B, ms",
     "median_b_ms": "latency p50 of B, ms",
 }
-"""Names of the numbers about speed, "" for one that is not printed; every other row is a score difference."""
-_TESTED = (None, _NAMES["speedup"])  # Of the named numbers, those that are tested; a score has no such name
+"""Names of the numbers about speed, "" if the number is not printed; every other row is a score difference."""
+_TESTED = (None, _NAMES["speedup"])  # Names of tested numbers; None: a score
 MARKED = f"{MARK}: differs from the baseline. {stats.RULE}"
 _LEAST_P = 0.0001
 _BOUNDS = {"": "value", ".low": "low", ".high": "high"}
@@ -59,7 +59,7 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None, may_be_one:
     """Compare the speed and all scores of two runs.
 
     `speedup` is B over A, `speedup_reverse` A over B, followed by the factors of `speedup` and the latencies per image,
-    `latency_a_ms, median_a_ms, latency_b_ms, median_b_ms`, of runs that have them; other names are metrics.
+    `latency_a_ms, median_a_ms, latency_b_ms, median_b_ms`, if runs have latencies; other names are metrics.
     `p` is the two-sided p-value of no difference, `p_holm` its correction (`specbench.stats.holm`),
     `prompts_needed` the number of prompts needed to detect a change of 2 % (of the speed-up, or of A's score). Values
     that cannot be compared are None, with the reason in `note`.
@@ -78,15 +78,15 @@ def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None
 
 
 def compare_rows(rows: Sequence[ReportRow], baseline: str) -> list[ReportRow]:
-    """The report rows with their numbers `against` a baseline of the same model and setting: a row's name among
-    those, the name of its decoder, or the start of a run id."""
+    """The report rows with their numbers `against` a baseline of the same model and setting: the name of a
+    row, the name of its decoder, or the start of a run id."""
     settings = [_same_setting(row) for row in rows]
     alike = {at: unique_names([row for row, own in zip(rows, settings, strict=True) if own == at]) for at in settings}
     names = {row.run_id: name for named in alike.values() for name, row in named.items()}
     bases = {setting: base for setting, named in alike.items() if (base := _base(named, baseline))}
     compared = [row for row in rows if bases.get(_same_setting(row), row) is not row]
     if not compared:
-        raise SpecbenchError(f"--baseline {baseline}: no run has that name beside others of its setting")
+        raise SpecbenchError(f"--baseline {baseline}: no run of this name is comparable with other runs")
     numbers = iter(against([(bases[_same_setting(row)].folder, row.folder) for row in compared]))
     return [
         row
@@ -103,7 +103,9 @@ def _base(named: Mapping[str, ReportRow], baseline: str) -> ReportRow | None:
     meant = next(filter(None, [*ways, [row for row, *_ in names if row.run_id.startswith(baseline)]]), [])
     if len(meant) > 1:
         several = " or ".join(name for name, row in named.items() if row in meant)
-        raise SpecbenchError(f"--baseline {baseline}: is it {several}?", "give that name, or the start of a run's id")
+        raise SpecbenchError(
+            f"--baseline {baseline} is ambiguous: {several}?", "give one of these names, or the start of a run id"
+        )
     return meant[0] if meant else None
 
 
@@ -117,16 +119,16 @@ def marks(numbers: Mapping[str, Compared]) -> dict[str, str]:
 
 
 def stall_note(stalled: Stalled | None, images: int, median: stats.Estimate | None) -> str | None:
-    """Sentence about the stalled ones of the images of a run, and their median latency; None without any."""
+    """Sentence about the stalled images of a run, with the median latency; None if no image stalled."""
     return stalled and (
-        f"{stalled.images} of {images} images stalled, the slowest took {number(stalled.slowest_ms / 1e3)} s where "
+        f"{stalled.images} of {images} images stalled: the slowest took {number(stalled.slowest_ms / 1e3)} s, "
         f"the median is {number(median.value / 1e3)} s; the mean latency and the speed-up include it"
     )
 
 
 def corrected(rows: Sequence[Compared]) -> list[Compared]:
-    """Add to the numbers of one pair of runs their corrected p-values, `p_holm`, of those that answer one question as
-    `specbench.stats.RULE` says. A report leaves out distances, which take long: they must not change its verdicts."""
+    """Add corrected p-values, `p_holm`, to the numbers of one pair of runs: over the tests of one question, see
+    `specbench.stats.RULE`. Distances do not count: a report leaves them out, and verdicts must not depend on that."""
     p_values: dict[str, list[float | None]] = {}
     for row in rows:
         p_values.setdefault(_question(row), []).append(row.p)
@@ -153,7 +155,7 @@ def scores_beside(a: Path, b: Path) -> list[Compared]:
 
 
 def _speed_rows(a: Run, b: Run) -> list[Compared]:
-    """Compute the speed-up in both directions, and its factors; of runs without comparable times, the steps alone."""
+    """Compute the speed-up in both directions, and its factors; only the steps if times are not comparable."""
     names = ("speedup", "speedup_reverse", "step_ratio", "window_cost", "overhead")
     differing = mismatched_fields(b.info, a.info, other="A")
     result = None if differing else stats.speed_up(b.rows, a.rows)
@@ -175,7 +177,7 @@ def _speed_rows(a: Run, b: Run) -> list[Compared]:
     back = stats.ratio_of_totals(pairs["latency_ms"], pairs["latency_ms_base"], pairs["prompt_id"])
     total, back = (stats.without_few(estimate, result.prompts) for estimate in (result.total, back))
     notes = [] if result.pairs == len(a.rows) == len(b.rows) else ["over the images in common"]
-    notes += ["decoded in other calls, between which the machine may have changed"] if decoded_apart(a, b) else []
+    notes += ["decoded in different calls, between which the machine may have changed"] if decoded_apart(a, b) else []
     notes += [eager] if is_ar(a.info) and (eager := eager_ar(a)) else []
     note = "; ".join(notes if total.low is not None else [*notes, FEW_NOTE]) or None
     factors = zip(names[2:], (result.steps, result.window_cost, result.overhead), strict=True)
@@ -199,7 +201,7 @@ def _latency_rows(name: str, run: Run) -> list[Compared]:
 
 
 def quality_rows(a: Path, b: Path, settings: Settings | None = None, distances: bool = True) -> list[Compared]:
-    """Compute the paired differences of overall scores, B minus A; unless `distances`, of those of other kinds."""
+    """Compute the paired differences of overall scores, B minus A; of distances only if `distances`."""
     scores = [{(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b)]
     every = scores[1] | scores[0]
     whole = [key for key in (scores[0] | scores[1]) if ":" not in key[0]]
@@ -226,7 +228,7 @@ def quality_rows(a: Path, b: Path, settings: Settings | None = None, distances: 
 
 
 def _nothing_common(a: Path, b: Path) -> str:
-    """Why no image of one run is paired with one of the other, for which id, number and caption must be the same."""
+    """Reason why no images of two runs are paired: pairs need the same id, number and caption."""
     mine, theirs = (RunStore(folder).samples([*KEY, "prompt"]) for folder in (a, b))
     if not mine.merge(theirs, on=[*KEY]).empty:
         return OTHER_CAPTIONS
@@ -234,14 +236,14 @@ def _nothing_common(a: Path, b: Path) -> str:
     if shared.empty:
         return "no captions in common"
     if (shared["prompt_id_x"] == shared["prompt_id_y"]).any():
-        return "no images in common: their numbers (--samples) are others"
+        return "no images in common: their sample numbers (--samples) differ"
     named = [info.spec.prompts for info in map(read_info, (a, b)) if not info.spec.tokens_sha256]
-    advice = f": import tokens --prompts {named[0]} gives those of the other run" if len(named) == 1 else ""
-    return f"the captions in common have other ids{advice}"
+    advice = f": import tokens --prompts {named[0]} gives the ids of the other run" if len(named) == 1 else ""
+    return f"the captions in common have different ids{advice}"
 
 
 def _plain_difference(mine: Mapping, theirs: Mapping) -> Compared | None:
-    """Difference of two distances that have no interval: nothing but the stored scores is needed."""
+    """Difference of two distances without interval, from the stored scores alone."""
     whole = mine["kind"] == "distance" and mine["images"] == theirs["images"] == mine["n"] == theirs["n"]
     if not whole or any(score["low"] is not None or score["value"] is None for score in (mine, theirs)):
         return None
@@ -258,7 +260,7 @@ def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) ->
         return Compared(name, note=_UNPAIRED)
     code = code_of([reference]) if reference != name and is_reference(reference) else None
     if reference != name and (code is None or code.digest[:16] != identity.get("code")):
-        return Compared(name, note=f"its class {reference} is not here as it was when it scored")
+        return Compared(name, note=f"its class {reference} is missing or has changed since it scored")
     try:
         on = {"device": "cuda"} if "float32" in identity else {}
         metric = metric_catalog.metric(reference)(replace(settings or Settings(), **on))
@@ -280,12 +282,12 @@ def _difference(name: str, estimate: stats.Difference, n: int, score: Mapping) -
 
 
 def _name(folder: Path, other: Path) -> str:
-    """A run's id; its folder, where the other run has the same id."""
+    """Id of a run; its folder if the other run has the same id."""
     return folder.name if folder.name != other.name else str(folder)
 
 
 def _unlike(mine: Sequence[Mapping], theirs: Sequence[Mapping]) -> str | None:
-    """Reason why a metric scored in both runs cannot be compared; None where one of them lacks it."""
+    """Reason why a metric scored in both runs cannot be compared; None if one of the runs lacks it."""
     if not mine or not theirs:
         return None
     fields = _fields_that_differ(mine[0]["identity"], json.loads(theirs[0]["identity"]))
@@ -336,7 +338,7 @@ class Gate:
 
 
 def verdict(rows: Sequence[Compared]) -> str:
-    """What of the rows of `compare_runs` is real at the 5 % level, in one sentence."""
+    """One sentence on the rows of `compare_runs` with real differences at the 5 % level."""
     clauses = {True: [], False: []}
     tests = Counter(_question(row) for row in rows if row.p_holm is not None)
     for row in rows:
@@ -362,7 +364,7 @@ def _told(row: Compared) -> str:
 
 
 def _open(row: Compared, tests: int) -> str:
-    """A number that is not told apart, and why if its own interval leaves out "no difference"."""
+    """A number without a real difference, with the reason if its interval excludes "no difference"."""
     name, none = ("speed", 1) if row.name == "speedup" else (row.name, 0)
     corrected = ""
     low, high = row.estimate.low, row.estimate.high
@@ -377,8 +379,12 @@ def _interval(row: Compared) -> str:
 
 
 def directions(a: str, b: str) -> list[str]:
-    """Which run is A and which is B, and what the signs mean."""
-    return [f"A (baseline): {a}", f"B: {b}", "Speeds are B's over A's, scores B's minus A's; ↑: more is better for B."]
+    """Lines that name run A and run B, and explain the signs."""
+    return [
+        f"A (baseline): {a}",
+        f"B: {b}",
+        "Speeds are B over A, score differences B minus A; ↑: higher is better for B.",
+    ]
 
 
 def comparison_lines(rows: Sequence[Compared]) -> list[tuple[str, ...]]:
@@ -398,13 +404,13 @@ def comparison_lines(rows: Sequence[Compared]) -> list[tuple[str, ...]]:
 
 
 def reasons(rows: Sequence[Compared]) -> list[str]:
-    """Why numbers are missing or restricted, and what the last column means."""
+    """Reasons for missing or restricted numbers, and the meaning of the last column."""
     titles: dict[str, list[str]] = {}
     for row in rows:
         if row.note and _title(row):
             titles.setdefault(row.note, []).append(_title(row))
     needed = (
-        f"Prompts needed: to detect a change of {100 * CHANGE:g} % of the speed-up, or of A's score, with 80 % power."
+        f"Prompts needed: to detect a change of {100 * CHANGE:g} % of the speed-up or of A's score, with 80 % power."
     )
     return [
         *(f"{'; '.join(names)}: {note}." for note, names in titles.items()),

@@ -19,14 +19,14 @@ from specbench.system.console import counted
 from specbench.system.torch_device import AUTO, chosen_device
 
 _WINDOW = 8
-"""Window of all decoders, so that they share the form of the forward: the fastest one by the mean of the decoder with a
-head, with AVX-512 and with AVX2 (`results/speed/README.md`)."""
-HEAD = "vertical:siblings=1"  # The decoder with a draft head, a chain as SJD's is
+"""Window of all decoders, so that their forwards have one shape: the fastest window of the decoder with a head, by the
+mean over AVX-512 and AVX2 (`results/speed/README.md`)."""
+HEAD = "vertical:siblings=1"  # The decoder with a draft head, whose draft is a chain as in SJD
 # The papers' distance threshold applies to another codebook; with this one it would leave clusters of one token.
 SHOWN = ("ar", "sjd", "gsd:G=10,d=inf", HEAD)
 THREADS = 1  # a model this small gains little from more threads, and is slowed down when other processes use the cores
 PICTURE, TABLES, FIRST = "grid.png", "report.md", "first-look"
-_FIRST_IMAGES = 2  # of AR and of the decoder with a head, eager, while the compiler has not begun
+_FIRST_IMAGES = 2  # of AR and of the decoder with a head, eager, before compilation starts
 
 
 def demo(
@@ -42,8 +42,8 @@ def demo(
     Args:
         out: folder of the runs, `report.md` and `grid.png`.
         limit: number of prompts of the set `shapes`.
-        compile: whether to compile the steps, "on" or "off"; "auto": where a compiler is there, because over an eager
-            AR a speed-up says little.
+        compile: whether to compile the steps, "on" or "off"; "auto": if there is a compiler, because a speed-up over
+            an eager AR is misleading.
         reporter, score_reporter: receive progress; silent if None.
         tell: receives a line about two images that are decoded before the steps are compiled.
 

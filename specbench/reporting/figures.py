@@ -32,7 +32,7 @@ class Drawn(Figure):
 
 
 def figure_names(charts: Sequence[Chart]) -> dict[str, Chart]:
-    """The charts by short names made of their titles; of several with one title, later ones are numbered."""
+    """The charts by short names made of their titles; repeated titles are numbered."""
     named: dict[str, Chart] = {}
     for chart in charts:
         name = slug = re.sub(r"[^a-z0-9]+", "-", str(chart["title"]).lower()).strip("-")
@@ -70,9 +70,9 @@ def chart_figure(chart: Chart, width: str = "column") -> Drawn:
 
 
 def saved(figure: Figure, fmt: str) -> bytes:
-    """The bytes of a figure's file, the same each time; `fmt` is pdf, svg or png."""
+    """The bytes of a figure's file, deterministic; `fmt` is pdf, svg or png."""
     sink = io.BytesIO()
-    epoch = os.environ.pop("SOURCE_DATE_EPOCH", None)  # read, valid or not, though the file has no date
+    epoch = os.environ.pop("SOURCE_DATE_EPOCH", None)  # matplotlib parses it, although the file has no date
     try:
         with styled():
             figure.savefig(sink, format=fmt, metadata=_UNDATED.get(fmt))

@@ -1,10 +1,10 @@
-"""Forecast of a decoder's speed on a device that is not here, from accepted lengths and the roofline of the model.
+"""Forecast of a decoder's speed on another device, from accepted lengths and the roofline of the model.
 
     step     = forward of the window + drafting of a draft head + overhead
     seconds  = (prefill + NFE x step) / 1000,   NFE = stream slots / tokens per step
     speed-up = seconds of AR / seconds of the decoder, both by this model
 
-Everything here is a model. Its rows say so, are stored nowhere and enter no table with measurements.
+All numbers are computed, not measured. The rows say so, are never stored, and enter no table with measurements.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Range = tuple[float, float]
 
 
 class Printed(NamedTuple):
-    """Tokens per step that a paper prints, on which model, and where."""
+    """Tokens per step that a paper prints, with the model and the place in the paper."""
 
     tokens_per_step: float
     model: str
@@ -43,17 +43,17 @@ class Printed(NamedTuple):
 
 @dataclass(frozen=True)
 class Accepted:
-    """Tokens that a decoder commits per target forward, and where that number is from."""
+    """Tokens that a decoder commits per target forward, and the source of this number."""
 
-    source: str  # the run or the row of a paper's table
-    model: str  # what it was measured on
+    source: str  # the run, or the row of a paper's table
+    model: str  # the model of the measurement
     decoder: DecoderSpec
     label: str
     tokens_per_step: float  # stream tokens over target forwards
-    # milliseconds of a step besides its forward and drafting, where the run was measured; else None
+    # milliseconds of a step without forward and drafting, if the run was timed; else None
     overhead_ms: float | None = None
-    # what papers print for its kind on other models; a forecast for another model than `model` reaches from there to
-    # `tokens_per_step`
+    # values that papers print for this kind of decoder on other models; a forecast for another model than `model` has
+    # the range from these values to `tokens_per_step`
     printed: tuple[Printed, ...] = ()
 
     @property
@@ -65,28 +65,28 @@ class Accepted:
 
 @dataclass(frozen=True)
 class ForecastSetting:
-    """What a forecast is for, and the ranges that are assumed."""
+    """Target of a forecast and the assumed ranges."""
 
     model: ModelFacts
     peak: Peak
     dtype: str
-    guidance: float  # scale; 1 is without
+    guidance: float  # scale; 1: no guidance
     batch: int  # images decoded together
     # bandwidth, flops: shares of the device's peaks that are reached, low and high
     bandwidth: Range
     flops: Range
-    overhead_ms: Range | None  # of a step, low and high; None takes each run's own, and AR's from the AR run
+    overhead_ms: Range | None  # of a step, low and high; None: measured by each run, for AR by the AR run
 
     @property
     def size(self) -> Size:
         """Sizes of the model."""
         if self.model.size is None:
             raise SpecbenchError(f"the sizes of '{self.model.name}' are unknown", "choose a model at full scale")
-        # Eight bits are written as sixteen before they are multiplied.
+        # Eight-bit weights are converted to sixteen bits before they are multiplied.
         return replace(self.model.size, eight_bits=0)
 
     def forward(self, columns: float, context: float | None = None, slots: int | None = None) -> Forward:
-        """A forward of the model; with the mean context of an image if None, of whose slots the cache keeps `slots`."""
+        """A forward of the model; None: at the mean context of an image. The KV cache keeps at most `slots` of it."""
         slots = slots or self.model.stream
         mean = PROMPT_TOKENS + slots * (1 - slots / self.model.stream / 2) if context is None else context
         guided = self.guidance != 1
@@ -95,16 +95,16 @@ class ForecastSetting:
 
 
 def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
-    """What the images of runs committed per forward."""
+    """Tokens committed per target forward by the images of runs."""
     lengths = []
     for run in map(Run, folders):
         spec, name, tokens = run.info.spec, run.info.run_id, stats.tokens_per_step(run.rows)
         if RANDOM in spec.model:
-            what = f"{name}: {spec.model} has random weights, so its steps mean nothing"
-            raise SpecbenchError(what, "name the runs to forecast")
+            what = f"{name}: {spec.model} has random weights, so its step counts are meaningless"
+            raise SpecbenchError(what, "name other runs to forecast")
         if tokens is None:
-            raise SpecbenchError(f"run {name} has no image yet", "run it, or name another run")
-        # The drafting of a head is modelled, and not part of a run's overhead.
+            raise SpecbenchError(f"run {name} has no image yet", "decode images, or name another run")
+        # The overhead of a run excludes drafting by a head, which is modelled separately.
         spans = ["verify_ms", "host_ms", *([] if spec.decoder.head_kind else ["draft_ms"])]
         timed = with_times(run.rows)
         beside = timed[spans].sum().sum() / timed["nfe"].sum() if spec.batch == 1 and len(timed) else None
@@ -125,7 +125,7 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
     ar = next((length.overhead_ms for length in accepted if length.decoder.name == "ar"), None)
     if setting.overhead_ms is None and (ar is None or any(length.overhead_ms is None for length in accepted)):
         raise SpecbenchError(
-            "--overhead-ms run needs runs timed one image at a time, one of them of ar", "--overhead-ms LOW,HIGH"
+            "--overhead-ms run needs runs timed one image at a time, one of them ar", "--overhead-ms LOW,HIGH"
         )
     return [_row(length, setting, ar) for length in accepted]
 
@@ -172,7 +172,7 @@ class Assumed(NamedTuple):
 
 
 def _corners(length: Accepted, setting: ForecastSetting, ar: float | None) -> Iterator[Assumed]:
-    """The extremes of what is assumed; no decoder's step has less overhead than AR's."""
+    """The extreme assumptions; no step of a decoder has less overhead than a step of AR."""
     if setting.overhead_ms is None:
         overheads = [(length.overhead_ms, ar)]
     else:
@@ -210,8 +210,8 @@ def _numbers(length: Accepted, setting: ForecastSetting, assumed: Assumed) -> di
 
 
 def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
-    """Forwards of a draft head in one step, each with the output matrix: one for each level of EAGLE's tree (a layer, a
-    projection of 2d x d) or draft of a vertical head, whose first layer runs once for all, without that matrix."""
+    """Forwards of a draft head in one step, each with the output matrix. EAGLE: one per tree level (a layer and a
+    projection of 2d x d); vertical head: one per draft, and its first layer once per step, without the matrix."""
     model, network = setting.model, setting.model.network
     if decoder.head_kind == "vertical":
         drafts, width = int(dict(decoder.options)["window"]) - 1, network.width
@@ -232,55 +232,52 @@ def _head_columns(options: Mapping[str, object]) -> list[int]:
     """Columns that an EAGLE head extrapolates, by depth: those with children."""
     if "paths" in options:
         return [1, *[int(options["paths"])] * (int(options["window"]) - 2)][: int(options["window"]) - 1]
-    if "tree" not in options:  # one that adapts, at its deepest
+    if "tree" not in options:  # an adaptive tree, at its maximum depth
         return [1] * (int(options["window"]) - 1)
     paths = node_paths(str(options["tree"]))
     return [len({path[:-1] for path in paths if len(path) == depth}) for depth in range(1, max(map(len, paths)) + 1)]
 
 
 def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[str]:
-    """Everything that a forecast rests on, a sentence each."""
+    """The assumptions of a forecast, a sentence each."""
     model, peak, size = setting.model, setting.peak, setting.size
     rows = "1 row" if setting.guidance == 1 else f"2 rows (guidance {setting.guidance:g})"
     others = list(dict.fromkeys(length.model for length in accepted if length.model != model.name))
     if setting.overhead_ms is None:
-        overhead = (
-            "that of each run, on the machine where it was measured, which another device need not have, and of the AR "
-            "run for AR"
-        )
+        overhead = "as measured by each run (for AR by the AR run) on its own machine; on another device it may differ"
     else:
         overhead = (
-            f"{_span(*setting.overhead_ms)} ms a step besides forward and drafting, stated; AR's is at most as much"
+            f"{_span(*setting.overhead_ms)} ms per step without forward and drafting, assumed; for AR at most that"
         )
     lines = [
-        f"A forecast of a model: nothing was measured on {peak.name}.",
+        f"This is a forecast: nothing was measured on {peak.name}.",
         f"Device: {peak.bandwidth(2**40) / 1e9:,.0f} GB/s and {peak.flops / 1e12:,.4g} TFLOP/s in {setting.dtype} "
-        f"({peak.source}); of these {_percent(setting.bandwidth)} and {_percent(setting.flops)} are reached, stated.",
+        f"({peak.source}); assumed to reach {_percent(setting.bandwidth)} and {_percent(setting.flops)} of these.",
         f"Model: {model.name} in {setting.dtype}; a forward reads {_counted(size.weights)} weights once and "
-        f"each row's KV cache, {size.kv * BYTES[setting.dtype] / 1024:,.0f} KiB a token; {rows} per image, batch "
+        f"each row's KV cache, {size.kv * BYTES[setting.dtype] / 1024:,.0f} KiB per token; {rows} per image, batch "
         f"{setting.batch}.",
-        f"An image has {model.stream:,} stream slots after a prompt of {PROMPT_TOKENS}; every step is taken at the "
-        "mean context, with its full window.",
+        f"An image has {model.stream:,} stream slots after a prompt of {PROMPT_TOKENS}; every step is computed at "
+        "the mean context, with its full window.",
         f"Overhead: {overhead}.",
-        "Encoding of the prompt and drawing of the picture are left out.",
+        "The text encoder and the image decoder are left out.",
     ]
     if setting.model.size.eight_bits:
         lines.append(
-            f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}: its weights are read as those of {setting.dtype} at least."
+            f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}: reading its weights takes at least as long as in {setting.dtype}."
         )
     if peak.products:
-        lines.append("Products with weights take the time measured there for their number of columns, at that share.")
+        lines.append("Products with weights take the time measured there for this number of columns, at that share.")
     else:
-        lines.append("Steps are compiled: otherwise a GPU waits for the program, and they take several times as long.")
+        lines.append("Steps are compiled: eager steps take several times as long on a GPU, which waits for the host.")
     if any(length.decoder.head_kind == "eagle" for length in accepted):
         lines.append("A draft head is one layer, a projection and the output matrix, run once for each level.")
     if any(length.decoder.head_kind == "vertical" for length in accepted):
         lines.append(
-            "A vertical head is three small layers and the output matrix, run once for each draft, but for most of the "
-            "first layer, which runs once for all (a window wider than an image row takes a few runs)."
+            "A vertical head is three small layers and the output matrix, run once for each draft; most of the first "
+            "layer runs once per step (a few times if the window is wider than an image row)."
         )
     if others:
-        lines.append(f"Tokens per step were found on {', '.join(others)}, not on {model.name}.")
+        lines.append(f"Tokens per step were measured on {', '.join(others)}, not on {model.name}.")
         lines += _printed_sentences(
             [length for length in accepted if length.decoder.name != "ar" and length.model != model.name]
         )
@@ -289,14 +286,14 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
 
 
 def _printed_sentences(accepted: Sequence[Accepted]) -> list[str]:
-    """What papers print for decoders on other models than those that were measured."""
+    """Tokens per step that papers print for these decoders on other models."""
     lines = []
     for name, printed in {length.label: length.printed for length in accepted if length.printed}.items():
         low, high = (pick(printed, key=lambda entry: entry.tokens_per_step) for pick in (min, max))
         texts = dict.fromkeys(f"{entry.tokens_per_step:.3g} on {entry.model} ({entry.source})" for entry in (low, high))
-        lines.append(f"{name}: papers print {' to '.join(texts)}; the ranges include these tokens per step.")
+        lines.append(f"{name}: papers print {' to '.join(texts)}; the ranges include these values.")
     if unknown := dict.fromkeys(length.decoder.name for length in accepted if not length.printed):
-        lines.append(f"No tokens per step on another model were read in a paper for {', '.join(unknown)}: no range.")
+        lines.append(f"Without a range: {', '.join(unknown)}; we know no paper with tokens per step on another model.")
     return lines
 
 

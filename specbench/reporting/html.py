@@ -1,7 +1,7 @@
 """HTML report (`specbench report --html`): one self-contained file for small and large screens, light, dark and paper.
 
-The template escapes all text. The page runs scripts of its own, named by their digests in its content security
-policy, which forbids any other script and loading anything.
+The template escapes all text. The content security policy lists the digests of the page's scripts; it forbids all
+other scripts and any loading.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from specbench.system.version import __version__
 PROMPTS = 12  # Number of prompts in the image gallery
 MOST_POINTS = 300  # Images of a run in the chart of each prompt's speed-up
 LONGEST_SIDE = 256
-_LONGEST_NAME = 34  # Characters of a run's name beside a bar or over a column of images
+_LONGEST_NAME = 34  # Characters of a run's name next to a bar or above a column of images
 _LONG_WORD = 16
 _EXACT_SIDE = 128  # Images up to this size are embedded losslessly; larger ones as small JPEGs
 _NAMED = 4  # Decoders named in the title
@@ -84,7 +84,7 @@ def page(rows: Sequence[ReportRow]) -> str:
 
 
 def _repeat(rows: Sequence[ReportRow]) -> TextTable:
-    """The table of the runs: what to type, with which options, where and under what versions they were decoded."""
+    """The table of the runs: command, options, hardware, versions and folder."""
     lines = []
     for row in rows:
         folder = row.folder
@@ -97,7 +97,7 @@ def _repeat(rows: Sequence[ReportRow]) -> TextTable:
 
 
 def _title(rows: Sequence[ReportRow]) -> str:
-    """What was compared: the decoders, AR last, and the models."""
+    """Title of the page: the decoders, AR last, and the models."""
     decoders, models = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("decoder", "model"))
     others = [name for name in decoders if name != "ar"]
     some = others[:_NAMED] if len(others) > _NAMED + 1 else others
@@ -124,20 +124,20 @@ def template(name: str) -> jinja2.Template:
 
 
 def breakable(text: str) -> Markup:
-    """Escape a name so that its long words, such as `package.module:NAME`, are broken after punctuation alone."""
+    """Escape a name so that long words, such as `package.module:NAME`, break only after punctuation."""
     words = (re.split(r"(?<=[.:,;/_=])(?=\w)", word) if len(word) > _LONG_WORD else [word] for word in text.split(" "))
     return Markup(" ").join(Markup("<wbr>").join(map(escape, parts)) for parts in words)
 
 
 def scripts(shown: Sequence[charts.Chart], *others: str) -> dict[str, object]:
-    """What the base template needs to draw these charts and to run other scripts: `scripts`, their `digests` for its
-    policy, and `charts` as JSON.
+    """Variables of the base template for these charts and other scripts: `scripts`, their `digests` for the content
+    security policy, and `charts` as JSON.
 
-    A page without charts has no plotting library. Each chart gets its `place` in that list.
+    A page without charts has no plotting library. Each chart gets its `place` in the list.
     """
     for place, chart in enumerate(shown):
         chart["place"] = place
-    # The licences of the library ask for their texts in every copy: a page is one.
+    # The licences of the library require their texts in every copy, such as a page.
     library = f"/*\n{_script('observable-plot.licences.txt')}*/\n{_script('observable-plot.min.js')}"
     texts = [*([library, _script("charts.js")] if shown else []), *map(_script, others)]
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
@@ -159,7 +159,7 @@ def _section(section: Section, limit: int) -> dict:
     folded = [
         page_table(table, section.runs)
         for table in section.tables
-        # Of the parts of a metric only those of enough images to say something about one.
+        # Of the parts of a metric, only parts with enough images for an interval.
         if not table.title
         or any(
             "[" in cell and TOO_FEW not in cell for row in section.runs for cell in (c.cell(row) for c in table.columns)
@@ -191,7 +191,7 @@ def _section(section: Section, limit: int) -> dict:
 
 
 def page_table(table: ReportTable, runs: Sequence[ReportRow], best: bool = False) -> TextTable:
-    """The table without empty columns; what all rows share stands below it. `best`: bold as of `BOLD_RULE`."""
+    """The table without empty columns; values that all rows share move below it. `best`: bold by `BOLD_RULE`."""
     columns = table.columns
     if all(value_of(row.speedup_fastest) in (None, value_of(row.over_ar.speedup)) for row in runs):
         columns = [column for column in columns if column is not FASTEST]  # it repeats the speed-up
@@ -203,11 +203,11 @@ def page_table(table: ReportTable, runs: Sequence[ReportRow], best: bool = False
 
 
 def _headline(names: Mapping[str, ReportRow], marks: Marks) -> dict:
-    """Speed and up to two scores of each run as places on a line in percent; lossless runs and those of other programs
-    apart, the fastest first."""
+    """Speed and up to two scores of each run as places on a line in percent, in groups (lossless, not lossless, other
+    programs), the fastest first."""
     measures = [_speed(names), *_two_scores(names)]
     spans = [_span((*values.values(), Estimate(ar))) for _, _, values, ar, _ in measures]
-    groups: dict[str, list] = {"lossless": [], "not lossless": [], "of other programs": []}
+    groups: dict[str, list] = {"lossless": [], "not lossless": [], "other programs": []}
     for name in sorted(names, key=lambda name: -measures[0][2][name].value if name in measures[0][2] else math.inf):
         cells = []
         for (_, digits, values, ar, few), span in zip(measures, spans, strict=True):
@@ -216,16 +216,16 @@ def _headline(names: Mapping[str, ReportRow], marks: Marks) -> dict:
             cells.append(places and [*places, with_interval(number, digits, too_few=name in few)])
         row = names[name]
         exactness = "lossless" if row.lossless and not failed_audit(row) else "not lossless"
-        groups["of other programs" if row.imported else exactness].append((name, marks[name], cells))
+        groups["other programs" if row.imported else exactness].append((name, marks[name], cells))
     return {"headings": [heading for heading, *_ in measures], "groups": {kind: g for kind, g in groups.items() if g}}
 
 
 _Measure = tuple[str, int, dict[str, Estimate], float | None, set[str]]
-"""Heading, digits, value by run, AR's value, and the runs of too few prompts for an interval."""
+"""Heading, digits, value by run, AR's value, and the runs with too few prompts for an interval."""
 
 
 def _speed(names: Mapping[str, ReportRow]) -> _Measure:
-    """The speed-up; without any, images per hour; else tokens per step."""
+    """The speed-up; if no run has a speed-up, images per hour; else tokens per step."""
     speeds = {name: row.over_ar.speedup for name, row in names.items() if value_of(row.over_ar.speedup)}
     baselines = {name for name in speeds if names[name].over_ar.baseline == names[name].run_id}
     speeds |= {name: Estimate(1.0) for name in baselines}  # 1 by definition, without an interval
@@ -239,7 +239,7 @@ def _speed(names: Mapping[str, ReportRow]) -> _Measure:
 
 
 def _two_scores(names: Mapping[str, ReportRow]) -> list[_Measure]:
-    """The two scores that most runs have."""
+    """The two scores that the largest number of runs have."""
     by_version: dict[tuple[str, str], dict[str, ShownScore]] = {}
     for name, row in names.items():
         for score in row.scores:
@@ -271,7 +271,7 @@ def _percent(value: float | None, span: tuple[float, float]) -> float | None:
 
 
 def _names(runs: Sequence[ReportRow]) -> dict[str, ReportRow]:
-    """The runs by `unique_names` that are short enough for a page."""
+    """The runs by unique names, shortened for a page."""
     names: dict[str, ReportRow] = {}
     for name, row in unique_names(runs).items():
         digest = row.run_id.rpartition("-")[2]
@@ -317,8 +317,8 @@ def _step_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Ch
 
 
 def _differences(names: Mapping[str, ReportRow]) -> list[TextTable]:
-    """Paired score differences of every run from AR, corrected for each run: a table of the real ones, and a
-    sentence about the others. Distances to reference images are left to `specbench score --against`."""
+    """Paired score differences of every run from AR, corrected for each run: a table of the real differences,
+    and a sentence about the others. Distances to reference images are left to `specbench score --against`."""
     baselines = {row.over_ar.baseline for row in names.values()} - {None}
     baseline = next((row for row in names.values() if row.run_id in baselines), None)
     tested = [
@@ -391,5 +391,5 @@ def _picture(pixels: np.ndarray) -> str:
 
 
 def data_url(picture: bytes, kind: str = "png") -> str:
-    """A picture as an address that holds it."""
+    """A picture as a data URL."""
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"

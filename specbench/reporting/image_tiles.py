@@ -1,7 +1,7 @@
 """Images of a run with their numbers, scores and token maps.
 
-A token map has the commit step or the origin (accepted draft or sampled) of each token over the token grid; they are
-drawn as PNG with one pixel per token.
+A token map shows the commit step or the origin (accepted draft or sampled) of each token on the token grid, as a PNG
+with one pixel per token.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Tile:
 
     problem: str | None = None  # reason for a missing image
     pixels: np.ndarray | None = None  # uint8 [H, W, 3]
-    nfe: int | None = None  # target forwards; None if nobody counted them
+    nfe: int | None = None  # target forwards; None if unknown
     latency_ms: float | None = None
     # steps, origins: see `specbench.reporting.image_tiles`; None if the token grid is unknown
     steps: np.ndarray | None = None
@@ -92,7 +92,7 @@ def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
     if not isinstance(row.image, str) or not os.path.lexists(folder / row.image):
         return Tile(problem="no image file")
     pixels = read_image(folder, row.image, row.image_sha256)
-    counted = not pd.isna(row.nfe)  # nobody counted the steps of another program's tokens
+    counted = not pd.isna(row.nfe)  # the steps of another program's tokens are unknown
     grid = grid_of(row.forced, pixels.shape[:2]) if counted else None
     return Tile(
         pixels=pixels,
@@ -175,7 +175,7 @@ def origins(
     """Map the origin of each image token: `ACCEPTED` draft, or `DRAWN` from p or a residual; [height, width].
 
     A step commits its accepted drafts and then one drawn token, except that the last step may end the image with an
-    accepted draft; the total of `accepted` (per window offset) tells the two apart. Without drafts, as in AR, every
+    accepted draft; the total of `accepted` (per window offset) distinguishes the two. Without drafts, as in AR, every
     token was drawn.
     """
     step, free = np.asarray(committed_step), ~np.asarray(forced, dtype=bool)
@@ -196,8 +196,8 @@ def grid_of(forced: Sequence[bool], pixels: tuple[int, int]) -> tuple[int, int] 
 
 
 def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
-    """Mean over images at each grid position, [height, width], NaN where no image has one; None where the run has not
-    kept it, its token grid is unknown, or nothing was drafted.
+    """Mean over images at each grid position, [height, width]; NaN if no image has a value there. None if the run did
+    not record the quantity, the token grid is unknown, or nothing was drafted.
 
     `quantity`: "accepted" (whether the token is an accepted draft), "top1" (largest probability of the target),
     "entropy" (of the target, in nats), or of traced runs "draft_top1" (largest probability of the draft) and "draft_tv"
@@ -209,7 +209,7 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
     if traces is not None and traces.empty:
         return None
     total, seen, grid = 0.0, 0, None
-    for piece in store.batches(columns):  # of runs of any size
+    for piece in store.batches(columns):  # constant memory for runs of any size
         rows = piece.filter(pc.equal(piece["status"], "ok")).to_pandas()
         rows = rows if traces is None else rows.merge(traces[[*KEY, quantity]], on=list(KEY))
         for row in rows.itertuples(index=False):
@@ -231,7 +231,7 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
 
 def step_picture(steps: np.ndarray) -> bytes:
     """Draw the commit step of each token (dark early, light late)."""
-    from specbench.reporting.plotting import colormaps  # only where a picture is drawn
+    from specbench.reporting.plotting import colormaps  # imported only if a picture is drawn
 
     shade = (steps - 1) / max(1, steps.max() - 1)
     return _png((colormaps["viridis"](shade)[..., :3] * 255).astype(np.uint8))
@@ -244,7 +244,7 @@ def origin_picture(origins: np.ndarray) -> bytes:
 
 def share_picture(shares: np.ndarray) -> bytes:
     """Draw a fraction per grid position, from 0 (dark) to 1 (light); NaN is transparent."""
-    from specbench.reporting.plotting import colormaps  # only where a picture is drawn
+    from specbench.reporting.plotting import colormaps  # imported only if a picture is drawn
 
     return _png(
         (colormaps["cividis"].with_extremes(bad=(0, 0, 0, 0))(np.ma.masked_invalid(shares)) * 255).astype(np.uint8)

@@ -13,13 +13,13 @@ from specbench.specs.options import SettingSource, plain
 from specbench.specs.presets import PRESETS, DecoderSpec, published, resolve
 
 PALETTE = ("#0096ff", "#874b0f", "#5a4bb4", "#d27869", "#c32d5a", "#00694b", "#788700", "#b469b4", "#645f82", "#cd8cb4")
-"""Colours told apart on white and on black, by readers with protanopia and deuteranopia, too (CIEDE2000 above 12)."""
+"""Colours that differ on white and black, also with protanopia or deuteranopia (CIEDE2000 above 12)."""
 _SYMBOLS = {"circle": "●", "square": "■", "triangle": "▲", "diamond": "◆", "star": "★", "cross": "✚"}
-"""Shapes of a point by their names in Observable Plot: a colour and a shape together are one decoder's alone."""
+"""Shapes of a point by their names in Observable Plot: each decoder has its own pair of colour and shape."""
 _FIRST = ("sjd", "jacobi", "sjd-isp", "sjd++", "gsd", "scd-mc", "scd-gs", "predictive", "eagle", "vertical")
-"""Decoders in the order of colours and shapes, which change together; the others follow in that of the presets."""
+"""Decoders in the order of colours and shapes, which change together; others follow in the order of the presets."""
 _DASHES = (None, "9,3", "3,2", "9,3,2,3", "1,2", "14,4")
-"""Lines of decoders by their shape: those that share a colour have different ones."""
+"""Line styles by shape: decoders of the same colour have different line styles."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def mark_of(decoder: str) -> Mark:
 
 
 def marks_of(decoders: Iterable[str]) -> dict[str, Mark]:
-    """Marks of the decoders of a page by name: their own, but for a colour that another one has while some are free."""
+    """Marks of the decoders of a page by name, see `mark_of`; a colour repeats only if no colour is free."""
     marks: dict[str, Mark] = {}
     named = sorted({*decoders}, key=_place)
     for decoder in named:
@@ -70,9 +70,9 @@ def mark_at(place: int) -> Mark:
 
 
 def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model: str = "") -> str:
-    """Name of the decoder with the components and options that differ from its preset, except the window. `origins`: of
-    the run's settings, for a decoder whose preset is not at hand: what it supplied is not printed. `model`: of the run;
-    what is published for the decoder on it counts as the preset's."""
+    """Name of the decoder with the components and options that differ from its preset, except the window. `origins`:
+    origins of the run's settings; if the preset is not installed, options that it supplied are not printed. `model`:
+    of the run; options published for the decoder on this model count as preset options."""
     name, options = decoder.name, dict(decoder.options)
     usual = resolve(name) if name in PRESETS else None
     choices = {kind: getattr(decoder, kind) for kind in CHOICES}
@@ -92,7 +92,7 @@ def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model:
 
 
 def window_of(options: Mapping[str, object]) -> int | None:
-    """Tokens per target forward, siblings and further paths aside; None if it varies."""
+    """Tokens per target forward, without siblings and further paths; None if it varies."""
     if "tree" in options:
         return columns_fed(options)
     return None if {"rows-window", "rounds"} & options.keys() else options.get("window", 1)

@@ -27,9 +27,9 @@ _SELF = (
 
 
 def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
-    """A paragraph in LaTeX that says how runs were made, and the BibTeX entries that it cites.
+    """A paragraph in LaTeX that describes how the runs were made, and the BibTeX entries that it cites.
 
-    What `run.json` does not hold is not said; plug-in decoders have no entry.
+    The paragraph contains only facts from `run.json`; plug-in decoders have no entry.
     """
     stored = [read_info(folder) for folder in folders]
     infos = [info for info in stored if info.spec.tokens_sha256 is None]
@@ -42,9 +42,9 @@ def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
     sentences = [
         *_each("Images were decoded with {}.", map(_model, infos)),
         *_each("Sampling used {}.", _samplings(infos)),
-        *_each("The prompts were {}.", map(_prompts, infos)),
+        *_each("The prompts were from {}.", map(_prompts, infos)),
         f"The decoders were {enumerated(_decoders(infos, papers))}.",
-        *([f"Tokens of {enumerated(theirs)} were drawn by these programs, on machines of theirs."] if theirs else []),
+        *([f"The tokens of {enumerated(theirs)} were drawn by these programs on other machines."] if theirs else []),
         *_metrics(folders),
         *_each("We measured on {}.", (_machine(info) for info in infos)),
         _statistics(infos),
@@ -75,7 +75,7 @@ def _model(info: RunInfo) -> str:
 
 
 def _samplings(infos: Sequence[RunInfo]) -> list[str]:
-    """Each setting of sampling, with all its seeds."""
+    """Each sampling setting, with all its seeds."""
     seeds: dict[str, set[int]] = {}
     for info in infos:
         seeds.setdefault(_sampling(info), set()).add(info.spec.seed)
@@ -97,11 +97,11 @@ def _sampling(info: RunInfo) -> str:
 
 def _prompts(info: RunInfo) -> str:
     drawn = f"; drawn: {', '.join(info.drawn)}" if info.drawn else ""
-    return tex(f"those of {info.spec.prompts} (SHA-256 {info.spec.prompts_sha256[:12]}{drawn})")
+    return tex(f"{info.spec.prompts} (SHA-256 {info.spec.prompts_sha256[:12]}{drawn})")
 
 
 def _decoders(infos: Sequence[RunInfo], papers: Mapping[str, str | None]) -> Iterator[str]:
-    """Each decoder with its options; runs that differ in one option alone are named together."""
+    """Each decoder with its options; runs that differ in a single option are described together."""
     alike: dict[str, list[dict[str, str]]] = {}
     for info in infos:
         decoder, paper = info.spec.decoder, papers[info.spec.decoder.name]
@@ -125,7 +125,7 @@ def _decoders(infos: Sequence[RunInfo], papers: Mapping[str, str | None]) -> Ite
 
 
 def _options(info: RunInfo) -> dict[str, str]:
-    """The options that were asked for or are not the decoder's usual ones, and its window."""
+    """The options that were given or that differ from the decoder's usual options, and its window."""
     decoder = info.spec.decoder
     usual = dict(resolve(decoder.name).options) if decoder.name in PRESETS else {}
     names = {"window", *(info.origins or ())}
@@ -133,7 +133,7 @@ def _options(info: RunInfo) -> dict[str, str]:
 
 
 def _metrics(folders: Sequence[Path]) -> list[str]:
-    """The metrics of the stored scores with their identities, but for their parts."""
+    """The metrics of the stored scores with their identities, without parts."""
     stored = (score for folder in folders for score in read_scores(folder))
     scores = {(score["metric"], score["fingerprint"]): score for score in stored}
     texts = []
@@ -158,12 +158,12 @@ def _statistics(infos: Sequence[RunInfo]) -> str:
     timed = "A speed-up is the ratio of the summed latencies of AR and of a decoder over the same images. "
     return (timed if any(info.spec.timed for info in infos) else "") + (
         rf"Intervals are at 95\,\% over prompts and are given for {FEW_UNITS} prompts or more; $p$-values are "
-        "paired, those of the scores of two runs corrected together by Holm."
+        "paired; the $p$-values of the scores of two runs are corrected together by Holm."
     )
 
 
 def _key(paper: str) -> str:
-    """A citation key: the method's name or first words, and the year or number where it has one."""
+    """A citation key: the method's name or first words, and the year or number if there is one."""
     source = _SOURCE.fullmatch(paper)
     title = source["title"] if source else paper
     number = (source["year"] or source["eprint"] or "") if source else ""
@@ -178,7 +178,7 @@ def _entry(key: str, paper: str) -> str:
     if "author" in fields:
         fields["author"] = fields["author"].replace(" et al.", " and others")
     fields = {name: value if name == "eprint" else tex(value) for name, value in fields.items()}
-    fields["title"] = f"{{{fields['title']}}}"  # else the style plain writes "Lantern"
+    fields["title"] = f"{{{fields['title']}}}"  # otherwise the style "plain" prints "Lantern"
     fields |= {"archiveprefix": "arXiv"} if "eprint" in fields else {}
     kind = "inproceedings" if "booktitle" in fields else "misc"
     body = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items())

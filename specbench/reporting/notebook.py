@@ -1,4 +1,4 @@
-"""Reports and runs as notebooks show them: tables, charts and pictures."""
+"""Reports and runs in notebooks: tables, charts and pictures."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Figures(dict[str, Figure]):
 
 
 class PageCharts(PlotAccessor):
-    """Charts of a report: `plot()` draws those of the page (`specbench report --html`), `plot(NAME, ...)` some of them,
-    and `plot(x=..., y=...)` or `plot.scatter(...)` what pandas draws."""
+    """Charts of a report: `plot()` draws the charts of the page (`specbench report --html`), `plot(NAME, ...)` some of
+    them; `plot(x=..., y=...)` and `plot.scatter(...)` are the plots of pandas."""
 
     def __call__(self, *names: str, width: str = "page", **of_pandas: object) -> object:
         """Figures by name.
@@ -50,7 +50,7 @@ class PageCharts(PlotAccessor):
 
 
 class Report(pd.DataFrame):
-    """Numbers of runs, see `specbench.report`; shown as the table of a paper. Parts of it are plain DataFrames."""
+    """Numbers of runs, see `specbench.report`; shown as in a paper. Selections from it are plain DataFrames."""
 
     _rows: Sequence[ReportRow] = ()
 

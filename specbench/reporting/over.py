@@ -21,15 +21,15 @@ from specbench.system.json_values import json_text
 from specbench.system.text_tables import TextTable, latex_label, latex_table, markdown_table, plain_table
 
 NOTE = (
-    "Runs that differ in the seed alone are one row. Value: over the images of all seeds; ±: standard deviation of the "
-    "seeds' own values; in brackets: 95 % interval with prompts as the independent units, each with all its seeds. "
-    "Speed-up: ratio of the summed latencies; geometric mean: of the ratios of single images."
+    "Runs that differ only in the seed are one row. Value: over the images of all seeds; ±: standard deviation of the "
+    "values per seed; in brackets: 95 % interval with prompts as the independent units, each with all its seeds. "
+    "Speed-up: ratio of the summed latencies; geometric mean: of the ratios per image."
 )
 
 
 @dataclass(frozen=True)
 class Pooled:
-    """A number over all seeds; `spread`: standard deviation of the seeds' own."""
+    """A number over all seeds; `spread`: standard deviation of the values per seed."""
 
     value: float | None
     spread: float | None
@@ -39,19 +39,19 @@ class Pooled:
 
 @dataclass(frozen=True)
 class SeedsRow:
-    """Runs that differ in the seed alone."""
+    """Runs that differ only in the seed."""
 
     model: str
     decoder: str
-    options: Mapping[str, object]  # and settings; only those in which runs of its decoder differ
+    options: Mapping[str, object]  # and settings; only if runs of its decoder differ in them
     seeds: Sequence[int]
     images: int
     numbers: Mapping[str, Pooled]
-    copies: Sequence[str] = ()  # folders with a copy of a run, which are left out
+    copies: Sequence[str] = ()  # folders with a copy of a run; the copies are left out
 
     @property
     def record(self) -> dict[str, object]:
-        """Its plain values, for writers of data."""
+        """Plain values, for writers of data."""
         return {name: value for name, value in asdict(self).items() if value or name != "copies"}
 
 
@@ -90,7 +90,7 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
     settings |= {"code": code_text(runs[0].info)} if spec.decoder_code else {}
     decoded = [run for run in runs if len(run.rows)]
     every = pd.concat([run.rows[["prompt_id", "nfe"]] for run in runs], ignore_index=True)
-    nfe = stats.interval("nfe", every)  # nobody counted those of imported tokens
+    nfe = stats.interval("nfe", every)  # unknown for imported tokens
     numbers = {"nfe": _pooled(nfe, every, [stats.nfe(run.rows) for run in decoded])} if nfe else {}
     numbers |= _speedups(decoded, baselines) | (_scores(decoded) if decoded else {})
     options, seeds = settings | dict(spec.decoder.options), [run.info.spec.seed for run in decoded]
@@ -112,7 +112,7 @@ def _scores(runs: Sequence[Run]) -> dict[str, Pooled]:
 
 
 def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled]:
-    """The speed-up over AR and its geometric mean; none where a run has no images in common with a comparable AR."""
+    """The speed-up over AR and its geometric mean; missing if a run has no images in common with a comparable AR."""
     pairs = []
     for run in runs:
         nearest = nearest_ar(run, baselines)
@@ -132,7 +132,7 @@ def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled
 
 
 def _pooled(estimate: stats.Estimate, every: pd.DataFrame, own: Sequence[float]) -> Pooled:
-    """An estimate over all images; `own`: that of each seed."""
+    """An estimate over all images; `own`: the estimate of each seed."""
     shown = stats.without_few(estimate, every["prompt_id"].nunique())
     return Pooled(shown.value, _spread(own), shown.low, shown.high)
 
@@ -154,7 +154,7 @@ def over_table(rows: Sequence[SeedsRow]) -> TextTable:
         lines.append([row.decoder, *chosen, str(len(row.seeds)), str(row.images), *cells])
     headings = ["decoder", *options, "seeds", "images", *(named.get(name, name) for name in numbers)]
     return plain_table(
-        headings, lines, NOTE, [f"{copy} is a copy and left out." for row in rows for copy in row.copies]
+        headings, lines, NOTE, [f"{copy} is a copy and is left out." for row in rows for copy in row.copies]
     )
 
 

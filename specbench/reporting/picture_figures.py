@@ -32,8 +32,8 @@ _PROMPTS, _ANY_PROMPTS, _LABEL = 4, 100_000, 0.3
 
 @dataclass(frozen=True)
 class Grid:
-    """Pictures by row and column, [H, W, 3] pixels or [H, W] numbers with a colour bar (None where there is none), the
-    label of that `bar`, and the `numbers` of the csv beside it, a dict a line."""
+    """Pictures by row and column, [H, W, 3] pixels or [H, W] numbers with a colour bar (None if missing), the label of
+    the `bar`, and the `numbers` of its csv file, a dict per line."""
 
     columns: Sequence[str]
     rows: Sequence[str]
@@ -51,7 +51,7 @@ def find_grid(runs: Mapping[str, Path], name: str) -> Grid:
     start of an id or a part of a text."""
     kind, _, words = name.partition(":")
     if not runs:
-        raise SpecbenchError(f"figure {kind}: there are no runs to show")
+        raise SpecbenchError(f"figure {kind}: no runs")
     return _images(runs, words) if kind == _GRID else _token_map(runs, kind)
 
 
@@ -82,8 +82,8 @@ def _token_map(runs: Mapping[str, Path], kind: str) -> Grid:
     quantity, bar = TOKEN_MAPS[kind]
     maps = {label: shown for label, folder in runs.items() if (shown := mean_map(folder, quantity)) is not None}
     if not maps:
-        needs = "run with --trace" if quantity.startswith("draft") else "a run with images of drafted tokens has it"
-        raise SpecbenchError(f"figure {kind}: no run here has it", needs)
+        needs = "run with --trace" if quantity.startswith("draft") else "decode images with a decoder that drafts"
+        raise SpecbenchError(f"figure {kind}: no run here has this map", needs)
     numbers = [
         {"run": label, "row": row, "column": column, "value": value}
         for label, shown in maps.items()
@@ -99,9 +99,9 @@ def write_pictures(runs: Mapping[str, Path], path: Path) -> Path:
 
 
 def grid_figure(grid: Grid, width: str = "column") -> Drawn:
-    """Draw a grid; arguments as of `specbench.reporting.figures.chart_figure`."""
+    """Draw a grid; arguments as in `specbench.reporting.figures.chart_figure`."""
     inches = WIDTHS[width]
-    side = inches / len(grid.columns)  # of a picture; a letter of size 6 is a twentieth of an inch wide
+    side = inches / len(grid.columns)  # of a picture; a letter of size 6 is 1/20 inch wide
     height = side * len(grid.rows) + _LABEL + (2 * _LABEL if grid.bar else 0)
     pictures = [picture for row in grid.pictures for picture in row if picture is not None]
     top = max(map(np.nanmax, pictures), default=1) if grid.bar else 1

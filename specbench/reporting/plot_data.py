@@ -76,8 +76,8 @@ class Point:
 def pareto(runs: Sequence[ReportRow], metric: str, fingerprint: str) -> list[Point]:
     """Build a point for each report row with a speed-up and this score, and mark Pareto-dominated points.
 
-    A point is dominated by another that is faster and scores better, both with intervals that do not overlap. Without
-    an interval of either number nothing is said.
+    A point is dominated by another that is faster and scores better, both with intervals that do not overlap. A
+    point without both intervals is neither dominated nor dominates.
     """
     points = []
     for row in runs:
@@ -93,7 +93,7 @@ def pareto(runs: Sequence[ReportRow], metric: str, fingerprint: str) -> list[Poi
 
 
 def _above(estimate: Estimate, other: Estimate, sign: int) -> bool:
-    """Whether the interval of `estimate` lies wholly above that of `other`, or below it where `sign` is -1."""
+    """Whether the interval of `estimate` lies wholly above the interval of `other`, or below it if `sign` is -1."""
     if estimate.low is None or other.low is None:
         return False
     return estimate.low > other.high if sign > 0 else estimate.high < other.low
@@ -102,7 +102,7 @@ def _above(estimate: Estimate, other: Estimate, sign: int) -> bool:
 def sweeps(rows: Sequence[ReportRow]) -> dict[str, Sweep]:
     """By swept option and curve, (value, speed-up, step ratio) triples in the order of the values.
 
-    A curve is a decoder with the options that its runs vary besides; runs without a speed-up are left out.
+    A curve is a decoder with the other options that its runs vary; runs without a speed-up are left out.
     """
     timed = [row for row in rows if row.over_ar.speedup is not None]
     by_option: dict[str, Sweep] = {}

@@ -1,4 +1,4 @@
-"""Matplotlib, in the package's own style whatever the user's settings are."""
+"""Matplotlib in the package's style, whatever the user's settings are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute what reports know of runs: a `ReportRow` each, with the speed-up over AR runs. Missing values are None."""
+"""Compute the numbers of a report: a `ReportRow` per run, with the speed-up over AR. Missing values are None."""
 
 from __future__ import annotations
 
@@ -36,21 +36,20 @@ from specbench.store.schema import REPORT
 from specbench.system.json_values import nonfinite_as_text
 from specbench.system.monitor import gpu_disturbances, taken_cores
 
-_MOST_READINGS = 20_000  # Images above which the readings of the machine are left unread: they are long
+_MOST_READINGS = 20_000  # More images: the machine readings, which are long, are not read
 
 ROOFLINE_WRONG = (
     "the roofline is wrong: decoding was faster than it allows. The device was measured while the machine was busy, or "
-    "keeps the weights in a cache; measure it again on an idle machine (specbench doctor --measure), and run again"
+    "its cache holds the weights; measure it again on an idle machine (specbench doctor --measure), then run again"
 )
-"""Stands in the place of a roofline ratio below 1."""
+"""Replaces a roofline ratio below 1."""
 
-EAGER_RATIO = 2.0  # Roofline ratio of an eager AR above which calls, not arithmetic, are its cost
+EAGER_RATIO = 2.0  # Above this roofline ratio, eager AR is limited by call overhead, not arithmetic
 
 
 def report_rows(folders: Sequence[Path]) -> list[ReportRow]:
     """Compute the report rows of the runs in `folders`, in the order of the presets (AR first). AR baselines are
-    searched in the same results folders.
-    """
+    searched in the same results folders."""
     runs = with_ar_runs({folder.resolve(): folder for folder in folders}.values())
     copied = copies([run for run, _ in runs.values()])
     runs = {folder: with_ar for folder, with_ar in runs.items() if folder not in copied}
@@ -61,11 +60,11 @@ def report_rows(folders: Sequence[Path]) -> list[ReportRow]:
     return sorted(_beside_ours(_with_versions(rows, [run.info for run, _ in runs.values()])), key=_order)
 
 
-_UNKNOWN = ("device", "threads", "seed", "batch", "mode", "compiled")  # Nobody told them of tokens that were imported
+_UNKNOWN = ("device", "threads", "seed", "batch", "mode", "compiled")  # Unknown for imported tokens
 
 
 def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
-    """The rows, those of imported tokens in the setting of the runs here whose prompts and sampling they share."""
+    """The rows; imported tokens move into the setting of runs with the same prompts and sampling."""
 
     def shared(row: ReportRow) -> str:
         return json.dumps([row.model, {k: v for k, v in row.setting.items() if k not in (*_UNKNOWN, "prompts")}])
@@ -75,7 +74,7 @@ def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
 
 
 def _with_versions(rows: Sequence[ReportRow], infos: Sequence[RunInfo]) -> list[ReportRow]:
-    """The rows; labels that differ in a plug-in's code alone tell when it was edited ("power, edited 26 Nov 14:02")."""
+    """The rows; equal labels with different plug-in code get the edit time ("power, edited 26 Nov 14:02")."""
     groups: dict[str, dict[str, str]] = {}
     keys = [json.dumps([row.model, row.setting, row.label, row.options], sort_keys=True) for row in rows]
     for key, info in zip(keys, infos, strict=True):
@@ -147,7 +146,7 @@ def _numbers(run: Run) -> dict[str, object]:
     there |= {SECOND_STAGE: "stage2_nfe" in rows, ACCEPTANCE_BIAS: not run.info.spec.decoder.biased_elsewhere}
     for name, number in stats.RUN_NUMBERS.items():
         value = number.compute(run.traced if number.of == TRACES else rows) if there[number.of] else None
-        if number.of == SECOND_STAGE and value is None:  # only the rows of models that have one have these keys
+        if number.of == SECOND_STAGE and value is None:  # models without a second stage have no such keys
             continue
         if name in stats.MEANS and value is not None:
             bounded = stats.interval(name, rows) if enough else None
@@ -178,7 +177,7 @@ def stalled_images(rows: pd.DataFrame) -> Stalled | None:
 
 
 def _disturbances(folder: Path | None) -> dict[str, object]:
-    """Needed cores that other processes took on average, and what disturbed the GPU; None where not measured."""
+    """Needed cores that other processes took on average, and what disturbed the GPU; None if not measured."""
     batches = RunStore(folder).batches(["machine"]) if folder else ()
     readings = [json.loads(text) for rows in batches for text in rows["machine"].to_pylist() if text]
     cores = [taken for reading in readings if (taken := taken_cores(reading)) is not None]
@@ -187,7 +186,7 @@ def _disturbances(folder: Path | None) -> dict[str, object]:
 
 
 def _roofline(rows: pd.DataFrame, floor: Mapping | None) -> dict[str, object]:
-    """The roofline ratio, or why there is none: nothing is faster than its device."""
+    """The roofline ratio, or the reason if it is impossible: no run is faster than its device."""
     ratio = stats.roofline_ratio(rows, floor)
     wrong = ratio is not None and ratio < 1
     return {"over_floor": None if wrong else ratio, "roofline_note": ROOFLINE_WRONG if wrong else None}
@@ -201,14 +200,14 @@ def _audit(run: Run) -> ShownAudit | None:
 
 
 def shown_audit(stored: Mapping, current: bool = True) -> ShownAudit:
-    """A stored audit in short."""
+    """Summary of a stored audit."""
     tv = stored.get("tv") is not None and Estimate(stored["tv"], stored.get("tv_low"), stored.get("tv_high"))
     names = ("verdict", "failed", "p_value", "detectable", "images", "recomputed")
     return ShownAudit(tv=tv or None, current=current, **{name: stored.get(name) for name in names})
 
 
 def setting(spec: RunSpec) -> dict:
-    """Settings shared by the rows of one table: what makes the run, without model, decoder and draft head."""
+    """Settings that the rows of one table share: the run's identity without model, decoder and draft head."""
     left_out = ("decoder", "decoder_code", "head_sha256", "model", "tokens_sha256")
     return {name: value for name, value in identity_json(spec).items() if name not in left_out}
 
@@ -223,12 +222,12 @@ _Over = Callable[[Run], stats.SpeedUp | None]  # Computes the speed-up over an A
 
 
 def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
-    """Compare the run with the AR run that is most like it."""
+    """Compare the run with the most similar AR run."""
     spec, nearest = run.info.spec, nearest_ar(run, ar_runs)
     if spec.tokens_sha256:
         apart = [name for name in (nearest or [()])[0] if name.split()[0] not in (*_UNKNOWN, "hardware", "versions")]
         apart = ["the prompt set (import --prompts)" if "prompts_sha256" in name else name for name in apart]
-        why = f"; apart from AR, which differs in {', '.join(apart)}" if apart else ""
+        why = f"; not compared with AR, which differs in {', '.join(apart)}" if apart else ""
         return OverAR(speedup_note=f"times of another program{why}")
     if nearest is None:
         return OverAR(speedup_note="no AR run")
@@ -239,7 +238,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
         how = f"batch {spec.batch}" if spec.batch > 1 else "throughput mode"
         untimed = not stats.paired(run.rows, ar.rows).empty and (run.untimed or ar.untimed)
         lacking = "no image was decoded" if run.rows.empty else "no images in common with AR"
-        why = "differs in versions from image to image" if untimed else lacking
+        why = "differs in versions between images" if untimed else lacking
         return OverAR(speedup_note=why if spec.timed else f"{how}: latency is not measured")
     shared = f"{result.pairs} images" if result.pairs > 1 else "one image"
     partial = f"over the {shared} in common with AR" if result.pairs < len(run.rows) else None
@@ -250,7 +249,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
 
 
 def _over_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict[str, object]:
-    """Speed-up over the fastest comparable AR, and the one to be quoted: over the fastest in the same number format."""
+    """Speed-up over the fastest comparable AR, and the quoted speed-up: over the fastest in the same number format."""
     comparable = [ar for ar in ar_runs if not mismatched_fields(run.info, ar.info, any_configuration=True)]
     results = [(over(ar), ar) for ar in comparable]
     pairs = sorted(((r, ar) for r, ar in results if r is not None), key=lambda pair: pair[0].total.value)
@@ -270,9 +269,9 @@ def _shown(result: stats.SpeedUp) -> Estimate:
 
 
 def eager_ar(ar: Run) -> str | None:
-    """What must be said of a speed-up over an AR run that was not compiled; None where its roofline is near."""
+    """Warning on a speed-up over an AR run that was not compiled; None if the AR run is near its roofline."""
     ratio = None if ar.info.compiled else stats.roofline_ratio(ar.rows, ar.info.roofline)
     if ar.info.compiled or (ratio is not None and ratio <= EAGER_RATIO):
         return None
     takes = f" and takes {ratio:.2g} times its roofline" if ratio else ""
-    return f"AR is not compiled here{takes}: compile before you quote this (--compile on)"
+    return f"AR is not compiled{takes}: compile before you quote the speed-up (--compile on)"

@@ -1,4 +1,4 @@
-"""A row of a report: values and estimates, which stay that until a writer prints them.
+"""A row of a report: values and estimates, unformatted until a writer prints them.
 
 Numbers are named after the function of `specbench.stats` that defines them.
 """
@@ -21,7 +21,7 @@ NumberValue = Estimate | float | Sequence[float | None] | None
 
 @dataclass(frozen=True)
 class ShownScore:
-    """A stored score of a run; `too_few`: its interval is left out, because it is of too few prompts."""
+    """A stored score of a run; `too_few`: the interval is left out because there are too few prompts."""
 
     metric: str
     fingerprint: str
@@ -30,10 +30,10 @@ class ShownScore:
     too_few: bool
     prompts_needed: int | None
     note: str | None
-    edited: str | None  # when the code of a plug-in metric was
+    edited: str | None  # edit time of the code of a plug-in metric
     better: Better
     kind: Kind
-    stored: Mapping[str, object]  # all of it, as writers of data print it
+    stored: Mapping[str, object]  # the whole score, as writers of data print it
 
     @classmethod
     def of(cls, stored: Mapping) -> ShownScore:
@@ -45,13 +45,13 @@ class ShownScore:
 
     @property
     def whole(self) -> bool:
-        """Whether it is of a metric, not of a part of one."""
+        """Whether the score belongs to a whole metric, not to a part of a metric."""
         return ":" not in self.metric
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A number of two runs compared, see `specbench.reporting.compare.compare_runs`."""
+    """A compared number of two runs, see `specbench.reporting.compare.compare_runs`."""
 
     name: str
     estimate: Estimate | None = None
@@ -69,12 +69,12 @@ class Compared:
 
     @property
     def real(self) -> bool:
-        """Whether it shows a difference, by `specbench.stats.RULE`."""
+        """Whether the difference is real, by `specbench.stats.RULE`."""
         return is_real(self.p_holm)
 
     @property
     def record(self) -> dict[str, object]:
-        """Its plain values, for writers of data."""
+        """Plain values, for writers of data."""
         bounds = {part: getattr(self.estimate, part, None) for part in _ENDS.values()}
         others = ("p", "p_holm", "n", "prompts_needed", "note")
         return {"name": self.name} | bounds | {name: getattr(self, name) for name in others}
@@ -84,13 +84,13 @@ class Compared:
 class Against:
     """Numbers of a run compared with those of a baseline that the reader chose, by name."""
 
-    baseline: str  # its label
+    baseline: str  # label of the baseline
     numbers: Mapping[str, Compared]
 
 
 @dataclass(frozen=True)
 class OverAR:
-    """A run compared with the AR run that is most like it; without a speed-up, `speedup_note` says why."""
+    """A run compared with the most similar AR run; without a speed-up, `speedup_note` gives the reason."""
 
     speedup: Estimate | None = None
     speedup_p: float | None = None
@@ -101,8 +101,8 @@ class OverAR:
     pairs: int | None = None  # images that both decoded
     baseline: str | None = None  # run id of AR
     decoded_apart: bool | None = None  # whether AR's images are from other calls
-    ar_folder: Path | None = None  # its folder, which may have any name; no key of reports
-    eager_ar: str | None = None  # what must be said of an AR that was not compiled
+    ar_folder: Path | None = None  # folder of the AR run, which may have any name; no key of reports
+    eager_ar: str | None = None  # warning about an AR that was not compiled
     speedup_note: str | None = None
 
 
@@ -114,7 +114,7 @@ class Quoted:
     speedup_p: float | None
     pairs: int
     ar_run: str
-    ar: str  # its number format, threads, and whether it was compiled
+    ar: str  # number format, threads, and whether AR was compiled
     eager_ar: str | None
 
 
@@ -128,7 +128,7 @@ class Stalled:
 
 @dataclass(frozen=True)
 class ShownAudit:
-    """The stored audit of a run in short, see `specbench.checks.run_audit.audit_run`."""
+    """Summary of the stored audit of a run, see `specbench.checks.run_audit.audit_run`."""
 
     verdict: str
     failed: bool
@@ -137,23 +137,23 @@ class ShownAudit:
     detectable: float | None
     images: int
     recomputed: bool
-    current: bool  # whether it is of the images that the run has now
+    current: bool  # whether the audit covers the present images of the run
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRow:
-    """What reports know of a run. An interval is missing below `FEW_UNITS` prompts; a field with a default is not among
-    the keys of `record` where it has none."""
+    """Numbers and settings of a run. An interval is missing below `FEW_UNITS` prompts; `record` has no keys for empty
+    fields with a default."""
 
     run_id: str
     folder: Path
     model: str
-    source: str | None  # of a checkpoint that is not the official one
+    source: str | None  # checkpoint if it is not the official one
     processors: str | None  # logits processors of the checkpoint
     decoder: str
     label: str
     lossless: bool
-    imported: str | None = None  # digest of the tokens that another program drew
+    imported: str | None = None  # digest of tokens from another program
     options: Mapping[str, object]
     setting: Mapping[str, object]  # see `setting`
     steps: str  # how the steps ran: eager, compiled
@@ -179,7 +179,7 @@ class ReportRow:
     throughput: float | None
     images_per_hour: float | None
     over_floor: float | None
-    roofline_note: str | None  # why there is no roofline ratio
+    roofline_note: str | None  # reason for a missing roofline ratio
     floor: Mapping[str, object] | None  # inputs of the roofline
     over_ar: OverAR
     speedup_fastest: Estimate | None  # over the fastest comparable AR configuration
@@ -187,23 +187,23 @@ class ReportRow:
     quoted: Quoted | None
     acceptance: Estimate | None
     acceptance_by_offset: Sequence[float | None] | None
-    numbers: Mapping[str, NumberValue]  # all others of `specbench.stats.RUN_NUMBERS` that the run can have
+    numbers: Mapping[str, NumberValue]  # other `specbench.stats.RUN_NUMBERS` that the run can have
     nll_gap: Estimate | None
     nll_gap_se: float | None
     zero_probability: int | None
     beside_ar: Mapping[str, Difference]  # token statistics minus AR's, with corrected p-values
     scores: Sequence[ShownScore]
     audit: ShownAudit | None = None
-    settings_changed: bool | None = None  # whether run.json has other settings than those that the run's id is of
-    drawn: Sequence[str] | None = None  # which prompts of the set
-    model_edited: str | None = None  # when the code of a plug-in model was
+    settings_changed: bool | None = None  # whether the settings in run.json do not match the run id
+    drawn: Sequence[str] | None = None  # selection of prompts from the set
+    model_edited: str | None = None  # edit time of the code of a plug-in model
     untimed: Mapping[str, int] | None = None  # images without times, by the versions that decoded them
-    versions: str | None = None  # those of the others
-    captions_cut: int | None = None  # images whose caption the model did not read to the end
-    one_by_one: int | None = None  # images in smaller batches than asked for
+    versions: str | None = None  # versions of the timed images
+    captions_cut: int | None = None  # images with a caption that was too long for the model
+    one_by_one: int | None = None  # images in smaller batches than requested
     load: Sequence[float | None]
     environment: Sequence[str]
-    copies: Sequence[str] | None = None  # folders with a copy of the run, which are left out
+    copies: Sequence[str] | None = None  # folders with a copy of the run; the copies are left out
     against: Against | None = None
     real: Sequence[str] | None = None  # names of the numbers that differ from AR's
 
@@ -213,7 +213,7 @@ class ReportRow:
         return value if isinstance(value, Estimate | None) else Estimate(value)
 
     def value(self, name: str) -> NumberValue:
-        """The same as it was computed, which may be a list."""
+        """The value of a number of the run, which may be a list."""
         sources = (self.numbers, vars(self), vars(self.over_ar))
         return next((value for source in sources if (value := source.get(name)) is not None), None)
 
@@ -223,7 +223,7 @@ class ReportRow:
 
 
 def unique_names(rows: Sequence[ReportRow]) -> dict[str, ReportRow]:
-    """Rows by a name that no other has: the label, with model, window and run id where labels are alike."""
+    """Rows by unique name: the label, with model, window and run id if labels are equal."""
     names: dict[str, ReportRow] = {}
     for row in rows:
         name, alike = row.label, [other for other in rows if other.label == row.label]
@@ -252,7 +252,7 @@ def record(row: ReportRow) -> dict[str, object]:
 
 _BOUNDED = {"slowest_category_ms", "fewest_tokens_per_step", "speedup", "speedup_fastest", "tv"}
 _BOUNDED |= {name for name, number in RUN_NUMBERS.items() if number.bounded}
-"""Estimates whose bounds have keys of their own; those of means are under `intervals`."""
+"""Estimates whose bounds have separate keys; the bounds of means are under `intervals`."""
 
 
 def with_bounds(name: str, estimate: Estimate | None) -> dict[str, float | None]:

@@ -40,13 +40,13 @@ READING = (
     "speed-up = tokens per step / (window cost x overhead), "
     "with the tokens per step relative to AR over the same images."
 )
-BOLD_RULE = f"Bold: the best value of its column, where its difference from AR is real. {RULE}"
+BOLD_RULE = f"Bold: the best value of its column, if its difference from AR is real. {RULE}"
 
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Columns over the runs of a section; columns of a table with a `title` have no definitions. A page, which folds
-    its tables, calls one without a title by its `topic`."""
+    """Columns over the runs of a section; columns of a table with a `title` have no definitions. `topic`:
+    name of the folded table on a page if there is no title."""
 
     columns: Sequence[ReportColumn]
     title: str = ""
@@ -54,7 +54,7 @@ class ReportTable:
     topic: str = ""
 
     def texts(self, runs: Sequence[ReportRow], best: bool = False) -> TextTable:
-        """The table of these runs. `best`: bold as of `BOLD_RULE`."""
+        """The table of these runs. `best`: bold by `BOLD_RULE`."""
         real = [real_differences(row.folder, row.over_ar) if best else () for row in runs]
         columns = []
         for column in self.columns:
@@ -68,8 +68,8 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class Section:
-    """Runs (report rows) of one model and setting: the first table, those behind it, and what they say in sentences.
-    `notes`: a few lines below the first table; `circumstances` has all; `machines`: what decoded, in words."""
+    """Runs (report rows) of one model and setting: the first table, further tables, and the answer in sentences.
+    `notes`: a few lines below the first table; `circumstances` has all notes; `machines`: hardware in words."""
 
     heading: str
     runs: Sequence[ReportRow]
@@ -80,7 +80,7 @@ class Section:
     machines: str = ""
 
     def shown(self, everything: bool) -> Sequence[ReportTable]:
-        """The first table, or all."""
+        """The first table, or all tables."""
         return (self.first, *self.tables) if everything else (self.first,)
 
 
@@ -92,7 +92,7 @@ def sections(rows: Sequence[ReportRow]) -> list[Section]:
 
 
 def _told_apart(section: Section, others: Sequence[Section]) -> str:
-    """Its heading, with the settings in which sections of the same heading differ, but for which prompts were drawn."""
+    """Heading, with the settings in which sections of the same heading differ, except the drawn prompts."""
     plain = _heading(section.runs, drawn=False)
     alike = [other.runs[0].setting for other in others if _heading(other.runs, drawn=False) == plain]
     setting_here, edited = section.runs[0].setting, section.runs[0].model_edited or ""
@@ -105,12 +105,12 @@ _MOST_NOTES = 3
 
 
 def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
-    """What must be known to read the first table, in at most `_MOST_NOTES` lines."""
+    """Notes that are needed to read the first table, at most `_MOST_NOTES` lines."""
     over = [row.over_ar.pairs for row in runs if row.over_ar.speedup is not None and row.over_ar.speedup_note]
     images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
     common = [f"The speed-up is over the {images} images in common with AR."] if over else []
     few = [FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
-    wrong = ["A roofline is wrong: specbench report --all"] if any(row.roofline_note for row in runs) else []
+    wrong = ["A roofline is wrong; see specbench report --all"] if any(row.roofline_note for row in runs) else []
     lines = [*common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
     left = len(lines) - _MOST_NOTES
     return lines if left <= 0 else [*lines[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]
@@ -137,8 +137,8 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
 
 
 def _by_heading(section: Section) -> dict[str, ReportColumn]:
-    """Columns of all tables: of one name the first, which is the shortest; of decoders the last, which is without its
-    window, where it tells the runs apart."""
+    """Columns of all tables by name: the first, which is the shortest; for decoders the last, whose label has no
+    window, if it distinguishes the runs."""
     columns = [column for table in section.shown(True) for column in table.columns]
     labels = [column for column in columns if column.heading == DECODER.heading]
     alike = len(set(map(labels[-1].cell, section.runs))) < len(section.runs)
@@ -198,21 +198,21 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
 
 
 def captions_cut(rows: Sequence[ReportRow]) -> list[str]:
-    """How many captions each model did not read to the end, by its run with the most."""
+    """A sentence per model on captions that were too long, from its run with most of them."""
     cut = sorted((row for row in rows if row.captions_cut), key=lambda row: row.captions_cut)
     return [
-        f"{model} read only the beginning of the captions of {row.captions_cut:,} of {row.n:,} images."
+        f"{model} truncated the captions of {row.captions_cut:,} of {row.n:,} images."
         for model, row in {row.model: row for row in cut}.items()
     ]
 
 
 def tells_steps(row: ReportRow) -> bool:
-    """Whether a report says how the steps of a run ran: not of the usual eager ones on a CPU."""
+    """Whether a report prints how the steps of a run ran; the usual eager steps on a CPU are not mentioned."""
     return not row.imported and (row.steps != "eager" or row.setting["device"] != "cpu")
 
 
 def lacks_interval(rows: Sequence[ReportRow], parts: bool = True) -> bool:
-    """Whether an interval was left out, because it is of too few prompts."""
+    """Whether an interval was left out because there are too few prompts."""
     speed = any(row.over_ar.speedup is not None and row.over_ar.speedup.low is None for row in rows)
     return speed or any(score.too_few for row in rows for score in row.scores if parts or score.whole)
 
@@ -242,7 +242,7 @@ def _section(runs: list[ReportRow]) -> Section:
 
 
 def _remarks(runs: Sequence[ReportRow], metrics: Set[str] | None = None) -> str:
-    """The notes of all scores, or of those by these metrics or parts, a sentence each."""
+    """The notes of all scores, or of the scores by these metrics or parts, a sentence each."""
     scores = [score for row in runs for score in row.scores if score.note]
     noted = dict.fromkeys((score.note, score.metric, score.fingerprint) for score in scores)
     shown = [
@@ -255,7 +255,7 @@ def _remarks(runs: Sequence[ReportRow], metrics: Set[str] | None = None) -> str:
 
 
 def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list[ReportColumn]:
-    """The columns with marks on scores that differ from the baseline's, and the speed-up over it."""
+    """The columns with marks on scores that differ from the baseline, and a column with the speed-up over it."""
     base = next(row.against.baseline for row in runs if row.against)
 
     def numbers(row: ReportRow) -> Mapping[str, Compared]:
@@ -274,7 +274,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
     for column in columns:
         with_marks.append(column if column.tested in ("", "speedup") else marked(column))
         if column.tested == "speedup":
-            meaning = f"Over: latency of {base} over that of the run. {MARKED}"
+            meaning = f"Over: latency of {base} divided by the latency of the run. {MARKED}"
             with_marks.append(ReportColumn(f"over {base} [95 %]", over, meaning, 1))
     return with_marks
 
@@ -298,7 +298,7 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     parts += [setting["dtype"], *([setting["device"]] if ours else [])]
     parts += [f"{threads} thread{'s' * (threads != 1)}"] if threads else []
     parts += dict.fromkeys(row.steps.partition(" ")[0] for row in runs if tells_steps(row))
-    # Of imported images without a latency it is not known whether calls drew one or several.
+    # The batch size of imported images without a latency is unknown.
     told = ours or setting["batch"] > 1 or any(run.value("latency_ms") for run in runs)
     parts += [f"batch {setting['batch']}"] if told else []
     source = f" from {row.source}" if row.source else ""

@@ -1,4 +1,4 @@
-"""How far runs are (`specbench status`)."""
+"""Progress of runs (`specbench status`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specbench.system.console import duration
 from specbench.system.text_tables import distinct_columns, plain_table, terminal_table
 
 _SILENT_S, _SILENT_IMAGES = 60.0, 10
-"""A run is silent where nothing was written for this time, and for the time of so many images."""
+"""A run is silent if nothing was written for this time, nor for the time of this number of images."""
 STATUS_COLUMNS = (
     *("model", "part", "decoder", "window", "images", "failed", "tokens per second", "speed-up [95 %]", "left"),
     "state",
@@ -31,7 +31,7 @@ STATUS_COLUMNS = (
 
 
 def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict]:
-    """How far the runs of a results folder are, those of its shards included; another process may be decoding them.
+    """Progress of the runs of a results folder and its shards; another process may be decoding them.
 
     Args:
         out: the results folder.
@@ -39,7 +39,7 @@ def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict]:
 
     Returns:
         One dict per run: `run_id, folder, part` (the shard's folder), `model, decoder, window, images` (decoded),
-        `wanted` (asked for by the last call; None in runs of before), `failed, tokens_per_second, speedup, speedup_low,
+        `wanted` (requested by the last call; None in older runs), `failed, tokens_per_second, speedup, speedup_low,
         speedup_high` (over AR so far), `seconds_left, silent_s` (since something was written) and `state`: done,
         stopped, decoding, silent (the process may have been killed), or what a merge of shards lacks. A shard's run is
         left out once all its images are in the merged run.
@@ -55,7 +55,7 @@ def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict]:
 
 
 def _merged(rows: Sequence[dict], lacking: str) -> list[dict]:
-    """The rows without those of shards whose images are in a merged run, which is done where no shard is `lacking`."""
+    """The rows without shards whose images are in a merged run; a merged run is done if no shard is `lacking`."""
     shown = []
     for row in rows:
         shards = [other for other in rows if other["part"] and other["run_id"] == row["run_id"]]
@@ -71,7 +71,7 @@ def _merged(rows: Sequence[dict], lacking: str) -> list[dict]:
 
 
 def status_of(folders: Sequence[Path]) -> list[dict]:
-    """`status` of these run folders; those that nothing was written to yet are left out."""
+    """`status` of these run folders; folders without rows are left out."""
     runs = with_ar_runs(folder for folder in folders if folder in runs_in(folder.parent))
     return [_status(run, ar_runs) for run, ar_runs in runs.values()]
 

@@ -1,4 +1,4 @@
-"""What `specbench report` and `specbench show` print on a terminal; cards of runs and of images as plain values."""
+"""Terminal output of `specbench report` and `specbench show`; cards of runs and of images as plain values."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ from specbench.store.schema import SAMPLES, read_facts
 from specbench.system.console import one_line
 from specbench.system.text_tables import distinct_columns, panel_count, terminal_table
 
-_IN_THE_TITLE = (DECODER, WINDOW, IMAGES, LOSSLESS)  # Columns that the view of a run shows besides
+_IN_THE_TITLE = (DECODER, WINDOW, IMAGES, LOSSLESS)  # Columns that the view of a run already shows
 _MORE = "specbench report --all: every number; --explain: what the columns mean"
 _LEFT = ("lossless", "audit")
 KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")  # Columns that are shown even if all rows agree
 _ESSENTIAL = ("decoder", "NFE", "latency s", "speed-up [95 %]", "lossless")
-"""Columns of the demonstration, and as many scores as stand beside them."""
+"""Columns of the demonstration, and the number of scores next to them."""
 
 
 def report_view(
@@ -64,9 +64,9 @@ def report_view(
     printed: Sequence[str] = (),
     columns: Sequence[str] = (),
 ) -> Group:
-    """Lay out the rows of `report_rows` in `width` characters, with definitions (`explain`), with the tables behind the
-    first one and all notes (`everything`), and with lines of what papers print for the same cells (`printed`); or with
-    chosen `columns` alone."""
+    """Lay out the rows of `report_rows` in `width` characters, with definitions (`explain`), with all tables and notes
+    (`everything`), and with lines of the values that papers print for the same cells (`printed`); or only with
+    chosen `columns`."""
     parts: list[RenderableType] = []
     grouped = with_columns(sections(rows), columns) if columns else sections(rows)
     for section in grouped:
@@ -83,12 +83,12 @@ def report_view(
 
 
 def first_table(runs: Sequence[ReportRow], width: int) -> Group:
-    """The first table of a report: one line per run; what all runs share stands in one line below."""
+    """The first table of a report: one line per run; values that all runs share are in a line below."""
     return _table(ReportTable(first_columns(runs)), runs, width)
 
 
 def narrow_table(runs: Sequence[ReportRow], width: int) -> Group:
-    """The essential columns of `first_table`, with the scores that stand beside them."""
+    """The essential columns of `first_table`, with a few scores."""
     shown = [*_ESSENTIAL]
 
     def table() -> ReportTable:
@@ -107,7 +107,7 @@ def _table(table: ReportTable, runs: Sequence[ReportRow], width: int, whole: boo
 
 
 def run_view(folder: Path) -> RenderableType:
-    """Lay out what `card` returns of a run."""
+    """Lay out the card of a run."""
     (row,) = report_rows([folder])
     card = _card(folder, row)
     decoder = card["decoder"]
@@ -167,7 +167,7 @@ def _with_origin(value: object, origin: str | None) -> str:
 
 
 def image_view(card: Mapping) -> RenderableType:
-    """Lay out what `specbench.reporting.terminal.image_card` returns."""
+    """Lay out the card of an image."""
     spans = [(f"{span} ms", number(value)) for span, value in card["spans_ms"].items()]
     in_title = ("sample", "seed")
     shown = {name: value for name, value in card.items() if isinstance(value, int | float) and name not in in_title}
@@ -210,7 +210,7 @@ _MOST_NAMED = 5  # Prompt ids that an error lists
 def card(folder: Path) -> dict:
     """Collect the facts of one run as nested plain values.
 
-    Keys: `run_id, folder, model, source` (of a checkpoint that is not the official one), `processors` (logits
+    Keys: `run_id, folder, model, source` (the checkpoint if it is not the official one), `processors` (logits
     processors of its `generation_config.json`), `decoder` (components and options), `method` (the paper or released
     program that its preset follows), `setting, origins` (source of each setting), `window_curve` (of `--window auto`),
     `invocations` (each with `started_at, finished_at, environment`), `images, failed` (counts), `errors` (count by
@@ -288,7 +288,7 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
     names = names[names["sample"] == sample]
     if names.empty and highest == highest:  # NaN for a run without images
         raise SpecbenchError(f"--sample {sample}: this run has no such sample", f"its samples are 0 to {highest}")
-    prompt = prompt.encode("utf-8", "replace").decode()  # typed bytes that are no text match nothing
+    prompt = prompt.encode("utf-8", "replace").decode()  # bytes that are not UTF-8 match nothing
     ids, texts, folded = names["prompt_id"], names["prompt"], prompt.casefold()
     for matches in (ids == prompt, ids.str.startswith(prompt), texts.str.casefold().str.contains(folded, regex=False)):
         if matches.any():
@@ -296,7 +296,7 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
     else:
         some = ", ".join(map(one_line, ids.head(_MOST_NAMED)))
         raise SpecbenchError(
-            f"no prompt of this run matches '{prompt}'", f"give an id or words of its text; ids: {some}"
+            f"no prompt of this run matches '{prompt}'", f"give an id or words of the prompt; ids: {some}"
         )
     if len(chosen := ids[matches].to_list()) > 1:
         shown = ", ".join(map(one_line, chosen[:_MOST_NAMED]))

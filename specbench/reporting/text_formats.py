@@ -41,28 +41,28 @@ from specbench.system.text_tables import (
 )
 
 _FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # First characters of formulas, also of full width
-REPORT_SCHEMA = 2  # Raised where a key of a report row is removed or changes its meaning; new keys do not raise it
+REPORT_SCHEMA = 2  # Raised if a key of a report row is removed or changes its meaning, not for new keys
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What a report of runs shows; formats for programs have all of it."""
+    """Options of a report; formats for programs always contain everything."""
 
-    columns: Sequence[str] = ()  # of markdown and LaTeX, the only ones, see `specbench.reporting.sections.with_columns`
+    columns: Sequence[str] = ()  # markdown and LaTeX: the only columns, see `specbench.reporting.sections.with_columns`
     notes: bool = False  # LaTeX: the answer, definitions and machines below the tables
     caption: str | None = None  # LaTeX: in place of the model and setting
     everything: bool = False  # markdown and LaTeX: all tables and notes, not only the first
     explain: bool = False  # markdown: the definition of each column
-    label: str | None = None  # LaTeX: of the first table; by default, it has a number made of the runs
+    label: str | None = None  # LaTeX: of the first table; the default contains a digest of the runs
     long: bool = False  # csv, json and parquet: a row per run and number
 
 
 def render(rows: Sequence[ReportRow], fmt: str = "markdown", **options: object) -> str | bytes:
-    """Format the rows of `report_rows` in one of `FORMATS`; `options` as of `ReportOptions`."""
+    """Format the rows of `report_rows` in one of `FORMATS`; `options`: fields of `ReportOptions`."""
     fmt, shown = format_name("report", fmt), ReportOptions(**options)
     if shown.columns and not FORMATS[fmt].columns:
         raise SpecbenchError(
-            f"--columns: {fmt} has all of them", f"choose columns of {enumerated(formats_with('columns'), 'or')}"
+            f"--columns: {fmt} always has all columns", f"choose columns of {enumerated(formats_with('columns'), 'or')}"
         )
     return writer("report", fmt)(rows, shown)
 
@@ -72,7 +72,7 @@ def _chosen(rows: Sequence[ReportRow], options: ReportOptions) -> list[Section]:
 
 
 def report_markdown(rows: Sequence[ReportRow], options: ReportOptions) -> str:
-    """Format as markdown: by setting, what the runs say, the first table or all, and notes."""
+    """Format as markdown: for each setting the answer, the first table or all tables, and notes."""
     blocks, everything, grouped = [], options.everything, _chosen(rows, options)
     for section in grouped:
         blocks.append(f"### {prose(section.heading)}")
@@ -90,7 +90,7 @@ def report_markdown(rows: Sequence[ReportRow], options: ReportOptions) -> str:
 
 
 def _texts(section: Section, table: ReportTable, best: bool = False) -> TextTable:
-    """The columns that are not empty, or all that were chosen. `best`: bold as of `BOLD_RULE`."""
+    """The columns that are not empty, or all chosen columns. `best`: bold by `BOLD_RULE`."""
     texts = table.texts(section.runs, best)
     return distinct_columns(texts, kept=texts.headings) if section.tables else texts
 
@@ -121,7 +121,7 @@ def report_json(rows: Sequence[ReportRow], options: ReportOptions) -> str:
 
 def report_html(rows: Sequence[ReportRow], options: ReportOptions) -> bytes:
     """Format as a page, see `specbench.reporting.html`."""
-    from specbench.reporting.html import page  # brings jinja2 and matplotlib
+    from specbench.reporting.html import page  # imports jinja2 and matplotlib
 
     return page(rows).encode("utf-8", "backslashreplace")
 
@@ -133,8 +133,8 @@ def _records(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
 
 
 def report_latex(rows: Sequence[ReportRow], options: ReportOptions) -> str:
-    """Format as LaTeX: a booktabs `table` for the first table of each section, or for all, with notes after them; bold
-    as of `BOLD_RULE`."""
+    """Format as LaTeX: a booktabs `table` for the first table of each section, or for all tables, and notes; bold by
+    `BOLD_RULE`."""
     grouped = _chosen(rows, options)
     tables = [(section, table) for section in grouped for table in section.shown(options.everything)]
     floats, marked = [], False
@@ -159,7 +159,7 @@ def comparison_latex(rows: Sequence[Compared], a: str, b: str, label: str | None
 
 
 def comparison_markdown(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
-    """The compared numbers as markdown, below what they say."""
+    """The compared numbers as markdown, below the verdict in sentences."""
     text = "\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows), *reasons(rows)))
     return f"{text}\n\n{markdown_table(plain_table(HEADINGS, comparison_lines(rows)), aligned=True)}\n"
 

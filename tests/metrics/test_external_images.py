@@ -382,7 +382,7 @@ def test_a_folder_of_a_released_layout_is_scored(tmp_path, cli):
     assert outcome.code == 2 and "reads images of 64 x 64 pixels, not of 64 x 32" in outcome.err
     (tmp_path / "p.txt").write_text("a cat\na dog\n")
     outcome = cli(*line.split())
-    assert outcome.code == 2 and "no score: these metrics need reference images these prompts" in outcome.err
+    assert outcome.code == 2 and "no score: these metrics need reference images for these prompts" in outcome.err
     (tmp_path / "p.txt").write_text("a cat\na dog\na bird\n")
     assert "has no image 0 of 'a bird'" in cli(*line.split()).err
     (tmp_path / "p.txt").write_text("a cat\n")

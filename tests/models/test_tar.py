@@ -127,7 +127,7 @@ def test_a_second_stage_wants_a_run_of_a_first_one(cli, tmp_path):
     second = "run", "--model", "tar-dtok-256", "--random-weights", "--scale", "tiny", *out
     for arguments, problem in (
         ((), "whose prompts are the images"),
-        (("--prompts", run), "no run of a model with a second"),
+        (("--prompts", run), "is not a run of a model with a second"),
     ):
         refused = cli(*second, *arguments)
         assert refused.code == 2 and problem in refused.err and refused.err.count("\n") == 1

@@ -225,7 +225,7 @@ def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
 
 @pytest.mark.parametrize(
     ("images", "note"),
-    [([0, 1, 2], None), ([0, 1], "of 2 to 3 of them, from several runs"), ([0, 1, 4], "of 3 each, which differ")],
+    [([0, 1, 2], None), ([0, 1], "runs over different images: 2 to 3"), ([0, 1, 4], "3 images each")],
 )
 def test_a_row_whose_cells_are_of_different_images_says_so(tmp_path, images, note):
     nfe = next(column for column in TABLE.columns if column.name == "nfe")
@@ -235,7 +235,7 @@ def test_a_row_whose_cells_are_of_different_images_says_so(tmp_path, images, not
     narrow = folder(tmp_path, SJD, sjd(3))
     pieces = [item if place in images else None for place, item in enumerate(sjd(5))]
     done = join(table, {settings: narrow, other: folder(tmp_path, tiny.spec("sjd", window=5), pieces)})
-    notes = [note for note in done.lines[0].notes if "not of the same images" in note]
+    notes = [note for note in done.lines[0].notes if "over different images" in note]
     assert (note is None and not notes) or (note in notes[0] and notes[0] in done.footnotes)
 
 
@@ -343,7 +343,7 @@ def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):
     assert "default-src 'none'" in text and text.count("sha256-") == text.count("<script>") == 2
     assert "data-chart" not in render_tables([join(TABLE, {})], "html"), "a table has no plot"
     nothing = render_tables([join(replace(silent, maps=("top1",)), {})], "html")
-    assert "is not drawn: the paper prints no numbers of it" in nothing and "No map of top-1 of p" in nothing
+    assert "is not drawn: the paper prints no numbers for it" in nothing and "No map of top-1 of p" in nothing
     assert "not drawn" not in text and "No map" not in text
 
 

@@ -76,7 +76,7 @@ def test_every_table_can_be_asked_for(name, tmp_path):
         assert row["problem"] is None and (row["model"], row["done"]) == ("shapes", 0), row
         assert row["images"] % 16 == 0 and row["seconds"] is None
     images = sum({row["run_id"]: row["images"] for row in rows}.values())
-    assert total(rows).startswith(f"{images} images to make, time unknown before a first image, at most ")
+    assert total(rows).startswith(f"{images} images to make, time unknown before the first image, at most ")
 
 
 def test_what_the_table_says_is_what_runs(two):

@@ -62,7 +62,7 @@ def observed(monkeypatch, out: Path, spec: RunSpec, change) -> str:
     if over.speedup is None:
         assert over.speedup_note.startswith("differs from AR in "), over.speedup_note
         return "no speed-up"
-    return "ignored" if after == before else "told"
+    return "ignored" if after == before else "reported"
 
 
 def set_in(info: dict, name: str, value: object) -> None:
@@ -104,7 +104,7 @@ def test_the_other_inputs_have_the_stated_effects(tmp_path, monkeypatch):
     effects = {"commits": observed(monkeypatch, tmp_path / "a", SJD, change)}
     place = tmp_path / "a" / SJD.run_id
     shutil.copytree(place, place.parent / "copy")
-    effects["a copy of a run's folder"] = "told" if report(tmp_path / "a")[0][1].copies else "ignored"
+    effects["a copy of a run's folder"] = "reported" if report(tmp_path / "a")[0][1].copies else "ignored"
 
     mine = [Prompt("1", "a cat"), Prompt("2", "a dog")]
     same = build_prompt_set("mine", mine).sha256 == build_prompt_set("mine", mine[::-1]).sha256

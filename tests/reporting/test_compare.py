@@ -113,8 +113,8 @@ def test_images_of_other_captions_are_not_common(tmp_path):
 @pytest.mark.parametrize(
     ("change", "kept", "note"),
     [
-        ({"first": "x"}, "prompt", "the captions in common have other ids: import tokens --prompts shapes gives"),
-        ({"sample": 1}, "prompt", "no images in common: their numbers"),
+        ({"first": "x"}, "prompt", "the captions in common have different ids: import tokens --prompts shapes gives"),
+        ({"sample": 1}, "prompt", "no images in common: their sample numbers"),
         ({"first": "x"}, "another", "no captions in common"),
         ({}, "another", OTHER_CAPTIONS),
     ],
@@ -158,7 +158,7 @@ def test_runs_that_differ_in_the_window_alone_keep_names_of_their_own(runs, cli,
     assert {row.folder for row in unique_names(rows).values()} == {*runs, other}
     drawn = cli("figure", "pictures", "--to", str(tmp_path / "p.svg"), "--out", str(runs[0].parent))
     assert drawn.code == 0 and all(name in (tmp_path / "p.csv").read_text() for name in names)
-    with pytest.raises(SpecbenchError, match=f"is it {names[1]} or {names[2]}"):
+    with pytest.raises(SpecbenchError, match=f"is ambiguous: {names[1]} or {names[2]}"):
         compare_rows(rows, "sjd")
     against = [row.against for row in compare_rows(rows, names[2])]
     assert [item and item.baseline for item in against] == [names[2], names[2], None]
@@ -198,7 +198,7 @@ def test_latencies_stand_beside_their_medians_and_a_stalled_image_is_named(tmp_p
     rows = named(compare_runs(a, b))
     mean, median = rows["latency_b_ms"]["value"], rows["median_b_ms"]["value"]
     assert mean > 2 * median == 2 * stats.latency_p50_ms(Run(b).rows).value
-    assert "1 of 3 images stalled, the slowest took 8.00 s" in rows["latency_b_ms"]["note"]
+    assert "1 of 3 images stalled: the slowest took 8.00 s" in rows["latency_b_ms"]["note"]
     assert rows["latency_a_ms"]["note"] is None
 
 
@@ -399,7 +399,7 @@ def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_f
     assert compared.code == 0 and r"speed-up $\uparrow$ & " in (tmp_path / "c.tex").read_text()
     assert json.loads(cli("compare", runs[0], runs[1], "--json").out)[0]["name"] == "speedup"
     other = cli("compare", runs[0], runs[1], "--json", "--to", tmp_path / "c.csv")
-    assert other.code == 0 and "c.csv holds json, as asked for, and does not match its ending" in other.err
+    assert other.code == 0 and "c.csv is written as json, as requested, which does not match its ending" in other.err
     refused = cli("report", "--out", tmp_path, "--columns", "steps,sped", "--format", "latex")
     assert refused.code == 2 and "unknown column 'sped'" in refused.err
     paper = ("report", "gsd-1", "--out", tmp_path, "--format", "latex", "--columns")

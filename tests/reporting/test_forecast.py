@@ -102,9 +102,16 @@ def test_every_assumption_is_printed_and_the_table_says_that_it_is_none_of_measu
     synthetic.folder(tmp_path, synthetic.AR, synthetic.ar())
     shown = cli("forecast", "--on", "RTX 4090", "--model", "lumina", "--out", tmp_path).out
     assert shown.startswith("Forecast, not measured: lumina on NVIDIA GeForce RTX 4090, bfloat16, batch 1.")
-    for text in ("1,008 GB/s and 165.2 TFLOP/s", "60 to 90 %", "40 to 75 %", "0.5 to 5 ms a step", "2 rows", "of 128"):
+    for text in (
+        "1,008 GB/s and 165.2 TFLOP/s",
+        "60 to 90 %",
+        "40 to 75 %",
+        "0.5 to 5 ms per step",
+        "2 rows",
+        "of 128",
+    ):
         assert text in shown
-    assert "Tokens per step were found on" in shown and "nothing was measured" in shown
+    assert "Tokens per step were measured on" in shown and "nothing was measured" in shown
     assert not [path for path in tmp_path.rglob("*") if "forecast" in path.name]
 
 
@@ -138,7 +145,7 @@ def test_printed_steps_and_a_device_given_by_its_rates(cli):
 def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
     synthetic.folder(tmp_path, dataclasses.replace(synthetic.AR, model="lumina+random+tiny"), synthetic.ar())
     refused = cli("forecast", "--on", "A100", "--model", "lumina", "--out", tmp_path)
-    assert refused.code == 2 and "random weights, so its steps mean nothing" in refused.err
+    assert refused.code == 2 and "random weights, so its step counts are meaningless" in refused.err
 
 
 @pytest.mark.parametrize(

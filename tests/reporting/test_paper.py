@@ -183,7 +183,7 @@ def reversed_tokens(row):
         (lambda row: fewer_steps(row, 1 / 3), "facts", "do not add up to its tokens"),
         (lambda row: fewer_steps(row, 2), "facts", "a step committed no token"),
         (lambda row: {"logp": [0.0] * len(row["logp"])}, "facts", "log p and entropy are of no distribution"),
-        (lambda row: {"top1": [value / 9 for value in row["top1"]]}, "facts", "more probable than the most probable"),
+        (lambda row: {"top1": [value / 9 for value in row["top1"]]}, "facts", "probability than the most probable"),
         (lambda row: {"accepted": [10**6] * len(row["accepted"])}, "facts", "more drafts are accepted than tested"),
         (
             lambda row: {"latency_ms": row["latency_ms"] / 1.3, "target_ms": 0.0},
@@ -259,7 +259,7 @@ def test_verify_finds_sums_that_are_not_those_of_the_tokens(here, tmp_path):
     edited = lambda table: token_sums(table).set_column(4, "logp_sum", pa.array([-1.0] * len(table)))  # noqa: E731
     ParquetLog(folder / "samples", SAMPLES, KEY, Derived(VERSION, SUMS, LISTS, edited)).append(rows)
     assert [row["detail"] for row in verify(folder) if row["check"] == "facts"] == [
-        f"{counted(len(rows), 'image')}: the sums that reports read are not those of its tokens"
+        f"{counted(len(rows), 'image')}: the sums that reports read are not the sums of its tokens"
     ]
 
 
@@ -298,7 +298,7 @@ def test_seeds_methods_figures_and_a_data_set(here, cli):
         assert cli("figure", "time-per-step", "--to", f"f.{fmt}").code == 0
         assert Path(f"f.{fmt}").read_bytes().startswith(first) and "target forward" in Path("f.csv").read_text()
     other = cli("figure", "time-per-step", "--to", "f.png", "--format", "svg")
-    assert other.code == 0 and "f.png holds svg, as asked for" in other.err
+    assert other.code == 0 and "f.png is written as svg, as requested" in other.err
     assert b"FontFile2" in Path("f.pdf").read_bytes(), "fonts are embedded"
     assert cli("export", "dataset", "shapes-ar", "--to", "ds").code == 0
     lines = [json.loads(line) for line in Path("ds/train/metadata.jsonl").read_text().splitlines()]

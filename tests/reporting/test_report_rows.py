@@ -124,7 +124,7 @@ def test_a_speed_up_between_calls_says_so(tmp_path):
     assert row.over_ar.decoded_apart and row.n == 8
     assert "sjd (window 3): decoded in another call than AR" in render([row])
     [total, *_] = compare_runs(*find_runs(tmp_path, [AR.run_id, SJD.run_id]))
-    assert "decoded in other calls" in total.note
+    assert "decoded in different calls" in total.note
     older = Path(__file__).parents[2] / "results" / "older"  # one command, which stored a start for each run
     assert not any(row.over_ar.decoded_apart for row in report_rows(find_runs(older)))
 
@@ -186,7 +186,7 @@ def test_the_fastest_ar_configuration_is_found(tmp_path):
     assert rows_of(tmp_path, "sjd")[0]["fastest_ar"] == "bfloat16, 4 threads, 1 image of 3"
 
 
-@pytest.mark.parametrize(("ratio", "text"), [(5.31, "takes 5.3 times"), (1.9, None), (None, "not compiled here: ")])
+@pytest.mark.parametrize(("ratio", "text"), [(5.31, "takes 5.3 times"), (1.9, None), (None, "AR is not compiled: ")])
 def test_an_eager_ar_far_above_its_roofline_is_told_wherever_a_speed_up_stands(tmp_path, monkeypatch, ratio, text):
     monkeypatch.setattr("specbench.stats.roofline_ratio", lambda *_: ratio)
     folder(tmp_path, AR, ar())
@@ -295,7 +295,7 @@ def test_images_of_calls_of_several_versions_at_once_have_no_times(tmp_path):
     assert row.latency_ms is None and sum(row.untimed.values()) == 6
     folder(tmp_path, AR, ar(6))
     text = render(report_rows(find_runs(tmp_path)), everything=True)
-    assert "No speed-up can be given: differs in versions from image to image." in text
+    assert "No speed-up can be given: differs in versions between images." in text
     assert "To add AR" not in text and f"6 of 6 images were decoded under {new} or {old}; their times" in text
 
 

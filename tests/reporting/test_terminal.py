@@ -32,7 +32,7 @@ def test_it_fits_and_breaks_no_word(rows, width):
     text = shown(rows, width)
     assert max(map(len, text.splitlines())) <= width
     assert "lossless" in text and "x [too few]" in text and "| ---" not in text
-    assert "Too few: an interval of fewer than 8 prompts" in " ".join(text.split())
+    assert "Too few: below 8 prompts, no interval" in " ".join(text.split())
 
 
 def test_chosen_columns_bring_the_notes_of_their_own_scores(rows):
@@ -53,7 +53,7 @@ def test_chosen_columns_fit_too_and_stand_once(rows):
 
 def test_a_stalled_image_is_named_and_the_median_stands_beside_the_mean(rows):
     text = " ".join(shown(rows, 80).split())
-    assert "1 of 4 images stalled, the slowest took 8.00 s" in text and "median" in text
+    assert "1 of 4 images stalled: the slowest took 8.00 s" in text and "median" in text
     assert "images 4" in text.split("In every row:")[1], "what all rows share is said once"
 
 

@@ -26,7 +26,7 @@
 
   function draw(chart, width) {
     const { x, y, fy, color, symbol } = chart.scales;
-    const rows = fy || (y.label === null ? y : null); // what is named beside the rows of the chart, if it has rows
+    const rows = fy || (y.label === null ? y : null); // scale of the names next to the rows of the chart, if it has rows
     const named = chart.layers.filter(({ mark }) => mark === "name").flatMap(({ points }) => points);
     return Plot.plot({
       width,

@@ -2,7 +2,7 @@
 (() => {
   const each = (selector, act, within = document) => within.querySelectorAll(selector).forEach(act);
 
-  // A click on a heading sorts by the first number of its cells, or by their text; another click turns the order round.
+  // A click on a heading sorts by the first number of its cells, or by their text; another click reverses the order.
   each("table.sortable", (table) => {
     const heads = [...table.tHead.rows[0].cells], rows = table.tBodies[0];
     heads.forEach((head, place) => {
