@@ -335,7 +335,8 @@ def export(benchmark: str, run: str, to: str | Path, out: str | Path = "results"
     """Write a run's images in the layout of an official benchmark program (`specbench export`).
 
     Args:
-        benchmark: "geneval", "t2i-compbench", "dpg-bench", "tiif", "cvtg-2k" or "dataset".
+        benchmark: "geneval", "t2i-compbench", "dpg-bench", "tiif", "wise-verified", "wise-legacy", "oneig",
+            "longtext-bench", "cvtg-2k" or "dataset".
         run: a run id, a unique prefix of an id, or a folder.
         to: an empty or new folder.
 
@@ -357,8 +358,8 @@ def import_results(
 
     Args:
         benchmark, run: as for `export`.
-        results: GenEval's results file, the exported folder for T2I-CompBench++, or the `_detail.txt` of DPG-Bench's
-            program.
+        results: GenEval's or LongText-Bench's results file, the exported folder for T2I-CompBench++ or WISE, the
+            `_detail.txt` of DPG-Bench's program, or the results folder of TIIF-Bench's or OneIG-Bench's.
 
     Returns:
         One dict per score, with the keys of `score(long=True)`.

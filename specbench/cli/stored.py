@@ -39,7 +39,8 @@ _MERGE_HELP = help_of(
     "of older versions are rewritten if the runs are in --out already (specbench merge results).",
 )
 _PLAIN_WIDTH = 120  # Characters of a card's lines without a terminal
-_BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench", "tiif")
+_BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench", "tiif",
+               "wise-verified", "wise-legacy", "oneig", "longtext-bench")  # fmt: skip
 _LAYOUTS = (*_BENCHMARKS, "cvtg-2k", "dataset")
 _TOKENS = "tokens"
 _SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings() if setting.name in OF_ENGINES)
@@ -52,7 +53,8 @@ _Imported = argument("RUN", "Run that the results are of.", str | None, show_def
 _Results = option(
     "--from",
     "PATH|ADDRESS",
-    "Results of GenEval, exported folder of T2I-CompBench++, _detail.txt of DPG-Bench, tokens (jsonl, parquet, npz), "
+    "Results of GenEval or LongText-Bench, exported folder of T2I-CompBench++ or WISE, _detail.txt of DPG-Bench, "
+    "folder of the results of TIIF-Bench or OneIG-Bench, tokens (jsonl, parquet, npz), "
     "or a serving engine, as http://127.0.0.1:8000.",
     str,
 )

@@ -116,10 +116,15 @@ _DERIVED = {
     "geneval[official]": "fraction of correct images by the official evaluator, mean over tags",
     "dpg-bench": "fraction of a prompt's questions that the official judge answers by yes, mean over images; "
     "[released]: as the released program, which skips a question and takes categories of last images only",
+    "wise[verified]": "WISE of 2026: 0 or 1 by Qwen3.5-35B-A3B as its evaluator asks, mean over images",
+    "wise[legacy]": "WISE of 2025: WiScore of three marks by GPT-4o as its evaluator asks, mean over images",
+    "longtext-bench": "fraction of the words to write that Qwen2.5-VL-7B reads, over all images; [released]: as the "
+    "released program, which leaves phrases of its network in",
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
 """Scores in tables that are not separate metrics."""
-IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[released]")
+IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[released]",
+            "wise[verified]", "wise[legacy]", "longtext-bench", "longtext-bench[released]")  # fmt: skip
 """Scores from the authors' programs, by `specbench import`."""
 PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),

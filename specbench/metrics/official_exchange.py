@@ -1,7 +1,7 @@
 """Export images to the official programs of benchmarks, and import their results.
 
 Imported scores are named `geneval[official]`, `compbench[official]`, `tiif[official]`, and `dpg-bench` with
-`dpg-bench[released]`.
+`dpg-bench[released]`; `official_results` has those of further programs.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -25,21 +24,30 @@ from specbench.metrics.base import RESULTS_FILE, Metric, Sample, Score, made_sco
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
 from specbench.metrics.export_folder import export_folder
 from specbench.metrics.geneval import JudgedMetric
+from specbench.metrics.official_results import (
+    OfficialLongText,
+    OfficialOneig,
+    OfficialWise,
+    imported,
+    is_longtext,
+    official_line,
+    oneig_files,
+    read_results,
+    refuse_contradiction,
+)
 from specbench.metrics.reference import with_influence
 from specbench.metrics.score_store import forget, scores_to_show
 from specbench.metrics.scoring import run_images, samples_of, score, why_unfit
-from specbench.prompts.public_files import COMPBENCH_CATEGORIES, official_row
+from specbench.prompts.public_files import COMPBENCH_CATEGORIES, ONEIG_CATEGORIES, official_row
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import image_name, read_meta
 from specbench.system.digests import digest_of
-from specbench.system.files import blaming, read_regular, text_of
+from specbench.system.files import blaming
 from specbench.system.images import png_bytes
 from specbench.system.json_values import parse_json
 
 Files = Iterator[tuple[bytes, *tuple[str, ...]]]
 """Contents of exported files, each with the names of its folders and its own."""
-MAX_LINES = 10**5  # Above the number of prompts of any benchmark; file names have five digits for them
-_MAX_RESULTS_BYTES = 2**30
 _GENEVAL_TEXTS = ("filename", "prompt", "reason", "details")
 _ANSWER = {"question_id", "answer"}
 _LENGTHS = ("short", "long")
@@ -88,8 +96,8 @@ def export_images(benchmark: str, run: Path, target: Path) -> int:
 
 def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, object]]:
     """Store the results of a benchmark's official evaluator as scores of a run, and return them as `score` does.
-    `results`: GenEval's results file, the folder that T2I-CompBench++ was exported to, DPG-Bench's `_detail.txt`, or
-    the output folder of TIIF-Bench's program."""
+    `results`: GenEval's or LongText-Bench's results file, the folder that T2I-CompBench++ or WISE was exported to,
+    DPG-Bench's `_detail.txt`, or the output folder of TIIF-Bench's or OneIG-Bench's program."""
     benchmark = read_name("benchmark", benchmark, BENCHMARKS)
     images = replace(run_images(run), read=lambda row: None)  # verdicts need no pictures, which may be missing
     if benchmark == "geneval":
@@ -98,6 +106,12 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
         metric = OfficialDpgBench(_read_dpg_bench(results), digest_of(results), images.rows)
     elif benchmark == "tiif":
         metric = OfficialTiif(results)
+    elif benchmark == "oneig":
+        metric = OfficialOneig(results, images.name, images.rows["prompt_id"])
+    elif benchmark == "longtext-bench":
+        metric = OfficialLongText(results)
+    elif benchmark.startswith("wise-"):
+        metric = OfficialWise(benchmark.removeprefix("wise-"), results)
     else:
         metric = OfficialCompBench(results, 1 + int(images.rows["sample"].max()))
     if reason := why_unfit(images, metric):
@@ -142,6 +156,19 @@ def tiif_files(rows: Sequence[_Row]) -> Files:
     """Files for the official program, a sample being a model: `<kind>/sample-0/short_description/<line>.png`."""
     for row in rows:
         yield row.png(), row.category, f"sample-{row.sample}", f"{row.meta['length']}_description", f"{row.line}.png"
+
+
+def wise_files(rows: Sequence[_Row]) -> Files:
+    """Folders of images for WISE's evaluator, one a sample: `sample-0/<number of the prompt>.png`."""
+    _check_lines(rows)
+    for row in rows:
+        yield row.png(), f"sample-{row.sample}", f"{row.line}.png"
+
+
+def longtext_files(rows: Sequence[_Row]) -> Files:
+    """Images for LongText-Bench's program: `<prompt>_<sample from 1 on>.png`."""
+    for row in rows:
+        yield row.png(), f"{row.prompt_id:0>4}_{row.sample + 1}.png"
 
 
 def cvtg_2k_files(rows: Sequence[_Row]) -> Files:
@@ -200,7 +227,7 @@ class OfficialCompBench(Metric):
             raise SpecbenchError(f"{results} holds no official results", "looked for <category>/" + RESULTS["color"])
 
     def identity(self) -> Mapping[str, str]:
-        return _imported("T2I-CompBench++'s scripts", self.results, self._files.values())
+        return imported("T2I-CompBench++'s scripts", self.results, self._files.values())
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         # An answer about a complex prompt may be combined from the answers of its parts.
@@ -241,7 +268,7 @@ class OfficialTiif(Metric):
             raise SpecbenchError(f"{results} holds no official results", "looked for sample-0/<kind>/short/0.json")
 
     def identity(self) -> Mapping[str, str]:
-        return _imported("TIIF-Bench's program", self.results, self._files)
+        return imported("TIIF-Bench's program", self.results, self._files)
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return _of_tiif(category, meta)
@@ -252,7 +279,7 @@ class OfficialTiif(Metric):
         if not path.is_file():
             raise SpecbenchError(f"{path} is missing", "run the program on all images of the export")
         with blaming(path, "is not a result of TIIF-Bench's program ({})"):
-            content = parse_json(_text(path))
+            content = parse_json(read_results(path))
             if not isinstance(content, dict):
                 raise ValueError("no object")
             keys = ("gt_answers", "model_pred")
@@ -285,12 +312,6 @@ class OfficialTiif(Metric):
         influence = len(rows) * weight * (rows["right"] - right / questions * rows["questions"])
         estimate = with_influence(float((weight * rows["right"]).sum()), influence, rows["prompt_id"])
         return Score(name, estimate, len(rows), prompts=rows["prompt_id"].nunique())
-
-
-def _imported(program: str, results: Path, files: Iterable[Path]) -> dict[str, str]:
-    """The identity of scores from a program's folder of results."""
-    lines = "\n".join(f"{path.relative_to(results)} {digest_of(path)}" for path in files)
-    return {"program": program, RESULTS_FILE: sha256(lines.encode()).hexdigest()}
 
 
 class _Row(NamedTuple):
@@ -338,6 +359,10 @@ _LAYOUTS: Mapping[str, tuple[str, Callable[[str, Mapping], bool], Callable[[Sequ
     ),
     "dpg-bench": ("DPG-Bench", lambda _, meta: {"questions", "line"} <= meta.keys(), dpg_bench_files),
     "tiif": ("TIIF-Bench", lambda *about: _of_tiif(*about), tiif_files),
+    "wise-verified": ("WISE (verified)", lambda _, meta: meta.get("wise") == "verified" and "line" in meta, wise_files),
+    "wise-legacy": ("WISE (legacy)", lambda _, meta: meta.get("wise") == "legacy" and "line" in meta, wise_files),
+    "oneig": ("OneIG-Bench", lambda category, _: category in ONEIG_CATEGORIES.values(), oneig_files),
+    "longtext-bench": ("LongText-Bench", is_longtext, longtext_files),
     "cvtg-2k": ("CVTG-2K", lambda kind, meta: str(kind).startswith("CVTG-") and "line" in meta, cvtg_2k_files),
     "dataset": ("any", lambda *_: True, dataset_files),
 }
@@ -348,15 +373,6 @@ BENCHMARKS = tuple(name for name in _LAYOUTS if name not in ("cvtg-2k", "dataset
 
 def _of_tiif(kind: str | None, meta: Mapping) -> bool:
     return bool(kind) and "line" in meta and meta.get("length") in _LENGTHS
-
-
-def official_line(prompt_id: str, meta: Mapping) -> int:
-    """Number of a prompt in the official file, from its metadata."""
-    line = meta["line"]
-    if isinstance(line, bool) or not isinstance(line, int) or not 0 <= line < MAX_LINES:
-        what = f"prompt '{prompt_id}' has the line {str(line)[:40]!r}, not a whole number from 0 on"
-        raise SpecbenchError(what, "'line' is the prompt's number in the official file, as `specbench fetch` brings it")
-    return line
 
 
 def _check_lines(rows: Sequence[_Row]) -> None:
@@ -383,7 +399,7 @@ def _samples_per_prompt(category: str, rows: Sequence[_Row]) -> int:
 def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
     verdicts: dict[tuple[int, int], dict] = {}
     with blaming(path, "is not a result of the official GenEval evaluator ({})"):
-        for row in (parse_json(line) for line in _text(path).split("\n") if line.strip()):
+        for row in (parse_json(line) for line in read_results(path).split("\n") if line.strip()):
             valid = isinstance(row, dict) and isinstance(row.get("filename"), str) and "correct" in row
             if not valid or not all(isinstance(row.get(name, ""), str | None) for name in _GENEVAL_TEXTS):
                 raise ValueError(f"every line is an object with 'correct' and the texts {', '.join(_GENEVAL_TEXTS)}")
@@ -395,7 +411,7 @@ def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
                 what = f"{path}: the verdict on {row['filename']} is {row['correct']!r:.40}"
                 raise SpecbenchError(what, "the official evaluator writes true or false")
             first = verdicts.setdefault((int(place[1]), int(place[2])), row)
-            _refuse_contradiction(path, row["filename"], row["correct"], first["correct"])
+            refuse_contradiction(path, row["filename"], row["correct"], first["correct"])
     return verdicts
 
 
@@ -403,10 +419,10 @@ def _read_dpg_bench(path: Path) -> dict[tuple[str, int], dict[str, str]]:
     """Answers to questions, by item and number of the image."""
     verdicts: dict[tuple[str, int], dict[str, str]] = {}
     with blaming(path, "is not a `_detail.txt` of DPG-Bench's program ({})"):
-        for line in filter(str.strip, _text(path).split("\n")):
+        for line in filter(str.strip, read_results(path).split("\n")):
             item, sample, question, answer = read_verdict(line)
             answers = verdicts.setdefault((item, sample), {})
-            _refuse_contradiction(path, f"'{question:.80}'", answer, answers.setdefault(question, answer))
+            refuse_contradiction(path, f"'{question:.80}'", answer, answers.setdefault(question, answer))
         if verdicts and not any({"yes", "no"} & {*answers.values()} for answers in verdicts.values()):
             raise ValueError("no answer in it is yes or no")
     return verdicts
@@ -416,7 +432,7 @@ def _read_answers(path: Path, lowest: float) -> dict[int, float]:
     """Read answers by question, each between `lowest` and 1."""
     answers: dict[int, float] = {}
     with blaming(path, "is not a result of the official scripts ({})"):
-        rows = parse_json(_text(path))
+        rows = parse_json(read_results(path))
         if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= _ANSWER for row in rows):
             raise ValueError("not a list of objects with 'question_id' and 'answer'")
         for row in rows:
@@ -425,15 +441,5 @@ def _read_answers(path: Path, lowest: float) -> dict[int, float]:
             if not lowest <= answer <= 1:
                 what = f"{path}: the answer to question {number} is {row['answer']!r:.40}"
                 raise SpecbenchError(what, f"the official scripts write numbers from {lowest:g} to 1")
-            _refuse_contradiction(path, f"question {number}", answer, answers.setdefault(number, answer))
+            refuse_contradiction(path, f"question {number}", answer, answers.setdefault(number, answer))
     return answers
-
-
-def _refuse_contradiction(path: Path, what: str, value: float | str, before: float | str) -> None:
-    if value != before:
-        what = f"{path} contradicts itself: {what} is {before} in one line and {value} in another"
-        raise SpecbenchError(what, "import the results of one evaluation")
-
-
-def _text(path: Path) -> str:
-    return text_of(read_regular(path, _MAX_RESULTS_BYTES))

@@ -34,7 +34,10 @@ def set_name(typed: str) -> str:
     facts = {name: [sets[name].summary.partition(":")[0]] for name in valid if name in sets}
     whole, slash, part = typed.partition("/")
     base = next(iter(names.fitting(whole, (name for name in valid if "/" not in name), "prompt set", facts)), whole)
-    if page := [name for name in facts if sets[name].page.endswith(f"/{typed}")]:
+    page = [name for name in facts if sets[name].page.lower().endswith(f"/{typed.lower()}")]
+    if len(page) > 1 and base == whole:
+        raise SpecbenchError(f"'{typed}' may be any of {len(page)} prompt sets", f"name one: {', '.join(page)}")
+    if page:
         return page[0]
     return next(iter(names.fitting(f"{base}{slash}{part}", valid, "prompt set")), base if not slash else typed)
 

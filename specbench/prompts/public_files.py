@@ -16,6 +16,10 @@ _NUMBERS = {"a": 1, "an": 1} | {
     word: number
     for number, word in enumerate(("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 1)
 }
+ONEIG_CATEGORIES = {"anime": "Anime_Stylization", "human": "Portrait", "object": "General_Object",
+                    "text": "Text_Rendering", "reasoning": "Knowledge_Reasoning"}  # fmt: skip
+"""Categories of OneIG-Bench by the name of their folders in its program."""
+_WISE_FIELDS = {"Cultural knowledge": "culture", "Physical Knowledge": "physics"}  # others differ in case only
 _COMPLEX_KINDS = ("spatial", "action", "spatialaction")
 
 
@@ -168,6 +172,20 @@ def read_oneig(folder: Path) -> list[Prompt]:
     ]
 
 
+def read_wise(folder: Path) -> list[Prompt]:
+    """Read the prompts of a release of WISE by their numbers, which are names of its images; categories are the fields
+    of its scores. `meta` has `line` (the number), `wise` (the release), `subcategory` and `explanation`."""
+    rows = [row for file in folder.glob("*.json") for row in json.loads(file.read_text(encoding="utf-8"))]
+    release = "verified" if [*folder.glob("*_verified.json")] else "legacy"
+    prompts = []
+    for row in sorted(rows, key=lambda row: row["prompt_id"]):
+        field = _WISE_FIELDS.get(row["Category"], row["Category"].lower())
+        meta = {"line": row["prompt_id"], "wise": release, "subcategory": row["Subcategory"]}
+        meta["explanation"] = row["Explanation"]
+        prompts.append(Prompt(str(row["prompt_id"]), row["Prompt"], field, meta))
+    return prompts
+
+
 def read_longtext_bench(folder: Path) -> list[Prompt]:
     """Read the English prompts of LongText-Bench in file order; `meta` has the texts to show, and their kind."""
     rows = _json_lines(folder / "text_prompts.jsonl")
@@ -240,6 +258,8 @@ READERS = {
     "t2i-compbench": read_t2i_compbench,
     "oneig": read_oneig,
     "longtext-bench": read_longtext_bench,
+    "wise-verified": read_wise,
+    "wise-legacy": read_wise,
     "coco-30k": read_coco_30k,
     "tiif": read_tiif,
     "cvtg-2k": read_cvtg_2k,

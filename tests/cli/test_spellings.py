@@ -78,6 +78,8 @@ PROMPTS = {
     "oneig": "OneIG, OneIG-Bench, OneIG-Benchmark",
     "longtext-bench": "LongText-Bench, LongText",
     "cvtg-2k": "CVTG-2K, CVTG",
+    "wise-verified": "WISE_Verified, WISE (verified)",
+    "wise-legacy": "WISE_legacy, WISE (legacy)",
     "tiif": "TIIF-Bench",
     "coco-30k": "COCO 30K",
     "imagenet": "ImageNet-1k, ILSVRC2012",

@@ -18,6 +18,8 @@ COUNTS |= {
     "coco-train": 118_287,
     "oneig": 1120,
     "longtext-bench": 160,
+    "wise-verified": 1000,
+    "wise-legacy": 1000,
     "coco-30k": 30_000,
     "tiif": 554,
     "cvtg-2k": 2000,
@@ -65,6 +67,9 @@ FIRST_AND_LAST = {
     "geneval2": [(None, "two metal toys", "3 atoms", {"skills": ["count", "attribute"]})] * 2,
     "oneig": [("Portrait-007", "a man, old", "Portrait", {"type": "NP", "prompt_length": "short"})] * 2,
     "longtext-bench": [("003", "a sign", "sign", {"text": ["OPEN"], "length": "short"})] * 2,
+    **{f"wise-{release}": [("3", "a round pastry", "culture", {"line": 3, "wise": release, "explanation": "mooncakes"}),
+                           ("12", "a ball falls", "physics", {"line": 12, "wise": release, "subcategory": "Festival"})]
+       for release in ("verified", "legacy")},
     "coco-30k": [("000000000009", "a cat, asleep", None, {})] * 2,
     "tiif": [("action+2d-00-short", "a cat left", "action+2d", {"length": "short"}),
              ("action+2d-01-long", "a grey cat right", "action+2d", {"line": 1, "length": "long"})],
@@ -179,6 +184,9 @@ def test_a_set_is_listed_alone_with_its_categories_and_the_next_command(typed, r
 def test_what_a_name_that_is_no_set_means_is_told_by_every_command(command, cli):
     assert "did you mean 'tiif'" in cli(*command.split(), "tif").err
     assert "--prompts meta_data.json" in cli(*command.split(), "MJHQ-30K").err
+    for name in ("wise", "WISE"):  # two releases with other prompts: neither is taken for the other
+        refused = cli(*command.split(), name)
+        assert refused.code == 2 and "wise-legacy" in refused.err and "wise-verified" in refused.err
 
 
 @real_files
@@ -192,7 +200,7 @@ def test_the_real_files_have_the_published_counts_and_digests(name):
 
 
 @real_files
-@pytest.mark.parametrize("name", ["parti", "geneval", "t2i-compbench", "cvtg-2k"])
+@pytest.mark.parametrize("name", ["parti", "geneval", "t2i-compbench", "cvtg-2k", "wise-verified", "wise-legacy"])
 def test_every_category_has_the_prompts_that_its_manifest_says(name):
     public_set = public.public_sets()[name]
     public.adopt_set(public_set, Path(REAL) / name)

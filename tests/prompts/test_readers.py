@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from specbench.errors import SpecbenchError
-from specbench.metrics import official_exchange
+from specbench.metrics import official_results
 from specbench.papers import table_files
 from specbench.prompts import Prompt, PromptSet, content_sha256, load_prompts, readers, select
 from specbench.prompts.prompt_set import Drawing
@@ -111,7 +111,7 @@ def test_every_text_file_of_a_user_is_read_in_the_encoding_that_its_first_bytes_
     assert read_config(written("c.toml", 'prompts = "caf\xe9"'), ["prompts"]) == {"prompts": "caf\xe9"}
     table = 'source = "caf\xe9"\n'
     assert table_files._read_toml(written("t.toml", table)) == {"source": "caf\xe9"}
-    assert official_exchange._text(written("r.json", "caf\xe9")) == "caf\xe9"
+    assert official_results.read_results(written("r.json", "caf\xe9")) == "caf\xe9"
     tokens = token_import._json_lines(written("t.jsonl", '{"prompt": "caf\xe9"}\r\n{"prompt": "b"}\r\n'))
     assert tokens == {"prompt": ["caf\xe9", "b"]}
 

@@ -52,6 +52,10 @@ TIIF = [
     for verb in ("left", "right")
 ]
 CVTG = {"data_list": [{"index": 0, "prompt": "a sign 'OPEN' and a cup 'TEA'", "carrier_list": ["sign", "cup"]}]}
+WISE = [
+    {"Prompt": text, "Explanation": "mooncakes", "Category": kind, "Subcategory": "Festival", "prompt_id": number}
+    for text, kind, number in (("a ball falls", "Physical Knowledge", 12), ("a round pastry", "Cultural knowledge", 3))
+]
 COCO_30K = 'image_id,source,prompt,evaluation_seed\n000000000009,coco-30k,"a cat, asleep\n",41337\n'
 CATEGORIES = ("color", "shape", "texture", "spatial", "3d_spatial", "numeracy", "non_spatial", "complex")
 
@@ -74,6 +78,9 @@ def files(name: str) -> dict[str, bytes]:
         return {"OneIG-Bench.csv": ONEIG.encode()}
     if name == "longtext-bench":
         return {"text_prompts.jsonl": json.dumps(LONGTEXT).encode()}
+    if name.startswith("wise"):
+        ending = "_verified.json" if name == "wise-verified" else ".json"
+        return {f"{file}{ending}": json.dumps([row]).encode() for file, row in zip("ab", WISE, strict=True)}
     if name == "tiif":
         return {"action+2d_prompts.jsonl": "\n".join(map(json.dumps, TIIF)).encode()}
     if name == "cvtg-2k":
@@ -92,6 +99,7 @@ def public_set(name: str, base: str = "http://127.0.0.1:9") -> PublicSet:
     """The manifest entry of the small set, published under `base`."""
     counts = {"coco": 2, "parti": 3, "geneval": 2, "geneval2": 1, "dpg-bench": 2, "t2i-compbench": 16}
     counts |= {"coco-train": 2, "oneig": 1, "longtext-bench": 1, "coco-30k": 1, "tiif": 4, "cvtg-2k": 2}
+    counts |= {"wise-verified": 2, "wise-legacy": 2}
     remotes = {file: Remote(f"{base}/{file}", digest(content)) for file, content in files(name).items()}
     categories = dict.fromkeys(CATEGORIES, 2) if name == "t2i-compbench" else {}
     return PublicSet(name, "", counts[name], "CC BY 4.0", "", remotes, categories=categories)
