@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -35,6 +36,9 @@ from specbench.store.run_folders import find_runs
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore, images_fingerprint, write_audit
 from specbench.store.schema import KEY
+
+if TYPE_CHECKING:
+    from specbench.checks.likely_causes import Cause
 
 PRINTED_ORDERS = {
     "u_id": "token id",
@@ -208,10 +212,14 @@ def _explained(
     why = named(causes, studied(rows)) if causes else "none of the usual ones"
     explains = causes[0].explains if causes else None
     if causes and causes[0].setting:
-        sampling = replace(spec.sampling, **{causes[0].setting: causes[0].exactly})
-        unknown = rows if audit["logp_kind"] is None else rows.assign(logp=None)
-        p = _fits(replace(spec, sampling=sampling), unknown, weights, revision, device)
-        why += f"; with {causes[0].label} they are consistent (p = {p:.2g})" if p else ""
+        cause, unknown = causes[0], rows if audit["logp_kind"] is None else rows.assign(logp=None)
+        # Log p shows the digits that an estimate lacks; people type round values.
+        for value in dict.fromkeys((cause.exactly, *_round_values(cause))):
+            sampling = replace(spec.sampling, **{cause.setting: value})
+            if p := _fits(replace(spec, sampling=sampling), unknown, weights, revision, device):
+                label = cause.label if value == cause.exactly else f"{cause.setting} {value:g}"
+                why += f"; with {label} they are consistent (p = {p:.2g})"
+                break
         explains = p is not None
     elif causes and causes[0].kind in SINGLE_TOKENS and audit["logp_kind"] is None and "log p" in audit["agreement"]:
         explains = False  # these do not change log p
@@ -221,6 +229,13 @@ def _explained(
     sentence = f"not {claim}{where}; likely cause: {why}"
     listed = [vars(cause) for cause in causes]
     return verdict | {"deviates": True, "failed": True, "causes": listed, "cause": why, "sentence": sentence}
+
+
+def _round_values(cause: Cause) -> list[float]:
+    """Values with one decimal in the interval of an estimate."""
+    if cause.low is None or cause.high is None:
+        return []
+    return [value for digits in (0, 1) if cause.low <= (value := round(cause.exactly, digits)) <= cause.high]
 
 
 def _fits(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str) -> float | None:
