@@ -283,7 +283,10 @@ def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
             if janus:
                 head = JanusHead(config)
             elif tapped:
-                head = Eagle3Head(config, tuple(int(tap) for tap in stored["taps"]))
+                taps = tuple(stored.get("taps") or ())
+                if not taps or any(type(tap) is not int for tap in taps):
+                    raise ValueError("no numbers of layers, `taps`, as an EAGLE-3 head has")
+                head = Eagle3Head(config, taps)
             else:
                 head = EagleHead(config, _INPUT_NORM in tensors, _QUERY_NORM in tensors)
         expected = head.state_dict()

@@ -35,7 +35,7 @@ def set_name(typed: str) -> str:
     whole, slash, part = typed.partition("/")
     base = next(iter(names.fitting(whole, (name for name in valid if "/" not in name), "prompt set", facts)), whole)
     page = [name for name in facts if sets[name].page.lower().endswith(f"/{typed.lower()}")]
-    if len(page) > 1 and base == whole:
+    if len(page) > 1 and base == whole and not all(name.startswith(page[0]) for name in page):
         raise SpecbenchError(f"'{typed}' may be any of {len(page)} prompt sets", f"name one: {', '.join(page)}")
     if page:
         return page[0]

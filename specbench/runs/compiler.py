@@ -55,7 +55,7 @@ def worth_compiling(stored: Sequence[bool], layers: int, steps: int, keys: Seque
     if stored and all(stored):
         return should_compile("on", "cpu")
     saved, cost = steps * layers * _CALLS_S * _SAVED, _FIRST_S + layers * _LAYER_S + len(keys) * _DECODER_S
-    if remembered(_KEPT).keys() >= set(keys):
+    if _is_kept(keys):
         cost = _LOADED_S * (1 + len(keys))
     if stored or saved <= cost or missing("cpu"):
         return False, None
@@ -65,16 +65,23 @@ def worth_compiling(stored: Sequence[bool], layers: int, steps: int, keys: Seque
 
 def code_key(model: str, dtype: str, threads: int, batch: int, guidance: float, decoder: DecoderSpec) -> str:
     """Digest of everything that the compiled code of a decoder depends on."""
-    versions = own_code(), metadata.version("torch"), os.environ.get(COMPILED)
+    versions = own_code(), metadata.version("torch")
     return sha256(repr((model, dtype, threads, batch, guidance, decoder, versions)).encode()).hexdigest()[:32]
 
 
 def remember_compiled(specs: Sequence[RunSpec]) -> None:
-    """Record that the code of runs is compiled, so that "auto" counts the time of loading it."""
-    keys = [code_key(it.model, it.dtype, it.threads, it.batch, it.sampling.guidance, it.decoder) for it in specs]
+    """Record where the compiled code of runs on a CPU is kept, so that "auto" counts the time of loading it."""
+    runs = [it for it in specs if it.device == "cpu"]
+    keys = [code_key(it.model, it.dtype, it.threads, it.batch, it.sampling.guidance, it.decoder) for it in runs]
     with suppress(SpecbenchError, OSError):
-        if not set(keys) <= remembered(_KEPT).keys():
-            remember(_KEPT, dict.fromkeys(keys, True))
+        if (folder := os.environ.get(COMPILED)) and not _is_kept(keys):
+            remember(_KEPT, dict.fromkeys(keys, folder))
+
+
+def _is_kept(keys: Sequence[str]) -> bool:
+    """Whether all code is in a folder that still exists, and that the environment names if it names a folder."""
+    folders, named = [remembered(_KEPT).get(key) for key in keys], os.environ.get(COMPILED)
+    return all(isinstance(folder, str) and os.path.isdir(folder) and named in (None, folder) for folder in folders)
 
 
 def settle_precision(asked: str | None, default: str, mode: str, device: str) -> tuple[str, bool, tuple[str, ...]]:

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -505,7 +506,19 @@ def test_auto_pays_for_few_images_once_the_code_is_kept(monkeypatch, tmp_path):
     key = compiler.code_key("shapes", "float32", 1, 1, SAMPLING.guidance, resolve("ar"))
     of_eight = [], 6, 8 * 2 * 256
     assert compiler.worth_compiling(*of_eight, [key]) == (False, None)
-    compiler.remember_compiled([spec])
+    folder = tmp_path / "code"
+    folder.mkdir()
+    with monkeypatch.context() as compiling:  # compiling sets the variable
+        compiling.setenv(compiler.COMPILED, str(folder))
+        compiler.remember_compiled([replace(spec, device="cuda")])
+        assert compiler.worth_compiling(*of_eight, [key]) == (False, None), "code of a GPU"
+        compiler.remember_compiled([spec])
+    monkeypatch.delenv(compiler.COMPILED, raising=False)
     worth, note = compiler.worth_compiling(*of_eight, [key])
     assert worth and "saves about 4.9 s and costs about 3.0 s" in note
     assert compiler.worth_compiling(*of_eight, [key, "another"]) == (False, None)
+    monkeypatch.setenv(compiler.COMPILED, str(tmp_path))
+    assert compiler.worth_compiling(*of_eight, [key]) == (False, None), "another folder is named"
+    monkeypatch.delenv(compiler.COMPILED)
+    folder.rmdir()
+    assert compiler.worth_compiling(*of_eight, [key]) == (False, None), "the code was deleted"

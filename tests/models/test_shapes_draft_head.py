@@ -63,6 +63,25 @@ def test_two_heads_are_two_runs_even_under_one_path(cli, tmp_path, monkeypatch):
     assert mistyped.code == 5 and "no draft head in heads/mine" in mistyped.err, "no repository of a hub"
 
 
+@pytest.mark.parametrize(
+    ("taps", "problem"),
+    [
+        ([1, 3, 6], "the head reads layer 6; 'shapes' has layers 0 to 5"),
+        ([1, 3, -1], "the head reads layer -1;"),
+        ([1, 3, 2.5], "no numbers of layers, `taps`"),
+        (None, "no numbers of layers, `taps`"),
+        ([1, 3], "not an EAGLE-3 head, see its tensor fuse.weight"),
+    ],
+)
+def test_layers_that_the_model_lacks_are_refused_in_a_line(taps, problem, cli, tmp_path):
+    shutil.copytree(find_model("shapes").heads["eagle3"], tmp_path / "head")
+    config = tmp_path / "head" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"taps": taps}))
+    line = "run --decoder eagle3 --baseline 0 --limit 1 --device cpu --compile off"
+    outcome = cli(*line.split(), "--head", tmp_path / "head", "--out", tmp_path / "out")
+    assert outcome.code == 2 and problem in outcome.err and outcome.err.splitlines()[-1].startswith("error: ")
+
+
 def test_a_finished_run_with_a_head_is_taken_up_and_reported_beside_ar(cli, tmp_path):
     call = ("run", "--decoder", "ar,eagle", "--tree", "0 1 00", "--limit", "1", "--out", tmp_path, "--json", "--quiet")
     first, again = (json.loads(cli(*call).out) for _ in range(2))

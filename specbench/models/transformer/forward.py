@@ -19,6 +19,7 @@ class StepModel(Protocol):
     backbone: nn.Module
     device: torch.device
     taps: tuple[int, ...]  # numbers of layers whose hidden states are also features
+    made_of: str | None  # see `TransformerModel`
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
         """Input embeddings [R, T, d] of `tokens` [R, T] consumed by the columns that predict `positions` [R, T]."""
@@ -96,15 +97,17 @@ def last_hidden_state(
             use_cache=True,
             **({"output_hidden_states": True} if taps else {}),
         )
-        last = seen.last_hidden_state
-        return torch.cat([last, *(backbone.norm(seen.hidden_states[tap]) for tap in taps)], -1) if taps else last
+        last, tapped = seen.last_hidden_state, [seen.hidden_states[tap] for tap in taps]
+        return torch.cat([last, *map(backbone.norm, tapped)], -1) if taps else last
     rotary = rotary_of(backbone.rotary_emb, embeds, position_ids)
     run = getattr(backbone, "run_layer", run_layer)  # set where layers are compiled once for all
-    hidden = [embeds]
-    for layer in backbone.layers:
-        hidden.append(run(layer, hidden[-1], mask, rotary, cache))
-    last = backbone.norm(hidden[-1])
-    return torch.cat([last, *(backbone.norm(hidden[tap]) for tap in taps)], -1) if taps else last
+    tapped = {}  # The states of other layers are freed: in a prefill they are many.
+    for number, layer in enumerate(backbone.layers):
+        if number in taps:
+            tapped[number] = embeds
+        embeds = run(layer, embeds, mask, rotary, cache)
+    last = backbone.norm(embeds)
+    return torch.cat([last, *(backbone.norm(tapped[tap]) for tap in taps)], -1) if taps else last
 
 
 def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:

@@ -147,6 +147,9 @@ class TransformerModel:
         """This model with sessions whose features go on with the hidden states after these numbers of layers."""
         if not taps:
             return self
+        if wrong := [tap for tap in taps if not 0 <= tap < len(self.backbone.layers)]:
+            what = f"the head reads layer {wrong[0]}; '{self.name}' has layers 0 to {len(self.backbone.layers) - 1}"
+            raise SpecbenchError(what, "is it a head of another model?")
         self._views = self._views or {}
         if taps not in self._views or self._views[taps].compiles != self.compiles:
             view = copy.copy(self)
@@ -222,13 +225,13 @@ class TransformerModel:
 
     @property
     def compiled(self) -> list[CompiledForms]:
-        of_views = [part for view in (self._views or {}).values() if view is not self for part in view.compiled_alone]
-        return [*self.compiled_alone, *of_views]
-
-    @property
-    def compiled_alone(self) -> list[CompiledForms]:
-        """`compiled` without the views of `tapped`."""
-        return [*self._compiled_steps.values(), *self._compiled_functions.values()] if self.compiles else []
+        models = {id(model): model for model in (self, *(self._views or {}).values()) if model.compiles}.values()
+        return [
+            part
+            for model in models
+            for parts in (model._compiled_steps, model._compiled_functions)
+            for part in parts.values()
+        ]
 
 
 class TransformerSession:

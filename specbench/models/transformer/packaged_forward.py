@@ -105,14 +105,14 @@ class PackagedStep(CompiledForms):
 
     def _note(self, buffers: _Buffers, inputs: ForwardInputs) -> Path | None:
         """The file that names the library for such arguments; None if the model's identity is unknown."""
-        if (made_of := getattr(self._model, "made_of", None)) is None:
+        if self._model.made_of is None:
             return None
         shapes = [(str(tensor.dtype), tensor.shape[:2], tensor.shape[3:]) for pair in buffers for tensor in pair]
         fed = [tensor if tensor is None else (str(tensor.dtype), tensor.shape[:1]) for tensor in inputs[:-1]]
         state = [(str(tensor.dtype), tensor.shape) for tensor in inputs.state]
-        kinds = str | int | float | bool | tuple
-        own = {name: value for name, value in sorted(vars(self._model).items()) if isinstance(value, kinds)}
-        facts = made_of, own, self._kind, self._guidance, inputs.tokens.shape[1] == 1, shapes, fed, state
+        plain = str | int | float | bool | tuple
+        own = {name: value for name, value in sorted(vars(self._model).items()) if isinstance(value, plain)}
+        facts = own, self._kind, self._guidance, inputs.tokens.shape[1] == 1, shapes, fed, state
         return compiled_folder() / f"forward-{_digest_of(repr(facts))}.txt"
 
     def _compile(self, buffers: _Buffers, inputs: ForwardInputs, note: Path | None) -> _Runner:
