@@ -3,7 +3,7 @@ of the prompts, with their raw rows.
 
 RUNS has decoders and `ar` at several batch sizes (`specbench run --sweep batch=1,2,4,8`): TO/batches.parquet, a row an
 image. AR is a run of `ar` over all prompts: the entropy of a prompt is the mean over the tokens of its images there,
-TO/entropy.parquet. The images by entropy are those of results/reference. Without RUNS and AR the rows in TO are drawn.
+TO/entropy.parquet. The images by entropy come from results/reference. Without RUNS and AR the rows in TO are drawn.
 """
 
 import sys

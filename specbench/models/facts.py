@@ -101,7 +101,7 @@ _ENDINGS = {
 
 
 class _InAnyForm:
-    """Facts that are fields of some models and properties of others: in the dataclass they would be fields of all."""
+    """Facts that subclasses provide as a field or as a property."""
 
     licence: str  # for people
     hub_id: str | None  # the hub repository of the weights; None for bundled ones

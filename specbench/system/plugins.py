@@ -41,7 +41,7 @@ class PluginError(SpecbenchError):
         where = f" ({place})" if (place := foreign_place(error)) else ""
         error_text = ": ".join(filter(None, (type(error).__name__, one_line(str(error), 200))))
         what = "ended the program" if isinstance(error, SystemExit) else f"raised {error_text}"
-        super().__init__(f"{who}{where} {what}", "its code is not specbench's, and can be mended there only", PARTIAL)
+        super().__init__(f"{who}{where} {what}", "the error is in the plug-in; fix it there", PARTIAL)
         self.owner = owner
 
     def __reduce__(self):
