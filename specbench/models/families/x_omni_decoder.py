@@ -14,8 +14,6 @@ from diffusers.models.transformers import transformer_flux as flux
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_timesteps
 from torch import Tensor, nn
 
-from specbench.models.families.x_omni import CodeFeatures
-
 
 class ImageBlock(nn.Module):
     """A block of FLUX's first kind without its half for text."""
@@ -84,7 +82,7 @@ class XOmniDecoder:
     """The image decoder in its parts. `settings`: "decoder" of the model's "vision_config"."""
 
     def __init__(
-        self, features: CodeFeatures, folder: Path, base: Path, settings: Mapping, device: str, dtype: torch.dtype
+        self, features: nn.Module, folder: Path, base: Path, settings: Mapping, device: str, dtype: torch.dtype
     ):
         """`folder`: of the transformer; `base`: of FLUX.1-dev, whose scheduler and VAE are used."""
         transformer, found = CodeFlux.from_pretrained(str(folder), torch_dtype=dtype, output_loading_info=True)
