@@ -75,7 +75,7 @@ class MarkedNorm(nn.Module):
         return torch.where(mark > 0, self.codes(hidden), self.words(hidden))
 
 
-class CodeFeatures(nn.Module):
+class CodeProjector(nn.Module):
     """Codes [H, W] to features [1, H W, z], by the second half of the authors' projector."""
 
     def __init__(self, tensors: Mapping[str, Tensor]):
@@ -160,7 +160,7 @@ class XOmni(SimpleAR):
         if projector.is_file():
             stated = CheckpointFiles(files.source, (projector,))
             with files.source.blaming(projector):
-                self._features = CodeFeatures(stored.read_tensors(stated))
+                self._features = CodeProjector(stored.read_tensors(stated))
                 self.codebook = (
                     self._features.quantize["embedding"].weight.float()[: self.layout.v_image].to(self.device)
                 )
