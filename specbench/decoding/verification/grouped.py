@@ -1,8 +1,8 @@
 """Grouped speculative decoding (So et al., ICCV 2025, algorithm 3): accept a draft x with min(1, p(C)/q(C)).
 
 The cluster C(x) is a slice of G tokens around x in rank order, filtered by probability and codebook distance. Clusters
-overlap, so the result is lossy. q(C) sums over the whole cluster, as in the paper, or with `cluster_q` "support" over
-its members within the target's top-k, which accepts more drafts near the top-k cut-off.
+overlap, so the result is lossy. q(C) sums over the whole cluster, as in the paper. With `cluster_q` "support" it sums
+over the members within the target's top-k only, which accepts more drafts near the top-k cut-off.
 """
 
 from __future__ import annotations
@@ -99,9 +99,9 @@ class Grouped(RatioTest):
 class ReleasedGrouped(RatioTest):
     """The acceptance of the released code (junhyukso/GSD, commit 4216c7c): clusters of 14 tokens for any G.
 
-    A cluster has seven less likely tokens, the draft, and six more likely tokens. With fewer than seven less likely
-    tokens, the draft is tested alone. Distances are between rows of the target's input embedding. Drafts with p(x) = 0
-    may be accepted because of their neighbours, which commits tokens outside top-k.
+    A cluster has seven less likely tokens, the draft, and six more likely tokens. If there are fewer than seven less
+    likely tokens, the draft is tested alone. Distances are between rows of the target's input embedding. Drafts with
+    p(x) = 0 may be accepted because of their neighbours, which commits tokens outside top-k.
 
     The release also ranks text tokens, all with p = 0, and the sort decides ties; here only image tokens are ranked,
     ties by id.

@@ -64,7 +64,7 @@ class _TreeVerifier:
         tests = self._tests(coin)
         verdict = self._verifier.verify(tests, self._refined[:, tables.tested_parent])
         drafted, passed = tests.drafted[:, tables.test], (tests.drafted & verdict.accepted)[:, tables.test]
-        # A draft is tested once those before it are rejected.
+        # A draft is tested if all earlier siblings were rejected.
         tested = drafted & (passed.float() @ tables.before.T == 0)
         accepted = passed & tested
         alive = (~accepted).float() @ tables.ancestors[:, 1:].T == 0
