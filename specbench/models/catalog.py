@@ -197,8 +197,8 @@ def _is_model(model: object) -> bool:
 
 
 def find_model(name: str) -> ModelFacts:
-    """Find a model by name, or import it as "package.module:NAME". The SpecbenchError for an unknown name suggests the
-    nearest name."""
+    """Find a model by name, or import it as "package.module:NAME". The SpecbenchError for an unknown name suggests a
+    name."""
     if plugins.is_reference(name):
         return _users_model(name)
     return models()[model_name(name)]

@@ -34,7 +34,7 @@ MAX_LAYERS = 1000
 """Maximum number of layers in a configuration; building a network of 100,000 layers or more takes minutes."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")  # Suffixes of files that hold tensors
 _OF_A_HUB = {"auto_map": "--", "implementation": "/"}
-"""Suffixes of a configuration's names, and the mark of values that refer to code ("owner/name--module.Class") or
+"""Suffixes of a configuration's names, and the mark of values that name code ("owner/name--module.Class") or
 kernels."""
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([^/]+)")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
@@ -161,7 +161,7 @@ class WantedFiles:
         return snapshot
 
     def find(self) -> CheckpointFiles:
-        """Find the files on this disk. A SpecbenchError with exit code 5 names the first missing file, its source and
+        """Find the files on this disk. A SpecbenchError with exit code 5 names a missing file, its source and
         licence."""
         source, beside = self.source, self.beside
         if beside:

@@ -131,8 +131,7 @@ def drop(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[str, Te
 
 
 def rotary_halves(matrix: Tensor, head: int) -> Tensor:
-    """Move the rotary pairs in rows [heads * head, d] from adjacent rows, as authors store them, to half a head
-    apart."""
+    """Reorder rows [heads * head, d] of rotary pairs from side by side, as authors store them, to half a head apart."""
     return matrix.view(-1, head // 2, 2, matrix.shape[1]).transpose(1, 2).reshape(-1, matrix.shape[1])
 
 

@@ -217,8 +217,8 @@ class HeadLoading(NamedTuple, Generic[Head]):
     published: Callable[[str], str] = lambda model: ""
 
     def ready(self, model: ImageModel, path: str) -> Head:
-        """Load the head `path`, or if this is empty the published or the bundled head, ready for `model`. The last head
-        is cached."""
+        """Load the head `path`, or if this is empty the published or the bundled head, for `model`. The last head is
+        cached."""
         if not isinstance(model, self.able):
             what = f"model '{model.name}' cannot be used with a draft head"
             raise SpecbenchError(what, "choose a decoder without one")

@@ -21,7 +21,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # Bytes of one number by dt
 EIGHT_BITS = "int8wo"
 """Value of `--dtype` for matrices in eight bits; activations and all other weights keep the model's dtype."""
 EIGHT_BITS_GAIN = "saves memory, not time"
-"""Effect of eight bits: torchao's product writes the matrix in the model's dtype before reading it."""
+"""Effect of eight bits. No time is saved, because torchao's product first writes the matrix in the model's dtype."""
 DTYPES = (*BYTES, EIGHT_BITS)  # Values of `--dtype`
 
 

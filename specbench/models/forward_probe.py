@@ -237,8 +237,8 @@ def _gap(found: Tensor, expected: Tensor) -> Gap:
 
 
 def _steps(model: TransformerModel, rows: Reference) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Decode the tokens of `rows` in several ways. Yield each way's description, log p by the own forward, and logits,
-    both [R, T, v_image]."""
+    """Decode the tokens of `rows` in several ways. Yield each way in words, log p by the own forward, and logits, both
+    [R, T, v_image]."""
     slots = rows.tokens.shape[1]
     ends = [*range(min(_ENDS, slots)), *range(max(slots - _ENDS, _ENDS), slots)]
     singly = {slot: 1 for slot in ends}

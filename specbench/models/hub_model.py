@@ -194,7 +194,7 @@ class HubModel(ModelFacts):
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
         """Accept any text; for a model by class, only class numbers; for a second stage, only codes. Other models
-        refuse codes of a run."""
+        refuse a run's codes."""
         for prompt in prompts:
             if (codes := codes_in(prompt.text)) and "codes" in prompt.meta and (self.second or not self.codes):
                 what = f"prompt '{prompt.id:.40}': '{self.name}' reads no codes of a run, which are for a second stage"
