@@ -90,8 +90,8 @@ def known_features(features: Tensor, above: Tensor, committed: Tensor, slots: Te
 
 
 def places_before(above: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the slots [R, K, 3] before, above, and above right of `slots` [R, K], and whether each is an earlier
-    slot."""
+    """Return the slots [R, K, 3] before, above, and above right of `slots` [R, K], and whether each exists and is
+    earlier."""
     over = above[slots.clamp(max=len(above) - 1)]
     places = torch.stack([slots - 1, over, torch.where(over < 0, -1, over + 1)], -1)
     return places, (places >= 0) & (places < slots[..., None])

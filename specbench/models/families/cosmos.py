@@ -28,8 +28,7 @@ _HAAR = ((1.0, 1.0, 1.0, 1.0), (1.0, -1.0, 1.0, -1.0), (1.0, 1.0, -1.0, -1.0), (
 
 
 def fsq_codebook() -> Tensor:
-    """Return the codes [64000, 6] of finite scalar quantisation; each dimension is centred and scaled to about [-1,
-    1]."""
+    """Return the codes [64000, 6] of finite scalar quantisation, centred and scaled to about [-1, 1] per dimension."""
     levels = torch.tensor(FSQ_LEVELS)
     basis = torch.cat([torch.ones(1, dtype=torch.long), levels[:-1].cumprod(0)])
     digits = torch.arange(int(levels.prod()))[:, None] // basis % levels

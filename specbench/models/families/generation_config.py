@@ -23,8 +23,7 @@ _WITHOUT_EFFECT |= {name: (None, 1) for name in _ONE.split()}
 
 
 def logits_processors(info: ModelFacts) -> dict[str, float]:
-    """Return the logits processors in a model's target distribution, by their names in its file, which is on this
-    disk."""
+    """Return the logits processors in a model's target distribution, by name in its file on this disk."""
     if not isinstance(info, HubModel) or info.choice.random or GENERATION_CONFIG not in info.source.optional:
         return {}
     penalty = read_repetition_penalty(info.checkpoint.find()[0])

@@ -105,7 +105,7 @@ class LlamaGen(FamilyModel):
         return self.backbone(inputs_embeds=alone, use_cache=False).last_hidden_state[:, 0]
 
     def adopt_head(self, head: EagleHead) -> EagleHead:
-        """Adapt a published head (with an `input_type`): it rotates adjacent pairs, and its grid begins one position
+        """Adapt a published head (with `input_type`): it rotates adjacent pairs, and its grid begins a position
         early."""
         if head.published_as:
             _check_grid(head.published_as, self.name, self.layout)

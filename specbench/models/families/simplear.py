@@ -114,8 +114,7 @@ class PenalisedSession(TransformerSession):
         )
 
     def _used(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Return whether each column's prefix contains a token [B, T, v_image]. A column consumes slot `position -
-        1`."""
+        """Return [B, T, v_image] whether a column's prefix contains a token. A column consumes slot position - 1."""
         last, words = self._stream.shape[1] - 1, self._model.layout.v_image
         slots = positions - 1
         within = (slots >= 0) & (slots < last)

@@ -148,8 +148,7 @@ class XOmni(SimpleAR):
         return super().begin(prefix, guidance, columns)
 
     def add_decoder(self, files: CheckpointFiles) -> None:
-        """Read the code table, and the FLUX model if it is on this disk; without it, warn that no pictures are
-        drawn."""
+        """Read the code table, and the FLUX model if it is on this disk, else warn that no pictures are drawn."""
         config = files.named("config.json")
         folder, settings = config.parent, read_json(files.source, config).get("vision_config")
         if not isinstance(settings, dict):

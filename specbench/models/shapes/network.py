@@ -82,13 +82,13 @@ class ShapesNetwork(nn.Module):
         return total + self.mix_out(F.silu(self.mix_in(total)))
 
     def prefix_embeds(self, ids: Tensor) -> Tensor:
-        """Return inputs [R, 16, d] of caption slots, from ids [R, 16]. The output at the last slot predicts image token
+        """Return the caption slots' inputs [R, 16, d] for ids [R, 16]. The output at the last slot predicts image token
         0."""
         embeds = self.llama.embed_tokens(ids + self.codes) + self.place(objects_before(ids))
         return torch.cat([embeds[:, :-1], embeds[:, -1:] + self.slot_embeds(ids)[:, :1]], dim=1)
 
     def slot_embeds(self, ids: Tensor) -> Tensor:
-        """Return the inputs [R, 256, d] that predict each image token, without the previous token's part, from ids [R,
+        """Return the inputs [R, 256, d] that predict image tokens, without the previous token's part, for ids [R,
         16]."""
         slots = torch.arange(TOKENS, device=ids.device)
         return self.row(slots // GRID) + self.column(slots % GRID) + self.pooled(ids)[:, None]
@@ -115,8 +115,7 @@ class ShapesNetwork(nn.Module):
 
 
 def objects_before(ids: Tensor) -> Tensor:
-    """Return the number of objects that a caption names before each word, int [R, 16]; 0 for the first object's
-    words."""
+    """Return the number of objects named before each word of a caption, int [R, 16]; 0 for the first object's words."""
     named = _is(ids, SHAPES)
     return (named.cumsum(1) - named.long()).clamp(max=MAX_COUNT)
 

@@ -222,8 +222,7 @@ def _distinct(rng: np.random.Generator, count: int) -> tuple[Clause, ...]:
 
 
 def realize_in_order(request: SceneRequest, rng: np.random.Generator) -> Scene:
-    """Draw a scene in reading order that satisfies `request`. Without relations the objects are in the order of the
-    clauses."""
+    """Draw a scene in reading order that satisfies `request`. Without relations the clauses give the objects' order."""
     for _ in range(TRIES):
         drawn = realize(request, rng)
         if (ordered := in_reading_order(drawn)) and request.relations:
@@ -244,7 +243,7 @@ def in_reading_order(scene: Scene) -> Scene | None:
 
 
 def worded_in_reading_order(request: SceneRequest, scene: Scene) -> SceneRequest:
-    """Order the clauses of `request`, which `scene` satisfies, like the scene's objects. The subject of relations stays
+    """Order the clauses of `request`, which `scene` satisfies, like the scene's objects. A relation's subject stays
     first."""
     fixed = 1 if request.relations else 0
     order = [*range(fixed), *range(fixed, len(request.clauses))]

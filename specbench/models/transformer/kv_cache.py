@@ -141,11 +141,11 @@ class PositionCache(Cache):
 
     @property
     def is_ready(self) -> bool:
-        """Whether its buffers exist; the first forward or the prefill makes them."""
+        """Return whether its buffers exist; the first forward or the prefill makes them."""
         return self.layers[0].is_initialized
 
     def fits(self, rows: int, slots: int, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether its buffers exist and have these sizes."""
+        """Return whether its buffers exist and have these sizes."""
         if not self.is_ready:
             return False
         keys = self.layers[0].keys
