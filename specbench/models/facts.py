@@ -131,7 +131,7 @@ class ModelFacts(_InAnyForm):
 
     @property
     def eight_bits(self) -> bool:
-        """Return whether the matrices of its layers are in eight bits."""
+        """True if the matrices of its layers are in eight bits."""
         return self.choice.eight_bits
 
     @property
@@ -146,7 +146,7 @@ class ModelFacts(_InAnyForm):
 
     @property
     def ready(self) -> bool:
-        """Return whether all files are on this disk."""
+        """True if all files are on this disk."""
         try:
             self.files()
         except SpecbenchError:

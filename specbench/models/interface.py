@@ -134,7 +134,7 @@ class Tree:
 
     @cached_property
     def is_chain(self) -> bool:
-        """Return whether every column but the last has one child, the next column."""
+        """True if every column but the last has one child, the next column."""
         return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     @cached_property

@@ -141,7 +141,7 @@ class PositionCache(Cache):
 
     @property
     def is_ready(self) -> bool:
-        """Return whether its buffers exist; the first forward or the prefill makes them."""
+        """True if its buffers exist; the first forward or the prefill makes them."""
         return self.layers[0].is_initialized
 
     def fits(self, rows: int, slots: int, device: torch.device, dtype: torch.dtype) -> bool:
