@@ -18,7 +18,7 @@ RECORDED_DEPTHS = 8  # Draft depths for which the distance to the target is reco
 
 @lru_cache
 def chain(columns: int) -> Tree:
-    """A chain: the root and `columns - 1` drafts."""
+    """Build a chain: the root and `columns - 1` drafts."""
     return Tree(tuple(range(-1, columns - 1)))
 
 
@@ -128,7 +128,7 @@ def routes(tree: Tree, device: torch.device) -> Routes:
 
 @lru_cache(maxsize=256)
 def first_drafts_by_depth(tree: Tree, device: torch.device) -> Tensor:
-    """[C - 1, RECORDED_DEPTHS] float32, 1 if draft d (column d + 1) is its parent's first child and has this depth."""
+    """Return [C - 1, RECORDED_DEPTHS] float32, 1 if draft d (column d + 1) is a first child of this depth."""
     first = [parent not in tree.parents[:column] for column, parent in enumerate(tree.parents)]
     depths = [depth if is_first else 0 for depth, is_first in zip(tree.depth, first, strict=True)]
     depth = torch.tensor(depths[1:], device=device)

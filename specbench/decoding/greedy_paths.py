@@ -53,18 +53,18 @@ class EaglePaths(Eagle):
 
 @lru_cache
 def independent_paths(paths: int, drafts: int) -> Tree:
-    """A root and `paths` chains of `drafts` columns from it, ordered by depth."""
+    """Build a root and `paths` chains of `drafts` columns from it, ordered by depth."""
     return Tree((-1, *[0] * paths, *range(1, 1 + paths * (drafts - 1))) if drafts else (-1,))
 
 
 def columns_by_path(paths: int, drafts: int, device: torch.device) -> Tensor:
-    """[paths, 1 + drafts] columns of `independent_paths` on each path."""
+    """Return the columns [paths, 1 + drafts] of `independent_paths` on each path."""
     columns = 1 + torch.arange(paths * drafts, device=device).view(drafts, paths).T
     return torch.cat([columns.new_zeros(paths, 1), columns], 1)
 
 
 def best_path(ratio: Tensor, drafts: Tensor) -> Tensor:
-    """[B] number of the first path in lexicographic order, given the drafts [B, K, D] and their p/q [B, K, D]."""
+    """Return the number [B] of the first path in lexicographic order, given drafts and p/q `ratio`, both [B, K, D]."""
     path, other = (drafts[:, :, None], ratio[:, :, None]), (drafts[:, None], ratio[:, None])
     differ = path[0] != other[0]
     before = (path[1] > other[1]) | ((path[1] == other[1]) & (path[0] < other[0]))
@@ -108,7 +108,7 @@ class GreedyPathLoop(Loop):
         self.committed = self.committed + shift
 
     def _best_chain(self, p: Tensor, proposal: Proposal, width: int) -> tuple[Proposal, Tensor]:
-        """The best path as a chain of `width` columns with q* as its q, and its columns [B, width] of the tree."""
+        """Return the best path as a chain of `width` columns with q* as q, and its columns [B, width] in the tree."""
         paths, rows = self._drafter.paths, torch.arange(len(p), device=p.device)
         if paths == 1 or width == 1:
             return proposal, torch.arange(width, device=p.device).expand(len(p), -1)

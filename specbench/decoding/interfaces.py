@@ -80,8 +80,8 @@ class Drafter(Protocol):
         ...
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
-        """Propose a forward that commits at most `width` slots after `committed` [B] tokens. `step`: [B, 1] its number,
-        per row."""
+        """Propose a forward that commits at most `width` slots after `committed` [B] tokens. `step`: [B, 1] its
+        number."""
         ...
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:

@@ -90,7 +90,7 @@ class _Ahead(NamedTuple):
     uniforms: np.ndarray  # [S, draws, slots] float64
 
     def at(self, streams: tuple[Stream, ...], slot: int, slots: int, draw: int) -> np.ndarray | None:
-        """[S, 1, slots] uniforms of consecutive slots; None if any is missing."""
+        """Return uniforms [S, 1, slots] of consecutive slots; None if any is missing."""
         row, column = draw - self.draw, slot - self.slot
         if streams != self.streams or not 0 <= row < self.uniforms.shape[1]:
             return None
@@ -136,7 +136,7 @@ class Noise:
         self._together = self._ahead = None
 
     def repeated(self, times: int) -> Noise:
-        """The noise of the same images, each in `times` consecutive rows."""
+        """Return the noise of the same images, each in `times` consecutive rows."""
         other = copy.copy(self)
         other._keys, other._together, other._ahead = self._keys.repeat_interleave(times, 0), None, None
         return other
@@ -166,7 +166,7 @@ class Noise:
         return (numbers + 1) * _GOLDEN
 
     def _base(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Bits:
-        """[B, T] hash state of each address."""
+        """Return the hash state [B, T] of each address."""
         if positions.numel() == 1 and self._device.type == "cpu" and not torch.compiler.is_compiling():
             slot = _mix_one(int(self._keys) + (int(positions) + 1) * _GOLDEN)
             state = _mix_one(slot + (int(draw) * _STREAMS + int(stream) + 1) * _GOLDEN)
@@ -175,11 +175,11 @@ class Noise:
         return _mix(self._slots(positions) + self._counted(draw * _STREAMS + stream))
 
     def _slots(self, positions: Tensor) -> Bits:
-        """[B, T] hash state of each image's stream slot."""
+        """Return the hash state [B, T] of each image's stream slot."""
         return _mix(self._bits(self._keys) + self._counted(self._bits(positions)))
 
     def uniform(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
-        """[B, T] float64 uniforms in (0, 1) for stream slots `positions` [B, T]; `draw` numbers repeated draws."""
+        """Return float64 uniforms [B, T] in (0, 1) for stream slots `positions` [B, T]. `draw`: number of the draw."""
         # Compiled code must not depend on what eager steps hashed.
         together = None if torch.compiler.is_compiling() else self._together
         if together and together.holds(positions, stream, draw):
@@ -203,7 +203,7 @@ class Noise:
         )
 
     def _found_ahead(self, positions: np.ndarray, streams: tuple[Stream, ...], draw: int) -> np.ndarray:
-        """[S, 1, T] uniforms at `positions` [1, T] of a single image, hashed together with later slots."""
+        """Return uniforms [S, 1, T] at `positions` [1, T] of a single image, hashed together with later slots."""
         slot, slots = int(positions[0, 0]), positions.shape[1]
         ahead = None if self._ahead is None else self._ahead.at(streams, slot, slots, draw)
         if ahead is not None:
@@ -230,7 +230,7 @@ class Noise:
         return self.uniform(positions, Stream.TOKEN, -1)
 
     def race(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
-        """[B, T, V] float32 standard exponentials, one per token.
+        """Return float32 standard exponentials [B, T, V], one per token.
 
         argmax(p / race) is a draw from p (the exponential race, the same as the Gumbel-max trick), and two nearby
         distributions racing with the same numbers mostly agree.
@@ -244,7 +244,7 @@ class Noise:
         return runners.token(run_race(runners.mass, self._exponentials(positions, counter, stream, draw)))
 
     def _exponentials(self, positions: Tensor, counter: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Tensor:
-        """[B, T, K] exponentials of tokens with counters `counter` [K] or [B, T, K]."""
+        """Return exponentials [B, T, K] of tokens with counters `counter` [K] or [B, T, K]."""
         bits = _mix(self._base(positions, stream, draw)[..., None] + self._bits(counter))
         top = _top_bits(bits)
         negative = (torch.from_numpy(top) if isinstance(top, np.ndarray) else top).float().mul_(-(2.0**-53))

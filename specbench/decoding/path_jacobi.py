@@ -60,7 +60,7 @@ class PathJacobi:
 
 @lru_cache
 def path_tree(paths: int, drafts: int) -> Tree:
-    """A root and `paths` chains of `drafts` columns from it."""
+    """Build a root and `paths` chains of `drafts` columns from it."""
     if paths == 1 or not drafts:
         return chain(1 + drafts)
     parents = [-1]
@@ -70,7 +70,7 @@ def path_tree(paths: int, drafts: int) -> Tree:
 
 
 def path_columns(paths: int, drafts: int, device: torch.device) -> Tensor:
-    """[paths, 1 + drafts] columns of `path_tree` on each path."""
+    """Return the columns [paths, 1 + drafts] of `path_tree` on each path."""
     columns = 1 + torch.arange(paths * drafts, device=device).view(paths, drafts)
     return torch.cat([columns.new_zeros(paths, 1), columns], 1)
 

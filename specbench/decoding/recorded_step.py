@@ -137,7 +137,7 @@ class Before(NamedTuple):
     # start, drafts: [B] as in `Earlier`
     start: Tensor
     drafts: Tensor
-    skipped: int  # number of drafts before those in `q`
+    skipped: int  # number of drafts before the first draft in `q`
     reach: int  # number of drafts in the `Earlier`
 
 

@@ -142,7 +142,7 @@ class StepRecorder:
             traced[seen.rows, seen.positions] = torch.where(tested, value, torch.nan)
 
     def _drafts(self, facts: Mapping[str, Tensor], tested: Tensor, by_depth: Tensor) -> None:
-        """Add the `facts` of the drafts `tested` [R, C - 1], without those for forced slots."""
+        """Add the `facts` of the drafts `tested` [R, C - 1], except for drafts of forced slots."""
         facts = dict(facts)
         if "ratio" in facts:
             facts |= distances(facts.pop("acceptance"), facts.pop("ratio"))

@@ -128,7 +128,7 @@ class ImageRows(NamedTuple):
 
 
 def image_rows(context: Context, decoder: str) -> ImageRows:
-    """The rows of the context's layout."""
+    """Return the rows of the context's layout; a SpecbenchError if its grammar does not fit."""
     layout, device = context.layout, context.device
     rows = list(chain(*layout.rows))
     gaps = [below[0] - above[-1] for above, below in pairwise(rows)]
@@ -174,8 +174,8 @@ def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, rows: ImageRows, la
 
 
 def row_above(count: Tensor, rows: ImageRows) -> Tensor:
-    """[B, H] number of tokens of the row above each row, given `count` [B, H]. For the first row of a grid it is this
-    row's width, or 0 while the previous grid is incomplete."""
+    """Return the number of tokens [B, H] of the row above each row, given `count` [B, H]. For the first row of a grid
+    it is this row's width, or 0 while the previous grid is incomplete."""
     above = count.roll(1, dims=1)
     complete = (above == rows.widths.roll(1)) | (torch.arange(count.shape[1], device=count.device) == 0)
     return torch.where(rows.opens, torch.where(complete, rows.widths, 0), above)

@@ -33,7 +33,7 @@ class Target:
         self._bounds = torch.tensor(layout.bounds, device=device).T if layout.ranges else None
 
     def forced_at(self, positions: Tensor) -> Tensor:
-        """[B, T] forced id at stream slots `positions`, -1 if free."""
+        """Return the forced id [B, T] at stream slots `positions`, -1 if free."""
         return self.forced[positions.clamp(max=len(self.forced) - 1)]
 
     def of_grid(self, logits: Tensor, positions: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def _truncate_few(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def entropy_factor(logits: Tensor, scale: float) -> Tensor:
-    """Factor [..., 1] on the temperature by the entropy H of `logits` [..., V]: 2.5 exp(-H/scale) + 0.6.
+    """Return the factor [..., 1] on the temperature, 2.5 exp(-H/scale) + 0.6, with H the entropy of `logits` [..., V].
 
     The sampler of ARsample (NeurIPS 2025, arXiv 2510.09012), whose released code has scale 3. The factor is 3.1 if
     the model is certain, 1 at H = 5.5 for scale 3, and 0.6 for large H.
@@ -117,7 +117,7 @@ def entropy_factor(logits: Tensor, scale: float) -> Tensor:
 
 
 def entropy(p: Tensor) -> Tensor:
-    """Entropy [...] of p [..., V] in nats."""
+    """Return the entropy [...] of p [..., V] in nats."""
     # torch.special.entr is slower: it is not vectorised.
     return p.clamp(min=torch.finfo(p.dtype).tiny).log_().mul_(p).sum(-1).neg_()
 
@@ -145,17 +145,17 @@ def without(weights: Tensor, tokens: Tensor) -> Tensor:
 
 
 def one_hot(tokens: Tensor, vocab: int) -> Tensor:
-    """[..., vocab] float32 with all mass on `tokens` [...]."""
+    """Return float32 distributions [..., vocab] with all mass on `tokens` [...]."""
     return torch.zeros(*tokens.shape, vocab, device=tokens.device).scatter_(-1, tokens[..., None], 1.0)
 
 
 def at(distribution: Tensor, tokens: Tensor) -> Tensor:
-    """[...] entries of `distribution` [..., V] at `tokens` [...]."""
+    """Gather entries [...] of `distribution` [..., V] at `tokens` [...]."""
     return distribution.gather(-1, tokens[..., None]).squeeze(-1)
 
 
 def rows_at(distributions: Tensor, slots: Tensor) -> Tensor:
-    """[B, n, V] rows of `distributions` [B, K, V] at `slots` [B, n]."""
+    """Gather rows [B, n, V] of `distributions` [B, K, V] at `slots` [B, n]."""
     if len(distributions) == 1:
         # On a CPU this copies whole rows, where `gather` moves single numbers.
         return distributions.index_select(1, slots[0])
@@ -170,7 +170,7 @@ def for_rows(columns: Tensor, rows: int) -> Tensor:
 
 
 def features_at(features: Tensor, columns: Tensor) -> Tensor:
-    """[R, T, d] features [R, C, d] of a forward at `columns` [B, T]."""
+    """Gather `features` [R, C, d] of a forward at `columns` [B, T]: [R, T, d]."""
     columns = for_rows(columns, len(features))
     return features.gather(1, columns[..., None].expand(-1, -1, features.shape[-1]))
 
@@ -182,11 +182,11 @@ class Kept(NamedTuple):
     mass: Tensor  # [..., K] their weights, 0 in the padding
 
     def token(self, place: Tensor) -> Tensor:
-        """Tokens [...] at the indices `place` [...]."""
+        """Return the tokens [...] at the indices `place` [...]."""
         return place if self.ids is None else at(self.ids, place)
 
     def weights(self, other: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Weights [B, T', K] of the same tokens in another distribution [B, T', V] of the slots `rows`."""
+        """Return the weights [B, T', K] of the same tokens in another distribution [B, T', V] of the slots `rows`."""
         return other if self.ids is None else other.gather(-1, self.ids[:, rows])
 
 
@@ -224,7 +224,7 @@ def ranked_around(
 
 
 def kth_largest(values: Tensor, k: int) -> Tensor:
-    """[..., 1] k-th largest entry of `values` [..., V]."""
+    """Return the k-th largest entry [..., 1] of `values` [..., V]."""
     leave = torch.compiler.is_compiling() and values.numel() <= FEW
     if values.device.type != "cpu" or leave:
         return values.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
@@ -232,7 +232,7 @@ def kth_largest(values: Tensor, k: int) -> Tensor:
 
 
 def least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
-    """[..., 1] smallest probability in the smallest set of `probabilities` [..., V] that holds `mass`."""
+    """Return the smallest probability [..., 1] in the smallest set of `probabilities` [..., V] that holds `mass`."""
     if probabilities.device.type == "cpu":
         return _least_of_mass(probabilities, mass)
     return _least_of_ranked(probabilities.sort(dim=-1).values.flip(-1), mass)
@@ -276,7 +276,7 @@ def _kth_largest(values: Tensor, k: int) -> Tensor:
 
 
 def _kth(values: np.ndarray, k: int) -> np.ndarray:
-    """[rows, 1] k-th largest entry of `values` [rows, V]."""
+    """Return the k-th largest entry [rows, 1] of `values` [rows, V]."""
     # Unlike torch, numpy selects with vector instructions: six times faster at V = 8192.
     place = values.shape[1] - k
     return np.partition(values, place, axis=-1)[:, place : place + 1]

@@ -79,8 +79,7 @@ class EagleSkips(Eagle):
             self._store(self._batch.session.features[:, : len(columns)], positions[:, :1] - len(columns) + columns)
 
     def _skip(self, drafted: Proposal, committed: Tensor, step: Tensor) -> Tensor:
-        """Write the first drafts of a random path, and pass them to the head with older features. Return their
-        number."""
+        """Write the first drafts of a random path, for the head with older features. Return their number [B]."""
         tokens, last = self._batch.tokens, committed[:, None] - 1
         chance = self._batch.noise.uniform(committed[:, None], Stream.FRESH, step).squeeze(1)
         path = (chance * len(self._paths)).long()

@@ -23,7 +23,7 @@ class Spans:
         return self._spans[name]
 
     def totals_ms(self) -> dict[str, float]:
-        """Milliseconds by span name; synchronises with the device."""
+        """Return milliseconds by span name. Synchronises with the device."""
         return {name: span.total_ms() for name, span in self._spans.items()}
 
 

@@ -218,7 +218,7 @@ def model_name(typed: str) -> str:
 
 
 def _repositories(model: ModelFacts) -> list[str]:
-    """Ids of a model's repositories on the hub, and their names without the owner."""
+    """List the ids of a model's repositories on the hub, and their names without the owner."""
     sources = [model.source, *(layout.sources[0] for layout in model.also)] if isinstance(model, HubModel) else []
     return [text for source in sources for text in (source.repo, source.repo.rpartition("/")[2])]
 

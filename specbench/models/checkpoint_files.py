@@ -34,8 +34,7 @@ MAX_LAYERS = 1000
 """Maximum number of layers in a configuration; building a network of 100,000 layers or more takes minutes."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")  # Suffixes of files that hold tensors
 _OF_A_HUB = {"auto_map": "--", "implementation": "/"}
-"""Suffixes of a configuration's names, and the mark of values that name code ("owner/name--module.Class") or
-kernels."""
+"""Suffixes of a configuration's names, and marks of values that name code ("owner/name--module.Class") or kernels."""
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([^/]+)")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
 

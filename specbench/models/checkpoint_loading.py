@@ -84,7 +84,7 @@ def read_tokenizer(files: CheckpointFiles, name: str = "tokenizer.json") -> Toke
 
 
 def token_id(tokenizer: Tokenizer, name: str) -> int:
-    """Id of a special token by its name."""
+    """Return the id of a special token, given its name."""
     if (number := tokenizer.token_to_id(name)) is None:
         raise SpecbenchError(f"the tokenizer has no token '{name}'", "check that it is the tokenizer of this model")
     return number

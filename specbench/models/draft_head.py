@@ -205,7 +205,7 @@ def eagle3_head_for(model: ImageModel, path: str) -> Eagle3Head:
 
 
 class HeadLoading(NamedTuple, Generic[Head]):
-    """Loading functions of a kind of heads."""
+    """Loading functions for one kind of draft head."""
 
     able: type  # protocol of models that support such a head
     bundled: Callable[[Any], Head | None]  # the head bundled with a model, or None
@@ -217,8 +217,7 @@ class HeadLoading(NamedTuple, Generic[Head]):
     published: Callable[[str], str] = lambda model: ""
 
     def ready(self, model: ImageModel, path: str) -> Head:
-        """Load the head `path`, or if this is empty the published or the bundled head, for `model`. The last head is
-        cached."""
+        """Load the head `path`, or if empty the published or the bundled head, for `model`. The last head is cached."""
         if not isinstance(model, self.able):
             what = f"model '{model.name}' cannot be used with a draft head"
             raise SpecbenchError(what, "choose a decoder without one")

@@ -168,7 +168,7 @@ class ModelFacts(_InAnyForm):
         return self
 
     def sampling(self) -> Sampling:
-        """The official sampling settings."""
+        """Return the official sampling settings."""
         raise NotImplementedError
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:

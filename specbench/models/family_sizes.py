@@ -68,7 +68,7 @@ def _qwen(size: NetworkSize, head_rows: int = 0) -> dict[str, int]:
 
 
 def _x_omni(size: NetworkSize, codes: int = 16_448) -> dict[str, int]:
-    """X-Omni: a Qwen2 with a second table and norm, and a head for codes alone."""
+    """X-Omni: a Qwen2 with a second table and norm, and a head for codes only."""
     return _qwen(size, codes) | {
         "extra": (codes + 1) * size.width,
         "step_extra": size.width,
@@ -77,7 +77,7 @@ def _x_omni(size: NetworkSize, codes: int = 16_448) -> dict[str, int]:
 
 
 def _glm(size: NetworkSize, codes: int = 16_512) -> dict[str, int]:
-    """GLM-Image: four norms a layer, queries, keys and values with biases, and a head for image tokens alone."""
+    """GLM-Image: four norms a layer, queries, keys and values with biases, and a head for image tokens only."""
     return {"layer_extra": size.query_width + 2 * size.key_width + 2 * size.width, "head_rows": codes}
 
 

@@ -249,7 +249,7 @@ def _steps(model: TransformerModel, rows: Reference) -> Iterator[tuple[str, Tens
             width = min(widths.get(slot, _CHUNK), slots - slot)
             between = [other for other in widths if slot < other < slot + width]
             width = between[0] - slot if between else width
-            if slot and width == _WINDOW:  # slot 0 is predicted by the first forward alone
+            if slot and width == _WINDOW:  # only the first forward predicts slot 0
                 session.forward(*_columns(rows.tokens.flip(0, 1), slot, width))  # drafts that are all rejected
             yield way, rows.logp[:, slot : slot + width], session.forward(*_columns(rows.tokens, slot, width))
             slot += width

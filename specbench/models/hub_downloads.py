@@ -322,7 +322,7 @@ def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[],
     def received() -> int:
         total = 0
         for path in storage.glob("blobs/*"):
-            with suppress(OSError):  # renamed meanwhile
+            with suppress(OSError):  # the file was renamed in the meantime
                 total += path.stat().st_size
         return total
 

@@ -222,8 +222,8 @@ class HubModel(ModelFacts):
         return sum(family.tokens_cut(tokenizer, text) > 0 for text in long), self.caption_tokens
 
     def sampling(self) -> Sampling:
-        """The recommended sampling of the model. If the authors publish it as generation settings, this file counts
-        once it is downloaded."""
+        """Return the model's recommended sampling. If the authors publish it in a file of generation settings, return
+        the file's once it is downloaded."""
         if not self.generates or self.choice.random or not self.ready:
             return self.defaults
         return read_sampling(self.checkpoint.find()[0], self.defaults)

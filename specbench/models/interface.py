@@ -1,7 +1,7 @@
 """The interface between decoders and text-to-image models: token layout, draft tree, session, model.
 
-Coordinates are *stream* coordinates: slot 0 is the first token after the prompt. A column of a forward names the slot
-it predicts; it consumes the token of the previous slot (for slot 0, the prompt's last element).
+Coordinates are *stream* coordinates: slot 0 is the first token after the prompt. A column of a forward is addressed by
+the slot that it predicts. It consumes the token of the previous slot (for slot 0, the prompt's last element).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Tree:
 
     @cached_property
     def in_trunk(self) -> tuple[bool, ...]:
-        """Whether each column is on the path of first children, the trunk, whose cache entries are written in place."""
+        """True for columns on the trunk, the path of first children, whose cache entries are written in place."""
         trunk, taken = [True], set()
         for parent in self.parents[1:]:
             trunk.append(trunk[parent] and parent not in taken)
@@ -200,7 +200,7 @@ class FeatureSession(Session, Protocol):
     features: Tensor  # [R, T, d] last hidden states of the latest forward, the input of `logits`
 
     def draft_prompt(self) -> DraftPrompt:
-        """The prompts of all rows."""
+        """Return the prompts of all rows."""
         ...
 
     def logits(self, features: Tensor) -> Tensor:
@@ -284,7 +284,7 @@ class CuttingModel(Protocol):
     """A model that reads only the beginning of a long caption."""
 
     def tokens_cut(self, caption: str) -> int:
-        """Number of tokens of a caption that it does not read."""
+        """Return the number of tokens of a caption that it does not read."""
         ...
 
 
@@ -325,7 +325,7 @@ class TokenTableModel(Protocol):
     """A model with one embedding per token."""
 
     def token_table(self) -> Tensor:
-        """Embeddings [ids, d]."""
+        """Return the embeddings [ids, d]."""
         ...
 
     def table_ids(self, tokens: Tensor) -> Tensor:

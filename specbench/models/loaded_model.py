@@ -35,7 +35,7 @@ class LoadedModel(TransformerModel):
     """A causal language model of transformers whose image tokens are words of its vocabulary.
 
     Args:
-        network: with `get_output_embeddings()`; it may be compiled, quantised or wrapped by PEFT, and is not changed.
+        network: has `get_output_embeddings()`, may be compiled, quantised or wrapped by PEFT, and is not changed.
         layout: of the image tokens, or height and width of a plain grid.
         image_ids: vocabulary id of each of the `layout.v_image` image tokens.
         forced_ids: vocabulary ids of the tokens that the layout forces, in the order of their stream ids.

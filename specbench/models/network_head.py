@@ -98,7 +98,7 @@ class _Outputs(tuple):
 
 
 def base_of(network: Any) -> nn.Module:
-    """The network below its head."""
+    """Return the network below its head."""
     base = next(
         (base for base in (network.base_model, getattr(network, "model", network)) if base is not network), None
     )

@@ -74,7 +74,7 @@ class NetworkSize:
         return self.words + self.image_rows
 
     def config(self) -> dict[str, int]:
-        """The sizes under transformers' names."""
+        """Return the sizes under transformers' names."""
         sizes = self.words, self.width, self.inner, self.layers, self.heads, self.kv_heads
         return dict(zip(SIZES, sizes, strict=True)) | ({"head_dim": self.head_width} if self.head_width else {})
 

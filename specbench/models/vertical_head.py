@@ -64,7 +64,7 @@ class VerticalHead(nn.Module):
 
 
 def slots_above(layout: TokenLayout) -> Tensor:
-    """[N + 1] slot above each stream slot, -1 without a slot above; the last entry is for slots past the end."""
+    """Return the slot above each stream slot [N + 1], -1 if there is none; the last entry is for slots past the end."""
     return torch.tensor([*layout.neighbour(1, 0), -1])
 
 

@@ -83,7 +83,7 @@ class RosenblattResult:
     level: float
     deviates: bool  # whether any corrected p-value is below the level
     deviation: Deviation  # over all orders and groupings
-    by_order: Mapping[str, Deviation]  # the same for each order alone, over all tokens
+    by_order: Mapping[str, Deviation]  # the same for each single order, over all tokens
     detectable: float  # mean deviation in one order that is flagged with probability `_POWER`
     images: int
     tokens: int

@@ -157,8 +157,8 @@ def roofline_ratio(rows: pd.DataFrame, floor: Mapping[str, Any] | None) -> float
     larger of bytes read (weights once per forward, KV cache of the image tokens once per row and forward) over memory
     bandwidth, and matrix-product FLOPs over peak FLOP/s of this device.
 
-    Excluded, so that the bound is slightly too low: the prompt's KV cache, tree branches, all work outside the target,
-    all writes. `floor` holds the inputs stored with the run, see `specbench.runs.preparation`.
+    The bound is slightly too low, because it excludes the prompt's KV cache, tree branches, all work outside the
+    target, and all writes. `floor` holds the inputs stored with the run, see `specbench.runs.preparation`.
     """
     if floor is None or (rows := with_times(rows)).empty:
         return None

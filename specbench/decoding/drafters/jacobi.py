@@ -64,7 +64,7 @@ class Jacobi:
         return trunk
 
     def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens and positions [B, width] of a chain, and q [B, width - 1, V] of its drafts."""
+        """Return tokens and positions [B, width] of a chain, and q [B, width - 1, V] of its drafts."""
         positions = committed[:, None] + self._slots[:width]
         # A step reads the numbers of these streams at every slot of its window.
         self._batch.noise.hash_together(positions, (Stream.FRESH, Stream.COIN, Stream.REDRAW), step)

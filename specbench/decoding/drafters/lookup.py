@@ -133,8 +133,8 @@ def common_mass(p: Tensor, q: Tensor) -> Tensor:
 
 
 def neighbour_slots(layout: TokenLayout) -> Tensor:
-    """[N, K] earlier slots around each stream slot, by descending weight: left (the previous slot), above, above right,
-    above left, and the slot before the left slot; -1 for missing slots."""
+    """Return earlier slots [N, K] around each stream slot, by descending weight: left (the previous slot), above, above
+    right, above left, and the slot before the left slot; -1 for missing slots."""
     slot = torch.arange(layout.length)
     above, left = torch.tensor(layout.neighbour(1, 0)), torch.tensor(layout.neighbour(0, 1))
     # The slot above right is above the slot to the right, in the same row.

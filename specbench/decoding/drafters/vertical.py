@@ -84,8 +84,7 @@ class Vertical(JacobiTree):
         return self._draft(committed, positions, step, super()._fill(committed, positions, step))
 
     def _draft(self, committed: Tensor, positions: Tensor, step: Tensor, q: Tensor) -> Tensor:
-        """Draw the drafts of `positions` [B, D] that are not kept. Return q [B, D, V] of all; `q`: of refined
-        drafts."""
+        """Draw the drafts of `positions` [B, D] that are not kept. Return q [B, D, V] of all; `q`: of the refined."""
         if positions.shape[1] == 0:
             return q
         self._learn()
@@ -186,7 +185,7 @@ class Vertical(JacobiTree):
         return self._known_before[ids]
 
     def _twice(self, columns: Tensor) -> Tensor:
-        """[B, K] to [R, K]."""
+        """Repeat [B, K] to [R, K]."""
         return for_rows(columns, len(self._features))
 
 

@@ -81,7 +81,7 @@ class Grouped(RatioTest):
         return torch.where(drawn, p_cluster / q_cluster, 0.0), torch.where(drawn, member.sum(-1), 1)
 
     def _slice(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids [..., n, m] around each candidate in rank order, x exactly once, and a mask of existing entries."""
+        """Return ids [..., n, m] around each candidate in rank order, x exactly once, and a mask of existing ids."""
         if self._nearest is not None:
             others = self._nearest[x.clamp(max=len(self._nearest) - 1)]
             ids = torch.cat([x[..., None], others], dim=-1)
@@ -135,7 +135,7 @@ class ReleasedGrouped(RatioTest):
 
 
 def _input_embedding(context: Context) -> Tensor:
-    """[v_image, d] float32 input embeddings of the image tokens; the codebook for models without such a table."""
+    """Return float32 input embeddings [v_image, d] of the image tokens; the codebook if a model has no such table."""
     if isinstance(context.model, TokenTableModel):
         tokens = torch.arange(context.layout.v_image, device=context.device)
         return context.model.token_table()[context.model.table_ids(tokens)].float()
@@ -145,6 +145,6 @@ def _input_embedding(context: Context) -> Tensor:
 
 
 def _neighbours(codebook: Tensor, count: int) -> Tensor:
-    """Ids [V, min(count, V - 1)] of the nearest other tokens by Euclidean distance, on the codebook's device."""
+    """Return ids [V, min(count, V - 1)] of the nearest other tokens by Euclidean distance, on the codebook's device."""
     table = neighbour_table(codebook, raw=True) if count <= MOST_NEIGHBOURS else nearest(codebook.float().cpu(), count)
     return table[:, :count].long().to(codebook.device)

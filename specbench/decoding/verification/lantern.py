@@ -56,7 +56,7 @@ class Lantern(RatioTest):
         return or_target(self._residual(tests.p, tests.q, around).clamp(min=0), tests.p)
 
     def neighbourhood(self, p: Tensor, x: Tensor) -> Neighbourhood:
-        """A(x) under p [..., V] for drafts x [..., n]."""
+        """Return A(x) under p [..., V] for drafts x [..., n]."""
         wide = self._table[x.clamp(max=len(self._table) - 1)].long()
         ids = wide[..., : self._k]
         p_draft = p.gather(-1, x)

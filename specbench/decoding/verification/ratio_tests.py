@@ -224,7 +224,7 @@ class Add(RatioTest):
 
 
 def uniform(drafts: int, delta: float) -> list[float]:
-    """delta at every depth (eq. 13)."""
+    """Return delta at every depth (eq. 13)."""
     return [delta] * drafts
 
 
@@ -272,9 +272,8 @@ class Block(Exact):
 
         P_0 = 1,  P_i = min(1, P_{i-1} r_i)
         S_i = sum_v [P_i p_{i+1}(v) - q_{i+1}(v)]+,  h_i = S_i / (S_i + 1 - P_i) for i < L,  h_L = P_L
-        accept the first n drafts, n being the largest i whose coin falls below h_i, or 0
-        n < L:  draw the next token from [P_n p_{n+1} - q_{n+1}]+
-        n = L:  draw it from p_{L+1}
+        accept the first n drafts; n is the largest i whose coin falls below h_i, or 0 n < L: draw the next token from
+        [P_n p_{n+1} - q_{n+1}]+ n = L: draw it from p_{L+1}
 
     If all P_i are 1 this is the usual test of each draft in turn. On average, the rule never accepts fewer drafts. The
     number of accepted drafts depends on the drafts after them, so these must be discarded: the rule is lossless only if
@@ -282,7 +281,7 @@ class Block(Exact):
     """
 
     def __init__(self, context: Context, any_tail: bool = False):
-        """`any_tail` lifts the restriction to redrawn drafts; it is read when decoders are resolved."""
+        """`any_tail`: lift the restriction to redrawn drafts; the option is read when decoders are resolved."""
         super().__init__(context)
         self._length = context.layout.length
 
@@ -302,7 +301,7 @@ class Block(Exact):
 
 
 def joint_ratio(r: Tensor) -> Tensor:
-    """P_i = min(1, P_{i-1} r_i) [B, K] of ratios r [B, K], P_0 being 1; float64."""
+    """Return P_i = min(1, P_{i-1} r_i), P_0 = 1, of ratios r [B, K]: float64 [B, K]."""
     # log P_i is the sum of all logarithms minus the largest sum so far, if that is positive.
     total = r.double().log().cumsum(1)
     return (total - total.cummax(1).values.clamp(min=0)).exp()

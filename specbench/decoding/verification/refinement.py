@@ -26,7 +26,7 @@ class Refinement(Protocol):
         Args:
             p: [B, T, V] target distribution of each slot.
             tests: the current drafts of the first K <= T slots; slots after them have none.
-            positions, step: [B, T] stream slots and [B, 1] step; they address the noise.
+            positions, step: [B, T] stream slots and [B, 1] step, which address the noise.
         """
         ...
 

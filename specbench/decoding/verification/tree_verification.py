@@ -34,7 +34,7 @@ def verify_tree(
     step: Tensor,
 ) -> Verification:
     """Verify the drafts of a tree, given the target distributions p [B, C, V] of its columns. `tables`: of the
-    proposal's tree. `step`: [B, 1] number of this target forward, per row; it addresses the noise."""
+    proposal's tree. `step`: [B, 1] number of this target forward, per row, which addresses the noise."""
     return _TreeVerifier(p, proposal, tables, verifier, noise, step).verify(refinement)
 
 

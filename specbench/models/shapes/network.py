@@ -82,14 +82,12 @@ class ShapesNetwork(nn.Module):
         return total + self.mix_out(F.silu(self.mix_in(total)))
 
     def prefix_embeds(self, ids: Tensor) -> Tensor:
-        """Return the caption slots' inputs [R, 16, d] for ids [R, 16]. The output at the last slot predicts image token
-        0."""
+        """Return the caption slots' inputs [R, 16, d]. The output at the last slot predicts image token 0."""
         embeds = self.llama.embed_tokens(ids + self.codes) + self.place(objects_before(ids))
         return torch.cat([embeds[:, :-1], embeds[:, -1:] + self.slot_embeds(ids)[:, :1]], dim=1)
 
     def slot_embeds(self, ids: Tensor) -> Tensor:
-        """Return the inputs [R, 256, d] that predict image tokens, without the previous token's part, for ids [R,
-        16]."""
+        """Return the inputs [R, 256, d] that predict image tokens, without the previous token's part."""
         slots = torch.arange(TOKENS, device=ids.device)
         return self.row(slots // GRID) + self.column(slots % GRID) + self.pooled(ids)[:, None]
 

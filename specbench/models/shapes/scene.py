@@ -243,8 +243,7 @@ def in_reading_order(scene: Scene) -> Scene | None:
 
 
 def worded_in_reading_order(request: SceneRequest, scene: Scene) -> SceneRequest:
-    """Order the clauses of `request`, which `scene` satisfies, like the scene's objects. A relation's subject stays
-    first."""
+    """Order the clauses of `request`, which `scene` satisfies, like its objects. A relation's subject stays first."""
     fixed = 1 if request.relations else 0
     order = [*range(fixed), *range(fixed, len(request.clauses))]
     order[fixed:] = sorted(order[fixed:], key=lambda i: _first(request.clauses[i], scene))

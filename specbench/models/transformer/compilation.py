@@ -132,13 +132,13 @@ def keep_compiled() -> None:
 
 
 def _graphs() -> int:
-    """Number of graphs that this process has compiled."""
+    """Return the number of graphs that this process has compiled."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def graph_bytes() -> int | None:
-    """GPU memory of captured CUDA graphs, which torch keeps in separate memory pools; None if another allocator
-    without such an account is used."""
+    """Return the GPU memory of captured CUDA graphs, which torch keeps in separate memory pools; None if the allocator
+    does not report it."""
     try:
         segments = torch.cuda.memory_snapshot()
     except RuntimeError:  # cudaMallocAsync
@@ -193,7 +193,7 @@ class CompiledFunctions(CompiledForms):
 
 
 def _on_shapes(guards: Sequence) -> list[bool]:
-    """Keep the guards on shapes and tensors."""
+    """Select the guards on shapes and tensors."""
     return [guard.guard_type in ("TENSOR_MATCH", "SHAPE_ENV") for guard in guards]
 
 

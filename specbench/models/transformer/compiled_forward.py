@@ -61,7 +61,7 @@ class CompiledStep(CompiledForms):
             return last_hidden_state(model.backbone, embeds, positions, mask, cache, model.taps)
 
         def not_on_model(guards: Sequence) -> list[bool]:
-            """Keep the guards on arguments, shapes and torch's state; drop those on the model and module globals."""
+            """Keep guards on arguments, shapes and torch's state; drop guards on the model and module globals."""
             return [re.search(r"\bmodel\b|\bG\[", guard.name) is None for guard in guards]
 
         filtered = {"guard_filter_fn": not_on_model}

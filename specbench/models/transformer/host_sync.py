@@ -18,8 +18,8 @@ def to_host(numbers: Tensor) -> list:
 
 
 class AsyncHostCopy:
-    """Latest host copy of a changing tensor. It is current on a CPU. On a GPU it may be a few steps old, and only the
-    first copy is a sync."""
+    """Latest host copy of a changing tensor. It is current on a CPU. On a GPU it may be some steps old; only the first
+    is a sync."""
 
     def __init__(self, latest: tuple[list[int], float] | None = None):
         """`latest`: numbers and their `when`, if the host knows them already."""

@@ -158,7 +158,7 @@ class PositionCache(Cache):
             values.zero_()
 
     def buffers(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of every layer; they exist after the first forward."""
+        """Return keys and values of every layer, which exist after the first forward."""
         return [(layer.keys, layer.values) for layer in self.layers]
 
     def hold(self, name: str, value: Tensor) -> Tensor:

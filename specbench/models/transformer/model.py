@@ -124,7 +124,7 @@ class TransformerModel:
         return self.backbone.config.hidden_size
 
     def token_table(self) -> Tensor:
-        """[n, d] token embeddings for a new draft head."""
+        """Return token embeddings [n, d] for a new draft head."""
         return self.backbone.get_input_embeddings().weight
 
     def table_ids(self, tokens: Tensor) -> Tensor:
