@@ -235,8 +235,7 @@ class TransformerModel:
 
 
 class TransformerSession:
-    """One batch being decoded. A row's prompt of P elements has cache slots 0 .. P - 1; its stream slot i has slot P +
-    i.
+    """One batch being decoded. A row's prompt of P elements has cache slots 0 .. P - 1; stream slot i has slot P + i.
 
     A column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is
     fed by the first forward and prefill stops before it. `features`: [R, T, d] last hidden states of the latest
@@ -257,8 +256,7 @@ class TransformerSession:
         shift = self._prefix.shift
         self._shift = torch.zeros_like(self._last) if shift is None else shift.to(model.device)[:, None]
         self._start = torch.stack([embeds[-1] for embeds in self._prefix.embeds])[:, None]
-        # After the last stream slot there are scratch slots: for windows that extend past the end, then for
-        # placeholders.
+        # After the last stream slot: scratch slots for windows that extend past it, then for placeholder columns.
         self._scratch = self._room(max(lengths)) + (model.layout.length if length is None else length) + columns
         self._columns = columns
         slots = self._capacity()
