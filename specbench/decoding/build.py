@@ -30,7 +30,7 @@ class Method(NamedTuple):
 
 
 def is_built_in(decoder: DecoderSpec) -> bool:
-    """Whether all components belong to this package."""
+    """Return whether all components belong to this package."""
     parts = (CHOICES[kind][getattr(decoder, kind)] for kind in CHOICES)
     return all(part.target.startswith("specbench.") for part in parts)
 
@@ -72,7 +72,7 @@ _RETURNS: dict[str, Callable[..., tuple[Any, tuple[int, ...], str]]] = {
     "fill": lambda filled, slots, *_: (filled[0], slots.positions.shape, "int64"),
     "propose": lambda proposal, *_: (proposal.tokens, proposal.positions.shape, "int64"),
 }
-"""By method of a component: the tensor that it returns, with its expected shape and the beginning of its dtype."""
+"""For each method of a component: the returned tensor, the expected shape, and the prefix of the expected dtype."""
 
 
 def _checked(method: Callable[..., Any], name: str, who: str) -> Callable[..., Any]:
@@ -104,7 +104,7 @@ def _bad_weight(value: Tensor, p: Tensor, q: Tensor, x: Tensor) -> str:
 
 
 def _bad_q(q: Tensor) -> str:
-    """Describe an invalid q [B, C, V] beyond rounding errors; q is 0 for slots without a draft."""
+    """Describe an invalid q [B, C, V], apart from rounding errors. q is 0 for slots without a draft."""
     total = q.float().sum(-1)
     bad = ~((q >= 0).all(-1) & (total < 1.01))
     return f" a q that sums to {total[bad][0].item():g}, or below 0 in places" if bad.any() else ""
@@ -117,6 +117,6 @@ def _copied(value: Any) -> Any:
 
 
 def _parameter(option: str) -> str:
-    """Name of the constructor parameter for an option."""
+    """Return the name of the constructor parameter for an option."""
     name = option.replace("-", "_")
     return f"{name}_" if keyword.iskeyword(name) else name

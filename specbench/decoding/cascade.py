@@ -1,17 +1,17 @@
 """CASCADE (arXiv 2605.07230) as its public code decodes with Lumina-mGPT (selinyldrm/Deepseek-JanusPro-EAGLE, commit
-8c40c9c): EAGLE's test with p, the target's or residual probability of a draft x, raised by a boost.
+8c40c9c): EAGLE's test with a boosted p, the target or residual probability of a draft x.
 
-After a coin r has rejected x, p becomes min(q, p + r boost) and the same r is compared once more: x is accepted with
-probability min(1, p / [q - boost]+). There is no boost unless p is at least the smallest of the most probable tokens
-that make up `mass` of the distribution. It is the sum of
+If a coin r rejects x, p becomes min(q, p + r boost), and the same r is compared again: x is accepted with probability
+min(1, p / [q - boost]+). The boost is 0 if p is below the smallest probability among the most probable tokens that make
+up `mass` of the distribution. Otherwise it is the sum of
 
-    s, if above `parent-cosine` and x is below the first level: the cosine of the softmaxed hidden states of the target
-       that predict x and x's parent
-    p(y) of the nodes y whose drafts the head predicts alike, by a cosine of its distributions above `pair-cosine`
+    the cosine of the softmaxed hidden states of the target that predict x and x's parent, if it is above
+       `parent-cosine` and x is below the first level
+    p(y) of each node y for which the head predicts a similar distribution: their cosine is above `pair-cosine`
 
-The code treats the n-th and m-th nodes of a level as alike if the n-th and m-th nodes with children of the level below
-are alike (`pairs = released`); with `level`, nodes of the same level are compared. Lossy: acceptance depends on other
-drafts. The paper's text was not read, so whether it has this rule is unknown.
+To compare the n-th and m-th nodes of a level, the code compares the predictions of the n-th and m-th nodes with
+children in the level below (`pairs = released`); `level` compares the nodes' own predictions. Lossy: acceptance depends
+on other drafts. The paper's text was not read, so whether it has this rule is unknown.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ class CascadeEagle(Eagle):
 
 
 class Boosts(NamedTuple):
-    """Boosts of a step's drafts, in the order of their tests. K tests, n other nodes at most."""
+    """Boosts of a step's drafts, in the order of their tests. K tests, each with at most n other nodes."""
 
     parent: Tensor  # [B, K] cosine of the states, 0 if it does not count
     others: Tensor  # [B, K, n] tokens of the nodes of the draft's level
-    alike: Tensor  # [B, K, n] bool
+    alike: Tensor  # [B, K, n] bool, others whose p is added to the boost
 
 
 class BoostedTest(RatioTest):
-    """The test of one step, whose `boosts` are known."""
+    """Acceptance test of one step with given `boosts`."""
 
     def __init__(self, context: Context, mass: float, boosts: Boosts):
         super().__init__(context)
@@ -75,25 +75,25 @@ class BoostedTest(RatioTest):
 
 
 def least_of(p: Tensor, mass: float) -> Tensor:
-    """The smallest of the most probable tokens of p [..., V] that make up `mass`; [...]."""
+    """Return the smallest probability [...] among the most probable tokens of p [..., V] that make up `mass`."""
     ranked = p.sort(-1, descending=True).values
     before = (ranked.cumsum(-1) < mass).sum(-1, keepdim=True).clamp(max=p.shape[-1] - 1)
     return ranked.gather(-1, before).squeeze(-1)
 
 
 class Pairs(NamedTuple):
-    """Nodes that a test compares, by column of a tree: C columns, k inner ones (with children), n others at most."""
+    """Nodes compared with each column of a tree. C columns, k inner columns (with children), at most n others."""
 
     inner: Tensor  # [k] columns
-    row: Tensor  # [C] inner column that decides for a column, by its number among the inner ones
-    others: Tensor  # [C, n] columns whose tokens may count
-    rows: Tensor  # [C, n] inner columns that decide for these
-    exist: Tensor  # [C, n] bool
+    row: Tensor  # [C] index, among the inner columns, of the prediction that is compared
+    others: Tensor  # [C, n] columns whose tokens can add to the boost
+    rows: Tensor  # [C, n] the same index for `others`
+    exist: Tensor  # [C, n] bool, False for padding
 
 
 @lru_cache(maxsize=64)
 def pairs_of(tree: Tree, a_level_off: bool, device: torch.device) -> Pairs:
-    """The nodes that each column of `tree` is compared with, as the code counts them or by their own level."""
+    """List the nodes that each column of `tree` is compared with. `a_level_off`: use predictions of the level below."""
     inner = [column for column in range(len(tree.parents)) if column in tree.parents]
     found: list[list[tuple[int, int, int]]] = []
     for column, depth in enumerate(tree.depth):
@@ -114,7 +114,7 @@ class CascadeLoop(Loop):
 
     def _commit(self, logits: Tensor, proposal: Proposal) -> None:
         tree, device = proposal.tree, logits.device
-        # Read by `_judged`, which may be compiled and then builds no tables.
+        # Built here, because `_judged` may be compiled, and compiled code cannot build tables.
         self._order = routes(tree, device)
         self._pairs = pairs_of(tree, self._drafter.a_level_off, device) if len(tree.parents) > 1 else None
         super()._commit(logits, proposal)
@@ -134,7 +134,7 @@ class CascadeLoop(Loop):
         close = (parent > drafter.parent_cosine) & (tables.tested_depth > 1)
         predicted = torch.nn.functional.normalize(proposal.q[:, pairs.inner].float(), dim=-1)
         cosine = (predicted @ predicted.mT).clamp(max=1)[:, pairs.row[:, None], pairs.rows]
-        # A row that others of its batch are behind has levels past its end, which must not count.
+        # If other rows are behind this row, its tree may reach past the image's end; these levels must not count.
         exist = pairs.exist & (proposal.positions[:, pairs.inner[pairs.rows]] < self._length)
         alike = (cosine > drafter.pair_cosine) & exist
         others = tokens[:, pairs.others]

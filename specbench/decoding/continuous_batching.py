@@ -33,7 +33,7 @@ Outcome = tuple[Request, Generation | SpecbenchError | np.ndarray]
 
 
 def refills(method: Method) -> bool:
-    """Whether single rows of this decoder can start other images.
+    """Return whether single rows of this decoder can start other images.
 
     Not with EAGLE, because an image's first step, which has no features, would be an AR step for the whole batch. Not
     with ZipAR, because its forwards hold the active image rows of all images of the batch.
@@ -84,8 +84,8 @@ class ImageSlot:
 class ContinuousBatch:
     """Batch with refilled rows.
 
-    The time of a step is divided evenly among the active images; the time of encoding, prefill and rendering among
-    the images encoded, prefilled or rendered.
+    The time of a step is divided evenly among the active images; the time of encoding, prefill and rendering is divided
+    among the images encoded, prefilled or rendered.
     """
 
     def __init__(self, how: Decoding, waiting: Iterator[Request], rows: int, watch: Callable | None = None):
@@ -185,7 +185,7 @@ class ContinuousBatch:
         return spent
 
     def _scale(self, rows: Sequence[int]) -> float:
-        """Factor for the time of a span; the share of each of `rows` is the result divided by `batch`."""
+        """Return the factor on a span's time. The share of a row is the product divided by `Generation.batch`."""
         return len(self._loop.committed) / len(rows)
 
 

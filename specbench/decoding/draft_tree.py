@@ -18,36 +18,40 @@ RECORDED_DEPTHS = 8  # Draft depths for which the distance to the target is reco
 
 @lru_cache
 def chain(columns: int) -> Tree:
-    """A chain: the root and `columns - 1` drafts."""
+    """Build a chain: the root and `columns - 1` drafts."""
     return Tree(tuple(range(-1, columns - 1)))
 
 
 class Level(NamedTuple):
-    """The tests of all siblings of one sibling index above 0, after the tests of the previous index."""
+    """Tests of all drafts of one sibling index above 0. They follow the tests of the previous index."""
 
-    # index of each test's parent among the parents of the previous level, as a slice if consecutive
+    # index of the preceding sibling's test among the tests of the previous level, as a slice if consecutive
     within: slice | Tensor
     earlier: Tensor  # [K] column of the preceding sibling
-    depth: Tensor  # [K] of the siblings, 1 for children of the root
+    depth: Tensor  # [K] depth of the siblings, 1 for children of the root
 
 
 class Routes:
-    """Index tables of one tree on one device. C columns, T = depth of the deepest column + 1. Drafts are tested in the
-    order of their sibling index, drafts of the same index by column.
+    """Index tables of one tree on one device. C columns, T = depth of the deepest column + 1.
+
+    Column d + 1 consumes draft d. Drafts are tested in the order of their sibling index; drafts with the same sibling
+    index are tested in the order of their columns.
 
     Attributes:
-        levels: the tests by sibling index, from the second on.
+        levels: tests by sibling index, from index 1 on.
         first_parents: parents of the first siblings, as a slice if consecutive.
-        tested: [C - 1] columns in the order of the tests; tested_parent, tested_depth: [C - 1] parent and depth.
-        test: [C - 1] place of each draft (of column d + 1) in that order.
-        last_test: [C] place of the test of a column's last child, 0 for a leaf.
+        tested: [C - 1] columns in the order of the tests.
+        tested_parent, tested_depth: [C - 1] parents and depths of these columns.
+        test: [C - 1] position of each draft's test in this order.
+        last_test: [C] position of the test of a column's last child, 0 for a leaf.
         before: [C - 1, C - 1] float32, 1 if the second draft is an earlier sibling of the first draft.
-        depth: [C] of each column; parent: [C] its parent, 0 also for the root.
-        peer: [C] index of each among the columns of its depth; the same in a tree pruned to fewer depths.
+        depth: [C] depth of each column; parent: [C] its parent, 0 also for the root.
+        peer: [C] index of each column among the columns of its depth; the same in a tree pruned to fewer depths.
         ancestors: [C, C] float32, 1 if the second column is the first column or an ancestor of it.
-        by_rank: [C - 1, ranks] float32, 1 if draft d (of column d + 1) has that sibling index.
-        route: [C, T] path by depth: the ancestors of a column, itself, then first children, continued by the trunk.
-        next: [C] the column after it on its path, itself if the path ends.
+        by_rank: [C - 1, ranks] float32, 1 if the draft has this sibling index.
+        route: [C, T] path through each column, by depth: its ancestors, the column, then first children. After the
+            last first child it continues with the trunk's columns.
+        next: [C] column at the next depth of this path; at the last depth the column itself.
         in_trunk, has_children, has_next: [C] bool.
     """
 
@@ -118,13 +122,13 @@ def _route(column: int, tree: Tree, children: Sequence[Sequence[int]]) -> list[i
 
 @lru_cache(maxsize=256)
 def routes(tree: Tree, device: torch.device) -> Routes:
-    """The tree's tables, built once per device."""
+    """Return the tree's tables, which are built once per device."""
     return Routes(tree, device)
 
 
 @lru_cache(maxsize=256)
 def first_drafts_by_depth(tree: Tree, device: torch.device) -> Tensor:
-    """[C - 1, RECORDED_DEPTHS] float32, 1 where draft d (column d + 1) is its parent's first child, of that depth."""
+    """Return [C - 1, RECORDED_DEPTHS] float32, 1 if draft d (column d + 1) is a first child of this depth."""
     first = [parent not in tree.parents[:column] for column, parent in enumerate(tree.parents)]
     depths = [depth if is_first else 0 for depth, is_first in zip(tree.depth, first, strict=True)]
     depth = torch.tensor(depths[1:], device=device)
@@ -132,7 +136,7 @@ def first_drafts_by_depth(tree: Tree, device: torch.device) -> Tensor:
 
 
 def parse_tree(text: str) -> Tree:
-    """Parse a tree, given by name or as its nodes' paths; see `node_paths`."""
+    """Parse a tree from its name or from the paths of its nodes; see `node_paths`."""
     nodes = node_paths(text)
     column = {"": 0} | {path: number for number, path in enumerate(nodes, start=1)}
     return Tree((-1, *(column[path[:-1]] for path in nodes)))
@@ -140,5 +144,5 @@ def parse_tree(text: str) -> Tree:
 
 @lru_cache
 def pruned(tree: Tree, depth: int) -> Tree:
-    """The tree without nodes deeper than `depth`; its columns must be ordered by depth."""
+    """Remove the nodes deeper than `depth` from a tree whose columns are ordered by depth."""
     return Tree(tuple(parent for parent, level in zip(tree.parents, tree.depth, strict=True) if level <= depth))

@@ -14,21 +14,21 @@ SPANS = ("encode", "prefill", "target", "draft", "verify", "host", "render")
 """Names of the time spans in reporting order; `Generation.spans_ms` holds milliseconds.
 
 encode: prompt to embeddings. prefill: prompt into the cache. target: target forwards with guidance. draft: filling the
-window. verify: sampling, verification, refinement, commit, and the recording of every step, also of those that are
-recorded together after the last one. host: host time between steps. render: tokens to pixels.
+window. verify: sampling, verification, refinement, commit, and recording, also of steps that are recorded together
+after the last step. host: host time between steps. render: tokens to pixels.
 """
 
 
 ORDERS = ("u_id", "u_p", "u_pq", "u_qq")
-"""Orders of the vocabulary in the Rosenblatt transform: token id; p descending; p / q descending, q being the
-distribution of the tested draft; q / q' descending, q' being the distribution of the same slot's draft one step before.
-The last two are NaN in slots without a tested draft, `u_qq` also if the draft is new in the step that tests it."""
+"""Orders of the vocabulary in the Rosenblatt transform: token id; descending p; descending p / q; descending q / q'. q
+is the distribution of the tested draft, q' the distribution of the same slot's draft one step before. `u_pq` and `u_qq`
+are NaN in slots without a tested draft; `u_qq` also if the draft is new in the step that tests it."""
 
 
 @dataclass
 class Generation:
-    """One decoded image and its measurements, as columns of its row: docs/results-format.md explains them. N stream
-    slots, window W."""
+    """One decoded image and its measurements. The fields are columns of its row; docs/results-format.md explains them.
+    N stream slots, window W."""
 
     # tokens, forced, logp, entropy, top1, committed_step: [N]
     tokens: np.ndarray = field(repr=False)
@@ -43,7 +43,7 @@ class Generation:
     drafted: np.ndarray = field(repr=False)
     tested: np.ndarray = field(repr=False)
     accepted: np.ndarray = field(repr=False)
-    spans_ms: dict[str, float]  # milliseconds by span name, divided by `batch`
+    spans_ms: dict[str, float]  # milliseconds by span name; an image's share is the number divided by `batch`
     batch: int
     facts: dict[str, float] = field(default_factory=dict)
     # [N] u_i of the Rosenblatt transform by order, see `ORDERS`; an order is absent if no slot has it

@@ -3,8 +3,8 @@
 
 K chains of drafts, the paths, are drawn independently from the head. At every prefix the tokens are ranked by p/q, the
 largest first, ties by id. The best path is the first in lexicographic order: it has the best first token; among paths
-with the same first token it has the best second token, and so on. Its distribution is known: it is x if all paths are x
-or worse, but not all are worse:
+with the same first token it has the best second token, and so on. Its distribution is known, because the best path is x
+if all paths are x or worse, but not all are worse:
 
     q*(x_1 .. x_i) = (W_i + Q_i)^K - W_i^K
 
@@ -44,7 +44,7 @@ class EaglePaths(Eagle):
         self._tree = independent_paths(paths, window - 1)
 
     def _draw_children(self, p: Tensor, race: Tensor, level: TreeLevel, slots: Tensor, step: Tensor) -> Tensor:
-        if len(level.children) > race.shape[1]:  # root: path 0 has eagle's random numbers, others have leaves'
+        if len(level.children) > race.shape[1]:  # root: path 0 uses EAGLE's random numbers, other paths use the leaves'
             leaves = self.columns - torch.arange(1, self.paths, device=slots.device)
             root = slots[:, :1].expand(-1, self.paths - 1)
             race = torch.cat([race, self._batch.noise.race(root, Stream.SIBLING, step * self.columns + leaves)], 1)
@@ -53,18 +53,18 @@ class EaglePaths(Eagle):
 
 @lru_cache
 def independent_paths(paths: int, drafts: int) -> Tree:
-    """A root and `paths` chains of `drafts` columns from it, ordered by depth."""
+    """Build a root and `paths` chains of `drafts` columns from it, ordered by depth."""
     return Tree((-1, *[0] * paths, *range(1, 1 + paths * (drafts - 1))) if drafts else (-1,))
 
 
 def columns_by_path(paths: int, drafts: int, device: torch.device) -> Tensor:
-    """[paths, 1 + drafts] columns of `independent_paths` on each path."""
+    """Return the columns [paths, 1 + drafts] of `independent_paths` on each path."""
     columns = 1 + torch.arange(paths * drafts, device=device).view(drafts, paths).T
     return torch.cat([columns.new_zeros(paths, 1), columns], 1)
 
 
 def best_path(ratio: Tensor, drafts: Tensor) -> Tensor:
-    """[B] number of the first path in lexicographic order, given the drafts [B, K, D] and their p/q [B, K, D]."""
+    """Return the number [B] of the first path in lexicographic order, given drafts and p/q `ratio`, both [B, K, D]."""
     path, other = (drafts[:, :, None], ratio[:, :, None]), (drafts[:, None], ratio[:, None])
     differ = path[0] != other[0]
     before = (path[1] > other[1]) | ((path[1] == other[1]) & (path[0] < other[0]))
@@ -81,7 +81,7 @@ def best_path_q(p: Tensor, q: Tensor, drafts: Tensor, paths: int) -> Tensor:
     worse = torch.empty_like(q).scatter_(-1, order, ranked.flip(-1).cumsum(-1).flip(-1) - ranked)
     reach = torch.nn.functional.pad(at(q, drafts).cumprod(1)[:, :-1], (1, 0), value=1.0)
     below = torch.nn.functional.pad((reach * at(worse, drafts)).cumsum(1)[:, :-1], (1, 0))
-    # a^K - b^K is (a - b) times the sum of the a^j b^(K - 1 - j): without differences of nearly equal numbers.
+    # a^K - b^K is (a - b) times the sum of the a^j b^(K - 1 - j), which avoids differences of nearly equal numbers.
     whole = below + reach
     below, reach = (below / whole)[..., None], (reach / whole)[..., None]
     return q * _powers(below + reach * (worse + q), below + reach * worse, paths) / _powers(1.0, below, paths)
@@ -108,7 +108,7 @@ class GreedyPathLoop(Loop):
         self.committed = self.committed + shift
 
     def _best_chain(self, p: Tensor, proposal: Proposal, width: int) -> tuple[Proposal, Tensor]:
-        """The best path as a chain of `width` columns with q* as its q, and its columns [B, width] of the tree."""
+        """Return the best path as a chain of `width` columns with q* as q, and its columns [B, width] in the tree."""
         paths, rows = self._drafter.paths, torch.arange(len(p), device=p.device)
         if paths == 1 or width == 1:
             return proposal, torch.arange(width, device=p.device).expand(len(p), -1)

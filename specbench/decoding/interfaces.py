@@ -21,7 +21,7 @@ class Batch(NamedTuple):
     session: Session  # of the target; its latest forward verified this drafter's latest proposal
     target: Target  # turns guided logits into distributions
     noise: Noise  # of the rows
-    tokens: Tensor  # [B, L] stream tokens, committed ones, then drafts; kept up to date by the loop
+    tokens: Tensor  # [B, L] committed tokens, then drafts; the loop keeps it up to date
     call: Call = call_eager  # `call(fn, *args)` runs fn eagerly or as a compiled function
 
 
@@ -29,12 +29,12 @@ class Earlier(NamedTuple):
     """Distributions of the D drafts of the previous step. B rows."""
 
     q: Tensor  # [B, D, V]
-    start: Tensor  # [B] index in `q` of the draft of this step's first slot
-    drafts: Tensor  # [B] number of this step's first slots that had a draft then, as far as `q` reaches
+    start: Tensor  # [B] index in `q` of this step's first slot
+    drafts: Tensor  # [B] number of this step's slots, from the first, that had a draft in the previous step
 
 
 class Proposal(NamedTuple):
-    """One target forward: C columns per row. Column 0, the root, consumes the last committed token, others a draft."""
+    """One target forward: C columns per row. Column 0, the root, consumes the last committed token, others drafts."""
 
     tokens: Tensor  # [B, C] token each column consumes
     positions: Tensor  # [B, C] stream slot each column predicts
@@ -44,19 +44,19 @@ class Proposal(NamedTuple):
     q: Tensor
     tree: Tree  # parents of the columns
     max_columns: int  # the largest C of this drafter
-    # where drafts outlive a step, their distributions one step before; for the record only
+    # if drafts are kept between steps: their distributions one step before, for the recorder only
     earlier: Earlier | None = None
 
     @property
     def branches(self) -> Tree | None:
-        """The tree as a session takes it: None for a chain."""
+        """The tree for `Session.forward`: None for a chain."""
         return None if self.tree.is_chain else self.tree
 
 
 class Verification(NamedTuple):
-    """Outcome of one step. T slots of the verified path, slot j of a row being stream slot n + j; C columns."""
+    """Outcome of one step. C columns. The verified path has T slots; slot j of a row is its stream slot n + j."""
 
-    first: Tensor  # [B] slot of the first token that is no accepted draft; slots before it hold accepted drafts
+    first: Tensor  # [B] slot of the replacement or bonus token; slots before it hold accepted drafts
     columns: Tensor  # [B, T] columns that predict the path's slots; beyond `first`, the sources of the refined tail
     tokens: Tensor  # [B, T] accepted drafts, then the replacement or bonus token at `first`, then refined drafts
     # [B, T, V] target distribution of each slot. Beyond `first` it may come from a rejected branch, which is a valid
@@ -80,12 +80,12 @@ class Drafter(Protocol):
         ...
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
-        """Propose a forward that commits at most `width` slots after the `committed` [B] ones; it is the `step`-th
-        [B, 1] of each row."""
+        """Propose a forward that commits at most `width` slots after `committed` [B] tokens. `step`: [B, 1] its
+        number."""
         ...
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
-        """Take in the outcome of the proposal: the first `shift` [B] of its slots `positions` [B, T] are committed."""
+        """Update after verification: the first `shift` [B] of the slots `positions` [B, T] are committed."""
         ...
 
 
@@ -122,7 +122,7 @@ class DecodeLoop(Protocol):
         ...
 
     def warm_up_slots(self) -> list[int]:
-        """Stream slots, including the first, from which a few steps cover every input shape of an image's steps."""
+        """Return stream slots, among them the first. A few steps from each cover every input shape of an image."""
         ...
 
 
@@ -139,5 +139,5 @@ class Context:
     codebook: Tensor | None  # [v_image, d] float32 embedding of each image token for distance rules, or None
     device: torch.device  # of the target
     residual: Residual  # residual distribution after a rejection
-    drafts: int = 0  # maximum draft depth of a step; 0 while the drafter is built, which decides it
+    drafts: int = 0  # maximum draft depth of a step, set by the drafter; 0 while the drafter is built
     model: ImageModel | None = None  # the target

@@ -3,7 +3,7 @@
 The first `levels` levels of the window are a full K-ary tree, the root included; a chain continues below its first
 branch. All parents of a level have the same K children. Every node is tested with a separate coin, siblings against
 the residual distribution after earlier siblings. The path with the most accepted drafts is committed; ties take the
-first. Later slots keep their first child or redraw all from the residual; a kept child's siblings come from [p - q]+.
+first. Later slots keep their first child, with siblings from [p - q]+, or redraw all children from the residual.
 
 Lossy for K > 1: siblings come from residual distributions, but are tested as draws from p without earlier siblings,
 and the path depends on the outcome of the coins. After a path without a rejection the next token is uniform.
@@ -67,8 +67,8 @@ class KaryJacobi(Jacobi):
         return Proposal(tokens, committed[:, None] + depth, q, self.tree, self.columns, trunk.earlier)
 
     def others_of(self, weights: Tensor, slots: Tensor, step: Tensor, kind: int, noise: Noise) -> Tensor:
-        """[B, n, K - 1] different tokens of `weights` [B, n, V] for `slots` [B, n], padded with 0; `kind` numbers the
-        draws of a step."""
+        """Draw different tokens [B, n, K - 1] from `weights` [B, n, V] for `slots` [B, n], padded with 0. `kind`:
+        number of the draw within a step."""
         drawn = []
         for number in range(self.siblings - 1):
             uniform = noise.uniform(slots, Stream.SIBLING, 2 * (step * self.siblings + number) + kind)
@@ -77,7 +77,7 @@ class KaryJacobi(Jacobi):
         return torch.stack(drawn, -1) if drawn else slots.new_zeros(*slots.shape, 0)
 
     def observe_tree(self, verified: Verification, others: Tensor, positions: Tensor, shift: Tensor) -> None:
-        """Take in a step's outcome and the further children `others` [B, levels - 1, K - 1] of the next step's tree."""
+        """Store a step's outcome and the later siblings `others` [B, levels - 1, K - 1] of the next tree."""
         self.observe(verified, positions, shift, True)
         self._drafted_to = positions[:, -1]  # the p of the last column is not used
         after = positions[:, :1] + verified.first[:, None] + 1 + torch.arange(others.shape[1], device=shift.device)
@@ -86,7 +86,7 @@ class KaryJacobi(Jacobi):
 
 @lru_cache
 def kary_tree(window: int, siblings: int, levels: int) -> Tree:
-    """A trunk of `window` columns, then the other nodes of the tree by level; within a level in the order of their
+    """Build a trunk of `window` columns, then the other nodes by level, and within a level in the order of their
     paths."""
     parents, level = list(range(-1, window - 1)), [0]
     for depth in range(1, levels):
@@ -102,7 +102,7 @@ def kary_tree(window: int, siblings: int, levels: int) -> Tree:
 
 
 def child_numbers(tree: Tree) -> list[int]:
-    """Number of each column among its parent's children, from 0."""
+    """Return the number of each column among its parent's children, from 0."""
     return [tree.parents[:column].count(parent) for column, parent in enumerate(tree.parents)]
 
 
@@ -127,7 +127,7 @@ class KaryLoop(Loop):
         self.committed = self.committed + shift
 
     def _verified(self, p: Tensor, proposal: Proposal) -> tuple[Verification, Tensor]:
-        """The outcome of a forward, and the further children of the next step's tree."""
+        """Return the outcome of a forward, and the later siblings of the next step's tree."""
         tables, tokens, slots, step = routes(proposal.tree, p.device), proposal.tokens, proposal.positions, self.steps
         q = proposal.q if proposal.q.shape[1] == p.shape[1] else torch.nn.functional.pad(proposal.q, (0, 0, 0, 1))
         tested_p, tested_q = self._tests(p, q, tokens)
@@ -156,7 +156,7 @@ class KaryLoop(Loop):
         return Verification(first, path, token, rows_at(p, path), tested, tested & passed, facts), others
 
     def _tests(self, p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Distributions [B, C - 1, V] of the tests, in their order: p less q of the preceding sibling, q without it."""
+        """Return p and q [B, C - 1, V] of the tests in order: [p - q]+ after the preceding sibling, q without it."""
         tables = routes(self._drafter.tree, p.device)
         p, q = p[:, tables.first_parents], q[:, tables.first_parents]
         pairs = [(p, q)]
@@ -170,7 +170,7 @@ class KaryLoop(Loop):
     def _redrawn(
         self, left: Tensor, keep: Tensor, draft: Tensor, p: Tensor, q: Tensor, first: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Next token [B, T] of each slot of the path, and further children of those after slot `first` [B]."""
+        """Return the next token [B, T] of each slot of the path, and later siblings for the slots after `first` [B]."""
         drafter, step = self._drafter, self.steps
         slots = self.committed[:, None] + torch.arange(p.shape[1], device=p.device)
         token = torch.where(keep, draft, draw(left, self._noise.uniform(slots, Stream.REDRAW, step)))

@@ -83,8 +83,8 @@ def decode(
         watch: called with the committed tokens after each step, see `DecodeLoop.run`.
 
     Returns:
-        Per request its `Generation`, or the `SpecbenchError` that made this image fail (for example NaN logits); one
-        row's failure leaves the others intact.
+        For each request its `Generation`, or the `SpecbenchError` that made the image fail (for example NaN logits). A
+        failure does not affect other rows.
     """
     spans = Spans(model.device)
     loop = begin(Decoding(model, decoder, sampling, seed, trace), requests, spans, rare)
@@ -112,7 +112,7 @@ def decode(
 
 @PinnedTorch()
 def decode_tokens(how: Decoding, requests: Sequence[Request], rare: bool = False) -> Tensor:
-    """Stream tokens [B, N] of `requests`, decoded as one batch by the steps of `decode`, without measurements.
+    """Decode `requests` as one batch with the steps of `decode`; return stream tokens [B, N] without measurements.
 
     With `trace`, the steps are still recorded and traced.
     """
@@ -126,14 +126,14 @@ def decode_tokens(how: Decoding, requests: Sequence[Request], rare: bool = False
 
 @PinnedTorch()
 def warm_up_steps(how: Decoding, requests: Sequence[Request], render: bool = True) -> Iterator[int]:
-    """Run at most `WARM_UP_STEPS` steps that compile, allocate or load everything for an image; yield their number
-    after each. `render`: whether to decode tokens into pixels at the end."""
+    """Run at most `WARM_UP_STEPS` steps that compile, allocate or load everything an image needs. Yield their number
+    after each step. `render`: whether to decode tokens into pixels at the end."""
     model, batch = how.model, (how, requests, Spans(how.model.device))
     loop, done = begin(*batch), 0
     slots = loop.warm_up_slots()
     for slot in slots:
         if slot:
-            del loop  # frees its cache for the next loop, as images do: graphs are captured for its addresses
+            del loop  # frees its cache for the next loop, as between images: graphs need the same addresses
             loop = begin(*batch)
         for _ in islice(loop.run(slot), WARM_UP_STEPS // len(slots)):
             done += 1
@@ -150,8 +150,8 @@ def warm_up_steps(how: Decoding, requests: Sequence[Request], render: bool = Tru
 def drawn(
     model: ImageModel, tokens: Tensor, requests: Sequence[Request], decoder: DecoderSpec, seed: int
 ) -> list[tuple[np.ndarray | None, dict[str, float]]]:
-    """Pixels uint8 [3, H, W] of each image of stream tokens [B, N], and facts of the second stage if there is one; an
-    image's seed is its noise key. Pixels are None if the model lacks the decoder for them."""
+    """Render stream tokens [B, N]: return each image's pixels, uint8 [3, H, W], and facts of its second stage, if any.
+    An image's seed is its noise key. Pixels are None if the model has no pixel decoder."""
     if isinstance(model, StagedModel):
         images = decode(*second_stage(model, tokens, requests, decoder), seed)
         if failed := next((image for image in images if isinstance(image, SpecbenchError)), None):
@@ -170,8 +170,8 @@ def drawn(
 def second_stage(
     model: StagedModel, tokens: Tensor, requests: Sequence[Request], decoder: DecoderSpec
 ) -> tuple[ImageModel, list[Request], DecoderSpec, Sampling]:
-    """Arguments of `decode` for the second stage of images: the decoder of the first stage, or AR if that has a draft
-    head, which fits one network only. The ids differ, so that the stages share no noise."""
+    """Return the arguments of `decode` for the second stage. It uses the first stage's decoder, or AR if this has a
+    draft head, because a head fits one network only. The prompt ids differ, so that the stages share no noise."""
     asked = [
         Request(model.second_text(request.text, row), second_stage_id(request.prompt_id, request.sample))
         for request, row in zip(requests, tokens.tolist(), strict=True)
@@ -217,7 +217,7 @@ def noise_keys(requests: Sequence[Request], seed: int) -> list[int]:
 
 
 def checked(row: Generation, request: Request, model: ImageModel) -> Generation | SpecbenchError:
-    """The image, or the error that made it fail."""
+    """Return the image, or the error that made it fail."""
     if isinstance(model, FallibleModel) and (problem := model.problem(row.tokens)):
         return SpecbenchError(f"prompt '{request.prompt_id}': {problem}", exit_code=1)
     if np.isnan(row.entropy).any():
@@ -272,7 +272,7 @@ class Loop:
             yield self.committed
 
     def warm_up_slots(self) -> list[int]:
-        """The first slot, the slots at which more of the cache is read, and the last few, with narrow windows."""
+        """Return the first slot, slots from which more of the cache is read, and a slot near the end."""
         parts = self.session.part_starts() if isinstance(self.session, PartedSession) else []
         return sorted({0, *parts, max(0, self._length - _LAST_SLOTS)})
 
@@ -302,8 +302,8 @@ class Loop:
         tree, device = proposal.tree, logits.device
         tables = None if tree.is_chain else routes(tree, device)
         full = len(tree.parents) == self._drafter.columns
-        # A full window after another kind runs eagerly: all recorder buffers exist before tracing, and the previous
-        # step's q, which the record reads, always has one shape in compiled code.
+        # The first full window after a narrower window runs eagerly. So all recorder buffers exist before tracing, and
+        # the previous step's q, which the recorder reads, always has the same shape in compiled code.
         call = self._call if full and self._was_full else call_eager
         arguments = (logits, proposal, tables, first_drafts_by_depth(tree, device), self.committed, self.steps)
         verified, positions, shift = call(Loop._verify, self, *arguments)
@@ -322,7 +322,7 @@ class Loop:
         committed: Tensor,
         step: Tensor,
     ) -> tuple[Verification, Tensor, Tensor]:
-        """Verify and record the drafts: the outcome, its slots [B, T], and the number of tokens [B] to commit."""
+        """Verify and record the drafts. Return the outcome, its slots [B, T], and the number [B] to commit."""
         p = self._target(logits, proposal.positions)
         verified = self._judged(p, proposal, tables, step)
         positions = proposal.positions
@@ -333,7 +333,7 @@ class Loop:
         return verified, positions, (verified.first + 1).minimum(self._length - committed)
 
     def _commit_chain(self, verified: Verification, tested: Proposal, columns: Tensor | None) -> Tensor:
-        """Store and record one path of a tree, `tested` as a chain, at `columns` [B, T]; return the number [B] kept."""
+        """Store and record a tree's path, the chain `tested`, at `columns` [B, T]. Return the number [B] kept."""
         self.tokens.scatter_(1, tested.positions, verified.tokens)
         if columns is not None:
             self.session.keep(columns[:, 1:], tested.positions[:, 1:])
@@ -342,13 +342,13 @@ class Loop:
         return (verified.first + 1).minimum(self._length - self.committed)
 
     def _judged(self, p: Tensor, proposal: Proposal, tables: Routes | None, step: Tensor) -> Verification:
-        """The outcome of the drafts' tests, given the target distributions p of all columns."""
+        """Test the drafts, given the target distributions p of all columns."""
         parts = self._verifier, self._refinement, self._noise, step
         return verify_chain(p, proposal, *parts) if tables is None else verify_tree(p, proposal, tables, *parts)
 
 
 class CommittedBounds:
-    """Bounds on the committed tokens of the slowest row, when a step commits 1 to `most` of `length` tokens per row.
+    """Bounds on the committed tokens of the slowest row, if a step commits 1 to `most` of `length` tokens per row.
 
     The host synchronises with the device only if the bounds cannot decide whether the batch is complete: never for AR,
     for a window W once per W / (tokens per step) steps, and in every step of the last window. On a GPU the host reads

@@ -26,7 +26,7 @@ Bits = np.ndarray | Tensor
 _GOLDEN = -7046029254386353131
 _MIX_1 = -4658895280553007687
 _MIX_2 = -7723592293110705685
-# On few numbers numpy spends most of its time on converting Python's numbers; on unsigned arrays shifts need no mask.
+# For few numbers numpy spends most of its time on converting Python numbers. Shifts of unsigned arrays need no mask.
 _ARRAY = {number: np.array(number % 2**64, np.uint64) for number in (11, 27, 30, 31, _MIX_1, _MIX_2)}
 _ONE, _STEP = np.array(1), np.array(_GOLDEN)
 _HALF, _ULP = np.array(0.5), np.array(2.0**-53)
@@ -90,7 +90,7 @@ class _Ahead(NamedTuple):
     uniforms: np.ndarray  # [S, draws, slots] float64
 
     def at(self, streams: tuple[Stream, ...], slot: int, slots: int, draw: int) -> np.ndarray | None:
-        """[S, 1, slots] uniforms of consecutive slots; None if any is missing."""
+        """Return uniforms [S, 1, slots] of consecutive slots; None if any is missing."""
         row, column = draw - self.draw, slot - self.slot
         if streams != self.streams or not 0 <= row < self.uniforms.shape[1]:
             return None
@@ -103,12 +103,12 @@ class _Together(NamedTuple):
     """Uniforms of several streams at the same `positions` [B, T] and `draw` [B, 1], by stream."""
 
     positions: Tensor
-    place: tuple[int, tuple[int, ...]]  # address and strides of `positions`, which it keeps alive
+    place: tuple[int, tuple[int, ...]]  # address and strides of `positions`; valid because `positions` is kept alive
     draw: Tensor
     uniforms: dict[Stream, Tensor]
 
     def holds(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> bool:
-        """Whether the requested numbers are here: the same `draw`, and `positions` or a view of its first slots."""
+        """Return whether the numbers are here: of the same `draw`, and of `positions` or a view of its first slots."""
         if draw is not self.draw or isinstance(stream, Tensor) or stream not in self.uniforms:
             return False
         return _place(positions) == self.place
@@ -124,19 +124,19 @@ class Noise:
     def __init__(self, keys: Sequence[int], vocab: int, device: torch.device | str = "cpu"):
         """`keys`: one `row_key` per row; `vocab`: tokens V in a race."""
         self._device = torch.device(device)
-        # Distinguishes the tokens of an address.
+        # The counter distinguishes the tokens of an address.
         self._counter = torch.arange(2, vocab + 2, device=self._device) * _GOLDEN
         self._keys = self._column(keys)
         self._together: _Together | None = None
         self._ahead: _Ahead | None = None
 
     def rekey(self, rows: Tensor, keys: Sequence[int]) -> None:
-        """Give `rows` [K] to other images."""
+        """Assign `rows` [K] to other images."""
         self._keys[rows] = self._column(keys)
         self._together = self._ahead = None
 
     def repeated(self, times: int) -> Noise:
-        """The noise of the same images, each in `times` consecutive rows."""
+        """Return the noise of the same images, each in `times` consecutive rows."""
         other = copy.copy(self)
         other._keys, other._together, other._ahead = self._keys.repeat_interleave(times, 0), None, None
         return other
@@ -145,7 +145,7 @@ class Noise:
         """Independent noise for `times` consecutive rows of each image; the first row has the image's noise."""
         other = self.repeated(times)
         branch = torch.arange(times, device=self._device).repeat(len(self._keys))[:, None]
-        # An odd number that is no small multiple of the step between slots.
+        # _MIX_2 is odd, and no small multiple of the step between slots.
         other._keys = other._keys + branch * _MIX_2
         return other
 
@@ -153,7 +153,7 @@ class Noise:
         return torch.tensor(list(keys), dtype=torch.int64, device=self._device)[:, None]
 
     def _bits(self, numbers: Tensor) -> Bits:
-        """Integers in the fastest form for this device; tensors in compiled steps, which cannot guard numpy's."""
+        """Convert integers to the fastest form: tensors in compiled steps, which cannot guard numpy arrays."""
         on_host = self._device.type == "cpu" and not torch.compiler.is_compiling()
         return numbers.numpy() if on_host else numbers
 
@@ -166,7 +166,7 @@ class Noise:
         return (numbers + 1) * _GOLDEN
 
     def _base(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Bits:
-        """[B, T] hash state of each address."""
+        """Return the hash state [B, T] of each address."""
         if positions.numel() == 1 and self._device.type == "cpu" and not torch.compiler.is_compiling():
             slot = _mix_one(int(self._keys) + (int(positions) + 1) * _GOLDEN)
             state = _mix_one(slot + (int(draw) * _STREAMS + int(stream) + 1) * _GOLDEN)
@@ -175,11 +175,11 @@ class Noise:
         return _mix(self._slots(positions) + self._counted(draw * _STREAMS + stream))
 
     def _slots(self, positions: Tensor) -> Bits:
-        """[B, T] hash state of each image's stream slot."""
+        """Return the hash state [B, T] of each image's stream slot."""
         return _mix(self._bits(self._keys) + self._counted(self._bits(positions)))
 
     def uniform(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
-        """[B, T] float64 uniforms in (0, 1) for stream slots `positions` [B, T]; `draw` numbers repeated draws."""
+        """Return float64 uniforms [B, T] in (0, 1) for stream slots `positions` [B, T]. `draw`: number of the draw."""
         # Compiled code must not depend on what eager steps hashed.
         together = None if torch.compiler.is_compiling() else self._together
         if together and together.holds(positions, stream, draw):
@@ -188,9 +188,9 @@ class Noise:
 
     def hash_together(self, positions: Tensor, streams: tuple[Stream, ...], draw: Tensor) -> None:
         """Hash the numbers of several `streams` at consecutive slots `positions` [B, T] and `draw` [B, 1] in one pass,
-        for later calls of `uniform` with the first slots of `positions`; in eager steps only. On a GPU this takes a
-        third of the launches. On a CPU calls cost more than numbers, so for a single image several draws and further
-        slots are hashed as well."""
+        for later calls of `uniform` with the first slots of `positions`. Compiled steps do not use it. On a GPU it
+        saves two thirds of the launches. On a CPU a call costs more than the numbers, so for a single image several
+        draws and further slots are hashed as well."""
         if torch.compiler.is_compiling():
             return
         if len(positions) == 1 and self._device.type == "cpu":
@@ -203,7 +203,7 @@ class Noise:
         )
 
     def _found_ahead(self, positions: np.ndarray, streams: tuple[Stream, ...], draw: int) -> np.ndarray:
-        """[S, 1, T] uniforms at `positions` [1, T] of a single image, hashed together with later slots."""
+        """Return uniforms [S, 1, T] at `positions` [1, T] of a single image, hashed together with later slots."""
         slot, slots = int(positions[0, 0]), positions.shape[1]
         ahead = None if self._ahead is None else self._ahead.at(streams, slot, slots, draw)
         if ahead is not None:
@@ -226,11 +226,11 @@ class Noise:
         return bits.double().add_(0.5).mul_(2.0**-53)
 
     def tie_break(self, positions: Tensor) -> Tensor:
-        """[B, T] uniforms v of the Rosenblatt transform, at negative indices, which decoding never draws."""
+        """Return the uniforms v [B, T] of the Rosenblatt transform, at a negative `draw` that decoding never uses."""
         return self.uniform(positions, Stream.TOKEN, -1)
 
     def race(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
-        """[B, T, V] float32 standard exponentials, one per token.
+        """Return float32 standard exponentials [B, T, V], one per token.
 
         argmax(p / race) is a draw from p (the exponential race, the same as the Gumbel-max trick), and two nearby
         distributions racing with the same numbers mostly agree.
@@ -238,14 +238,13 @@ class Noise:
         return self._exponentials(positions, self._counter, stream, draw)
 
     def run_race(self, weights: Tensor, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
-        """[B, T] tokens drawn from unnormalised `weights` [B, T, V] by their `race`, run by tokens of positive weight
-        only."""
+        """Draw tokens [B, T] from unnormalised `weights` [B, T, V] by `race`, for tokens of positive weight only."""
         runners = kept(weights)
         counter = self._counter if runners.ids is None else (runners.ids + 2) * _GOLDEN
         return runners.token(run_race(runners.mass, self._exponentials(positions, counter, stream, draw)))
 
     def _exponentials(self, positions: Tensor, counter: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Tensor:
-        """[B, T, K] exponentials of tokens with counters `counter` [K] or [B, T, K]."""
+        """Return exponentials [B, T, K] of tokens with counters `counter` [K] or [B, T, K]."""
         bits = _mix(self._base(positions, stream, draw)[..., None] + self._bits(counter))
         top = _top_bits(bits)
         negative = (torch.from_numpy(top) if isinstance(top, np.ndarray) else top).float().mul_(-(2.0**-53))
@@ -260,7 +259,7 @@ def _column_of(streams: tuple[Stream, ...], device: torch.device) -> Tensor:
 
 
 def _top_bits(bits: Bits) -> Bits:
-    """The upper 53 bits of hash states, as int64; uses up `bits`."""
+    """Return the upper 53 bits of hash states as int64. Overwrites `bits`."""
     if isinstance(bits, np.ndarray):
         word = bits.view(np.uint64)
         word >>= _ARRAY[11]

@@ -49,8 +49,8 @@ class PathJacobi:
     def observe_paths(
         self, verified: Verification, chosen: Verification, positions: Tensor, shift: Tensor, keep_tail: bool
     ) -> None:
-        """Take in the outcomes of all rows and the outcome `chosen` for each image, whose first `shift` [B] slots of
-        `positions` [B, T] are committed."""
+        """Update all rows with their outcomes. `chosen`: outcome of each image's path, of which the first `shift` [B]
+        slots of `positions` [B, T] are committed."""
         place = positions.repeat_interleave(self.paths, 0)
         same = torch.arange(positions.shape[1], device=shift.device) <= chosen.first[:, None]
         same, tokens = (x.repeat_interleave(self.paths, 0) for x in (same, chosen.tokens))
@@ -60,7 +60,7 @@ class PathJacobi:
 
 @lru_cache
 def path_tree(paths: int, drafts: int) -> Tree:
-    """A root and `paths` chains of `drafts` columns from it."""
+    """Build a root and `paths` chains of `drafts` columns from it."""
     if paths == 1 or not drafts:
         return chain(1 + drafts)
     parents = [-1]
@@ -70,13 +70,13 @@ def path_tree(paths: int, drafts: int) -> Tree:
 
 
 def path_columns(paths: int, drafts: int, device: torch.device) -> Tensor:
-    """[paths, 1 + drafts] columns of `path_tree` on each path."""
+    """Return the columns [paths, 1 + drafts] of `path_tree` on each path."""
     columns = 1 + torch.arange(paths * drafts, device=device).view(paths, drafts)
     return torch.cat([columns.new_zeros(paths, 1), columns], 1)
 
 
 def longest_path(first: Tensor) -> Tensor:
-    """[B] number of the path with the most accepted drafts `first` [B, K], the first of them on ties."""
+    """Return the number [B] of the path with the most accepted drafts `first` [B, K]; ties take the first."""
     paths = first.shape[1]
     return (first * paths - torch.arange(paths, device=first.device)).argmax(1)
 

@@ -1,4 +1,4 @@
-"""Steps of the draft-and-verify loop in the form that recorders take, and the slots that they commit."""
+"""Inputs of recorders: steps of the draft-and-verify loop, and the slots that they commit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from specbench.models.transformer.host_sync import to_host
 
 
 class Committed(NamedTuple):
-    """Committed slots of one or more steps. If selecting them would need a host sync, later slots are included, which
-    later steps overwrite. [...] is [S] for a selection of slots and [R, T] for all. V tokens."""
+    """Committed slots of one or more steps. If selecting them would need a host sync, later slots are included; a later
+    step overwrites these. [...] is [S] for selected slots and [R, T] for all slots. V tokens."""
 
     rows: Tensor  # [S] or [R, 1] row of the batch
     # positions, tokens: [...] stream slot and token
@@ -36,7 +36,7 @@ class Committed(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """A step without its distributions, or K consecutive steps of a kind joined. R = K B rows, T slots, C columns."""
+    """A step without its distributions, or K joined steps of the same kind. R = K B rows, T slots, C columns."""
 
     # first, columns, tokens, tested, accepted: of the `Verification`
     first: Tensor
@@ -57,7 +57,7 @@ class StepOutcome(NamedTuple):
         return self.predicted.shape[1] > 1
 
     def drafted(self, row: Tensor, slot: Tensor) -> Tensor:
-        """Whether slots `slot` of the verified paths of rows `row` have a draft; both broadcast to the result."""
+        """Return whether slots `slot` of the verified paths of rows `row` have a draft. The two are broadcast."""
         if self.tables is None:  # the last column of a chain has none
             return (slot < self.drafts).expand(torch.broadcast_shapes(row.shape, slot.shape))
         return self.tables.has_children[self.columns[row, slot]]
@@ -94,7 +94,7 @@ class RecordedStep(NamedTuple):
         )
 
     def every_slot(self) -> Committed:
-        """All slots to record, committed or not."""
+        """Return all slots of the step, committed or not."""
         verified, proposal, outcome = self.verified, self.proposal, self.outcome
         device, (rows, width) = self.positions.device, self.positions.shape
         row, slot = torch.arange(rows, device=device)[:, None], torch.arange(width, device=device)
@@ -113,7 +113,7 @@ class RecordedStep(NamedTuple):
         return seen._replace(q_before=before[row, place.clamp(max=before.shape[1] - 1)], kept=kept)
 
     def waiting(self) -> WaitingStep:
-        """The step with copies of the distributions of its committed slots only, for which the host waits."""
+        """Copy the distributions of the committed slots only. The host waits for the number of these slots."""
         verified, q, tree, earlier = self.verified, self.proposal.q, self.proposal.tree, self.proposal.earlier
         width = max(to_host(verified.first)) + 1
         kind = tree, tuple(verified.facts), verified.p.shape[1], earlier is None
@@ -137,12 +137,12 @@ class Before(NamedTuple):
     # start, drafts: [B] as in `Earlier`
     start: Tensor
     drafts: Tensor
-    skipped: int  # number of drafts before those in `q`
+    skipped: int  # number of drafts before the first draft in `q`
     reach: int  # number of drafts in the `Earlier`
 
 
 class WaitingStep(NamedTuple):
-    """A step with the distributions of its first M <= T slots, which hold all the committed ones."""
+    """A step with the distributions of its first M <= T slots, which include all committed slots."""
 
     kind: Hashable  # equal for steps that can be joined
     outcome: StepOutcome  # of the step
@@ -159,7 +159,7 @@ class WaitingStep(NamedTuple):
 
 
 def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcome, Committed]:
-    """Join consecutive steps of a kind, of a batch of `rows`; also return the slots that they commit."""
+    """Join consecutive steps of the same kind, of a batch of `rows`. Also return the slots that they commit."""
     outcomes = [step.outcome for step in steps]
     facts = {name: torch.cat([step.facts[name] for step in outcomes]) for name in outcomes[0].facts}
     outcome = StepOutcome(*map(torch.cat, zip(*(step[:8] for step in outcomes), strict=True)), facts, *outcomes[0][9:])
@@ -183,13 +183,13 @@ def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcom
 
 
 def _first_slots(distributions: Tensor, width: int) -> Tensor:
-    """Copy the first slots of `distributions` [B, T, V], so that these can be freed; no copy of all slots."""
+    """Copy the first slots of `distributions` [B, T, V], so that the rest can be freed; all slots are not copied."""
     return distributions if width == distributions.shape[1] else distributions[:, :width].clone()
 
 
 def _rows_of(tables: Sequence[Tensor], row: Tensor, slot: Tensor) -> Tensor:
-    """[S, V] rows of `tables`, each [B, M, V] with a different M, at row `row` [S] of all B and slot `slot` [S] or the
-    table's last slot."""
+    """Select rows [S, V] of `tables`, each [B, M, V] with a different M. `row` [S] counts the rows of all tables; a
+    `slot` [S] past a table's end selects its last slot."""
     sizes = torch.tensor([table.shape[1] for table in tables]).repeat_interleave(len(tables[0]))
     start = sizes.cumsum(0) - sizes
     chosen = start[row] + slot.minimum(sizes[row] - 1)

@@ -38,8 +38,8 @@ class StepRecorder:
     def __init__(
         self, rows: int, length: int, window: int, forced: Tensor, noise: Noise | None = None, compiled: bool = False
     ):
-        """`forced` [N + 1]: forced id per stream slot, -1 where free. `noise`: records the u_i if given. `compiled`:
-        steps may run as compiled code, which must find every buffer of an eager step in place."""
+        """`forced` [N + 1]: forced id per stream slot, -1 if free. `noise`: if given, the u_i are recorded. `compiled`:
+        whether steps may run as compiled code, which needs all buffers to exist from an eager step."""
         device = forced.device
         self._collects = self.collects and device.type == "cpu" and not compiled
         self._own = torch.arange(rows, device=device)
@@ -125,7 +125,7 @@ class StepRecorder:
                 self._trace(seen)
 
     def _by_row(self, values: Tensor, dim: int = 0) -> Tensor:
-        """Sum values over the joined steps: the size of `dim` from K B to B."""
+        """Sum values over the joined steps, which reduces dimension `dim` from K B to B."""
         return values.unflatten(dim, (-1, len(self._own))).sum(dim)
 
     def _note_slots(self, seen: Committed) -> None:
@@ -142,7 +142,7 @@ class StepRecorder:
             traced[seen.rows, seen.positions] = torch.where(tested, value, torch.nan)
 
     def _drafts(self, facts: Mapping[str, Tensor], tested: Tensor, by_depth: Tensor) -> None:
-        """Add the `facts` of the drafts `tested` [R, C - 1], without those for forced slots."""
+        """Add the `facts` of the drafts `tested` [R, C - 1], except for drafts of forced slots."""
         facts = dict(facts)
         if "ratio" in facts:
             facts |= distances(facts.pop("acceptance"), facts.pop("ratio"))

@@ -18,7 +18,7 @@ def speculative_jacobi(
     target: Callable[[Tensor, Tensor], Tensor], length: int, window: int, vocab: int, noise: Noise
 ) -> Tensor:
     """Decode `length` tokens [length]. `target(tokens [1, C], slots [1, C])` is one forward: p [1, C, V] of each slot,
-    given the token before it and all earlier ones. `noise`: of one image."""
+    given all earlier tokens. `noise`: of one image."""
     tokens = torch.zeros(length + window, dtype=torch.long)
     q = torch.full((length + window, vocab), 1 / vocab)  # The distribution that the draft of a slot was drawn from
     done = drafted = step = 0
@@ -47,7 +47,7 @@ def speculative_jacobi(
             weights, race = (p[accepted] - q[slot[0, 0]]).clamp(min=0), noise.race(slot, Stream.RESIDUAL, step)
         tokens[slot] = (weights / race).argmax(-1)
 
-        # Refine: draw the slots after it again, from p; that is a Jacobi iteration, and the q of the next step.
+        # Refine: draw the slots after it again from p (a Jacobi iteration); this p is the q of the next step.
         later, rest = slots[:, accepted + 1 :], p[accepted + 1 :]
         point = noise.uniform(later, Stream.REDRAW, step)[0, :, None].float() * rest.sum(-1, keepdim=True)
         tokens[later[0]] = torch.searchsorted(rest.cumsum(-1), point, right=True)[:, 0].clamp(max=vocab - 1)

@@ -15,7 +15,7 @@ from specbench.decoding.sampling import at
 
 
 class Replacement(NoDraft):
-    """No drafts: a share of AR's tokens is replaced by one of the `top` most probable at random."""
+    """No drafts: a share of AR's tokens is replaced by random tokens among the `top` most probable."""
 
     def __init__(self, context: Context, init: Init, share: float, top: int):
         super().__init__(context, init)

@@ -1,11 +1,11 @@
-"""Common base of the decode loops of several image rows in parallel (`zipar`, `row_jacobi`): steps, positions of the
-rows' windows, and when the row below may start.
+"""Common base of the loops that decode several image rows in parallel (`zipar`, `row_jacobi`): steps, window positions,
+and the condition for starting the next row.
 
 A column of row r attends to the prompt, to committed tokens of the rows above, and to its own row up to itself. Row r
-starts once row r - 1 has enough tokens, the first row of a later grid once the previous grid is complete. If the
-grammar ends rows with a forced token, that token is fed early, at its true position. Otherwise the first token of row r
-needs the last token of row r - 1, for which the newest token of row r - 2 (of row 0 for row 1) is substituted at the
-true position; only this column attends to the substitute, and it is not kept in the cache.
+starts once row r - 1 has enough tokens; the first row of a later grid starts once the previous grid is complete. If the
+grammar ends rows with a forced token, that token is fed early, at its true position. Otherwise the first column of row
+r consumes a substitute for the last token of row r - 1: the newest token of row r - 2 (for row 1, of row 0), at the
+true position. Only this column attends to the substitute, and it is not kept in the cache.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 
 class ImageRowLoop:
-    """State and steps of such a loop. B images, H rows of at most W tokens, N stream slots.
+    """State and steps of a loop that decodes image rows in parallel. B images, H rows of at most W tokens, N stream
+    slots.
 
     Subclasses choose the columns of each forward (`_columns`) and commit their tokens (`_commit`).
 
@@ -90,7 +91,7 @@ class ImageRowLoop:
             yield self.count
 
     def warm_up_slots(self) -> list[int]:
-        """The first slot, with one row, and the middle, with as many rows at once as there can be."""
+        """Return the first slot, with one active row, and the middle slot, with the most active rows."""
         return [0, self._length // 2]
 
     def _begin_at(self, slot: int) -> None:
@@ -105,8 +106,8 @@ class ImageRowLoop:
         self._fed.scatter_(1, slots.flatten().expand(len(filled), -1), filled.flatten(1))
 
     def _columns(self, step: Tensor) -> Any:
-        """Columns of the `step`-th [B, 1] forward, None if all images are complete: `tokens`, `positions` and `aside`
-        in the form of `ScatteredSession.forward_scattered`, except for their shape [B, ...]."""
+        """Return the columns of the `step`-th [B, 1] forward, or None if all images are complete. `tokens`, `positions`
+        and `aside` are as in `ScatteredSession.forward_scattered`, but of shape [B, ...]."""
         raise NotImplementedError
 
     def _visible(self, columns: Any) -> Tensor:
@@ -121,13 +122,13 @@ class ImageRowLoop:
 class ImageRows(NamedTuple):
     """The rows of all grids of an image, in the order of the stream. H rows of at most W tokens."""
 
-    slots: Tensor  # [H, W] stream slot of each image token; past the end beyond a shorter row
+    slots: Tensor  # [H, W] stream slot of each image token; shorter rows are padded with N
     widths: Tensor  # [H] tokens of each row
     opens: Tensor  # [H] bool, first rows of a grid
 
 
 def image_rows(context: Context, decoder: str) -> ImageRows:
-    """The rows of the context's layout."""
+    """Return the rows of the context's layout; a SpecbenchError if its grammar does not fit."""
     layout, device = context.layout, context.device
     rows = list(chain(*layout.rows))
     gaps = [below[0] - above[-1] for above, below in pairwise(rows)]
@@ -173,8 +174,8 @@ def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, rows: ImageRows, la
 
 
 def row_above(count: Tensor, rows: ImageRows) -> Tensor:
-    """[B, H] number of tokens of the row above each row, given `count` [B, H]. Above the first row of a grid it is the
-    width of that row, or 0 while the previous grid is incomplete."""
+    """Return the number of tokens [B, H] of the row above each row, given `count` [B, H]. For the first row of a grid
+    it is this row's width, or 0 while the previous grid is incomplete."""
     above = count.roll(1, dims=1)
     complete = (above == rows.widths.roll(1)) | (torch.arange(count.shape[1], device=count.device) == 0)
     return torch.where(rows.opens, torch.where(complete, rows.widths, 0), above)

@@ -1,5 +1,5 @@
-"""Target distribution p from guided logits, sampling from distributions, and the rows of a guided target in the form
-that draft heads read. All float32, no host sync."""
+"""Target distribution p from guided logits, sampling from distributions, and selection of a guided target's rows. All
+float32, no host sync."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class Target:
         self.vocab = layout.vocab
         self._specials = layout.vocab - layout.v_image
         self.forced = torch.tensor([*layout.forced, -1], device=device)
-        """[N + 1] forced id per stream slot, -1 where free; the last entry is for every slot past the end."""
+        """[N + 1] forced id per stream slot, -1 if free; the last entry is for every slot past the end."""
         self.has_grammar = any(token >= 0 for token in layout.forced)  # Whether the grammar forces any slot
         self._bounds = torch.tensor(layout.bounds, device=device).T if layout.ranges else None
 
     def forced_at(self, positions: Tensor) -> Tensor:
-        """[B, T] forced id at stream slots `positions`, -1 where free."""
+        """Return the forced id [B, T] at stream slots `positions`, -1 if free."""
         return self.forced[positions.clamp(max=len(self.forced) - 1)]
 
     def of_grid(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """The logits with -inf for ids that the slot's grid does not have."""
+        """Set the logits of ids that the slot's grid does not have to -inf."""
         if self._bounds is None:
             return logits
         low, high = self._bounds[:, positions.clamp(max=len(self.forced) - 1), None]
@@ -45,7 +45,7 @@ class Target:
         return torch.where((ids >= low) & (ids < high), logits, -torch.inf)
 
     def __call__(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """p for logits [B, T, v_image] predicting stream slots `positions` [B, T]."""
+        """Return p for logits [B, T, v_image] that predict stream slots `positions` [B, T]."""
         p = truncate(self.of_grid(logits, positions).float(), self.sampling).softmax(-1)
         if not self._specials:
             return p
@@ -55,8 +55,9 @@ class Target:
 
 
 def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Temperature, then the filters in the order of `Sampling`; ties with the last kept entry are kept, dropped entries
-    become -inf. A temperature by entropy is applied after top-k. `logits`: [..., V] float32, guided."""
+    """Apply the temperature, then the filters in the order of `Sampling`. Ties with the last kept entry are kept;
+    dropped entries become -inf. An entropy-dependent temperature is applied after top-k. `logits`: [..., V] float32,
+    guided."""
     if sampling.temperature != 1.0 and sampling.entropy_scale is None:
         logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
@@ -83,7 +84,7 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def by_moments(sampling: Sampling) -> bool:
-    """Whether a filter sums over the vocabulary, so that the order of the tokens changes the last digits."""
+    """Return whether a filter sums over the vocabulary, so that the order of the tokens changes the last digits."""
     return bool(sampling.top_n_sigma) or sampling.entropy_scale is not None
 
 
@@ -92,7 +93,7 @@ def _truncate_few(logits: Tensor, sampling: Sampling) -> Tensor:
     vocab = logits.shape[-1]
     chosen, largest, exists = candidates(logits.reshape(-1, vocab).numpy(), sampling.top_k)
     largest[largest < _kth(largest, sampling.top_k)] = -np.inf
-    # Padding repeats the first entry, so that it is written as that is.
+    # Padding repeats the first entry, so it only writes that entry again.
     padded = (torch.from_numpy(np.where(exists, part, part[:, :1])) for part in (chosen, largest))
     token, value = (part.view(*logits.shape[:-1], -1) for part in padded)
     few = torch.full_like(logits, -torch.inf).scatter_(-1, token, value)
@@ -106,7 +107,7 @@ def _truncate_few(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def entropy_factor(logits: Tensor, scale: float) -> Tensor:
-    """Factor [..., 1] on the temperature by the entropy H of `logits` [..., V]: 2.5 exp(-H/scale) + 0.6.
+    """Return the factor [..., 1] on the temperature, 2.5 exp(-H/scale) + 0.6, with H the entropy of `logits` [..., V].
 
     The sampler of ARsample (NeurIPS 2025, arXiv 2510.09012), whose released code has scale 3. The factor is 3.1 if
     the model is certain, 1 at H = 5.5 for scale 3, and 0.6 for large H.
@@ -116,7 +117,7 @@ def entropy_factor(logits: Tensor, scale: float) -> Tensor:
 
 
 def entropy(p: Tensor) -> Tensor:
-    """Entropy [...] of p [..., V] in nats."""
+    """Return the entropy [...] of p [..., V] in nats."""
     # torch.special.entr is slower: it is not vectorised.
     return p.clamp(min=torch.finfo(p.dtype).tiny).log_().mul_(p).sum(-1).neg_()
 
@@ -138,23 +139,23 @@ def run_race(weights: Tensor, race: Tensor) -> Tensor:
 def without(weights: Tensor, tokens: Tensor) -> Tensor:
     """Remove `tokens` [...] from `weights` [..., V] and normalise; all zero if no weight remains."""
     rest, tiny = weights.scatter(-1, tokens[..., None], 0.0), torch.finfo(weights.dtype).tiny
-    # A sharp q leaves subnormal weights, whose sum must not be clamped: scaled by a power of two, nothing is rounded.
+    # A sharp q leaves subnormal weights, whose sum must not be clamped. Scaling by a power of two is free of rounding.
     rest = torch.where(rest.sum(-1, keepdim=True) < tiny * 2.0**24, rest * 2.0**100, rest)
     return rest / rest.sum(-1, keepdim=True).clamp(min=tiny)
 
 
 def one_hot(tokens: Tensor, vocab: int) -> Tensor:
-    """[..., vocab] float32 with all mass on `tokens` [...]."""
+    """Return float32 distributions [..., vocab] with all mass on `tokens` [...]."""
     return torch.zeros(*tokens.shape, vocab, device=tokens.device).scatter_(-1, tokens[..., None], 1.0)
 
 
 def at(distribution: Tensor, tokens: Tensor) -> Tensor:
-    """[...] entries of `distribution` [..., V] at `tokens` [...]."""
+    """Gather entries [...] of `distribution` [..., V] at `tokens` [...]."""
     return distribution.gather(-1, tokens[..., None]).squeeze(-1)
 
 
 def rows_at(distributions: Tensor, slots: Tensor) -> Tensor:
-    """[B, n, V] rows of `distributions` [B, K, V] at `slots` [B, n]."""
+    """Gather rows [B, n, V] of `distributions` [B, K, V] at `slots` [B, n]."""
     if len(distributions) == 1:
         # On a CPU this copies whole rows, where `gather` moves single numbers.
         return distributions.index_select(1, slots[0])
@@ -162,35 +163,35 @@ def rows_at(distributions: Tensor, slots: Tensor) -> Tensor:
 
 
 def for_rows(columns: Tensor, rows: int) -> Tensor:
-    """[B, ...] to [R, ...] for R = `rows` of a target: under guidance, the unconditional rows have the same slots and
-    tokens as the conditional rows."""
+    """Repeat [B, ...] for the R = `rows` rows of a target. Under guidance, the unconditional rows have the same slots
+    and tokens as the conditional rows."""
     # `repeat` takes several times as long for a few numbers.
     return torch.cat([columns] * (rows // len(columns)))
 
 
 def features_at(features: Tensor, columns: Tensor) -> Tensor:
-    """[R, T, d] features [R, C, d] of a forward at `columns` [B, T]."""
+    """Gather `features` [R, C, d] of a forward at `columns` [B, T]: [R, T, d]."""
     columns = for_rows(columns, len(features))
     return features.gather(1, columns[..., None].expand(-1, -1, features.shape[-1]))
 
 
 class Kept(NamedTuple):
-    """Sparse distribution: K of the V tokens, in increasing order, including all of nonzero weight."""
+    """Sparse distribution: K of the V tokens in increasing order, including all tokens of nonzero weight."""
 
     ids: Tensor | None  # [..., K]; shorter rows are padded with token 0. None for all V tokens.
     mass: Tensor  # [..., K] their weights, 0 in the padding
 
     def token(self, place: Tensor) -> Tensor:
-        """Tokens [...] at the indices `place` [...]."""
+        """Return the tokens [...] at the indices `place` [...]."""
         return place if self.ids is None else at(self.ids, place)
 
     def weights(self, other: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Weights [B, T', K] of the same tokens in another distribution [B, T', V] of the slots `rows`."""
+        """Return the weights [B, T', K] of the same tokens in another distribution [B, T', V] of the slots `rows`."""
         return other if self.ids is None else other.gather(-1, self.ids[:, rows])
 
 
 def kept(weights: Tensor) -> Kept:
-    """Compact `weights` [..., V] to tokens of nonzero weight; all V of them if V is small or compacting is slower."""
+    """Compact `weights` [..., V] to tokens of nonzero weight. Keep all V tokens if V is small or that is faster."""
     if weights.shape[-1] < WIDE or not _compacts(weights):
         return Kept(None, weights)
     flat = weights.reshape(-1, weights.shape[-1]).numpy()
@@ -208,9 +209,9 @@ def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
 def ranked_around(
     probabilities: Tensor, tokens: Tensor, before: int, after: int, descending: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The `before` and `after` neighbours in the order of `rank` of a token [..., 1] of positive probability: ids
-    [..., m] in order, including the token, which also pads missing neighbours; a mask [..., m] of existing neighbours;
-    and the token's probability [..., 1]."""
+    """Find the `before` previous and `after` next neighbours of `tokens` [..., 1], of positive probability, in the
+    order of `rank`. Return ids [..., m] in order, including the token, which also pads missing neighbours; a mask [...,
+    m] of existing neighbours; and the token's probability [..., 1]."""
     ids, mass = _ends_and_kept(probabilities, before, after, descending)
     probability = probabilities.gather(-1, tokens)
     key, keys = _rank_keys(probability, tokens, descending), _rank_keys(mass, ids, descending)
@@ -223,7 +224,7 @@ def ranked_around(
 
 
 def kth_largest(values: Tensor, k: int) -> Tensor:
-    """[..., 1] k-th largest entry of `values` [..., V]."""
+    """Return the k-th largest entry [..., 1] of `values` [..., V]."""
     leave = torch.compiler.is_compiling() and values.numel() <= FEW
     if values.device.type != "cpu" or leave:
         return values.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
@@ -231,7 +232,7 @@ def kth_largest(values: Tensor, k: int) -> Tensor:
 
 
 def least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
-    """[..., 1] smallest probability in the smallest set of `probabilities` [..., V] that holds `mass`."""
+    """Return the smallest probability [..., 1] in the smallest set of `probabilities` [..., V] that holds `mass`."""
     if probabilities.device.type == "cpu":
         return _least_of_mass(probabilities, mass)
     return _least_of_ranked(probabilities.sort(dim=-1).values.flip(-1), mass)
@@ -240,7 +241,7 @@ def least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
 def _least_of_ranked(ranked: Tensor, mass: float) -> Tensor:
     # A token stays while the mass strictly before it is below `mass`, so the first always stays.
     kept = (ranked.cumsum(-1) - ranked < mass).sum(-1, keepdim=True)
-    # NaN keeps no token and would give index -1, which ends all work on a GPU; an image reports the NaN later.
+    # NaN keeps no token and would give index -1, which aborts all work on a GPU. The NaN is reported later, per image.
     return ranked.gather(-1, (kept - 1).clamp(min=0))
 
 
@@ -259,7 +260,7 @@ def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable], Ca
 def _least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
     flat = probabilities.reshape(-1, probabilities.shape[-1]).numpy()
     if flat.shape[1] >= WIDE:
-        # Tokens below half of an equal share of the rest hold at most half of the rest, more than rounding errors.
+        # Tokens below (1 - mass) / 2V together hold at most half of 1 - mass; the other half exceeds rounding errors.
         least = (1 - mass) / 2 / flat.shape[1] if mass < 0.999 else 0.0
         _, flat, _ = _compact(flat, ~(flat <= least))
     ranked = torch.from_numpy(np.sort(flat, axis=-1)).flip(-1)
@@ -275,21 +276,21 @@ def _kth_largest(values: Tensor, k: int) -> Tensor:
 
 
 def _kth(values: np.ndarray, k: int) -> np.ndarray:
-    """[rows, 1] k-th largest entry of `values` [rows, V]."""
-    # numpy selects with vector instructions where torch does not: six times faster at V = 8192.
+    """Return the k-th largest entry [rows, 1] of `values` [rows, V]."""
+    # Unlike torch, numpy selects with vector instructions: six times faster at V = 8192.
     place = values.shape[1] - k
     return np.partition(values, place, axis=-1)[:, place : place + 1]
 
 
 def selects(vocab: int, k: int) -> bool:
-    """Whether the k largest are found faster by a bound from a part of the entries."""
+    """Return whether the k largest are found faster with a bound estimated from a part of the entries."""
     return vocab >= WIDE and 4 * k <= vocab
 
 
 def candidates(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Entries of `values` [rows, V] that include the k largest and their ties: tokens, values [rows, K] padded with
-    -inf, and a mask of real entries. K is mostly much less than V: the entries above a bound, estimated from a part of
-    them; all V if the bound leaves fewer than k."""
+    """Select entries of `values` [rows, V] that include the k largest and their ties. Return tokens, values [rows, K]
+    padded with -inf, and a mask of real entries. The entries above a bound, estimated from a part of them, are
+    selected, so K is mostly much less than V. If these are fewer than k, all V are selected."""
     step = max(8, values.shape[1] // 4096)
     sample = values[:, ::step]
     expected = k / step
@@ -304,20 +305,20 @@ def candidates(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.n
 @_by_numpy("ascending", torch.empty_like)
 def ascending(values: Tensor) -> Tensor:
     """Sort the entries [..., V] of a tensor on a CPU."""
-    # numpy sorts with vector instructions where torch does not.
+    # Unlike torch, numpy sorts with vector instructions.
     return torch.from_numpy(np.sort(values.numpy(), axis=-1))
 
 
 def _rank_keys(probabilities: Tensor, ids: Tensor, descending: bool) -> Tensor:
-    """Integers in the order of `rank`, for tokens `ids` of these `probabilities`."""
-    # The bits of a non-negative float32 order as it does, so one integer settles value and tie.
+    """Return integers in the order of `rank`, for tokens `ids` of these `probabilities`."""
+    # The bits of non-negative float32 numbers have the same order, so one integer orders by value, then by id.
     bits = probabilities.float().view(torch.int32).long()
     return (0x7FFFFFFF - bits if descending else bits) << 32 | ids
 
 
 def _ends_and_kept(weights: Tensor, before: int, after: int, descending: bool) -> tuple[Tensor, Tensor]:
-    """Ids [..., K] or [V], and weights [..., K], of the tokens that can be `before` or `after` a token of positive
-    weight in the order of `rank`; padded with token -1."""
+    """Return ids [..., K] or [V], padded with -1, and weights [..., K] of the tokens that can be among the `before`
+    previous or `after` next neighbours of a token of positive weight, in the order of `rank`."""
     vocab = weights.shape[-1]
     if vocab < WIDE or not _compacts(weights):
         return torch.arange(vocab, device=weights.device), weights
@@ -338,12 +339,12 @@ def _ends_and_kept(weights: Tensor, before: int, after: int, descending: bool) -
 
 
 def _compacts(weights: Tensor) -> bool:
-    """Whether compacting is faster: a GPU needs a host sync for the count, compiled code static sizes."""
+    """Return whether compacting is faster. A GPU needs a host sync for the count; compiled code needs static sizes."""
     return weights.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _compact(weights: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Move the entries chosen by `here` [rows, V] to the front: tokens, `weights` [rows, K], and their mask."""
+    """Move the entries chosen by `here` [rows, V] to the front. Return tokens, `weights` [rows, K] and a mask."""
     rows, vocab = weights.shape
     # flatnonzero is four times faster on booleans than on floats.
     entry = np.flatnonzero(here)

@@ -2,14 +2,15 @@
 code, commit 7790173).
 
 A round drafts a tree. Round n, counted from 0 after the AR step, is verified by a target forward unless n mod
-`interval` is 1 and n is at least `after`. In such a round a path of the tree is drawn, all leaves being equally likely,
-and its first k drafts are committed; k is at most the mean number of drafts on a path. The head drafts the next tree
-from these drafts, and from features of the target that are k tokens older. The forward of the next round feeds the k
-tokens before its tree. Skipped tokens are never compared with p, so the decoder is lossy.
+`interval` is 1 and n is at least `after`. Without the forward, a path of the tree is drawn (all leaves are equally
+likely) and its first k drafts are committed; k is at most the mean number of drafts on a path. The head drafts the next
+tree from these drafts, and from features of the target that are k tokens older. The forward of the next round feeds the
+k tokens before its tree. Skipped tokens are never compared with p, so the decoder is lossy.
 
-The released code requires more than five tokens before the first skip, here six rounds, so that rows of a batch skip
-together; at its interval of 5 both are the same. It takes the most probable tokens on a tree that changes from step to
-step, with LANTERN's acceptance; here the tree is EAGLE-1's, siblings are drawn, and any verifier can be used.
+The released code requires more than five tokens before the first skip. Here six rounds are required, so that rows of a
+batch skip together; at the code's interval of 5 both are the same. The code takes the most probable tokens on a tree
+that changes from step to step, with LANTERN's acceptance; here the tree is EAGLE-1's, siblings are drawn, and any
+verifier can be used.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class EagleSkips(Eagle):
         self._round, self.after_skip = 0, None
         shape = len(batch.session.draft_prompt().lengths), batch.tokens.shape[1], self._model.feature_size
         self._features = torch.zeros(shape, dtype=self._model.dtype, device=batch.tokens.device)
-        """[R, L, d] of the target that predict each slot."""
+        """[R, L, d] target features that predict each slot."""
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
         width, most, self.after_skip = min(width, self._tree_window), self._paths.shape[1], None
@@ -64,7 +65,7 @@ class EagleSkips(Eagle):
         stream = self._batch.tokens
         taken = self._skip(proposal, committed, step)
         self.after_skip = proposal = super().propose(committed + taken, width, step)
-        # Rows that skip fewer tokens than others feed their last ones again.
+        # Rows that skip fewer tokens than others feed their last tokens again.
         slots = proposal.positions[:, :1] - most + torch.arange(most, device=stream.device)
         tokens = torch.cat([stream.gather(1, slots - 1), proposal.tokens], 1)
         tree = grafted(proposal.tree, most)
@@ -78,7 +79,7 @@ class EagleSkips(Eagle):
             self._store(self._batch.session.features[:, : len(columns)], positions[:, :1] - len(columns) + columns)
 
     def _skip(self, drafted: Proposal, committed: Tensor, step: Tensor) -> Tensor:
-        """Write the first drafts of a random path, for the head with older features; return their number [B]."""
+        """Write the first drafts of a random path, for the head with older features. Return their number [B]."""
         tokens, last = self._batch.tokens, committed[:, None] - 1
         chance = self._batch.noise.uniform(committed[:, None], Stream.FRESH, step).squeeze(1)
         path = (chance * len(self._paths)).long()
@@ -100,7 +101,7 @@ class EagleSkips(Eagle):
 
 
 def leaf_paths(tree: Tree) -> list[list[int]]:
-    """Columns of the drafts from the root to each leaf."""
+    """List the columns of the drafts from the root to each leaf."""
     paths: list[list[int]] = []
     for column, parent in enumerate(tree.parents):
         before = paths[parent] if column else []
@@ -110,7 +111,7 @@ def leaf_paths(tree: Tree) -> list[list[int]]:
 
 @lru_cache
 def grafted(tree: Tree, columns: int) -> Tree:
-    """The tree behind a chain of `columns` columns, the last of which is the parent of its root."""
+    """Attach the tree's root to the last column of a chain of `columns` columns."""
     return Tree((*range(-1, columns), *(parent + columns for parent in tree.parents[1:])))
 
 

@@ -23,7 +23,7 @@ class Spans:
         return self._spans[name]
 
     def totals_ms(self) -> dict[str, float]:
-        """Milliseconds by span name; synchronises with the device."""
+        """Return milliseconds by span name. Synchronises with the device."""
         return {name: span.total_ms() for name, span in self._spans.items()}
 
 
@@ -60,7 +60,7 @@ class _Events(AbstractContextManager[None]):
         self._read()
 
     def _recorded(self) -> torch.cuda.Event:
-        """An event that is recorded now, reused if possible: an image has thousands of events."""
+        """Record an event now. Events are reused, because an image has thousands of them."""
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record()
         return event

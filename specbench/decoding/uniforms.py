@@ -4,17 +4,17 @@ For a token x_i with target distribution p_i given the true prefix,
 
     u_i = sum_{y before x_i} p_i(y) + v_i p_i(x_i),    v_i uniform on (0, 1) and used only here,
 
-with "before" in some order of the vocabulary; tokens of equal rank form a block, in which v_i decides. Let F_i hold
-all noise of the stream slots before i, and, if the recorded q is one-hot, the draw of slot i's first draft. p of
-slot i in every step, the distributions of its drafts, the step that verifies it and its place in that step's window are
-functions of F_i, as the noise of slot i affects no decision before the step that commits it. A lossless verifier gives
-x_i ~ p_i given F_i. So for every order that is a function of F_i, u_i is uniform given F_i, and all u_i of a run are
-independent uniforms; also of subsets chosen by functions of F_i (place in the window, entropy of p_i), but not by
-outcomes (accepted or replaced, kept or redrawn). The distribution of a draft's first draw, before refinements kept
-it, is not a function of F_i.
+with "before" in some order of the vocabulary; tokens of equal rank form a block, in which v_i decides. Let F_i hold all
+noise of the stream slots before i, and, if the recorded q is one-hot, the draw of slot i's first draft. The noise of
+slot i affects no decision before the step that commits it. So p of slot i in every step, the distributions of its
+drafts, the step that verifies it and its place in that step's window are functions of F_i. A lossless verifier gives
+x_i ~ p_i given F_i. Hence for every order that is a function of F_i, u_i is uniform given F_i, and all u_i of a run are
+independent uniforms. This also holds for subsets chosen by functions of F_i (place in the window, entropy of p_i), but
+not by outcomes (accepted or replaced, kept or redrawn). The distribution of a draft's first draw, before refinements
+kept it, is not a function of F_i.
 
-With a verifier that looks ahead, F_i is instead all noise of earlier steps, the tokens before i, and that the step
-commits slot i: `block` gives x_i ~ p_i given these, and the rest is the same.
+For the verifier `block`, which looks ahead, F_i instead holds all noise of earlier steps, the tokens before i, and the
+event that the step commits slot i. `block` gives x_i ~ p_i given these; the rest is the same.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def ratio_score(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def uniforms(before: np.ndarray, through: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Rosenblatt uniforms in [0, 1], float32, from the mass before a token, the mass through it, and v."""
+    """Return Rosenblatt uniforms in [0, 1], float32, from the mass before a token, the mass through it, and v."""
     return np.clip(before + v * (through - before), 0.0, 1.0).astype(np.float32)
 
 

@@ -4,9 +4,9 @@ Row r starts once row r - 1 has a window of tokens; from then on every incomplet
 each column attends to all generated tokens earlier in raster order. Lossy: a token is conditioned on a part of the rows
 above. A window as wide as the row is AR. For the input of the first token of a row see `specbench.decoding.row_loop`.
 
-The adaptive window draws the first token x of a row from p and, each time the row above has grown, keeps it with
-probability min(1, p'(x)/p(x)) under the new p', else redraws it from [p' - p]+ and tests it again. The paper's code
-does not contain this window; the rule follows the paper's text.
+The adaptive window draws the first token x of a row from p. Each time the row above has grown, x is kept with
+probability min(1, p'(x)/p(x)) under the new p'; otherwise it is redrawn from [p' - p]+ and tested again. The paper's
+code does not contain this window; the rule follows the paper's text.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ZipARLoop(ImageRowLoop):
         self.count[:, lanes.rows] += stays
 
     def _reconsider(self, p: Tensor, drawn: Tensor, lanes: Lanes, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Adaptive window: resample first tokens of rows [B, C]; also returns which tokens stay."""
+        """Resample the first tokens of rows [B, C] (adaptive window). Also return which tokens stay."""
         count = self.count[:, lanes.rows]
         above = row_above(self.count, self._rows)[:, lanes.rows]
         starting = lanes.pending & (count == 0)

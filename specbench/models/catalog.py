@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelInfo(ModelFacts):
-    """A model with its files at known paths. Its `target` is called as `function(device: str, dtype: torch.dtype)` and
-    returns an `ImageModel`; quantised ones are a `TransformerModel`."""
+    """A model whose files have known paths. Its `target` is called as `function(device: str, dtype: torch.dtype)` and
+    returns an `ImageModel`; for eight bits it must return a `TransformerModel`."""
 
     resolution: tuple[int, int]
     tokens: int
     licence: str
     # JSON file with `network.codes`, the image vocabulary, and `sampling`, the default `Sampling`'s fields
     config: Path
-    weights: tuple[Path, ...] = ()  # files that must be there before it can be loaded
+    weights: tuple[Path, ...] = ()  # files that must exist before the model can be loaded
     _: KW_ONLY
-    prompt_check: str | None = None  # optional "module:function" raising ValueError for a text the model cannot read
+    prompt_check: str | None = None  # "module:function" that raises ValueError for a text the model cannot read
     parameters: int | None = None
     hub_id: str | None = None
     forced_slots: int = 0  # stream slots of one image whose tokens the grammar forces, such as row ends
@@ -50,7 +50,7 @@ class ModelInfo(ModelFacts):
             raise TypeError(f"config = {self.config!r:.40} is no path")
 
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelInfo:
-        """Reject other weights, which these models do not support."""
+        """Return the model as chosen; other weights are refused, because these models do not support them."""
         for name in RELEASED:
             if getattr(choice, name) == "released":
                 what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
@@ -62,7 +62,7 @@ class ModelInfo(ModelFacts):
 
     @property
     def network(self) -> NetworkSize | None:
-        """Sizes of a Llama, its words not counted; None unless the configuration has them."""
+        """Sizes of a Llama without its words; None if the configuration lacks them."""
         sizes = [self._content["network"].get(name) for name in ("codes", "width", "inner", "layers", "heads")]
         return None if None in sizes else NetworkSize(*sizes, kv_heads=sizes[-1])
 
@@ -75,7 +75,7 @@ class ModelInfo(ModelFacts):
         return self.tokens + self.forced_slots
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
-        """Weights in memory at most: files of half precision, as the package's are, held in full."""
+        """Upper bound on weights in memory: half-precision files, as in the package, are held in float32."""
         return 2 * sum(path.stat().st_size for path in self.weights)
 
     def load(self, device: str, dtype: str | None = None) -> ImageModel:
@@ -150,7 +150,7 @@ class ModelInfo(ModelFacts):
 
 
 def wrongly_declared(facts: ModelFacts, model: ImageModel) -> list[str]:
-    """Sizes of an image that the loaded model has otherwise than declared, in words."""
+    """Describe the image sizes in which the loaded model differs from its declaration."""
     layout = model.layout
     pairs = {
         "image tokens": (facts.tokens, len(layout.free_slots())),
@@ -183,7 +183,7 @@ _BUILT_IN = (
 
 @functools.cache
 def models() -> dict[str, ModelFacts]:
-    """All models, built-in ones first; built-in names take precedence over plug-ins'."""
+    """Return all models, built-in models first. Built-in names take precedence over names of plug-ins."""
     by_name: dict[str, ModelFacts] = {model.name: model for model in (*_BUILT_IN, *MODELS)}
     for name in plugins.plugins("models"):
         model = plugins.load_plugin("models", name, _is_model, "a ModelInfo with a name of letters, digits and .+-[]")
@@ -197,15 +197,15 @@ def _is_model(model: object) -> bool:
 
 
 def find_model(name: str) -> ModelFacts:
-    """Find a model by name, or import it as "package.module:NAME"; the SpecbenchError for an unknown name suggests the
-    nearest one."""
+    """Find a model by name, or import it as "package.module:NAME". The SpecbenchError for an unknown name suggests a
+    name."""
     if plugins.is_reference(name):
         return _users_model(name)
     return models()[model_name(name)]
 
 
 def model_name(typed: str) -> str:
-    """Name in the catalogue of a model that is named as in its paper or on the hub."""
+    """Return a model's name in the catalogue, given its name in a paper or on the hub."""
     also = {name: _repositories(model) for name, model in models().items()}
     if typed in models() or names.fitting(typed, models(), "model", also):
         return read_name("model", typed, models(), also)
@@ -218,13 +218,13 @@ def model_name(typed: str) -> str:
 
 
 def _repositories(model: ModelFacts) -> list[str]:
-    """Ids of a model's repositories on the hub, and their names without the owner."""
+    """List the ids of a model's repositories on the hub, and their names without the owner."""
     sources = [model.source, *(layout.sources[0] for layout in model.also)] if isinstance(model, HubModel) else []
     return [text for source in sources for text in (source.repo, source.repo.rpartition("/")[2])]
 
 
 def _by_words(typed: str) -> list[str]:
-    """The models that all words of a name fit, of which one begins as the family does."""
+    """Return the models that match all words of a name and whose family name the text begins with."""
     facts = {
         name: [model.summary.partition(" at ")[0], name, str(model.resolution[0]), *_repositories(model)]
         for name, model in models().items()
@@ -235,7 +235,7 @@ def _by_words(typed: str) -> list[str]:
 
 
 def _users_model(reference: str) -> ModelFacts:
-    """A model of the user, known by its name from then on."""
+    """Import a model of the user and register it under its name."""
     model = plugins.load_user_object(reference, "model")
     if not isinstance(model, ModelInfo | HubModel):
         raise SpecbenchError(f"model '{reference}' is a {type(model).__name__}, not a specbench ModelInfo")
@@ -249,11 +249,11 @@ def _users_model(reference: str) -> ModelFacts:
     return model
 
 
-_references: dict[str, str] = {}  # Where the models of plug-ins and of the user's modules are defined, by name
+_references: dict[str, str] = {}  # Import paths of the models of plug-ins and of the user's modules, by name
 
 
 def model_code(model: ModelFacts) -> Code | None:
-    """Code of a model that is not specbench's, its configuration included; None for specbench's own."""
+    """Return the code and configuration of a model from outside specbench; None for specbench's models."""
     reference = _references.get(ModelChoice.of_name(model.name)[0])
     targets = [getattr(model, name, None) for name in ("target", "prompt_check")]
     config = getattr(model, "config", None)
@@ -261,14 +261,14 @@ def model_code(model: ModelFacts) -> Code | None:
 
 
 def recorded_model(name: str, weights: str | None = None, revision: str | None = None) -> ModelFacts:
-    """The model of a run by its recorded name, whose endings encode its configuration ("janus+random+tiny")."""
+    """Return a run's model from its recorded name, whose endings encode its configuration ("janus+random+tiny")."""
     model, choice = ModelChoice.of_name(name, weights, revision)
     return find_model(model).configured(choice)
 
 
 def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:
-    """The model, ready to decode, of a name or of facts that may have been configured, in its own number format if
-    `dtype` is None; exit code 5 when its weights or the device are missing."""
+    """Load a model, given its name or its (configured) facts, ready to decode. `dtype`: None for the model's number
+    format. Exit code 5 if its weights or the device are missing."""
     info = find_model(model) if isinstance(model, str) else model
     check_decoding_device(device)
     info.require_weights()
@@ -290,7 +290,7 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
 
 
 def check_model(info: ModelFacts) -> None:
-    """Account for every tensor and token as `load_model` does, reading names and shapes but not the weights."""
+    """Check every tensor and token as `load_model` does, from names and shapes only: the weights are not read."""
     if not isinstance(info, HubModel):
         info.require_weights()
     elif not info.choice.random:

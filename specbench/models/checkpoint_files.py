@@ -1,6 +1,6 @@
-"""Where a checkpoint's files come from: a folder on this disk, or a hub repository at a known commit. No torch here.
+"""Sources of a checkpoint's files: a folder on this disk, or a hub repository at a known commit. No torch here.
 
-`HF_HOME` and `HF_HUB_OFFLINE` mean what they mean everywhere else, because huggingface_hub does the fetching.
+`HF_HOME` and `HF_HUB_OFFLINE` have their usual meaning, because huggingface_hub fetches the files.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _MARKS = (
 """Small files that suffice to recognise a repository."""
 MAX_JSON_BYTES = 2**28
 MAX_LAYERS = 1000
-"""Layers of a network that a configuration may ask for; building one takes minutes from some 100,000 on."""
+"""Maximum number of layers in a configuration; building a network of 100,000 layers or more takes minutes."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")  # Suffixes of files that hold tensors
 _OF_A_HUB = {"auto_map": "--", "implementation": "/"}
-"""Ends of names in a configuration, and what a value has that names code ("owner/name--module.Class") or kernels."""
+"""Suffixes of a configuration's names, and marks of values that name code ("owner/name--module.Class") or kernels."""
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([^/]+)")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
 
@@ -43,11 +43,11 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
 class Source:
     """Files of a hub repository."""
 
-    what: str  # what they are, for messages: "the language model"
+    what: str  # description for messages: "the language model"
     repo: str  # hub id, "owner/name"
     files: tuple[str, ...]  # glob patterns that must each match; "a|b" takes b if nothing matches a
     licence: str  # licence of their use
-    beside: tuple[str, ...] = ()  # files in a `--weights` folder that replace them, relative paths
+    beside: tuple[str, ...] = ()  # relative paths in a `--weights` folder of files that replace them
     note: str = ""  # further conditions of the download
     # further folders of a `--weights` folder that may hold its files
     folders: tuple[str, ...] = ()
@@ -55,28 +55,28 @@ class Source:
 
     @property
     def folder_name(self) -> str:
-        """Name of the subfolder of a `--weights` folder in which its files are looked for."""
+        """Name of the subfolder of a `--weights` folder that is searched for its files."""
         return self.repo.rpartition("/")[2]
 
     def how_to_get(self, repo: str | None = None, revision: str | None = None) -> str:
-        """The command that downloads its files, or the files of another repository."""
+        """Return the command that downloads its files, or the files of another repository."""
         if repo in (None, self.repo) and not revision:
             return f"specbench fetch {self.repo}"
         return f"hf download {repo or self.repo}" + (f" --revision {revision}" if revision else "")
 
     @contextmanager
     def blaming(self, path: Path) -> Iterator[None]:
-        """Name one of its files in whatever the block raises while it reads that file."""
+        """Turn any error of the block, which reads the file `path`, into a SpecbenchError that names the file."""
         try:
             yield
         except SpecbenchError:
             raise
-        except Exception as error:  # readers promise nothing about damaged content
+        except Exception as error:  # readers may raise anything for damaged content
             error = ValueError(f"no {error} in it") if isinstance(error, KeyError) else error
             raise self.damaged(path, error) from error
 
     def damaged(self, path: Path, error: Exception) -> SpecbenchError:
-        """One of its files is not what it should be."""
+        """Return the error for a damaged file."""
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         if is_lfs_pointer(path):
             reason = "it is a Git LFS pointer, not the file itself"
@@ -99,7 +99,7 @@ class CheckpointFiles:
         return any(path.name == name for path in self.paths)
 
     def only(self, *names: str) -> CheckpointFiles:
-        """The files whose name has one of these glob patterns."""
+        """Select the files whose name matches one of these glob patterns."""
         return CheckpointFiles(self.source, tuple(path for path in self.paths if any(map(path.match, names))))
 
     def ending(self, *suffixes: str) -> tuple[Path, ...]:
@@ -107,18 +107,18 @@ class CheckpointFiles:
 
     @property
     def where(self) -> str:
-        """The weight file, or the folder of several, for messages."""
+        """The weight file, or the folder of several weight files, for messages."""
         paths = self.ending(*_WEIGHTS) or self.paths
         return str(paths[0] if len(paths) == 1 else paths[0].parent)
 
     @property
     def commits(self) -> dict[str, str]:
-        """Commits of the hub repositories in whose cache folders its files lie, by repository."""
+        """Return, by hub repository, the commit in whose cache folder its files are."""
         places = (_SNAPSHOT.search(path.absolute().as_posix()) for path in self.paths)
         return {f"{place[1]}/{place[2]}": place[3] for place in places if place}
 
     def refusal(self, problem: str, path: Path | None = None) -> SpecbenchError:
-        """The error for unusable weights, or for an unusable file `path`."""
+        """Return the error for unusable weights, or for an unusable file `path`."""
         return SpecbenchError(
             f"{path or self.where}{problem}", f"is this {self.source.what}? the official: {self.source.how_to_get()}"
         )
@@ -126,7 +126,7 @@ class CheckpointFiles:
     def sha256(self) -> str:
         """Digest over the names and contents of all files.
 
-        Names prove nothing, although the hub's cache calls large files by their digest.
+        File names are not trusted, although the hub's cache names large files by their digest.
         """
         digest = hashlib.sha256()
         for path in self.paths:
@@ -136,12 +136,12 @@ class CheckpointFiles:
 
 @dataclass(frozen=True)
 class WantedFiles:
-    """The files of a source as a user asks for them."""
+    """A user's request for the files of a source."""
 
     source: Source
     weights: str | None = None  # a folder or hub id that replaces the source's; None for the source's
     revision: str | None = None  # of the hub repository
-    beside: Path | None = None  # folder of a language model; a companion is first searched in and next to it
+    beside: Path | None = None  # folder of a language model; companions are first searched in and next to it
 
     @property
     def repo(self) -> str:
@@ -149,8 +149,8 @@ class WantedFiles:
         return self.weights or self.source.repo
 
     def folder(self, download: bool = False) -> Path | None:
-        """The folder `weights`, or the repository's snapshot in the hub's cache, with `download` after fetching the
-        small files that identify its layout; None if it is not on this disk."""
+        """Return the folder `weights`, or the repository's snapshot in the hub's cache; None if it is not on this disk.
+        `download`: first fetch the small files that identify its layout."""
         if folder := local_folder(self.weights):
             return folder
         snapshot = cached_snapshot(self.repo, self.revision)
@@ -160,8 +160,8 @@ class WantedFiles:
         return snapshot
 
     def find(self) -> CheckpointFiles:
-        """The files on this disk; a SpecbenchError with exit code 5 names the first missing one, where to get it and
-        under which licence."""
+        """Find the files on this disk. A SpecbenchError with exit code 5 names a missing file, its source and
+        licence."""
         source, beside = self.source, self.beside
         if beside:
             for name in source.beside:
@@ -176,8 +176,8 @@ class WantedFiles:
         return _in_folder(source, folder, None if local_folder(self.weights) else self.repo)
 
     def fetch(self) -> CheckpointFiles:
-        """Like `find`, after downloading what is missing; a SpecbenchError also for a file in the hub's cache that has
-        not the digest that the hub stated."""
+        """Download missing files, then `find`. Raises a SpecbenchError also if a file in the hub's cache does not have
+        the digest that the hub stated."""
         if lacking := self.missing():
             fetch_all([lacking])
         files = self.find()
@@ -185,7 +185,7 @@ class WantedFiles:
         return files
 
     def missing(self) -> Download | None:
-        """The files that `fetch` downloads, None if all are on this disk; a SpecbenchError if they are not
+        """Return the files that `fetch` downloads; None if all are on this disk. A SpecbenchError if they are not
         available."""
         try:
             self.find()
@@ -201,7 +201,7 @@ class WantedFiles:
 
 
 def local_folder(weights: str | None) -> Path | None:
-    """`weights` as a folder, None if it is a hub id or nothing."""
+    """Return `weights` as a folder; None if it is a hub id or None."""
     if weights is None:
         return None
     folder = Path(weights).expanduser()
@@ -215,7 +215,7 @@ def local_folder(weights: str | None) -> Path | None:
 
 
 def _snapshot_in(folder: Path) -> Path:
-    """Of a repository's folder in the hub's cache ("models--OWNER--NAME"), the snapshot that `main` is."""
+    """Return the snapshot of `main` in a repository's folder of the hub's cache ("models--OWNER--NAME")."""
     if not (snapshots := sorted((folder / "snapshots").glob("*"))):
         return folder
     with suppress(OSError, UnicodeDecodeError):
@@ -226,7 +226,7 @@ def _snapshot_in(folder: Path) -> Path:
 
 
 def read_json(source: Source, path: Path) -> dict[str, object]:
-    """A file of the source that holds one JSON object."""
+    """Read a file of the source that holds one JSON object."""
     with source.blaming(path):
         content = parse_json(read_regular(path, MAX_JSON_BYTES))
     if not isinstance(content, dict):
@@ -261,14 +261,14 @@ def _in_folder(source: Source, folder: Path, repo: str | None = None) -> Checkpo
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
-    """Files of a pattern, less what a download in progress leaves behind."""
+    """Files that match a pattern, without the temporary files of downloads."""
     suffixes = (*_WEIGHTS, ".json", ".txt", ".tiktoken", ".jinja")
     place = folder / pattern
     return [path for path in files_named(place.parent, place.name) if path.is_file() and path.suffix in suffixes]
 
 
 def _check_shards(source: Source, folder: Path, paths: Sequence[Path], repo: str | None) -> None:
-    """Refuse an index without its shards, and shards without their index."""
+    """Refuse an index without all its shards, and shards without an index."""
     indices = [path for path in paths if path.name.endswith(".index.json")]
     for index in indices:
         files = read_json(source, index).get("weight_map")

@@ -1,5 +1,5 @@
-"""The layouts in which the supported families are published: how a folder's is recognised, and the size of the network
-in it, so that a checkpoint of another size is planned for as what it is. No torch, but for LlamaGen's tensors."""
+"""Layouts in which the supported families are published: recognition of a folder's layout, and the size of its network,
+so that plans use a checkpoint's real size. No torch, except for LlamaGen's tensors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LayoutMark:
     models: str  # names for `--model`
     what: str  # for messages
     test: Callable[[Path], bool]  # whether a folder is of this layout
-    # other families that pass the test if a copy lacks their mark: the user's choice counts
+    # other families whose folders pass the test if a copy lacks their mark; then the user's choice decides
     shared: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()  # layouts whose folders also pass the test
 
@@ -53,7 +53,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """`config.json`, or nothing if it cannot be read: its loader reports the reason."""
+    """Read `config.json`; return an empty dictionary if it cannot be read, because its loader reports the reason."""
     try:
         return _json_object(folder / "config.json")
     except (OSError, ValueError, SpecbenchError):
@@ -61,7 +61,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _chameleon(decodes: bool | None) -> Callable[[Path], bool]:
-    """Lumina-mGPT and Anole, which alone has the image decoder; Lumina-mGPT 2.0, None, has a larger vocabulary."""
+    """Recognise Anole (True: it has the image decoder), Lumina-mGPT (False), or 2.0 (None: a larger vocabulary)."""
 
     def test(folder: Path) -> bool:
         config = _config(folder)
@@ -76,7 +76,7 @@ def _chameleon(decodes: bool | None) -> Callable[[Path], bool]:
 
 
 def _holds(folder: Path, prefix: str) -> bool | None:
-    """Whether a stored tensor's name starts with `prefix`; None if unknown."""
+    """Return whether a stored tensor's name starts with `prefix`; None if unknown."""
     try:
         if (folder / INDEX).is_file():
             names = parse_json(read_regular(folder / INDEX, MAX_JSON_BYTES))["weight_map"]
@@ -170,13 +170,13 @@ LAYOUTS = {
 
 
 def recognise(folder: Path) -> str | None:
-    """Name of the layout of a folder's files; None if unknown."""
+    """Return the name of the layout of a folder's files; None if unknown."""
     held = [name for name, mark in LAYOUTS.items() if mark.test(folder)]
     return next((name for name in held if not set(held) & set(LAYOUTS[name].unless)), None)
 
 
 def _refuse_unread(folder: Path, weights: str, family: str) -> None:
-    """Refuse folders of adapters and of formats that are not read."""
+    """Refuse folders of adapters and of unsupported formats."""
     holds = _any("*.safetensors", "*.bin", "*.pt", "*.pth")(folder)
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         what = "is a LoRA adapter, not a model"
@@ -193,15 +193,15 @@ def _refuse_unread(folder: Path, weights: str, family: str) -> None:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files of a model as a user asks for them."""
+    """A user's request for the files of a model."""
 
     model: str  # its name, for messages
-    layouts: tuple[Layout, ...]  # those that they may have; the first is the default, and has the family's name
+    layouts: tuple[Layout, ...]  # possible layouts; the first is the default, and has the family's name
     choice: ModelChoice
 
     @property
     def official(self) -> bool:
-        """Whether the official checkpoint is asked for."""
+        """True if the official checkpoint is requested."""
         return self.choice.weights in (None, self._main.source.repo) and not self.choice.revision
 
     def folder(self, download: bool = False) -> Path | None:
@@ -209,19 +209,19 @@ class ModelFiles:
         return None if self.official else self._main.folder(download)
 
     def find(self) -> tuple[CheckpointFiles, ...]:
-        """All files, the language model's first; none for random weights. Nothing is downloaded."""
+        """Find all files, the language model's first, without downloads. Empty for random weights."""
         return tuple(part.find() for part in self._parts())
 
     def fetch(self) -> tuple[CheckpointFiles, ...]:
-        """The same, after downloading what is not on this disk."""
+        """Download the files that are not on this disk, then `find`."""
         return tuple(part.fetch() for part in self._parts(download=True))
 
     def missing(self) -> list[Download]:
-        """What `fetch` would download; errors as there."""
+        """List what `fetch` would download; same errors as `fetch`."""
         return [download for part in self._parts(download=True) if (download := part.missing())]
 
     def absent(self) -> list[WantedFiles]:
-        """The parts whose files are not on this disk."""
+        """List the parts whose files are not on this disk."""
 
         def here(part: WantedFiles) -> bool:
             try:
@@ -242,7 +242,7 @@ class ModelFiles:
                 require_permission(part.repo, part.revision)
 
     def facts(self, weights_sha256: str) -> dict[str, object]:
-        """See `specbench.models.facts.ModelFacts.file_facts`; a repository's revision is the commit on this disk."""
+        """See `ModelFacts.file_facts`; a repository's revision is the commit on this disk."""
         parts, choice, source = self.find(), self.choice, None
         if not self.official:
             folder = self.folder()
@@ -269,7 +269,7 @@ class ModelFiles:
 
     @property
     def sources(self) -> list[Source]:
-        """The sources of every layout, as on the hub."""
+        """List the sources of every layout, as on the hub."""
         return [source for layout in self.layouts for source in layout.sources]
 
     def _parts(self, download: bool = False) -> list[WantedFiles]:
@@ -289,7 +289,7 @@ class ModelFiles:
                     return layout
         folder = self._main.folder(download and len(self.layouts) > 1)
         if folder is None or all((folder / name).is_file() for name in usual.sources[0].files):
-            return usual  # its files by name, even if other files are next to them
+            return usual  # files are found by name, even if other files are next to them
         family = usual.name
         _refuse_unread(folder, weights, family)
         if (name := recognise(folder)) and family not in (LAYOUTS[name].family, *LAYOUTS[name].shared):
@@ -299,8 +299,8 @@ class ModelFiles:
 
 
 def stored_size(family: str, official: NetworkSize, folder: Path, source: Source | None = None) -> NetworkSize | None:
-    """The size of the checkpoint in `folder`; None if its files do not show it: its loader reports the reason.
-    `source`: of LlamaGen, in whose folder only the first file belongs to this model."""
+    """Return the size of the checkpoint in `folder`; None if its files do not show it, because its loader reports the
+    reason. `source`: for LlamaGen, whose folder holds several models; only the first file belongs to this model."""
     try:
         if source and family.startswith("llamagen"):
             return _llamagen_size(CheckpointFiles(source, (folder / source.files[0],)), official)
@@ -310,7 +310,7 @@ def stored_size(family: str, official: NetworkSize, folder: Path, source: Source
 
 
 CONFIGS = ("config.json", "vision_language_encoder/config.json")
-"""Where a repository keeps the configuration of its language model."""
+"""Path of the language model's configuration in a repository."""
 
 
 def _configured_size(family: str, folder: Path) -> NetworkSize:
@@ -332,7 +332,7 @@ def _configured_size(family: str, folder: Path) -> NetworkSize:
 
 
 def _meta_size(content: Mapping) -> NetworkSize:
-    """Meta's `params.json`; the width of feed-forward layers follows from the others."""
+    """Return the size in Meta's `params.json`; the feed-forward width follows from the other entries."""
     params = content.get("model", content)
     width, heads = params["dim"], params["n_heads"]
     least = int(params.get("ffn_dim_multiplier", 1) * int(8 * width / 3))
@@ -343,7 +343,8 @@ def _meta_size(content: Mapping) -> NetworkSize:
 
 
 def _llamagen_size(files: CheckpointFiles, named: NetworkSize) -> NetworkSize:
-    """Size from the shapes of LlamaGen's tensors, as it has no configuration; the tensors are mapped, not read."""
+    """Return the size from the shapes of LlamaGen's tensors, which has no configuration. Tensors are mapped, not
+    read."""
     from specbench.models.checkpoint_loading import read_tensors  # imports torch
 
     tensors = read_tensors(files)

@@ -1,4 +1,4 @@
-"""Reading checkpoint files into networks so that every parameter and every stored tensor is accounted for."""
+"""Loading of checkpoint files into networks. Every parameter and every stored tensor must be accounted for."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _IN_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 
 
 def read_tensors(files: CheckpointFiles) -> dict[str, Tensor]:
-    """All tensors of the source's weight files, mapped into memory instead of copied if the format allows it.
+    """Read all tensors of the source's weight files, mapped into memory instead of copied if the format allows it.
 
     Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module", "state_dict" or
-    "sd". Of a TorchScript archive only the tensors are read.
+    "sd". From a TorchScript archive only the tensors are read.
     """
     tensors: dict[str, Tensor] = {}
     for path in files.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit"):
@@ -61,7 +61,7 @@ def _unpickled(source: Source, path: Path) -> object:
 
 
 def read_arguments(files: CheckpointFiles) -> dict[str, object]:
-    """Arguments of the network in a pickled file: the "args" of its "model"."""
+    """Read the arguments of the network in a pickled file: the "args" of its "model"."""
     [path] = files.paths
     content = _unpickled(files.source, path)
     with files.source.blaming(path):
@@ -69,7 +69,7 @@ def read_arguments(files: CheckpointFiles) -> dict[str, object]:
 
 
 def read_model_config(files: CheckpointFiles, kind: type):
-    """`config.json` of a source as a transformers configuration of class `kind`."""
+    """Read `config.json` of a source as a transformers configuration of class `kind`."""
     path = files.named("config.json")
     config = read_json(files.source, path)
     with files.source.blaming(path):
@@ -77,21 +77,21 @@ def read_model_config(files: CheckpointFiles, kind: type):
 
 
 def read_tokenizer(files: CheckpointFiles, name: str = "tokenizer.json") -> Tokenizer:
-    """A tokenizers file exactly as described by itself, without reinterpretation by a tokenizer class."""
+    """Load a tokenizers file exactly as it describes itself, without reinterpretation by a tokenizer class."""
     path = files.named(name)
     with files.source.blaming(path):
         return Tokenizer.from_file(str(path))
 
 
 def token_id(tokenizer: Tokenizer, name: str) -> int:
-    """Id of a special token by its name."""
+    """Return the id of a special token, given its name."""
     if (number := tokenizer.token_to_id(name)) is None:
         raise SpecbenchError(f"the tokenizer has no token '{name}'", "check that it is the tokenizer of this model")
     return number
 
 
 def named_token(files: CheckpointFiles, *roles: str) -> str:
-    """Name of the token that `tokenizer_config.json` gives the first of these roles that it knows."""
+    """Return the token's name in `tokenizer_config.json` for the first of `roles` that the file has."""
     path = files.named("tokenizer_config.json")
     for entry in map(read_json(files.source, path).get, roles):
         name = entry.get("content") if isinstance(entry, dict) else entry
@@ -101,7 +101,7 @@ def named_token(files: CheckpointFiles, *roles: str) -> str:
 
 
 def rename(tensors: Mapping[str, Tensor], names: Callable[[str], str | None]) -> dict[str, Tensor]:
-    """Tensors under the names that `names` gives them; those given None keep theirs."""
+    """Rename tensors by `names`; a tensor for which it returns None keeps its name."""
     return {names(name) or name: tensor for name, tensor in tensors.items()}
 
 
@@ -115,31 +115,31 @@ META_NAMES = {
     "feed_forward.w3.": "mlp.up_proj.",
     "feed_forward.w2.": "mlp.down_proj.",
 }
-"""Beginnings of names in Meta's Llama, without the layer, and transformers'."""
+"""Prefixes of tensor names in Meta's Llama (without the layer), and in transformers."""
 
 
 def meta_name(name: str, names: Mapping[str, str]) -> str:
-    """transformers' name of a tensor that is called as in Meta's Llama, by its beginning; `names` as `META_NAMES`."""
+    """Return transformers' name for a tensor name of Meta's Llama. `names`: prefixes, as in `META_NAMES`."""
     layer, inner = re.fullmatch(r"(layers\.\d+\.)?(.*)", name).groups("")
     old = next((old for old in names if inner.startswith(old)), "")
     return (f"model.{layer}" if layer else "") + names.get(old, "") + inner.removeprefix(old)
 
 
 def drop(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[str, Tensor]:
-    """The tensors whose name starts with none of `prefixes`."""
+    """Drop the tensors whose name starts with one of `prefixes`."""
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(prefixes))}
 
 
 def rotary_halves(matrix: Tensor, head: int) -> Tensor:
-    """Rows [heads * head, d] from rotated pairs side by side, as authors store them, to pairs half a head apart."""
+    """Reorder rows [heads * head, d] of rotary pairs from side by side, as authors store them, to half a head apart."""
     return matrix.view(-1, head // 2, 2, matrix.shape[1]).transpose(1, 2).reshape(-1, matrix.shape[1])
 
 
 def build_network(
     kind: Callable[..., nn.Module], *arguments: object, files: CheckpointFiles | None = None
 ) -> nn.Module:
-    """A network without memory, whose parameters are assigned by `fill` or drawn by `randomise`. `files`: source of the
-    configuration; a configuration that makes no network is then a damaged file."""
+    """Build a network on the meta device; `fill` assigns or `randomise` draws its parameters. `files`: source of the
+    configuration. If given, a configuration that gives no network is reported as a damaged file."""
     try:
         with torch.device("meta"):
             return kind(*arguments)
@@ -158,9 +158,9 @@ def fill(
     dtype: torch.dtype,
     eight_bits: bool = False,
 ) -> nn.Module:
-    """Give every parameter of a built network its stored value, in evaluation mode. `tensors`: exactly these; shared
-    ones may be left out. The device "meta" leaves the values in their `files`, after all checks. `eight_bits`: store
-    the matrices of layers so, see `quantise`."""
+    """Assign its stored value to every parameter of a built network, and set evaluation mode. `tensors` must be exactly
+    the parameters; shared parameters may be missing. On the device "meta" everything is checked, but no value is read.
+    `eight_bits`: quantise the matrices of layers, see `quantise`."""
     built = network.state_dict()
     tied = getattr(network, "all_tied_weights_keys", None) or {}
     if missing := sorted(built.keys() - tensors.keys() - tied.keys()):
@@ -189,7 +189,7 @@ def randomise(
 ) -> nn.Module:
     """Draw every parameter of a built network: norms are 1, biases 0, matrices keep the variance of their input.
 
-    On the device "meta" the network has shapes and no values.
+    On the device "meta" the network has shapes, but no values.
     """
     network.to(dtype)
     if device == "meta":
@@ -225,7 +225,7 @@ def _finish(network: nn.Module, device: str) -> nn.Module:
 
 
 def renew_rotary(network: nn.Module) -> None:
-    """Rotary frequencies and embedding scales are computed, not stored, so a network built without memory has none."""
+    """Recompute rotary frequencies and embedding scales: they are not stored, so a network built on meta lacks them."""
     for module in list(network.modules()):
         if hasattr(module, "scalar_embed_scale"):
             module.embed_scale = torch.tensor(module.scalar_embed_scale)
@@ -253,7 +253,7 @@ def quantise(module: nn.Module, name: str) -> None:
 
 
 def quantise_network(network: nn.Module) -> nn.Module:
-    """`quantise` every module of a network that is on its device."""
+    """Apply `quantise` to every module of a network that is already on its device."""
     for name, module in network.named_modules():
         quantise(module, name)
     return network

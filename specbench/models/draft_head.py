@@ -1,12 +1,12 @@
 """EAGLE-1's draft head (Li et al., ICML 2024, arXiv 2401.15077): one layer that extrapolates a target's features.
 
-A feature f_t is the target's last hidden state, which its output matrix reads. Element t pairs it with the token that
-followed, and the layer's output predicts the next feature:
+A feature f_t is the target's last hidden state, which its output matrix reads. Element t combines f_t with the token
+after it, and the layer's output predicts the next feature:
 
     input_t = W [e(x_{t+1}); f_t] + b        f^_{t+1} = layer(input_1 .. input_t)        logits = target.head(f^_{t+1})
 
 Checkpoints have the layout of the public heads: `config.json`, and `model.safetensors` or `pytorch_model.bin` with
-`embed_tokens.weight`, `fc.{weight,bias}` and `layers.0.*`; the target's output matrix is not in it.
+`embed_tokens.weight`, `fc.{weight,bias}` and `layers.0.*`, without the target's output matrix.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EagleHead(LlamaModel):
     Chameleon does; `published_as`: the `input_type` of LlamaGen's published heads, empty for all others."""
 
     published_as = ""
-    taps: tuple[int, ...] = ()  # numbers of the target's layers whose hidden states it also reads
+    taps: tuple[int, ...] = ()  # the head also reads the hidden states after these numbers of target layers
 
     def __init__(self, config: LlamaConfig, input_norm: bool = False, query_norm: bool = False):
         super().__init__(config)
@@ -59,15 +59,15 @@ class EagleHead(LlamaModel):
         self.embed_tokens.requires_grad_(False)
 
     def seen_prompt(self, prompt: DraftPrompt) -> DraftPrompt:
-        """The prompt as the head was trained to see it."""
+        """Return the prompt in the form that the head was trained on."""
         return prompt
 
     def fused(self, features: Tensor) -> Tensor:
-        """The head's features [..., d] of the target's."""
+        """Convert the target's features to the head's features [..., d]."""
         return features
 
     def read(self, features: Tensor) -> Tensor:
-        """The input of the target's output matrix, from the head's features [..., d]."""
+        """Convert the head's features [..., d] to the input of the target's output matrix."""
         return features
 
     def extrapolate(
@@ -80,8 +80,8 @@ class EagleHead(LlamaModel):
     ) -> Tensor:
         """Predict the next features [R, T, d] from table ids of tokens [R, T] and the features [R, T, d] before them.
 
-        Without mask and `rotary` the elements are a causal sequence from position 0. The layer is called directly,
-        since the rest of `LlamaModel.forward` takes a quarter of a small layer's time.
+        Without mask and `rotary`, the elements are a causal sequence from position 0. The layer is called directly,
+        because the rest of `LlamaModel.forward` takes a quarter of a small layer's time.
         """
         inputs = self.fc(torch.cat([self.embed_tokens(ids), features], dim=-1))
         if rotary is None:
@@ -102,8 +102,9 @@ class EagleHead(LlamaModel):
 
 
 class Eagle3Head(EagleHead):
-    """EAGLE-1's head trained as EAGLE-3's (Li et al., NeurIPS 2025, arXiv 2503.01840): it reads hidden states of
-    several layers, and learns from its own outputs, which need not resemble them. It keeps the target's output matrix.
+    """EAGLE-1's head trained like EAGLE-3's (Li et al., NeurIPS 2025, arXiv 2503.01840): it reads hidden states of
+    several layers, and is trained on its own outputs, which need not resemble the target's features. It keeps the
+    target's output matrix.
     """
 
     def __init__(self, config: LlamaConfig, taps: tuple[int, ...]):
@@ -122,9 +123,9 @@ class Eagle3Head(EagleHead):
 
 class JanusHead(EagleHead):
     """The head that CASCADE's authors publish for Janus-Pro-7B, as implied by their loading code (selinyldrm/
-    Deepseek-JanusPro-EAGLE, commit 09cf7d2): a Janus-Pro with one layer after a joint projection and SiLU; the
-    normalised state is fed back. It has embeddings of image tokens alone, and sees all tokens of the image, as in
-    training; in the authors' decoding it sees only the newest token."""
+    Deepseek-JanusPro-EAGLE, commit 09cf7d2): a Janus-Pro with one layer after a joint projection and SiLU. The
+    normalised state is fed back. The head embeds image tokens only. Here it attends to all tokens of the image, as in
+    training; in the authors' decoding it attends to the newest token only."""
 
     def __init__(self, config: LlamaConfig):
         super().__init__(config, input_norm=True)
@@ -144,7 +145,7 @@ class _SiluLinear(nn.Linear):
 
 
 _NOT_READ = ("vision_model.", "aligner.", "gen_vision_model.", "gen_head.", "language_model.lm_head.")
-"""Parts of a published Janus head that are the target's."""
+"""Parts of a published Janus head that belong to the target."""
 
 
 def _of_janus(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -177,7 +178,7 @@ def _shared(config: LlamaConfig) -> dict[str, object]:
 def new_head(
     config: LlamaConfig, embedding: Tensor, seed: int, taps: tuple[int, ...] | None = None
 ) -> EagleHead | Eagle3Head:
-    """An untrained head with the frozen token table `embedding` [V, d]; with `taps` an EAGLE-3 head."""
+    """Create an untrained head with the frozen token table `embedding` [V, d]; with `taps`, an EAGLE-3 head."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = EagleHead(config) if taps is None else Eagle3Head(config, taps)
@@ -187,11 +188,11 @@ def new_head(
 
 Head = TypeVar("Head", bound=nn.Module)
 _LATEST: WeakKeyDictionary[ImageModel, dict[object, tuple[object, nn.Module]]] = WeakKeyDictionary()
-"""Per model and kind of head, the head that was used last and its source."""
+"""For each model and kind of head, the head used last and its source."""
 
 
 def head_for(model: ImageModel, path: str) -> EagleHead:
-    """Load the head `path` (a folder or hub id), or the model's if that is empty, ready to draft for `model`.
+    """Load the head `path` (a folder or hub id; empty for the model's head), ready to draft for `model`.
 
     The latest head is cached, and loaded again when its files or the model's device or dtype have changed.
     """
@@ -199,25 +200,24 @@ def head_for(model: ImageModel, path: str) -> EagleHead:
 
 
 def eagle3_head_for(model: ImageModel, path: str) -> Eagle3Head:
-    """As `head_for`, an EAGLE-3 head."""
+    """Load an EAGLE-3 head, see `head_for`."""
     return _EAGLE3.ready(model, path)
 
 
 class HeadLoading(NamedTuple, Generic[Head]):
-    """Loading functions of a kind of heads."""
+    """Loading functions for one kind of draft head."""
 
     able: type  # protocol of models that support such a head
     bundled: Callable[[Any], Head | None]  # the head bundled with a model, or None
     load: Callable[[CheckpointFiles], Head]  # reads a head's files
     width: Callable[[Head], int]  # size of the features that a head reads
-    # checks a head against a model, and suits it to the model
+    # checks that a head fits a model, and adapts it
     adopt: Callable[[Head, Any, str], Head] = lambda head, model, path: head
-    # hub id of the head that is published for a model of a name; empty if none is
+    # hub id of the head published for the model of this name; empty if there is none
     published: Callable[[str], str] = lambda model: ""
 
     def ready(self, model: ImageModel, path: str) -> Head:
-        """Load the head `path`, or if that is empty the published or the model's, ready for `model`; the head used
-        last is kept."""
+        """Load the head `path`, or if empty the published or the bundled head, for `model`. The last head is cached."""
         if not isinstance(model, self.able):
             what = f"model '{model.name}' cannot be used with a draft head"
             raise SpecbenchError(what, "choose a decoder without one")
@@ -250,7 +250,7 @@ def _identity(files: CheckpointFiles) -> tuple[tuple[Path, int, int], ...]:
 
 
 def _adopted(head: EagleHead, model: DraftHeadModel, path: str) -> EagleHead:
-    """Check that `head` knows the model's tokens, and let the model adopt it."""
+    """Check that `head` has embeddings of all the model's tokens, and let the model adapt it."""
     largest = int(model.table_ids(torch.arange(model.layout.vocab, device=model.device)).max())
     if largest >= head.embed_tokens.num_embeddings:
         what = f"--head {path}: knows {head.embed_tokens.num_embeddings} tokens, '{model.name}' has a token {largest}"
@@ -259,7 +259,7 @@ def _adopted(head: EagleHead, model: DraftHeadModel, path: str) -> EagleHead:
 
 
 def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
-    """Load the head in these files, in float32; `tapped`: an EAGLE-3 head."""
+    """Load the head in these files, in float32. `tapped`: whether it is an EAGLE-3 head."""
     config_file, weights = files.paths
     with blaming(weights, *NO_HEAD):
         safe = weights.suffix == ".safetensors"
@@ -279,7 +279,7 @@ def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
         settings |= {"num_hidden_layers": 1, "model_type": "llama", "pad_token_id": None}
         config = LlamaConfig(**settings, attn_implementation="sdpa")
         _spread_norms(tensors, config)
-        with torch.device("meta"):  # sizes are only as credible as the tensors
+        with torch.device("meta"):  # no memory yet: the sizes in the file may be wrong
             if janus:
                 head = JanusHead(config)
             elif tapped:
@@ -301,11 +301,11 @@ def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
 
 
 NO_HEAD = ("is not of a draft head: {}", "train one with: specbench train-head")
-"""What `blaming` says of a head's files."""
+"""Name of a head's files in the errors of `blaming`."""
 
 
 def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:
-    """Repeat query and key norms that are stored once for all attention heads; those stored per head stay."""
+    """Repeat query and key norms that are stored once for all attention heads; norms stored per head stay."""
     largest = max((len(tensor) for tensor in tensors.values() if tensor.dim()), default=0)
     for name, count in (("q_norm", config.num_attention_heads), ("k_norm", config.num_key_value_heads)):
         for norm in (f"layers.0.self_attn.{name}.{part}" for part in ("weight", "bias")):

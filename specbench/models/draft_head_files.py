@@ -27,28 +27,28 @@ PUBLISHED_HEADS: Mapping[str, Source] = {
     "llamagen-512": _source("jadohu/llamagen2_drafter", _CARDS_UNREAD),
     "janus-7b": _source("seliny2/JanusPro-Eagle-Drafter", "not stated where it was found"),
 }
-"""EAGLE heads that LANTERN's authors publish, by model (README of jadohu/LANTERN at 3a56e45, and its issue 1), and
-CASCADE's (README of selinyldrm/Deepseek-JanusPro-EAGLE at 09cf7d2). No commit is stated; the commit of the first use is
+"""EAGLE heads published by LANTERN's authors (README of jadohu/LANTERN at 3a56e45, and its issue 1) and by CASCADE's
+(README of selinyldrm/Deepseek-JanusPro-EAGLE at 09cf7d2), by model. No commit is stated; that of the first use is
 pinned."""
 
 
 def published_head(model: str, kind: str = "eagle") -> str:
-    """Hub id of the head that the authors of a method publish for a model; empty if unknown, and for random weights.
-    `model` may have endings of its configuration."""
+    """Return the hub id of the head that a method's authors publish for a model; empty if unknown, or for random
+    weights. `model` may have endings of its configuration."""
     source = PUBLISHED_HEADS.get(model.partition("+")[0]) if kind == "eagle" and RANDOM not in model else None
     return source.repo if source else ""
 
 
 @dataclass(frozen=True)
 class HeadFiles:
-    """The files of a draft head as a user asks for them."""
+    """A user's request for the files of a draft head."""
 
     place: str  # a folder or hub id; empty for the head that comes with the model
     model: str  # name of the target, for messages
     bundled: Path | None = None  # folder of the head that comes with the model
 
     def find(self, download: bool = False) -> CheckpointFiles:
-        """The files on this disk, with `download` after fetching the files of a hub repository; a SpecbenchError with
+        """Find the files on this disk. `download`: first fetch the files of a hub repository. A SpecbenchError with
         exit code 5 if they are missing."""
         if self._on_hub:
             files = self._wanted.fetch() if download else self._wanted.find()
@@ -68,7 +68,7 @@ class HeadFiles:
             require_permission(self.place, None)
 
     def missing(self) -> Download | None:
-        """What `find` downloads; None for a folder, and for what is on this disk."""
+        """Return what `find` downloads; None for a folder, or if all files are on this disk."""
         return self._wanted.missing() if self._on_hub else None
 
     @property
@@ -78,7 +78,7 @@ class HeadFiles:
 
     @property
     def _on_hub(self) -> bool:
-        """Whether OWNER/NAME is meant, not a folder, nor a mistyped path in a folder that is here."""
+        """True if OWNER/NAME is meant, not a folder, nor a mistyped path in an existing folder."""
         place = self.place
         named = place.count("/") == 1 and not place.startswith((".", "/", "~")) and not Path(place).is_dir()
         published = {source.repo for source in PUBLISHED_HEADS.values()}
@@ -86,7 +86,7 @@ class HeadFiles:
 
 
 def no_head(model: str) -> SpecbenchError:
-    """The error for a model without a draft head; `model` may carry what was added to its name."""
+    """Return the error for a model without a draft head; `model` may have endings of its configuration."""
     name = model.partition("+")[0]
     return SpecbenchError(
         f"model '{model}' has no draft head in the package, and no published head fits",
@@ -96,7 +96,7 @@ def no_head(model: str) -> SpecbenchError:
 
 
 def head_in(folder: Path) -> CheckpointFiles:
-    """Configuration and weights of the head in `folder`; a SpecbenchError with exit code 5 if they are missing."""
+    """Return the files of the head in `folder`; a SpecbenchError with exit code 5 if they are missing."""
     weights = [folder / name for name in WEIGHTS if (folder / name).is_file()]
     if not weights or not (folder / CONFIG).is_file():
         raise SpecbenchError(

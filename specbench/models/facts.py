@@ -1,4 +1,4 @@
-"""The facts of a model before it is loaded: what plans, memory estimates, `list` and `doctor` read. No torch here."""
+"""Facts of a model before it is loaded, for plans, memory estimates, `list` and `doctor`. No torch here."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # Bytes of one number by dt
 EIGHT_BITS = "int8wo"
 """Value of `--dtype` for matrices in eight bits; activations and all other weights keep the model's dtype."""
 EIGHT_BITS_GAIN = "saves memory, not time"
-"""Effect of eight bits: torchao's product writes the matrix in the model's dtype before reading it."""
+"""Effect of eight bits. No time is saved, because torchao's product first writes the matrix in the model's dtype."""
 DTYPES = (*BYTES, EIGHT_BITS)  # Values of `--dtype`
 
 
-RANDOM = "+random"  # Part of the name of every model with random weights, and so of all records of its runs
+RANDOM = "+random"  # Part of the name of every model with random weights, so it is in all records of its runs
 TINY_GRID, TINY_BEFORE = (4, 4), (2, 3)
-"""Grid of an image at tiny scale, and the grid before it in models that have a preview."""
+"""Grid of an image at tiny scale, and the preceding grid in models with a preview."""
 
 
 def require_torchao() -> None:
-    """Raise a SpecbenchError with exit code 5 where torchao is not installed."""
+    """Raise a SpecbenchError with exit code 5 if torchao is not installed."""
     if find_spec("torchao") is None:
         what = "--dtype int8wo needs torchao, which is not installed"
         raise SpecbenchError(what, "pip install 'torchao>=0.18'", MISSING_PREREQUISITE)
@@ -45,16 +45,16 @@ class ModelChoice:
     revision: str | None = None  # of the hub repository
     _: KW_ONLY
     random: bool = False  # the true architecture with random weights
-    # a grid of `TINY_GRID` tokens, checkpoints of any vocabulary, and with `random` a network to match
+    # a grid of `TINY_GRID` tokens, checkpoints of any vocabulary size, and with `random` a small network
     tiny: bool = False
     # "official", or "released" for the unconditional prompt of SJD's and GSD's released code
     guidance_rows: str = "official"
     # "official", or "released" for the words that SJD's released script writes before the prompt
     prompt_form: str = "official"
-    # "official" for a constant scale, or "released" for what the family's code makes of it
+    # "official" for a constant scale, or "released" for the schedule of the family's code
     guidance_schedule: str = "official"
-    size: str | None = None  # WIDTHxHEIGHT in pixels; the model's if None
-    # matrices of the layers in eight bits: another target, with other logits than in 16 bits
+    size: str | None = None  # WIDTHxHEIGHT in pixels; None for the model's size
+    # matrices of the layers in eight bits: a different target, whose logits differ from 16 bits
     eight_bits: bool = False
 
     def __post_init__(self) -> None:
@@ -63,18 +63,18 @@ class ModelChoice:
 
     @property
     def released(self) -> dict[str, bool]:
-        """Whether each form is the released one, by the name of its ending."""
+        """For each form, whether it is the released form, by its ending in the name."""
         return {ending: getattr(self, name) == "released" for ending, name in _FORMS.items()}
 
     def name(self, model: str) -> str:
-        """Name of the model in records, with an ending for each deviation from the official model."""
+        """Return the model's name in records, with an ending for each deviation from the official model."""
         values = vars(self) | self.released
         size = f"+{self.size}" if self.size else ""
         return model + size + "".join(ending for ending, what in _ENDINGS.items() if values[what])
 
     @classmethod
     def of_name(cls, name: str, weights: str | None = None, revision: str | None = None) -> tuple[str, ModelChoice]:
-        """Name of the model, and the choice, of a name in records ("janus+random+tiny")."""
+        """Split a name in records ("janus+random+tiny") into the model's name and the choice."""
         endings = set()
         while ending := next((ending for ending in _ENDINGS if name.endswith(ending)), None):
             name = name.removesuffix(ending)
@@ -87,7 +87,7 @@ class ModelChoice:
 
 
 _FORMS = {"rows": "guidance_rows", "prompt": "prompt_form", "guidance": "guidance_schedule"}
-"""Fields with a released form, by what their endings call them."""
+"""Fields with a released form, by their ending."""
 AS_PUBLISHED = ModelChoice()  # The published checkpoint in full size
 _ENDINGS = {
     RANDOM: "random",
@@ -97,7 +97,7 @@ _ENDINGS = {
     "+released-guidance": "guidance",
     f"+{EIGHT_BITS}": "eight_bits",
 }
-"""Endings of a model's name in records, by what they record of a `ModelChoice`, in their order."""
+"""Endings of a model's name in records, in their order, with the field of `ModelChoice` that they record."""
 
 
 class _InAnyForm:
@@ -106,7 +106,7 @@ class _InAnyForm:
     licence: str  # for people
     hub_id: str | None  # the hub repository of the weights; None for bundled ones
     resolution: tuple[int, int]  # image height and width in pixels
-    tokens: int  # image tokens of one image, without those that the grammar forces
+    tokens: int  # image tokens of one image, without tokens that the grammar forces
     stream: int  # stream slots of one image, forced tokens included
     v_image: int  # size of the image vocabulary
     network: NetworkSize | None  # sizes of the language model; None if not known
@@ -116,22 +116,22 @@ class _InAnyForm:
 
 @dataclass(frozen=True)
 class ModelFacts(_InAnyForm):
-    """The facts of a model, and what can be asked of its files before it is loaded; subclasses say where these are."""
+    """Facts of a model and of its files before it is loaded. Subclasses define where the files are."""
 
     name: str  # in records and on the command line
     summary: str  # for people
     target: str  # "module:function" that loads it
     _: KW_ONLY
-    dtype: str = "float32"  # the number format it is meant to run in
-    guided: bool = True  # whether it has an unconditional prompt, as guidance needs it
+    dtype: str = "float32"  # the number format that the model is intended for
+    guided: bool = True  # whether it has an unconditional prompt, which guidance needs
     heads: Mapping[str, Path] = field(default_factory=dict, hash=False)  # folders of bundled draft heads, by kind
     slot_numbers: int = 0  # numbers held per row and stream slot to embed image tokens with
-    pixel_numbers: int = 0  # float32 numbers per pixel alive at once while an image, or a whole batch, is rendered
+    pixel_numbers: int = 0  # peak float32 numbers per pixel in memory while an image, or a whole batch, is rendered
     choice: ModelChoice = AS_PUBLISHED  # checkpoint, size and prompts that were chosen
 
     @property
     def eight_bits(self) -> bool:
-        """Whether the matrices of its layers are in eight bits."""
+        """True if the matrices of its layers are in eight bits."""
         return self.choice.eight_bits
 
     @property
@@ -146,7 +146,7 @@ class ModelFacts(_InAnyForm):
 
     @property
     def ready(self) -> bool:
-        """Whether all files are on this disk."""
+        """True if all files are on this disk."""
         try:
             self.files()
         except SpecbenchError:
@@ -154,21 +154,21 @@ class ModelFacts(_InAnyForm):
         return True
 
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelFacts:
-        """This model as chosen; a SpecbenchError if it cannot be. `download` permits fetching the small files that show
-        the size of other weights."""
+        """Return this model as chosen; a SpecbenchError if the choice is not possible. `download`: whether the small
+        files that show the size of other weights may be fetched."""
         raise NotImplementedError
 
     @property
     def size_note(self) -> str | None:
-        """Reason why this model's size may differ from its weights' size; None if it is known to be equal."""
+        """Reason why the size of the weights may differ from this model's size; None if both are known to be equal."""
         return None
 
     def as_stored(self, download: bool = False) -> ModelFacts:
-        """This model with the size of the checkpoint on this disk, if that is not the official one."""
+        """Return this model with the size of the checkpoint on this disk, if this is not the official checkpoint."""
         return self
 
     def sampling(self) -> Sampling:
-        """The official sampling settings."""
+        """Return the official sampling settings."""
         raise NotImplementedError
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
@@ -176,8 +176,8 @@ class ModelFacts(_InAnyForm):
         raise NotImplementedError
 
     def captions_cut(self, captions: Iterable[str]) -> tuple[int | None, int] | None:
-        """Count the captions longer than what it reads (None before its files are here), and return that number of
-        tokens; None if it reads all captions whole."""
+        """Return the number of captions that the model cuts (None before its files are here) and its limit in tokens;
+        None if it reads all captions completely."""
         return None
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
@@ -185,30 +185,30 @@ class ModelFacts(_InAnyForm):
         raise NotImplementedError
 
     def file_facts(self, weights_sha256: str) -> dict[str, object]:
-        """Fields of `run.json`: `source`, of a checkpoint that is not the official one its weights, revision, layout
-        and digest; `commits` of the hub repositories, by repository; SHA-256 of every file, by folder and name."""
+        """Return fields of `run.json`: `source`, the weights, revision, layout and digest of a checkpoint that is not
+        official; `commits`, by hub repository; and the SHA-256 of every file, by folder and name."""
         return {"source": None, "commits": {}, "file_digests": {}}
 
     def downloads(self) -> list[Download]:
-        """Downloads of its files that are missing on this disk; a SpecbenchError if a file is not available."""
+        """List the downloads of files missing on this disk; a SpecbenchError if a file is not available."""
         return []
 
     def require_weights(self) -> None:
-        """Raise a SpecbenchError with exit code 5 that names a missing file which may not be downloaded."""
+        """Raise a SpecbenchError with exit code 5 if a file is missing that may not be downloaded."""
         raise NotImplementedError
 
     def files(self) -> tuple[Path, ...]:
-        """The files on this disk; a SpecbenchError with exit code 5 if a file is missing."""
+        """Return the files on this disk; a SpecbenchError with exit code 5 if a file is missing."""
         raise NotImplementedError
 
     def weights_sha256(self) -> str:
-        """Digest of all files, equal to the loaded model's."""
+        """Return the digest of all files, which is also the loaded model's."""
         raise NotImplementedError
 
     def step_bytes(self, dtype: str | None = None) -> int | None:
-        """Weight bytes that one forward reads, however wide its window; None if not counted."""
+        """Return the weight bytes that one forward reads, for any window width; None if not counted."""
         return self.size and self.size.read(1, 1, 0, BYTES[dtype or self.dtype])
 
     def kv_bytes(self, dtype: str | None = None) -> int | None:
-        """KV cache bytes of one token of one row (two rows per image with guidance); None if not counted."""
+        """Return the KV cache bytes of one token of one row (two rows per image with guidance); None if not counted."""
         return self.size and self.size.kv * BYTES[dtype or self.dtype]

@@ -1,4 +1,4 @@
-"""Sizes of each family's language model: parameters outside the six sizes of every network, and sizes that a
+"""Sizes of each family's language model: parameters that the six common sizes do not determine, and sizes that a
 configuration leaves out. Imports no torch, unlike the families' modules."""
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ CHAMELEON_WORDS = 65_536
 class FamilySizes:
     """Sizes of one family."""
 
-    # gives the further fields of `NetworkSize`, from the six sizes and the numbers that only this family has
+    # returns further fields of `NetworkSize` from the six sizes and from sizes that only this family has
     beside: Callable[..., dict[str, int]]
-    # what transformers takes for an entry that a configuration leaves out; without the last, as many as heads
+    # transformers' values for entries that a configuration leaves out; without the last, kv_heads = heads
     usual: tuple[int, ...] = ()
-    head_width: int = 0  # if it is not the width over the heads
+    head_width: int = 0  # 0 for width / heads
 
 
 _LLAMAGEN_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
-"""Attention heads of the authors' sizes by width, which their tensors do not show."""
+"""Attention heads of the authors' models by width; their tensors do not show them."""
 
 
 def llamagen_shape(tensors: Mapping, named: NetworkSize) -> tuple[int, int, int, int, int]:
-    """Codes, width, width of a feed-forward layer, layers and width of a head in LlamaGen's tensors; the last comes
-    from their rotary table, else from the authors' size of this width, else from the `named` model."""
+    """Return codes, width, feed-forward width, layers and head width of LlamaGen's tensors. The head width comes from
+    the rotary table, else from the authors' model of this width, else from the `named` model."""
     codes, width = tensors["output.weight"].shape
     inner = len(tensors["layers.0.feed_forward.w1.weight"])
     layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
@@ -68,7 +68,7 @@ def _qwen(size: NetworkSize, head_rows: int = 0) -> dict[str, int]:
 
 
 def _x_omni(size: NetworkSize, codes: int = 16_448) -> dict[str, int]:
-    """X-Omni: a Qwen2 with a second table and norm, and a head for codes alone."""
+    """X-Omni: a Qwen2 with a second table and norm, and a head for codes only."""
     return _qwen(size, codes) | {
         "extra": (codes + 1) * size.width,
         "step_extra": size.width,
@@ -77,12 +77,12 @@ def _x_omni(size: NetworkSize, codes: int = 16_448) -> dict[str, int]:
 
 
 def _glm(size: NetworkSize, codes: int = 16_512) -> dict[str, int]:
-    """GLM-Image: four norms a layer, queries, keys and values with biases, and a head for image tokens alone."""
+    """GLM-Image: four norms a layer, queries, keys and values with biases, and a head for image tokens only."""
     return {"layer_extra": size.query_width + 2 * size.key_width + 2 * size.width, "head_rows": codes}
 
 
 def glm_preview(height: int, width: int) -> tuple[tuple[int, int], ...]:
-    """GLM-Image's preview of a grid: about 256 tokens in its ratio, rounded down as its processor does."""
+    """Return GLM-Image's preview grid: about 256 tokens in the grid's ratio, rounded down as in its processor."""
     ratio = height / width
     return ((int(math.sqrt(ratio) * 16), int(math.sqrt(1 / ratio) * 16)),)
 
@@ -94,7 +94,7 @@ FAMILIES: Mapping[str, FamilySizes] = {
     **dict.fromkeys(("anole", "lumina", "lumina2"), _CHAMELEON),
     **dict.fromkeys(("simplear", "tar"), _QWEN),
     "llamagen": FamilySizes(_llamagen),
-    # learned vectors of the classes and of none
+    # learned vectors of the classes, and one for no class
     "llamagen_class": FamilySizes(
         lambda size, classes=1000: {"extra": (classes + 1) * size.width, "head_rows": size.words}
     ),
@@ -103,7 +103,7 @@ FAMILIES: Mapping[str, FamilySizes] = {
     "x_omni": FamilySizes(_x_omni, (151_936, 4096, 22_016, 32, 32)),
     "glm": FamilySizes(_glm, (168_064, 4096, 13_696, 40, 32, 2)),
     "emu3": FamilySizes(lambda size: {"head_rows": size.words}, _EMU3),
-    # a norm that all heads of the queries share, and another for the keys
+    # one norm for all query heads, and another for all key heads
     "emu35": FamilySizes(lambda size: {"head_width": 128, "head_norms": 2, "head_rows": size.words}, _EMU3, 128),
     "liquid": FamilySizes(lambda size, **more: more, (264_192, 3072, 24_576, 28, 16, 16), 256),
 }
@@ -113,13 +113,13 @@ FAMILIES: Mapping[str, FamilySizes] = {
 def network_size(
     family: str, words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int, **more: int
 ) -> NetworkSize:
-    """The size of a family's network, by the numbers in `families/models.toml` or in a configuration; `more` are those
-    that only this family has."""
+    """Return the size of a family's network, from the numbers in `families/models.toml` or in a configuration. `more`:
+    sizes that only this family has."""
     size = NetworkSize(words, width, inner, layers, heads, kv_heads)
     return replace(size, **FAMILIES[family].beside(size, **more))
 
 
 def default_sizes(family: str) -> dict[str, int]:
-    """The sizes that a configuration leaves out, by its names."""
+    """Return the sizes that a configuration leaves out, by their names in it."""
     sizes = FAMILIES[family]
     return dict(zip(SIZES, sizes.usual, strict=False)) | ({"head_dim": sizes.head_width} if sizes.head_width else {})

@@ -1,8 +1,8 @@
-"""Comparison of a model's decoding steps with its own forward: the same tokens by forwards of single columns, of
-windows with rejected drafts and of a draft tree through the KV cache, and by one forward of the whole sequence.
+"""Comparison of a model's decoding steps with its own forward. The steps are forwards through the KV cache: of single
+columns, of windows with rejected drafts, and of a draft tree. The own forward processes the whole sequence at once.
 
-Both must give the same log p within rounding, whose size is measured: by the own forward of a part of the sequence,
-which is another shape, and by the own forward with every product changed by a rounding error of its number format.
+Both must give the same log p within rounding. The size of rounding errors is measured: by the own forward of a part of
+the sequence, which has another shape, and by the own forward with a rounding error added to every product.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from specbench.system.digests import remember, remembered
 from specbench.system.torch_state import PinnedTorch
 from specbench.system.version import __version__
 
-_ENDS = 12  # Slots at either end of the stream that go through short forwards
+_ENDS = 12  # Slots at each end of the stream that are probed with short forwards
 _WINDOW, _CHUNK = 4, 64  # Columns of a probed window, and of the forwards between both ends
 _TREE = Tree((-1, 0, 0, 1, 2))  # Two branches of two drafts
 _AHEAD = "its attention looks ahead, or its positions depend on the length: such a model cannot be decoded step by step"
 _COMPARED = "own-forward.json"  # in the cache folder: largest differences of checkpoints, in nats
-_SAME = 1e-4  # Nats that are never called a difference
+_SAME = 1e-4  # Differences up to this many nats always pass
 _HINT = "its cache, masks, positions or head are not as specbench applies them; probe=False decodes all the same"
 
 
@@ -41,7 +41,7 @@ class Gap(NamedTuple):
     mean: float
 
     def exceeds(self, rounding: Gap) -> bool:
-        """Whether it is more than rounding: the largest difference, or, which is sharper in low precision, the mean."""
+        """Return whether the largest or the mean difference exceeds rounding; in low precision the mean is sharper."""
         return any(mine > max(6 * other, _SAME) for mine, other in zip(self, rounding, strict=True))
 
     def maximum(self, other: Gap) -> Gap:
@@ -52,16 +52,16 @@ class Probe(NamedTuple):
     """Result of a comparison."""
 
     gap: float  # largest difference of log p, in nats
-    rounding: float  # the largest difference that rounding makes
+    rounding: float  # largest difference due to rounding
     slots: int  # stream slots compared
-    # why draft trees are refused though chains and windows agree, and a hint
+    # reason why draft trees are refused although chains and windows agree, and a hint
     no_trees: tuple[str, str] | None = None
 
 
 class Reference(NamedTuple):
     """A model's own forward of R prompts with N random stream tokens each."""
 
-    prefix: Prefix  # the prompts twice, since a session without guidance decodes the first half
+    prefix: Prefix  # the prompts twice, because a session without guidance decodes the first half
     tokens: Tensor  # [R, N]
     logp: Tensor  # [R, N + 1, v_image]
     rounding: Gap
@@ -72,7 +72,7 @@ class Reference(NamedTuple):
 
 @contextmanager
 def refusing(name: str) -> Iterator[None]:
-    """Refuse in one line a network whose modules are not as a causal language model's."""
+    """Turn any error of the block into one line: the network is not a usual causal language model."""
     try:
         yield
     except (SpecbenchError, MemoryError, torch.OutOfMemoryError):
@@ -85,8 +85,8 @@ def refusing(name: str) -> Iterator[None]:
 
 
 def check_own_forward(model: TransformerModel, text: str) -> None:
-    """Refuse a checkpoint of a known family whose decoding steps differ from its network's own forward; a comparison is
-    made once for its files on a machine."""
+    """Refuse a checkpoint of a known family if its decoding steps differ from its network's own forward. The comparison
+    runs once per machine for the same files."""
     state = model.weights_sha256, model.name, model.dtype, model.device.type, __version__
     key = " ".join(map(str, (*state, torch.__version__, transformers.__version__)))
     if key in remembered(_COMPARED):
@@ -97,7 +97,7 @@ def check_own_forward(model: TransformerModel, text: str) -> None:
     except SpecbenchError as error:
         hint = "its configuration asks for what specbench does not apply in this family of models"
         raise SpecbenchError(error.what, hint) from error
-    with suppress(SpecbenchError, OSError):  # it is compared again then
+    with suppress(SpecbenchError, OSError):  # then the next load compares again
         remember(_COMPARED, {key: result.gap})
 
 
@@ -105,7 +105,7 @@ def check_own_forward(model: TransformerModel, text: str) -> None:
 def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Reference:
     """Compute log p of random tokens after the prompts of `prefix`.
 
-    Raises SpecbenchError if it depends on later tokens, or on random numbers.
+    Raises SpecbenchError if log p depends on later tokens, or on random numbers.
     """
     slots = slots_to_compare(model, max(map(len, prefix.embeds)))
     generator = torch.Generator().manual_seed(seed)
@@ -133,7 +133,7 @@ def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Refer
 
 @PinnedTorch()
 def unchanged(model: TransformerModel, start: Reference) -> bool:
-    """Whether the own forward still gives the log p of a reference."""
+    """Return whether the own forward still gives the log p of a reference."""
     prefix = start.prefix.take(range(len(start.tokens)))
     return not _gap(own_logp(model, prefix, start.tokens), start.logp).exceeds(start.rounding)
 
@@ -153,7 +153,7 @@ def probe(model: TransformerModel, reference: Reference) -> Probe:
 
 
 def _compared(model: TransformerModel, steps: Iterable[tuple[str, Tensor, Tensor]], rounding: Gap) -> float:
-    """Largest difference of log p over `steps`; one above rounding is refused."""
+    """Return the largest difference of log p over `steps`; a difference above rounding is refused."""
     largest = 0.0
     for way, expected, logits in steps:
         gap = _gap(logits.float().log_softmax(-1), expected)
@@ -165,8 +165,8 @@ def _compared(model: TransformerModel, steps: Iterable[tuple[str, Tensor, Tensor
 
 
 def slots_to_compare(model: TransformerModel, prompt: int) -> int:
-    """Number of stream slots: as many as take seconds, and past every length in tokens that the configuration names and
-    an image after a `prompt` of that length reaches."""
+    """Return the number of stream slots to compare: as many as take seconds, and enough to pass every length in tokens
+    that the configuration names and that an image after a `prompt` of this length reaches."""
     work = 2e10 if model.device.type == "cpu" else 1e13  # parameters times tokens
     parameters = sum(parameter.numel() for parameter in model.backbone.parameters())
     reached = [length - prompt for length in lengths_named(model.backbone.config) if length > prompt]
@@ -175,7 +175,7 @@ def slots_to_compare(model: TransformerModel, prompt: int) -> int:
 
 
 def lengths_named(config: Any) -> list[int]:
-    """Whole numbers of a configuration that may be lengths in tokens, by their names."""
+    """List the whole numbers of a configuration whose names suggest lengths in tokens."""
 
     def numbers(name: str, value: object) -> Iterator[int]:
         if isinstance(value, Mapping):
@@ -191,7 +191,7 @@ def lengths_named(config: Any) -> list[int]:
 
 
 def own_logp(model: TransformerModel, prefix: Prefix, tokens: Tensor) -> Tensor:
-    """Log p [R, N + 1, v_image] of the slots after each prompt, by the model's own forward of each row."""
+    """Compute log p [R, N + 1, v_image] of the slots after each prompt by the model's own forward of each row."""
     positions = torch.arange(tokens.shape[1] + 1, device=model.device)[None]
     rows = []
     for row, line in enumerate(tokens):
@@ -202,14 +202,14 @@ def own_logp(model: TransformerModel, prefix: Prefix, tokens: Tensor) -> Tensor:
 
 @contextmanager
 def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
-    """Change every output of a module with a matrix by up to a rounding error: of its number format, and of computing
-    its first column alone."""
+    """Change every output of a module with a matrix by up to a rounding error: of its number format, or between
+    computing the first column alone and with the others, if that is larger."""
     generators: dict[torch.device, torch.Generator] = {}
 
     def change(module: nn.Module, inputs: tuple[object, ...], output: object) -> object:
         both = (inputs[0] if inputs else None, output)
         if not all(isinstance(value, Tensor) and value.is_floating_point() for value in both):
-            return output  # an embedding rounds nothing
+            return output  # an embedding does not round
         if output.device not in generators:
             generators[output.device] = torch.Generator(output.device).manual_seed(seed)
         noise = torch.rand(output.shape, generator=generators[output.device], device=output.device) - 0.5
@@ -230,14 +230,14 @@ def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
 
 
 def _gap(found: Tensor, expected: Tensor) -> Gap:
-    """Difference of log p; infinite if only one of them is."""
+    """Return the difference of log p; infinite if only one of the two is infinite."""
     both = found.isneginf() & expected.isneginf()
     gap = (found - expected).abs().masked_fill(both, 0.0).nan_to_num(torch.inf)
     return Gap(float(gap.max()), float(gap.mean()))
 
 
 def _steps(model: TransformerModel, rows: Reference) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Decode the tokens of `rows` in several ways; yields the way in words, log p by the own forward and logits, both
+    """Decode the tokens of `rows` in several ways. Yield each way in words, log p by the own forward, and logits, both
     [R, T, v_image]."""
     slots = rows.tokens.shape[1]
     ends = [*range(min(_ENDS, slots)), *range(max(slots - _ENDS, _ENDS), slots)]
@@ -249,20 +249,20 @@ def _steps(model: TransformerModel, rows: Reference) -> Iterator[tuple[str, Tens
             width = min(widths.get(slot, _CHUNK), slots - slot)
             between = [other for other in widths if slot < other < slot + width]
             width = between[0] - slot if between else width
-            if slot and width == _WINDOW:  # slot 0 is predicted by the first forward alone
+            if slot and width == _WINDOW:  # only the first forward predicts slot 0
                 session.forward(*_columns(rows.tokens.flip(0, 1), slot, width))  # drafts that are all rejected
             yield way, rows.logp[:, slot : slot + width], session.forward(*_columns(rows.tokens, slot, width))
             slot += width
 
 
 def _columns(tokens: Tensor, slot: int, width: int) -> tuple[Tensor, Tensor]:
-    """Tokens consumed by `width` columns that predict the stream slots from `slot`, and these slots, [R, width]."""
+    """Return tokens and stream slots [R, width] of `width` columns that predict the slots from `slot` on."""
     positions = torch.arange(slot, slot + width, device=tokens.device).expand(len(tokens), -1)
     return tokens.gather(1, (positions - 1).clamp(min=0)), positions
 
 
 def _trees(model: TransformerModel, rows: Reference) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """The same with draft trees near both ends, whose second branch is accepted each time."""
+    """Like `_steps`, with draft trees near both ends; the second branch is always accepted."""
     slots, way = rows.tokens.shape[1], "in a draft tree"
     session = TransformerSession(model, rows.prefix, 1.0, _CHUNK)
     slot, roots = 0, {1, slots - 4} if slots > 4 else set()

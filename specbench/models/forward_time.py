@@ -2,10 +2,10 @@
 
 A forward has four parts that run in sequence, each bound by memory or by arithmetic:
 
-    weights    all matrix products with weights; the weights are read once, however many columns they meet
-    attention  the KV cache of every row is read once, its new entries are written; two products per query
-    between    norms, rotation, sums and gates, which move activations through memory, as eager kernels do
-    logits     written, converted to float32, and with guidance mixed, over the image vocabulary
+    weights all matrix products with weights; the weights are read once for any number of columns attention the KV cache
+    of every row is read once and its new entries are written; two products per query between norms, rotation, sums and
+    gates, which move activations through memory, as eager kernels do logits logits of the image vocabulary are written,
+    converted to float32, and mixed if there is guidance
 
 Nothing here is a measurement.
 """
@@ -26,7 +26,7 @@ class Forward:
     """One forward of a batch."""
 
     size: Size  # of the model
-    moved: float  # numbers per column that its layers read and write outside their products
+    moved: float  # numbers per column that the layers read and write outside their products
     v_image: int  # image vocabulary
     itemsize: int  # bytes per number of weights and cache
     # columns, images: tokens per row (the window), images of the batch
@@ -37,7 +37,7 @@ class Forward:
 
     @property
     def rows(self) -> int:
-        """Sequences."""
+        """Rows: conditional and unconditional sequences."""
         return self.images * (1 + self.guided)
 
 
@@ -57,7 +57,7 @@ class Reached:
 
 
 def forward_work(forward: Forward) -> dict[str, Work]:
-    """Bytes and operations by part: `weights, attention, between, logits`."""
+    """Return bytes and operations by part: `weights, attention, between, logits`."""
     size, rows, columns = forward.size, forward.rows, forward.columns
     seen = forward.context + columns
     attention = size.read(0, rows, seen, forward.itemsize) + forward.itemsize * rows * columns * size.kv
@@ -73,9 +73,9 @@ def forward_work(forward: Forward) -> dict[str, Work]:
 
 
 def forward_ms(forward: Forward, peak: Peak, reached: Reached) -> dict[str, float]:
-    """Milliseconds by part, the larger of memory time and arithmetic time of each.
+    """Return milliseconds by part: the larger of its memory time and its arithmetic time.
 
-    Where products were measured by number of columns, they take the place of both for the weights.
+    If products were measured by number of columns, the measured time replaces both for the weights.
     """
     work = forward_work(forward)
     spent = {}
@@ -89,7 +89,7 @@ def forward_ms(forward: Forward, peak: Peak, reached: Reached) -> dict[str, floa
 
 
 def product_rate(products: Mapping[int, float], columns: float) -> float:
-    """FLOP/s of a product of `columns`, interpolated between measured ones in logarithms; the nearest outside them."""
+    """Return the FLOP/s of a product of `columns`: log-log interpolation of measured rates, or the nearest rate."""
     widths = sorted(products)
     below = max((width for width in widths if width <= columns), default=widths[0])
     above = min((width for width in widths if width >= columns), default=widths[-1])

@@ -1,7 +1,7 @@
-"""Repositories of the Hugging Face hub: at which commit they are used, which of their files this disk lacks, and why
-they cannot be had.
+"""Repositories of the Hugging Face hub: the commit to use, the files missing on this disk, and explanations of
+failures.
 
-huggingface_hub does the receiving: `HF_HOME`, `HF_ENDPOINT` and a login mean what they mean everywhere. No torch here.
+huggingface_hub downloads the files, so `HF_HOME`, `HF_ENDPOINT` and a login have their usual meaning. No torch here.
 """
 
 from __future__ import annotations
@@ -41,30 +41,29 @@ from specbench.system.files import FULL, write_atomically
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
-# Imports inside functions: huggingface_hub is slow to import, which `list models` would do for nothing.
+# Imports inside functions: huggingface_hub is slow to import, and `list models` does not need it.
 
 _PINNED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 REVISIONS: Mapping[str, str] = _PINNED["revisions"]
-"""Pinned commits. Other repositories are used at the revision of `--revision` or SPECBENCH_REVISIONS, else at the
-commit of `main` in the hub's cache."""
+"""Pinned commits. For other repositories the revision is `--revision` or SPECBENCH_REVISIONS, else the commit of `main`
+in the hub's cache."""
 _VARIABLE = "SPECBENCH_REVISIONS"
 """Environment variable with revisions chosen by the user: "owner/name@revision", separated by commas."""
 _LOOK_EVERY_S = 0.5
 _MOST_SAID = 90
-"""Characters of a foreign message that are repeated."""
+"""Maximum number of characters quoted from another program's message."""
 _COMMIT = re.compile("[0-9a-f]{40}")
 _ADDRESS = re.compile(r"https?://([^\s/@]+@)?(\w[\w.-]*|\[[\da-fA-F:.]+\])(:\d{1,5})?(/\S*)?")
 
 
 def on_hub_endpoint(remote: Remote) -> Remote:
-    """The same file of the mirror that HF_ENDPOINT names, if it is a file of the Hugging Face hub."""
+    """Redirect a file of the Hugging Face hub to the mirror that HF_ENDPOINT names."""
     hub = remote.url.startswith(f"{HUB}/")
     return replace(remote, url=remote.url.replace(HUB, hub_endpoint(), 1)) if hub else remote
 
 
 def hub_endpoint() -> str:
-    """Address of the Hugging Face hub, or of the mirror that HF_ENDPOINT names; a SpecbenchError if it is no
-    address."""
+    """Return the address of the Hugging Face hub or of its mirror HF_ENDPOINT; a SpecbenchError if it is no address."""
     address = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
     if _ADDRESS.fullmatch(address) and address.isprintable():
         return address
@@ -72,12 +71,12 @@ def hub_endpoint() -> str:
 
 
 def is_pinned_only() -> bool:
-    """Whether downloads at a commit that neither this project nor the user has named are forbidden."""
+    """Return whether downloads are forbidden at commits that neither this project nor the user has named."""
     return is_on("SPECBENCH_PINNED_ONLY")
 
 
 def _chosen(repo: str) -> str | None:
-    """Revision of a repository that SPECBENCH_REVISIONS names."""
+    """Return the revision of a repository in SPECBENCH_REVISIONS."""
     chosen = {}
     for entry in filter(None, os.environ.get(_VARIABLE, "").split(",")):
         name, _, revision = entry.strip().partition("@")
@@ -88,7 +87,7 @@ def _chosen(repo: str) -> str | None:
 
 
 def cached_snapshot(repo: str, revision: str | None) -> Path | None:
-    """Folder of a repository's commit in the hub's cache, with the files that are here; None if absent."""
+    """Return the folder of a repository's commit in the hub's cache, perhaps incomplete; None if absent."""
     commit = _commit_here(repo, revision or _chosen(repo) or REVISIONS.get(repo, "main"))
     folder = _storage(repo) / "snapshots" / commit
     return folder if _COMMIT.fullmatch(commit) and folder.is_dir() else None
@@ -103,7 +102,7 @@ def _storage(repo: str) -> Path:
 
 
 def _commit_here(repo: str, revision: str) -> str:
-    """The commit that the hub's cache keeps for a revision, else the revision."""
+    """Return the commit that the hub's cache has stored for a revision, else the revision."""
     with suppress(OSError, ValueError):
         kept = (_storage(repo) / "refs" / revision).read_text().strip()
         return kept if _COMMIT.fullmatch(kept) else revision
@@ -113,12 +112,13 @@ def _commit_here(repo: str, revision: str) -> str:
 def repository_download(
     repo: str, revision: str | None, groups: Iterable[str], licence: str, optional: Sequence[str] = ()
 ) -> Download:
-    """Files to receive of a repository, with the commit, sizes and digests that the hub states now.
+    """Return the files of a repository to download, with the commit, sizes and digests that the hub states now.
 
-    `revision`: named by the user; None: from SPECBENCH_REVISIONS, else the pinned revision, else `main`. A commit that
+    `revision`: chosen by the user; if None, from SPECBENCH_REVISIONS, else the pinned revision, else `main`. A commit
+        that
     the user has not named and the hub does not have is replaced by `main`. `groups`: glob patterns, each of which must
-    match a file; "a|b" takes b if nothing matches a. Files of `optional` are received if they exist. An error has exit
-    code 1 without an answer, else 5.
+    match a file; "a|b" takes b if nothing matches a. Files of `optional` are downloaded if they exist. An error has
+    exit code 1 if the hub did not answer, else 5.
     """
     require_permission(repo, revision)
     named = revision or _chosen(repo)
@@ -149,7 +149,7 @@ def repository_download(
         with _explained(repo, branch):
             folder = Path(_watched(storage, size, progress, receive))
             _refuse_altered(repo, folder, {name: stated[name] for name in files})
-            if branch != commit:  # what the client notes for a branch, only once the files are right
+            if branch != commit:  # as the client stores a branch, but only after the files were checked
                 (ref := storage / "refs" / branch).parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(ref, commit.encode())
 
@@ -157,8 +157,8 @@ def repository_download(
 
 
 def _ask_hub(repo: str, revision: str, required: bool) -> tuple[str, dict[str, Remote], str]:
-    """The current commit of a revision, its files, and a note if `main` replaces a revision that the hub does not have
-    and that is not `required`."""
+    """Return the current commit of a revision, its files, and a note. If the hub does not have a revision that is not
+    `required`, `main` replaces it, and the note says so."""
     from huggingface_hub import HfApi, errors
 
     ask = partial(HfApi().model_info, repo, files_metadata=True)
@@ -177,7 +177,7 @@ def _ask_hub(repo: str, revision: str, required: bool) -> tuple[str, dict[str, R
 
 
 def _stated(info: ModelInfo, asked: str) -> dict[str, Remote]:
-    """Size and digest of each file, of an answer to what was asked that may be anything."""
+    """Return size and digest of each file from the hub's answer, which is checked. `asked`: requested revision."""
     if not _COMMIT.fullmatch(str(info.sha)) or (_COMMIT.fullmatch(asked) and info.sha != asked):
         raise ValueError(f"a commit {info.sha!r:.24}")
     stated = {}
@@ -190,7 +190,7 @@ def _stated(info: ModelInfo, asked: str) -> dict[str, Remote]:
 
 
 def _refuse_altered(repo: str, folder: Path, stated: Mapping[str, Remote]) -> None:
-    """Remove files that are not what the hub states, which the client takes for complete, and raise."""
+    """Raise if files differ from what the hub states, and remove them, because the client takes them for complete."""
     problems = []
     for name, remote in stated.items():
         if not matches(path := folder / name, remote):
@@ -202,7 +202,7 @@ def _refuse_altered(repo: str, folder: Path, stated: Mapping[str, Remote]) -> No
 
 
 def refuse_changed(paths: Iterable[Path]) -> None:
-    """Raise for a file in the hub's cache that no longer has the digest that the hub stated, its name there."""
+    """Raise if a file in the hub's cache no longer has the digest that the hub stated, which is its name there."""
     for path in paths:
         blob = path.readlink() if path.is_symlink() else Path()
         kinds = {64: ["sha256"], 40: ["git", "sha1"]}.get(len(blob.name), []) if blob.parent.name == "blobs" else []
@@ -212,12 +212,12 @@ def refuse_changed(paths: Iterable[Path]) -> None:
 
 
 def _named(names: Iterable[str], pattern: str) -> list[str]:
-    """The names of a pattern, in its folder alone."""
+    """Return the names that match a pattern, in its folder only."""
     return [name for name in matching(names, pattern) if name.count("/") == pattern.count("/")]
 
 
 def _remove_abandoned(storage: Path) -> None:
-    """Remove what killed processes left of files; parts of processes that hold the client's lock stay."""
+    """Remove partial files of killed processes; those of processes that hold the client's lock stay."""
     for path in storage.glob("blobs/*.incomplete"):
         lock = storage.parent / ".locks" / storage.name / f"{path.name.partition('.')[0]}.lock"
         with suppress(OSError), lock.open("a") as opened:
@@ -226,7 +226,7 @@ def _remove_abandoned(storage: Path) -> None:
 
 
 def require_permission(repo: str, revision: str | None) -> None:
-    """Refuse a download offline, and at a commit that nobody has named where only named commits are allowed."""
+    """Refuse a download if offline, or at a commit that nobody has named if only named commits are allowed."""
     hub_endpoint()
     require_certificates()
     if offline():
@@ -239,7 +239,7 @@ def require_permission(repo: str, revision: str | None) -> None:
 
 @contextmanager
 def _explained(repo: str, revision: str) -> Iterator[None]:
-    """Turn the errors of huggingface_hub, and of what it uses, into one line and one command."""
+    """Turn errors of huggingface_hub and its dependencies into one line and one command."""
     from huggingface_hub import constants, get_session
 
     try:
@@ -250,7 +250,7 @@ def _explained(repo: str, revision: str) -> Iterator[None]:
         hooks.append(_refuse_long_waits)
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)  # each of its tries would be a line
+    logger.setLevel(logging.CRITICAL)  # each retry would be logged
     try:
         yield
     except SpecbenchError:
@@ -262,7 +262,7 @@ def _explained(repo: str, revision: str) -> Iterator[None]:
 
 
 def _refuse_long_waits(response: Any) -> None:
-    """Raise if a hub asks for a long wait, which the client would do silently."""
+    """Raise if a hub asks for a long wait; the client would wait silently."""
     if response.status_code in (429, 503) and asked_wait(response.headers)[1]:
         from huggingface_hub import errors
 
@@ -270,7 +270,7 @@ def _refuse_long_waits(response: Any) -> None:
 
 
 def _explanation(error: BaseException, repo: str, revision: str, place: str) -> tuple[str, str, int]:
-    """Message, advice and exit code for a failure of the client."""
+    """Return message, advice and exit code for a failure of the client."""
     from huggingface_hub import constants, errors
 
     causes = _behind(error)
@@ -305,7 +305,7 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
 
 
 def _behind(error: BaseException) -> list[BaseException]:
-    """An error and those that it comes from, the innermost last."""
+    """Return an error and its causes, the innermost last."""
     causes = [error]
     while True:
         last = causes[-1]
@@ -316,13 +316,13 @@ def _behind(error: BaseException) -> list[BaseException]:
 
 
 def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[], str]) -> str:
-    """Call `receive` in a thread, so that Ctrl-C does not wait, and report the bytes in a repository's folder."""
+    """Call `receive` in a thread, so that Ctrl-C works at once, and report the bytes in a repository's folder."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     def received() -> int:
         total = 0
         for path in storage.glob("blobs/*"):
-            with suppress(OSError):  # renamed meanwhile
+            with suppress(OSError):  # the file was renamed in the meantime
                 total += path.stat().st_size
         return total
 

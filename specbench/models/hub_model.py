@@ -1,4 +1,4 @@
-"""Models with weights on the Hugging Face hub: their facts, which `families/models.toml` has, and files. No torch."""
+"""Models with weights on the Hugging Face hub: their facts, read from `families/models.toml`, and files. No torch."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from specbench.prompts import Prompt
 
 RELEASED = {"guidance_rows": ("lumina", "anole"), "prompt_form": ("anole",), "guidance_schedule": ("lumina2",)}
-"""Families whose released code, or SJD's or GSD's code, differs from the official form, by setting."""
+"""By setting, the families for which released code (theirs, SJD's or GSD's) differs from the official form."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The image sizes that a model was trained for: `listed` [height, width], or multiples of `unit` pixels."""
+    """Image sizes that a model was trained for: `listed` (height, width), or multiples of `unit` pixels."""
 
     listed: tuple[tuple[int, int], ...] = ()
     unit: int = 32
-    pixels: tuple[int, int] = (0, 0)  # fewest and most pixels of an image that is not listed
-    ratio: float = 4.0  # of the longer side to the shorter one at most
+    pixels: tuple[int, int] = (0, 0)  # minimum and maximum pixels of a size that is not listed
+    ratio: float = 4.0  # maximum ratio of the longer to the shorter side
 
     def check(self, model: str, size: str) -> tuple[int, int]:
-        """Height and width of a size that a user asks for, and for which the model was trained."""
+        """Return height and width of a requested size; refuse sizes for which the model was not trained."""
         height, width = parse_size(size)
         if self.listed:
             trained = (height, width) in self.listed
@@ -70,22 +70,22 @@ class HubModel(ModelFacts):
     defaults: Sampling  # the official sampling
     other_bytes: int  # image decoder and text encoder in memory
     companions: tuple[Source, ...] = ()  # other required files: tokenizer, text encoder, image decoder
-    also: tuple[Layout, ...] = ()  # the other layouts that `weights` may have
+    also: tuple[Layout, ...] = ()  # other layouts that `weights` may have
     patch: int = 16  # pixels per image token, each way
     row_ends: bool = False  # whether the grammar closes every row with a forced token
     sizes: Sizes | None = None  # further image sizes, or None
-    # number of tokens of a caption that it reads; 0 for all. Its module then has a `caption_tokenizer` and
-    # `tokens_cut`.
+    # maximum number of caption tokens that it reads; 0 for no limit. With a limit, its module has a `caption_tokenizer`
+    # and `tokens_cut`.
     caption_tokens: int = 0
-    classes: int = 0  # number of class labels, which are the prompts; 0 if these are texts
-    # models of the second stage, which draw the pictures; the first is the chosen one
+    classes: int = 0  # number of class labels if these are the prompts; 0 if prompts are texts
+    # models of the second stage, which draw the pictures; the first is used
     second: tuple[HubModel, ...] = ()
-    # size of the vocabulary of which prompts are read for codes ("<I5>"); 0 if they are not. A model without a second
-    # stage needs at least one.
+    # vocabulary size of the codes ("<I5>") that prompts contain; 0 if prompts contain no codes. Without a second stage,
+    # a prompt needs at least one code.
     codes: int = 0
-    # gives the grids before the last one in the stream from its height and width
+    # computes the grids before the last grid of the stream from its height and width
     before: Callable[[int, int], tuple[tuple[int, int], ...]] | None = None
-    # whether transformers' `generate` samples, with the generation settings of the repository
+    # whether the authors sample with transformers' `generate` and the repository's generation settings
     generates: bool = False
     # False for another checkpoint whose size is unknown; `network` then has the official size
     size_known: bool = True
@@ -93,7 +93,7 @@ class HubModel(ModelFacts):
     renders_together = False
 
     def configured(self, choice: ModelChoice, download: bool = False) -> HubModel:
-        """Copy with other weights or size; the name states any deviation from the official model.
+        """Return a copy with other weights or size; its name records any deviation from the official model.
 
         Sizes are read from the checkpoint in a `weights` folder or hub repository, for the plans of memory, windows and
         roofline. `download` fetches the small files with the sizes of a repository that is not on this disk.
@@ -130,9 +130,9 @@ class HubModel(ModelFacts):
         return chosen.as_stored(download)
 
     def as_stored(self, download: bool = False) -> HubModel:
-        """Copy with the size of the checkpoint on this disk, if that is not the official one.
+        """Return a copy with the size of the checkpoint on this disk, if this is not the official checkpoint.
 
-        LlamaGen has no configuration, so that the size of another hub repository is unknown before its download.
+        LlamaGen has no configuration, so the size of another hub repository is unknown before its download.
         """
         if self.choice.tiny or self.choice.random or self.checkpoint.official:
             return self
@@ -181,7 +181,7 @@ class HubModel(ModelFacts):
 
     @property
     def checkpoint(self) -> ModelFiles:
-        """Its files, in any layout that they may have."""
+        """Its files, in any supported layout."""
         return ModelFiles(self.name, (Layout(self.family, (self.source, *self.companions)), *self.also), self.choice)
 
     def require_weights(self) -> None:
@@ -193,8 +193,8 @@ class HubModel(ModelFacts):
         return self.checkpoint.missing()
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Accept any text; for a model by class, the number of a class; for a second stage, only codes, which other
-        models refuse from a run."""
+        """Accept any text; for a model by class, only class numbers; for a second stage, only codes. Other models
+        refuse a run's codes."""
         for prompt in prompts:
             if (codes := codes_in(prompt.text)) and "codes" in prompt.meta and (self.second or not self.codes):
                 what = f"prompt '{prompt.id:.40}': '{self.name}' reads no codes of a run, which are for a second stage"
@@ -213,7 +213,7 @@ class HubModel(ModelFacts):
     def captions_cut(self, captions: Iterable[str]) -> tuple[int | None, int] | None:
         if not self.caption_tokens:
             return None
-        # One byte is at most a token, and cleaning adds few: no torch for short captions.
+        # A token has at least one byte, and cleaning adds few, so short captions need no tokenizer and no torch.
         long = [text for text in set(captions) if len(text.encode()) > 0.75 * self.caption_tokens]
         if not long or not self.ready:
             return (None if long else 0), self.caption_tokens
@@ -222,15 +222,15 @@ class HubModel(ModelFacts):
         return sum(family.tokens_cut(tokenizer, text) > 0 for text in long), self.caption_tokens
 
     def sampling(self) -> Sampling:
-        """The recommended sampling of the model; if the authors give it in a file of generation settings, the file's,
-        once it is downloaded."""
+        """Return the model's recommended sampling. If the authors publish it in a file of generation settings, return
+        the file's once it is downloaded."""
         if not self.generates or self.choice.random or not self.ready:
             return self.defaults
         return read_sampling(self.checkpoint.find()[0], self.defaults)
 
     @property
     def size(self) -> Size | None:
-        """None at tiny scale, whose sizes vary."""
+        """See `ModelFacts.size`; None at tiny scale, because its sizes vary."""
         return None if self.choice.tiny else super().size
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
@@ -258,12 +258,12 @@ class HubModel(ModelFacts):
 
 
 def codes_in(text: str) -> list[int]:
-    """The codes ("<I5>") in a text that a model of a first stage has written."""
+    """Return the codes ("<I5>") in a text that a first-stage model has written."""
     return [int(code) for code in re.findall(r"<I(\d{1,9})>", text)]
 
 
 def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
-    """Sampling of transformers' `generate` with these files: their generation settings, else transformers' defaults."""
+    """Return the sampling of `generate`: the generation settings in `files`, else transformers' defaults."""
     if not files.holds("generation_config.json"):
         return defaults
     path, usual = files.named("generation_config.json"), {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
@@ -277,7 +277,7 @@ def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
 
 
 def digest(parts: tuple[CheckpointFiles, ...]) -> str:
-    """One digest over all files of a model."""
+    """Return one digest over all files of a model."""
     return hashlib.sha256("".join(part.sha256() for part in parts).encode()).hexdigest()
 
 
@@ -293,7 +293,7 @@ _PLAIN = (
     "generates",
     "pixel_numbers",
 )
-"""Entries that are the model's fields without conversion."""
+"""Entries that become fields of the model without conversion."""
 
 
 def _tuples(value: Any) -> Any:
@@ -311,7 +311,7 @@ def _model(
     sizes = Sizes(**{field: _tuples(value) for field, value in entry["sizes"].items()}) if "sizes" in entry else None
     needed = tuple(companions[part] for part in entry.get("companions", ()))
     other = entry.get("other_bytes", 0)
-    if second:  # its memory includes the second stage, with the KV cache of one picture
+    if second:  # the memory includes the second stage with the KV cache of one picture
         needed = (second[0].source, *second[0].companions)
         sizes = Sizes(tuple(stage.resolution for stage in second))
         cached = 2 * 2 * (math.prod(grid) + second[0].stream) * second[0].network.kv_numbers

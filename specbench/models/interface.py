@@ -1,7 +1,7 @@
 """The interface between decoders and text-to-image models: token layout, draft tree, session, model.
 
-Coordinates are *stream* coordinates: slot 0 is the first token after the prompt. A column of a forward names the slot
-it predicts; it consumes the token of the previous slot (for slot 0, the prompt's last element).
+Coordinates are *stream* coordinates: slot 0 is the first token after the prompt. A column of a forward is addressed by
+the slot that it predicts. It consumes the token of the previous slot (for slot 0, the prompt's last element).
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ class TokenLayout:
     # height, width: the grid of free image tokens; the last of several grids
     height: int
     width: int
-    v_image: int  # image vocabulary; free slots hold ids 0 .. v_image-1.
-    # per stream slot, -1 if the model chooses, else the special id (>= v_image) that the grammar forces
+    v_image: int  # size of the image vocabulary; free slots hold ids 0 .. v_image - 1
+    # per stream slot, -1 if it is free, else the special id (>= v_image) that the grammar forces
     forced: tuple[int, ...]
     # height and width of the grids before the last grid in the stream, such as a preview
     before: tuple[tuple[int, int], ...] = ()
-    ranges: tuple[tuple[int, int], ...] = ()  # the ids of each grid, first and past the last; all ids if empty
+    ranges: tuple[tuple[int, int], ...] = ()  # ids of each grid, as [first, end); all ids if empty
 
     @classmethod
     def plain(cls, height: int, width: int, v_image: int, before: tuple[tuple[int, int], ...] = ()) -> TokenLayout:
-        """Raster grids without grammar tokens."""
+        """Build raster grids without grammar tokens."""
         cells = sum(rows * columns for rows, columns in (*before, (height, width)))
         return cls(height, width, v_image, (-1,) * cells, before)
 
     @classmethod
     def with_row_ends(cls, height: int, width: int, v_image: int) -> TokenLayout:
-        """A raster grid whose every row is closed by one forced special token."""
+        """Build a raster grid in which a forced special token closes every row."""
         return cls(height, width, v_image, ((-1,) * width + (v_image,)) * height)
 
     def __post_init__(self):
@@ -77,7 +77,7 @@ class TokenLayout:
 
     @property
     def bounds(self) -> list[tuple[int, int]]:
-        """Per stream slot, and past the end, the ids that it may hold: first and past the last."""
+        """For each stream slot, and past the end, the ids [first, end) that it may hold."""
         bounds = [(0, self.v_image)] * (self.length + 1)
         for ids, grid in zip(self.ranges, self.rows if self.ranges else (), strict=True):
             for slot in chain(*grid):
@@ -89,7 +89,7 @@ class TokenLayout:
         return [slot for slot, token in enumerate(self.forced) if token < 0]
 
     def neighbour(self, rows: int, columns: int) -> list[int]:
-        """Per stream slot, the slot `rows` above and `columns` to the left in the same grid, or -1."""
+        """Return, per stream slot, the slot `rows` above and `columns` to the left in the same grid, or -1."""
         source = [-1] * self.length
         for grid in self.rows:
             for above, row in zip(grid, grid[rows:], strict=False):
@@ -98,7 +98,7 @@ class TokenLayout:
         return source
 
     def nearest_before(self) -> list[int]:
-        """Per stream slot of a grid, the slot of the grid before it whose cell covers the same place, or -1."""
+        """Return, per stream slot, the slot of the previous grid whose cell covers the same place, or -1."""
         source = [-1] * self.length
         for small, large in pairwise(self.rows):
             for row, slots in enumerate(large):
@@ -108,13 +108,13 @@ class TokenLayout:
         return source
 
     def image_tokens(self, tokens: Tensor) -> Tensor:
-        """Stream tokens [B, N] to image tokens of all grids [B, free slots]."""
+        """Convert stream tokens [B, N] to image tokens of all grids [B, free slots]."""
         return tokens[:, self.free_slots()]
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Static draft tree: column 0, the root, consumes the last committed token, the others a draft each."""
+    """Static draft tree. Column 0, the root, consumes the last committed token, each other column a draft."""
 
     parents: tuple[int, ...]  # parent of each column, an earlier column; -1 for column 0
 
@@ -134,12 +134,12 @@ class Tree:
 
     @cached_property
     def is_chain(self) -> bool:
-        """Whether every column but the last has one child, the next column."""
+        """True if every column but the last has one child, the next column."""
         return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     @cached_property
     def in_trunk(self) -> tuple[bool, ...]:
-        """Whether each column is on the path of first children, the trunk, whose cache entries are written in place."""
+        """True for columns on the trunk, the path of first children, whose cache entries are written in place."""
         trunk, taken = [True], set()
         for parent in self.parents[1:]:
             trunk.append(trunk[parent] and parent not in taken)
@@ -158,7 +158,7 @@ class Tree:
 class Session(Protocol):
     """One batch of images being decoded, with prompt and committed tokens in a position-addressed KV cache.
 
-    Rejected drafts need no call: a slot is overwritten before anything may attend to it.
+    No call is needed for rejected drafts: a slot is overwritten before anything may attend to it.
     """
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
@@ -166,10 +166,10 @@ class Session(Protocol):
 
         Args:
             tokens: [B, T] stream token each column consumes, of slot `positions - 1`.
-            positions: [B, T] stream slot each column predicts, per row consecutive (plus the depth, for a tree); slot
-                0 consumes the prompt's last element and ignores its entry of `tokens`. Rows near their end may name
-                slots past the last one: their logits are never read.
-            tree: which columns of this forward a column attends to. None is a chain: column t sees those before it.
+            positions: [B, T] stream slot each column predicts; consecutive in a row, or for a tree the root's slot plus
+                the depth. Slot 0 consumes the prompt's last element and ignores its entry of `tokens`. Rows near their
+                end may name slots past the last slot, whose logits are never read.
+            tree: defines the columns of this forward that a column attends to. None is a chain: all earlier columns.
 
         Returns:
             [B, T, v_image] float32.
@@ -187,34 +187,34 @@ class Session(Protocol):
 
 
 class DraftPrompt(NamedTuple):
-    """Prompts of a batch as a draft head sees them: R rows of P elements each, padded at the end."""
+    """Prompts of a batch in the form that a draft head reads: R rows of P elements each, padded at the end."""
 
-    lengths: Tensor  # [R] elements P
+    lengths: Tensor  # [R] number of elements P
     features: Tensor | None  # [R, longest P - 1, d] hidden states of all elements but the last; None if there are none
-    ids: Tensor | None  # [R, longest P] the elements as numbers in the head's token table
+    ids: Tensor | None  # [R, longest P] ids of the elements in the head's token table
 
 
 class FeatureSession(Session, Protocol):
-    """A session that a draft head can draft for. R rows: the conditional ones, then any unconditional ones."""
+    """A session that a draft head can draft for. R rows: conditional rows, then unconditional rows, if any."""
 
     features: Tensor  # [R, T, d] last hidden states of the latest forward, the input of `logits`
 
     def draft_prompt(self) -> DraftPrompt:
-        """The prompts of all rows."""
+        """Return the prompts of all rows."""
         ...
 
     def logits(self, features: Tensor) -> Tensor:
-        """Guided logits [B, T, v_image] of features [R, T, d], the target's or a head's."""
+        """Compute guided logits [B, T, v_image] of features [R, T, d], which may be the target's or a head's."""
         ...
 
     def reduced_head(self, ids: Tensor) -> Any:
-        """The head on image ids [B, K]: its `logits` are [B, T, K]."""
+        """Return the output head for image ids [B, K] only; its `logits` are [B, T, K]."""
         ...
 
 
 @runtime_checkable
 class PartedSession(Protocol):
-    """A session whose forwards read whole parts of its cache, each of them another shape."""
+    """A session whose forwards read whole parts of its cache. Each number of parts is another input shape."""
 
     def part_starts(self) -> list[int]:
         """Stream slots from which a forward reads one more part."""
@@ -228,11 +228,11 @@ class ScatteredSession(Protocol):
         """Compute guided logits over the image vocabulary.
 
         Args:
-            tokens, positions: [B, T] as in `Session.forward`, in any order; position N (past the end) is a column
+            tokens, positions: [B, T] as in `Session.forward`, in any order. Position N (past the end) marks a column
                 whose logits are not read and whose keys and values are not kept.
-            fed: [B, N + 1] bool by position: columns that were fed so far, this forward's included. A column attends
-                to the prompt and to its own and earlier positions. Or [B, T, N + 1]: the positions that each column
-                of this forward may attend to.
+            fed: [B, N + 1] bool, positions fed so far, including this forward's. A column attends to the prompt and, of
+                these, to its own and earlier positions. Or [B, T, N + 1]: positions that each column of this forward
+                may attend to.
             aside: [B, T] bool, columns whose token is a placeholder: no other column attends to them, now or later.
 
         Returns:
@@ -252,7 +252,7 @@ class ImageModel(Protocol):
     weights_sha256: str  # digest of the weights
 
     def encode(self, prompts: Sequence[str]) -> Any:
-        """Encode prompts into what `begin` takes: conditional and unconditional rows."""
+        """Encode prompts into the prefix that `begin` takes, with conditional and unconditional rows."""
         ...
 
     def begin(self, prefix: Any, guidance: float, columns: int) -> Session:
@@ -284,7 +284,7 @@ class CuttingModel(Protocol):
     """A model that reads only the beginning of a long caption."""
 
     def tokens_cut(self, caption: str) -> int:
-        """Number of tokens of a caption that it does not read."""
+        """Return the number of tokens of a caption that it does not read."""
         ...
 
 
@@ -292,7 +292,7 @@ class CuttingModel(Protocol):
 class FallibleModel(Protocol):
     """A model that may draw tokens of which no picture can be made."""
 
-    draws: bool  # whether pictures can be drawn at all; models without it always can
+    draws: bool  # whether pictures can be drawn; models without this field always can
 
     def problem(self, tokens: np.ndarray) -> str | None:
         """Reason why stream tokens [N] make no picture; None if they do."""
@@ -304,15 +304,15 @@ class CompilableModel(Protocol):
     """A model whose steps can run compiled."""
 
     compiles: bool  # whether `compile` was called
-    compiled: Sequence[Any]  # what was compiled so far, each with `seconds` of compiling and number of `forms`
+    compiled: Sequence[Any]  # compiled functions so far, each with `seconds` of compiling and number of `forms`
 
     def compile(self) -> None:
         """Run the steps of later sessions compiled."""
         ...
 
     def call_for(self, key: Hashable, rows: int) -> Call:
-        """The caller of functions of a decoder and sampling, `key`, on batches of `rows` images; eager if the model
-        does not compile."""
+        """Return the `Call` for functions of a decoder and sampling (`key`) on batches of `rows` images; eager if the
+        model does not compile."""
         ...
 
     def forwards_alone(self) -> AbstractContextManager[None]:
@@ -325,7 +325,7 @@ class TokenTableModel(Protocol):
     """A model with one embedding per token."""
 
     def token_table(self) -> Tensor:
-        """Embeddings [ids, d]."""
+        """Return the embeddings [ids, d]."""
         ...
 
     def table_ids(self, tokens: Tensor) -> Tensor:
@@ -357,7 +357,7 @@ class TappedModel(DraftHeadModel, Protocol):
     """A model whose inner layers a draft head can read."""
 
     def tapped(self, taps: tuple[int, ...]) -> Any:
-        """This model with sessions whose features go on with the hidden states after these numbers of layers."""
+        """Return this model with sessions whose features also hold the hidden states after these numbers of layers."""
         ...
 
     def own_eagle3_head(self) -> nn.Module | None:

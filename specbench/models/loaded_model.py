@@ -1,9 +1,9 @@
 """A causal language model of transformers that a user has loaded: its own modules, fed through the position-addressed
 KV cache.
 
-The network gets ids, positions and masks in the form that it takes itself, and its head is applied by its own forward,
-so that scalings, biases and soft caps hold without a list of architectures. `specbench.models.forward_probe` compares
-the result with the network's own forward.
+The network gets ids, positions and masks in its own form, and its own forward applies its head. So scalings, biases and
+soft caps are kept without a list of architectures. `specbench.models.forward_probe` compares the result with the
+network's own forward.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from specbench.models.transformer.model import Prefix, TransformerModel, Transfo
 from specbench.system.torch_state import PinnedTorch
 
 PromptIds = Callable[[str], tuple[Sequence[int], Sequence[int]]]
-"""Vocabulary ids of a text's prompt up to the first image token, and of the unconditional prompt."""
+"""Function of a text: vocabulary ids of its prompt up to the first image token, and of the unconditional prompt."""
 
 
 class LoadedModel(TransformerModel):
     """A causal language model of transformers whose image tokens are words of its vocabulary.
 
     Args:
-        network: with `get_output_embeddings()`; it may be compiled, quantised or wrapped by PEFT, and is not changed.
+        network: has `get_output_embeddings()`, may be compiled, quantised or wrapped by PEFT, and is not changed.
         layout: of the image tokens, or height and width of a plain grid.
-        image_ids: vocabulary id of each image token, of which there are `layout.v_image`.
+        image_ids: vocabulary id of each of the `layout.v_image` image tokens.
         forced_ids: vocabulary ids of the tokens that the layout forces, in the order of their stream ids.
         prompt_ids: see `PromptIds`.
         codebook: [v_image, d] embedding of each image token, for decoders that need distances between tokens.
@@ -45,7 +45,7 @@ class LoadedModel(TransformerModel):
     """
 
     weights_sha256 = ""
-    no_trees: tuple[str, str] | None = None  # why draft trees are refused, and a hint
+    no_trees: tuple[str, str] | None = None  # reason why draft trees are refused, and a hint
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class LoadedModel(TransformerModel):
 
     @property
     def device(self) -> torch.device:
-        """Where the network takes its inputs; accelerate keeps the weights of an offloaded network elsewhere."""
+        """Device of the network's inputs; accelerate keeps the weights of an offloaded network elsewhere."""
         placed = (getattr(part, "_hf_hook", None) for part in self.backbone.modules())
         devices = (getattr(hook, "execution_device", None) for hook in placed)
         return torch.device(next((device for device in devices if device is not None), super().device))
@@ -92,7 +92,7 @@ class LoadedModel(TransformerModel):
         return self._draw is not None
 
     def problem(self, tokens: object) -> None:
-        """Any tokens can be drawn."""
+        """Return None: any tokens can be drawn."""
 
     def tapped(self, taps: tuple[int, ...]) -> TransformerModel:
         if taps:
@@ -103,7 +103,7 @@ class LoadedModel(TransformerModel):
         return _Session(self, prefix, guidance, columns)
 
     def _ids(self, what: str, given: Any) -> list[int]:
-        """Vocabulary ids as a list, of a list, a range, an array or a tensor."""
+        """Convert vocabulary ids, given as a list, range, array or tensor, to a list."""
         try:
             numbers = [operator.index(number) for number in (given.tolist() if hasattr(given, "tolist") else given)]
         except TypeError:
@@ -113,7 +113,7 @@ class LoadedModel(TransformerModel):
         return numbers
 
     def encode(self, prompts: Sequence[str]) -> Prefix:
-        """Prompts whose elements are ids [P, 1]: the network embeds them itself."""
+        """Encode prompts as ids [P, 1], because the network embeds them itself."""
         rows: tuple[list[list[int]], list[list[int]]] = [], []
         for text in prompts:
             pair = self._ids_of(text)
@@ -142,8 +142,8 @@ class LoadedModel(TransformerModel):
         return self._head.matrix, None
 
     def own_logits(self, prompt: Prefix, tokens: Tensor) -> Tensor:
-        """See `TransformerModel.own_logits`; of a network whose forward hides the image tokens, by its head on the last
-        hidden states of its base model's forward."""
+        """See `TransformerModel.own_logits`. If the network's forward hides the image tokens, apply its head to the
+        last hidden states of its base model's forward."""
         ids, first = torch.cat([prompt.embeds[0][:, 0], self.stream_ids[tokens]])[None], len(prompt.embeds[0]) - 1
         if self._head.masked:
             base = self.backbone.base
@@ -176,7 +176,7 @@ class _Session(TransformerSession):
 
 
 def unwrapped(network: nn.Module) -> Any:
-    """The network inside `torch.compile` and PEFT, whose adapters are modules of it."""
+    """Return the network inside `torch.compile` and PEFT; PEFT's adapters are modules of it."""
     network = getattr(network, "_orig_mod", network)
     inside = getattr(network, "get_base_model", None)
     return network if inside is None else inside()
@@ -220,11 +220,11 @@ class _Columns(NamedTuple):
     """Columns of a forward and the cache slots that they read."""
 
     positions: Tensor  # [R, T]
-    held: Tensor  # [R, S] position of what each slot holds
+    held: Tensor  # [R, S] position of each slot's entry
     visible: Tensor | None  # [R, 1, T, S] bool, slots that each column may attend to; None for all
 
     def allowed(self, pattern: Callable[..., Tensor]) -> Tensor:
-        """[R, T, S] bool, by a network's mask function of row, head, position and position."""
+        """Evaluate a network's mask function of (row, head, query position, key position): bool [R, T, S]."""
         rows = torch.arange(len(self.held), device=self.held.device)[:, None, None, None]
         allowed = pattern(rows, torch.zeros_like(rows), self.positions[:, None, :, None], self.held[:, None, None])
         allowed = allowed if self.visible is None else allowed & self.visible
@@ -240,10 +240,11 @@ _here, _lock, _forwards = _Here(), threading.Lock(), 0
 
 @contextmanager
 def slot_masks(position_ids: Tensor, visible: Tensor | None, cache: PositionCache) -> Iterator[None]:
-    """Let this thread's networks compute their masks at the positions that the cache's slots hold.
+    """Let this thread's networks compute their masks with the positions of the cache's slots.
 
-    A network says by position what attends to what (causal, a sliding window, chunks), and its attention in which form
-    it takes a mask; which slots hold anything is known here. `visible`: [R, 1, T, S] bool, None for all slots.
+    The network defines by position which keys a query attends to (causal, a sliding window, chunks), and its attention
+    defines the form of the mask. Only this module knows the slots in use. `visible`: [R, 1, T, S] bool, None for all
+    slots.
     """
     global _forwards
     read, slots = cache.placement.visible, cache.placement.slots
@@ -267,11 +268,11 @@ def slot_masks(position_ids: Tensor, visible: Tensor | None, cache: PositionCach
                 _before.clear()
 
 
-_before: dict[str, Callable[..., Any]] = {}  # mask functions that others have set, while ours are
+_before: dict[str, Callable[..., Any]] = {}  # the mask functions that ours replace for now
 
 
 def _by_position(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A mask function of transformers that knows the slots of this thread's forward, if it has any."""
+    """Wrap a mask function of transformers, so that it uses the slots of this thread's forward, if any."""
 
     def mask(*arguments: Any, **options: Any) -> Any:
         if (columns := _here.columns) is None:
@@ -286,12 +287,12 @@ def _by_position(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Known(NamedTuple):
-    """A comparison that was made of a network."""
+    """Result of the comparison for a network."""
 
-    attention: str  # implementation with which its steps agree
+    attention: str  # attention implementation for which the steps agree
     result: Probe
     prompt: int  # longest prompt
-    start: Reference  # of the first slots, to see whether the network has changed
+    start: Reference  # reference of the first slots, to detect changes of the network
 
 
 _ANY_MASK = ("sdpa", "eager")  # Attention implementations of transformers that take any mask without compilation
@@ -300,11 +301,10 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Known]] = WeakKeyDictionary()
 
 @contextmanager
 def decoding(model: LoadedModel, texts: Sequence[str], guided: bool, check: bool) -> Iterator[Probe | None]:
-    """Set the network to eval mode, and to an attention implementation with which decoding steps give what its own
-    forward gives; both are restored afterwards.
+    """Set eval mode and an attention implementation with which decoding steps agree with the network's own forward.
 
-    Yields the comparison, None without `check`. It runs once for a network and a kind of stream, and again if the
-    network has changed or a longer prompt passes a length that its configuration names.
+    Both are restored afterwards. Yields the comparison, None without `check`. It runs once for a network and a kind of
+    stream, and again if the network has changed or a longer prompt passes a length that its configuration names.
     """
     network = unwrapped(model.network)
     own = network.config._attn_implementation
@@ -325,15 +325,15 @@ def decoding(model: LoadedModel, texts: Sequence[str], guided: bool, check: bool
 
 
 def _holds(known: _Known, model: LoadedModel, prompt: int) -> bool:
-    """Whether a comparison holds for a network as it is now, and for prompts of up to `prompt` ids."""
+    """Return whether a comparison is still valid for the current network and for prompts of up to `prompt` ids."""
     reach = prompt + model.layout.length
     passed = (known.prompt < length <= reach for length in lengths_named(model.backbone.config))
     return not (prompt > known.prompt and any(passed)) and unchanged(model, known.start)
 
 
 def _compare(model: LoadedModel, network: nn.Module, prefix: Prefix, own: str) -> _Known:
-    """Find the first attention implementation whose decoding steps agree with the network's own forward: the network's
-    own if it takes any mask, else it is tried last."""
+    """Find the first attention implementation whose decoding steps agree with the network's own forward. If the
+    network's implementation takes any mask, only it is tried; otherwise it is tried last."""
     reference, refused = own_forward(model, prefix), None
     for implementation in [own] if own in _ANY_MASK else [*_ANY_MASK, own]:
         try:

@@ -1,6 +1,6 @@
-"""The head of a causal language model of transformers, as the network's own forward applies it, on its image tokens.
+"""The head of a causal language model of transformers for its image tokens, as its own forward applies it.
 
-What comes after the last hidden states (biases, scalings, soft caps, further layers) is run by the forward itself, in a
+The forward itself runs all operations after the last hidden states (biases, scalings, soft caps, further layers), in a
 copy of the network whose base model returns given hidden states.
 """
 
@@ -23,13 +23,13 @@ class OwnHead(NamedTuple):
     """A network's head on its image tokens."""
 
     logits: Callable[[Tensor], Tensor]  # [R, T, v_image] of hidden states [R, T, d]
-    matrix: Tensor | None  # [v_image, d], if the head is the product with it
+    matrix: Tensor | None  # [v_image, d] if the head is only the product with this matrix, else None
     masked: bool  # whether the network's own forward hides the image tokens
 
 
 def own_head(network: Any, image_ids: Tensor, hidden: Tensor) -> OwnHead:
-    """The head on as few words as give the same logits as all of them. `hidden`: [1, T, d] last hidden states."""
-    scales = 10.0 ** torch.arange(hidden.shape[1], device=hidden.device)[None, :, None]  # a soft cap bends large logits
+    """Build the head for image tokens only, if this gives the same logits. `hidden`: [1, T, d] last hidden states."""
+    scales = 10.0 ** torch.arange(hidden.shape[1], device=hidden.device)[None, :, None]  # large logits show soft caps
     draw = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0))
     sample = draw.to(hidden.device) * scales
     after = after_base(network)
@@ -53,7 +53,7 @@ def own_head(network: Any, image_ids: Tensor, hidden: Tensor) -> OwnHead:
 
 
 def _is_product(network: Any, output: nn.Module, matrix: Tensor, bias: Tensor | None, sample: Tensor) -> bool:
-    """Whether the head is the product with its matrix and nothing else, by its forward in float32."""
+    """Return whether the head is only the product with its matrix, tested by its forward in float32."""
     exact = _linear(matrix.float(), None if bias is None else bias.float())
     with suppress(Exception):  # layers before the matrix may not take float32
         return _agree(after_base(network, {output: exact})(sample), sample @ matrix.float().T, 1e-5)
@@ -61,7 +61,7 @@ def _is_product(network: Any, output: nn.Module, matrix: Tensor, bias: Tensor | 
 
 
 def _agree(found: Tensor, expected: Tensor, rounding: float) -> bool:
-    """Whether logits [1, T, V] are equal but for `rounding` of the largest one of each column."""
+    """Return whether logits [1, T, V] are equal up to `rounding` times the largest logit of each column."""
     scale = expected.abs().amax(-1, keepdim=True)
     return found.shape == expected.shape and bool(((found - expected).abs() <= rounding * scale).all())
 
@@ -83,7 +83,7 @@ class _Hidden(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(vars(self)["base"], name)
-        # Some networks call `model.decoder(...)` in the place of `model(...)`.
+        # Some networks call `model.decoder(...)` instead of `model(...)`.
         return self if isinstance(value, nn.Module) and not isinstance(value, nn.Embedding) else value
 
     def forward(self, *arguments: Any, **options: Any) -> _Outputs:
@@ -98,7 +98,7 @@ class _Outputs(tuple):
 
 
 def base_of(network: Any) -> nn.Module:
-    """The network below its head."""
+    """Return the network below its head."""
     base = next(
         (base for base in (network.base_model, getattr(network, "model", network)) if base is not network), None
     )
@@ -108,7 +108,8 @@ def base_of(network: Any) -> nn.Module:
 
 
 def after_base(network: Any, replaced: dict[nn.Module, nn.Module] | None = None) -> Callable[[Tensor], Tensor]:
-    """Logits of hidden states [R, T, d] by the network's forward, with some of its modules `replaced`."""
+    """Return a function that computes the logits of hidden states [R, T, d] by the network's forward. `replaced`:
+    substitutes for some of its modules."""
     base = base_of(network)
     given = _Hidden(base)
     twin = _with_modules(network, {**(replaced or {}), base: given})
@@ -121,20 +122,20 @@ def after_base(network: Any, replaced: dict[nn.Module, nn.Module] | None = None)
 
 
 def own_logits(network: nn.Module, ids: Tensor) -> Tensor:
-    """Logits [R, T, words] by the network's forward of ids [R, T], without cache."""
+    """Compute logits [R, T, words] by the network's forward of ids [R, T], without cache."""
     output = network(input_ids=ids, **accepted(network, use_cache=False))
     return output.logits if hasattr(output, "logits") else output[0]
 
 
 def accepted(network: nn.Module, **options: Any) -> dict[str, Any]:
-    """The `options` that a network's forward takes."""
+    """Select the `options` that a network's forward takes."""
     parameters = inspect.signature(network.forward).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: value for name, value in options.items() if anything or name in parameters}
 
 
 def _with_modules(module: nn.Module, replaced: dict[nn.Module, nn.Module]) -> nn.Module:
-    """A copy that shares parameters and modules, except the `replaced` modules and what contains them."""
+    """Copy a module, sharing parameters and submodules except `replaced` modules and modules that contain them."""
     if module in replaced:
         return replaced[module]
     children = {name: child and _with_modules(child, replaced) for name, child in module._modules.items()}

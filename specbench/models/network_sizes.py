@@ -1,5 +1,5 @@
-"""Sizes of language models and of draft heads, and what follows from them: parameters, memory reads and operations of a
-forward. No torch here."""
+"""Sizes of language models and draft heads, and their numbers of parameters, memory reads and operations. No torch
+here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 _BLOCK = 256  # Slots of a block of a KV cache
 _LARGEST_VERTICAL_LAYER = 1024
-"""Largest number of hidden units of a vertical draft head: each draft reads most layers again, so they must be small
-compared with the target."""
+"""Maximum number of hidden units of a vertical draft head. Each draft reads most layers again, so the layers must be
+small compared with the target."""
 _VERTICAL_INPUTS = 6  # Features and embeddings that a vertical draft head reads
 
 
@@ -27,23 +27,23 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Size:
-    """Counts of numbers, whatever their dtype."""
+    """Counts of numbers, independent of their dtype."""
 
-    weights: int  # parameters that one forward reads: no input embedding, image rows of the head only
+    weights: int  # parameters that one forward reads: without the input embedding, only image rows of the head
     kv: int  # numbers cached per token and row
     attention: int  # width of the queries, summed over layers
-    eight_bits: int = 0  # of the weights, those that are stored in one byte each
+    eight_bits: int = 0  # number of weights that are stored in one byte each
 
     def read(self, forwards: float, rows: int, visible: float, itemsize: int) -> float:
-        """Bytes read by `forwards` that attend to `visible` cached tokens in each row, summed over forwards; `itemsize`
-        is the size of a number not stored in eight bits."""
+        """Return the bytes read by `forwards`. `visible`: cached tokens that a row attends to, summed over forwards.
+        `itemsize`: bytes of a number not stored in eight bits."""
         weights = itemsize * self.weights - (itemsize - 1) * self.eight_bits
         return forwards * weights + itemsize * rows * visible * self.kv
 
     def operations(self, columns: float, rows: int, seen: float) -> float:
-        """Floating-point operations of the matrix products of `columns` per row that attend to `seen` tokens, both
-        summed over forwards: a multiplication and an addition per weight, and per number of each query's keys and
-        values."""
+        """Return the floating-point operations of the matrix products. `columns`: per row; `seen`: tokens that they
+        attend to; both summed over forwards. Each weight, and each number of a query's keys and values, costs a
+        multiplication and an addition."""
         return rows * (2 * columns * self.weights + 4 * seen * self.attention)
 
 
@@ -59,10 +59,10 @@ class NetworkSize:
     # heads, kv_heads: attention heads of queries, and of keys and values
     heads: int
     kv_heads: int
-    head_width: int = 0  # of a head; width / heads if 0
+    head_width: int = 0  # width of a head; 0 for width / heads
     head_norms: int = 0  # norms of a layer that are as wide as a head
     layer_extra: int = 0  # parameters of a layer other than its six or seven matrices and two norms
-    # extra, step_extra: parameters outside the layers, the token table and the head: all, and the part read in a step
+    # parameters outside the layers, the token table and the head: all (extra), and those read in a step (step_extra)
     extra: int = 0
     step_extra: int = 0
     head_rows: int = 0  # stored rows of the output matrix; 0 if it shares the token table
@@ -70,11 +70,11 @@ class NetworkSize:
 
     @property
     def table(self) -> int:
-        """Rows of the token table that a draft head has a copy of."""
+        """Rows of the token table, which a draft head copies."""
         return self.words + self.image_rows
 
     def config(self) -> dict[str, int]:
-        """The sizes under transformers' names."""
+        """Return the sizes under transformers' names."""
         sizes = self.words, self.width, self.inner, self.layers, self.heads, self.kv_heads
         return dict(zip(SIZES, sizes, strict=True)) | ({"head_dim": self.head_width} if self.head_width else {})
 
@@ -99,8 +99,8 @@ class NetworkSize:
 
     @property
     def moved(self) -> int:
-        """Numbers that eager layers read and write per column outside their products: two norms of six passes each,
-        the rotation of queries and keys, two residual sums, the gate and what it multiplies."""
+        """Numbers that eager layers read and write per column outside their products: two norms of six passes each, the
+        rotation of queries and keys, two residual sums, the gate and its product."""
         return self.layers * (40 * self.width + 5 * self.inner)
 
     @property
@@ -113,7 +113,7 @@ class NetworkSize:
         return (self.words + self.head_rows) * self.width + self.trunk + self.extra
 
     def step_parameters(self, codes: int) -> int:
-        """Parameters that a forward reads: without the token table, with the head's rows for `codes` image tokens."""
+        """Return the parameters that a forward reads: no token table, and the head's rows for `codes` image tokens."""
         return self.trunk + codes * self.width + self.step_extra
 
     @property
@@ -122,14 +122,13 @@ class NetworkSize:
         return 2 * self.layers * self.key_width
 
     def size(self, codes: int, eight_bits: bool = False) -> Size:
-        """Memory traffic and computation of a forward; with eight bits all of the trunk counts, also the few norms."""
+        """Return the counts of a forward. With `eight_bits` the whole trunk counts as eight bits, also its norms."""
         weights, queries = self.step_parameters(codes), self.layers * self.query_width
         return Size(weights, self.kv_numbers, queries, self.trunk * eight_bits)
 
 
 def whole_blocks(slots: int) -> int:
-    """Round the slots of a KV cache up to whole blocks, as on a GPU, so that prompts of many lengths give few shapes
-    to compile."""
+    """Round the slots of a KV cache up to whole blocks, as on a GPU, so that prompts of all lengths give few shapes."""
     return -(-slots // _BLOCK) * _BLOCK
 
 
@@ -139,13 +138,13 @@ def vertical_hidden(width: int) -> int:
 
 
 def first_layer_weights(width: int) -> int:
-    """Weights of the first layer of a vertical draft head, which is read once for a run of drafts."""
+    """Return the weights of a vertical draft head's first layer, which is read once for a run of drafts."""
     return _VERTICAL_INPUTS * width * vertical_hidden(width)
 
 
 def draft_weights(width: int) -> int:
-    """Weights of a vertical draft head that are read again for each draft: the other layers, and the part of the first
-    for the token before."""
+    """Return the weights of a vertical draft head that each draft reads again: the other layers, and the first layer's
+    part for the previous token."""
     hidden = vertical_hidden(width)
     return 2 * width * hidden + hidden**2
 
@@ -157,16 +156,16 @@ def _vertical_weights(size: NetworkSize) -> int:
 
 
 class HeadSize(NamedTuple):
-    """Memory of a draft head for a target of a size; the head may not be on this disk yet."""
+    """Memory of a draft head for a target of a given size, known before the head is on this disk."""
 
     weights: Callable[[NetworkSize], int]
-    cached_layers: int = 0  # with a KV cache as wide as the target's
+    cached_layers: int = 0  # layers with a KV cache as wide as the target's
 
 
 HEAD_SIZES = {
     # a layer of the target, a projection of 2d x d, a token table
     "eagle": HeadSize(lambda size: size.layer_weights + 2 * size.width**2 + size.table * size.width, cached_layers=1),
-    # that, and a projection of four hidden states
+    # the same with a projection of four hidden states
     "eagle3": HeadSize(lambda size: size.layer_weights + 6 * size.width**2 + size.table * size.width, cached_layers=1),
     "vertical": HeadSize(_vertical_weights),
 }

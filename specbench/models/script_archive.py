@@ -1,4 +1,4 @@
-"""Tensors of a TorchScript archive, read as data: its program is not run, and no object that it names is built."""
+"""Tensors of a TorchScript archive, read as data: its code is not run, and no object that it names is created."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PICKLE_BYTES, _MODULES, _NAME_LENGTH = 2**24, 10_000, 1_000  # Limits: a publis
 
 
 def read_script_tensors(path: Path) -> dict[str, Tensor]:
-    """Parameters, buffers and other tensor attributes of all modules, by their dotted names."""
+    """Read parameters, buffers and other tensor attributes of all modules, by dotted name."""
     with zipfile.ZipFile(path) as archive:
         records = {info.filename: info for info in archive.infolist()}
         name = next((name for name in records if name.count("/") == 1 and name.endswith("/data.pkl")), None)
@@ -47,7 +47,7 @@ class _Storages:
         self._read: dict[str, Tensor] = {}
 
     def tensor(self, place: tuple, offset: int, size: tuple, stride: tuple, *_: object) -> Tensor:
-        """The tensor that the arguments of torch's rebuild function describe."""
+        """Return the tensor that the arguments of torch's rebuild function describe."""
         _, kind, key, _, _ = place
         if key not in self._read:
             info = self._archive.getinfo(f"{self._folder}/{key}")
@@ -62,8 +62,8 @@ class _Storages:
 
 
 def _unpickle(data: bytes, storages: _Storages) -> dict[str, object]:
-    """Modules as dictionaries of their attributes, tensors as tensors, every other object as None, by the opcodes that
-    torch's exporter writes. Python's unpickler would call what the file names, and allocate what it claims."""
+    """Interpret the opcodes that torch's exporter writes: modules become dictionaries of their attributes, tensors
+    become tensors, every other object None. Python's unpickler would call and allocate whatever the file says."""
     stack, outer, memo = [], [], {}
     for opcode, value, _ in pickletools.genops(data):
         match opcode.name:
@@ -114,7 +114,7 @@ def _unpickle(data: bytes, storages: _Storages) -> dict[str, object]:
 
 
 def _set(module: object, items: list) -> None:
-    """Keep the attributes that can lead to a tensor."""
+    """Set the attributes that can lead to a tensor; drop others."""
     if isinstance(module, dict):
         pairs = zip(items[::2], items[1::2], strict=True)
         module.update({name: value for name, value in pairs if isinstance(name, str) and value is not None})

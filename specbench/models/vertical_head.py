@@ -6,7 +6,7 @@ state that predicts slot s, e the token embeddings and a the slot above s:
     x = [f_{a+1}; f_{a+2}; f_{n-1}; e(x_{s-1}); e(x_a); e(x_{a+1})]
     h = silu(mix x + depth_{s-n}),  f^_s = output(h + silu(inner h)),  logits = target.head(f^_s)
 
-What is not known (features of slot n and later) or lies outside the image is 0. There is no attention and no cache.
+Inputs that are unknown (features of slot n and later) or outside the image are 0. There is no attention and no cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specbench.system.json_values import parse_json
 from specbench.system.matrix_products import linear_output, product
 
 KIND = "vertical"
-DEPTHS = 64  # Distances from the first uncommitted slot that have a bias each; larger distances share the last
+DEPTHS = 64  # Distances from the first uncommitted slot with a separate bias; larger distances share the last bias
 _FEATURES = _TOKENS = 3
 
 
@@ -44,42 +44,42 @@ class VerticalHead(nn.Module):
         self.output = nn.Linear(hidden, width)
 
     def forward(self, around: Tensor, depth: Tensor) -> Tensor:
-        """Features [R, K, d] of slots with `around` [R, K, 6d], see `surroundings`, at `depth` [R, K]."""
+        """Compute features [R, K, d] from `around` [R, K, 6d], see `surroundings`, and `depth` [R, K] of the slots."""
         return self.features(self.mixed(around, depth))
 
     def mixed(self, around: Tensor, depth: Tensor) -> Tensor:
-        """The first layer [R, K, hidden] before its silu. Where `around` has zeros for the token before a slot, that
-        token's part is missing: `mixed_before`."""
+        """Compute the first layer [R, K, hidden] before its silu. If `around` has zeros for the token before a slot,
+        that token's term is missing; `mixed_before` gives it."""
         return linear_output(self.mix, around) + self.depth(depth.clamp(max=DEPTHS - 1))
 
     def mixed_before(self, word: Tensor) -> Tensor:
-        """Contribution to `mixed` of the embedding [R, K, d] of the token before a slot, which follows the features in
-        `surroundings`."""
+        """Compute the term of `mixed` for the embedding [R, K, d] of the token before a slot, which comes after the
+        features in `surroundings`."""
         return product(word, self.mix.weight[:, _FEATURES * self.width : (_FEATURES + 1) * self.width])
 
     def features(self, mixed: Tensor) -> Tensor:
-        """Features [R, K, d] of `mixed` [R, K, hidden]."""
+        """Compute features [R, K, d] from `mixed` [R, K, hidden]."""
         first = functional.silu(mixed)
         return linear_output(self.output, first + functional.silu(linear_output(self.inner, first)))
 
 
 def slots_above(layout: TokenLayout) -> Tensor:
-    """[N + 1] slot above each stream slot, -1 without a slot above; the last entry is for slots past the end."""
+    """Return the slot above each stream slot [N + 1], -1 if there is none; the last entry is for slots past the end."""
     return torch.tensor([*layout.neighbour(1, 0), -1])
 
 
 def surroundings(
     features: Tensor, ids: Tensor, table: Tensor, above: Tensor, committed: Tensor, slots: Tensor
 ) -> Tensor:
-    """The head's input [R, K, 6d] for drafts of `slots` [R, K]. Of the target's `features` [R, S, d] by slot only those
-    before `committed` [R, 1 or K] are read. `ids`: [R, S'] ids in `table` [V, d] of the tokens before each slot."""
+    """Return the head's input [R, K, 6d] for drafts of `slots` [R, K]. `features`: [R, S, d] of the target, by slot;
+    only features before `committed` [R, 1 or K] are read. `ids`: [R, S'] token ids in `table` [V, d], by slot."""
     words = embedded(table, ids, *places_before(above, slots))
     return torch.cat([known_features(features, above, committed, slots), words], dim=-1)
 
 
 def known_features(features: Tensor, above: Tensor, committed: Tensor, slots: Tensor) -> Tensor:
-    """The first half [R, K, 3d] of `surroundings`: features above, above to the right, and after the last committed
-    token; 0 without such a slot."""
+    """Return the first half [R, K, 3d] of `surroundings`: features above, above right, and of the last committed slot;
+    0 if there is no such slot."""
     over = above[slots.clamp(max=len(above) - 1)]
     places = torch.stack([over + 1, over + 2, (committed - 1).expand_as(slots)], -1)
     exists = torch.stack([(over >= 0) & (over + 1 < committed), (over >= 0) & (over + 2 < committed)], -1)
@@ -90,22 +90,22 @@ def known_features(features: Tensor, above: Tensor, committed: Tensor, slots: Te
 
 
 def places_before(above: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Slots [R, K, 3] of the tokens before, above, and above to the right of `slots` [R, K], and whether each exists
-    and is earlier."""
+    """Return the slots [R, K, 3] before, above, and above right of `slots` [R, K], and whether each exists and is
+    earlier."""
     over = above[slots.clamp(max=len(above) - 1)]
     places = torch.stack([slots - 1, over, torch.where(over < 0, -1, over + 1)], -1)
     return places, (places >= 0) & (places < slots[..., None])
 
 
 def embedded(table: Tensor, ids: Tensor, places: Tensor, exists: Tensor) -> Tensor:
-    """Embeddings [R, K, nd] of the tokens at `places` [R, K, n], 0 for tokens that do not exist: with n = 3 the second
-    half of `surroundings`."""
+    """Return embeddings [R, K, nd] of the tokens at `places` [R, K, n], 0 if a token does not exist. With n = 3 this is
+    the second half of `surroundings`."""
     chosen = ids.gather(1, places.clamp(0, ids.shape[1] - 1).flatten(1)).view(places.shape)
     return torch.where(exists[..., None], table[chosen], 0.0).flatten(2)
 
 
 def vertical_head_for(model: ImageModel, path: str) -> VerticalHead:
-    """Load the vertical head in folder or hub id `path`, or the model's if that is empty, for `model`."""
+    """Load the vertical head `path` (a folder or hub id; empty for the model's head) for `model`."""
     return _VERTICAL.ready(model, path)
 
 
@@ -116,7 +116,7 @@ def new_vertical_head(width: int, hidden: int, seed: int) -> VerticalHead:
 
 
 def load_vertical_head(files: CheckpointFiles) -> VerticalHead:
-    """Load the vertical head in these files, in float32; a SpecbenchError for damaged files or another kind."""
+    """Load the vertical head in these files, in float32; a SpecbenchError for damaged files or another kind of head."""
     config_file, weights = files.paths
     with blaming(config_file, *NO_HEAD):
         stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
@@ -126,7 +126,7 @@ def load_vertical_head(files: CheckpointFiles) -> VerticalHead:
         )
     with blaming(weights, *NO_HEAD):
         tensors = {name: tensor.float() for name, tensor in load_file(weights).items()}
-        with torch.device("meta"):  # sizes are only as credible as the tensors
+        with torch.device("meta"):  # no memory yet: the sizes in the file may be wrong
             head = VerticalHead(int(stored["width"]), int(stored["hidden"]))
         head.load_state_dict(tensors, assign=True)
     return head

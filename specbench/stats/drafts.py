@@ -40,7 +40,7 @@ def acceptance_length(rows: pd.DataFrame) -> float | None:
 
 
 def round_totals(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Tokens committed in rounds, and rounds, per image; NaN if unknown."""
+    """Return per image the tokens committed in rounds, and the number of rounds; NaN if unknown."""
     forwards, tokens = rows["nfe"], rows["stream_tokens"]
     each = rows["rounds"] if "rounds" in rows else pd.Series(np.nan, rows.index)
     each = each.fillna(forwards.where(forwards == tokens))
@@ -120,7 +120,7 @@ def _slots(column: pd.Series) -> pd.Series:
 
 
 def _offsets(step: np.ndarray) -> np.ndarray:
-    """Window offset of each token [N] in the `step` that committed it."""
+    """Return the window offset of each token [N]. `step`: number of the step that committed it."""
     starts = np.flatnonzero(np.diff(step, prepend=0))
     offsets: np.ndarray = np.arange(len(step)) - np.repeat(starts, np.diff(starts, append=len(step)))
     return offsets
@@ -140,13 +140,13 @@ def _offset_totals(counts: pd.Series) -> np.ndarray:
 
 
 def _chunks(column: pd.Series) -> list[pa.ListArray]:
-    """Arrow arrays behind a column of lists, to process one at a time."""
+    """Return the Arrow arrays of a column of lists, to be processed one by one."""
     lists = pa.array(column.array)
     return lists.chunks if isinstance(lists, pa.ChunkedArray) else [lists]
 
 
 def _sums(lists: pd.Series) -> pd.Series:
-    """Sum of each list of a column; missing for a missing list."""
+    """Sum each list of a column; a missing list gives a missing sum."""
     column = pa.array(lists.array)
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     sums = np.bincount(pc.list_parent_indices(column), pc.list_flatten(column), len(column))

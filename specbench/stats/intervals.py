@@ -17,10 +17,9 @@ from scipy.special import bdtrik, nctdtr, ndtr, ndtri, stdtr, stdtrit  # importi
 UPPER_QUANTILE = 0.975
 BOOTSTRAP_RESAMPLES = 10_000  # With 2,000 the printed second decimal of a bound would depend on the seed
 FEW_UNITS = 8
-"""Below this number of clusters the bootstrap has too few distinct resamples for its nominal coverage, and no interval
-is printed."""
+"""With fewer clusters the bootstrap has too few distinct resamples for its nominal coverage; no interval is printed."""
 MOST_UNITS = 2000
-"""Above this number, clusters are resampled in random groups of about equal size, which are independent as well."""
+"""If there are more clusters, random groups of about equal size are resampled; groups are also independent."""
 MOST_PROMPTS = 10**7
 CHANGE = 0.02  # Relative change to detect, for `prompts_needed` and `prompts_for_change`
 _POWER = 0.8
@@ -30,7 +29,7 @@ RULE = (
     f"prompts (at least {FEW_UNITS}). The speed-up is one test; the scores are corrected together (Holm), and so are "
     "distances to reference images, and log p and entropy."
 )
-"""The rule of `is_real` in words, behind every sentence and mark."""
+"""The rule of `is_real` in words, on which all sentences and marks are based."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +55,18 @@ AnEstimate = TypeVar("AnEstimate", bound=Estimate)
 
 
 def without_few(estimate: AnEstimate, clusters: float) -> AnEstimate:
-    """The estimate for tables: without its interval for fewer than `FEW_UNITS` clusters."""
+    """Drop the interval of an estimate if there are fewer than `FEW_UNITS` clusters, for tables."""
     return replace(estimate, low=None, high=None) if clusters < FEW_UNITS else estimate
 
 
 def ratio_of_totals(
     numerator: Sequence[float], denominator: Sequence[float], cluster: Sequence[Hashable], seed: int = 0
 ) -> Estimate:
-    """Ratio of two sums with a percentile bootstrap interval over clusters. Below `FEW_UNITS` clusters: Student's t
-    interval of the logarithm; below two: none. A positive ratio has positive bounds.
+    """Compute the ratio of two sums with a percentile bootstrap interval over clusters. Below `FEW_UNITS` clusters the
+    interval is Student's t of the logarithm; below two there is none. A positive ratio has positive bounds.
 
-    The percentiles are expanded as by Hesterberg ("What teachers should know about the bootstrap", 2015, 3.4), which
-    corrects the narrow bootstrap interval of few clusters.
+    The percentiles are expanded as in Hesterberg ("What teachers should know about the bootstrap", 2015, 3.4), because
+    the bootstrap interval of few clusters is too narrow.
     """
     totals = pd.DataFrame({"top": np.asarray(numerator), "bottom": np.asarray(denominator)})
     totals = totals.groupby(_keys(cluster), sort=False).sum().to_numpy()
@@ -78,7 +77,7 @@ def ratio_of_totals(
 
 
 def _delta_t(totals: np.ndarray) -> tuple[float | None, float | None]:
-    """Interval of the ratio of the column sums of [clusters, 2] by the delta method; (None, None) for a ratio of 0."""
+    """Return the delta-method interval of the ratio of the column sums [clusters, 2]; (None, None) for a ratio of 0."""
     n, sums = len(totals), totals.sum(axis=0)
     if not sums[0]:
         return None, None
@@ -146,7 +145,7 @@ def quantile_interval(values: pd.Series, clusters: pd.Series, share: float) -> E
 
 
 def _independent(ones: pd.Series, clusters: pd.Series) -> float:
-    """Effective sample size: number of independent values whose share of ones has the same error."""
+    """Return the effective sample size: the number of independent values whose share of ones has the same error."""
     share, error, prompts = clustered_mean(ones, clusters)
     if not error:
         return prompts
@@ -155,7 +154,7 @@ def _independent(ones: pd.Series, clusters: pd.Series) -> float:
 
 
 def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:
-    """Unweighted mean of independent estimates, with the MOVER interval."""
+    """Compute the unweighted mean of independent estimates, with its MOVER interval."""
     value = float(np.mean([part.value for part in parts]))
     bounded = [(part.value, part.low, part.high) for part in parts if part.low is not None and part.high is not None]
     if len(bounded) < len(parts):
@@ -166,8 +165,8 @@ def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:
 
 
 def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: float | None = None) -> Difference:
-    """Mean of paired differences: Student's t over prompts, the `clusters` of the images. `gaps`: difference per image,
-    or its influence on a `value` that is not their mean."""
+    """Compute the mean of paired differences with Student's t over prompts, the `clusters` of the images. `gaps`:
+    difference of each image. If `value` is given, it is the estimate, and `gaps` are the images' influences on it."""
     mean, error, n = clustered_mean(gaps, clusters)
     value = mean if value is None else value
     if error is None:
@@ -178,17 +177,17 @@ def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: 
 
 
 def difference_to_show(difference: Difference) -> Difference:
-    """The difference for tables: without interval, p-value and spread for fewer than `FEW_UNITS` prompts."""
+    """Drop interval, p-value and spread of a difference over fewer than `FEW_UNITS` prompts, for tables."""
     if difference.prompts is None or difference.prompts >= FEW_UNITS:
         return difference
     return replace(without_few(difference, difference.prompts), p=None, spread=None)
 
 
 def speed_difference(pairs: pd.DataFrame) -> Difference:
-    """Time saved per image as a fraction of the baseline's time; `pairs` as in `speedup`.
+    """Compute the time saved per image as a fraction of the baseline's time; `pairs` as in `speedup`.
 
-    The p-value also tests a speed-up of 1, the same null hypothesis of equal totals. The spread is the standard
-    deviation of the speed-up's relative error.
+    The p-value is also the test of a speed-up of 1, because the null hypothesis of equal totals is the same. The spread
+    is the standard deviation of the speed-up's relative error.
     """
     theirs, mine = pairs["latency_ms_base"], pairs["latency_ms"]
     saved = mean_difference((theirs - mine) / theirs.mean(), pairs["prompt_id"])
@@ -211,8 +210,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def is_real(p: float | None) -> bool:
-    """Whether a difference is real by its p-value, which is corrected by `holm` over a family of tests of a pair of
-    runs, see `RULE`: all scores, or all token statistics, or the speed-up alone."""
+    """Return whether a difference is real, see `RULE`. `p` is corrected by `holm` over a family of tests of a pair of
+    runs: all scores, all token statistics, or only the speed-up."""
     return p is not None and p < SIGNIFICANT
 
 
@@ -238,9 +237,9 @@ def prompts_needed(spread: float | None, change: float) -> int | None:
 
 
 def prompts_for_change(estimate: Estimate, prompts: float) -> int | None:
-    """Prompts per run that show a relative change of `CHANGE` in a score between two runs of different prompts, see
-    `prompts_needed`; runs of the same prompts need fewer. `estimate`: the score, whose interval gives its spread over
-    prompts; `prompts`: number of prompts behind it."""
+    """Return the prompts per run that show a relative change of `CHANGE` in a score between two runs with different
+    prompts, see `prompts_needed`. Runs with the same prompts need fewer. `estimate`: the score; its interval over
+    `prompts` prompts gives the spread."""
     if estimate.low is None or estimate.high is None or prompts < 2:
         return None
     error = (estimate.high - estimate.low) / 2 / float(stdtrit(prompts - 1, UPPER_QUANTILE))
@@ -248,12 +247,12 @@ def prompts_for_change(estimate: Estimate, prompts: float) -> int | None:
 
 
 def _power(effect: float, n: int) -> float:
-    """Power of the paired t test at the 5 % level for an effect of `effect` standard deviations, correct sign."""
+    """Power of the paired t test at the 5 % level, with correct sign; `effect`: in standard deviations."""
     return 1 - float(nctdtr(n - 1, effect * math.sqrt(n), stdtrit(n - 1, UPPER_QUANTILE)))
 
 
 def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[float, float | None, int]:
-    """Mean, its cluster-robust standard error (None for a single cluster), and the number of clusters."""
+    """Return the mean, its cluster-robust standard error (None for a single cluster), and the number of clusters."""
     each = np.asarray(values, dtype=np.float64)
     mean = float(each.mean())
     sums = pd.Series(each - mean).groupby(_keys(clusters), sort=False).sum().to_numpy()
@@ -262,5 +261,5 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tup
 
 
 def _keys(clusters: Sequence[Hashable]) -> pd.api.extensions.ExtensionArray | np.ndarray:
-    """Clusters as keys of a group-by; a column of a frame stays in its own format, without an object per row."""
+    """Convert clusters to keys of a group-by. A column of a frame keeps its format, without an object per row."""
     return clusters.array if isinstance(clusters, pd.Series) else np.asarray(clusters, dtype=object)

@@ -1,4 +1,4 @@
-"""Means over images, tokens or rounds as ratios of two totals over images: intervals, and paired differences of runs.
+"""Means over images, tokens or rounds as ratios of two totals: their intervals, and paired differences of runs.
 
 Prompts are the independent units. Errors come from the linearised ratio, with Student's t.
 """
@@ -22,13 +22,13 @@ MEANS = (
     *(name for kind in ("per_image", "ratio", "totals") for name, of in RUN_NUMBERS.items() if getattr(of, kind)),
     "perplexity",
 )
-"""Numbers of a run that `interval` knows, in the order of the key `intervals` of reports."""
+"""Numbers of a run with an `interval`, in the order of the key `intervals` of reports."""
 TOKEN_MEANS = ("logp_mean", "entropy_mean")
-"""Token statistics whose differences from AR are tested together; the perplexity follows from the first."""
+"""Token statistics whose differences from AR are one family of tests; the first also decides the perplexity."""
 
 
 def interval(name: str, rows: pd.DataFrame) -> Estimate | None:
-    """Compute one of `MEANS` with its 95 % interval; None without images that have it."""
+    """Compute one of `MEANS` with its 95 % interval; None if no image has it."""
     if name == "perplexity":
         if (logp := interval("logp_mean", rows)) is None:
             return None
@@ -44,7 +44,7 @@ def interval(name: str, rows: pd.DataFrame) -> Estimate | None:
 
 
 def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Difference | None:
-    """Compute a difference in one of `MEANS`, run minus baseline, over common images; None without such images."""
+    """Compute a difference in one of `MEANS`, run minus baseline, over common images; None if there are none."""
     common = rows[_KEY].merge(baseline[_KEY], on=_KEY)
     first, second = (_influences(name, common.merge(side, on=_KEY)) for side in (rows, baseline))
     if first is None or second is None:
@@ -57,7 +57,7 @@ def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Di
 
 
 def _influences(name: str, rows: pd.DataFrame) -> tuple[float, pd.Series] | None:
-    """The ratio, and each image's influence on it."""
+    """Return the ratio, and each image's influence on it."""
     top, bottom = (side.astype("float64") for side in RUN_NUMBERS[name].sides(rows))
     defined = top.notna() & bottom.notna()
     top, bottom = top[defined], bottom[defined]

@@ -1,4 +1,4 @@
-"""Numbers of a run in reports: the function and rows that each is computed from, and whether it has an interval."""
+"""Numbers of a run in reports: the function and the rows that define each number, and whether it has an interval."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Number:
     """A number of a run, named after the function that defines it; its unit is in `store/schema.toml`."""
 
     compute: Callable[[pd.DataFrame], object]  # function of `specbench.stats`
-    # A mean, which has an interval, is given as values per image, as a ratio of two columns, or of two other totals.
+    # A mean has an interval. One of these defines it: values per image, a ratio of two columns, or two other totals.
     per_image: Callable[[pd.DataFrame], pd.Series] | None = None
     ratio: tuple[str, str] | None = None
     totals: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]] | None = None
     bounded: bool = False  # whether `compute` returns an Estimate
-    # required rows: all, or rows with measured tokens, with traces, with a second stage, or of a decoder with no bias
-    # except its acceptance
+    # required rows: all, with measured tokens, with traces, with a second stage, or of a decoder whose only bias is its
+    # acceptance
     of: str = IMAGES
 
     @property
@@ -31,7 +31,7 @@ class Number:
         return self.compute.__name__
 
     def sides(self, rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-        """The two totals of a mean, per image."""
+        """Return the two totals of a mean, per image."""
         if self.per_image:
             return self.per_image(rows), pd.Series(1.0, rows.index)
         if self.totals:

@@ -1,9 +1,9 @@
-"""Tests of the Rosenblatt transform: whether the u_i of a run are independent and uniform, and the size of deviations.
+"""Tests of the Rosenblatt transform: independence and uniformity of a run's u_i, and the size of deviations.
 
-For an exact sampler every u_i is uniform given the past (see `specbench.decoding.uniforms`). So every subset chosen
-by the past must also be uniform: all tokens, or the tokens at a place of the window, in a range of entropy, or in a
-part of the image. And u_i must not depend on the u of earlier tokens or of the previous image. All tests of a run are
-a single family, corrected by Holm's method.
+For an exact sampler every u_i is uniform given the past (see `specbench.decoding.uniforms`). So the u_i of every subset
+chosen by the past must also be uniform: all tokens, or the tokens at a place of the window, in a range of entropy, or
+in a part of the image. In addition, u_i must not depend on the u of earlier tokens or of the previous image. All tests
+of a run form one family, corrected by Holm's method.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from scipy.stats import kstwo
 
 from specbench.stats.intervals import holm
 
-LEVEL = 0.001  # Family-wise error rate of the verdict: the share of exact runs that are flagged
+LEVEL = 0.001  # Family-wise error rate of the verdict, which is the share of exact runs that are flagged
 _POWER = 0.95
 FEWEST = 200  # Minimum number of tokens for testing a group
 PLACES = (0, 1, 2, 4, 8, 16, 32, 64)
 ENTROPIES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
-"""Lower ends of the groups by place in the window and by entropy of p in nats."""
+"""Lower bounds of the groups by place in the window, and by entropy of p in nats."""
 _PARTS = 4  # Groups of consecutive slots
 LAGS = (1, 2, 4, 8, 16, 32)  # Distances between compared tokens; they include common window sizes
 _MEAN_NULL_DISTANCE = 0.8687
-"""Mean of the Kolmogorov distribution: average of sqrt(n) times the distance for uniform values."""
+"""Mean of the Kolmogorov distribution: expected sqrt(n) times the distance for uniform values."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Test:
     # `group` tokens earlier) or "images" (correlation with the same token of the previous image)
     kind: str
     group: str  # the group's bounds or the distance as text, empty for a single group
-    n: int  # tokens, or pairs of them
-    distance: float  # largest distance of the empirical distribution function from uniform; else the correlation
-    # p, corrected: p-value, and the same corrected for all tests of the run
+    n: int  # number of tokens, or of pairs of tokens
+    distance: float  # largest distance of the empirical distribution function from uniform, or the correlation
+    # p, corrected: p-value, and p-value corrected for all tests of the run
     p: float
     corrected: float = math.nan
 
@@ -70,7 +70,7 @@ class Deviation:
     value: float
     low: float | None
     high: float | None
-    # order, kind: chosen for the bound
+    # order, kind: order and grouping that were selected for the bound
     order: str
     kind: str
 
@@ -83,14 +83,14 @@ class RosenblattResult:
     level: float
     deviates: bool  # whether any corrected p-value is below the level
     deviation: Deviation  # over all orders and groupings
-    by_order: Mapping[str, Deviation]  # the same for each order alone, over all tokens
-    detectable: float  # mean deviation in one order that would have been flagged with probability `_POWER`
+    by_order: Mapping[str, Deviation]  # the same for each single order, over all tokens
+    detectable: float  # mean deviation in one order that is flagged with probability `_POWER`
     images: int
     tokens: int
 
 
 def audit_tokens(tokens: Tokens, level: float = LEVEL) -> RosenblattResult:
-    """Test a run."""
+    """Run all tests, correct their p-values and estimate the deviation."""
     if not (tests := list(all_tests(tokens))):
         raise ValueError(f"fewer than {FEWEST} tokens")
     corrected = holm([test.p for test in tests])
@@ -111,7 +111,7 @@ def audit_tokens(tokens: Tokens, level: float = LEVEL) -> RosenblattResult:
 
 
 def all_tests(tokens: Tokens) -> Iterator[Test]:
-    """Every test with enough tokens, not yet corrected."""
+    """Yield every test with enough tokens, without correction."""
     for order, u in tokens.u.items():
         for kind, (labels, group) in groupings(tokens).items():
             if kind != "all" and len(np.unique(group[~np.isnan(u)])) < 2:
@@ -126,7 +126,7 @@ def all_tests(tokens: Tokens) -> Iterator[Test]:
 
 
 def groupings(tokens: Tokens) -> dict[str, tuple[Sequence[str], np.ndarray]]:
-    """By kind, the groups' names and [K, M] the number of each token's group, a function of the past."""
+    """Return, by kind, the groups' names and each token's group number [K, M], which is a function of the past."""
     groups: dict[str, Any] = {"all": ([""], np.zeros(tokens.entropy.shape, int))}
     if tokens.place is not None:
         groups["place"] = (_names(PLACES, whole=True), np.searchsorted(PLACES, tokens.place, side="right") - 1)
@@ -140,24 +140,23 @@ def groupings(tokens: Tokens) -> dict[str, tuple[Sequence[str], np.ndarray]]:
 
 
 def uniform_distance(values: np.ndarray) -> tuple[float, float, int]:
-    """Kolmogorov-Smirnov distance of `values` from uniform, the point t of this distance, and the sign of F(t) - t
-    there."""
+    """Return the Kolmogorov-Smirnov distance of `values` from uniform, its point t, and the sign of F(t) - t at t."""
     ordered, n = np.sort(values), len(values)
     above, below = np.arange(1, n + 1) / n - ordered, ordered - np.arange(n) / n
     high, low = int(above.argmax()), int(below.argmax())
     if above[high] >= below[low]:
         return float(above[high]), float(ordered[high]), 1
-    # Just below the value at which the distribution function is too low.
+    # t is just below the value at which the distribution function is too low.
     return float(below[low]), float(np.nextafter(ordered[low], -1)), -1
 
 
 def deviation(tokens: Tokens, candidates: Sequence[tuple[str, str]]) -> Deviation:
-    """Cross-fitted lower bound on the mean total variation per token.
+    """Compute a cross-fitted lower bound on the mean total variation per token.
 
     P(u_i <= t | past) - t is the difference between the probabilities of a set of tokens under the decoder and under p.
     So for any t its mean is at most the mean total variation, also with a separate t per group. One half of the images
-    selects the (order, grouping) out of `candidates`, the points t and their signs; the other half measures. So chance
-    is not mistaken for deviation: the estimate is 0 on average for an exact sampler. Tokens without a value count as 0.
+    selects an (order, grouping) of `candidates`, the points t and their signs; the other half measures. So chance does
+    not look like a deviation: for an exact sampler the estimate is 0 on average. Tokens without a value count as 0.
     """
     half: np.ndarray = np.arange(len(tokens.entropy)) % 2
     groups = groupings(tokens)
@@ -180,7 +179,7 @@ def deviation(tokens: Tokens, candidates: Sequence[tuple[str, str]]) -> Deviatio
 
 
 def _choose(u: np.ndarray, group: np.ndarray) -> tuple[dict[int, tuple[float, int]], float]:
-    """Per group its point and sign, and the distance per token, less what uniform values would have on average."""
+    """Return each group's point and sign, and the distance per token minus the average distance of uniform values."""
     points, score = {}, 0.0
     for number in np.unique(group):
         if len(values := u[(group == number) & ~np.isnan(u)]) >= FEWEST // 2:
@@ -191,7 +190,7 @@ def _choose(u: np.ndarray, group: np.ndarray) -> tuple[dict[int, tuple[float, in
 
 
 def _measure(u: np.ndarray, group: np.ndarray, points: Mapping[int, tuple[float, int]]) -> np.ndarray:
-    """[K] per image, the mean over its tokens of sign (1(u <= t) - t)."""
+    """Return, per image, the mean [K] over its tokens of sign (1(u <= t) - t)."""
     gain: np.ndarray = np.zeros(u.shape)
     for number, (t, sign) in points.items():
         here = (group == number) & ~np.isnan(u)
@@ -201,8 +200,8 @@ def _measure(u: np.ndarray, group: np.ndarray, points: Mapping[int, tuple[float,
 
 
 def detectable(tokens: Tokens, level: float) -> float:
-    """Mean deviation in a single order, over all tokens, that the test of all tokens at `level` misses with probability
-    at most 1 - `_POWER`.
+    """Return the mean deviation in a single order, over all tokens, that the test of all tokens at `level` misses with
+    probability at most 1 - `_POWER`.
 
     Whole images are the independent units: the variance is multiplied by the ratio of the variance between images to
     the variance for independent tokens, measured at the median.
@@ -217,7 +216,7 @@ def detectable(tokens: Tokens, level: float) -> float:
 
 
 def _correlation(order: str, kind: str, group: str, first: np.ndarray, second: np.ndarray) -> Iterator[Test]:
-    """Products of centred pairs: mean 0 and variance 1/144 each, uncorrelated, if the values are independent."""
+    """Test products of centred pairs: uncorrelated, with mean 0 and variance 1/144, if values are independent."""
     products = (first - 0.5) * (second - 0.5)
     if len(products := products[~np.isnan(products)]) >= FEWEST:
         correlation = 12 * float(products.mean())
@@ -226,7 +225,7 @@ def _correlation(order: str, kind: str, group: str, first: np.ndarray, second: n
 
 
 def _names(bounds: Sequence[float], whole: bool = False) -> list[str]:
-    """Names of the groups that begin at `bounds`."""
+    """Return the names of the groups that begin at `bounds`."""
     ends = [*bounds[1:], None]
     if not whole:
         return [f"{low:g}+" if high is None else f"{low:g}-{high:g}" for low, high in zip(bounds, ends, strict=True)]

@@ -1,5 +1,5 @@
-"""Speed of a run, speed-up over another run on the same images, and roofline: measured decode time relative to the
-lower bound of the device."""
+"""Speed of a run, speed-up over another run on the same images, and roofline ratio: measured decode time relative to
+the device's lower bound."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specbench.stats.intervals import (
 from specbench.stats.numbers import Number
 from specbench.store.schema import AR_SPANS
 
-STALL = 3.0  # Time per target forward over its median above which an image stalled
+STALL = 3.0  # An image stalled if its time per target forward is more than this multiple of the median
 
 
 def nfe(rows: pd.DataFrame) -> float | None:
@@ -50,7 +50,7 @@ def latency_ms(rows: pd.DataFrame) -> float | None:
 
 
 def stalled(rows: pd.DataFrame) -> pd.DataFrame:
-    """Images whose time per target forward exceeds `STALL` times the median of the run; of at least 3 images."""
+    """Select the images whose time per target forward exceeds `STALL` times the run's median; none below 3 images."""
     pace = rows["latency_ms"].astype("float64") / rows["nfe"]
     return rows[pace > STALL * pace.median()] if pace.notna().sum() >= 3 else rows.iloc[:0]
 
@@ -99,7 +99,7 @@ class SpeedUp:
     overhead: float
     end_to_end: float | None  # the same ratio for the end-to-end latency
     pairs: int  # images that both runs decoded
-    prompts: int  # the prompts of these images, the independent units of the interval
+    prompts: int  # prompts of these images, which are the independent units of the interval
     p: float | None  # of `specbench.stats.speed_difference`; None below `FEW_UNITS` prompts
 
 
@@ -157,8 +157,8 @@ def roofline_ratio(rows: pd.DataFrame, floor: Mapping[str, Any] | None) -> float
     larger of bytes read (weights once per forward, KV cache of the image tokens once per row and forward) over memory
     bandwidth, and matrix-product FLOPs over peak FLOP/s of this device.
 
-    Excluded, so that the bound is slightly too low: the prompt's KV cache, tree branches, all work outside the target,
-    all writes. `floor` holds the inputs stored with the run, see `specbench.runs.preparation`.
+    The bound is slightly too low, because it excludes the prompt's KV cache, tree branches, all work outside the
+    target, and all writes. `floor` holds the inputs stored with the run, see `specbench.runs.preparation`.
     """
     if floor is None or (rows := with_times(rows)).empty:
         return None
@@ -167,7 +167,7 @@ def roofline_ratio(rows: pd.DataFrame, floor: Mapping[str, Any] | None) -> float
 
 
 def floor_ms(rows: pd.DataFrame, floor: Mapping[str, Any]) -> pd.Series:
-    """Roofline time in milliseconds per image, see `roofline_ratio`."""
+    """Return the roofline time in milliseconds per image, see `roofline_ratio`."""
     size, rows_per_image = Size(**floor["size"]), floor["rows_per_image"]
     nfe = rows["nfe"]
     visible = nfe * rows["stream_tokens"] - rows["committed_step_sum"] + nfe
@@ -214,7 +214,7 @@ def fewest_tokens_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
 
 
 def _least_favourable(rows: pd.DataFrame, values: pd.Series, sign: int) -> tuple[str, Estimate] | None:
-    """The category with the largest mean of `sign` times `values`; None with fewer than two categories."""
+    """Return the category with the largest mean of `sign` times `values`; None below two categories."""
     if "category" not in rows or (means := values.groupby(rows["category"]).mean().dropna()).size < 2:
         return None
     name = (sign * means).idxmax()
@@ -224,18 +224,18 @@ def _least_favourable(rows: pd.DataFrame, values: pd.Series, sign: int) -> tuple
 
 
 def with_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with times; images decoded under other versions than most of the run have no times."""
+    """Select the rows with times. Images decoded under other versions than most of the run have no times."""
     return rows.dropna(subset=["target_ms"])
 
 
 def mean(values: pd.Series) -> float | None:
-    """Mean of the non-missing values, if any."""
+    """Return the mean of the non-missing values, if any."""
     value = values.mean()
     return None if pd.isna(value) else float(value)
 
 
 def ratio_or_none(top: float, bottom: float) -> float | None:
-    """Quotient, or None for a missing value or a `bottom` of 0."""
+    """Return the quotient; None for a missing value or a `bottom` of 0."""
     return None if pd.isna(top) or pd.isna(bottom) or not bottom else float(top / bottom)
 
 

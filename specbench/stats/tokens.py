@@ -1,4 +1,4 @@
-"""Stored rows in the form of statistics, with sums per image instead of per-token lists, and log-probability
+"""Conversion of stored rows for statistics, with sums per image instead of per-token lists, and log-probability
 statistics of the committed tokens under the target distribution, in nats."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def condense(rows: pa.Table) -> pd.DataFrame:
 
 
 def as_frame(rows: pa.Table) -> pd.DataFrame:
-    """Convert rows that hold their sums; lists stay Arrow lists. Memory that only `rows` holds is freed on the way."""
+    """Convert rows that already contain their sums; lists stay Arrow lists. Memory that only `rows` uses is freed."""
 
     def keep_lists(kind: pa.DataType) -> pd.ArrowDtype | None:
         return pd.ArrowDtype(kind) if pa.types.is_list(kind) else None
@@ -31,14 +31,14 @@ def as_frame(rows: pa.Table) -> pd.DataFrame:
 
 
 def copies_among(images: Iterable[np.ndarray]) -> dict[int, int]:
-    """Exact copies of earlier images: the earlier number by the number of the copy."""
+    """Find exact copies of earlier images. Return the earlier image's number, by the copy's number."""
     first: dict[bytes, int] = {}
     seen = [first.setdefault(np.asarray(tokens).tobytes(), number) for number, tokens in enumerate(images)]
     return {number: before for number, before in enumerate(seen) if before != number}
 
 
 def tokens_measured(rows: pd.DataFrame) -> bool:
-    """Whether there are free tokens and their p was measured, which all numbers below need."""
+    """Return whether there are free tokens with measured p, which all numbers below need."""
     return bool(rows["free_tokens"].sum()) and not rows[["logp_sum", "entropy_sum"]].isna().any(axis=None)
 
 
@@ -91,7 +91,7 @@ def nll_gap(rows: pd.DataFrame) -> float:
 
 
 def nll_gap_se(rows: pd.DataFrame) -> float | None:
-    """Standard error of the NLL - H gap over independent images; None for one image, or an infinite gap."""
+    """Return the standard error of the NLL - H gap over independent images; None for one image, or an infinite gap."""
     excess, tokens = _excess(rows)
     n, mean = len(tokens), nll_gap(rows)
     if n < 2 or mean is None or not math.isfinite(mean):
@@ -101,7 +101,7 @@ def nll_gap_se(rows: pd.DataFrame) -> float | None:
 
 
 def _excess(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-    """Sum of -log p minus entropy, and free tokens, of each image that has some."""
+    """Return, for each image with free tokens, the sum of -log p minus entropy, and the number of free tokens."""
     rows = rows[rows["free_tokens"] > 0]
     return -rows["logp_sum"] - rows["entropy_sum"], rows["free_tokens"]
 

@@ -22,14 +22,14 @@ from specbench.training.data import Corpus, teacher_forced
 def alignment(
     model: TransformerModel, head: EagleHead, images: Corpus, sampling: Sampling, depths: int = 5, starts: int = 8
 ) -> list[dict[str, object]]:
-    """Total variation between the distributions of target and head, both guided and truncated as in decoding, after
-    `starts` positions of each image.
+    """Measure the total variation between target and head, both guided and truncated as in decoding, after `starts`
+    positions of each image.
 
     Returns:
-        Per depth `depth`, `tv` (mean over images, positions and true continuations), `tv_low`, `tv_high` (95 %, images
-        being the sample; None for one image), `acceptance` = 1 - tv, the acceptance rate of `exact` given that all
-        earlier drafts are accepted. Then a row with `depth` "1, x_t" for the pairing (f_t, x_t): if its `tv` is lower,
-        the head was trained on the wrong pairs.
+        For each depth: `depth`; `tv` (mean over images, positions and true continuations); `tv_low`, `tv_high` (95 %
+        interval over images; None for one image); `acceptance` = 1 - tv, the acceptance rate of `exact` if all earlier
+        drafts are accepted. The last row, `depth` "1, x_t", is for the pairs (f_t, x_t): if its `tv` is lower, the head
+        was trained on the wrong pairs.
     """
     tokens = images.tokens.to(model.device)
     rows, length = tokens.shape
@@ -48,7 +48,7 @@ def alignment(
     free = torch.tensor(model.layout.forced, device=model.device) < 0
 
     def distance(ahead: Tensor, slots: Tensor) -> Tensor:
-        """Mean total variation [B] over the free slots."""
+        """Return the mean total variation [B] over the free slots."""
         q = target(session.logits(head.read(ahead)), positions[:, slots])
         tv = (q - p[:, slots]).abs().sum(-1) / 2
         return (tv * free[slots]).sum(1) / free[slots].sum()
@@ -73,9 +73,10 @@ def alignment(
 def vertical_alignment(
     model: TransformerModel, head: VerticalHead, images: Corpus, sampling: Sampling, depths: int = 5, starts: int = 8
 ) -> list[dict[str, object]]:
-    """Total variation between target and vertical head in the form of `alignment`, without the row of wrong pairs.
+    """Measure the total variation between target and vertical head; rows as in `alignment`, without the row of wrong
+    pairs.
 
-    Depth k is the k-th draft after the committed tokens, drawn after true tokens.
+    Depth k is the k-th draft after the committed tokens. The tokens before it are true tokens.
     """
     tokens = images.tokens.to(model.device)
     rows, length = tokens.shape

@@ -58,10 +58,10 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
 
 @dataclass(frozen=True)
 class Examples:
-    """Sequences of elements, prompt and stream alike. E elements at most."""
+    """Sequences of elements, first of the prompt, then of the stream. At most E elements."""
 
-    ids: Tensor  # [n, E + 1] numbers in the head's token table
-    features: Tensor  # [n, E, d] float16; features[t] reads ids[: t + 1] and predicts ids[t + 1]
+    ids: Tensor  # [n, E + 1] ids in the head's token table
+    features: Tensor  # [n, E, d] float16; features[t] depends on ids[: t + 1] and predicts ids[t + 1]
     prompt: Tensor  # [n] prompt elements P; the image's first token is ids[P]
     length: Tensor  # [n] number of valid features
 
@@ -86,14 +86,14 @@ def examples(model: TransformerModel, images: Corpus, unconditional: Tensor) -> 
 
 
 def teacher_forced(session: FeatureSession, tokens: Tensor) -> Tensor:
-    """Features [R, N, d] that predict `tokens` [B, N], each given the preceding ones."""
+    """Return the features [R, N, d] that predict `tokens` [B, N], each given all earlier tokens."""
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     session.forward(torch.nn.functional.pad(tokens[:, :-1], (1, 0)), positions)
     return session.features
 
 
 class FeatureStore:
-    """Examples in chunk files of a folder, so that an interrupted computation continues."""
+    """Examples in chunk files of a folder, so that an interrupted computation can continue."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -114,7 +114,7 @@ class FeatureStore:
             tell(min(start + _CHUNK, len(images.texts)))
 
     def rows(self, indices: list[int]) -> Examples:
-        """Load the examples of some rows, float16 features, padded to the longest."""
+        """Load the examples of some rows, with float16 features, padded to the longest row."""
         picked = [self._row(index) for index in indices]
         pad = torch.nn.utils.rnn.pad_sequence
         ids, features, prompt, length = zip(*picked, strict=True)

@@ -1,9 +1,9 @@
-"""Training of draft heads: the target's features are computed once, then the head learns to predict from them.
+"""Training of draft heads: the target's features are computed once, then the head is trained on them.
 
-Element t of an EAGLE-1 head pairs feature f_t with the token x_{t+1} that followed it, as drafting does. Its loss over
-image positions is SmoothL1(f^, f) + 0.1 CE(softmax(head(f)), softmax(head(f^))), without guidance, and uniform noise
-blurs the input features only. Others: `_eagle3_losses`, `_vertical_losses`. Order, noise and learning rate are
-functions of the step, so that an interrupted training continues to the same weights.
+Element t of an EAGLE-1 head combines feature f_t with the next token x_{t+1}, as in drafting. Its loss over image
+positions is SmoothL1(f^, f) + 0.1 CE(softmax(head(f)), softmax(head(f^))), without guidance; uniform noise is added to
+the input features only. Other heads: `_eagle3_losses`, `_vertical_losses`. Order, noise and learning rate are functions
+of the step, so an interrupted and resumed training gives the same weights.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CHECKPOINT_EVERY = 100
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """Hyper-parameters, checked when created (a SpecbenchError); the defaults suit the embedded model."""
+    """Hyper-parameters. Invalid values raise a SpecbenchError. The defaults are for the embedded model."""
 
     images: int = 1024  # training images, seen `epochs` times in batches of `batch`
     epochs: int = 16
@@ -57,7 +57,7 @@ class HeadPlan:
     warmup: float = 0.03
     null: float = 0.1  # share of images trained without caption, for guidance
     seed: int = 0
-    kind: str = "eagle"  # of head, a name of `KINDS`
+    kind: str = "eagle"  # kind of head, a name in `KINDS`
 
     def __post_init__(self) -> None:
         check_counts(images=self.images, epochs=self.epochs, batch=self.batch)
@@ -76,7 +76,7 @@ def train(
     model: TransformerModel, out: Path, plan: HeadPlan, data: Path | None = None, tell: Callable | None = None
 ) -> nn.Module:
     """Train a head for `model` and store it in `out`; an interrupted training in `out` is resumed. `data`: run folder
-    with the target's images; the model's training data if None. For the callback see `train_head`."""
+    with the target's images; None for the model's training data. `tell`: see `train_head`."""
     tell = tell or (lambda *_: None)
     work = out / "training"
     record = {"model": model.weights_sha256, "data": str(data or ""), **asdict(plan)}
@@ -99,7 +99,7 @@ def train(
 
 
 class HeadTrainer:
-    """Training in a folder; resumes from its checkpoint if there is any."""
+    """Training in a folder. It resumes from the folder's checkpoint, if any."""
 
     def __init__(self, model: TransformerModel, store: FeatureStore, plan: HeadPlan, work: Path):
         self._model, self._store, self._plan, self._work = model, store, plan, work
@@ -168,12 +168,12 @@ def train_head(
     Args:
         out: folder of the head.
         model: the target.
-        data: run folder with images of the target; the model's training data if None.
+        data: run folder with images of the target; None for the model's training data.
         images, epochs, batch, lr, seed: see `HeadPlan`.
         device, threads: as for `run`.
         tell: called as `tell(stage, done, total, note)`.
-        kind: "eagle" for an EAGLE-1 head, "eagle3" for a head that reads several layers and learns from its own
-            outputs, "vertical" for a head that looks at the image row above.
+        kind: "eagle" for an EAGLE-1 head, "eagle3" for a head that reads several layers and is trained on its own
+            outputs, "vertical" for a head that reads the image row above.
 
     Returns:
         The folder, for `head=` of the EAGLE decoders, or of `vertical`.
@@ -203,8 +203,8 @@ def check_head(
 
     Args:
         model: the target.
-        head: folder or hub id of the head; the model's if empty.
-        data: run folder with images of the target; the model's training data if None.
+        head: folder or hub id of the head; empty for the model's head.
+        data: run folder with images of the target; None for the model's training data.
         images, depths: images to evaluate, and draft depths.
         seed: of the selection of images.
         device, threads: as for `run`.
@@ -235,18 +235,18 @@ def load_trainable(name: str, device: str = "cpu", threads: int = 0) -> Transfor
 class HeadKind(NamedTuple):
     """Functions to train, store and measure a kind of head."""
 
-    untrained: Callable[[TransformerModel, int], nn.Module]  # `untrained(model, seed)` makes a new head
-    # `losses(model, head, batch, draw)` is the loss of a batch, with its parts, by name
+    untrained: Callable[[TransformerModel, int], nn.Module]  # `untrained(model, seed)` creates a new head
+    # `losses(model, head, batch, draw)` returns the loss of a batch and its parts, by name
     losses: Callable[[TransformerModel, nn.Module, Examples, torch.Generator], dict[str, Tensor]]
-    save: Callable[[nn.Module, Path, dict], None]  # `save(head, folder, extra)` stores a head with further facts
-    # `load(model, path)` is the head in a folder or hub id, the model's if `path` is empty
+    save: Callable[[nn.Module, Path, dict], None]  # `save(head, folder, extra)` stores a head with `extra` facts
+    # `load(model, path)` loads the head in a folder or hub id; empty `path` for the model's head
     load: Callable[[TransformerModel, str], nn.Module]
-    # `distances(model, head, images, sampling, depths)` is its total variation to the target by depth
+    # `distances(model, head, images, sampling, depths)` measures the total variation to the target by depth
     distances: Callable[..., list[dict[str, object]]]
 
 
 def untrained_eagle(model: TransformerModel, seed: int, taps: tuple[int, ...] | None = None) -> EagleHead:
-    """New head with the target's layer sizes and token table; with `taps` an EAGLE-3 head."""
+    """Create a head with the target's layer sizes and token table; with `taps`, an EAGLE-3 head."""
     config = model.backbone.config
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
     sizes = {name: getattr(config, name) for name in (*names, "max_position_embeddings")}
@@ -256,8 +256,8 @@ def untrained_eagle(model: TransformerModel, seed: int, taps: tuple[int, ...] | 
 
 
 def untrained_eagle3(model: TransformerModel, seed: int) -> EagleHead:
-    """A head that reads the states after a quarter, half and three quarters of the target's layers, and begins as one
-    that reads the last state alone and writes states of the target's size."""
+    """Create a head that reads the hidden states after a quarter, half and three quarters of the target's layers.
+    Initially it reads only the last hidden state, and its outputs have the size of the target's states."""
     layers = model.backbone.config.num_hidden_layers
     taps = dict.fromkeys(min(max(1, layers * part // 4), layers - 1) for part in (1, 2, 3))
     head = untrained_eagle(model, seed, tuple(taps))
@@ -267,7 +267,7 @@ def untrained_eagle3(model: TransformerModel, seed: int) -> EagleHead:
 
 
 def eagle_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw: torch.Generator) -> dict[str, Tensor]:
-    """Loss and its parts for one batch; `draw` blurs the features."""
+    """Compute the loss of one batch and its parts. `draw`: generator of the noise on the features."""
     noise = torch.rand(batch.features.shape, generator=draw) - 0.5
     features = batch.features.float().to(model.device)
     elements = features.shape[1]
@@ -284,9 +284,9 @@ def eagle_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw
 
 
 def _drafted(batch: Examples, depth: int = 1) -> Tensor:
-    """[n, E - 1] 1 for elements that a draft `depth` tokens after the committed ones may be.
+    """Return a mask [n, E - 1], 1 for elements that can be a draft `depth` tokens after the committed tokens.
 
-    The element at P - 1 pairs the prompt's last feature with the first image token: where drafting starts."""
+    Drafting starts at element P - 1, which combines the prompt's last feature with the first image token."""
     place = torch.arange(batch.features.shape[1] - 1)
     return ((place >= batch.prompt[:, None] + depth - 2) & (place + 1 < batch.length[:, None])).float()
 
@@ -294,11 +294,11 @@ def _drafted(batch: Examples, depth: int = 1) -> Tensor:
 def _eagle3_losses(
     model: TransformerModel, head: EagleHead, batch: Examples, draw: torch.Generator
 ) -> dict[str, Tensor]:
-    """Mean cross-entropy between the target's distributions and the head's at `_TEST_DEPTH` draft depths, without
-    guidance; each depth weighs 0.8 of the previous depth.
+    """Compute the mean cross-entropy between the target's distributions and the head's at `_TEST_DEPTH` draft depths,
+    without guidance; each depth has 0.8 times the weight of the previous depth.
 
-    Drafts of depth 2 and more continue the drafts of `_STARTS` random elements: their inputs are the head's own
-    outputs, and they see target features up to that element, then such outputs (EAGLE-3's training-time test)."""
+    Drafts of depth 2 and more continue from `_STARTS` random elements. Their inputs are the head's own outputs; they
+    attend to target features up to the element, then to such outputs (EAGLE-3's training-time test)."""
     features = batch.features.float().to(model.device)
     count, width = features.shape[1] - 1, model.feature_size
     ids = batch.ids[:, 1 : count + 1].to(model.device)
@@ -324,10 +324,11 @@ def _eagle3_losses(
 def _vertical_losses(
     model: TransformerModel, head: VerticalHead, batch: Examples, draw: torch.Generator
 ) -> dict[str, Tensor]:
-    """Loss of a batch: cross-entropy between the distributions of target and head for each slot, without guidance.
+    """Compute the loss of a batch: cross-entropy between the distributions of target and head for each slot, without
+    guidance.
 
-    `draw` cuts every image at random into runs of consecutive slots, as long as the drafts of a step; within a run the
-    head knows the features of the slots before the run, and all earlier tokens."""
+    `draw` splits every image at random into runs of consecutive slots, as long as a step's drafts. Within a run the
+    head gets the features of slots before the run, and all earlier tokens."""
     place = batch.prompt[:, None] + torch.arange(model.layout.length)
     before = (place - 1)[..., None].expand(-1, -1, batch.features.shape[-1])
     ids = batch.ids.gather(1, place).to(model.device)
@@ -335,7 +336,7 @@ def _vertical_losses(
     run = torch.randint(1, _LONGEST_RUN + 1, (len(ids), 1), generator=draw)
     offset = torch.randint(0, _LONGEST_RUN, (len(ids), 1), generator=draw) % run
     slots = torch.arange(model.layout.length)
-    # The first slot [n, N] of the run that each slot lies in.
+    # First slot [n, N] of each slot's run.
     starts = (slots - (slots - offset) % run).clamp(min=0).to(model.device)
     slots = slots.to(model.device).expand_as(ids)
     above = slots_above(model.layout).to(model.device)

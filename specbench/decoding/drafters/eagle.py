@@ -1,8 +1,8 @@
 """EAGLE-1 drafting: a trained head extrapolates the target's features along a static tree.
 
 The head's KV cache holds features of the target only: one element per committed token, appended after each
-verification. Draft trees use scratch slots, which the next tree overwrites. Conditional and unconditional rows have
-their own features and cache, share their tokens, and are mixed by the session as the target's logits are.
+verification. Draft trees use scratch slots, which the next tree overwrites. Conditional and unconditional rows share
+their tokens, but have separate features and caches. The session combines their logits like the target's.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from specbench.models.transformer.kv_cache import CacheExtent, PositionCache
 
 
 class TreeLevel(NamedTuple):
-    """The n columns of one depth that have children. `Inner columns`: all columns with children, in order of depth."""
+    """The n columns of one depth that have children. Inner columns are all columns with children, in order of depth."""
 
-    place: slice  # places among the inner columns
-    columns: Tensor  # [n] places among all columns
+    place: slice  # indices among the inner columns
+    columns: Tensor  # [n] indices among all columns
     parents: Tensor  # [n] index of each parent among the previous level's columns
     children: Tensor  # [m] columns of the children
-    drawn: Tensor  # [m] per child, its index among the tokens drawn for this level, `most` per column
+    drawn: Tensor  # [m] index of each child's token among the tokens drawn for this level, `most` per column
     most: int  # maximum number of different children
 
 
 class TreeLevels(NamedTuple):
-    """A tree for drafting, one level after the other."""
+    """Index tables for drafting a tree level by level."""
 
     inner: Tensor  # [k] inner columns
     ancestors: Tensor  # [k, C] bool, whether the second column is the inner column or its ancestor
@@ -49,9 +49,9 @@ class News(NamedTuple):
 
     # tokens, positions: [B, T] its tokens and their stream slots
     tokens: Tensor
-    features: Tensor  # [R, T, d] of the target that predict them
+    features: Tensor  # [R, T, d] target features that predict these tokens
     positions: Tensor
-    shift: Tensor  # [B] number of its tokens that were committed, from the first
+    shift: Tensor  # [B] number of committed tokens, from the path's first
 
 
 class Eagle:
@@ -85,7 +85,7 @@ class Eagle:
         # After a tree without drafts, later trees have none either, so the head can skip the committed tokens.
         if len(tree.parents) > 1:
             readable, call = self._cache.readable(news.positions), call_eager
-            # Compiled code is for one size of tree and path; near an image's ends both are smaller.
+            # Compiled code supports one size of tree and path. Near an image's start and end both are smaller.
             if tree == whole and news.tokens.shape[1] == max(whole.depth) + 1:
                 call = self._batch.call
                 self._cache.mark_lengths(readable)
@@ -94,7 +94,7 @@ class Eagle:
         return Proposal(tokens, positions, q[:, :-1] if tree.is_chain else q, tree, len(whole.parents))
 
     def _tree_of(self, depth: int) -> Tree:
-        """The tree of a step that has room for `depth` drafts."""
+        """Return the tree of a step that has room for `depth` drafts."""
         return pruned(self._tree, depth)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
@@ -110,7 +110,7 @@ class Eagle:
     def _draft(
         self, tree: TreeLevels, tokens: Tensor, q: Tensor, positions: Tensor, news: News, readable: Tensor, step: Tensor
     ) -> None:
-        """Draw the draft tokens and record their q, one depth at a time, after the tokens of the last step."""
+        """Append the last step's tokens to the head's cache, then draw drafts and fill `q` one depth at a time."""
         batch, features, proposed = self._batch, self._learn(news, readable)[:, None], []
         slots = positions[:, tree.inner]
         race = batch.noise.race(slots, Stream.SIBLING, step * len(self._tree.parents) + self._addresses(tree))
@@ -125,7 +125,7 @@ class Eagle:
         q[:, tree.inner] = torch.cat(proposed, 1)
 
     def _addresses(self, tree: TreeLevels) -> Tensor:
-        """[k] number of each inner column in the noise of a step."""
+        """Return the noise index [k] of each inner column within a step."""
         return tree.inner
 
     def _head_logits(self, features: Tensor) -> Tensor:
@@ -133,12 +133,12 @@ class Eagle:
         return self._batch.session.logits(features)
 
     def _draw_children(self, p: Tensor, race: Tensor, level: TreeLevel, slots: Tensor, step: Tensor) -> Tensor:
-        """Children [B, m] of a level's columns, siblings without replacement, from p [B, n, V] and its race."""
+        """Draw the children [B, m] of a level's columns from p [B, n, V] and its race, siblings without replacement."""
         return (p / race).topk(level.most, dim=-1).indices.flatten(1)[:, level.drawn]
 
 
 class Eagle3(Eagle):
-    """EAGLE's tree with an EAGLE-3 head, for which the target's sessions keep hidden states of more layers."""
+    """EAGLE's tree with an EAGLE-3 head. The target's sessions then keep the hidden states of several layers."""
 
     @staticmethod
     def _load(model: Any, head: str) -> EagleHead:
@@ -154,9 +154,10 @@ class Eagle3(Eagle):
 class AdjacentEagle(Eagle):
     """EAGLE-1 drafter whose tree adapts to the acceptance in earlier slots (ADT-Tree).
 
-    The tree is a chain of first children, each with siblings that have no children. If half of the chain was accepted,
-    the next tree is one draft deeper and one sibling narrower, else the reverse. Each row has a separate shape: the
-    batch's tree holds all shapes, and a row leaves out the rest. A shape depends on earlier steps only.
+    The tree is a chain of first children, each with siblings that have no children. If at least half of the chain was
+    accepted, the next tree is one draft deeper and one sibling narrower; otherwise it is one draft shallower and one
+    sibling wider. Each row has its own shape: the batch's tree contains the shapes of all rows, and a row has no drafts
+    in the other nodes. A shape depends on earlier steps only.
     """
 
     def __init__(self, context: Context, init: Init | None, window: int, siblings: int, head: str):
@@ -175,7 +176,7 @@ class AdjacentEagle(Eagle):
         tables = routes(proposal.tree, committed.device)
         deep = tables.depth[: proposal.q.shape[1]] >= self._shape[:, :1]
         first = proposal.tokens[:, torch.arange(len(tables.peer), device=committed.device) - tables.peer]
-        tokens = torch.where(tables.peer < self._shape[:, 1:], proposal.tokens, first)  # again: no draft
+        tokens = torch.where(tables.peer < self._shape[:, 1:], proposal.tokens, first)  # repeated token: no draft
         return proposal._replace(tokens=tokens, q=proposal.q.masked_fill(deep[..., None], 0.0))
 
     def _tree_of(self, depth: int) -> Tree:
@@ -183,7 +184,7 @@ class AdjacentEagle(Eagle):
         return comb(min(depth, deepest), widest)
 
     def _addresses(self, tree: TreeLevels) -> Tensor:
-        return torch.arange(len(tree.inner), device=tree.inner.device)  # whatever the width
+        return torch.arange(len(tree.inner), device=tree.inner.device)  # independent of the width
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         super().observe(verification, positions, shift, keep_tail)
@@ -195,7 +196,7 @@ class AdjacentEagle(Eagle):
 
 @lru_cache
 def comb(depth: int, siblings: int) -> Tree:
-    """A chain of `depth` first children, each with its siblings after it."""
+    """Build a chain of `depth` first children, each followed by its siblings."""
     if depth < 1:
         return chain(1)
     return Tree(
@@ -204,7 +205,7 @@ def comb(depth: int, siblings: int) -> Tree:
 
 
 class Branches(NamedTuple):
-    """Places of the drafts of a tree's k inner columns in the head's cache."""
+    """Positions of a tree's k inner columns in the head's cache."""
 
     slots: Tensor  # [R, k] slots that are written
     # cosine, sine: [R, 1, k, d'] of the rotary positions
@@ -214,13 +215,13 @@ class Branches(NamedTuple):
 
 
 class HeadCache:
-    """The head's KV cache for one batch: element i of a row, of prompt or stream, is at slot i.
+    """The head's KV cache for one batch. Element i of a row (prompt, then stream) is at slot i.
 
-    The element that pairs stream token s with the feature before it has index P - 1 + s, P being the prompt's length.
+    The element that combines stream token s with the preceding feature has index P - 1 + s; P is the prompt's length.
     """
 
     def __init__(self, head: EagleHead, session, slots: int, columns: int):
-        """`session`: the target's; `slots`: maximum stream slots; `columns`: maximum tree size."""
+        """`session`: of the target; `slots`: maximum number of stream slots; `columns`: maximum tree size."""
         self._head = head
         prompt = head.seen_prompt(session.draft_prompt())
         self._last = prompt.lengths[:, None] - 1
@@ -235,7 +236,7 @@ class HeadCache:
             self._run(prompt.ids[:, 1:], head.fused(prompt.features), slots, head.rotary(slots), mask, longest)
 
     def mark_lengths(self, readable: Tensor) -> None:
-        """Mark the lengths of `readable` and of the cache dynamic, so that a single compiled form serves all."""
+        """Mark the lengths of `readable` and of the cache dynamic, so that one compiled version covers all lengths."""
         torch._dynamo.mark_dynamic(readable, 0)
         torch._dynamo.mark_dynamic(self._index, 0)
         for buffers in self._cache.buffers():
@@ -243,16 +244,16 @@ class HeadCache:
                 torch._dynamo.mark_dynamic(buffer, 2)
 
     def readable(self, positions: Tensor) -> Tensor:
-        """[S] slots that `append` has to read for stream slots `positions` [B, T]."""
+        """Return the cache slots [S] that `append` reads for stream slots `positions` [B, T]."""
         first = self._last + self._repeat(positions[:, :1])
         end, _ = self._extent.of(first[:, 0], positions.shape[1])
         return self._index[: min(end, self._scratch)]
 
     def append(self, ids: Tensor, features: Tensor, positions: Tensor, readable: Tensor) -> Tensor:
-        """Append committed tokens [B, T] at stream slots `positions` [B, T] and their target features [R, T, d], given
-        `readable` of these slots.
+        """Append committed tokens [B, T] of stream slots `positions` [B, T] with their target features [R, T, d].
+        `readable`: result of the method `readable` for these slots.
 
-        Entries past the committed ones are harmless: their slots are overwritten before anything attends to them.
+        Entries after the committed tokens are harmless: their slots are overwritten before anything attends to them.
         """
         slots = self._last + self._repeat(positions)
         mask = readable <= slots[:, None, :, None]
@@ -260,8 +261,8 @@ class HeadCache:
         return self._run(self._repeat(ids), fused, slots, self._head.rotary(slots), mask, len(readable))
 
     def branches(self, tree: TreeLevels, positions: Tensor, root: Tensor) -> Branches:
-        """Places of the tree's inner columns, which predict stream slots `positions` [B, k]; the root predicts `root`
-        [B, 1]."""
+        """Return the cache positions of the tree's inner columns, which predict stream slots `positions` [B, k]. The
+        root predicts stream slot `root` [B, 1]."""
         # Counted from the end, so that compiled code is valid for every prompt length.
         scratch = len(self._index) - tree.ancestors.shape[1]
         slots = (scratch + tree.inner).expand(len(self._last), -1)
@@ -273,7 +274,7 @@ class HeadCache:
         return Branches(slots, *rotary, mask[:, None])
 
     def branch(self, branches: Branches, level: slice, ids: Tensor, features: Tensor) -> Tensor:
-        """Run the head on the drafts [B, n] of some inner columns; their ancestors must have run before."""
+        """Run the head on the drafts [B, n] of the inner columns `level`, after it has run on their ancestors."""
         cosine, sine, mask = (places[:, :, level] for places in branches[1:])
         return self._run(self._repeat(ids), features, branches.slots[:, level], (cosine, sine), mask, len(self._index))
 
@@ -291,8 +292,8 @@ class HeadCache:
 def tree_levels(tree: Tree, vocab: int, device: torch.device) -> TreeLevels:
     """Group the columns with children by depth.
 
-    With more siblings than the `vocab` has tokens, extra siblings repeat earlier siblings: their q is 0, and they
-    are skipped.
+    If there are more siblings than tokens in the vocabulary, the extra siblings repeat earlier siblings. Verification
+    skips them, because their q is 0.
     """
     inner: list[int] = []
     levels, before = [], [0]

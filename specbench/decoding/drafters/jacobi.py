@@ -40,7 +40,7 @@ class Jacobi:
             self._history = torch.zeros(rows, slots, batch.target.vocab, device=device)
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
-        # Compiled code must find every tensor it uses: steps before the first full window run eagerly.
+        # Compiled code needs all its tensors to exist, so steps before the first full window run eagerly.
         full = width == self.window and self._p is not None and self._p.shape[1] == width
         call = self._batch.call if full else call_eager
         earlier = None if self._tested is None else Earlier(self._tested, self._shift, self._drafted_to - committed)
@@ -64,15 +64,15 @@ class Jacobi:
         return trunk
 
     def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens and positions [B, width] of a chain, and q [B, width - 1, V] of its drafts."""
+        """Return tokens and positions [B, width] of a chain, and q [B, width - 1, V] of its drafts."""
         positions = committed[:, None] + self._slots[:width]
-        # A step reads these at every slot of its window.
+        # A step reads the numbers of these streams at every slot of its window.
         self._batch.noise.hash_together(positions, (Stream.FRESH, Stream.COIN, Stream.REDRAW), step)
         q = self._fill(committed, positions[:, :-1], step)
         return self._batch.tokens.gather(1, (positions - 1).clamp(min=0)), positions, q
 
     def _fill(self, committed: Tensor, positions: Tensor, step: Tensor) -> Tensor:
-        """Draw a token for every fresh draft slot of `positions` [B, D]; q [B, D, V] of all of them."""
+        """Draw a token for every fresh draft slot of `positions` [B, D]. Return q [B, D, V] of all these slots."""
         tokens, target, drafts = self._batch.tokens, self._batch.target, positions.shape[1]
         if drafts == 0:
             return torch.zeros(len(positions), 0, target.vocab, device=positions.device)
@@ -84,8 +84,8 @@ class Jacobi:
             q = torch.where((forced >= 0)[..., None], one_hot(forced.clamp(min=0), q.shape[-1]), q)
         tokens.scatter_(1, positions, torch.where(fresh, drawn, tokens.gather(1, positions)))
         if self._p is None:
-            return q.contiguous()  # as in later steps, so that compiled verification has one form
-        # One table of all distributions: choosing whole rows is much faster than choosing single entries.
+            return q.contiguous()  # the layout of later steps, so that verification is compiled once
+        # Put all distributions into one table: selecting whole rows is much faster than selecting single entries.
         slot, columns = self._slots[:drafts], self._p.shape[1]
         kept = (slot + self._shift[:, None]).clamp(max=columns - 1)
         return rows_at(torch.cat([self._p, q], dim=1), torch.where(fresh, slot + columns, kept))
@@ -113,8 +113,8 @@ class NoDraft(Jacobi):
 class JacobiTree(Jacobi):
     """The Jacobi chain with sibling branches at its first slot (SJD-PAC's proactive drafting, made exact).
 
-    Sibling k is drawn from q without the earlier siblings; each branch repeats the chain's next drafts, whose q does
-    not depend on the first slot.
+    Sibling k is drawn from q without the earlier siblings. Each branch repeats the chain's next drafts, because their q
+    does not depend on the first slot.
     """
 
     def __init__(self, context: Context, init: Init, window: int, siblings: int, depth: int):
@@ -145,7 +145,7 @@ class JacobiTree(Jacobi):
 
 @lru_cache
 def _branches(drafts: int, siblings: int, depth: int) -> Tree:
-    """A trunk of `drafts` columns after the root, then `siblings - 1` chains of `depth` columns from the root."""
+    """Build a trunk of `drafts` columns after the root, then `siblings - 1` chains of `depth` columns from the root."""
     parents = list(range(-1, drafts))
     for _ in range(siblings - 1):
         parents.append(0)

@@ -1,11 +1,11 @@
 """Jacobi drafts that are looked up in the image if the tokens around a slot have changed.
 
 If the neighbours of a refined draft's slot are the same as in the last forward, p is a good guess of the next p.
-Otherwise the draft is redrawn from the target's distribution at an earlier slot with the same neighbours, which is
-its q; this is lossless for any lookup. The idea comes from retrieval drafts for text (REST, arXiv 2311.08252).
+Otherwise the draft is redrawn: its q is the target's distribution at an earlier slot with the same neighbours. Any
+lookup is lossless. The idea comes from retrieval drafts for text (REST, arXiv 2311.08252).
 
-Slots are looked up from the left, as long as earlier lookups in this image overlapped with p clearly more than the
-Jacobi drafts did. Neither the decision to look up a slot nor the result depends on the slot's draft.
+Slots are looked up from left to right, as long as q of earlier lookups in this image overlapped clearly more with p
+than q of the Jacobi drafts. Neither the decision to look up a slot nor the result depends on the slot's draft.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from specbench.models.interface import TokenLayout
 MATCHES = 4  # Qualities of a match: which of the neighbours above and above to the right agree
 
 WORTH_A_LOOKUP = 0.25
-"""Required gain of overlap with p by a looked-up draft, because it disturbs the refined drafts after it."""
+"""Minimum gain in overlap with p for a lookup, because a changed draft disturbs the refined drafts after it."""
 
 
 class LookupJacobi(JacobiTree):
-    """The Jacobi chain, or tree, with at most the first `lookups` drafts of the chain looked up.
+    """The Jacobi chain or tree. At most the first `lookups` drafts of the chain are looked up.
 
     A sibling branch repeats the chain's next drafts. If these were looked up, their q depends on the chain's first
-    draft, which is known once a sibling is tested.
+    draft. That is valid, because this draft is known when a sibling is tested.
     """
 
     def __init__(self, context: Context, init: Init, window: int, lookups: int, siblings: int, depth: int):
@@ -42,13 +42,13 @@ class LookupJacobi(JacobiTree):
         self._neighbours = neighbour_slots(context.layout).to(context.device)
         """[N, K] neighbours of each slot, -1 for missing neighbours."""
         slots, count = self._neighbours.shape
-        # Slots rank by the weight of their agreeing neighbours (2^(K - 1), ..., 2, 1), then by their number: the rank
-        # is N times that weight, plus the number.
+        # Each neighbour has a weight: 2^(K - 1), ..., 2, 1. Slots are ranked by the total weight of their agreeing
+        # neighbours, then by slot number: rank = N * weight + number.
         self._slots_in_order = torch.arange(slots, device=context.device)
         self._weights = slots * 2 ** torch.arange(count - 1, -1, -1, device=context.device)
         agreeing, left = torch.arange(2**count, device=context.device), 2 ** (count - 1)
         self._is_match = agreeing >= left
-        """[2^K] whether slots of that weight match: the left neighbour has to agree."""
+        """[2^K] whether slots of this total weight match: the left neighbour has to agree."""
         self._match = (agreeing - left).clamp(min=0) * MATCHES // left  # [2^K] quality of the match
         self._free = torch.tensor(context.layout.forced, device=context.device) < 0
 
@@ -56,7 +56,7 @@ class LookupJacobi(JacobiTree):
         super().begin(batch)
         self._fed = torch.full_like(batch.tokens, -1)  # [B, L] stream tokens that the last forward was fed
         self._gain = torch.zeros(len(batch.tokens), MATCHES, device=batch.tokens.device)
-        """[B, MATCHES] sum of the common mass of looked-up q and p, less Jacobi's and WORTH_A_LOOKUP, by match."""
+        """[B, MATCHES] sum of (common mass of p and looked-up q - of p and Jacobi's q - WORTH_A_LOOKUP), by match."""
         self._candidates: Candidates | None = None
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
@@ -76,7 +76,7 @@ class LookupJacobi(JacobiTree):
         drafts = matched.shape[1]
         p = verification.p[:, :drafts]
         better = common_mass(p, self._history[self._rows, source]) - common_mass(p, q[:, :drafts])
-        # Slots up to the first rejected draft have p given the true tokens before them.
+        # Up to the first rejected draft, p is conditioned on committed tokens only.
         judged = matched & (torch.arange(drafts, device=p.device) < shift[:, None])
         self._gain.scatter_add_(1, match, torch.where(judged, better - WORTH_A_LOOKUP, 0.0))
 
@@ -84,7 +84,7 @@ class LookupJacobi(JacobiTree):
         return self._look_up(committed, positions, step, super()._fill(committed, positions, step))
 
     def _look_up(self, committed: Tensor, positions: Tensor, step: Tensor, q: Tensor) -> Tensor:
-        """Look up drafts of the slots `positions` [B, D]; q [B, D, V] of all drafts, given q of the Jacobi drafts."""
+        """Look up drafts of slots `positions` [B, D]. Return q [B, D, V] of all drafts; `q`: of the Jacobi drafts."""
         self._candidates, drafts = None, min(self._lookups, positions.shape[1])
         if drafts == 0:
             return q
@@ -92,7 +92,7 @@ class LookupJacobi(JacobiTree):
         inside = slots.clamp(max=length - 1)
         allowed = (slots < length) & self._free[inside]
         places = self._neighbours[inside]
-        # A slot without a refined draft is always looked up: no token is -2.
+        # -2 is no token, so a slot without a refined draft is always looked up.
         fed = torch.where((slots < self._drafted_to[:, None])[..., None], around(self._fed, places), -2)
         # Only committed slots are searched, so that their neighbours do not change meanwhile.
         seen = around(tokens, self._neighbours.expand(len(tokens), -1, -1))
@@ -133,8 +133,8 @@ def common_mass(p: Tensor, q: Tensor) -> Tensor:
 
 
 def neighbour_slots(layout: TokenLayout) -> Tensor:
-    """[N, K] earlier slots around each stream slot, by descending weight: left (the previous slot), above, above right,
-    above left, and the slot before the left slot; -1 for missing slots."""
+    """Return earlier slots [N, K] around each stream slot, by descending weight: left (the previous slot), above, above
+    right, above left, and the slot before the left slot; -1 for missing slots."""
     slot = torch.arange(layout.length)
     above, left = torch.tensor(layout.neighbour(1, 0)), torch.tensor(layout.neighbour(0, 1))
     # The slot above right is above the slot to the right, in the same row.
@@ -144,6 +144,6 @@ def neighbour_slots(layout: TokenLayout) -> Tensor:
 
 
 def around(tokens: Tensor, slots: Tensor) -> Tensor:
-    """Tokens [B, ..., K] of `tokens` [B, L] at `slots` [B, ..., K]; -1 at the missing slot -1."""
+    """Gather `tokens` [B, L] at `slots` [B, ..., K]. A missing slot, -1, gives token -1."""
     padded = torch.nn.functional.pad(tokens, (1, 0), value=-1)
     return padded.gather(1, slots.flatten(1) + 1).view(slots.shape)

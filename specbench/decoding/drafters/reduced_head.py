@@ -1,8 +1,8 @@
 """Draft heads with a reduced vocabulary (FR-Spec, EAGLE-3): logits only for image ids that were probable recently.
 
-Otherwise a draft reads the whole output matrix, which takes half as long as a step for 65,536 ids. The kept ids are the
-most probable ids in the slots that the last step committed, so that they depend on committed tokens only. q is 0 for
-other ids; verification draws these from the residual distribution.
+Without this, each draft reads the whole output matrix; for 65,536 ids that takes half as long as a step. The kept ids
+are the most probable ids in the slots that the last step committed, so that they depend on committed tokens only. q is
+0 for other ids; verification draws these from the residual distribution.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specbench.decoding.interfaces import Batch, Context, Verification
 
 
 class ReducedHead:
-    """Mixin of a drafter with a head, whose `_head_logits` it replaces."""
+    """Mixin that replaces `_head_logits` of a drafter with a head."""
 
     def __init__(self, context: Context, init: Init | None, *options: object, head_ids: int, **more: object):
         super().__init__(context, init, *options, **more)

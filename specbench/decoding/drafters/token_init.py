@@ -23,8 +23,8 @@ class Slots(NamedTuple):
 
     start: Tensor  # [B] stream slot of the first draft: tokens committed so far
     positions: Tensor  # [B, D] stream slots
-    fresh: Tensor  # [B, D] bool, which of them need a token
-    tokens: Tensor  # [B, L] stream tokens so far: committed ones and drafts, indexed by stream slot
+    fresh: Tensor  # [B, D] bool, slots that need a token
+    tokens: Tensor  # [B, L] committed tokens and drafts so far, by stream slot
     history: Tensor | None  # [B, N, V] the last target distribution seen at each stream slot, if the init needs it
     step: Tensor  # [B, 1] 1-based number of this step, per row
 
@@ -33,7 +33,7 @@ class Init(Protocol):
     needs_history: bool
 
     def fill(self, slots: Slots, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Draw tokens [B, D] with their distributions q [B, D, V]; only fresh slots are read."""
+        """Draw tokens [B, D] and return them with their q [B, D, V]. The caller reads fresh slots only."""
         ...
 
 
@@ -90,8 +90,8 @@ class Spatial:
         return tokens, torch.where(copied[..., None], one_hot(tokens, self._vocab), uniform)
 
     def _trace(self, slots: Slots) -> tuple[Tensor, Tensor]:
-        """Follow neighbours out of the fresh slots: [B, D] known stream slot the chain ends at, -1 if that is a fresh
-        slot without a neighbour, and [B, D] window slot at which it ends or leaves the window."""
+        """Follow the neighbours of each slot up to a slot that is not fresh. Return this stream slot [B, D], -1 if the
+        chain ends at a fresh slot without a neighbour, and the last window slot [B, D] of the chain."""
         width = slots.positions.shape[1]
         slot = torch.arange(width, device=slots.positions.device).expand_as(slots.positions)
         neighbour = self._neighbour[slots.positions.clamp(max=len(self._neighbour) - 1)]
@@ -104,8 +104,8 @@ class Spatial:
 
 
 class Preview:
-    """The token at the same place of the grid before this one, such as a preview, with probability `weight`, else a
-    uniformly random one; q is that mixture. Slots whose preview is absent or not committed are uniformly random."""
+    """With probability `weight` the token at the same place of the previous grid, such as a preview, else a uniformly
+    random token. q is this mixture. Slots whose preview is absent or not committed are uniformly random."""
 
     needs_history = False
 
@@ -118,7 +118,7 @@ class Preview:
         weight = torch.where((source >= 0) & (source < slots.start[:, None]), self._weight, 0.0)
         seen = slots.tokens.gather(1, source.clamp(min=0))
         uniform = noise.uniform(slots.positions, Stream.FRESH, slots.step)
-        # Given a decision against the preview, the rescaled remainder of the number is also uniform.
+        # If the number decides against the preview, its remainder, rescaled, is again uniform.
         rest = ((uniform - weight) / (1 - weight).clamp(min=1e-6)).clamp(0, 1 - 2.0**-24)
         q = one_hot(seen, self._vocab) * weight[..., None]
         q[..., : self._v_image] += (1 - weight[..., None]) / self._v_image

@@ -1,12 +1,13 @@
-"""Drafts of a vertical head, each drawn given the row above, whose features are known, and the previous draft.
+"""Drafting with a vertical head: each draft is conditioned on the row above, whose features are known, and on the
+previous draft.
 
-The head's distribution is recorded as q, so that verification makes the result exact. A refined draft of the previous
-step is kept if the tokens that the head looks at are the same as in the last forward, which depends on earlier slots
-only: in this case the target's distribution is the better guess.
+The head's distribution is recorded as q, so verification makes the result exact. A refined draft of the previous step
+is kept if the tokens that the head reads have not changed since the last forward: then the target's distribution is the
+better guess. This condition depends on earlier slots only.
 
-One by one, the drafts of a row read the head's output matrix once each. With `passes`, each pass draws all drafts at
-once, given the tokens of the previous pass, with the same random numbers. q of a slot then depends on earlier slots'
-random numbers only, so verification stays exact; as many passes as drafts give the drafts of drawing one by one.
+If drafts are drawn one by one, each draft reads the head's output matrix. With `passes`, each pass draws all drafts at
+once, given the tokens of the previous pass, with the same random numbers. q of a slot then depends on random numbers of
+earlier slots only, so verification stays exact. With as many passes as drafts, the drafts are the same as one by one.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _LEAST_SHARE = 0.02  # Share of the largest probability below which the coupled 
 class Vertical(JacobiTree):
     """A chain of `window` - 1 drafts, or a tree with siblings of the first draft, as in `JacobiTree`.
 
-    A sibling branch repeats the chain's next drafts, whose q was made for the chain's first draft, which is known once
-    a sibling is tested.
+    A sibling branch repeats the chain's next drafts. Their q depends on the chain's first draft, which is known when a
+    sibling is tested.
     """
 
     _couples = False  # Whether a redrawn draft is coupled with the refined draft
@@ -51,7 +52,7 @@ class Vertical(JacobiTree):
         self._table = context.model.token_table()
         places, exists = places_before(self._above, torch.arange(len(self._above), device=context.device)[None])
         self._places = torch.where(exists, places, -1)[0]
-        """[N + 1, 3] earlier slots whose tokens the head looks at, -1 for missing slots."""
+        """[N + 1, 3] earlier slots whose tokens the head reads, -1 for missing slots."""
         self._reach = reach(context.layout)  # Largest number of drafts that can be prepared at once
 
     def begin(self, batch: Batch) -> None:
@@ -59,7 +60,7 @@ class Vertical(JacobiTree):
         rows = len(batch.session.draft_prompt().lengths)
         shape = rows, batch.tokens.shape[1], self._model.feature_size
         self._features = torch.zeros(shape, dtype=self._model.dtype, device=batch.tokens.device)
-        """[R, L, d] of the target by slot."""
+        """[R, L, d] target features by slot."""
         self._fed = torch.full_like(batch.tokens, -1)  # [B, L] stream tokens that the last forward was fed
         self._known_before: Tensor | None = None  # [ids, h] `mixed_before` of every token, if prepared
         self._draft_target = batch.target
@@ -83,7 +84,7 @@ class Vertical(JacobiTree):
         return self._draft(committed, positions, step, super()._fill(committed, positions, step))
 
     def _draft(self, committed: Tensor, positions: Tensor, step: Tensor, q: Tensor) -> Tensor:
-        """Draw the drafts of `positions` [B, D] that are not kept; q [B, D, V] of all, given q of refined drafts."""
+        """Draw the drafts of `positions` [B, D] that are not kept. Return q [B, D, V] of all; `q`: of the refined."""
         if positions.shape[1] == 0:
             return q
         self._learn()
@@ -99,7 +100,7 @@ class Vertical(JacobiTree):
         return torch.where(torch.cat(keeps, 1)[..., None], q, torch.cat(recorded, 1))
 
     def _learn(self) -> None:
-        """Store the features of the last step; not in `observe`, so that this is compiled together with drafting."""
+        """Store the features of the last step. Called here, not in `observe`, so that it is compiled with drafting."""
         if self._news is None:  # only before the first compiled step
             return
         features, columns, positions = self._news
@@ -109,9 +110,9 @@ class Vertical(JacobiTree):
     def _draft_run(
         self, committed: Tensor, positions: Tensor, refined: Tensor, uniform: Tensor, step: Tensor, q: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Draft slots `positions` [B, k], k at most `_reach`, from left to right. Returns whether the refined draft of
-        each slot, drawn from `q` [B, k, V], keeps that q, [B, k], and the head's distributions [B, k, V]. All inputs
-        except the preceding token of each slot are known before, and processed at once."""
+        """Draft slots `positions` [B, k] from left to right; k is at most `_reach`. Return whether each slot keeps its
+        refined draft and `q` [B, k, V], as a mask [B, k], and the head's distributions [B, k, V]. Only the preceding
+        token of each slot is unknown at first; all other inputs are processed at once."""
         tokens = self._batch.tokens
         slots = self._twice(positions)
         # Slots past the image's end share the last entry; their drafts are never used.
@@ -136,8 +137,8 @@ class Vertical(JacobiTree):
             least: Tensor | None = None,
             shared: Tensor | None = None,
         ) -> tuple[Tensor, Tensor, Tensor]:
-            """Tokens [B, n], whether they keep their q, and the head's distributions [B, n, V] for n drafts, given the
-            `token` [B, n] before each and its term of the first layer."""
+            """Draw n drafts, given the `token` [B, n] before each draft and its term of the first layer. Return tokens
+            [B, n], whether they keep their q, and the head's distributions [B, n, V]."""
             proposed = self._draft_target(self._head_logits(self._head.features(mixed + before)), positions)
             kept = same_above & (token == fed_before)
             stays, weights = kept, proposed
@@ -167,8 +168,8 @@ class Vertical(JacobiTree):
         return self._batch.session.logits(features)
 
     def _mixed(self, slots: Tensor, count: Tensor) -> Tensor:
-        """The head's first layer [R, k, h] for `slots` [R, k], without the token before each, given the features of
-        the first `count` [R, 1] slots."""
+        """Compute the head's first layer [R, k, h] for `slots` [R, k], without the term of the token before each slot.
+        The features of the first `count` [R, 1] slots are known."""
         ids = self._model.table_ids(self._twice(self._batch.tokens))
         places, exists = places_before(self._above, slots)
         exists[..., 0] = False  # `mixed_before` adds it
@@ -184,16 +185,16 @@ class Vertical(JacobiTree):
         return self._known_before[ids]
 
     def _twice(self, columns: Tensor) -> Tensor:
-        """[B, K] to [R, K]."""
+        """Repeat [B, K] to [R, K]."""
         return for_rows(columns, len(self._features))
 
 
 class CoupledVertical(Vertical):
-    """`Vertical` that keeps a refined draft x of distribution p with probability min(1, q(x)/p(x)) instead of redrawing
-    it from q, and else draws from [q - p]+. Fewer tokens change, so that more of the drafts after them keep p.
+    """`Vertical` that couples a redrawn draft with the refined draft x, which was drawn from p. It keeps x with
+    probability min(1, q(x)/p(x)), else draws from [q - p]+. Fewer tokens change, so more of the later drafts keep p.
 
-    If the target has top-p, which needs sorting, q is cut off at a share of its largest probability instead. The first
-    layer's products with small token tables are computed once per batch.
+    If the target has top-p, which needs sorting, q is instead cut off at a share of its largest probability. If the
+    token table is small, its products with the first layer are computed once per batch.
     """
 
     _couples = True
@@ -211,16 +212,16 @@ class CoupledVertical(Vertical):
     def _coupled(
         self, positions: Tensor, refined: Tensor, tokens: Tensor, step: Tensor, q: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Thresholds [B, k] (refined `tokens` [B, k] with a larger probability are kept; inf: none) and q [B, k, V]."""
-        # Only slots without a refined draft have used this number in this step.
+        """Return thresholds [B, k] and q [B, k, V]. A token of `tokens` [B, k] with a larger probability is kept."""
+        # In this step, only slots without a refined draft have used this number.
         coin = self._batch.noise.uniform(positions, Stream.FRESH, step)
         least = torch.where(refined, coin * at(q, tokens), torch.inf)
         return least, torch.where(refined[..., None], q, 0.0)
 
 
 def reach(layout: TokenLayout) -> int:
-    """Number of consecutive slots in which no slot is above, or above right, of another slot: within such a run a draft
-    depends on the previous token only."""
+    """Return the number of consecutive slots in which no slot is above, or above right of, another slot. Within such a
+    run a draft depends on the previous token only."""
     above = layout.neighbour(1, 0)
     # In an image of one column the slot above is the previous slot.
     return min((max(slot - up - 1, 1) for slot, up in enumerate(above) if up >= 0), default=layout.length)

@@ -1,8 +1,8 @@
 """Grouped speculative decoding (So et al., ICCV 2025, algorithm 3): accept a draft x with min(1, p(C)/q(C)).
 
 The cluster C(x) is a slice of G tokens around x in rank order, filtered by probability and codebook distance. Clusters
-overlap, so the result is lossy. q(C) sums over the whole cluster, as in the paper, or with `cluster_q` "support" over
-its members within the target's top-k, which accepts more drafts near the top-k cut-off.
+overlap, so the result is lossy. q(C) sums over the whole cluster, as in the paper. With `cluster_q` "support" it sums
+over the members within the target's top-k only, which accepts more drafts near the top-k cut-off.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Grouped(RatioTest):
         return torch.where(drawn, p_cluster / q_cluster, 0.0), torch.where(drawn, member.sum(-1), 1)
 
     def _slice(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids [..., n, m] around each candidate in rank order, x exactly once, and a mask of existing entries."""
+        """Return ids [..., n, m] around each candidate in rank order, x exactly once, and a mask of existing ids."""
         if self._nearest is not None:
             others = self._nearest[x.clamp(max=len(self._nearest) - 1)]
             ids = torch.cat([x[..., None], others], dim=-1)
@@ -99,9 +99,9 @@ class Grouped(RatioTest):
 class ReleasedGrouped(RatioTest):
     """The acceptance of the released code (junhyukso/GSD, commit 4216c7c): clusters of 14 tokens for any G.
 
-    A cluster has seven less likely tokens, the draft, and six more likely tokens. With fewer than seven less likely
-    tokens, the draft is tested alone. Distances are between rows of the target's input embedding. Drafts with p(x) = 0
-    may be accepted because of their neighbours, which commits tokens outside top-k.
+    A cluster has seven less likely tokens, the draft, and six more likely tokens. If there are fewer than seven less
+    likely tokens, the draft is tested alone. Distances are between rows of the target's input embedding. Drafts with
+    p(x) = 0 may be accepted because of their neighbours, which commits tokens outside top-k.
 
     The release also ranks text tokens, all with p = 0, and the sort decides ties; here only image tokens are ranked,
     ties by id.
@@ -135,7 +135,7 @@ class ReleasedGrouped(RatioTest):
 
 
 def _input_embedding(context: Context) -> Tensor:
-    """[v_image, d] float32 input embeddings of the image tokens; the codebook for models without such a table."""
+    """Return float32 input embeddings [v_image, d] of the image tokens; the codebook if a model has no such table."""
     if isinstance(context.model, TokenTableModel):
         tokens = torch.arange(context.layout.v_image, device=context.device)
         return context.model.token_table()[context.model.table_ids(tokens)].float()
@@ -145,6 +145,6 @@ def _input_embedding(context: Context) -> Tensor:
 
 
 def _neighbours(codebook: Tensor, count: int) -> Tensor:
-    """Ids [V, min(count, V - 1)] of the nearest other tokens by Euclidean distance, on the codebook's device."""
+    """Return ids [V, min(count, V - 1)] of the nearest other tokens by Euclidean distance, on the codebook's device."""
     table = neighbour_table(codebook, raw=True) if count <= MOST_NEIGHBOURS else nearest(codebook.float().cpu(), count)
     return table[:, :count].long().to(codebook.device)

@@ -1,8 +1,8 @@
 """LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352): accept a draft x with min(1, p(A(x)) / q(x)).
 
-A(x) consists of x and the longest nearest-first prefix of its k codebook neighbours whose total target probability is
-within a limit. Papers and released code use different residual distributions, see the functions below; the released
-code follows neither paper. Neighbours are computed in blocks once per codebook and cached on disk.
+A(x) consists of x and the nearest of its k codebook neighbours, as many as keep their total target probability within a
+limit. Papers and released code use different residual distributions, see the functions below. The released code follows
+neither paper. Neighbours are computed in blocks once per codebook and cached on disk.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Lantern(RatioTest):
         return or_target(self._residual(tests.p, tests.q, around).clamp(min=0), tests.p)
 
     def neighbourhood(self, p: Tensor, x: Tensor) -> Neighbourhood:
-        """A(x) under p [..., V] for drafts x [..., n]."""
+        """Return A(x) under p [..., V] for drafts x [..., n]."""
         wide = self._table[x.clamp(max=len(self._table) - 1)].long()
         ids = wide[..., : self._k]
         p_draft = p.gather(-1, x)
@@ -85,7 +85,7 @@ class Neighbourhood(NamedTuple):
     ids: Tensor  # [..., n, k] codebook neighbours of x, nearest first
     member: Tensor  # [..., n, k] bool, membership of each neighbour in A(x)
     mass: Tensor  # [..., n] p(A(x)), the draft's own mass included
-    wide: Tensor  # [..., n, k + 1] `member` with one additional neighbour, as in the released code
+    wide: Tensor  # [..., n, k + 1] `ids` with one more neighbour, as in the released code
 
 
 def paper(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
@@ -119,8 +119,8 @@ def _scaled(distribution: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
 def neighbour_table(codebook: Tensor, raw: bool = False, folder: Path | None = None) -> Tensor:
     """Neighbours of each token by ascending Euclidean distance, ties by id; int32 [V, min(MOST_NEIGHBOURS, V - 1)].
 
-    Vectors are normalised to length 1 unless `raw`, as quantisers with normalised codes do. If the `folder` of cached
-    tables, the cache folder by default, is not writable, nothing is cached.
+    Unless `raw`, vectors are normalised to length 1, as in quantisers with normalised codes. `folder`: of cached
+    tables, by default the cache folder. If it is not writable, nothing is cached.
     """
     codebook = codebook.detach().float().cpu().contiguous()
     digest = hashlib.sha256(codebook.numpy().tobytes() + str(tuple(codebook.shape)).encode()).hexdigest()[:16]

@@ -21,18 +21,18 @@ from specbench.decoding.sampling import rows_at
 
 
 class DraftTests(NamedTuple):
-    """Acceptance tests, one draft each with its own p and q: K per row, V tokens. Built by `of`, the only reader of a
-    proposal's q."""
+    """K acceptance tests per row, each of one draft with its own p and q. V tokens. They are built by `of`, the only
+    reader of a proposal's q."""
 
     # [B, K, V] target distribution of the draft's slot; for a later sibling, the normalised residual distribution after
-    # the rejected ones
+    # the rejected siblings
     p: Tensor
     q: Tensor  # [B, K, V] distribution the draft was drawn from; 0 without a draft
     draft: Tensor  # [B, K] draft tokens
     drafted: Tensor  # [B, K] bool, False without a draft to test
     coin: Tensor  # [B, K] float64 uniforms in (0, 1), fresh in every step
     position: Tensor  # [B, K] stream slot of the draft
-    depth: Tensor  # [K] number of drafts of this step on the path to the draft, itself included
+    depth: Tensor  # [K] depth of the draft in this step, 1 for the first
     ratio: Tensor  # [B, K] `ratio` p(x)/q(x) of the draft x
 
     @classmethod
@@ -82,11 +82,11 @@ class Verdict(NamedTuple):
 
     accepted: Tensor  # [B, K] bool
     facts: dict[str, Tensor]  # [B, K] numbers to record, by name
-    # [B, K] factor on p in the residual distribution after a rejection of each draft; None for 1
+    # [B, K] factor on p in the residual distribution after each draft's rejection; None means 1
     scale: Tensor | None = None
 
     def failed(self, tests: DraftTests, entry: Tensor) -> FailedTest:
-        """Test [B, 1] of the rejected draft `entry` [B, 1], with p scaled for the residual distribution."""
+        """Return the test [B, 1] of the rejected draft `entry` [B, 1], with p scaled for the residual distribution."""
         chosen = tests.at(entry)
         if self.scale is None:
             return chosen
@@ -146,15 +146,15 @@ def distances(acceptance: Tensor, ratio: Tensor) -> dict[str, Tensor]:
     """Unbiased estimates of distances between p and q, each from a draft x ~ q with its acceptance probability a and
     ratio p(x)/q(x), all of the same shape.
 
-    `distance`: 1 - min(1, p/q), with mean TV(p, q) over x. `excess`: [a - p/q]+, with mean sum_y [q a - p]+ over x, the
-    slot's term of Cool-SD's theorem 2 under the optimal residual.
+    `distance`: 1 - min(1, p/q); its mean over x is TV(p, q). `excess`: [a - p/q]+; its mean over x is sum_y [q a - p]+,
+        the slot's term in Cool-SD's theorem 2 under the optimal residual.
     """
     exact = ratio.clamp(max=1)
     return {"distance": 1 - exact, "excess": (acceptance.clamp(max=1) - exact).clamp(min=0)}
 
 
 def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
-    """p(x)/q(x) [..., n]; 0 where p(x) = 0, so that 0/0 rejects."""
+    """p(x)/q(x) [..., n]; 0 if p(x) = 0, so that 0/0 rejects."""
     return _ratio(p.gather(-1, x), q.gather(-1, x))
 
 
@@ -180,7 +180,7 @@ def draw_after_drafts(
     """Draw the token [B, 1] after the accepted drafts: a replacement if a draft was `rejected`, else the bonus token
     from p [B, 1, V]. `failed` is the last failed test, which is not used for rows without a rejection.
 
-    The bonus token uses the slot's noise, as autoregressive sampling does; a replacement the step's noise.
+    The bonus token uses the slot's noise, as in autoregressive sampling; a replacement uses the step's noise.
     """
     if verifier.compares:
         return torch.where(rejected, refined, noise.run_race(p, position, Stream.TOKEN))
@@ -224,12 +224,12 @@ class Add(RatioTest):
 
 
 def uniform(drafts: int, delta: float) -> list[float]:
-    """delta at every depth (eq. 13)."""
+    """Return delta at every depth (eq. 13)."""
     return [delta] * drafts
 
 
 def exponential(drafts: int, delta: float, nu: float) -> list[float]:
-    """delta exp(-nu d - mu) at depth d = 1 .. L, mu such that their mean is delta (eq. 16)."""
+    """delta exp(-nu d - mu) at depth d = 1 .. L, with mu such that the mean is delta (eq. 16)."""
     shape = [math.exp(-nu * depth) for depth in range(1, drafts + 1)]
     return [delta * value * drafts / sum(shape) for value in shape]
 
@@ -272,17 +272,16 @@ class Block(Exact):
 
         P_0 = 1,  P_i = min(1, P_{i-1} r_i)
         S_i = sum_v [P_i p_{i+1}(v) - q_{i+1}(v)]+,  h_i = S_i / (S_i + 1 - P_i) for i < L,  h_L = P_L
-        accept the first n drafts, n being the largest i whose coin falls below h_i, or 0
-        n < L:  draw the next token from [P_n p_{n+1} - q_{n+1}]+
-        n = L:  draw it from p_{L+1}
+        accept the first n drafts; n is the largest i whose coin falls below h_i, or 0 n < L: draw the next token from
+        [P_n p_{n+1} - q_{n+1}]+ n = L: draw it from p_{L+1}
 
-    If all P_i are 1 this is the usual test of each draft in turn; it never accepts fewer drafts on average. The number
-    of accepted drafts depends on the drafts after them, so these must be discarded: the rule is lossless only if every
-    draft of the next step is redrawn.
+    If all P_i are 1 this is the usual test of each draft in turn. On average, the rule never accepts fewer drafts. The
+    number of accepted drafts depends on the drafts after them, so these must be discarded: the rule is lossless only if
+    every draft of the next step is redrawn.
     """
 
     def __init__(self, context: Context, any_tail: bool = False):
-        """`any_tail` lifts the restriction to redrawn drafts; it is read when decoders are resolved."""
+        """`any_tail`: lift the restriction to redrawn drafts; the option is read when decoders are resolved."""
         super().__init__(context)
         self._length = context.layout.length
 
@@ -302,7 +301,7 @@ class Block(Exact):
 
 
 def joint_ratio(r: Tensor) -> Tensor:
-    """P_i = min(1, P_{i-1} r_i) [B, K] of ratios r [B, K], P_0 being 1; float64."""
+    """Return P_i = min(1, P_{i-1} r_i), P_0 = 1, of ratios r [B, K]: float64 [B, K]."""
     # log P_i is the sum of all logarithms minus the largest sum so far, if that is positive.
     total = r.double().log().cumsum(1)
     return (total - total.cummax(1).values.clamp(min=0)).exp()
@@ -327,7 +326,7 @@ class Match:
 
 
 def or_target(weights: Tensor, p: Tensor) -> Tensor:
-    """`weights`, or p if all are zero: p then equals q, and the rejection is a rounding error."""
+    """Return `weights`, or p if all are zero: then p equals q, and the rejection is a rounding error."""
     return torch.where(weights.sum(-1, keepdim=True) > 0, weights, p)
 
 

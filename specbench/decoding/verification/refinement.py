@@ -1,7 +1,7 @@
 """Refinement: the next draft of each slot of the window, drawn as if every earlier slot were final.
 
-Given the prefix, every rule except `Reuse` fills the slot with a sample from its `distribution`, which is q of the next
-step whether or not the token has changed. It is p for every rule except `StaleReuse`.
+Given the prefix, every rule except `Reuse` fills the slot with a sample from its `distribution`. This is q of the next
+step, whether or not the token has changed. It is p for every rule except `StaleReuse`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Refinement(Protocol):
         Args:
             p: [B, T, V] target distribution of each slot.
             tests: the current drafts of the first K <= T slots; slots after them have none.
-            positions, step: [B, T] stream slots and [B, 1] step; they address the noise.
+            positions, step: [B, T] stream slots and [B, 1] step, which address the noise.
         """
         ...
 
@@ -88,8 +88,8 @@ class StaleReuse(Reuse):
 class Couple(KeptTail):
     """Maximal coupling: keep the draft with probability min(1, p/q), else draw from [p - q]+ (SCD; SJD-PAC's AC).
 
-    A slot without a draft is drawn from p. The coin is shared with the verifier, whose outcome affects unrefined slots
-    only.
+    A slot without a draft is drawn from p. The coin is shared with the verifier: its outcome affects only slots that
+    are not refined.
     """
 
     def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
@@ -110,6 +110,6 @@ class Gumbel(KeptTail):
 
 
 def _keep(draft: Tensor, keep: Tensor, other: Tensor) -> Tensor:
-    """`draft` [B, K] where `keep` [B, K], else `other` [B, T]; slots from K on have no draft."""
+    """Select `draft` [B, K] if `keep` [B, K], else `other` [B, T]. Slots from K on have no draft."""
     drafts = draft.shape[1]
     return torch.cat([torch.where(keep, draft, other[:, :drafts]), other[:, drafts:]], dim=1)

@@ -1,11 +1,11 @@
 """SJD-SV (arXiv 2609.13245), as far as a note on the paper says: drafts accepted by runs of rising target probability.
 
-With t_i = p_i(x_i), the window is cut into maximal runs b..e in which t does not fall. The shortest end g..e of a run
-that holds the share `alpha` of its sum of t is tested:
+Let t_i = p_i(x_i). The window is split into maximal runs b..e in which t does not fall. The shortest suffix g..e of a
+run that holds the share `alpha` of the run's sum of t is tested:
 
-    accept the run with probability min(1, r_g .. r_e), r_i the acceptance ratio of a draft
-    else test g..e-1, g..e-2 and so on; with `retest` off none
-    redraw the token after the longest end that passed, or slot g, from the residual distribution
+    accept the run with probability min(1, r_g .. r_e); r_i is the acceptance ratio of draft i else test g..e-1, g..e-2
+    and so on, unless `retest` is off redraw the slot after the longest part that passed, or slot g if none passed, from
+    the residual distribution
 
 No code was found, the paper was not read, and the note leaves open the treatment of b..g-1 (`before`: accepted without
 a test, or tested one by one), the random number for a shortened run (`coins`), and the failure of g alone (here: slot g
@@ -23,11 +23,11 @@ from specbench.decoding.verification.grouped import Grouped
 from specbench.decoding.verification.lantern import Lantern
 from specbench.decoding.verification.ratio_tests import DraftTests, Exact, RatioTest, Verdict
 
-_TIE = 1 - 1e-9  # A run's sum reaches alpha = 1 of it despite rounding
+_TIE = 1 - 1e-9  # Tolerance: with alpha = 1, rounding must not exclude a whole run
 
 
 class RunTest(RatioTest):
-    """Tests of runs, with the acceptance ratio of another verifier, which a subclass names."""
+    """Tests of runs with the acceptance ratio of another verifier, `ratios` of the subclass."""
 
     ratios: type[RatioTest]
 
@@ -56,7 +56,7 @@ class RunTest(RatioTest):
         if self._last:
             enough = end - place >= self._last - 1
         tested = _last_of_run(place, enough | (place == start), run)
-        # Products from the first tested token of the run, as sums of logarithms; after a ratio of 0 all fail.
+        # Products of ratios from the run's first tested token on, as sums of logarithms. After a ratio of 0 all fail.
         ratio = torch.where(exists, self._ratio.of_drafts(tests).double(), 1.0)
         logs = ratio.clamp(1e-300, 1e300).log().cumsum(1)
         before = torch.nn.functional.pad(logs, (1, 0)).gather(1, tested)

@@ -34,7 +34,7 @@ def verify_tree(
     step: Tensor,
 ) -> Verification:
     """Verify the drafts of a tree, given the target distributions p [B, C, V] of its columns. `tables`: of the
-    proposal's tree. `step`: [B, 1] number of this target forward, per row; it addresses the noise."""
+    proposal's tree. `step`: [B, 1] number of this target forward, per row, which addresses the noise."""
     return _TreeVerifier(p, proposal, tables, verifier, noise, step).verify(refinement)
 
 
@@ -64,7 +64,7 @@ class _TreeVerifier:
         tests = self._tests(coin)
         verdict = self._verifier.verify(tests, self._refined[:, tables.tested_parent])
         drafted, passed = tests.drafted[:, tables.test], (tests.drafted & verdict.accepted)[:, tables.test]
-        # A draft is tested once those before it are rejected.
+        # A draft is tested if all earlier siblings were rejected.
         tested = drafted & (passed.float() @ tables.before.T == 0)
         accepted = passed & tested
         alive = (~accepted).float() @ tables.ancestors[:, 1:].T == 0

@@ -1,10 +1,10 @@
 """Common parts of the families with official checkpoints, on top of the transformer core: prompts of token ids, image
 tokens that are words of the language model's vocabulary, a sliced head, and loading of a family.
 
-transformers' classes are the networks. Written by hand, because it has nothing that fits, are image heads and decoders
-that it hides or lacks, the way from authors' tensors into its classes, rotations over grids, and all prompts, since the
-processors build none for images or differ from the official scripts. Tokenizers are read from `tokenizer.json` itself,
-which no tokenizer class then reinterprets; loading accounts for every tensor.
+The networks are transformers' classes. Hand-written parts are image heads and decoders that transformers hides or
+lacks, the conversion of authors' tensors into its classes, rotations over grids, and all prompts, because transformers'
+processors build no image prompts or differ from the official scripts. Tokenizers are read from `tokenizer.json`
+directly, so no tokenizer class reinterprets it. Loading accounts for every tensor.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class LoadRequest:
     """How to load a family."""
 
     info: HubModel  # the model's facts, with the grid to decode
-    files: tuple[CheckpointFiles, ...]  # its files, the language model's first; empty for random weights
+    files: tuple[CheckpointFiles, ...]  # the model's files, the language model's first; empty for random weights
     weights_sha256: str  # digest of the files
-    # device, dtype: where and how the language model runs
+    # device, dtype: of the language model
     device: str
     dtype: torch.dtype
 
     def layout(self, v_image: int) -> TokenLayout:
-        """The grammar, for a checkpoint with `v_image` image tokens."""
+        """Return the grammar for a checkpoint with `v_image` image tokens."""
         if v_image != self.info.v_image and not self.info.choice.tiny:
             raise self.files[0].refusal(f" has {v_image} image tokens, {self.info.name} has {self.info.v_image}")
         if self.info.row_ends:
@@ -50,7 +50,7 @@ class LoadRequest:
         return TokenLayout.plain(*self.info.grid, v_image, self.info.grids_before)
 
     def fill(self, network: nn.Module, tensors: Mapping[str, Tensor], files: CheckpointFiles) -> nn.Module:
-        """Give the language model its stored values; see `specbench.models.checkpoint_loading.fill`."""
+        """Assign the language model's stored values; see `specbench.models.checkpoint_loading.fill`."""
         return fill(network, tensors, files, self.device, self.dtype, self.info.choice.eight_bits)
 
     def randomise(self, network: nn.Module) -> nn.Module:
@@ -58,7 +58,7 @@ class LoadRequest:
         return randomise(network, self.device, self.dtype, eight_bits=self.info.choice.eight_bits)
 
     def sized(self, full: Mapping[str, object], tiny: Mapping[str, object]) -> dict[str, object]:
-        """Settings of an architecture at the size that was asked for."""
+        """Return an architecture's settings at the requested size."""
         return {**full, **tiny} if self.info.choice.tiny else dict(full)
 
     def sized_network(self, full: Mapping[str, object], tiny: Mapping[str, object]) -> dict[str, object]:
@@ -67,9 +67,9 @@ class LoadRequest:
 
 
 def load(info: HubModel, device: str, dtype: str, files: tuple[CheckpointFiles, ...]) -> FamilyModel:
-    """The model of these facts, from its files or, without any, with random weights.
+    """Load the model of these facts from `files`; without files, with random weights.
 
-    On the device "meta" everything is checked and no weight is read or drawn.
+    On the device "meta" everything is checked, but no weight is read or drawn.
     """
     weights_sha256 = "" if device == "meta" else digest(files) if files else info.weights_sha256()
     request = LoadRequest(info, files, weights_sha256, device, getattr(torch, dtype))
@@ -77,7 +77,7 @@ def load(info: HubModel, device: str, dtype: str, files: tuple[CheckpointFiles, 
 
 
 def stand_in_tokenizer(specials: Mapping[str, int], first_byte: int) -> Tokenizer:
-    """A tokenizer for random weights: the special tokens at their official ids, and one token per byte of text."""
+    """Build a tokenizer for random weights: special tokens with their official ids, and one token per byte of text."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: first_byte + index for index, letter in enumerate(letters)}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary | specials, merges=[]))
@@ -92,7 +92,7 @@ class FamilyModel(TransformerModel):
     vocabulary id of each stream id: image tokens, then the forced special; `vocabulary`: [words, d] output matrix of
     all words, None if they are the image tokens."""
 
-    # special tokens of its prompts; a tokenizer without them would spell them in letters.
+    # special tokens of its prompts; a tokenizer without them would encode them as letters.
     marks: tuple[str, ...] = ()
 
     def __init__(
@@ -122,16 +122,16 @@ class FamilyModel(TransformerModel):
     def after_words(
         cls, request: LoadRequest, tokenizer: Tokenizer, network: nn.Module, words: int, decoder: ImageDecoder
     ) -> Self:
-        """A model whose image tokens follow the tokenizer's `words`, as many as the head has rows left."""
+        """Build a model whose image tokens are the rows of the head after the tokenizer's `words`."""
         matrix = network.lm_head.weight
         return cls(request, tokenizer, network.model, matrix[words:], range(words, len(matrix)), decoder, matrix)
 
     def words(self, text: str) -> list[int]:
-        """Vocabulary ids of a text in which special tokens are written by name; nothing is added to it."""
+        """Return the vocabulary ids of a text in which special tokens are written by name. No tokens are added."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
-        """Vocabulary ids of the conditional and the unconditional prompt, up to the first image token."""
+        """Return vocabulary ids of the conditional and the unconditional prompt, up to the first image token."""
         raise NotImplementedError
 
     def encode(self, prompts: Sequence[str]) -> Prefix:

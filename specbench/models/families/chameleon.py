@@ -1,9 +1,9 @@
-"""Chameleon and the models made of it: Anole 7B (512 px), in the authors' layout (Meta's) or transformers', Lumina-mGPT
-(512, 768 and 1024 px) and Lumina-mGPT 2.0 (768 px, 8 pixels a token), on transformers'
-`ChameleonForConditionalGeneration`.
+"""Chameleon and its derived models, on transformers' `ChameleonForConditionalGeneration`: Anole 7B (512 px, in the
+authors' (Meta's) or transformers' layout), Lumina-mGPT (512, 768 and 1024 px) and Lumina-mGPT 2.0 (768 px, 8 pixels a
+token).
 
-Hand-written, and why: the head (the class hides all image logits), the spread of the query and key norms (stored once
-per model-parallel shard, which the class cannot read), and the image decoder (the class has none; see
+Hand-written parts: the head (the class hides all image logits), the repetition of query and key norms (stored once per
+model-parallel shard, which the class cannot read), and the image decoder (the class has none; see
 `specbench.models.families.vq_decoder`).
 """
 
@@ -30,7 +30,7 @@ START, END_OF_TURN, BEGIN_IMAGE, END_IMAGE = "<s>", "<reserved08706>", "<racm3:b
 FIRST_IMAGE_ID = 4
 _RESERVED = {f"<reserved{number:05d}>": number + 4 for number in range(8706, 8900)}
 SPECIALS_1 = {START: 0, "<pad>": 1, "</s>": 2, END_IMAGE: 8196, BEGIN_IMAGE: 8197, **_RESERVED}
-RELEASED_WORDS = "Generate an image of "  # What SJD's released script writes before Anole's prompt
+RELEASED_WORDS = "Generate an image of "  # Words that SJD's released script writes before Anole's prompt
 LINE_END, _SIZE_UNIT, _FIRST_SIZE = "<reserved08799>", 32, 8800  # Lumina-mGPT's
 FIRST_CODE, LEAST_GUIDANCE, _START_2 = 155_000, 4.0, "<|endoftext|>"  # Lumina-mGPT 2.0's
 _RESERVED_2 = {f"<reserved{number:05d}>": 151_671 + number - 8800 for number in range(8800, 8900)}
@@ -53,12 +53,12 @@ class Trunk(NamedTuple):
 
 
 def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: Mapping[str, int] = SPECIALS_1) -> Trunk:
-    """The language model; its tokenizer comes from the last source with a tokenizer. `image_ids`: vocabulary ids of the
-    image tokens, if a checkpoint's `vocabulary_map` does not list them; `specials`: special tokens of the tokenizer of
-    random weights."""
+    """Load the language model; its tokenizer comes from the last source that has a tokenizer. `image_ids`: vocabulary
+    ids of the image tokens, if the checkpoint's `vocabulary_map` does not list them. `specials`: special tokens of the
+    tokenizer for random weights."""
     if not request.files:
         ids = image_ids or range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
-        # Larger models than 7B have their norms after attention and feed-forward layers.
+        # Models larger than 7B have norms after, not before, attention and feed-forward layers.
         swin = {"swin_norm": request.info.network.width > 4096}
         sizes = request.sized_network(swin, TINY | {"num_key_value_heads": 4})
         network = request.randomise(_language_model(ChameleonConfig(**sizes, vocabulary_map={"<image>": 8711})))
@@ -86,7 +86,7 @@ def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: M
 def _filled(
     request: LoadRequest, config: ChameleonConfig, tensors: dict[str, Tensor], files: CheckpointFiles
 ) -> nn.Module:
-    """The language model; query and key norms that are stored once per model-parallel shard go to all its heads."""
+    """Fill the language model. Query and key norms stored once per model-parallel shard are repeated for its heads."""
     network = _language_model(config, files)
     heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
     for name, tensor in tensors.items():
@@ -106,7 +106,7 @@ def _language_model(config: ChameleonConfig, files: CheckpointFiles | None = Non
 
 
 def _image_ids(vocabulary: Mapping[str, int], files: CheckpointFiles, path: Path) -> range:
-    """Vocabulary ids of the image tokens: their names spell the code with letters, A for 0."""
+    """Return the vocabulary ids of the image tokens. Their names spell the code in letters, A for 0."""
     digits = str.maketrans("ABCDEFGHIJ", "0123456789")
     codes = {
         int(name.removeprefix("IMGIMG")[:-1].translate(digits)): number
@@ -126,8 +126,8 @@ def random_decoder(request: LoadRequest) -> vq_decoder.TamingDecoder:
 
 
 class Anole(FamilyModel):
-    """Chameleon with its image head restored. The official script mixes three rows; for a prompt of text only, its
-    image-conditioned row equals the unconditional row, which leaves plain guidance."""
+    """Chameleon with its image head restored. The official script mixes three rows. If the prompt is only text, its
+    image-conditioned row equals the unconditional row, so plain guidance remains."""
 
     marks = START, END_OF_TURN, BEGIN_IMAGE
 
@@ -147,12 +147,12 @@ def load_anole(request: LoadRequest) -> Anole:
 
 
 class Lumina(FamilyModel):
-    """Any aspect ratio, every row closed by a line end. The unconditional prompt is the image's beginning alone, at
-    positions from 0; in SJD's and GSD's released code it keeps the last token of the conditional prompt before it.
+    """Lumina-mGPT: any aspect ratio; a line end closes every row. The unconditional prompt is only the beginning of the
+    image, at positions from 0. In SJD's and GSD's released code the last token of the conditional prompt precedes it.
 
-    Differences from the official script: the begin-of-image token and the two size tokens, which the official script
-    lets the model sample without guidance, are in the prompt, so that every image has the requested size. Its bfloat16
-    autocast is a plain bfloat16 network here.
+    Differences from the official script: it lets the model sample the begin-of-image token and the two size tokens
+    without guidance. Here they are in the prompt, so that every image has the requested size. Instead of the script's
+    bfloat16 autocast, the network is bfloat16.
 
     Attributes:
         start: name of the first token of a prompt.
@@ -185,8 +185,8 @@ class Lumina2(Lumina):
     """Chameleon's architecture trained from scratch on another vocabulary, with MoVQGAN's image decoder.
 
     The first token is the tokenizer's begin-of-text, or its end-of-text if it has no begin-of-text. The official code
-    raises every guidance scale below 4 to 4, and lets larger ones fall to 4; `--guidance-schedule released` does the
-    same. At 4, the readme's scale, both are constant.
+    raises guidance scales below 4 to 4, and lets larger scales fall to 4; `--guidance-schedule released` does the same.
+    At the readme's scale of 4 both are constant.
     """
 
     patch = 8
@@ -207,9 +207,9 @@ class Lumina2(Lumina):
 
 
 def released_scales(scale: float, tokens: int, slots: int) -> list[float]:
-    """Guidance scale of each slot in the official code, for an image of `tokens` tokens: it shrinks by the share of a
-    quarter of them before the slot, two size tokens included, but not below 4; each slot starts from the scale of the
-    previous slot."""
+    """Return the guidance scale of each slot in the official code, for an image of `tokens` tokens. Each slot
+    multiplies the previous slot's scale by 1 - (slot + 2) / (tokens / 4), but not below 4; the 2 counts the size
+    tokens."""
     scales = []
     for slot in range(slots):
         scale = max(LEAST_GUIDANCE, scale * (1 - (slot + 2) / (tokens // 4)))

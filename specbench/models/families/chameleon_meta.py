@@ -1,4 +1,4 @@
-"""Chameleon in Meta's layout, which Anole's authors publish: one pickle of the language model, `params.json`,
+"""Chameleon in Meta's layout, in which Anole's authors publish it: a pickle of the language model, `params.json`,
 `text_tokenizer.json` and `vqgan.ckpt`."""
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _ROTATED = ("attention.wq.", "attention.wk.", "attention.q_normalization.", "att
 
 
 def is_meta(files: CheckpointFiles) -> bool:
-    """Whether files are in Meta's layout."""
+    """Return whether files are in Meta's layout."""
     return files.holds(PARAMS)
 
 
 def read_meta_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> ChameleonConfig:
-    """`params.json` and the shapes of the tensors as transformers' configuration."""
+    """Convert `params.json` and the shapes of the tensors to transformers' configuration."""
     if len(shards := files.ending(".pth")) > 1:
         raise files.refusal(f": {len(shards)} model-parallel shards are not supported", shards[0].parent)
     path = files.named(PARAMS)
@@ -62,7 +62,7 @@ def read_meta_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> C
 
 
 def convert_meta(tensors: Mapping[str, Tensor], config: ChameleonConfig, files: CheckpointFiles) -> dict[str, Tensor]:
-    """Meta's tensors under transformers' names, queries and keys with rotated pairs half a head apart."""
+    """Rename Meta's tensors for transformers, and reorder queries and keys to rotary pairs half a head apart."""
     head = config.hidden_size // config.num_attention_heads
     converted = {}
     for name, tensor in tensors.items():

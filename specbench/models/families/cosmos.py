@@ -1,9 +1,9 @@
 """Image decoder of SimpleAR: NVIDIA's discrete video tokenizer Cosmos DV8x16x16 (arXiv:2501.03575) on a single frame.
 
-Published as a TorchScript archive of a network over time, height and width. A clip of one frame is padded with copies
-of it, so the taps of every convolution over time act on the same values and are added up; attention over time attends
-to a single value; of the frames of the inverse wavelet transform, the last is kept. The result is a network of images
-with the published tensors.
+It is published as a TorchScript archive of a network over time, height and width. For a single frame it becomes a
+network over images with the published tensors. The frame is padded with copies, so all taps of a convolution over time
+act on the same values and are summed. Attention over time attends to a single value. The inverse wavelet transform
+gives several frames, of which the last is kept.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ FSQ_LEVELS = (8, 8, 8, 5, 5, 5)
 PUBLISHED = (16, (256, 512, 512), 3)
 """Channels of the latent, channels of the levels from the image down, blocks per level."""
 SMALL = (16, (16, 16, 16), 1)
-_SUBBANDS = 3 * 4**3  # Channels that two Haar transforms over time, height and width make of three colours
+_SUBBANDS = 3 * 4**3  # Channels after two Haar transforms of three colours over time, height and width
 _HAAR = ((1.0, 1.0, 1.0, 1.0), (1.0, -1.0, 1.0, -1.0), (1.0, 1.0, -1.0, -1.0), (1.0, -1.0, -1.0, 1.0))
 """Signs of the subbands (low or high by height, then by width) in the four pixels of a square."""
 
 
 def fsq_codebook() -> Tensor:
-    """[64000, 6] codes of finite scalar quantisation, each dimension centred and scaled to about [-1, 1]."""
+    """Return the codes [64000, 6] of finite scalar quantisation, centred and scaled to about [-1, 1] per dimension."""
     levels = torch.tensor(FSQ_LEVELS)
     basis = torch.cat([torch.ones(1, dtype=torch.long), levels[:-1].cumprod(0)])
     digits = torch.arange(int(levels.prod()))[:, None] // basis % levels
@@ -47,20 +47,20 @@ class CosmosDecoder:
 
 
 def last_frame(x: Tensor) -> Tensor:
-    """Invert one Haar transform: subbands [B, 8 C, H, W] to the later frame [B, C, 2 H, 2 W] of the two they hold."""
+    """Invert one Haar transform: from subbands [B, 8 C, H, W] of two frames to the later frame [B, C, 2 H, 2 W]."""
     low, high = x.unflatten(1, (2, 4, -1)).unbind(1)
     pixels = torch.einsum("ps,bschw->bcphw", x.new_tensor(_HAAR), low - high)
     return functional.pixel_shuffle(pixels.flatten(1, 2), 2)
 
 
 def network(latent: int, widths: Sequence[int], blocks: int) -> nn.Module:
-    """Codes [B, 6, h, w] to wavelet subbands [B, 192, 4 h, 4 w]; sizes as in `PUBLISHED`, parts in execution order."""
+    """Build the network from codes [B, 6, h, w] to subbands [B, 192, 4 h, 4 w]; sizes as in `PUBLISHED`."""
     deepest, levels = widths[-1], {}
     for level in reversed(range(len(widths))):
         inner, width = ([*widths, deepest][level + 1], widths[level])
         parts = {"block": nn.Sequential(*(_Block(width if place else inner, width) for place in range(blocks)))}
         if level:
-            # The published network scales time by 2 in the second of its three levels alone.
+            # The published network scales time by 2 in the second of its three levels only.
             parts["upsample"] = _Upsample(width, over_time=level == len(widths) - 2)
         levels[str(level)] = _chain(parts)
     decoder = {
@@ -93,7 +93,7 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Attention between the places of a frame, or between the frames of a place."""
+    """Attention between the positions of a frame, or between the frames at a position."""
 
     def __init__(self, width: int, over_time: bool):
         super().__init__()
@@ -110,7 +110,7 @@ class _Attention(nn.Module):
 
 
 class _Upsample(nn.Module):
-    """Twice the height and width; `conv1` is stored in every level and used in those that also scale time."""
+    """Upsampling of height and width by 2. Every level stores `conv1`, but only levels that also scale time use it."""
 
     def __init__(self, width: int, over_time: bool):
         super().__init__()
@@ -131,7 +131,7 @@ def _chain(parts: Mapping[str, nn.Module]) -> nn.Sequential:
 
 
 def _factorised(inner: int, outer: int) -> nn.Sequential:
-    """A convolution over the frame, then one over time."""
+    """Build a convolution over the frame, then a convolution over time."""
     return nn.Sequential(nn.Conv2d(inner, outer, 3, padding=1), nn.Conv2d(outer, outer, 1))
 
 
@@ -140,7 +140,7 @@ def _norm(width: int) -> nn.GroupNorm:
 
 
 def load_cosmos(files: CheckpointFiles, device: str) -> CosmosDecoder:
-    """The decoder of a published `decoder.jit`, in float32."""
+    """Load the decoder of a published `decoder.jit`, in float32."""
     kept = drop(read_tensors(files), ("inv_quant.", "decoder.unpatcher3d."))
     tensors = rename(kept, lambda name: name.replace(".conv3d.", ".").replace(".norm.", ".", 1))
     flat = {name: tensor.float().sum(2) if tensor.dim() == 5 else tensor for name, tensor in tensors.items()}

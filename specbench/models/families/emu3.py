@@ -1,8 +1,8 @@
-"""Emu3-Gen 8B (720 px) on transformers' `Emu3ForCausalLM` and `Emu3VQVAE`, and Emu3.5-Image 34B. Every row is closed by
-an end-of-line token; the last row of Emu3.5 by the end of the image.
+"""Emu3-Gen 8B (720 px) on transformers' `Emu3ForCausalLM` and `Emu3VQVAE`, and Emu3.5-Image 34B. An end-of-line token
+closes every row; in Emu3.5 the end of the image closes the last row.
 
-Two layouts of Emu3 are read: BAAI's (Emu3-Gen and Emu3-VisionTokenizer), and that converted for transformers.
-Prompts are split and normalised as the authors' tokenizer does it, though the conversion's `tokenizer.json` does not.
+Two layouts of Emu3 are read: BAAI's (Emu3-Gen and Emu3-VisionTokenizer), and the layout converted for transformers.
+Prompts are split and normalised as in the authors' tokenizer, unlike in the conversion's `tokenizer.json`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _IMAGE_SETTINGS = {
     "num_res_blocks": "num_res_blocks",
     "attn_resolutions": "attn_resolutions",
 }
-"""BAAI's names of the image tokenizer's settings, and transformers'; their defaults agree."""
+"""Names of the image tokenizer's settings in BAAI's and in transformers' configuration; the defaults are equal."""
 END_IMAGE, ANSWER = "<|image end|>", "<|extra_100|>"
 _SPECIALS_35 = {**SPECIALS, END_IMAGE: 151_853, ANSWER: 151_746}
 _CONFIG_35 = default_sizes("emu35") | {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
@@ -65,7 +65,7 @@ _VQ_35 = vq_decoder.CHAMELEON_VQ | {"num_embeddings": 131_072, "num_res_blocks":
 
 
 class Emu3(FamilyModel):
-    """The unconditional prompt is the official negative prompt, with the same beginning of the image."""
+    """Emu3-Gen. The unconditional prompt is the official negative prompt with the same beginning of the image."""
 
     marks = START, BEGIN_IMAGE, IMAGE_TOKENS
 
@@ -120,7 +120,7 @@ def _language_model(config: Emu3TextConfig, files: CheckpointFiles) -> nn.Module
 
 
 def visual_ids(tokenizer: Tokenizer, codes: int, files: CheckpointFiles, listed: str) -> range:
-    """Vocabulary ids of the image tokens, which the file `listed` names."""
+    """Return the vocabulary ids of the image tokens. `listed`: file that lists them."""
     first, last = (stored.token_id(tokenizer, f"<|visual token {code:06d}|>") for code in (0, codes - 1))
     if last != first + codes - 1:
         raise files.refusal(": visual tokens are not in the order of their codes", files.named(listed))
@@ -128,7 +128,7 @@ def visual_ids(tokenizer: Tokenizer, codes: int, files: CheckpointFiles, listed:
 
 
 def _parts(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Tensors of the language model and of the image tokenizer, from the converted layout."""
+    """Split the tensors of the converted layout into language model and image tokenizer."""
     parts = {"text_model.": {}, "vqmodel.": {}}
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in parts if name.startswith(prefix)), None)
@@ -154,7 +154,7 @@ def image_network(config: Emu3VQVAEConfig, files: CheckpointFiles | None = None)
 
 
 def ranked_tokenizer(files: CheckpointFiles, words: int) -> Tokenizer:
-    """The authors' tokenizer from its two files, which have all the `words` of the model between them."""
+    """Build the authors' tokenizer from its two files, which together contain all `words` of the model."""
     path = files.named(RANKS)
     with files.source.blaming(path):
         ranks = read_ranks(path.read_bytes())
@@ -168,9 +168,9 @@ def ranked_tokenizer(files: CheckpointFiles, words: int) -> Tokenizer:
 
 
 def ranked_bpe(ranks: Mapping[bytes, int], specials: Mapping[str, int]) -> Tokenizer:
-    """Byte-pair encoding that splits texts as Qwen's does, from token bytes to id. tiktoken stores ranks of byte
-    strings, a lower rank being merged first, and no merges: every pair of strings that makes a third string is a merge.
-    `specials`: special tokens to ids; they are recognised anywhere in a text."""
+    """Build a byte-pair encoding from `ranks` (token bytes to id) that splits texts like Qwen's. tiktoken stores no
+    merges, only ranks of byte strings; lower ranks are merged first. So every pair of strings that forms a third string
+    is a merge. `specials`: special tokens to ids; they are recognised anywhere in a text."""
     letters, merges = bytes_to_unicode(), []
     for token in sorted(ranks, key=ranks.get):
         pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
@@ -189,7 +189,7 @@ def ranked_bpe(ranks: Mapping[bytes, int], specials: Mapping[str, int]) -> Token
 
 
 def _converted_tokenizer(files: CheckpointFiles) -> Tokenizer:
-    """`tokenizer.json` with the authors' split and normalisation, whatever it says itself."""
+    """Read `tokenizer.json`, but with the authors' split and normalisation."""
     tokenizer = stored.read_tokenizer(files)
     path = files.named("tokenizer.json")
     file = read_json(files.source, path)
@@ -205,7 +205,7 @@ def _converted_tokenizer(files: CheckpointFiles) -> Tokenizer:
 
 
 def split_as_qwen(tokenizer: Tokenizer) -> None:
-    """Let a byte-level tokenizer normalise and split texts as Qwen's does."""
+    """Let a byte-level tokenizer normalise and split texts like Qwen's."""
     tokenizer.normalizer = normalizers.NFC()
     words = pre_tokenizers.Split(Regex(_QWEN_PATTERN), behavior="isolated")
     bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -213,8 +213,8 @@ def split_as_qwen(tokenizer: Tokenizer) -> None:
 
 
 def read_ranks(lines: bytes) -> dict[bytes, int]:
-    """Token bytes to id from the lines of a `.tiktoken` file; a ValueError for a line that is not base64 and a number,
-    or a byte without a token."""
+    """Parse the lines of a `.tiktoken` file to token bytes and ids. A ValueError if a line is not base64 and a number,
+    or if a byte has no token."""
     ranks = {}
     for number, line in enumerate(lines.splitlines(), 1):
         if not (parts := line.split()):
@@ -228,11 +228,11 @@ def read_ranks(lines: bytes) -> dict[bytes, int]:
 
 
 class Emu35(FamilyModel):
-    """Emu3's vocabulary with 131,072 image tokens, on transformers' `Qwen3ForCausalLM`, whose queries and keys are
-    normalised head by head, and an image decoder of the taming VQGAN's kind (IBQ), 16 pixels a token.
+    """Emu3.5: Emu3's vocabulary with 131,072 image tokens, on transformers' `Qwen3ForCausalLM` (queries and keys are
+    normalised per head), and an image decoder like the taming VQGAN's (IBQ), 16 pixels a token.
 
-    The unconditional prompt has no request and names no task. The begin-of-image token, which the official script
-    samples, and the grid's size, which it forces, are in the prompt here.
+    The unconditional prompt has no request and names no task. The official script samples the begin-of-image token and
+    forces the grid's size; here both are in the prompt.
     """
 
     marks = START, BEGIN_IMAGE, IMAGE_TOKENS, ANSWER

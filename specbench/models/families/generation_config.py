@@ -1,4 +1,4 @@
-"""`generation_config.json`: what `generate` of transformers does to the logits beyond what the authors' script sets."""
+"""`generation_config.json`: changes of the logits by transformers' `generate` beyond the authors' script."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ _ZERO = "encoder_no_repeat_ngram_size epsilon_cutoff eta_cutoff min_p no_repeat_
 _ONE = "encoder_repetition_penalty guidance_scale num_beams typical_p"
 _WITHOUT_EFFECT = {name: (None,) for name in _NONE.split()} | {name: (None, 0) for name in _ZERO.split()}
 _WITHOUT_EFFECT |= {name: (None, 1) for name in _ONE.split()}
-"""Entries that change which tokens are sampled, and the values with which they do not."""
+"""Entries that affect sampling, with their values of no effect."""
 
 
 def logits_processors(info: ModelFacts) -> dict[str, float]:
-    """Logits processors that are part of a model's target distribution, by their names in its file; its files are on
-    this disk."""
+    """Return the logits processors in a model's target distribution, by name in its file on this disk."""
     if not isinstance(info, HubModel) or info.choice.random or GENERATION_CONFIG not in info.source.optional:
         return {}
     penalty = read_repetition_penalty(info.checkpoint.find()[0])
@@ -32,7 +31,7 @@ def logits_processors(info: ModelFacts) -> dict[str, float]:
 
 
 def read_repetition_penalty(files: CheckpointFiles, set_by_script: Container[str] = ()) -> float:
-    """The repetition penalty, 1 without one. `set_by_script`: entries for which the authors' script has own values."""
+    """Read the repetition penalty, 1 if absent. `set_by_script`: entries that the authors' script sets itself."""
     if not files.holds(GENERATION_CONFIG):
         return 1.0
     path = files.named(GENERATION_CONFIG)

@@ -1,7 +1,6 @@
-"""GLM-Image (AR of 9B): transformers' `GlmImageTextModel`, which writes a preview and then the large grid, both of the
-same codes, without guidance. A diffusion model of 7B, run by diffusers, turns the large grid into pixels.
-
-Nothing masks the stream: the end of the image and other ids outside the codes can be drawn. The authors' pipeline fails
+"""GLM-Image (AR of 9B): transformers' `GlmImageTextModel` writes a preview and then the large grid, both with the same
+codes, without guidance. A diffusion model of 7B, run by diffusers, turns the large grid into pixels.
+The stream is not masked: the end of the image and other ids outside the codes can be drawn. The authors' pipeline fails
 on such an image, except for ids in the preview that are not ends. Here such an image is decoded to its last slot and
 recorded as failed. Tokens after the last slot are not drawn, because the pipeline does not read them.
 """
@@ -37,9 +36,10 @@ _TINY = TINY | {"num_key_value_heads": 2}
 
 
 class GridsRotary(nn.Module):
-    """Rotation by temporal place, row and column: a grid's tokens share the temporal place at which it begins, and the
-    next grid begins after its longer side. Positions count from the first image token; positions of words are negative
-    and three times the same. `rotary`: the network's, which takes positions [3, R, T]."""
+    """Rotation by temporal position, row and column. A grid's tokens share the temporal position at which the grid
+    begins; the next grid begins after the longer side of this grid. Positions count from the first image token. Words
+    have negative positions, the same in all three coordinates. `rotary`: the network's, which takes positions [3, R,
+    T]."""
 
     def __init__(self, rotary: nn.Module, layout: TokenLayout):
         super().__init__()
@@ -57,7 +57,7 @@ class GridsRotary(nn.Module):
 
 
 class GlmImage(FamilyModel):
-    """Attributes: draws: whether the diffusion model is here, without which no pictures are drawn."""
+    """Attributes: draws: whether the diffusion model is on this disk; without it no pictures are drawn."""
 
     draws = False
     _pipeline = None
@@ -71,10 +71,10 @@ class GlmImage(FamilyModel):
         names: Sequence[str],
         template: str | None,
     ):
-        """`names` of the tokens of `_ROLES`; `template`: Jinja source that writes a conversation as text."""
+        """`names`: of the tokens of `_ROLES`; `template`: Jinja source that converts a conversation to text."""
         head = network.lm_head.weight
         self.codebook = nn.functional.normalize(codebook.float(), dim=-1)
-        # Ids that are no codes are far from all codes.
+        # Ids that are no codes get vectors far from all codes.
         others = self.codebook.new_full((len(head) - len(codebook), codebook.shape[1]), 10.0)
         self._codes, self.codebook = len(codebook), torch.cat([self.codebook, others]).to(request.device)
         super().__init__(request, tokenizer, network.model.language_model, head, range(len(head)), self)
@@ -98,7 +98,7 @@ class GlmImage(FamilyModel):
         return Prefix(prefix.embeds, prefix.state, shift, prefix.ids)
 
     def problem(self, tokens: np.ndarray) -> str | None:
-        """Reason why the authors' pipeline makes no picture of stream tokens [N]; None if it makes one."""
+        """Return the reason why the authors' pipeline fails on stream tokens [N]; None if it makes a picture."""
         if self._is_random:
             return None
         if len(ends := np.flatnonzero(np.isin(tokens, self._ends))):
@@ -109,7 +109,7 @@ class GlmImage(FamilyModel):
         return None
 
     def add_diffusion(self, files: CheckpointFiles) -> None:
-        """Load the diffusion model next to the language model; without it, warn that no pictures are drawn."""
+        """Load the diffusion model next to the language model; if it is absent, warn that no pictures are drawn."""
         folder = files.named("config.json").parent.parent
         if lacking := [part for part in PIPELINE_PARTS if not (folder / part).is_dir()]:
             warn(f"{self.name} draws no pictures: {folder} has no {lacking[0]} of its diffusion model")
@@ -127,7 +127,7 @@ class GlmImage(FamilyModel):
             self.draws = True
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
-        """Every code covers two by two places of the diffusion model; its seed is the image's."""
+        """Draw pictures. Every code covers 2 x 2 positions of the diffusion model; its seed is the image's."""
         height, width = self.layout.height, self.layout.width
         grids = image_tokens[:, -height * width :].clamp(max=self._codes - 1).view(-1, height, width)
         pictures = []

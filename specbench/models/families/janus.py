@@ -44,12 +44,12 @@ class Janus(FamilyModel):
         self._pad = stored.token_id(tokenizer, pad)
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
-        """The unconditional prompt has the same length: padding everywhere else, and attended to."""
+        """Return both prompts. In the unconditional prompt padding, which is attended to, replaces the text."""
         ids = self.words(f"{self._start}<|User|>: {text}\n\n<|Assistant|>:{BEGIN_IMAGE}")
         return ids, [number if number in self._kept else self._pad for number in ids]
 
     def token_table(self) -> Tensor:
-        """Words, then image tokens, which Janus embeds by another network."""
+        """Return embeddings of words, then of image tokens, which Janus embeds with a separate network."""
         codes = torch.arange(self.layout.v_image, device=self.device)
         return torch.cat([self.backbone.embed_tokens.weight, self.embed(codes, codes, ())])
 
@@ -97,14 +97,14 @@ def load(request: LoadRequest) -> Janus:
 
 
 def _converted_name(name: str) -> str:
-    """transformers' name of a tensor of deepseek-ai's."""
+    """Return transformers' name for a tensor name of deepseek-ai."""
     head, _, rest = name.partition(".")
     if head == "gen_vision_model":
         return "vqmodel." + vq_decoder.llamagen_name(rest)
     if head == "language_model":
         return rest.replace("model.", "language_model.", 1)
     if head == "gen_aligner":
-        # Its layers alternate with activations: 0 comes first, 2, 4 ... are the hidden ones.
+        # Its layers alternate with activations: 0 is the first layer; 2, 4 ... are hidden layers.
         number, _, rest = rest.removeprefix("layers.").partition(".")
         layer = f"hidden_layers.{int(number) // 2 - 1}" if int(number) else "fc1"
         return f"generation_aligner.{layer}.{rest}"
@@ -113,7 +113,7 @@ def _converted_name(name: str) -> str:
 
 
 def _published_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> JanusConfig:
-    """deepseek-ai's configuration in transformers' terms; what it leaves out has the defaults of a Llama."""
+    """Convert deepseek-ai's configuration to transformers'. Missing entries have the defaults of a Llama."""
     path = files.named("config.json")
     config = read_json(files.source, path)
     with files.source.blaming(path):

@@ -1,7 +1,7 @@
 """Liquid 7B (512 px): transformers' `GemmaForCausalLM` whose vocabulary ends with the 8192 codes of Chameleon's VQGAN.
 
-In the official script top-k 0 with top-p 1 leaves text tokens in the target, which it clamps to code 0; here only codes
-can be sampled.
+With top-k 0 and top-p 1, the official script can sample text tokens and clamps them to code 0; here only codes can be
+sampled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""LlamaGen XL text-to-image (256 and 512 px), and LlamaGen by class: official pickles into transformers' `LlamaModel`.
+"""LlamaGen XL text-to-image (256 and 512 px), and LlamaGen by class: official pickles in transformers' `LlamaModel`.
 
-Hand-written, and why: the conversion of the weights (the published layout is the authors'), the rotary table over
-rows and columns of the grid (transformers has none like it), and the cleaning of captions, which FLAN-T5 XL then reads.
-Difference from the official code: rotation happens in the model's number format instead of float32.
+Hand-written parts: the conversion of the weights (the published layout is the authors'), the rotary table over rows and
+columns of the grid (transformers has none), and the cleaning of captions before FLAN-T5 XL reads them. Difference from
+the official code: the rotation is computed in the model's number format instead of float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from specbench.models.interface import DraftPrompt, TokenLayout
 from specbench.models.network_sizes import NetworkSize
 from specbench.models.transformer.model import Prefix
 
-CAPTION = 120  # Positions that the caption takes, padding included
+CAPTION = 120  # Positions of the caption, including padding
 HEAD_GRIDS = {"t2i": 16, "t2i2": 32}
 """Side of the grid that a published draft head was trained on, by the `input_type` of its configuration."""
 TINY_SIZES = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -49,7 +49,7 @@ _TINY_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads":
 
 
 class LlamaGen(FamilyModel):
-    """Args: network: see `Network`; encoder: T5; tokenizer: its, which ends every text with </s>."""
+    """Args: network: see `Network`; encoder: T5; tokenizer: of T5, it ends every text with </s>."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class LlamaGen(FamilyModel):
         return tokens_cut(self.tokenizer, caption)
 
     def encode(self, prompts: Sequence[str]) -> Prefix:
-        """Captions without their padding, which is masked everywhere: only the positions count it.
+        """Encode captions without their padding, which is masked everywhere; only the positions count it.
 
-        The unconditional rows have the learned vectors at the places of the caption's elements.
+        The unconditional rows have the learned vectors at the positions of the caption's elements.
         """
         captions = []
         for text in prompts:
@@ -85,10 +85,11 @@ class LlamaGen(FamilyModel):
         return Prefix([self._network.project(vectors) for vectors in captions + nothing], (captioned,), shift=shift)
 
     def draft_prompt(self, prompt: DraftPrompt, state: tuple[Tensor, ...]) -> DraftPrompt:
-        """All positions, as the published heads were trained: padding counts, and token 0 represents every caption.
+        """Return all positions, as in the training of the published heads: with padding, and token 0 for every caption
+        element.
 
-        The padding of a caption is zeros, which the network leaves at zero; the padding of an unconditional row is its
-        learned vectors, each attending to itself.
+        The padding of a caption is zeros, which the network leaves at zero. The padding of an unconditional row is its
+        learned vectors, each of which attends to itself only.
         """
         rows = []
         for length, features, captioned in zip(prompt.lengths.tolist(), prompt.features, *state, strict=True):
@@ -99,12 +100,13 @@ class LlamaGen(FamilyModel):
 
     @cached_property
     def _lone_features(self) -> Tensor:
-        """[CAPTION, d] features of the learned vectors, none seeing another."""
+        """[CAPTION, d] features of the learned vectors, each attending to itself only."""
         alone = self._network.project(self._network.uncond_embedding)[:, None]
         return self.backbone(inputs_embeds=alone, use_cache=False).last_hidden_state[:, 0]
 
     def adopt_head(self, head: EagleHead) -> EagleHead:
-        """A published head (they have an `input_type`) turns adjacent pairs and sees the grid one position early."""
+        """Adapt a published head (with `input_type`): it rotates adjacent pairs, and its grid begins a position
+        early."""
         if head.published_as:
             _check_grid(head.published_as, self.name, self.layout)
             attention = head.layers[0].self_attn
@@ -128,16 +130,16 @@ class Network(nn.Module):
         self.uncond_embedding = nn.Parameter(torch.empty(CAPTION, text_width))
 
     def project(self, caption: Tensor) -> Tensor:
-        """Caption vectors [..., d_text] to inputs [..., d]."""
+        """Project caption vectors [..., d_text] to inputs [..., d]."""
         return self.fc2(functional.gelu(self.fc1(caption), approximate="tanh"))
 
 
 class GridRotary(nn.Module):
-    """Rotation by row in one half of a head, by column in the other; none at all for the caption.
+    """Rotation by row in one half of a head, and by column in the other half; no rotation for the caption.
 
-    At caption positions cosine and sine are both 0, so queries and keys vanish there and captions are read by uniform
-    attention. A table of `caption + height * width` positions; later ones, which only overhanging windows have, take
-    the last.
+    At caption positions cosine and sine are both 0, so queries and keys vanish there, and attention to captions is
+    uniform. The table has `caption + height * width` positions. Later positions, which only windows past the end have,
+    use the last.
     """
 
     def __init__(self, height: int, width: int, head: int, base: float = 10_000.0, caption: int = CAPTION):
@@ -194,10 +196,10 @@ def _random(request: LoadRequest) -> LlamaGen:
 
 
 class LlamaGenClass(FamilyModel):
-    """By class (ImageNet), B to 3B: a learned vector per class replaces the caption, and another is unconditional.
+    """LlamaGen by class (ImageNet), B to 3B: a learned vector per class replaces the caption; another is unconditional.
 
-    Prompts are class labels. A label takes one position, whose queries and keys vanish as for a caption. Guidance
-    applies to every slot; the official `cfg_interval` is also off by default.
+    Prompts are class labels. A label has one position, whose queries and keys vanish as for a caption. Guidance applies
+    to every slot; the official `cfg_interval` is also off by default.
     """
 
     def __init__(self, request: LoadRequest, network: ClassNetwork, decoder: vq_decoder.ImageDecoder):
@@ -215,7 +217,7 @@ class LlamaGenClass(FamilyModel):
 
 
 class ClassNetwork(nn.Module):
-    """The language model, with the vectors of `classes` and of no class."""
+    """The language model with the vectors of `classes` and a vector of no class."""
 
     def __init__(self, config: LlamaConfig, classes: int):
         super().__init__()
@@ -244,7 +246,7 @@ def load_by_class(request: LoadRequest) -> LlamaGenClass:
 
 
 def caption_tokenizer(files: Sequence[CheckpointFiles]) -> Tokenizer:
-    """The tokenizer of the model's files, or of random weights; it cuts captions to `CAPTION` tokens."""
+    """Return the tokenizer of the model's files, or for random weights. It cuts captions to `CAPTION` tokens."""
     if files:
         tokenizer = stored.read_tokenizer(files[1])
     else:
@@ -256,13 +258,13 @@ def caption_tokenizer(files: Sequence[CheckpointFiles]) -> Tokenizer:
 
 
 def tokens_cut(tokenizer: Tokenizer, caption: str) -> int:
-    """Number of tokens of a caption that `caption_tokenizer` cuts off."""
+    """Return the number of tokens of a caption that `caption_tokenizer` cuts off."""
     rest = tokenizer.encode(clean_caption(caption)).overflowing
     return sum(len(part) - tokenizer.num_special_tokens_to_add(False) for part in rest)
 
 
 def _text_dtype(request: LoadRequest) -> torch.dtype:
-    """T5 overflows in float16."""
+    """Return the number format of T5: float32 instead of float16, in which T5 overflows."""
     return torch.float32 if request.dtype == torch.float16 else request.dtype
 
 
@@ -276,7 +278,7 @@ _NAMES = stored.META_NAMES | {"cls_embedding.cap_proj.": "", "cls_embedding.": "
 
 
 def converted(request: LoadRequest, files: CheckpointFiles, condition: str) -> tuple[dict[str, Tensor], LlamaConfig]:
-    """The tensors of a file, converted by `convert`, and their architecture."""
+    """Read the tensors of a file, converted by `convert`, and their architecture."""
     tensors = stored.read_tensors(files)
     try:
         codes, width, inner, layers, head = llamagen_shape(tensors, request.info.network)
@@ -287,8 +289,8 @@ def converted(request: LoadRequest, files: CheckpointFiles, condition: str) -> t
 
 
 def convert(tensors: Mapping[str, Tensor], files: CheckpointFiles, condition: str, head: int) -> dict[str, Tensor]:
-    """Official tensors under the names and in the order of `Network`, of heads of `head`; the name of the learned
-    `condition` must be among them."""
+    """Convert official tensors to the names and row order of `Network`. `head`: width of a head. `condition`: name of
+    the learned condition, which must be among the tensors."""
     converted: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         layer, joined, _ = name.partition("attention.wqkv.weight")
@@ -322,7 +324,7 @@ _DASHES = (
 _ADDRESSES = _rules((rf"\b(?:https?:{_PROTOCOL_END}|{_SITE})", ""), (rf"\b(?:www:{_PROTOCOL_END}|{_SITE})", ""))
 _CHARACTERS = _rules(
     (r"@\w+\b", ""),  # nicknames
-    (r"[\u31c0-\u9fff]+", ""),  # from the strokes of Chinese characters to the characters
+    (r"[\u31c0-\u9fff]+", ""),  # Chinese strokes and characters
     (rf"[{_DASHES}]+", "-"),
     (r"[`´«»“”¨]", '"'),
     (r"[‘’]", "'"),
@@ -354,12 +356,11 @@ _ENDS = _rules((r"^[\"']([\w\W]+)[\"']$", r"\1"), (r"^['_,\-:;]", ""), (r"['_,\-
 
 
 def clean_caption(caption: str) -> str:
-    """The caption as LlamaGen's text encoder read it in training: in lower case, rid of what captions scraped from web
-    shops carry.
+    """Clean a caption as in LlamaGen's training: lower case, and without remains of web pages and shops.
 
-    The rules and their order are the official ones (`language/t5.py` of LlamaGen, after PixArt-alpha and DeepFloyd IF).
-    A caption is cleaned twice as officially, since what one pass removes may uncover more. Most prompts pass with
-    nothing but lower case, and a blank after a comma or full stop that had none.
+    The rules and their order are the official rules (`language/t5.py` of LlamaGen, after PixArt-alpha and DeepFloyd
+    IF). As in the official code a caption is cleaned twice, because a pass may uncover more to remove. Most prompts
+    only become lower case and get a blank after a comma or full stop without blank.
     """
     return _clean_once(_clean_once(caption))
 
@@ -372,7 +373,7 @@ def _clean_once(caption: str) -> str:
     text = _apply_rules(_CHARACTERS, "".join(parser.pieces))
     if len(_WORD_JOINTS.findall(text)) > 3:
         text = _WORD_JOINTS.sub(" ", text)
-    if not (text.isascii() and text.isprintable() and "&" not in text):  # plain ASCII has no encoding to repair
+    if not (text.isascii() and text.isprintable() and "&" not in text):  # plain ASCII has no encoding errors
         import ftfy  # not needed for most captions
 
         text = ftfy.fix_text(text)
@@ -387,7 +388,7 @@ def _apply_rules(rules: _Rules, text: str) -> str:
 
 
 class _PageText(HTMLParser):
-    """Collects what a page shows."""
+    """Collector of a page's visible text."""
 
     def __init__(self) -> None:
         super().__init__()

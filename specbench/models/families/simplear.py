@@ -1,7 +1,7 @@
 """SimpleAR 0.5B and 1.5B (1024 px): transformers' `Qwen2ForCausalLM` whose vocabulary ends with the 64000 Cosmos codes.
 
-The official loop may sample text tokens inside an image and clamps them to codes afterwards; here only codes can be
-sampled. A repetition penalty in `generation_config.json`, which the official script inherits, is part of the target.
+The official loop may sample text tokens inside an image and later clamps them to codes; here only codes can be sampled.
+A repetition penalty in `generation_config.json` is part of the target, because the official script inherits it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TINY_QWEN = TINY | {"num_key_value_heads": 2}
 
 
 class SimpleAR(FamilyModel):
-    """Attributes: repetition_penalty: on image tokens that the image already holds; 1 for none."""
+    """Attributes: repetition_penalty: on image tokens that the image already contains; 1 for no penalty."""
 
     marks: tuple[str, ...] = (BEGIN, BEGIN_IMAGE)
     repetition_penalty = 1.0
@@ -69,7 +69,7 @@ def load(request: LoadRequest) -> SimpleAR:
 
 
 def load_qwen(request: LoadRequest, files: CheckpointFiles, *unused: str) -> tuple[nn.Module, float]:
-    """A stored Qwen2 without the tensors whose names start with `unused`, and its repetition penalty."""
+    """Load a stored Qwen2 without tensors whose names start with `unused`; also return its repetition penalty."""
     penalty = read_repetition_penalty(files)
     config = read_model_config(files, Qwen2Config)
     if config.use_sliding_window:
@@ -79,18 +79,18 @@ def load_qwen(request: LoadRequest, files: CheckpointFiles, *unused: str) -> tup
 
 
 class PenalisedSession(TransformerSession):
-    """A session whose target has a repetition penalty (Keskar et al., CTRL, arXiv 1909.05858), of chains of drafts.
+    """Session for chains of drafts whose target has a repetition penalty (Keskar et al., CTRL, arXiv 1909.05858).
 
-    Conditional logits of image tokens that the image already holds are divided by the penalty if they are positive,
-    else multiplied, before guidance: the order in which `generate` of transformers applies both. Every column of a
-    window is also penalised for the drafts to its left, so that lossless decoders stay lossless.
+    Before guidance, conditional logits of image tokens that the image already contains are divided by the penalty if
+    positive, else multiplied; transformers' `generate` uses the same order. Every column of a window is also penalised
+    for the drafts before it, so lossless decoders stay lossless.
     """
 
     def __init__(self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int, penalty: float):
         super().__init__(model, prefix, guidance, columns)
         self._penalty = penalty
         images = len(self._last) // (1 if guidance == 1.0 else 2)
-        # One more slot for columns without a token of the image: those before its start and past its end.
+        # One more slot for columns without an image token: before the image's start and past its end.
         self._stream = torch.zeros(images, model.layout.length + 1, dtype=torch.long, device=model.device)
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
@@ -114,7 +114,7 @@ class PenalisedSession(TransformerSession):
         )
 
     def _used(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """[B, T, v_image] whether a column's prefix holds a token. Column j consumes the token of slot position - 1."""
+        """Return [B, T, v_image] whether a column's prefix contains a token. A column consumes slot position - 1."""
         last, words = self._stream.shape[1] - 1, self._model.layout.v_image
         slots = positions - 1
         within = (slots >= 0) & (slots < last)
@@ -128,5 +128,5 @@ class PenalisedSession(TransformerSession):
 
 
 def penalised(logits: Tensor, penalty: float) -> Tensor:
-    """Logits of tokens that were used before."""
+    """Penalise the logits of tokens that were used before."""
     return torch.where(logits > 0, logits / penalty, logits * penalty)

@@ -1,9 +1,8 @@
-"""Tar 1.5B and 7B: transformers' `Qwen2ForCausalLM` whose vocabulary ends with TA-Tok's 65536 codes. They are the
+"""Tar 1.5B and 7B: transformers' `Qwen2ForCausalLM` whose vocabulary ends with TA-Tok's 65536 codes. The codes are the
 prompt of a second language model, the de-tokenizer, which draws the picture.
-
 The official script lets the first stage write text and an end between codes, drops them and pads with code 0; here only
-codes can be sampled. A repetition penalty in `generation_config.json`, which its `generate` applies in addition to the
-script's temperature, top-k and top-p, is part of the target. There is no guidance.
+codes can be sampled. Its `generate` applies the repetition penalty of `generation_config.json` in addition to the
+script's temperature, top-k and top-p, so the penalty is part of the target. There is no guidance.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
 _FIRST_CODE = 151_670
 _SPECIALS = {TURN: 151_644, END_OF_TURN: 151_645, "<im_start>": 151_665, "<S0>": 151_667}
 _SYSTEM = f"{TURN}system\nYou are a helpful assistant.{END_OF_TURN}\n"
-CODE_GRID = (27, 27)  # Codes of an image, of the finest of the authors' three scales
+CODE_GRID = (27, 27)  # Codes of an image at the finest of the authors' three scales
 _ENCODER = ("encoder.", "encode_task_layer.", "teacher", "scale_layer.", "bottleneck.in_linear.")
 _UNUSED = (*_ENCODER, "bottleneck.regularizer.stochastic", "decoder.vision_model.head.")
 _LEVELS = re.compile(r"^bottleneck\.(regularizer\.)?|(?<=^decoder\.)vision_model\.")
-"""Parts of the authors' names, of older transformers, that are not levels here."""
+"""Name parts of the authors' older transformers that are no modules here."""
 _FEATURES = {"hidden_size": 1152, "num_hidden_layers": 3, "num_channels": 1536}
 _TINY_FEATURES = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_channels": 16}
 
@@ -62,7 +61,7 @@ class Tar(SimpleAR):
         return ids, ids
 
     def second_text(self, text: str, tokens: Sequence[int]) -> str:
-        """The official script reads codes from the whole text, so that codes in a prompt also count."""
+        """Append the codes to the prompt. As in the official script, codes in a prompt also count."""
         return text + "".join(f"<I{code}>" for code in tokens)
 
     def compile(self) -> None:
@@ -95,12 +94,12 @@ def load(request: LoadRequest) -> Tar:
 
 
 class TarDetokenizer(FamilyModel):
-    """The second stage: a Llama with absolute positions in the place of the rotation writes tokens of LlamaGen's image
+    """The second stage: a Llama with absolute positions instead of rotation. It writes tokens of LlamaGen's image
     decoder, given the features of the codes that the language model has written.
 
-    Its prompts are those codes as the authors' code passes them on, a text with "<I5><I17>..."; missing ones are code
-    0. The unconditional rows have features of zero. The official code runs all in bfloat16; the image decoder is
-    float32 here.
+    Its prompts are these codes in the form of the authors' code, a text with "<I5><I17>..."; missing codes are code 0.
+    The features of unconditional rows are zero. The official code runs completely in bfloat16; here the image decoder
+    is float32.
     """
 
     def __init__(
@@ -128,7 +127,7 @@ class TarDetokenizer(FamilyModel):
 
 
 class NoRotation(nn.Module):
-    """Takes the place of a Llama's rotation by position, and turns nothing."""
+    """Replacement of a Llama's rotary embedding that rotates nothing."""
 
     def __init__(self, head: int):
         super().__init__()
@@ -140,7 +139,7 @@ class NoRotation(nn.Module):
 
 
 class PositionedNetwork(nn.Module):
-    """The network of `width` features, and the vectors of `positions`, first for the features."""
+    """The network with a projection of `width` features, and vectors of `positions`, the features' first."""
 
     def __init__(self, config: LlamaConfig, width: int, positions: int):
         super().__init__()
@@ -160,13 +159,13 @@ class CodeFeatures(nn.Module):
         self.embedding, self.embedding_proj = nn.Embedding(words, width), nn.Linear(width, width)
         self.out_linear = nn.Linear(width, config.num_channels)
         decoder = Siglip2VisionModel(config)
-        self.decoder = getattr(decoder, "vision_model", decoder)  # one level more in transformers 5.1
+        self.decoder = getattr(decoder, "vision_model", decoder)  # nested one level deeper in transformers 5.1
         self.decode_task_layer = nn.Sequential(nn.Linear(size, size), nn.Tanh(), nn.Linear(size, size))
         self._normalise = normalise
 
     @property
     def codebook(self) -> Tensor:
-        """[words, width] float32, as the decoder sees it."""
+        """[words, width] float32, as the decoder reads it."""
         projection = self.embedding_proj
         return self._normed(functional.linear(*(p.float() for p in (self.embedding.weight, *projection.parameters()))))
 
@@ -208,7 +207,7 @@ def load_detokenizer(request: LoadRequest) -> TarDetokenizer:
 
 
 def _stored_features(files: CheckpointFiles, request: LoadRequest) -> CodeFeatures:
-    """TA-Tok's decoder; only the file's arguments say whether codes are normalised."""
+    """Load TA-Tok's decoder; only the file's arguments define whether codes are normalised."""
     tensors = stored.rename(stored.drop(stored.read_tensors(files), _UNUSED), lambda name: _LEVELS.sub("", name))
     path = files.paths[0]
     with files.source.blaming(path):

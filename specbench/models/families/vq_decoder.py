@@ -1,7 +1,7 @@
-"""Image decoders: image tokens to pixels, and the codebook that distance rules measure in.
+"""Image decoders from image tokens to pixels, and the codebook for distance rules.
 
-All decoders give [-1, 1]; pixels are clamp, then round((x + 1) * 127.5). The official scripts differ here by at most
-one grey level, because some truncate instead.
+All decoders return values in [-1, 1]; pixels are round((x + 1) * 127.5) after clamping. The official scripts differ by
+at most one grey level, because some truncate instead of rounding.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class ImageDecoder(Protocol):
     codebook: Tensor
 
     def decode(self, codes: Tensor) -> Tensor:
-        """[1, h, w] image tokens to [1, 3, H, W] in about [-1, 1]."""
+        """Decode image tokens [1, h, w] to [1, 3, H, W] in about [-1, 1]."""
         ...
 
 
 def to_pixels(image: Tensor) -> Tensor:
-    """[..., 3, H, W] in [-1, 1] to uint8."""
+    """Convert [..., 3, H, W] in [-1, 1] to uint8."""
     return ((image.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
 def render_codes(decoder: ImageDecoder, codes: Tensor) -> Tensor:
-    """[B, h, w] image tokens to uint8 [B, 3, H, W], one image at a time to bound the memory."""
+    """Decode image tokens [B, h, w] to uint8 [B, 3, H, W], one image at a time to bound the memory."""
     return torch.cat([to_pixels(decoder.decode(code[None])) for code in codes])
 
 
@@ -55,7 +55,7 @@ class TamingDecoder:
         self.codebook = self._table.float()
 
     def decode(self, codes: Tensor) -> Tensor:
-        # `JanusVQVAE.decode` always normalises and takes squares only.
+        # `JanusVQVAE.decode` always normalises and accepts square grids only.
         return self._network.decoder(self._network.post_quant_conv(self._table[codes].permute(0, 3, 1, 2)))
 
 
@@ -74,7 +74,7 @@ ENCODER_SIDE = ("encoder.", "quant_conv.", "loss.")
 
 
 def taming_network(config: JanusVQVAEConfig, attention: bool = True) -> JanusVQVAE:
-    """The decoding half of a `JanusVQVAE`, without memory; `attention` as in the lowest level of LlamaGen's."""
+    """Build the decoding half of a `JanusVQVAE` on meta. `attention`: in the lowest level, as in LlamaGen's."""
     network = build_network(JanusVQVAE, config)
     del network.encoder, network.quant_conv
     if not attention:
@@ -83,7 +83,7 @@ def taming_network(config: JanusVQVAEConfig, attention: bool = True) -> JanusVQV
 
 
 def taming_config(tensors: Mapping[str, Tensor]) -> JanusVQVAEConfig:
-    """The configuration that stored tensors, under transformers' names, were made with."""
+    """Return the configuration of stored tensors with transformers' names, from their shapes."""
     codes, width = tensors["quantize.embedding.weight"].shape
     levels = len({name.split(".")[2] for name in tensors if name.startswith("decoder.up.")})
     outputs = [tensors[f"decoder.up.{level}.block.0.conv1.weight"].shape[0] for level in range(levels)]
@@ -99,10 +99,10 @@ def taming_config(tensors: Mapping[str, Tensor]) -> JanusVQVAEConfig:
 
 
 def load_chameleon_vq(tensors: Mapping[str, Tensor], files: CheckpointFiles, device: str) -> TamingDecoder:
-    """Chameleon's decoder from Meta's `vqgan.ckpt`, or from the converted repositories, or another of its kind, which
-    may have attention in the lowest level; in float32.
+    """Load, in float32, Chameleon's decoder from Meta's `vqgan.ckpt` or from the converted repositories, or a decoder
+    of the same kind, perhaps with attention in the lowest level.
 
-    Their levels are numbered from the image down, transformers' from the latent up.
+    Their levels are numbered from the image down, transformers' levels from the latent up.
     """
     first = "decoder.conv_in.weight"
     prefix = next((name.removesuffix(first) for name in tensors if name.endswith(first)), "")
@@ -118,7 +118,7 @@ def load_chameleon_vq(tensors: Mapping[str, Tensor], files: CheckpointFiles, dev
 
 
 def load_llamagen_vq(tensors: Mapping[str, Tensor], files: CheckpointFiles, device: str) -> TamingDecoder:
-    """LlamaGen's decoder from `vq_ds16_t2i.pt`, in float32."""
+    """Load LlamaGen's decoder from `vq_ds16_t2i.pt`, in float32."""
     renamed = rename(drop(tensors, ["quantize.codebook_used"]), llamagen_name)
     return _load_taming(renamed, files, device, normalise=True, attention=True)
 
@@ -138,7 +138,7 @@ def random_taming(config: Mapping[str, object], normalise: bool, attention: bool
 
 
 def llamagen_name(name: str) -> str:
-    """transformers' name of a tensor of LlamaGen's image tokenizer, which Janus-Pro shares."""
+    """Return transformers' name for a tensor name of LlamaGen's image tokenizer, which Janus-Pro shares."""
     name = re.sub(r"^decoder\.conv_blocks\.(\d+)", r"decoder.up.\1", name)
     name = re.sub(r"^(decoder\.up\.\d+)\.res\.", r"\1.block.", name)
     for index, part in enumerate(("block_1", "attn_1", "block_2")):
@@ -147,8 +147,8 @@ def llamagen_name(name: str) -> str:
 
 
 def movq_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a MoVQ's tensors from its authors' names, as BAAI stores them, to `Emu3VQVAE`'s, whose 1 x 1 convolutions
-    of attention are matrices."""
+    """Rename a MoVQ's tensors from its authors' names, as BAAI stores them, to `Emu3VQVAE`'s; 1 x 1 convolutions of
+    attention become matrices."""
     renamed = rename(tensors, _movq_name)
     return {name: tensor.flatten(1) if "_proj.weight" in name else tensor for name, tensor in renamed.items()}
 
@@ -187,9 +187,9 @@ class MovqDecoder:
 
 
 def spatial_norm(norm: Emu3VQVAESpatialNorm, hidden: Tensor, latents: Tensor) -> Tensor:
-    """Its forward, in slices of channels: three maps of the picture's size less are alive at once."""
+    """Compute `norm`'s forward in slices of channels, which saves three maps of the picture's size in memory."""
     normed, size = norm.norm_layer(hidden), hidden.shape[-2:]
-    scale, shift = norm.conv_y(latents), norm.conv_b(latents)  # before they are enlarged, which repeats pixels
+    scale, shift = norm.conv_y(latents), norm.conv_b(latents)  # before enlarging, which only repeats pixels
     for start in range(0, normed.shape[1], _SLICE):
         part = slice(start, start + _SLICE)
         normed[:, part] *= functional.interpolate(scale[:, part], size=size, mode="nearest")
@@ -198,7 +198,7 @@ def spatial_norm(norm: Emu3VQVAESpatialNorm, hidden: Tensor, latents: Tensor) ->
 
 
 def movq_network(settings: Mapping[str, object]) -> nn.Module:
-    """The decoding half of a MoVQGAN, without memory; settings as in `MOVQ`."""
+    """Build the decoding half of a MoVQGAN on meta; settings as in `MOVQ`."""
     network = build_network(Emu3VQVAE, Emu3VQVAEConfig(**settings))
     del network.encoder, network.quant_conv
     network.decoder.time_res_stack, network.decoder.time_conv = nn.ModuleList(), nn.ModuleList()
@@ -208,7 +208,7 @@ def movq_network(settings: Mapping[str, object]) -> nn.Module:
 
 
 def load_movq(tensors: Mapping[str, Tensor], files: CheckpointFiles, device: str) -> MovqDecoder:
-    """MoVQGAN's decoder from `movqgan_270M.ckpt`, in float32."""
+    """Load MoVQGAN's decoder from `movqgan_270M.ckpt`, in float32."""
     kept = drop(movq_tensors(tensors), (*ENCODER_SIDE, "ema_"))
     try:
         codes, width = kept["quantize.embedding.weight"].shape
@@ -231,8 +231,8 @@ def load_movq(tensors: Mapping[str, Tensor], files: CheckpointFiles, device: str
 
 
 class Emu3Decoder(MovqDecoder):
-    """Emu3's video tokenizer used for one picture. Its layers over time make several frames, of which the first is the
-    picture; nothing after them mixes frames, so that only the first is drawn. Its encoder is not used."""
+    """Emu3's video tokenizer used for one picture. Its layers over time make several frames; the first frame is the
+    picture. Later layers do not mix frames, so only the first frame is decoded. The encoder is not used."""
 
     def __init__(self, network: nn.Module):
         super().__init__(network)

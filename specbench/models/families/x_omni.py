@@ -1,9 +1,9 @@
-"""X-Omni (AR of 7B): a Qwen2 with a second token table, norm and head for codes, whose first and last layers change the
-hidden states of codes alone. A FLUX model turns the codes into pixels.
+"""X-Omni (AR of 7B): a Qwen2 with a second token table, norm and head for codes; its first and last layers change only
+the hidden states of codes. A FLUX model turns the codes into pixels.
 
-Networks are written here after a copy of the authors' code for the Chinese model, since transformers has none. Code
-table and FLUX model are read from a folder with the whole repository. The script samples with transformers' `generate`
-and its default temperature, top-k and top-p, which the generation settings of the repository replace.
+The networks follow a copy of the authors' code for the Chinese model, because transformers has none. Code table and
+FLUX model are read from a folder with the whole repository. The script samples with transformers' `generate`; the
+repository's generation settings replace its default temperature, top-k and top-p.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class MarkedEmbedding(nn.Embedding):
 
 
 class MarkedLayer(Qwen2DecoderLayer):
-    """A layer for marked hidden states [R, T, d + 1]. All of them give keys and values; unless `for_words`, those
-    without a mark leave the layer as they came."""
+    """A layer for marked hidden states [R, T, d + 1]. All states give keys and values. Unless `for_words`, the layer
+    does not change states without a mark."""
 
     for_words = True
 
@@ -76,7 +76,7 @@ class MarkedNorm(nn.Module):
 
 
 class CodeProjector(nn.Module):
-    """Codes [H, W] to features [1, H W, z], by the second half of the authors' projector."""
+    """Second half of the authors' projector: codes [H, W] to features [1, H W, z]."""
 
     def __init__(self, tensors: Mapping[str, Tensor]):
         super().__init__()
@@ -148,7 +148,7 @@ class XOmni(SimpleAR):
         return super().begin(prefix, guidance, columns)
 
     def add_decoder(self, files: CheckpointFiles) -> None:
-        """Read the code table, and the FLUX model if it is here; without it, warn that no pictures are drawn."""
+        """Read the code table, and the FLUX model if it is on this disk, else warn that no pictures are drawn."""
         config = files.named("config.json")
         folder, settings = config.parent, read_json(files.source, config).get("vision_config")
         if not isinstance(settings, dict):
@@ -180,14 +180,14 @@ class XOmni(SimpleAR):
             self.draws = True
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
-        """The FLUX model's seed is the image's; it reads no prompt."""
+        """Draw pictures with the FLUX model, which uses the image's seed and reads no prompt."""
         grids = image_tokens.view(-1, self.layout.height, self.layout.width)
         drawn = [self._decoder.draw(codes, seed % 2**63) for codes, seed in zip(grids, seeds, strict=True)]
         return to_pixels(2 * torch.cat(drawn) - 1)
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Path of a file of the repository that its configuration names."""
+    """Return the path of a file in the repository that its configuration names."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise ValueError(f"{name} is not in the repository")
     return folder / name
@@ -215,7 +215,7 @@ def load(request: LoadRequest) -> XOmni:
         words, codes = (tensors.pop(name) for name in _TABLES)
         if words.shape[1:] != codes.shape[1:]:
             raise files.refusal(f": its tables have rows of {words.shape[1:]} and {codes.shape[1:]} numbers")
-        # A check alone copies no gigabyte.
+        # If files are only checked, avoid copying gigabytes.
         both = words[:1].expand(len(words) + len(codes), -1) if request.device == "meta" else torch.cat([words, codes])
         tensors["model.embed_tokens.weight"] = both
         tokenizer = stored.read_tokenizer(files)

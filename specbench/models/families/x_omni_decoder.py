@@ -1,5 +1,5 @@
-"""X-Omni's image decoder, written after a copy of the authors' code for the Chinese model. Between the two kinds of
-blocks of a FLUX transformer that reads no text, features of the codes are added to its hidden states."""
+"""X-Omni's image decoder, written after a copy of the authors' code for the Chinese model. It is a FLUX transformer
+that reads no text. Between its two kinds of blocks, features of the codes are added to the hidden states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 class ImageBlock(nn.Module):
-    """A block of FLUX's first kind without its half for text."""
+    """A block of FLUX's first kind without the text half."""
 
     def __init__(self, width: int, heads: int, head_width: int):
         super().__init__()
@@ -36,8 +36,8 @@ class ImageBlock(nn.Module):
 
 
 class CodeFlux(FluxTransformer2DModel):
-    """The transformer: latents [R, N, c], features [R, N, z] of the codes, a time [R] and places [N, 3] to velocities
-    [R, N, c]."""
+    """The transformer: from latents [R, N, c], features [R, N, z] of the codes, a time [R] and positions [N, 3] to
+    velocities [R, N, c]."""
 
     @register_to_config
     def __init__(
@@ -79,7 +79,7 @@ class CodeFlux(FluxTransformer2DModel):
 
 
 class XOmniDecoder:
-    """The image decoder in its parts. `settings`: "decoder" of the model's "vision_config"."""
+    """The image decoder: FLUX pipeline and code features. `settings`: "decoder" of the model's "vision_config"."""
 
     def __init__(
         self, features: nn.Module, folder: Path, base: Path, settings: Mapping, device: str, dtype: torch.dtype

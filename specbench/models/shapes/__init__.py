@@ -4,4 +4,4 @@ from pathlib import Path
 
 WEIGHTS = Path(__file__).parent / "weights"
 FEATURE_FILE, FEATURES = WEIGHTS / "features.safetensors", 64
-"""Weights of the network behind `shapes-frechet`, and the numbers it makes of a picture."""
+"""Weights of the network behind `shapes-frechet`, and its number of features."""

@@ -1,4 +1,4 @@
-"""The embedded `shapes` model behind the model seam."""
+"""The embedded `shapes` model as an `ImageModel`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ShapesModel(TransformerModel):
         return load_vertical_head(head_in(shapes.WEIGHTS / "vertical"))
 
     def draft_data(self, count: int, seed: int) -> tuple[tuple[str, ...], Tensor]:
-        """Captions and tokens [count, 256] of rendered scenes, for a draft head to learn from."""
+        """Return captions and tokens [count, 256] of rendered scenes, as training data of a draft head."""
         rng = np.random.default_rng([8, seed])
         texts, tokens = [], []
         while len(texts) < count:
@@ -75,7 +75,7 @@ class ShapesModel(TransformerModel):
 
 
 def load(device: str = "cpu", dtype: torch.dtype = torch.float32) -> ShapesModel:
-    """The shipped weights; the tokenizer always runs in float32."""
+    """Load the shipped weights. The tokenizer always runs in float32."""
     digest = hashlib.sha256()
     for name in ("network.safetensors", "tokenizer.safetensors"):
         digest.update((shapes.WEIGHTS / name).read_bytes())

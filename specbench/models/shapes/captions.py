@@ -1,8 +1,8 @@
-"""Captions: from words to a fixed-length row of ids, and from words to the `SceneRequest` they mean.
+"""Captions: conversion of words to a fixed-length row of ids, and to the `SceneRequest` that they mean.
 
-Articles and the like carry no meaning and take no slot, plurals read as their singular. Thus the second object of
-"a red circle left of a blue square" and of "a red circle and a blue square" is in the same slots. Of a relation and
-its opposite the network sees one wording only, in which objects are named as a picture in raster order meets them.
+Articles and similar words carry no meaning and take no slot; plurals are read as singulars. So the second object of "a
+red circle left of a blue square" and of "a red circle and a blue square" is in the same slots. For a relation and its
+opposite the network sees only one wording, which names objects in the picture's raster order.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PHRASES = {"left": "left of", "right": "right of", "above": "above", "below": "b
 
 
 class CaptionError(SpecbenchError, ValueError):
-    """A caption the model has no words for, or that asks for what no scene holds."""
+    """A caption with words that the model does not know, or that no scene can satisfy."""
 
 
 def words(text: str) -> list[str]:
-    """The meaningful words of a caption; an unknown word raises `CaptionError` naming it."""
+    """Return the meaningful words of a caption; a `CaptionError` names an unknown word."""
     kept = []
     for raw in re.findall(r"[^\s,.;]+|,", text.lower()):
         word = ALIASES.get(raw, raw)
@@ -55,7 +55,7 @@ def encode(text: str) -> list[int]:
 
 
 def in_normal_form(caption: list[str]) -> list[str]:
-    """Words of a caption with its objects in reading order: those left of the subject or above it come first.
+    """Reorder a caption's words so that its objects are in reading order: objects left of or above the subject first.
 
     `b right a` becomes `a left b`, `b right a and above c` becomes `a left b above c`, and `b right a and below c`
     becomes `c above and a left b`: of two that come first, the object above does. Words without relations, or with an
@@ -76,17 +76,17 @@ def in_normal_form(caption: list[str]) -> list[str]:
 
 
 def _joined(phrases: list[list[str]]) -> list[str]:
-    """The words of phrases, with "and" between them."""
+    """Join phrases with "and"."""
     return [word for i, phrase in enumerate(phrases) for word in (["and"] if i else []) + phrase]
 
 
 def null_caption() -> list[int]:
-    """The empty caption that guidance contrasts with."""
+    """Return the empty caption of the unconditional rows."""
     return [WORD_ID[PAD]] * (PREFIX - 1) + [WORD_ID[IMAGE]]
 
 
 def caption(request: SceneRequest) -> str:
-    """The canonical English wording of a request, in the order of its clauses."""
+    """Return the canonical English wording of a request, in the order of its clauses."""
     names = [_name(clause) for clause in request.clauses]
     related = {j: PHRASES[name] for name, i, j in request.relations if i == 0}
     text = names[0]
@@ -99,7 +99,7 @@ def caption(request: SceneRequest) -> str:
 
 
 def parse(text: str) -> SceneRequest:
-    """The request a caption means: objects joined by "and" or a relation, the subject of which comes first."""
+    """Parse a caption to its request: objects joined by "and" or by a relation, whose subject comes first."""
     rest, texture = words(text), None
     if rest[-1] in TEXTURES:
         texture = rest.pop()

@@ -1,8 +1,8 @@
 """Find the objects of a `shapes` image and judge them against a request: a pure function of pixels.
 
 A pixel belongs to the nearest object color, if any is near enough; every connected patch of one color is compared
-with the outline of each shape. The judgement follows GenEval: clauses must be found, and only a request for several
-objects of a kind also forbids surplus ones.
+with the outline of each shape. The judgement follows GenEval: every clause must be found; surplus objects are forbidden
+only if a clause requests several objects of a kind.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class Judgement:
     """GenEval-like verdict. Each tag is None if the request does not mention it."""
 
     correct: bool  # the image satisfies the whole request
-    shape: bool  # every named shape is there
-    color: bool | None  # every named color is there, on whatever shape
-    bound: bool | None  # every named color is there on its shape
+    shape: bool  # every named shape is in the image
+    color: bool | None  # every named color is in the image, on any shape
+    bound: bool | None  # every named color is in the image on its shape
     count: bool  # every clause has its exact number (several objects) or at least one
     position: bool | None  # every relation holds between found objects
 
 
 def detect(image: np.ndarray) -> list[Detection]:
-    """All objects of an image, uint8 [64, 64, 3]."""
+    """Find all objects of an image, uint8 [64, 64, 3]."""
     if image.shape != (SIZE, SIZE, 3) or image.dtype != np.uint8:
         raise ValueError(f"expected uint8 pixels of shape ({SIZE}, {SIZE}, 3), got {image.dtype} {image.shape}")
     pixels = image.astype(np.float32) / 255
@@ -69,7 +69,7 @@ def detect(image: np.ndarray) -> list[Detection]:
 
 
 def connected(mask: np.ndarray) -> np.ndarray:
-    """Labels of the 4-connected patches of a mask, int [H, W]; 0 outside, each patch has another positive label."""
+    """Label the 4-connected patches of a mask, int [H, W]: 0 outside, a different positive label for each patch."""
     labels = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
     while True:
         grown = labels.copy()
@@ -84,7 +84,7 @@ def connected(mask: np.ndarray) -> np.ndarray:
 
 
 def judge(request: SceneRequest, detections: list[Detection]) -> Judgement:
-    """Whether detections satisfy a request."""
+    """Judge whether detections satisfy a request."""
     matches = [[d for d in detections if d.shape == c.shape and c.color in (None, d.color)] for c in request.clauses]
     shape = all(any(d.shape == c.shape for d in detections) for c in request.clauses)
     pairs = list(zip(request.clauses, matches, strict=True))

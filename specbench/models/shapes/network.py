@@ -5,8 +5,8 @@ The input that predicts image token i carries the token at i - 1, the row and co
     llama.embed_tokens(x[i - 1]) + row[i // 16] + column[i % 16] + pooled
 
 The input that predicts token 0 is the last caption slot, `<image>`, with the same additions. The input of a caption's
-word also carries the number of objects named before it. Everything is built as
-`inputs_embeds`, so the transformer's weights load into the plain transformers class.
+word also carries the number of objects named before it. All inputs are built as `inputs_embeds`, so the weights fit the
+plain transformers class.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ShapesNetwork(nn.Module):
         return self.head.weight.device
 
     def encode(self, prompts: Sequence[str]) -> Tensor:
-        """Captions to word ids [R, 16]; raises `CaptionError` for an unknown word."""
+        """Convert captions to word ids [R, 16]; raises `CaptionError` for an unknown word."""
         return torch.tensor([captions.encode(text) for text in prompts], device=self.device).view(-1, self.prefix)
 
     def null_ids(self, rows: int) -> Tensor:
@@ -77,28 +77,28 @@ class ShapesNetwork(nn.Module):
         return torch.tensor([captions.null_caption()], device=self.device).repeat(rows, 1)
 
     def pooled(self, ids: Tensor) -> Tensor:
-        """One vector per caption, [R, 16] to [R, d]: a table over (role, word), summed and mixed."""
+        """Return one vector per caption, ids [R, 16] to [R, d]: entries of a (role, word) table, summed and mixed."""
         total = self.slot_word[roles(ids), ids].sum(1)
         return total + self.mix_out(F.silu(self.mix_in(total)))
 
     def prefix_embeds(self, ids: Tensor) -> Tensor:
-        """Inputs of the caption slots, [R, 16] to [R, 16, d]; the output at the last slot predicts image token 0."""
+        """Return the caption slots' inputs [R, 16, d]. The output at the last slot predicts image token 0."""
         embeds = self.llama.embed_tokens(ids + self.codes) + self.place(objects_before(ids))
         return torch.cat([embeds[:, :-1], embeds[:, -1:] + self.slot_embeds(ids)[:, :1]], dim=1)
 
     def slot_embeds(self, ids: Tensor) -> Tensor:
-        """The input that predicts each image token, without the previous token: [R, 16] to [R, 256, d]."""
+        """Return the inputs [R, 256, d] that predict image tokens, without the previous token's part."""
         slots = torch.arange(TOKENS, device=ids.device)
         return self.row(slots // GRID) + self.column(slots % GRID) + self.pooled(ids)[:, None]
 
     def token_embeds(self, tokens: Tensor, slots: Tensor, slot_embeds: Tensor) -> Tensor:
-        """Inputs [R, W, d] of image tokens [R, W]. `slots`: [R, W] the image token that each input predicts, one past
-        its place; past the end the last place's embedding is used."""
+        """Return inputs [R, W, d] of image tokens [R, W]. `slots`: [R, W] index of the image token that each input
+        predicts, which is the next one; past the end the last index is used."""
         index = slots.clamp(max=TOKENS - 1)[..., None].expand(-1, -1, slot_embeds.shape[-1])
         return self.llama.embed_tokens(tokens) + slot_embeds.gather(1, index)
 
     def inputs(self, ids: Tensor, tokens: Tensor) -> Tensor:
-        """Inputs of a whole image, teacher-forced: ids [R, 16] and tokens [R, 256] to [R, 271, d].
+        """Return the teacher-forced inputs [R, 271, d] of whole images: ids [R, 16] and tokens [R, 256].
 
         The last 256 outputs predict the 256 tokens.
         """
@@ -107,22 +107,22 @@ class ShapesNetwork(nn.Module):
         return torch.cat([self.prefix_embeds(ids), image], dim=1)
 
     def forward(self, ids: Tensor, tokens: Tensor) -> Tensor:
-        """Teacher-forced logits [R, 256, K] of tokens [R, 256] under captions [R, 16]."""
+        """Return teacher-forced logits [R, 256, K] of tokens [R, 256], given captions [R, 16]."""
         hidden = self.llama(inputs_embeds=self.inputs(ids, tokens), use_cache=False).last_hidden_state
         return self.head(hidden[:, self.prefix - 1 :])
 
 
 def objects_before(ids: Tensor) -> Tensor:
-    """Number of objects that a caption names before each word, int [R, 16]: 0 for the words of the first object."""
+    """Return the number of objects named before each word of a caption, int [R, 16]; 0 for the first object's words."""
     named = _is(ids, SHAPES)
     return (named.cumsum(1) - named.long()).clamp(max=MAX_COUNT)
 
 
 def roles(ids: Tensor) -> Tensor:
-    """Role of each word of a caption, int [R, 16], below 16.
+    """Return the role of each word of a caption, int [R, 16], below 16.
 
-    Joiner, color and shape of object k are 3k - 1, 3k and 3k + 1, at any place in the caption; numbers are 11
-    and above, the texture is 14. Padding and what follows it keep their slots.
+    Joiner, color and shape of object k have roles 3k - 1, 3k and 3k + 1, at any place in the caption; numbers have 11
+    and above, the texture 14. The role of padding and of words after it is their slot.
     """
     before = objects_before(ids)
     role = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
@@ -139,12 +139,12 @@ def _is(ids: Tensor, names: Iterable[str]) -> Tensor:
 
 
 def settings(folder: Path = WEIGHTS) -> dict:
-    """The shipped config.json: sizes of both modules, the default `Sampling`'s fields, and the training samples."""
+    """Read the shipped config.json: sizes of both modules, fields of the default `Sampling`, and training samples."""
     return json.loads((folder / "config.json").read_text())
 
 
 def load_network(device: Device = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS) -> ShapesNetwork:
-    """The shipped network, in evaluation mode; every tensor of the file must be known and present."""
+    """Load the shipped network in evaluation mode. The file must have exactly the network's tensors."""
     network = ShapesNetwork(**settings(folder)["network"])
     network.load_state_dict(load_file(folder / "network.safetensors"), strict=True)
     return network.to(device, dtype).eval().requires_grad_(False)
@@ -153,7 +153,7 @@ def load_network(device: Device = "cpu", dtype: torch.dtype = torch.float32, fol
 def load_tokenizer(
     device: Device = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS
 ) -> ShapesTokenizer:
-    """The shipped tokenizer, in evaluation mode."""
+    """Load the shipped tokenizer in evaluation mode."""
     tokenizer = ShapesTokenizer(**settings(folder)["tokenizer"])
     tokenizer.load_state_dict(load_file(folder / "tokenizer.safetensors"), strict=True)
     return tokenizer.to(device, dtype).eval().requires_grad_(False)

@@ -1,8 +1,8 @@
 """Pixels from a scene: anti-aliased objects on dark cards, on six kinds of muted background.
 
 Object colors are saturated (or white); backgrounds are muted and never bright, so that the detector can distinguish
-them. Four backgrounds are drawn in whole 4 x 4-pixel tokens and have no noise. The other two are noisy in a part of the
-picture: clouds in the upper part, grain in the lower part.
+them. Four backgrounds consist of whole 4 x 4-pixel tokens without noise. Two have noise in a part of the picture:
+clouds in the upper part, grain in the lower part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Y, _X = np.mgrid[0:SIZE, 0:SIZE] + 0.5
 
 
 def shape_distance(shape: str, x: np.ndarray, y: np.ndarray, radius: float) -> np.ndarray:
-    """Signed distance in pixels, negative inside, of a shape centred at the origin with half side `radius`."""
+    """Return the signed distance in pixels, negative inside, to a shape at the origin with half side `radius`."""
     if shape == "circle":
         return np.hypot(x, y) - radius
     if shape == "square":
@@ -45,12 +45,12 @@ def shape_distance(shape: str, x: np.ndarray, y: np.ndarray, radius: float) -> n
 
 
 def coverage(item: Item) -> np.ndarray:
-    """Share of each pixel that an object covers, float [64, 64] in 0..1."""
+    """Return the share of each pixel that an object covers, float [64, 64] in 0..1."""
     return np.clip(0.5 - shape_distance(item.shape, _X - item.x, _Y - item.y, item.radius), 0, 1)
 
 
 def render(scene: Scene) -> np.ndarray:
-    """A scene as uint8 [64, 64, 3]; the same scene always gives the same pixels."""
+    """Render a scene as uint8 [64, 64, 3]. The same scene always gives the same pixels."""
     image = background(scene.texture, np.random.default_rng(scene.seed)).copy()
     for item in scene.items:
         left, top, right, bottom = item.card
@@ -61,7 +61,7 @@ def render(scene: Scene) -> np.ndarray:
 
 
 def background(texture: str, rng: np.random.Generator) -> np.ndarray:
-    """A background of the named texture, float [64, 64, 3] in 0..1."""
+    """Draw a background of the named texture, float [64, 64, 3] in 0..1."""
     color, rows = ground(rng)
     flat = np.broadcast_to(color, (SIZE, SIZE, 3))
     if texture == "smooth":
@@ -84,7 +84,7 @@ def background(texture: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def ground(rng: np.random.Generator) -> tuple[np.ndarray, int]:
-    """Color of the background, and height of its noisy part in token rows."""
+    """Draw the background's color, and the height of its noisy part in token rows."""
     return GROUNDS[rng.integers(len(GROUNDS))], int(rng.integers(NOISY_ROWS[0], NOISY_ROWS[1] + 1))
 
 

@@ -8,9 +8,9 @@ The image is 64 x 64 pixels, x to the right, y downwards. Every object lies on a
 8-pixel lattice and which no other card touches. So a token, which covers 4 x 4 pixels, shows either card or background.
 
 The shipped weights were trained on scenes and captions in reading order: objects are numbered by the upper left corner
-of their card, row by row, and a caption without a relation names them so (of one with relations, see
-`captions.in_normal_form`). A network that draws token by token then knows at the corner of a card which object begins
-there, and does not pair the color of one with the shape of the other.
+of their card, row by row, and a caption without relations names them in this order (for relations see
+`captions.in_normal_form`). At the corner of a card, a network that draws token by token then knows which object begins
+there, and does not mix the color of one object with the shape of another.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SceneRequest:
         return "colors" if first.color else "single_object"
 
     def key(self) -> str:
-        """The same string for every wording of a meaning (order of the clauses, left/right swapped)."""
+        """Return the same string for every wording of a meaning (other order of clauses, left/right swapped)."""
         names = [f"{c.count} {c.color or 'any'} {c.shape}" for c in self.clauses]
         facts = []
         for name, i, j in self.relations:
@@ -85,7 +85,7 @@ class SceneRequest:
         return json.dumps([sorted(names), sorted(facts), self.texture])
 
     def held_out(self) -> bool:
-        """True for the third of all meanings that training never sees; decided by the meaning alone."""
+        """Return True for the third of all meanings that training never sees. Only the meaning decides."""
         return hashlib.sha256(self.key().encode()).digest()[0] % 3 == 0
 
     def to_json(self) -> dict:
@@ -122,7 +122,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Scene:
-    """Objects on a textured background. `seed` draws everything that no caption can name."""
+    """Objects on a textured background. `seed`: random seed of everything that no caption can name."""
 
     items: tuple[Item, ...]
     texture: str
@@ -130,7 +130,7 @@ class Scene:
 
 
 def holds(relation: str, ax: float, ay: float, bx: float, by: float, margin: float = 6.0) -> bool:
-    """Whether centre a is in `relation` to centre b, by more than `margin` pixels."""
+    """Return whether centre a is in `relation` to centre b, by more than `margin` pixels."""
     return {"left": bx - ax, "right": ax - bx, "above": by - ay, "below": ay - by}[relation] > margin
 
 
@@ -165,7 +165,7 @@ def realize(request: SceneRequest, rng: np.random.Generator) -> Scene:
 
 
 def describe(scene: Scene, rng: np.random.Generator) -> SceneRequest:
-    """Draw a request that `scene` satisfies; informative ones are likelier than vague ones."""
+    """Draw a request that `scene` satisfies; informative requests are likelier than vague requests."""
     texture = scene.texture if rng.random() < 0.3 else None
     kinds = sorted({(i.shape, i.color) for i in scene.items})
     colored = rng.random() < 0.75
@@ -222,8 +222,7 @@ def _distinct(rng: np.random.Generator, count: int) -> tuple[Clause, ...]:
 
 
 def realize_in_order(request: SceneRequest, rng: np.random.Generator) -> Scene:
-    """Draw a scene that satisfies `request` and is in reading order; without a relation the objects are in the order of
-    the clauses."""
+    """Draw a scene in reading order that satisfies `request`. Without relations the clauses give the objects' order."""
     for _ in range(TRIES):
         drawn = realize(request, rng)
         if (ordered := in_reading_order(drawn)) and request.relations:
@@ -236,7 +235,7 @@ def realize_in_order(request: SceneRequest, rng: np.random.Generator) -> Scene:
 
 
 def in_reading_order(scene: Scene) -> Scene | None:
-    """`scene` with its objects in reading order; None if an object is left of an earlier object."""
+    """Sort the objects of `scene` in reading order; return None if an object is left of an earlier object."""
     items = sorted(scene.items, key=lambda item: (item.card[1], item.card[0]))
     if any(_clearly("left", later, items[i]) for j, later in enumerate(items) for i in range(j)):
         return None
@@ -244,8 +243,7 @@ def in_reading_order(scene: Scene) -> Scene | None:
 
 
 def worded_in_reading_order(request: SceneRequest, scene: Scene) -> SceneRequest:
-    """`request`, which `scene` satisfies, with clauses in the order of the scene's objects; the subject of a relation
-    stays first."""
+    """Order the clauses of `request`, which `scene` satisfies, like its objects. A relation's subject stays first."""
     fixed = 1 if request.relations else 0
     order = [*range(fixed), *range(fixed, len(request.clauses))]
     order[fixed:] = sorted(order[fixed:], key=lambda i: _first(request.clauses[i], scene))
@@ -255,6 +253,6 @@ def worded_in_reading_order(request: SceneRequest, scene: Scene) -> SceneRequest
 
 
 def _first(clause: Clause, scene: Scene) -> int:
-    """Index of the first object that `clause` may mean."""
+    """Return the index of the first object that `clause` may mean."""
     kinds = [(item.shape, item.color if clause.color else None) for item in scene.items]
     return kinds.index((clause.shape, clause.color))

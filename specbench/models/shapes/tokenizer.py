@@ -1,7 +1,7 @@
-"""The VQ tokenizer: a 64 x 64 image as 16 x 16 tokens in raster order, and back.
+"""The VQ tokenizer between 64 x 64 images and 16 x 16 tokens in raster order.
 
-The encoder sees nothing but a token's own 4 x 4 pixels, so equal patches have equal tokens; the decoder sees several
-tokens around and draws the edges. A second network makes the features that `shapes-frechet` compares.
+The encoder reads only a token's own 4 x 4 pixels, so equal patches have equal tokens. The decoder also reads several
+tokens around and draws the edges. A second network computes the features that `shapes-frechet` compares.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class ResidualBlock(nn.Module):
 
 
 class ShapesTokenizer(nn.Module):
-    """Encoder, codebook and decoder: K `codes` of `dim` numbers, and channels of the `encoder`, of the `decoder` at 16
-    x 16 and, `fine`, at 32 x 32."""
+    """Encoder, codebook and decoder. `codes`: number K of codes, with `dim` numbers each. `encoder`, `decoder`, `fine`:
+    channels of the encoder, and of the decoder at 16 x 16 and at 32 x 32."""
 
     def __init__(self, codes: int = 512, dim: int = 8, encoder: int = 96, decoder: int = 128, fine: int = 48):
         super().__init__()
@@ -65,39 +65,39 @@ class ShapesTokenizer(nn.Module):
         self.register_buffer("codebook", torch.zeros(codes, dim))
 
     def latents(self, images: Tensor) -> Tensor:
-        """uint8 [B, 3, 64, 64] to float latents [B, dim, 16, 16], before quantization."""
+        """Encode uint8 [B, 3, 64, 64] to float latents [B, dim, 16, 16], before quantization."""
         return self.encoder(to_float(images).to(self.codebook.dtype))
 
     def nearest(self, latents: Tensor) -> Tensor:
-        """The nearest code of each latent: [B, dim, 16, 16] to ids [B, 256]."""
+        """Return the id [B, 256] of the nearest code of each latent [B, dim, 16, 16]."""
         flat = latents.permute(0, 2, 3, 1).reshape(-1, latents.shape[1]).float()
         codes = self.codebook.float()
         scores = flat @ codes.T - 0.5 * codes.square().sum(1)
         return scores.argmax(1).view(latents.shape[0], TOKENS)
 
     def quantized(self, tokens: Tensor) -> Tensor:
-        """Ids [B, 256] to codebook entries [B, dim, 16, 16]."""
+        """Look up codebook entries [B, dim, 16, 16] of ids [B, 256]."""
         return self.codebook[tokens].view(-1, GRID, GRID, self.codebook.shape[1]).permute(0, 3, 1, 2)
 
     @torch.inference_mode()
     def encode(self, images: Tensor) -> Tensor:
-        """uint8 [B, 3, 64, 64] to ids [B, 256]."""
+        """Encode uint8 [B, 3, 64, 64] to ids [B, 256]."""
         return self.nearest(self.latents(images))
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
-        """Ids [B, 256] to uint8 [B, 3, 64, 64]."""
+        """Decode ids [B, 256] to uint8 [B, 3, 64, 64]."""
         return ((self.decoder(self.quantized(tokens)).float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
 def to_float(images: Tensor) -> Tensor:
-    """uint8 pixels to floats in -1..1."""
+    """Convert uint8 pixels to floats in -1..1."""
     return images.float() / 127.5 - 1
 
 
 class FeatureNetwork(nn.Sequential):
-    """Pictures to the features of `shapes-frechet`, which distinguish objects, colors, counts and backgrounds: four
-    convolutions down to 8 x 8 places, averaged: uint8 [B, 3, 64, 64] to [B, 64]."""
+    """Network from pictures, uint8 [B, 3, 64, 64], to the features [B, 64] of `shapes-frechet`, which distinguish
+    objects, colors, counts and backgrounds: four convolutions down to 8 x 8 positions, averaged."""
 
     def __init__(self):
         layers: list[nn.Module] = []
@@ -111,7 +111,7 @@ class FeatureNetwork(nn.Sequential):
 
 
 def load_features(device: str = "cpu", file: Path = FEATURE_FILE) -> FeatureNetwork:
-    """The shipped network in float32."""
+    """Load the shipped network in float32."""
     network = FeatureNetwork()
     network.load_state_dict(load_file(file))
     return network.eval().requires_grad_(False).to(device)

@@ -22,9 +22,9 @@ from specbench.system.digests import cache_folder
 from specbench.system.environment import cpu_features
 from specbench.system.surroundings import COMPILED, private_folder
 
-FORMS = 64  # Maximum number of compiled forms of one function; torch's default of 8 is too few for different windows
+FORMS = 64  # Maximum number of compiled forms of a function; windows of different widths need more than torch's 8
 
-_UNFIT = re.compile(r"[\s'\"\\]")  # in paths: Inductor splits the compiler's command line as a shell does
+_UNFIT = re.compile(r"[\s'\"\\]")  # unfit for paths: Inductor splits the compiler's command line like a shell
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -39,18 +39,18 @@ def in_turn(step: Callable, carry: tuple[Tensor, ...], given: Sequence[Tensor]) 
     """Run `step` on each column of `given` [B, n, ...] from left to right: step(carry, columns [B, 1, ...]) returns
     the next carry and outputs [B, 1, ...], which are joined to [B, n, ...].
 
-    Compiled for a CPU it stays a loop: n copies of a draft head take ten times as long to compile, and save a tenth of
-    its time. A GPU has one graph of n copies.
+    Code compiled for a CPU keeps the loop: n copies of a draft head take ten times as long to compile, and save only a
+    tenth of its time. On a GPU one graph holds n copies.
     """
     if torch.compiler.is_compiling() and given[0].device.type == "cpu" and given[0].shape[1] > 1:
         from torch._higher_order_ops.scan import scan  # only where something is compiled
 
         def column(carry: tuple[Tensor, ...], columns: Sequence[Tensor]) -> tuple[tuple, tuple]:
             carry, outputs = step(carry, [tensor.unsqueeze(1) for tensor in columns])
-            return carry, tuple(output.squeeze(1).clone() for output in outputs)  # apart from the carry
+            return carry, tuple(output.squeeze(1).clone() for output in outputs)  # not sharing memory with the carry
 
-        # Over dimension 0: of another dimension, versions of torch place the outputs differently. The result has the
-        # strides of the eager result, so that its reader has one form.
+        # Over dimension 0, because for other dimensions the layout of the outputs differs between versions of torch.
+        # The result has the strides of the eager result, so that the code that reads it is compiled once.
         outputs = scan(column, carry, tuple(tensor.movedim(1, 0) for tensor in given), dim=0)[1]
         return [joined.movedim(0, 1).clone(memory_format=torch.contiguous_format) for joined in outputs]
     made = []
@@ -64,9 +64,10 @@ class Compiled:
     """One function, compiled. `seconds`: time of the calls that compiled a form; `forms`: their number."""
 
     def __init__(self, function: Callable, dynamic: bool, options: dict[str, object]):
-        """`dynamic`: one form with symbolic sizes, else a form per set of sizes; `options` of Inductor."""
+        """`dynamic`: whether one form has symbolic sizes, else there is a form per set of sizes. `options`: of
+        Inductor."""
         self.seconds, self.forms = 0.0, 0
-        # torch looks compiled code up by code object, and the guards that would distinguish two models are omitted.
+        # torch finds compiled code by code object, and there are no guards that distinguish two models.
         copied = FunctionType(
             function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
         )
@@ -93,12 +94,12 @@ def _while_compiling(error: OSError) -> bool:
 
 
 def compiled_folder() -> Path:
-    """Where compiled code is kept: in the folder that the environment names, else in the user's cache folder, apart for
-    each version of torch and kind of processor: Inductor would run the code of wider vectors on narrower ones."""
+    """Return the folder of compiled code: named by the environment, else in the user's cache folder. There it is
+    separate for each torch version and processor type, as Inductor would run code for wide vectors on any CPU."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # imports Inductor
 
     named = os.environ.get(COMPILED)
-    if named not in (None, default_cache_dir()) and not _UNFIT.search(named):  # the default is set by its import
+    if named not in (None, default_cache_dir()) and not _UNFIT.search(named):  # Inductor's import sets the default
         return Path(named)
     place = cache_folder() / "compiled"
     if _UNFIT.search(os.path.abspath(place)):
@@ -108,7 +109,7 @@ def compiled_folder() -> Path:
 
 
 def compile_error(error: Exception) -> CompileError:
-    """A compiler's message as one line, with the first error that it printed."""
+    """Return a compiler's message as one line, with the first error that it printed."""
     first, _, rest = str(error).strip().partition("\n")
     lines = rest.partition("Output:\n")[2].splitlines()
     reason = ": ".join([first, *[line.strip()[:200] for line in lines if "error" in line or "cannot" in line][:1]])
@@ -116,10 +117,10 @@ def compile_error(error: Exception) -> CompileError:
 
 
 def keep_compiled() -> None:
-    """Let Inductor keep its code in `compiled_folder`, and trust what torch knows of the processor."""
+    """Let Inductor keep its code in `compiled_folder` and trust torch's CPU capability."""
     config, known = torch._inductor.config.cpp, torch.backends.cpu.get_cpu_capability() == "AVX512"
-    # Else it compiles and loads a library for every set of instructions, in six processes at each start. AMX, which
-    # older compilers do not know, is tried.
+    # Otherwise it compiles and loads a test library for each instruction set, in six processes at each start. With AMX,
+    # which older compilers do not know, the tests stay.
     if config.vec_isa_ok is None and known and "amx" not in cpu_features():
         config.vec_isa_ok = True
     if _UNFIT.search(tempfile.gettempdir()):  # headers are compiled there
@@ -131,13 +132,13 @@ def keep_compiled() -> None:
 
 
 def _graphs() -> int:
-    """Number of graphs that this process has compiled."""
+    """Return the number of graphs that this process has compiled."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def graph_bytes() -> int | None:
-    """GPU memory of captured CUDA graphs, which torch keeps in separate memory pools; None if another allocator
-    without such an account is used."""
+    """Return the GPU memory of captured CUDA graphs, which torch keeps in separate memory pools; None if the allocator
+    does not report it."""
     try:
         segments = torch.cuda.memory_snapshot()
     except RuntimeError:  # cudaMallocAsync
@@ -148,7 +149,7 @@ def graph_bytes() -> int | None:
 class CompiledForms:
     """Several compiled functions."""
 
-    part: str  # of a step that they are
+    part: str  # part of a step, for run.json
     options: dict[str, object]  # of Inductor
 
     def all_compiled(self) -> Iterable[Compiled]:
@@ -167,8 +168,9 @@ class CompiledForms:
 class CompiledFunctions(CompiledForms):
     """Compiled `call` for the drafting, sampling and verification of a decoder.
 
-    On a small model their hundred small operations take as long as the target's forward. Each function is compiled for
-    one set of shapes; only shapes are guarded, so all else that a function depends on must be the same in all calls.
+    On a small model the hundred small operations of these functions take as long as the target's forward. Each function
+    is compiled for one set of shapes; only shapes are guarded, so everything else that a function depends on must be
+    the same in all calls.
     """
 
     part = "sampling"
@@ -177,7 +179,7 @@ class CompiledFunctions(CompiledForms):
         """`options` of Inductor."""
         # A hash uses each intermediate result twice; unless these are materialised early, the fused expression grows
         # exponentially, and compiling takes minutes.
-        # Of a loop's results, updated in place, torch 2.13 declares a buffer twice.
+        # In-place buffers are off: for a loop's results torch 2.13 would declare a buffer twice.
         self.options = {"realize_opcount_threshold": 8, "inplace_buffers": False, **options}
         self._compiled: dict[Callable, Compiled] = {}
 
@@ -191,7 +193,7 @@ class CompiledFunctions(CompiledForms):
 
 
 def _on_shapes(guards: Sequence) -> list[bool]:
-    """Keep the guards on shapes and tensors."""
+    """Select the guards on shapes and tensors."""
     return [guard.guard_type in ("TENSOR_MATCH", "SHAPE_ENV") for guard in guards]
 
 
@@ -209,6 +211,6 @@ def compile_facts(compiled: Sequence[CompiledForms], device: torch.device) -> di
 
 
 def compiled_functions(device: torch.device) -> CompiledFunctions:
-    """A `CompiledFunctions` for the device. On a GPU it captures no CUDA graph: the graph's next run would overwrite
-    outputs that the drafter still reads."""
+    """Return a `CompiledFunctions` for the device. On a GPU no CUDA graph is captured, because its next run would
+    overwrite outputs that the drafter still reads."""
     return CompiledFunctions({} if device.type == "cuda" else {"cpp_wrapper": True})

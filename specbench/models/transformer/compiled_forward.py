@@ -1,9 +1,9 @@
 """The target's forward on a GPU as one compiled function: one CUDA graph instead of some hundred calls.
 
-A form is compiled per combination of shapes, so these must be few: windows are padded to the session's widest, a
-multiple of 8, and only the number of slots read is a symbol. The layers, which are alike, are compiled once for all, if
-torch can (`nest_layers`). Guards on the arguments alone are kept, as checking all of torch's takes about as long as the
-forward of a small model; the model is checked when a session begins.
+A form is compiled for each combination of shapes, so there must be few: windows are padded to the session's widest
+window, a multiple of 8, and only the number of slots read is symbolic. The layers are alike and are compiled only once,
+if torch can (`nest_layers`). Only guards on the arguments are kept, because checking all of torch's guards takes about
+as long as the forward of a small model. The model is checked when a session begins.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CUDA_OPTIONS: dict[str, object] = {"triton.cudagraphs": True}  # Options of Indu
 
 
 class CompiledStep(CompiledForms):
-    """`run_step` of one model under one guidance, a form per padded window, captured for each part of the cache; and
-    its prefill: one form for all lengths, no graph."""
+    """Compiled `run_step` and prefill of one model with one guidance scale. `run_step` has a form per padded window,
+    captured for each part of the cache; the prefill has one form for all lengths and no graph."""
 
     part = "forward"
     prefills = True  # whether to use `prefill`
@@ -51,7 +51,7 @@ class CompiledStep(CompiledForms):
         model, guidance = self._model, self._guidance
 
         def step(buffers: Sequence[tuple[Tensor, Tensor]], inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
-            # As a Python int the length would be a constant of the compiled code; as a tensor's size it is a shape.
+            # As a Python int the length would be a constant in compiled code; as a tensor's size it can be symbolic.
             return run_step(model, guidance, placed(buffers, inputs.slots, inputs.index.shape[0]), inputs)
 
         def prefill(buffers: Sequence[tuple[Tensor, Tensor]], embeds: Tensor, positions: Tensor, slots: Tensor):
@@ -61,7 +61,7 @@ class CompiledStep(CompiledForms):
             return last_hidden_state(model.backbone, embeds, positions, mask, cache, model.taps)
 
         def not_on_model(guards: Sequence) -> list[bool]:
-            """Keep the guards on arguments, shapes and torch's state; drop those on the model and module globals."""
+            """Keep guards on arguments, shapes and torch's state; drop guards on the model and module globals."""
             return [re.search(r"\bmodel\b|\bG\[", guard.name) is None for guard in guards]
 
         filtered = {"guard_filter_fn": not_on_model}
@@ -79,14 +79,14 @@ class CompiledStep(CompiledForms):
                 return self._made[-1][number](*args)
 
     def prefill(self, cache: PositionCache, embeds: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
-        """Last hidden states [R, L, d] of a prompt's `embeds` [R, L, d], stored in the cache's first L slots."""
+        """Return the last hidden states [R, L, d] of a prompt's `embeds` [R, L, d]; fill the cache's first L slots."""
         return self._call(2, cache.buffers(), embeds, positions, slots)
 
     def __call__(self, cache: PositionCache, inputs: ForwardInputs, most: int) -> tuple[Tensor, Tensor]:
         """See `run_step`; the next call overwrites the result. `most`: columns of the session's widest forward."""
         width = inputs.tokens.shape[1]
         inputs = inputs.widened(padded_columns(max(width, most)))
-        # The number of slots read is a symbol: one form serves all parts of a cache, each captured apart.
+        # The number of slots read is symbolic: one form covers all parts of a cache, with a separate capture each.
         for read, dim in ((inputs.index, 0), (inputs.mask, 2)):
             if read is not None:
                 torch._dynamo.maybe_mark_dynamic(read, dim)
@@ -96,10 +96,10 @@ class CompiledStep(CompiledForms):
 
 
 def placed(buffers: Sequence[tuple[Tensor, Tensor]], slots: Tensor, visible: int) -> PositionCache:
-    """A cache of these buffers, for compiled code, that writes `slots` and reads `visible` ones."""
+    """Return a cache of these buffers, for compiled code, that writes `slots` and reads `visible` slots."""
     rows, capacity = slots.shape[0], buffers[0][0].shape[2]
     for buffer in chain.from_iterable(buffers):
-        # Every symbol is an argument of the compiled code, converted in every call.
+        # Avoid symbols: each is an argument of the compiled code and is converted in every call.
         torch._check(buffer.shape[0] == rows)
         torch._check(buffer.shape[2] == capacity)
     cache = PositionCache(len(buffers), capacity, buffers)
@@ -108,7 +108,7 @@ def placed(buffers: Sequence[tuple[Tensor, Tensor]], slots: Tensor, visible: int
 
 
 def nest_layers(backbone: nn.Module) -> None:
-    """Make each layer a region that torch compiles once for all layers: without it seconds grow with the depth."""
+    """Make each layer a region that torch compiles once for all layers; otherwise compile time grows with the depth."""
     region = getattr(torch.compiler, "nested_compile_region", None)  # torch 2.8 and later
     if region is None:
         return
@@ -118,7 +118,7 @@ def nest_layers(backbone: nn.Module) -> None:
 
 
 def _as_function(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A function in place of a method, which cannot be marked as a region."""
+    """Wrap a method in a function, because methods cannot be marked as regions."""
 
     def forward(*args: object, **kwargs: object) -> Tensor:
         return method(*args, **kwargs)
@@ -127,19 +127,19 @@ def _as_function(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def unnest_layers(backbone: nn.Module) -> bool:
-    """Undo `nest_layers`; whether there was anything to undo."""
+    """Undo `nest_layers`. Return True if layers were nested."""
     for part in (backbone, *getattr(backbone, "layers", ())):
         part.__dict__.pop("forward", None)
     return backbone.__dict__.pop("run_layer", None) is not None
 
 
 def padded_columns(columns: int) -> int:
-    """Columns that a window is padded to, for few different shapes."""
+    """Return the number of columns that a window is padded to, so that there are few shapes."""
     return -(-columns // 8) * 8 if columns > 8 else 1 << (columns - 1).bit_length()
 
 
 def kind_of(model: StepModel) -> list[object]:
-    """Properties of a model's modules and tensors that compiled code assumes; their values are read in every call."""
+    """List the properties of modules and tensors that compiled code assumes. Tensors' values are read in every call."""
     values = vars(model).values()
     modules = [part for value in values if isinstance(value, nn.Module) for part in value.modules()]
     tensors = [value for value in values if isinstance(value, Tensor)]
@@ -150,8 +150,8 @@ def kind_of(model: StepModel) -> list[object]:
 
 @contextmanager
 def sizes_apart_floats_fixed() -> Iterator[None]:
-    """While compiling: sizes that are equal by chance get different symbols, and a module's floats, such as the scale
-    of attention, are constants. `config.patch` would take longer than the guards."""
+    """Set two options of torch while it compiles: sizes that are equal by chance get different symbols, and a module's
+    floats, such as the attention scale, are constants. `config.patch` would take longer than the guards."""
     shapes, dynamo = torch.fx.experimental._config, torch._dynamo.config
     before = shapes.use_duck_shape, dynamo.specialize_float
     shapes.use_duck_shape, dynamo.specialize_float = False, True

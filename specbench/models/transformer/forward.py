@@ -18,7 +18,7 @@ class StepModel(Protocol):
 
     backbone: nn.Module
     device: torch.device
-    taps: tuple[int, ...]  # numbers of layers whose hidden states are also features
+    taps: tuple[int, ...]  # hidden states after these numbers of layers are also features
     made_of: str | None  # see `TransformerModel`
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
@@ -42,16 +42,16 @@ class ForwardInputs(NamedTuple):
     positions: Tensor
     slots: Tensor  # [R, T] cache slots that are written
     index: Tensor | None  # [S] indices of the slots that are read; None if every column attends to all of them
-    # [R, T, S] bool, slots each column attends to; None for a chain, whose columns attend to all up to theirs
+    # [R, T, S] bool, slots each column attends to; None for a chain: all slots up to the column's slot
     mask: Tensor | None
     # last, shift: [R, 1] slot and rotary offset of the prompts' last elements
     last: Tensor
     shift: Tensor
-    start: Tensor | None  # [R, 1, d] those elements; None if no column predicts slot 0
+    start: Tensor | None  # [R, 1, d] the prompts' last elements; None if no column predicts slot 0
     state: tuple[Tensor, ...]  # tensors with which the model embeds tokens
 
     def widened(self, width: int) -> ForwardInputs:
-        """Pad to `width` columns by repeating the last column, which does not change the others' results."""
+        """Pad to `width` columns by repeating the last column. The other columns' results do not change."""
         if width == self.tokens.shape[1]:
             return self
         column = torch.arange(width, device=self.tokens.device).clamp(max=self.tokens.shape[1] - 1)
@@ -60,7 +60,7 @@ class ForwardInputs(NamedTuple):
 
 
 def run_step(model: StepModel, guidance: float, cache: PositionCache, inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
-    """Features [R, T, d] and guided logits [B, T, v_image]; the cache's placement must be set."""
+    """Return features [R, T, d] and guided logits [B, T, v_image]. The cache's placement must be set."""
     embeds = model.embed(inputs.tokens, inputs.positions, inputs.state)
     if inputs.start is not None:
         embeds = torch.where((inputs.positions == 0)[..., None], inputs.start, embeds)
@@ -82,8 +82,8 @@ def last_hidden_state(
     cache: PositionCache,
     taps: tuple[int, ...] = (),
 ) -> Tensor:
-    """Last hidden states [R, T, d] of input embeddings [R, T, d], followed by those after each number of layers of
-    `taps`, normalised by the same norm, [R, T, d (1 + taps)]; mask [R, 1, T, S] bool.
+    """Return the last hidden states of input embeddings [R, T, d], followed by the hidden states after each number of
+    layers in `taps`, all normalised by the same norm: [R, T, d (1 + taps)]. `mask`: [R, 1, T, S] bool.
 
     The layers of a Llama are called directly, because the checks and wrappers of its forward take a quarter of a
     small model's step.
@@ -100,7 +100,7 @@ def last_hidden_state(
         last, tapped = seen.last_hidden_state, [seen.hidden_states[tap] for tap in taps]
         return torch.cat([last, *map(backbone.norm, tapped)], -1) if taps else last
     rotary = rotary_of(backbone.rotary_emb, embeds, position_ids)
-    run = getattr(backbone, "run_layer", run_layer)  # set where layers are compiled once for all
+    run = getattr(backbone, "run_layer", run_layer)  # set if layers are compiled once for all
     tapped = {}  # The states of other layers are freed: in a prefill they are many.
     for number, layer in enumerate(backbone.layers):
         if number in taps:
@@ -111,7 +111,7 @@ def last_hidden_state(
 
 
 def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:
-    """Classifier-free guidance u + s (c - u) of logits [R, ...], conditional rows first; float32. The scale s may
+    """Apply classifier-free guidance u + s (c - u) to float32 logits [R, ...], conditional rows first. The scale s may
     differ by column."""
     if isinstance(guidance, float) and guidance == 1.0:
         return logits
@@ -120,18 +120,18 @@ def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:
 
 
 class OutputRows(NamedTuple):
-    """A model's image head on a few ids of each row: rows of the output matrix [B, K, d], and of its bias [B, K] if it
-    has one, copied together once for many uses."""
+    """A model's image head for a few ids of each row: rows of the output matrix [B, K, d], and of its bias [B, K], if
+    any. They are copied together once for many uses."""
 
-    before: Callable[[Tensor], Tensor]  # what the matrix is multiplied with, of features
+    before: Callable[[Tensor], Tensor]  # converts features to the input of the matrix
     guidance: float
     weight: Tensor
     bias: Tensor | None
 
     def logits(self, features: Tensor) -> Tensor:
-        """Guided logits [B, T, K] of features [R, T, d], conditional rows first."""
+        """Compute guided logits [B, T, K] of features [R, T, d], conditional rows first."""
         halves = self.before(features).unflatten(0, (-1, len(self.weight)))
-        # The rows of an image, next to each other, read its part of the matrix once.
+        # With the rows of an image next to each other, its part of the matrix is read once.
         logits = halves.transpose(0, 1).flatten(1, 2) @ self.weight.mT
         logits = logits if self.bias is None else logits + self.bias[:, None]
         logits = logits.unflatten(1, (len(halves), -1)).transpose(0, 1).flatten(0, 1)

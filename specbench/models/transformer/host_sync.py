@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _Copy = tuple[Tensor, float, torch.cuda.Event]
-"""A copy on its way, when it was started, and what says that it is complete."""
+"""A pending copy, the `when` of its start, and the event that marks its completion."""
 
 
 def to_host(numbers: Tensor) -> list:
@@ -18,8 +18,8 @@ def to_host(numbers: Tensor) -> list:
 
 
 class AsyncHostCopy:
-    """Latest host copy of a changing tensor: current on a CPU; up to a few steps old on a GPU, where only the first
-    copy is a sync."""
+    """Latest host copy of a changing tensor. It is current on a CPU. On a GPU it may be some steps old; only the first
+    is a sync."""
 
     def __init__(self, latest: tuple[list[int], float] | None = None):
         """`latest`: numbers and their `when`, if the host knows them already."""
@@ -27,7 +27,7 @@ class AsyncHostCopy:
         self._pending: _Copy | None = None
 
     def latest(self, numbers: Tensor, when: float) -> tuple[list[int], float]:
-        """Start a copy of `numbers` [n] unless one is pending; returns the latest complete copy and its `when`."""
+        """Start a copy of `numbers` [n] unless a copy is pending. Return the latest complete copy and its `when`."""
         if not numbers.is_cuda or self._latest is None:
             self._latest = to_host(numbers), when
             return self._latest
@@ -40,14 +40,15 @@ class AsyncHostCopy:
 
 
 class LaggingHostCopy:
-    """Host copy of a changing tensor: current on a CPU; on a GPU the copy that the call before started, so that the
-    device has a step to work on while the host waits for it."""
+    """Host copy of a changing tensor. On a CPU it is current. On a GPU it is the copy that the previous call started,
+    so the device still has a step to work on while the host waits."""
 
     def __init__(self) -> None:
         self._pending: _Copy | None = None
 
     def take(self, numbers: Tensor, when: int) -> tuple[list[int], int] | None:
-        """Start a copy of `numbers` [n]; return the previous call's numbers and its `when`; None in the first call."""
+        """Start a copy of `numbers` [n]; return the numbers and `when` of the previous call (on a CPU of this call);
+        None in the first call."""
         if not numbers.is_cuda:
             return to_host(numbers), when
         before, self._pending = self._pending, _started(numbers, when)

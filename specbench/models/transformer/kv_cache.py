@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specbench.models.transformer.host_sync import AsyncHostCopy
 
-PARTS = 4  # Equal parts of such a cache; attention reads as many of them, from the first, as hold filled slots
+PARTS = 4  # Equal parts of a cache; attention reads the first parts, as many as hold filled slots
 
 
 def whole_parts(end: int, capacity: int) -> int:
@@ -24,9 +24,9 @@ def whole_parts(end: int, capacity: int) -> int:
 
 
 class Placement:
-    """Cache slots that the next forward writes, `slots` [R, T], and the number `visible` that attention reads, subject
-    to the mask. `run`: `slots` as a slice if they are the same consecutive ones in all rows, else None. One object is
-    shared by all layers."""
+    """Cache slots that the next forward writes, `slots` [R, T], and the number `visible` of slots that attention reads,
+    subject to the mask. `run`: `slots` as a slice if all rows have the same consecutive slots, else None. Shared by all
+    layers."""
 
     def __init__(self) -> None:
         self.slots: Tensor
@@ -116,8 +116,8 @@ class CacheExtent:
         self._columns = 0
 
     def of(self, starts: Tensor, columns: int) -> tuple[int, int | None]:
-        """Bound the next forward, of `columns` columns whose first ones are at slots `starts` [R]: an upper bound on
-        its last slot + 1, and the first slot of all rows if they are known to agree."""
+        """Return an upper bound on the next forward's last cache slot + 1, and the slot at which all rows start if they
+        are known to start at the same slot, else None. `starts` [R]: each row's first slot."""
         slots, when = self._copy.latest(starts, self._columns)
         first, last = min(slots), max(slots)
         since = self._columns - when
@@ -126,8 +126,8 @@ class CacheExtent:
 
 
 class PositionCache(Cache):
-    """A transformers cache of `PositionLayer`s; `place` before every forward. `buffers`: existing keys and values of
-    every layer, if any."""
+    """A transformers cache of `PositionLayer`s; call `place` before every forward. `buffers`: existing keys and values
+    of every layer, if any."""
 
     def __init__(self, layers: int, capacity: int, buffers: Sequence[tuple[Tensor, Tensor]] = ()):
         self.placement = Placement()
@@ -141,11 +141,11 @@ class PositionCache(Cache):
 
     @property
     def is_ready(self) -> bool:
-        """Whether its buffers exist; the first forward or the prefill makes them."""
+        """True if its buffers exist; the first forward or the prefill makes them."""
         return self.layers[0].is_initialized
 
     def fits(self, rows: int, slots: int, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether its buffers exist and have these sizes."""
+        """Return whether its buffers exist and have these sizes."""
         if not self.is_ready:
             return False
         keys = self.layers[0].keys
@@ -158,12 +158,12 @@ class PositionCache(Cache):
             values.zero_()
 
     def buffers(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of every layer; they exist after the first forward."""
+        """Return keys and values of every layer, which exist after the first forward."""
         return [(layer.keys, layer.values) for layer in self.layers]
 
     def hold(self, name: str, value: Tensor) -> Tensor:
-        """Copy a tensor of the session to the place of an earlier tensor of its shape, if any: moving tensors would be
-        copied again for each replay of a graph."""
+        """Copy a tensor of the session to the address of the earlier tensor `name` of its shape, if any. A tensor at a
+        new address would be copied for each replay of a graph."""
         buffer = self._held.get(name)
         if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != (value.shape, value.dtype, value.device):
             buffer = self._held[name] = value.clone()

@@ -1,8 +1,8 @@
-"""One decoder layer of a Llama with fewer calls than transformers' layer, and the same results: bit for bit, but for
-the products with few hidden states on a CPU (`specbench.system.matrix_products`).
+"""One decoder layer of a Llama with fewer calls than transformers' layer. Results are the same bit for bit, except for
+products with few hidden states on a CPU (`specbench.system.matrix_products`).
 
-A small model's forward takes as long as its calls, many of which are not arithmetic: keyword arguments, checks and
-wrappers of modules, a norm in six operations, a rotary embedding that every layer unpacks again.
+The time of a small model's forward is the time of its calls, and many calls are no arithmetic: keyword arguments,
+checks and wrappers of modules, a norm in six operations, a rotary embedding that every layer unpacks again.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def grouped_attention(
     """Grouped-query attention without repeated keys and values, with the signature of transformers: queries
     [R, H, T, d], keys and values [R, H / G, S, d], mask [R, 1, T, S]; output [R, T, H, d].
 
-    The G heads of a group become columns of one head: transformers packs them so for one column, and repeats keys and
-    values for several.
+    The G heads of a group become columns of one head. transformers does this for one column only; for several columns
+    it repeats keys and values.
     """
     rows, heads, columns, width = query.shape
     groups = heads // key.shape[1]
@@ -51,8 +51,8 @@ def grouped_attention(
 
 
 def _lone_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """`grouped_attention` of one column as sums: compiled for a CPU they take 0.6 of the time of torch's kernel, whose
-    blocks of queries are then nearly empty."""
+    """Compute `grouped_attention` of one column as sums. Compiled for a CPU they take 0.6 of the time of torch's
+    kernel, whose query blocks are nearly empty for one column."""
     grouped = query.view(query.shape[0], key.shape[1], -1, 1, query.shape[3]).float()
     scores = scaling * (grouped * key[:, :, None].float()).sum(-1)
     scores = scores if mask is None else torch.where(mask, scores, -torch.inf)
@@ -72,8 +72,7 @@ def use_grouped_attention(backbone: nn.Module) -> None:
 
 
 def runs_directly(layer: nn.Module, hidden: Tensor, mask: Tensor | None) -> bool:
-    """Whether `run_layer` can take the place of the layer's forward: a Llama's layer in inference, without need of
-    a causal mask."""
+    """Return whether `run_layer` can replace the layer's forward: a Llama's layer in inference without causal mask."""
     if type(layer) is not LlamaDecoderLayer or layer.self_attn.config._attn_implementation not in ("sdpa", _NAME):
         return False
     return not layer.training and (mask is not None or hidden.shape[1] == 1)
@@ -82,8 +81,8 @@ def runs_directly(layer: nn.Module, hidden: Tensor, mask: Tensor | None) -> bool
 def run_layer(
     layer: LlamaDecoderLayer, hidden: Tensor, mask: Tensor | None, rotary: tuple[Tensor, Tensor], cache: PositionCache
 ) -> Tensor:
-    """Output [R, T, d] of the layer for hidden states [R, T, d]. `mask`: [R, 1, T, S] bool; None for one column that
-    attends to all S slots. `rotary`: cosine and sine [R, 1, T, d'] of the positions."""
+    """Return the layer's output [R, T, d] for hidden states [R, T, d]. `mask`: [R, 1, T, S] bool; None for one column
+    that attends to all S slots. `rotary`: cosine and sine [R, 1, T, d'] of the positions."""
     attention, shape = layer.self_attn, (*hidden.shape[:-1], -1, layer.self_attn.head_dim)
     normed = _norm(layer.input_layernorm, hidden)
     query = _rotated(linear_output(attention.q_proj, normed).view(shape).transpose(1, 2), *rotary)
@@ -98,7 +97,7 @@ def run_layer(
 
 
 def rotary_of(rotary_embedding: nn.Module, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [R, 1, T, d'] of positions [R, T], as `run_layer` takes them."""
+    """Return cosine and sine [R, 1, T, d'] of positions [R, T], as `run_layer` takes them."""
     cosine, sine = rotary_embedding(hidden, position_ids)
     return cosine[:, None], sine[:, None]
 
@@ -109,7 +108,7 @@ def _rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def _norm(norm: nn.Module, hidden: Tensor) -> Tensor:
-    # Other devices and dtypes have other kernels for this, which round differently.
+    # On other devices and dtypes torch uses other kernels for this, which round differently.
     if type(norm) is LlamaRMSNorm and hidden.device.type == "cpu" and hidden.dtype == torch.float32:
         return nn.functional.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
     return norm(hidden)

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prefix:
-    """Encoded prompts: conditional rows, then as many unconditional ones."""
+    """Encoded prompts: conditional rows, then as many unconditional rows."""
 
-    embeds: Sequence[Tensor]  # per row its prompt [P, d]; lengths may differ
-    state: tuple[Tensor, ...] = ()  # per-row tensors [2B, ...] the adapter needs to embed image tokens
+    embeds: Sequence[Tensor]  # prompt [P, d] of each row; lengths may differ
+    state: tuple[Tensor, ...] = ()  # per-row tensors [2B, ...] with which the adapter embeds image tokens
     # [2B] rotary position of each row's first element, for networks trained on left-padded prompts whose positions
     # count the padding; zeros if None
     shift: Tensor | None = None
-    # [2B, P'] per row the elements' ids in the token table of a draft head, rows padded; zeros if None
+    # [2B, P'] ids of the elements in a draft head's token table, rows padded; zeros if None
     ids: Tensor | None = None
 
     def conditional(self) -> Prefix:
@@ -64,7 +64,7 @@ class TransformerModel:
     weights_sha256: str
     backbone: nn.Module  # transformers model that maps `inputs_embeds` to `last_hidden_state`
     made_of: str | None = None
-    """Identity of the network's files and code, which make the same network in another process; None if unknown."""
+    """Identity of the network's files and code: equal for the same network in another process; None if unknown."""
     taps: tuple[int, ...] = ()
     _compiled_steps: dict[float, CompiledStep | PackagedStep] | None = None
     _views: dict[tuple[int, ...], TransformerModel] | None = None
@@ -86,7 +86,7 @@ class TransformerModel:
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
         """Embed stream tokens [R, T], consumed by the columns that predict stream slots `positions` [R, T]: [R, T, d].
 
-        Entries with position 0 are replaced by the prompt's last element; those past the end are never read.
+        Entries with position 0 are replaced by the prompt's last element; entries past the end are never read.
         """
         raise NotImplementedError
 
@@ -95,11 +95,11 @@ class TransformerModel:
         raise NotImplementedError
 
     def before_output(self, hidden: Tensor) -> Tensor:
-        """The factor of the output matrix, from the hidden states that `head` reads."""
+        """Convert the hidden states that `head` reads to the input of the output matrix."""
         return hidden
 
     def output_matrix(self) -> tuple[Tensor, Tensor | None]:
-        """Output matrix [v_image, d] and bias, the last layer of `head`; for draft heads with a reduced vocabulary."""
+        """Return output matrix [v_image, d] and bias of `head`, for draft heads with a reduced vocabulary."""
         raise SpecbenchError(f"'{self.name}' has no output matrix to reduce", "choose eagle or vertical-coupled")
 
     def guide(self, logits: Tensor, guidance: float, positions: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class TransformerModel:
         return guide(logits, guidance)
 
     def own_logits(self, prompt: Prefix, tokens: Tensor) -> Tensor:
-        """Logits [N + 1, v_image] of the slots after a single prompt, for stream tokens [N], by one forward of
+        """Compute logits [N + 1, v_image] of the slots after a single prompt, for stream tokens [N], by one forward of
         transformers' network without cache, mask and compiled steps."""
         positions = torch.arange(1, len(tokens) + 1, device=self.device)
         embeds = torch.cat([prompt.embeds[0][None], self.embed(tokens[None], positions[None], prompt.state)], 1)
@@ -124,14 +124,14 @@ class TransformerModel:
         return self.backbone.config.hidden_size
 
     def token_table(self) -> Tensor:
-        """[n, d] token embeddings for a new draft head."""
+        """Return token embeddings [n, d] for a new draft head."""
         return self.backbone.get_input_embeddings().weight
 
     def table_ids(self, tokens: Tensor) -> Tensor:
         return tokens
 
     def draft_prompt(self, prompt: DraftPrompt, state: tuple[Tensor, ...]) -> DraftPrompt:
-        """The prompts as a draft head sees them, for families whose heads take a longer prompt than the model."""
+        """Convert the prompts for a draft head, in families whose heads take a longer prompt than the model."""
         return prompt
 
     def own_head(self) -> nn.Module | None:
@@ -144,7 +144,7 @@ class TransformerModel:
         return None
 
     def tapped(self, taps: tuple[int, ...]) -> TransformerModel:
-        """This model with sessions whose features go on with the hidden states after these numbers of layers."""
+        """Return this model with sessions whose features also hold the hidden states after these numbers of layers."""
         if not taps:
             return self
         if wrong := [tap for tap in taps if not 0 <= tap < len(self.backbone.layers)]:
@@ -163,7 +163,7 @@ class TransformerModel:
         return head
 
     def draft_data(self, count: int, seed: int) -> tuple[Sequence[str], Tensor] | None:
-        """`count` captions and stream tokens [count, N] to train a draft head on; None if the model has none."""
+        """Return `count` captions and stream tokens [count, N] to train a draft head on; None if the model has none."""
         return None
 
     def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
@@ -183,7 +183,7 @@ class TransformerModel:
         return self._compiled_steps is not None
 
     def compiled_step(self, guidance: float) -> CompiledStep | PackagedStep | None:
-        """The compiled step for a guidance scale; None without `compile`."""
+        """Return the compiled step for a guidance scale; None without `compile`."""
         from specbench.models.transformer.packaged_forward import PackagedStep  # imports torch.export
 
         if not self.compiles:
@@ -196,9 +196,9 @@ class TransformerModel:
         return self._compiled_steps[guidance]
 
     def lend_cache(self, session: TransformerSession, rows: int, slots: int) -> PositionCache:
-        """An empty cache for a compiled session: that which an earlier session of the same shape has left, if any,
-        since captured graphs write to its addresses."""
-        slots += 1  # more than are ever read: a compiled forward takes those that it reads for a part
+        """Return an empty cache for a compiled session. Reuse the cache of an earlier session of the same shape, if
+        any, because captured graphs write to its addresses."""
+        slots += 1  # more than are ever read: compiled forwards assume that they read a part
         cache, self._spare_cache = self._spare_cache, None
         if cache is None or not cache.fits(rows, slots, self.device, self.dtype):
             cache = PositionCache(self.backbone.config.num_hidden_layers, slots)
@@ -235,7 +235,7 @@ class TransformerModel:
 
 
 class TransformerSession:
-    """One batch being decoded. A row's prompt of P elements has cache slots 0 .. P - 1, its stream slot i slot P + i.
+    """One batch being decoded. A row's prompt of P elements has cache slots 0 .. P - 1; stream slot i has slot P + i.
 
     A column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is
     fed by the first forward and prefill stops before it. `features`: [R, T, d] last hidden states of the latest
@@ -256,7 +256,7 @@ class TransformerSession:
         shift = self._prefix.shift
         self._shift = torch.zeros_like(self._last) if shift is None else shift.to(model.device)[:, None]
         self._start = torch.stack([embeds[-1] for embeds in self._prefix.embeds])[:, None]
-        # Past the last stream slot: scratch slots for a window that extends past it, then for placeholder columns.
+        # After the last stream slot: scratch slots for windows that extend past it, then for placeholder columns.
         self._scratch = self._room(max(lengths)) + (model.layout.length if length is None else length) + columns
         self._columns = columns
         slots = self._capacity()
@@ -274,7 +274,7 @@ class TransformerSession:
         self._prompt_features = self._prefill(max(lengths) - 1)
 
     def _hold(self) -> None:
-        """Keep what every step reads at fixed addresses."""
+        """Keep tensors that every step reads at fixed addresses."""
         for name in ("_last", "_shift", "_start", "_index"):
             setattr(self, name, self._cache.hold(name, getattr(self, name)))
         state = (self._cache.hold(f"state {number}", tensor) for number, tensor in enumerate(self._prefix.state))
@@ -284,11 +284,11 @@ class TransformerSession:
         return self._room(self._scratch + self._columns)
 
     def _room(self, slots: int) -> int:
-        """Slots to allocate for `slots`: on a GPU whole blocks, for few different shapes."""
+        """Return the slots to allocate for `slots`: on a GPU whole blocks, so that there are few shapes."""
         return slots if self._model.device.type == "cpu" else whole_blocks(slots)
 
     def _prefill(self, longest: int) -> Tensor | None:
-        """Feed every prompt but its last element. Shorter rows write slots that their stream overwrites later."""
+        """Feed every prompt except its last element. Shorter rows write slots that their stream overwrites later."""
         if not longest:
             return None
         embeds = nn.utils.rnn.pad_sequence([embeds[:-1] for embeds in self._prefix.embeds], batch_first=True)
@@ -319,25 +319,25 @@ class TransformerSession:
         return self._step(tokens, positions, slots, self._seen(slots[..., None], visible), visible, start)
 
     def _seen(self, slots: Tensor, visible: int) -> Tensor | None:
-        """The mask of columns at `slots` [R, T, 1] from which `move` has hidden some."""
+        """Return the mask of columns at `slots` [R, T, 1] if `move` has hidden slots, else None."""
         if not any(self._hidden):
             return None
         (unseen, lost), index, last = self._hidden, self._index[:visible], self._last[..., None]
         return (index <= slots - unseen * (slots > last)) & ~((last - lost <= index) & (index < last))
 
     def _readable(self, end: int) -> int:
-        """Number of slots to read, at least `end`. A GPU reads whole parts, for few different shapes; a CPU at least
-        two slots, since a symbol of a form is never 1."""
+        """Return the number of slots to read, at least `end`. A GPU reads whole parts, so that there are few shapes; a
+        CPU reads at least two slots, because a symbolic size is never 1."""
         return max(end, 2) if self._index.device.type == "cpu" else whole_parts(end, len(self._index))
 
     def part_starts(self) -> list[int]:
-        """Stream slots from which the widest forward reads one more part of the cache; empty if it reads any number.
-        In a batch, rows ahead of the slowest row may read a part earlier."""
+        """Return the stream slots from which the widest forward reads one more part of the cache; empty if it reads any
+        number. In a batch, rows ahead of the slowest row may read a part earlier."""
         if self._readable(2) == 2:
             return []
         last, part = max(to_host(self._last[:, 0])), len(self._index) // PARTS
         starts = (number * part - last - self._columns + 1 for number in range(1, PARTS))
-        # A tree reads as many slots more as it has columns.
+        # For a tree, the number of slots read grows by its number of columns.
         end = self._model.layout.length
         return [min(start, end - 1) for start in starts if 0 < start < end + self._columns]
 
@@ -350,8 +350,8 @@ class TransformerSession:
         visible: int,
         start: int | None = None,
     ) -> Tensor:
-        """Logits of columns [R, T] at cache slots [R, T]. `start` is the first slot of a chain if all rows agree on it:
-        such rows are written as one run, and a single column needs no mask."""
+        """Compute logits of columns [R, T] at cache slots [R, T]. `start`: first slot of a chain if it is the same in
+        all rows. Then the rows are written as one run, and a single column needs no mask."""
         first, self._fed = self._fed is None, slots
         # Only a session's first forward predicts slot 0, whose input is the prompt's last element.
         opening = self._start if first or self._compiled else None
@@ -365,19 +365,19 @@ class TransformerSession:
             self.features, logits = self._compiled(self._cache, inputs, self._columns)
             return logits
         if start is not None and slots.shape[1] == 1:
-            # Without a mask it attends to all slots that are read, so not to the empty ones of a GPU's whole parts.
+            # Without a mask a column attends to all slots read, so empty slots of a GPU's whole parts must not be read.
             inputs, visible = inputs._replace(index=None), start + 1
         self._cache.place(slots, visible, None if start is None else slice(start, start + slots.shape[1]))
         self.features, logits = run_step(self._model, self._guidance, self._cache, inputs)
         return logits
 
     def move(self, positions: int = 0, unseen: int = 0, lost: int = 0) -> None:
-        """Let later forwards have rotary positions that are so much further from the prompt than they should be. In the
-        cache no token sees the latest `unseen` slots, itself first, nor the `lost` ones before the prompt's last."""
+        """Introduce errors into later forwards: shift rotary positions by `positions` away from the prompt. Hide from
+        every token the latest `unseen` cache slots, its own first, and `lost` slots before the prompt's last."""
         self._shift, self._hidden = self._shift + positions, (unseen, lost)
 
     def _twice(self, columns: Tensor) -> Tensor:
-        """[B, T] to [R, T]: with guidance, unconditional rows are fed the same tokens as conditional ones."""
+        """Repeat [B, T] to [R, T]: under guidance, unconditional rows are fed the same tokens as conditional rows."""
         return columns if len(columns) == len(self._last) else torch.cat([columns, columns])
 
     def logits(self, features: Tensor) -> Tensor:
@@ -408,7 +408,7 @@ class TransformerSession:
         return self._step(tokens, positions, slots, mask, len(self._index))
 
     def _place_tree(self, position_ids: Tensor, tree: Tree, visible: int) -> tuple[Tensor, Tensor]:
-        """Cache slots [R, T] and mask [R, T, visible] of a tree: the trunk in place, branches in slots after it."""
+        """Return cache slots [R, T] and mask [R, T, visible] of a tree: the trunk in place, branches in later slots."""
         in_trunk, ancestors = _tree_tables(tree, position_ids.device)
         columns = self._index[: position_ids.shape[1]]
         slots = torch.where(in_trunk, position_ids, position_ids[:, :1] + len(columns) + columns)
@@ -436,5 +436,5 @@ class TransformerSession:
 
 @lru_cache(maxsize=64)
 def _tree_tables(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor]:
-    """[T] bool, columns of the trunk, and [T, T] bool, ancestors; see `Tree`."""
+    """Return the trunk's columns, [T] bool, and the ancestors, [T, T] bool; see `Tree`."""
     return torch.tensor(tree.in_trunk, device=device), tree.ancestors.to(device)

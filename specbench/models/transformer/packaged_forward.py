@@ -1,9 +1,9 @@
 """The target's forward on a CPU as a shared library of AOTInductor, which runs without guards and Python code.
 
-A library is kept under the digest of the graph that it was compiled from, so that changed code or another configuration
-never meets the library of an earlier one. Exporting the graph takes seconds: of a model that is as its files and this
-code make it, a note under the digest of both names the library. Weights are arguments: values that change in place
-need no other library.
+A library's file name is the digest of the graph that it was compiled from, so changed code or another configuration
+never uses an outdated library. Exporting the graph takes seconds. To avoid this for a model loaded from files, a note,
+named by the digest of files and code, points to the library. Weights are arguments, so in-place changes of values need
+no other library.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from specbench.system.files import lock_when_free, write_atomically
 
 
 class _Sizes(NamedTuple):
-    """Sizes that are symbols of a form: columns, slots that are read, slots of the cache, which are more."""
+    """Sizes that are symbolic in a form: columns, slots that are read, and the larger number of slots in the cache."""
 
     columns: int
     read: int
     slots: int
 
     def of(self, name: str) -> dict[int, int]:
-        """Sizes of dimensions of an input, by dimension."""
+        """Return the symbolic sizes of an input, by dimension."""
         places = {"index": {0: self.read}, "mask": {1: self.columns, 2: self.read}}
         return places.get(name, {1: self.columns} if name in ("tokens", "positions", "slots") else {})
 
 
-_TRACED = _Sizes(13, 251, 509)  # Different ones get a symbol each.
+_TRACED = _Sizes(13, 251, 509)  # Different sizes, so that each gets its own symbol
 _ALLOWED = _Sizes(2, 2, 3), _Sizes(2, 9000, 9001), _Sizes(9000, 2, 18000)
-"""Sizes at the edges of what a form is called with."""
+"""Extreme sizes with which a form is called."""
 _Buffers = Sequence[tuple[Tensor, Tensor]]
 _Runner = torch._C._aoti.AOTIModelContainerRunnerCpu
 
 
 class PackagedStep(CompiledForms):
-    """`run_step` of one model under one guidance: a form for each number of rows, and for a lone column, a window and a
-    tree; the numbers of columns, of slots that are read and of slots of the cache are symbols."""
+    """Compiled `run_step` of one model with one guidance scale. There is a form for each number of rows, and for a
+    single column, a window and a tree. The numbers of columns, of slots read and of slots in the cache are symbolic."""
 
     part = "forward"
-    prefills = False  # Products take the time of a prefill on a CPU, not calls.
+    prefills = False  # on a CPU the time of a prefill goes into products, not calls
 
     def __init__(self, model: StepModel, guidance: float):
         self._model, self._guidance, self.options = model, guidance, {"aot_inductor": True}
@@ -69,7 +69,7 @@ class PackagedStep(CompiledForms):
         self.follow_model()
 
     def follow_model(self) -> None:
-        """Take the model's present tensors, and compile again if its modules, or their dtypes or shapes, changed."""
+        """Use the model's current tensors; compile again if its modules, or their dtypes or shapes, have changed."""
         kind = kind_of(self._model)
         if kind != self._kind:
             self._kind, self._runners = kind, {}
@@ -91,7 +91,7 @@ class PackagedStep(CompiledForms):
         return features, logits
 
     def _runner(self, buffers: _Buffers, inputs: ForwardInputs) -> _Runner:
-        """Load the library for such arguments, after compiling it if it is not kept."""
+        """Load the library for such arguments; compile it first if there is none."""
         start, note = time.perf_counter(), self._note(buffers, inputs)
         try:
             runner = _load(_noted(note)) or self._compile(buffers, inputs, note)
@@ -104,7 +104,7 @@ class PackagedStep(CompiledForms):
         return runner
 
     def _note(self, buffers: _Buffers, inputs: ForwardInputs) -> Path | None:
-        """The file that names the library for such arguments; None if the model's identity is unknown."""
+        """Return the file that names the library for such arguments; None if the model's identity is unknown."""
         if self._model.made_of is None:
             return None
         shapes = [(str(tensor.dtype), tensor.shape[:2], tensor.shape[3:]) for pair in buffers for tensor in pair]
@@ -135,7 +135,7 @@ class PackagedStep(CompiledForms):
 
 
 class _Step(nn.Module):
-    """`run_step` of a model as a module with the model's tensors, which tracing may replace."""
+    """Module for `run_step` with the model's tensors, which tracing may replace."""
 
     def __init__(self, model: StepModel, guidance: float):
         super().__init__()
@@ -147,12 +147,12 @@ class _Step(nn.Module):
                 self.register_buffer(name, value)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Each tensor once: `functional_call` replaces it under all of its names."""
+        """Return each tensor once, because `functional_call` replaces it under all its names."""
         named = [*self.named_parameters(), *self.named_buffers()]
         return {name: tensor for name, tensor in {id(tensor): (name, tensor) for name, tensor in named[::-1]}.values()}
 
     def apart(self) -> _Step:
-        """The same tensors in other modules: tracing leaves its own tensors in those that it replaces."""
+        """Copy the modules with the same tensors, because tracing leaves its own tensors in the modules."""
         apart = copy.copy(self)
         shared = {id(tensor): tensor for tensor in self.tensors().values()}
         apart._modules, apart._buffers = copy.deepcopy(self._modules, shared), dict(self._buffers)
@@ -172,14 +172,14 @@ class _OfWeights(nn.Module):
 
     def __init__(self, step: _Step):
         super().__init__()
-        self._step = (step,)  # no submodule, whose tensors would be constants
+        self._step = (step,)  # a tuple, because the tensors of a submodule would be constants
 
     def forward(self, weights: Mapping[str, Tensor], buffers: _Buffers, inputs: Sequence) -> tuple[Tensor, Tensor]:
         return torch.func.functional_call(self._step[0], weights, (buffers, inputs))
 
 
 def _export(step: _Step, buffers: _Buffers, inputs: ForwardInputs) -> tuple[ExportedProgram, tuple]:
-    """Trace a step for such arguments; returns also the arguments it was traced with, whose values are never read."""
+    """Trace a step for such arguments. Also return the arguments of the trace, whose values are never read."""
     lone = inputs.tokens.shape[1] == 1
 
     def arguments(sizes: _Sizes, device: str) -> tuple:
@@ -206,7 +206,7 @@ def _export(step: _Step, buffers: _Buffers, inputs: ForwardInputs) -> tuple[Expo
         [*fed, tuple({} for _ in inputs.state)],
     )
     exported = torch.export.export(_OfWeights(step.apart()), traced, dynamic_shapes=shapes, strict=False)
-    # The library checks nothing, so that what the tracer assumed must be so in every call.
+    # The library checks nothing, so the tracer's assumptions must hold in every call.
     assumed = getattr(exported.module(), "_guards_fn", None)
     for sizes in _ALLOWED if assumed else ():
         assumed(*pytree.tree_leaves(arguments(sizes, "meta")))
@@ -216,7 +216,7 @@ def _export(step: _Step, buffers: _Buffers, inputs: ForwardInputs) -> tuple[Expo
 
 
 def _blank(tensor: Tensor, sizes: Mapping[int, int] | None, device: str) -> Tensor:
-    """Memory of a tensor's kind: contiguous with other `sizes` of some dimensions; with its own strides if None."""
+    """Allocate memory like a tensor: contiguous with other `sizes` of some dimensions, or with its strides if None."""
     if sizes is None:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     shape = [sizes.get(dim, size) for dim, size in enumerate(tensor.shape)]
@@ -226,17 +226,17 @@ def _blank(tensor: Tensor, sizes: Mapping[int, int] | None, device: str) -> Tens
 def _digest(exported: ExportedProgram) -> str:
     """Digest of everything that a library depends on, except torch's version."""
     text = exported.graph_module.print_readable(print_output=False, include_stride=True, include_device=True)
-    return _digest_of("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))  # places
+    return _digest_of("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))  # locations
 
 
 def _digest_of(text: str) -> str:
-    """Digest of a graph or what it is made of, and of threads, processor and the instructions that torch may use."""
+    """Return the digest of a text and of the threads, the processor and the instructions that torch may use."""
     machine = str(torch.get_num_threads()), torch.backends.cpu.get_cpu_capability(), cpu_features()
     return sha256("\n".join([text, *machine]).encode()).hexdigest()[:32]
 
 
 def _noted(note: Path | None) -> Path | None:
-    """The library that a note names."""
+    """Return the library that a note names; None if there is none."""
     try:
         name = note.read_text() if note else ""
     except (OSError, ValueError):
@@ -245,7 +245,7 @@ def _noted(note: Path | None) -> Path | None:
 
 
 def _load(library: Path | None) -> _Runner | None:
-    """The library's entry; None if there is none or it is damaged."""
+    """Load a library; None if there is none or it is damaged."""
     try:
         return _Runner(str(library), 1) if library and library.exists() else None
     except RuntimeError:
@@ -253,7 +253,7 @@ def _load(library: Path | None) -> _Runner | None:
 
 
 def _compile_once(exported: ExportedProgram, arguments: tuple, library: Path) -> _Runner:
-    """Compile and keep a library, unless another process does so meanwhile."""
+    """Compile and store a library, unless another process has done so in the meantime."""
     with ExitStack() as locked:
         with suppress(OSError):  # a cache that cannot be written
             locked.callback(os.close, lock_when_free(library.with_suffix(".lock"), ""))
