@@ -17,8 +17,7 @@ import typer
 from rich.markup import escape
 
 from specbench.errors import SpecbenchError
-from specbench.runs.settings import Setting
-from specbench.specs.options import Option, plain
+from specbench.specs.options import Option, Setting, plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 from specbench.system.table_formats import FORMATS, format_name, formats_with
@@ -194,7 +193,7 @@ def _help(setting: Setting, default: str | None) -> str:
     if setting.panel == "Decoder options":
         return "; ".join(_decoder_help(option) for option in (setting, *setting.others))
     text = _sentence(setting.help)
-    if default is None and (setting.unset or setting.type is bool or setting.value_unset in ("", [])):
+    if default is None and (setting.unset or setting.type is bool or setting.value_unset in ("", ())):
         return text
     return f"{text} [dim](default {escape(default or str(setting.default))})[/dim]"
 

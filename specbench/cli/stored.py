@@ -43,7 +43,7 @@ _BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench", "tiif",
                "wise-verified", "wise-legacy", "oneig", "longtext-bench")  # fmt: skip
 _LAYOUTS = (*_BENCHMARKS, "cvtg-2k", "dataset")
 _TOKENS = "tokens"
-_SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings() if setting.name in OF_ENGINES)
+_SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings(OF_ENGINES))
 
 _Shards = argument("DIR", "Results folders of shards.", list[Path] | None, show_default="every shard-*-of-* in --out")
 _Prompt = argument("PROMPT", "Prompt id, prefix of an id, or words of the prompt.", str | None, show_default="the run")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.network_sizes import NetworkSize, Size
@@ -23,6 +23,8 @@ EIGHT_BITS = "int8wo"
 EIGHT_BITS_GAIN = "saves memory, not time"
 """Effect of eight bits: torchao's product writes the matrix in the model's dtype before reading it."""
 DTYPES = (*BYTES, EIGHT_BITS)  # Values of `--dtype`
+Form = Literal["official", "released"]
+"""Form of a model's prompts or guidance: of its authors, or of released code of decoders."""
 
 
 RANDOM = "+random"  # Part of the name of every model with random weights, and so of all records of its runs
@@ -48,11 +50,11 @@ class ModelChoice:
     # a grid of `TINY_GRID` tokens, checkpoints of any vocabulary, and with `random` a network to match
     tiny: bool = False
     # "official", or "released" for the unconditional prompt of SJD's and GSD's released code
-    guidance_rows: str = "official"
+    guidance_rows: Form = "official"
     # "official", or "released" for the words that SJD's released script writes before the prompt
-    prompt_form: str = "official"
+    prompt_form: Form = "official"
     # "official" for a constant scale, or "released" for what the family's code makes of it
-    guidance_schedule: str = "official"
+    guidance_schedule: Form = "official"
     size: str | None = None  # WIDTHxHEIGHT in pixels; the model's if None
     # matrices of the layers in eight bits: another target, with other logits than in 16 bits
     eight_bits: bool = False

@@ -341,6 +341,7 @@ def _check_optional(content: Mapping[str, object]) -> None:
 _PLAIN = {
     "str": str,
     "str | None": str | None,
+    "Mode | None": str | None,
     "int": int,
     "float": int | float,
     "float | None": int | float,

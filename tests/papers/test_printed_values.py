@@ -152,7 +152,7 @@ def test_printed_digits_are_kept():
 
 def test_a_report_is_told_what_papers_print_for_its_cells():
     def row(name, model, options):
-        (planned,) = plan_decoders([name], merge(run_settings(), {"model": model}, env={}))
+        (planned,) = plan_decoders(merge(run_settings(), {"decoder": name, "model": model}, env={}))
         published = dict(planned.spec.options)
         return bare_row(decoder=planned.spec.name, model=model, options=published | options, label=name)
 
@@ -169,5 +169,5 @@ def test_a_report_is_told_what_papers_print_for_its_cells():
 
 def test_a_label_names_what_differs_from_what_is_published_for_the_model():
     for decoder, label in (("gsd:G=50", "gsd G=50"), ("gsd:G=50,fresh-q=uniform", "gsd G=50 fresh-q=uniform")):
-        (planned,) = plan_decoders(decoder.split(","), merge(run_settings(), {"model": "lumina"}, env={}))
+        (planned,) = plan_decoders(merge(run_settings(), {"decoder": decoder, "model": "lumina"}, env={}))
         assert row_label(planned.spec, {}, "lumina+released-rows") == label
