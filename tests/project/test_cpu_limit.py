@@ -32,7 +32,7 @@ def test_a_test_is_charged_for_its_processes_and_its_share_of_fixtures(pytester,
     monkeypatch.setattr(cpu_limit, "_reference_s", lambda: slowness * cpu_limit._REFERENCE_S)
     pytester.makepyfile(test_it=SUITE)
     pytester.makeini("[pytest]\nmarkers = slow")
-    done = pytester.inline_run("-p", "no:cacheprovider", plugins=[cpu_limit.CpuLimit(0.2, {"test_it.py::test_named"})])
+    done = pytester.inline_run("-p", "no:cacheprovider", plugins=[cpu_limit.CpuLimit(0.1, {"test_it.py::test_named"})])
     assert [report.nodeid for report in done.getfailures()] == too_long
 
 
