@@ -129,7 +129,7 @@ def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
     for name in ("window", "fresh-q"):
         decoders = [decoder for plan in plans for decoder in plan.decoders]
         open_here = [decoder.spec for decoder in decoders if decoder.origins.get(name) != SettingSource.INLINE]
-        values = {spec.name: spec.option(name) for spec in open_here if spec.option(name) is not None}
+        values = {spec.name: spec.options[name] for spec in open_here if spec.options.get(name) is not None}
         if len(set(values.values())) > 1:
             differences.append(f"{name} ({', '.join(f'{decoder} {value}' for decoder, value in values.items())})")
             equal.append(f"--{name} {min(values.values())}")

@@ -72,7 +72,7 @@ def decoder_rows() -> _Rows:
             "name": name,
             "lossless": spec.lossless,
             "summary": PRESETS[name].summary,
-            "options": dict(spec.options),
+            "options": {**spec.options},
             "choices": {kind: getattr(spec, kind) for kind in CHOICES},
             "paper": PRESETS[name].paper,
             "equation": PRESETS[name].equation,
@@ -96,7 +96,7 @@ def _option_rows(name: str, model: str) -> _Rows:
     sampling, stated = find_model(model).sampling(), published(name.partition(":")[0], model, "shared")
     rows: _Rows = []
     for planned in plan_decoders(Settings(decoder=tuple(split_list(name)), model=model)):
-        values = nonfinite_as_text(planned.chosen | dict(planned.spec.options))
+        values = nonfinite_as_text(planned.chosen | planned.spec.options)
         if values.get("head") == "" and (head := published_head(model, planned.spec.head_kind)):
             rows.append({"name": "head", "value": head, "source": "published for the model", "published": None})
             values.pop("head")
@@ -230,7 +230,7 @@ def run_rows(out: Path, warn: Callable[[str], None]) -> _Rows:
                 "model": spec.model,
                 "source": info.source_text,
                 "decoder": spec.decoder.name,
-                "options": nonfinite_as_text(dict(spec.decoder.options)),
+                "options": nonfinite_as_text(spec.decoder.options),
                 "differs": differing[folder.name],
                 "prompts": spec.prompts,
                 "seed": spec.seed,

@@ -69,7 +69,7 @@ def _resolve(
 ) -> PlannedCell:
     try:
         table = _settings(asked, flags.get("model")) | shared
-        unused = {"head"} - takes(asked.decoder, dict(asked.options))
+        unused = {"head"} - takes(asked.decoder, asked.options)
         flags = {name: value for name, value in flags.items() if name not in unused}
         if flags.get("head"):
             flags["head"] = head_of(str(flags["head"]), str(flags.get("model") or asked.model))
@@ -94,12 +94,12 @@ def head_of(text: str, model: str) -> str | None:
 
 def _settings(asked: CellSettings, model: object) -> dict[str, object]:
     """The cell's values by setting name; a substituted model also sets prompts, vocabulary and guidance."""
-    inline = ",".join(f"{name}={value}" for name, value in asked.options)
+    inline = ",".join(f"{name}={value}" for name, value in asked.options.items())
     settings = {
         name: getattr(asked, name) for name in ("model", "prompts", "limit", "samples", "seed", "batch", "dtype")
     }
     settings["decoder"] = [f"{asked.decoder}:{inline}" if inline else asked.decoder]
-    settings |= {SAMPLING[name].name: value for name, value in asked.sampling}
+    settings |= {SAMPLING[name].name: value for name, value in asked.sampling.items()}
     if model is None or model == asked.model:
         settings |= {"guidance-rows": asked.guidance_rows, "prompt-form": asked.prompt_form}
     else:
@@ -229,10 +229,10 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
             (planned,) = plan_decoders(run.values)
             spec, origins = planned.spec, planned.origins
         else:
-            spec, origins = resolve(decoder_name(run.settings.decoder), dict(run.settings.options)), {}
+            spec, origins = resolve(decoder_name(run.settings.decoder), run.settings.options), {}
         names.append(label(spec, origins, run.settings.model))
         values = run.values.by_name if run.values else {}
-        facts.append({name: values[name] for name in values if name not in ("decoder", "seed")} | dict(spec.options))
+        facts.append({name: values[name] for name in values if name not in ("decoder", "seed")} | spec.options)
     labels = []
     for name, facts_of_run in zip(names, facts, strict=True):
         others = [fact for other, fact in zip(names, facts, strict=True) if other == name]

@@ -10,7 +10,7 @@ from typing import Any
 from specbench.errors import SpecbenchError, read_name
 from specbench.runs.settings import Settings, decoder_settings
 from specbench.specs.components import CHOICES, DRAFTERS
-from specbench.specs.options import SettingSource, split_list
+from specbench.specs.options import Options, SettingSource, split_list
 from specbench.specs.presets import (
     PRESETS,
     DecoderSpec,
@@ -50,7 +50,7 @@ class PlannedDecoder:
 
 
 def with_window(decoder: DecoderSpec, window: int) -> DecoderSpec:
-    return replace(decoder, options=tuple(sorted((dict(decoder.options) | {"window": window}).items())))
+    return replace(decoder, options=Options(decoder.options | {"window": window}))
 
 
 def plan_decoders(settings: Settings) -> list[PlannedDecoder]:

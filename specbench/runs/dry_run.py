@@ -60,7 +60,7 @@ class Outlook:
         """Its values by name, obstacles as texts."""
         draft, planned, asked = self.draft, self.planned, self.draft.settings
         plan = draft if isinstance(draft, Plan) else None
-        options = planned.chosen | dict(planned.spec.options) | ({"window": "auto"} if planned.auto_window else {})
+        options = planned.chosen | planned.spec.options | ({"window": "auto"} if planned.auto_window else {})
         return row_of(
             run_id=self.spec and run_folder(draft.out, self.spec).name,
             model=draft.model.name,

@@ -134,7 +134,7 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
 
 def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
     """Number of columns of the widest forward: one window, or a window in every image row."""
-    (height, width), columns = model.resolution, columns_fed(dict(decoder.options))
+    (height, width), columns = model.resolution, columns_fed(decoder.options)
     return columns * math.isqrt(model.tokens * height // width) if _needs(decoder)["image_rows"] else columns
 
 

@@ -124,7 +124,7 @@ class Plan(Draft):
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
         """Origin of each value of one decoder's run, by setting name."""
         shared = {name: str(origin) for name, origin in self.settings.origins.items() if name in RUN_ORIGINS}
-        options = {name: f"default of {decoder.spec.name}" for name, _ in decoder.spec.options}
+        options = {name: f"default of {decoder.spec.name}" for name, _ in decoder.spec.options.items()}
         return shared | options | dict(decoder.origins)
 
     def spec(self, decoder: DecoderSpec, weights_sha256: str) -> RunSpec:
@@ -168,7 +168,7 @@ def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
     """Files of the decoder's draft head: given, bundled with the model, or published; None if it uses no head."""
     if not decoder.head_kind:
         return None
-    head, bundled = decoder.option("head"), model.heads.get(decoder.head_kind)
+    head, bundled = decoder.options.get("head"), model.heads.get(decoder.head_kind)
     return HeadFiles(head or ("" if bundled else published_head(model.name, decoder.head_kind)), model.name, bundled)
 
 
@@ -305,7 +305,7 @@ def _settle_windows(plan: Plan) -> Plan:
         plan,
         decoders=tuple(
             replace(planned, windows=fitting_windows(plan.model, planned.spec, *facts))
-            if planned.auto_window and planned.spec.option("window") is not None
+            if planned.auto_window and planned.spec.options.get("window") is not None
             else planned
             for planned in plan.decoders
         ),
@@ -355,7 +355,7 @@ def earlier_window(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int
     fields = vars(plan.spec(decoder, weights_sha256)) | {"decoder": without_options(decoder, "window")}
     for info in find_runs_like(plan.out, **fields).values():
         if info.window_curve is not None:
-            return info.spec.decoder.option("window")
+            return info.spec.decoder.options.get("window")
     return None
 
 

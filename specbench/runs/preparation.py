@@ -358,7 +358,7 @@ def tune_window(
     Windows are tried in growing order until two in a row are slower than the best; `tell` gets the number of windows
     tried. For a compiled model only the forwards are compiled and counted, with an overhead of 1, because compiling all
     functions of every window would take minutes."""
-    if decoder.option("window") is None:
+    if decoder.options.get("window") is None:
         raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "omit --window")
     requests = [Request(prompts[number % len(prompts)].text, "(pilot)", number) for number in range(_PILOTS)]
     compiles = isinstance(model, CompilableModel) and model.compiles

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from specbench import names
@@ -137,6 +138,19 @@ class Setting(Option):
         if value in self.words:
             return value
         return value if self.others else super().parse(value)
+
+
+class Options(dict[str, Any]):
+    """Values of a decoder's options by name, sorted; hashable, since nothing changes them."""
+
+    def __init__(self, values: Mapping[str, Any] = MappingProxyType({})):
+        super().__init__(sorted(values.items()))
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self.items()))  # part of the keys of compiled code that is kept
 
 
 def split_list(text: str) -> list[str]:

@@ -104,7 +104,10 @@ class RunSpec:
 
     def content(self) -> dict[str, object]:
         """Nested dicts of the spec, without unset fields."""
-        return _given(self) | {"decoder": dict(vars(self.decoder)), "sampling": _given(self.sampling)}
+        return _given(self) | {
+            "decoder": {**vars(self.decoder), "options": list(self.decoder.options.items())},
+            "sampling": _given(self.sampling),
+        }
 
     def identity(self) -> dict[str, object]:
         """`content` without settings that may differ between the invocations of a run."""

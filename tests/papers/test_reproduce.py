@@ -81,8 +81,8 @@ def test_every_table_can_be_asked_for(name, tmp_path):
 
 def test_what_the_table_says_is_what_runs(two):
     for row in reproduce.plan_table(load_table("gsd-2"), two["flags"], env={"SPECBENCH_DECODER": "ar"}):
-        options = dict(row.plan.decoders[0].spec.options)
-        assert dict(row.settings.options).items() <= options.items() and options["window"] == 16
+        options = row.plan.decoders[0].spec.options
+        assert row.settings.options.items() <= options.items() and options["window"] == 16
         assert row.plan.sampling.guidance == 3.0 and row.plan.sampling.top_k == 2000
 
 

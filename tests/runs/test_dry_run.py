@@ -67,7 +67,7 @@ def test_a_file_in_the_place_of_results_and_a_batch_that_does_not_fit_are_one_ob
 
 
 def test_every_decoder_finds_the_draft_head_that_comes_with_the_model(tmp_path):
-    with_head = [name for name in PRESETS if "head" in dict(resolve(name).options)]
+    with_head = [name for name in PRESETS if "head" in resolve(name).options]
     rows = api.dry_run(decoder=with_head, limit=1, out=tmp_path)
     assert {"eagle", "eagle-gbv", "vertical"} <= {row["decoder"] for row in rows}
     assert {row["decoder"]: row["obstacles"] for row in rows if row["head"] != "on disk" or row["obstacles"]} == {}
