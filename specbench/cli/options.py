@@ -16,7 +16,8 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, enumerated
+from specbench.metrics.catalog import PROTOCOLS
 from specbench.specs.options import Option, Setting, plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
@@ -49,12 +50,9 @@ def metric_option(help: str, kind: Any = list[str] | None) -> Any:
     return option("--metric", "NAME", help, kind)
 
 
-_PROTOCOLS = ("sjd", "cool-sd", "zipar", "mulo-sd", "fid-50k")
-
-
 def protocol_option(what: str) -> Any:
     """`what` a protocol's metrics are for; their names follow."""
-    return option("--protocol", "NAME", f"{what} of a paper: {', '.join(_PROTOCOLS[:-1])} or {_PROTOCOLS[-1]}.")
+    return option("--protocol", "NAME", f"{what} of a paper: {enumerated(PROTOCOLS, 'or')}.")
 
 
 def served_option(**more: Any) -> Any:
