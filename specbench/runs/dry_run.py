@@ -113,11 +113,12 @@ def outlooks(settings: Settings, shared: Costs | None = None) -> list[Outlook]:
 
 def distinct_outlooks(swept: Iterable[Settings], shared: Costs | None = None) -> list[Outlook]:
     """The distinct runs of several settings; what seeds have in common is found out once."""
-    shared, by_key, runs = shared or Costs(), {}, []
+    shared, by_key, runs = shared or Costs(), dict[str, list[Outlook]](), list[Outlook]()
     for settings in swept:
         key = repr(replace(settings, seed=0))
-        alike = [outlook.of_seed(settings) for outlook in by_key.get(key, ())]
-        if not alike or None in alike or settings.batch == "auto":  # which an earlier run may have settled
+        first = by_key.get(key, [])
+        alike = [outlook for each in first if (outlook := each.of_seed(settings))]
+        if len(alike) < len(first) or not first or settings.batch == "auto":  # which an earlier run may have settled
             alike = by_key[key] = outlooks(settings, shared)
         runs += alike
     return list({json.dumps(outlook.row, default=str): outlook for outlook in reversed(runs)}.values())[::-1]
@@ -137,14 +138,14 @@ def _outlook(draft: Draft, planned: PlannedDecoder, cut: str | None, shared: Cos
     with suppress(SpecbenchError):  # its draft head is not on disk
         known = plan and model.ready and not planned.auto_window
         spec = plan.spec(planned.spec, shared.digest(model)) if plan and known else None
-    folder = spec and run_folder(draft.out, spec)
+    folder = run_folder(draft.out, spec) if spec else None
     requests = plan.requests_of(planned) if plan else ()
     stored = RunStore(folder).completed(settings.trace) if folder and folder.is_dir() else set()
     done = len(stored & {request.key for request in requests})
     images = len(requests) if plan else _expected_images(settings, planned.first)
     missing = None if images is None else images - done
     alike = Path(settings.out), model.name, planned.spec.name, settings.device
-    pace = seconds_per_image(*alike, folder.name) if done else None
+    pace = seconds_per_image(*alike, folder.name) if folder and done else None
     pace = pace or shared.pace(*alike)
     # Upper bound of an image on disk: an incompressible PNG and the lists of its row.
     image_bytes = math.prod(model.resolution) * 3 + model.tokens * 32 + 4096
@@ -164,7 +165,7 @@ def _outlook(draft: Draft, planned: PlannedDecoder, cut: str | None, shared: Cos
         memory_gib=None if memory is None else float(f"{memory / 2**30:.3g}"),
         captions=cut,
         weights=_where(model.files),
-        head=head and _where(head.find),
+        head=_where(head.find) if head else None,
         obstacles=draft.obstacles(planned, memory, megabytes, shared),
     )
 
@@ -229,14 +230,14 @@ _SHORT_S, _LONG_S = 5.0, 3600.0
 
 def cost_note(plan: Plan) -> str | None:
     """Roofline estimate of the time per AR image; None if it is short, unknown, or measured by earlier runs."""
-    size, model = plan.model.size, plan.model
+    model, network, size = plan.model, plan.model.network, plan.model.size
     earlier = seconds_per_image(plan.out, model.name, "ar", plan.settings.device)
-    if size is None or plan.workers.elsewhere or earlier is not None:
+    if not (size and network) or plan.workers.elsewhere or earlier is not None:
         return None
     machine = plan.settings.device, plan.dtype, plan.threads
     peak = find_peak(*machine) or glimpse_peak(*machine)[0]  # a busy machine's, too: the run will be as slow
     guided, context = plan.sampling.guidance != 1, model.stream / 2
-    forward = Forward(size, model.network.moved, model.v_image, BYTES[plan.dtype], 1, 1, guided, context)
+    forward = Forward(size, network.moved, model.v_image, BYTES[plan.dtype], 1, 1, guided, context)
     seconds = model.stream * sum(forward_ms(forward, peak, Reached()).values()) / 1e3
     return cost_text(model.stream, seconds, peak.name, peak.source) if seconds >= _SHORT_S else None
 

@@ -82,7 +82,7 @@ class Plan(Draft):
     memory: Mapping[str, object] | None = None
 
     @property
-    def work(self) -> tuple:
+    def work(self) -> tuple[object, ...]:
         """Key shared by plans whose decoders can alternate on one loaded model."""
         images = (self.chosen, self.settings.samples, self.shard, self.settings.trace, self.out)
         workers = self.workers if self.workers.elsewhere else None  # only these import decoders by their references
@@ -161,7 +161,7 @@ class Plan(Draft):
     def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
         """Files of the decoder's draft head; None without one."""
         head = head_files(self.model, decoder)
-        return head and head.find(download)
+        return head.find(download) if head else None
 
 
 def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
@@ -222,8 +222,10 @@ def draft_plan(settings: Settings, shared: Shared | None = None, ahead: bool = F
         )
         if not draft.workers.elsewhere:
             # What depends on the plan's size and on this machine: steps compiled or not, windows, batch.
-            plan = problems.check("memory", lambda: _settle_batch(_settle_windows(_settle_steps(plan, shared))))
-        draft = plan or draft
+            settled = problems.check("memory", lambda: _settle_batch(_settle_windows(_settle_steps(plan, shared))))
+            draft = settled or draft
+        else:
+            draft = plan
     if ahead:
         _look_ahead(draft, problems)
     return replace(draft, problems=tuple(problems))
@@ -388,10 +390,9 @@ def plan_model(settings: Settings) -> ModelFacts:
 
 def plan_sampling(model: ModelFacts, settings: Settings) -> Sampling:
     """Model's sampling with the settings applied; rejects a top-k above the image vocabulary."""
-    sampling = replace(model.sampling(), **settings.sampling)
-    sampling = replace(
-        sampling, **{name: getattr(sampling, name) or None for name in ("entropy_scale", "min_p", "top_n_sigma")}
-    )
+    values = vars(model.sampling()) | dict(settings.sampling)
+    off = {name: None for name in ("entropy_scale", "min_p", "top_n_sigma") if not values[name]}
+    sampling = Sampling(**values | off)
     if sampling.guidance != 1 and not model.guided:
         raise SpecbenchError(f"--cfg {sampling.guidance:g}: {model.name} has no unconditional prompt", "omit it")
     if sampling.top_k > model.v_image:

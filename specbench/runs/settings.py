@@ -18,7 +18,7 @@ from specbench.errors import SpecbenchError, unknown_name
 from specbench.models.facts import DTYPES, EIGHT_BITS_GAIN, Form
 from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
-from specbench.specs.options import PREFIX, Option, Origin, Setting, SettingSource, parse_size
+from specbench.specs.options import PREFIX, Component, Option, Origin, Setting, SettingSource, parse_size
 from specbench.specs.presets import PRESETS, options_of
 from specbench.specs.run_spec import SAMPLING, Mode
 from specbench.system.files import text_of
@@ -124,7 +124,7 @@ class Settings:
         "compile the decode step before timing; auto: on CUDA, and on a CPU if there are enough images to pay for it",
         "WHEN", choices=compiler.MODES)
 
-    sampling: Mapping[str, float] = field(default_factory=dict)  # given fields of `specbench.specs.run_spec.Sampling`
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # given fields of `specbench.specs.run_spec.Sampling`
     options: Mapping[str, Any] = field(default_factory=dict)  # given components and options of decoders, by name
 
     out: str = _output("results", "results folder", "DIR")
@@ -196,11 +196,11 @@ OF_IMAGES = OF_TOKENS - {"prompts"} | {"threads", "compile", "decoder", "seed", 
 
 def decoder_settings() -> tuple[Setting, ...]:
     """List one setting per component kind (drafter, init, ...) and per option of any decoder, in help order."""
-    return _settings_of(tuple(PRESETS), tuple(tuple(values.values()) for values in CHOICES.values()))
+    return _settings_of(*PRESETS, *(part for values in CHOICES.values() for part in values.values()))
 
 
 @cache
-def _settings_of(_presets: tuple, _components: tuple) -> tuple[Setting, ...]:
+def _settings_of(*_known: str | Component) -> tuple[Setting, ...]:
     """`decoder_settings` of these presets and components, which plug-ins and cells add to."""
     kinds = (
         Setting(
@@ -210,7 +210,7 @@ def _settings_of(_presets: tuple, _components: tuple) -> tuple[Setting, ...]:
         for kind, values in CHOICES.items()
     )  # fmt: skip
     metavars, of_type = {"tree": "TREE", "head": "DIR", "pairs": "FILE"}, {int: "N", float: "X", bool: "", str: "TEXT"}
-    variants: dict[str, dict[tuple, Option]] = {}
+    variants: dict[str, dict[tuple[type, str], Option]] = {}
     components = (part for values in CHOICES.values() for part in values.values())
     presets = (options_of(preset).values() for preset in PRESETS.values())
     for option in chain(*(part.options for part in components), *presets):
@@ -233,9 +233,10 @@ def _settings_of(_presets: tuple, _components: tuple) -> tuple[Setting, ...]:
 
 def run_settings(names: Collection[str] | None = None) -> tuple[Setting, ...]:
     """The settings of `specbench run`, all or those with `names`, in help order."""
-    groups = {"sampling": SAMPLING.values(), "options": decoder_settings(), "origins": ()}
-    every = (groups.get(part.name, [_OWN.get(part.name)]) for part in fields(Settings))
-    return tuple(setting for group in every for setting in group if names is None or setting.name in names)
+    groups = {"sampling": tuple(SAMPLING.values()), "options": decoder_settings(), "origins": ()}
+    groups |= {name: (setting,) for name, setting in _OWN.items()}
+    every = chain.from_iterable(groups[part.name] for part in fields(Settings))
+    return tuple(setting for setting in every if names is None or setting.name in names)
 
 
 def read_config(path: str | Path, keys: Iterable[str]) -> dict[str, object]:
@@ -278,8 +279,8 @@ def merge(
     read = Settings().changed(*({name: pair[part] for name, pair in picked.items()} for part in (0, 1)))
     if "prompts" in picked:
         read = _with_prompts(read)
-    own = {"model": _model_named(read.model)} | ({"device": chosen_device(read.device)} if "device" in picked else {})
-    return replace(read, **own)
+    read = replace(read, model=_model_named(read.model))
+    return replace(read, device=chosen_device(read.device)) if "device" in picked else read
 
 
 def _with_prompts(read: Settings) -> Settings:

@@ -33,7 +33,7 @@ def sweep_plans(settings: Settings, axes: Mapping[str, Sequence[object]]) -> lis
     """Make one plan per combination of the axes' values; one plan without axes. Missing prompts are downloaded."""
     shared = Shared(fetched_prompts)
     check_effects(settings, axes, shared)
-    made: dict[tuple, Plan] = {}
+    made: dict[tuple[object, ...], Plan] = {}
     plans = []
     for chosen in sweep_values(settings, axes):
         key = tuple(chosen.value(name) for name in axes if name != "seed")
@@ -85,7 +85,7 @@ def check_effects(settings: Settings, axes: Mapping[str, Sequence[object]], shar
             raise SpecbenchError(what, f"--decoder sets {name} itself; omit it there")
 
 
-def _runs(plan: Plan) -> tuple:
+def _runs(plan: Plan) -> tuple[object, ...]:
     machine = (plan.dtype, plan.settings.device, plan.threads, plan.compiled)
     setting = (plan.sampling, plan.prompts.sha256, plan.settings.seed, plan.batch, *machine)
     return plan.model, [(decoder.spec, decoder.auto_window) for decoder in plan.decoders], setting

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.decoder_args import parse_decoders
@@ -52,7 +53,7 @@ def run_mode(mode: Mode | None, batch: int | str, workers: Workers, device: str)
     return mode or ("latency" if batch == 1 and alone else "throughput")
 
 
-def import_ray():
+def import_ray() -> Any:
     """Import Ray with logging and usage reports off; a SpecbenchError with exit code 5 if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
