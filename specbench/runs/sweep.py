@@ -45,12 +45,12 @@ def sweep_plans(settings: Settings, axes: Mapping[str, Sequence[object]]) -> lis
 
 def sweep_values(settings: Settings, axes: Mapping[str, Sequence[object]]) -> Iterator[Settings]:
     """The settings of each combination of the axes' values, without plans; prints progress if there are many."""
-    parsed = _parsed_axes(axes)
+    parsed, origin = _parsed_axes(axes), Origin(SettingSource.SWEEP)
     total = math.prod(map(len, parsed.values()))
     for number, chosen in enumerate(itertools.product(*parsed.values())):
         if total > _MANY and number % _MANY == 0 and console.progress_shown():
             console.say(f"planned {number:,} of {total:,} runs")
-        yield _swept(settings, dict(zip(parsed, chosen, strict=True)))
+        yield settings.changed(dict(zip(parsed, chosen, strict=True)), dict.fromkeys(parsed, origin))
 
 
 def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
@@ -62,24 +62,18 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
         if not axes[name]:
             raise SpecbenchError(f"--sweep {name}: no values", "write it as --sweep G=3,10,25")
         if name not in swept:
-            raise SpecbenchError(
-                f"--sweep {name}: this setting does not distinguish runs", f"set it once, with --{name}"
-            )
+            what = f"--sweep {name}: this setting does not distinguish runs"
+            raise SpecbenchError(what, f"set it once, with --{name}")
     return {name: list(dict.fromkeys(map(settings[name].parse, values))) for name, values in axes.items()}
-
-
-def _swept(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    return settings.changed(values, dict.fromkeys(values, Origin(SettingSource.SWEEP)))
 
 
 def check_effects(settings: Settings, axes: Mapping[str, Sequence[object]], shared: Shared) -> None:
     """Reject an axis without effect, for example one overridden by a decoder's inline option."""
     parsed = _parsed_axes(axes)
-    first = {name: choices[0] for name, choices in parsed.items()}
+    first = {name: choices[:1] for name, choices in parsed.items()}
     for name, choices in parsed.items():
-        first_runs, *other_runs = (
-            _runs(make_plan(_swept(settings, {**first, name: choice}), shared=shared)) for choice in choices[:2]
-        )
+        two = sweep_values(settings, {**first, name: choices[:2]})
+        first_runs, *other_runs = (_runs(make_plan(each, shared)) for each in two)
         if first_runs in other_runs:
             what = f"--sweep {name}: changes nothing here"
             raise SpecbenchError(what, f"--decoder sets {name} itself; omit it there")

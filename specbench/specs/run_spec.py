@@ -32,34 +32,27 @@ class Sampling:
         top_n_sigma: the deviation is computed over the logits that top-k keeps.
     """
 
-    guidance: float = _sampling(
-        3.0, "cfg", "classifier-free guidance scale; 1 disables guidance", "X", 1.0, minimum=0.0, maximum=1e4
-    )
-    temperature: float = _sampling(
-        1.0, "temperature", "sampling temperature, applied after guidance", "X", 1.0, minimum=1e-6, maximum=1e4,
-        outside="--top-k 1 takes the most probable token every time, as temperature 0 would",
-    )  # fmt: skip
-    top_k: int = _sampling(
-        0, "top-k", "sample from the K most probable tokens; 0 disables the filter", "K", 0, minimum=0
-    )
-    top_p: float = _sampling(
-        1.0, "top-p", "sample from the smallest set of tokens with total probability P; 1 disables the filter", "P",
-        1.0, above=0.0, maximum=1.0,
-    )  # fmt: skip
-    entropy_scale: float | None = _sampling(
-        None, "entropy-scale",
+    # fmt: off
+    guidance: float = _sampling(3.0, "cfg",
+        "classifier-free guidance scale; 1 disables guidance", "X", 1.0, minimum=0.0, maximum=1e4)
+    temperature: float = _sampling(1.0, "temperature",
+        "sampling temperature, applied after guidance", "X", 1.0, minimum=1e-6, maximum=1e4,
+        outside="--top-k 1 takes the most probable token every time, as temperature 0 would")
+    top_k: int = _sampling(0, "top-k",
+        "sample from the K most probable tokens; 0 disables the filter", "K", 0, minimum=0)
+    top_p: float = _sampling(1.0, "top-p",
+        "sample from the smallest set of tokens with total probability P; 1 disables the filter", "P", 1.0,
+        above=0.0, maximum=1.0)
+    entropy_scale: float | None = _sampling(None, "entropy-scale",
         "multiply the temperature by 2.5 exp(-H/X) + 0.6, H the entropy after top-k; 0 disables it", "X", 0.0,
-        minimum=0.0, maximum=1e4,
-    )  # fmt: skip
-    min_p: float | None = _sampling(
-        None, "min-p", "sample from the tokens of at least P times the largest probability; 0 disables the filter", "P",
-        0.0, minimum=0.0, maximum=1.0,
-    )  # fmt: skip
-    top_n_sigma: float | None = _sampling(
-        None, "top-n-sigma",
+        minimum=0.0, maximum=1e4)
+    min_p: float | None = _sampling(None, "min-p",
+        "sample from the tokens of at least P times the largest probability; 0 disables the filter", "P", 0.0,
+        minimum=0.0, maximum=1.0)
+    top_n_sigma: float | None = _sampling(None, "top-n-sigma",
         "sample from the logits within N standard deviations of the largest one, after top-k; 0 disables the filter",
-        "N", 0.0, minimum=0.0, maximum=1e4,
-    )  # fmt: skip
+        "N", 0.0, minimum=0.0, maximum=1e4)
+    # fmt: on
 
 
 SAMPLING: Mapping[str, Setting] = {part.name: part.metadata["setting"] for part in fields(Sampling)}
