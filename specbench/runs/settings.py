@@ -138,8 +138,8 @@ class Settings:
 
     def value(self, name: str) -> Any:
         """The value of a setting by its name; None if it is left open."""
-        if (own := name.replace("-", "_")) in _OWN:
-            return getattr(self, own)
+        if name in _OWN:
+            return getattr(self, name.replace("-", "_"))
         return self.sampling.get(_SAMPLED[name]) if name in _SAMPLED else self.options.get(name)
 
     def is_given(self, name: str) -> bool:
@@ -157,19 +157,18 @@ class Settings:
 
     def changed(self, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> Settings:
         """The record with other values and origins, by name."""
-        own = {name: values[setting.name] for name, setting in _OWN.items() if setting.name in values}
-        sampling = {name: values[setting.name] for name, setting in SAMPLING.items() if setting.name in values}
-        known = {setting.name for setting in (*_OWN.values(), *SAMPLING.values())}
-        options = {name: value for name, value in values.items() if name not in known}
-        parts = {"sampling": {**self.sampling, **sampling}, "options": {**self.options, **options}}
-        own |= {part: {name: v for name, v in of.items() if v is not None} for part, of in parts.items()}
+        own = {name.replace("-", "_"): value for name, value in values.items() if name in _OWN}
+        sampling = {**self.sampling, **{kept: values[name] for name, kept in _SAMPLED.items() if name in values}}
+        options = {**self.options, **{name: values[name] for name in values if name not in _OWN | _SAMPLED}}
+        for part, of in (("sampling", sampling), ("options", options)):
+            own[part] = {name: value for name, value in of.items() if value is not None}
         return replace(self, **own, origins={**self.origins, **origins})
 
 
-_OWN = {
-    part.name: replace(part.metadata["setting"], name=part.name.replace("_", "-"))
+_OWN: Mapping[str, Setting] = {
+    name: replace(part.metadata["setting"], name=name)
     for part in fields(Settings)
-    if part.metadata
+    if part.metadata and (name := part.name.replace("_", "-"))
 }
 _SAMPLED = {setting.name: name for name, setting in SAMPLING.items()}
 DRAWN = ("limit", "offset", "sample", "per-category", "category", "ids")
@@ -234,7 +233,7 @@ def _settings_of(*_known: str | Component) -> tuple[Setting, ...]:
 def run_settings(names: Collection[str] | None = None) -> tuple[Setting, ...]:
     """The settings of `specbench run`, all or those with `names`, in help order."""
     groups = {"sampling": tuple(SAMPLING.values()), "options": decoder_settings(), "origins": ()}
-    groups |= {name: (setting,) for name, setting in _OWN.items()}
+    groups |= {name.replace("-", "_"): (setting,) for name, setting in _OWN.items()}
     every = chain.from_iterable(groups[part.name] for part in fields(Settings))
     return tuple(setting for setting in every if names is None or setting.name in names)
 
