@@ -2,8 +2,8 @@
 hidden states of codes alone. A FLUX model turns the codes into pixels.
 
 The network is written here after a copy of the authors' code, since transformers has none; the code of the FLUX model
-and of the code table was not available, so only tokens are decoded. The script samples with transformers' `generate`:
-where it asks for `generate`'s defaults (temperature, top-k, top-p), the settings of the repository take their place.
+and of the code table was not available, so only tokens are decoded. The script samples with transformers' `generate`
+and its default temperature, top-k and top-p, which the generation settings of the repository replace.
 """
 
 from __future__ import annotations
