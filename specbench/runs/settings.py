@@ -159,7 +159,7 @@ class Settings:
         """The record with other values and origins, by name."""
         own = {name.replace("-", "_"): value for name, value in values.items() if name in _OWN}
         sampling = {**self.sampling, **{kept: values[name] for name, kept in _SAMPLED.items() if name in values}}
-        options = {**self.options, **{name: values[name] for name in values if name not in _OWN | _SAMPLED}}
+        options = {**self.options, **{name: values[name] for name in values if name not in (*_OWN, *_SAMPLED)}}
         for part, of in (("sampling", sampling), ("options", options)):
             own[part] = {name: value for name, value in of.items() if value is not None}
         return replace(self, **own, origins={**self.origins, **origins})
