@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from specbench.cli.commands import Command, help_of
-from specbench.cli.options import OUTPUT, Json, Quiet, dry_run_switch, flags, option
+from specbench.cli.options import Json, Quiet, dry_run_switch, flags, of_run, option
 from specbench.cli.output import print_json, print_line, print_table
 from specbench.errors import MISSING_PREREQUISITE, unknown_name
 from specbench.runs.progress_bar import ProgressReporter, ScoreProgress
@@ -241,10 +241,8 @@ def _show_table(folders: Sequence[Path]) -> None:
         screen.print(first_table(section.runs, screen.width))
 
 
-_Limit = option("--limit", "N", "Number of prompts.", int, min=1, envvar="SPECBENCH_LIMIT", show_envvar=False)
-_Out = option(
-    "--out", "DIR", "Folder of the runs, the table and the image grid.", Path, envvar="SPECBENCH_OUT", **OUTPUT
-)
+_Limit = of_run("limit", int, help="Number of prompts.", min=1)
+_Out = of_run("out", Path, help="Folder of the runs, the table and the image grid.")
 _Compile = option("--compile", "WHEN", "Compile the steps: on, off, or auto: on if a compiler is installed.", str)
 
 

@@ -155,9 +155,7 @@ def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
 def distinctions(infos: Mapping[str, RunInfo]) -> dict[str, str]:
     """By run, a description of how it differs from the others: in options of its decoder, or in settings."""
     settings = {run: setting_texts(info.spec) for run, info in infos.items()}
-    options = {
-        run: {name: plain(value) for name, value in info.spec.decoder.options.items()} for run, info in infos.items()
-    }
+    options = {run: info.spec.decoder.options for run, info in infos.items()}
     texts = {}
     for run, info in infos.items():
         decoder = info.spec.decoder.name
@@ -177,10 +175,10 @@ def setting_texts(spec: RunSpec) -> dict[str, str]:
     return {name.replace("_", "-"): plain(value) for name, value in flat.items()}
 
 
-def _differing(values: Mapping[str, str], others: Iterable[Mapping[str, str]]) -> list[str]:
+def _differing(values: Mapping[str, object], others: Iterable[Mapping[str, object]]) -> list[str]:
     """The entries of `values` that not all `others` have."""
     others = list(others)
-    return [f"{name}={value}" for name, value in values.items() if any(other.get(name) != value for other in others)]
+    return [f"{name}={plain(values[name])}" for name in values if any(o.get(name) != values[name] for o in others)]
 
 
 def read_infos(out: Path | str) -> dict[Path, RunInfo]:
