@@ -17,9 +17,9 @@ from specbench.cli.options import Json, Quiet, dry_run_switch, flags, of_run, op
 from specbench.cli.output import print_json, print_line, print_table
 from specbench.errors import MISSING_PREREQUISITE, unknown_name
 from specbench.runs.progress_bar import ProgressReporter, ScoreProgress
-from specbench.runs.settings import DRAWN, Settings, check_environment, merge, read_config, run_settings
+from specbench.runs.settings import DRAWN, RunSettings, check_environment, merge, read_config, run_settings
 from specbench.specs.components import CHOICES
-from specbench.specs.options import Origin, SettingSource, plain
+from specbench.specs.options import SettingOrigin, SettingSource, plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 from specbench.system.downloads import offline
@@ -53,7 +53,7 @@ _COLUMNS = (
 )
 """Columns of a dry run."""
 _FIRST_LOOK = 8  # Prompts if neither prompts nor decoders are named; an interval needs as many
-_FIRST = Origin(SettingSource.DEFAULT, "where neither decoders nor prompts are named")
+_FIRST = SettingOrigin(SettingSource.DEFAULT, "where neither decoders nor prompts are named")
 _PIPED_WIDTH = 160  # Characters of a dry run's lines without a terminal
 _MOST_USED = ("decoder", "prompts", "limit", "model", "window", "device", "out", "dry-run")
 _EVERYTHING = "all"
@@ -137,7 +137,7 @@ def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
         reporter.note(f"decoders differ in {' and '.join(differences)}; equal, for example: {' '.join(equal)}")
 
 
-def _read(flags: Mapping[str, object], config: str | None) -> Settings:
+def _read(flags: Mapping[str, object], config: str | None) -> RunSettings:
     check_environment()
     config = config or os.environ.get("SPECBENCH_CONFIG") or None
     stored = read_config(config, [setting.name for setting in _SETTINGS]) if config else {}
@@ -147,7 +147,7 @@ def _read(flags: Mapping[str, object], config: str | None) -> Settings:
     return settings.changed({"limit": _FIRST_LOOK}, {"limit": _FIRST})
 
 
-def _show_dry_run(settings: Settings, axes: Mapping[str, Sequence[object]]) -> None:
+def _show_dry_run(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -> None:
     from specbench.runs.dry_run import LISTED, Costs, distinct_outlooks, obstacle
     from specbench.runs.sweep import check_effects, sweep_values
 
@@ -202,7 +202,7 @@ def print_dry_run(
     _print_lines([title, *lines] if lines else [*needed, *of_heads])
 
 
-def _needed(settings: Iterable[Settings]) -> list[str]:
+def _needed(settings: Iterable[RunSettings]) -> list[str]:
     """Everything that runs of these settings and their scores lack on this disk, and the command that brings it."""
     from specbench.runs.needs import fetch_command, needs_of, score_needs
     from specbench.runs.plan import plan_model

@@ -90,12 +90,12 @@ def _option_rows(name: str, model: str) -> _Rows:
     from specbench.models.draft_head_files import published_head
     from specbench.prompts import default_prompts
     from specbench.runs.decoder_args import plan_decoders
-    from specbench.runs.settings import Settings
+    from specbench.runs.settings import RunSettings
     from specbench.specs.run_spec import SAMPLING
 
     sampling, stated = find_model(model).sampling(), published(name.partition(":")[0], model, "shared")
     rows: _Rows = []
-    for planned in plan_decoders(Settings(decoder=tuple(split_list(name)), model=model)):
+    for planned in plan_decoders(RunSettings(decoder=tuple(split_list(name)), model=model)):
         values = nonfinite_as_text(planned.chosen | planned.spec.options)
         if values.get("head") == "" and (head := published_head(model, planned.spec.head_kind)):
             rows.append({"name": "head", "value": head, "source": "published for the model", "published": None})

@@ -22,8 +22,8 @@ from specbench.papers.table import SCORE, CellSettings, Column, Row, Table, chos
 from specbench.reporting.marks import label, natural
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import Plan, Shared, make_plan, plan_model, plan_sampling
-from specbench.runs.settings import OPEN_IN_TABLES, Settings, merge, run_settings
-from specbench.specs.options import Origin, Setting, SettingSource, plain
+from specbench.runs.settings import OPEN_IN_TABLES, RunSettings, merge, run_settings
+from specbench.specs.options import Setting, SettingOrigin, SettingSource, plain
 from specbench.specs.presets import PRESETS, decoder_name, resolve
 from specbench.specs.run_spec import SAMPLING
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
@@ -38,7 +38,7 @@ class PlannedCell:
     """The settings of one or more cells, with the plan of their run or the problem that prevents one."""
 
     settings: CellSettings  # from the table
-    values: Settings | None  # with flags and environment applied; None if they are rejected
+    values: RunSettings | None  # with flags and environment applied; None if they are rejected
     plan: Plan | None = None
     problem: SpecbenchError | None = None
 
@@ -53,7 +53,7 @@ def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, s
     cells = [_resolve(asked, shared, f"{table.name}.toml", settings, flags, env) for asked in every]
     drafters = [PRESETS[cell.decoder].choices["drafter"] for cell in every if cell.decoder in PRESETS]
     if "none" in drafters or not any(column.key in RATIOS_TO_AR for column in table.columns):
-        none = {"baseline": 0}, {"baseline": Origin(SettingSource.DEFAULT, "of tables")}
+        none = {"baseline": 0}, {"baseline": SettingOrigin(SettingSource.DEFAULT, "of tables")}
         cells = [replace(cell, values=cell.values and cell.values.changed(*none)) for cell in cells]
     _raise_if_all_refused(cells)
     return cells
@@ -143,7 +143,7 @@ def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[CellSet
     return folders
 
 
-def wanted_fields(settings: Settings) -> dict[str, object]:
+def wanted_fields(settings: RunSettings) -> dict[str, object]:
     """The fields of the `RunSpec` that the settings ask for; dtype, device and threads only if they were given; any
     draft head."""
     model, (planned,) = plan_model(settings), plan_decoders(settings)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specbench.errors import SpecbenchError, read_name
-from specbench.runs.settings import Settings, decoder_settings
+from specbench.runs.settings import RunSettings, decoder_settings
 from specbench.specs.components import CHOICES, DRAFTERS
 from specbench.specs.options import Options, SettingSource, split_list
 from specbench.specs.presets import (
@@ -53,7 +53,7 @@ def with_window(decoder: DecoderSpec, window: int) -> DecoderSpec:
     return replace(decoder, options=Options(decoder.options | {"window": window}))
 
 
-def plan_decoders(settings: Settings) -> list[PlannedDecoder]:
+def plan_decoders(settings: RunSettings) -> list[PlannedDecoder]:
     """Decoders named as "gsd:G=50", "window=16", "ar", with the plain options that apply to them: each option applies
     to every decoder that has it, but to `ar` only if no other decoder takes it. Options that are not given have the
     value that is published for the decoder on the model, else the preset's."""
@@ -81,14 +81,14 @@ def plan_decoders(settings: Settings) -> list[PlannedDecoder]:
     return list(planned.values())
 
 
-def with_ar(decoders: Sequence[PlannedDecoder], settings: Settings) -> list[PlannedDecoder]:
+def with_ar(decoders: Sequence[PlannedDecoder], settings: RunSettings) -> list[PlannedDecoder]:
     """The decoders of a run; if AR is not among them, AR is added on the first prompts for their speed-ups."""
     untimed = settings.batch != 1 or settings.mode == "throughput" or settings.workers or settings.ray
     timed = settings.mode == "latency" or not untimed
     prompts = settings.baseline if settings.baseline is not None else BASELINE_PROMPTS * timed
     if not prompts or any(planned.spec.drafter == "none" for planned in decoders):
         return list(decoders)
-    return [*decoders, replace(_plan_decoder("ar", {}, Settings(model=settings.model)), first=prompts)]
+    return [*decoders, replace(_plan_decoder("ar", {}, RunSettings(model=settings.model)), first=prompts)]
 
 
 def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
@@ -128,7 +128,7 @@ def labelled_decoders(names: Sequence[str]) -> list[tuple[str, Any]]:
     return decoders
 
 
-def _plan_decoder(reference: str, inline: Mapping[str, str], settings: Settings) -> PlannedDecoder:
+def _plan_decoder(reference: str, inline: Mapping[str, str], settings: RunSettings) -> PlannedDecoder:
     name, asked = decoder_name(reference), settings.options
     preset, stated = PRESETS[read_name("decoder", name, PRESETS)], published(name, settings.model)
     plain = {key: value for key, (value, _) in stated.items()} | dict(asked)

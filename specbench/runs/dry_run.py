@@ -21,7 +21,7 @@ from specbench.prompts import PromptSet, downloadable, load_prompts, public_name
 from specbench.runs.decoder_args import PlannedDecoder
 from specbench.runs.memory_estimate import footprint
 from specbench.runs.plan import Draft, Plan, Shared, draft_plan, head_files, plan_drawing
-from specbench.runs.settings import Settings
+from specbench.runs.settings import RunSettings
 from specbench.specs.run_spec import SAMPLING, RunSpec
 from specbench.store.run_folders import find_runs_like, run_folder
 from specbench.store.run_store import RunStore
@@ -75,7 +75,7 @@ class Outlook:
             **{name: value for name, value in vars(self).items() if name not in ("draft", "planned", "spec")},
         )
 
-    def of_seed(self, settings: Settings) -> Outlook | None:
+    def of_seed(self, settings: RunSettings) -> Outlook | None:
         """The same run with another seed, that of `settings`; None if one of the two is stored."""
         spec = self.spec and replace(self.spec, seed=settings.seed)
         if self.done or (spec and run_folder(self.draft.out, spec).is_dir()):
@@ -100,7 +100,7 @@ class Costs(Shared):
         )
 
 
-def outlooks(settings: Settings, shared: Costs | None = None) -> list[Outlook]:
+def outlooks(settings: RunSettings, shared: Costs | None = None) -> list[Outlook]:
     """The runs of settings, one for each decoder. `shared`: for callers with several settings."""
     shared = shared or Costs()
     draft = draft_plan(settings, shared, ahead=True)
@@ -111,7 +111,7 @@ def outlooks(settings: Settings, shared: Costs | None = None) -> list[Outlook]:
     return [_outlook(draft, planned, cut, shared) for planned in draft.decoders]
 
 
-def distinct_outlooks(swept: Iterable[Settings], shared: Costs | None = None) -> list[Outlook]:
+def distinct_outlooks(swept: Iterable[RunSettings], shared: Costs | None = None) -> list[Outlook]:
     """The distinct runs of several settings; what seeds have in common is found out once."""
     shared, by_key, runs = shared or Costs(), dict[str, list[Outlook]](), list[Outlook]()
     for settings in swept:
@@ -170,7 +170,7 @@ def _outlook(draft: Draft, planned: PlannedDecoder, cut: str | None, shared: Cos
     )
 
 
-def _expected_images(settings: Settings, first: int | None) -> int | None:
+def _expected_images(settings: RunSettings, first: int | None) -> int | None:
     """Images (of a baseline: of the `first` prompts) of a public set that is not downloaded; None if unknown."""
     name, drawing = str(settings.prompts), plan_drawing(settings)
     if name not in public_names() or drawing.ids or drawing.categories or drawing.per_category:

@@ -25,7 +25,7 @@ from specbench.runs.executors.ray_cluster import Workers, plan_workers, require_
 from specbench.runs.memory_estimate import fitting_windows, free_memory, settle_batch
 from specbench.runs.needs import naming_all
 from specbench.runs.problems import Problem, Problems, check_disk, check_memory, check_writable
-from specbench.runs.settings import DRAWN, RUN_ORIGINS, Settings
+from specbench.runs.settings import DRAWN, RUN_ORIGINS, RunSettings
 from specbench.runs.shards import plan_shard, shard_folder
 from specbench.specs.options import SettingSource
 from specbench.specs.presets import DecoderSpec, decoder_code
@@ -42,7 +42,7 @@ MAX_IMAGES = 1_000_000
 class Draft:
     """A run before its prompts are read and its memory is estimated, with all problems that block it."""
 
-    settings: Settings
+    settings: RunSettings
     model: ModelFacts
     decoders: tuple[PlannedDecoder, ...]
     sampling: Sampling
@@ -185,7 +185,7 @@ class Shared:
         self.runs_on_cpu = cache(lambda out, model: find_runs_like(out, model=model, device="cpu"))
 
 
-def make_plan(settings: Settings, shared: Shared | None = None) -> Plan:
+def make_plan(settings: RunSettings, shared: Shared | None = None) -> Plan:
     """Make the plan of a `run` from its settings; raises the first of its problems."""
     draft = draft_plan(settings, shared)
     if isinstance(draft, Plan):
@@ -194,7 +194,7 @@ def make_plan(settings: Settings, shared: Shared | None = None) -> Plan:
     raise naming_all(error, draft.model, str(settings.prompts)) if of in ("prompts", "weights") else error
 
 
-def draft_plan(settings: Settings, shared: Shared | None = None, ahead: bool = False) -> Draft:
+def draft_plan(settings: RunSettings, shared: Shared | None = None, ahead: bool = False) -> Draft:
     """The plan, or a draft if the prompts are not downloaded or a problem blocks every run. `ahead`: with the problems
     that occur only at run time. Only wrong settings raise."""
     (draft, unmet, alone), shared, problems = _draft(settings), shared or Shared(), Problems()
@@ -231,7 +231,7 @@ def draft_plan(settings: Settings, shared: Shared | None = None, ahead: bool = F
     return replace(draft, problems=tuple(problems))
 
 
-def _draft(settings: Settings) -> tuple[Draft, tuple[str, ...], str]:
+def _draft(settings: RunSettings) -> tuple[Draft, tuple[str, ...], str]:
     """Read the settings; also return the notes on number format and compilation, and on the shard."""
     model, decoders = plan_model(settings), with_ar(plan_decoders(settings), settings)
     for code in (model_code(model), *(decoder_code(planned.spec) for planned in decoders)):
@@ -284,7 +284,7 @@ def _look_ahead(draft: Draft, problems: Problems) -> None:
         problems.check("weights", check_model, draft.model)
 
 
-def _rows_note(model: ModelFacts, settings: Settings) -> str | None:
+def _rows_note(model: ModelFacts, settings: RunSettings) -> str | None:
     """The form of the unconditional prompt, where `run` and the papers' tables differ in it and the user chose none."""
     source = settings.origins["guidance-rows"].source
     family = model.family if isinstance(model, HubModel) else None
@@ -295,7 +295,7 @@ def _rows_note(model: ModelFacts, settings: Settings) -> str | None:
     return "unconditional rows are official, not bench gsd-1's (--guidance-rows released)"
 
 
-def plan_drawing(asked: Settings) -> Drawing:
+def plan_drawing(asked: RunSettings) -> Drawing:
     """The selection of prompts that the settings ask for."""
     return Drawing(asked.ids, asked.category, asked.offset, asked.per_category, asked.sample, asked.limit)
 
@@ -372,7 +372,7 @@ def together(plans: Iterable[Plan]) -> list[list[Plan]]:
     return groups
 
 
-def plan_model(settings: Settings) -> ModelFacts:
+def plan_model(settings: RunSettings) -> ModelFacts:
     """Model with the weights and size given in the settings."""
     choice = ModelChoice(
         weights=settings.weights,
@@ -388,7 +388,7 @@ def plan_model(settings: Settings) -> ModelFacts:
     return find_model(settings.model).configured(choice, download=True)
 
 
-def plan_sampling(model: ModelFacts, settings: Settings) -> Sampling:
+def plan_sampling(model: ModelFacts, settings: RunSettings) -> Sampling:
     """Model's sampling with the settings applied; rejects a top-k above the image vocabulary."""
     values = vars(model.sampling()) | dict(settings.sampling)
     off = {name: None for name in ("entropy_scale", "min_p", "top_n_sigma") if not values[name]}

@@ -32,7 +32,7 @@ from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_wind
 from specbench.runs.executors.local import Executor, LocalExecutor, image_failure
 from specbench.runs.plan import Plan, earlier_window, plan_model, plan_sampling
 from specbench.runs.run_progress import Reporter
-from specbench.runs.settings import Settings, decoder_settings, merge, run_settings
+from specbench.runs.settings import RunSettings, decoder_settings, merge, run_settings
 from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_code, decoder_name, resolve
 from specbench.specs.run_spec import SAMPLING, RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, run_folder, same_but_for_threads
@@ -229,7 +229,7 @@ def _tuned_window(
 
 
 @PinnedTorch(False)
-def generate_images(captions: Sequence[str], settings: Settings) -> list[Generation]:
+def generate_images(captions: Sequence[str], settings: RunSettings) -> list[Generation]:
     """Decode `captions` as one batch, with the settings of a run."""
     if not captions:
         raise SpecbenchError("generate: no prompt given", "pass a caption, or a list of captions")
@@ -319,7 +319,7 @@ def decode_loaded(
     return images[0] if isinstance(prompts, str) else images
 
 
-def _one_decoder(settings: Settings) -> DecoderSpec:
+def _one_decoder(settings: RunSettings) -> DecoderSpec:
     planned, *others = plan_decoders(settings)
     if others or planned.auto_window:
         what = "generate takes one decoder, and a number as its window"

@@ -18,7 +18,7 @@ from specbench.errors import SpecbenchError, unknown_name
 from specbench.models.facts import DTYPES, EIGHT_BITS_GAIN, Form
 from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
-from specbench.specs.options import PREFIX, Component, Option, Origin, Setting, SettingSource, parse_size
+from specbench.specs.options import ENV_PREFIX, Component, Option, Setting, SettingOrigin, SettingSource, parse_size
 from specbench.specs.presets import PRESETS, options_of
 from specbench.specs.run_spec import SAMPLING, Mode
 from specbench.system.files import text_of
@@ -54,7 +54,7 @@ _what, _where, _model, _output = map(_in, ("What to run", "Where to run", "Model
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RunSettings:
     """The record of a run's settings, into which flags, environment, files, sweeps and cells of papers are read.
 
     The field `top_k` is the flag `--top-k`, the variable `SPECBENCH_TOP_K` and the key `top-k`; its metadata has help,
@@ -120,7 +120,7 @@ class Settings:
     device: str = _model(AUTO, "torch device: cpu, cuda, cuda:1, or auto: CUDA where torch finds a GPU", "DEVICE")
     threads: int = _model(0,
         "CPU threads; 0 uses the cores that other processes leave free", "N", minimum=0, maximum=1024)
-    compile: compiler.Mode = _model("auto",
+    compile: compiler.CompileMode = _model("auto",
         "compile the decode step before timing; auto: on CUDA, and on a CPU if there are enough images to pay for it",
         "WHEN", choices=compiler.MODES)
 
@@ -133,7 +133,7 @@ class Settings:
     quiet: bool = _output(False, "print only errors")
     json: bool = _output(False, "print one JSON array on stdout")
 
-    origins: Mapping[str, Origin] = field(default_factory=dict, repr=False)  # of each setting that was read, by name
+    origins: Mapping[str, SettingOrigin] = field(default_factory=dict, repr=False)  # of the settings that were read
     # fmt: on
 
     def value(self, name: str) -> Any:
@@ -155,7 +155,7 @@ class Settings:
         """The part of `by_name` that is not by default."""
         return {name: value for name, value in self.by_name.items() if self.origins[name].given}
 
-    def changed(self, values: Mapping[str, Any], origins: Mapping[str, Origin]) -> Settings:
+    def changed(self, values: Mapping[str, Any], origins: Mapping[str, SettingOrigin]) -> RunSettings:
         """The record with other values and origins, by name."""
         own = {name.replace("-", "_"): value for name, value in values.items() if name in _OWN}
         sampling = {**self.sampling, **{kept: values[name] for name, kept in _SAMPLED.items() if name in values}}
@@ -167,7 +167,7 @@ class Settings:
 
 _OWN: Mapping[str, Setting] = {
     name: replace(part.metadata["setting"], name=name)
-    for part in fields(Settings)
+    for part in fields(RunSettings)
     if part.metadata and (name := part.name.replace("_", "-"))
 }
 _SAMPLED = {setting.name: name for name, setting in SAMPLING.items()}
@@ -234,7 +234,7 @@ def run_settings(names: Collection[str] | None = None) -> tuple[Setting, ...]:
     """The settings of `specbench run`, all or those with `names`, in help order."""
     groups = {"sampling": tuple(SAMPLING.values()), "options": decoder_settings(), "origins": ()}
     groups |= {name.replace("-", "_"): (setting,) for name, setting in _OWN.items()}
-    every = chain.from_iterable(groups[part.name] for part in fields(Settings))
+    every = chain.from_iterable(groups[part.name] for part in fields(RunSettings))
     return tuple(setting for setting in every if names is None or setting.name in names)
 
 
@@ -267,7 +267,7 @@ def merge(
     env: Mapping[str, str] | None = None,
     config: Mapping[str, object] | None = None,
     config_name: str = "config file",
-) -> Settings:
+) -> RunSettings:
     """Read settings into a record; precedence: flag (None and (): not given), environment (None: the process's), config
     file (as `read_config` returns it), default."""
     env = os.environ if env is None else env
@@ -275,14 +275,14 @@ def merge(
     given = {flag: value for flag, value in flags.items() if not (isinstance(value, tuple) and not value)}
     flags = {setting_name("setting", flag, keys): value for flag, value in given.items()}
     picked = {setting.name: _pick(setting, flags, env, config or {}, config_name) for setting in settings}
-    read = Settings().changed(*({name: pair[part] for name, pair in picked.items()} for part in (0, 1)))
+    read = RunSettings().changed(*({name: pair[part] for name, pair in picked.items()} for part in (0, 1)))
     if "prompts" in picked:
         read = _with_prompts(read)
     read = replace(read, model=_model_named(read.model))
     return replace(read, device=chosen_device(read.device)) if "device" in picked else read
 
 
-def _with_prompts(read: Settings) -> Settings:
+def _with_prompts(read: RunSettings) -> RunSettings:
     """The record with the full name of the prompt set, by default the model's own."""
     from specbench.prompts import default_prompts, set_name  # not for `--help`
 
@@ -292,7 +292,7 @@ def _with_prompts(read: Settings) -> Settings:
     if (prompts := default_prompts(model)) is None:
         what = f"'{model}' is a second stage, whose prompts are the images of a first one"
         raise SpecbenchError(what, "--prompts results/RUN, a run of tar-1.5b or tar-7b")
-    return read.changed({"prompts": prompts}, {"prompts": Origin(SettingSource.DEFAULT, f"of {model}")})
+    return read.changed({"prompts": prompts}, {"prompts": SettingOrigin(SettingSource.DEFAULT, f"of {model}")})
 
 
 def _model_named(typed: str) -> str:
@@ -308,19 +308,19 @@ def check_environment(env: Mapping[str, str] | None = None) -> None:
     """Reject `SPECBENCH_` variables that no command reads; a mistyped name would otherwise be ignored."""
     valid = [setting.env for setting in run_settings()] + list(OTHER_VARIABLES)
     for variable in os.environ if env is None else env:
-        if variable.startswith(PREFIX) and variable not in valid:
+        if variable.startswith(ENV_PREFIX) and variable not in valid:
             raise unknown_name("environment variable", variable, valid)
 
 
 def _pick(
     setting: Setting, flags: Mapping[str, Any], env: Mapping[str, str], config: Mapping[str, Any], config_name: str
-) -> tuple[Any, Origin]:
+) -> tuple[Any, SettingOrigin]:
     """The value of a setting with its origin."""
     variable = env.get(setting.env) if setting.many else env.get(setting.env) or None
     sources = (
-        (flags.get(setting.name), Origin(SettingSource.FLAG, f"--{setting.name}")),
-        (variable, Origin(SettingSource.ENVIRONMENT, setting.env)),
-        (config.get(setting.name), Origin(SettingSource.FILE, config_name)),
+        (flags.get(setting.name), SettingOrigin(SettingSource.FLAG, f"--{setting.name}")),
+        (variable, SettingOrigin(SettingSource.ENVIRONMENT, setting.env)),
+        (config.get(setting.name), SettingOrigin(SettingSource.FILE, config_name)),
     )
     for raw, origin in sources:
         if raw is not None:

@@ -11,8 +11,8 @@ from typing import Any
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import fetched_prompts
 from specbench.runs.plan import Plan, Shared, make_plan
-from specbench.runs.settings import RUN_ORIGINS, Settings, decoder_settings, run_settings
-from specbench.specs.options import Origin, SettingSource, split_list
+from specbench.runs.settings import RUN_ORIGINS, RunSettings, decoder_settings, run_settings
+from specbench.specs.options import SettingOrigin, SettingSource, split_list
 from specbench.system import console
 
 _MANY = 1000  # Runs that are planned without a word; each takes a millisecond
@@ -29,7 +29,7 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
     return axes
 
 
-def sweep_plans(settings: Settings, axes: Mapping[str, Sequence[object]]) -> list[Plan]:
+def sweep_plans(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -> list[Plan]:
     """Make one plan per combination of the axes' values; one plan without axes. Missing prompts are downloaded."""
     shared = Shared(fetched_prompts)
     check_effects(settings, axes, shared)
@@ -43,9 +43,9 @@ def sweep_plans(settings: Settings, axes: Mapping[str, Sequence[object]]) -> lis
     return plans
 
 
-def sweep_values(settings: Settings, axes: Mapping[str, Sequence[object]]) -> Iterator[Settings]:
+def sweep_values(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -> Iterator[RunSettings]:
     """The settings of each combination of the axes' values, without plans; prints progress if there are many."""
-    parsed, origin = _parsed_axes(axes), Origin(SettingSource.SWEEP)
+    parsed, origin = _parsed_axes(axes), SettingOrigin(SettingSource.SWEEP)
     total = math.prod(map(len, parsed.values()))
     for number, chosen in enumerate(itertools.product(*parsed.values())):
         if total > _MANY and number % _MANY == 0 and console.progress_shown():
@@ -67,7 +67,7 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
     return {name: list(dict.fromkeys(map(settings[name].parse, values))) for name, values in axes.items()}
 
 
-def check_effects(settings: Settings, axes: Mapping[str, Sequence[object]], shared: Shared) -> None:
+def check_effects(settings: RunSettings, axes: Mapping[str, Sequence[object]], shared: Shared) -> None:
     """Reject an axis without effect, for example one overridden by a decoder's inline option."""
     parsed = _parsed_axes(axes)
     first = {name: choices[:1] for name, choices in parsed.items()}

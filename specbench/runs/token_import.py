@@ -37,7 +37,7 @@ from specbench.runs import compiler
 from specbench.runs.engine import EngineModel, find_engine
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.preparation import load_for_run
-from specbench.runs.settings import MAX_SEED, OF_ENGINES, OF_TOKENS, Settings, merge, run_settings
+from specbench.runs.settings import MAX_SEED, OF_ENGINES, OF_TOKENS, RunSettings, merge, run_settings
 from specbench.specs.options import plain
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec
@@ -94,7 +94,7 @@ def import_run(
 
 
 @PinnedTorch(False)
-def run_of_tokens(path: Path, program: str, settings: Settings, out: Path, ids: str | None = None) -> Path:
+def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, ids: str | None = None) -> Path:
     """Make a run of the tokens of a file, and return its folder; images that are stored there already are skipped.
     `program`: label of the run; `settings`: those of `OF_TOKENS`; `ids`: one of `ID_KINDS`, None for the kind that
     fits."""
@@ -127,7 +127,9 @@ def run_of_tokens(path: Path, program: str, settings: Settings, out: Path, ids: 
 
 
 @PinnedTorch(False)
-def run_of_engine(address: str, program: str | None, settings: Settings, out: Path, served: str | None = None) -> Path:
+def run_of_engine(
+    address: str, program: str | None, settings: RunSettings, out: Path, served: str | None = None
+) -> Path:
     """Let a serving engine draw the images of a prompt set, `batch` at once, and return the folder of their run. An
     image is stored as it comes, and those that are stored are not drawn again.
 
@@ -172,7 +174,7 @@ def run_of_engine(address: str, program: str | None, settings: Settings, out: Pa
     return store.folder
 
 
-def _loaded(model: ModelFacts, settings: Settings) -> ImageModel:
+def _loaded(model: ModelFacts, settings: RunSettings) -> ImageModel:
     dtype, _, _ = compiler.settle_precision(settings.dtype, model.dtype, "off", settings.device)
     return load_for_run(model, settings.device, dtype, 0, False)
 
@@ -180,7 +182,7 @@ def _loaded(model: ModelFacts, settings: Settings) -> ImageModel:
 def _claimed(
     model: ModelFacts,
     loaded: ImageModel,
-    settings: Settings,
+    settings: RunSettings,
     program: str,
     prompts: PromptSet,
     tokens_sha256: str,
@@ -351,7 +353,7 @@ def _whole(path: Path, row: int, tokens: object) -> np.ndarray:
     return array if array.dtype == np.uint64 else array.astype(np.int64)  # ids above 2**63 are reported unchanged
 
 
-def _requests(path: Path, columns: Mapping[str, list], settings: Settings) -> tuple[PromptSet, list[Request]]:
+def _requests(path: Path, columns: Mapping[str, list], settings: RunSettings) -> tuple[PromptSet, list[Request]]:
     """The images' prompts in the requested set, else in a set made of them; samples are counted per prompt."""
     texts, named = columns["prompt"], columns.get("prompt_id") or [None] * len(columns["prompt"])
     for row, text in enumerate(texts):

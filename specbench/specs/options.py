@@ -16,7 +16,7 @@ from typing import Any
 from specbench import names
 from specbench.errors import SpecbenchError
 
-PREFIX = "SPECBENCH_"  # Of the environment variables of settings
+ENV_PREFIX = "SPECBENCH_"  # Of the environment variables of settings
 
 
 class SettingSource(StrEnum):
@@ -34,7 +34,7 @@ class SettingSource(StrEnum):
 
 
 @dataclass(frozen=True)
-class Origin:
+class SettingOrigin:
     """Where a setting's value came from; `detail`: which flag, variable, file, model or publication."""
 
     source: SettingSource
@@ -114,7 +114,7 @@ class Setting(Option):
     @property
     def env(self) -> str:
         """Its environment variable."""
-        return PREFIX + self.name.replace("-", "_").upper()
+        return ENV_PREFIX + self.name.replace("-", "_").upper()
 
     @property
     def value_unset(self) -> object:
@@ -123,8 +123,8 @@ class Setting(Option):
         return None if self.unset else self.default
 
     @property
-    def origin_unset(self) -> Origin:
-        return Origin(SettingSource.LEFT if self.unset else SettingSource.DEFAULT, self.unset)
+    def origin_unset(self) -> SettingOrigin:
+        return SettingOrigin(SettingSource.LEFT if self.unset else SettingSource.DEFAULT, self.unset)
 
     def parse(self, value: object) -> Any:
         """Parse `value`, from any origin, into this setting's type."""

@@ -9,7 +9,7 @@ import specbench
 from specbench import api
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import check_environment, merge, read_config, run_settings
-from specbench.specs.options import Origin, SettingSource
+from specbench.specs.options import SettingOrigin, SettingSource
 
 SETTINGS = run_settings()
 NAMES = [setting.name for setting in SETTINGS]
@@ -42,7 +42,7 @@ def test_unset_values_are_left_to_who_knows():
 def test_a_changed_record_keeps_its_other_values_and_knows_where_the_new_ones_are_from():
     read = resolve({"top-k": "50", "cfg": 3, "G": "4", "limit": 2})
     assert (read.sampling, read.options, read.limit) == ({"guidance": 3.0, "top_k": 50}, {"G": 4}, 2)
-    swept = Origin(SettingSource.SWEEP)
+    swept = SettingOrigin(SettingSource.SWEEP)
     changed = read.changed({"top-k": 7, "G": 5, "seed": 3}, {name: swept for name in ("top-k", "G", "seed")})
     assert changed.given == {"limit": 2, "seed": 3, "cfg": 3.0, "top-k": 7, "G": 5}
     assert read.given == {"limit": 2, "cfg": 3.0, "top-k": 50, "G": 4} and changed.origins["seed"] == swept

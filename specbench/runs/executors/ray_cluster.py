@@ -10,7 +10,7 @@ from typing import Any
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.decoder_args import parse_decoders
-from specbench.runs.settings import Settings
+from specbench.runs.settings import RunSettings
 from specbench.specs.run_spec import Mode
 
 _ANSWER_S = 15  # Seconds a cluster may take to answer; Ray itself would try for minutes
@@ -33,7 +33,7 @@ class Workers:
 THIS_PROCESS = Workers()
 
 
-def plan_workers(settings: Settings) -> Workers:
+def plan_workers(settings: RunSettings) -> Workers:
     """Worker configuration from the settings; rejects settings incompatible with several workers."""
     references = tuple(name for name, _ in parse_decoders(settings.decoder) if ":" in name)
     workers = Workers(settings.workers or (None if settings.ray else 1), settings.ray or None, references)
