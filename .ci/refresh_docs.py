@@ -138,7 +138,7 @@ def _unlike_sjd(name: str) -> list[str]:
     sjd, chosen = PRESETS["sjd"].choices, PRESETS[name].choices
     parts = [f"{kind} `{value}`" for kind, value in chosen.items() if _uses(name, kind) and value != sjd[kind]]
     usual = {option.name: option.default for kind in chosen for option in CHOICES[kind][chosen[kind]].options}
-    given = [f"`--{key} {plain(value)}`" for key, value in resolve(name).options if value != usual.get(key)]
+    given = [f"`--{key} {plain(value)}`" for key, value in resolve(name).options.items() if value != usual.get(key)]
     return [", ".join(some) for some in (parts, given) if some]
 
 

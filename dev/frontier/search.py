@@ -34,7 +34,7 @@ from specbench.prompts import Request, load_prompts
 from specbench.reporting.forecast import Accepted, ForecastSetting, forecast_rows
 from specbench.runs.decoder_args import parse_decoders
 from specbench.runs.memory_estimate import most_columns
-from specbench.runs.settings import split_list
+from specbench.specs.options import split_list
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.stats.intervals import Estimate, ratio_of_totals

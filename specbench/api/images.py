@@ -22,9 +22,9 @@ from specbench.runs.settings import (
     decoder_settings,
     merge,
     run_settings,
-    split_list,
 )
 from specbench.runs.sweep import sweep_plans, sweep_values
+from specbench.specs.options import split_list
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,12 +103,11 @@ def generate(
     """
     from specbench.runs.preparation import generate_images  # brings torch
 
-    names = OF_IMAGES | {setting.name for setting in decoder_settings()}
-    accepted = [setting for setting in run_settings() if setting.name in names]
-    values = merge(accepted, _flags(settings | {"model": model, "decoder": decoder}), env={})
+    accepted = (*run_settings(OF_IMAGES), *decoder_settings())
+    read = merge(accepted, _flags(settings | {"model": model, "decoder": decoder}), env={})
     if isinstance(prompt, str):
-        return generate_images([prompt], values)[0]
-    return generate_images(list(prompt), values)
+        return generate_images([prompt], read)[0]
+    return generate_images(list(prompt), read)
 
 
 def run(
@@ -137,9 +136,9 @@ def run(
     from specbench.runs.progress_bar import ProgressReporter
     from specbench.runs.runner import run_plans  # brings torch
 
-    values = merge(run_settings(), _flags(settings), env={})
+    read = merge(run_settings(), _flags(settings), env={})
     reporting: Any = reporter or (ProgressReporter() if progress and not settings.get("quiet") else None)
-    summary = run_plans(sweep_plans(values, _axes(sweep)), reporting)
+    summary = run_plans(sweep_plans(read, _axes(sweep)), reporting)
     if reporting and (problem := summary.problem()):
         reporting.note(str(problem))
     return Runs(**vars(summary))
@@ -160,8 +159,8 @@ def dry_run(sweep: Mapping[str, Iterable[object]] | None = None, **settings: obj
     """
     from specbench.runs.dry_run import distinct_outlooks  # brings pandas
 
-    values = merge(run_settings(), _flags(settings), env={})
-    return [outlook.row for outlook in distinct_outlooks(sweep_values(values, _axes(sweep)))]
+    read = merge(run_settings(), _flags(settings), env={})
+    return [outlook.row for outlook in distinct_outlooks(sweep_values(read, _axes(sweep)))]
 
 
 def bench(
@@ -280,7 +279,7 @@ def show_prompts(
     """
     numbers = {"limit": limit, "offset": offset, "sample": sample, "per-category": per_category}
     listed, kinds = tuple(chosen("ids", ids)), tuple(chosen("categories", categories))
-    drawing = replace(plan_drawing(merge(DRAWN, numbers, env={})), ids=listed, categories=kinds)
+    drawing = replace(plan_drawing(merge(run_settings(DRAWN), numbers, env={})), ids=listed, categories=kinds)
     return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts, column))]
 
 

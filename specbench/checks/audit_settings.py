@@ -14,6 +14,7 @@ import numpy as np
 
 from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer, joint
 from specbench.models.interface import TokenLayout
+from specbench.specs.options import Options
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import Sampling
 
@@ -154,8 +155,7 @@ def setting_model(setting: AuditSetting, seed: int) -> tuple[EnumerableModel | E
 
 def in_window(spec: DecoderSpec, window: int | None) -> DecoderSpec:
     """The same decoder with another window, if it has a window; ZipAR counts its window in tokens of an image row."""
-    options = dict(spec.options)
-    changed = {"window", "rows-window"} & options.keys()
+    changed = {"window", "rows-window"} & spec.options.keys()
     if window is None or not changed:
         return spec
-    return replace(spec, options=tuple(sorted((options | dict.fromkeys(changed, window)).items())))
+    return replace(spec, options=Options(spec.options | dict.fromkeys(changed, window)))

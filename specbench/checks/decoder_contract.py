@@ -215,7 +215,7 @@ class ContractChecks:
             return Finding("speed", SKIPPED, "only a Preset or DecoderSpec is timed, not a function")
         from specbench.models.catalog import load_model  # brings the networks, which only this needs
 
-        model, window = load_model("shapes"), self._decoder.option("window")
+        model, window = load_model("shapes"), self._decoder.options.get("window")
         mine = _rule_ms(model, self._decoder)
         exact = _rule_ms(model, in_window(resolve("sjd"), window))
         status = OK if mine <= SLOW_RULE * exact else SLOW

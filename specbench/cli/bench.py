@@ -15,7 +15,8 @@ from specbench.cli import options as opt
 from specbench.cli.commands import help_of
 from specbench.cli.output import print_json, write_or_print
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings, split_list
+from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
+from specbench.specs.options import split_list
 from specbench.system import console
 from specbench.system.table_formats import formats_with
 
@@ -29,7 +30,7 @@ _HELP = help_of(
     "alternate on one loaded model. Rows that cannot run on this machine are reported and left out.",
     "--model replaces the paper's model: specbench bench gsd-1 --model shapes --limit 16 runs on a laptop.",
 )
-_SETTINGS = tuple(setting for setting in run_settings() if setting.name in OPEN_IN_TABLES)
+_SETTINGS = run_settings(OPEN_IN_TABLES)
 _Table = opt.argument("NAME", "A table or figure, see 'specbench list tables', or a file of yours (FILE.toml).")
 
 
@@ -54,29 +55,28 @@ def bench(
     from specbench.papers.table_files import load_table
 
     check_environment()
-    values = {name: setting.value for name, setting in merge(_SETTINGS, flags).items()}
-    fmt = opt.chosen_format("tables", fmt, to, bool(values["json"]))
-    table, runs = _with_own(load_table(name), added or (), str(values["out"]))
+    settings = merge(_SETTINGS, flags)
+    fmt = opt.chosen_format("tables", fmt, to, settings.json)
+    table, runs = _with_own(load_table(name), added or (), settings.out)
     if dry_run:
-        return _print_estimate(table, flags, bool(values["json"]))
+        return _print_estimate(table, flags, settings.json)
     from specbench.metrics.base import Settings
     from specbench.papers.reproduce import bench_table
     from specbench.runs.progress_bar import ProgressReporter, ScoreProgress
 
-    quiet = bool(values["quiet"])
     joined = bench_table(
         table,
         flags,
-        str(values["out"]),
-        Settings(str(values["device"])),
-        reporter=None if quiet else ProgressReporter(),
-        score_reporter=None if quiet else ScoreProgress(),
+        settings.out,
+        Settings(settings.device),
+        reporter=None if settings.quiet else ProgressReporter(),
+        score_reporter=None if settings.quiet else ScoreProgress(),
         warn=console.warn,
         runs=runs,
     )
     joined = _against(joined, baseline)
     print_tables([joined], fmt, to, split_list(columns or ""), notes, caption)
-    if values["shard"]:
+    if settings.shard:
         console.say("when all parts have ended: specbench merge, then the same command without --shard")
     if joined.problem:
         raise joined.problem

@@ -49,9 +49,7 @@ _Engine = opt.option(
 _Served = opt.served_option(rich_help_panel="Engine")
 _UNSERVED = {"entropy-scale", "top-n-sigma", "guidance-rows", "guidance-schedule", "random-weights"}
 _OWN = {"weights", "revision", "device", "dtype"}  # Options of `audit` itself, for any run
-_OF_ENGINE = tuple(
-    replace(setting, panel="Engine") for setting in run_settings() if setting.name in OF_ENGINES - _OWN - _UNSERVED
-)
+_OF_ENGINE = tuple(replace(setting, panel="Engine") for setting in run_settings(OF_ENGINES - _OWN - _UNSERVED))
 _LogP = opt.option(
     "--logp",
     "KIND",

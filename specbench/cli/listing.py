@@ -25,7 +25,7 @@ from specbench.cli.options import (
 )
 from specbench.cli.output import print_json, print_table
 from specbench.errors import SpecbenchError
-from specbench.runs.settings import COLUMN, DRAWN, merge
+from specbench.runs.settings import DRAWN, merge, run_settings
 from specbench.system import console
 
 _COLUMNS = {
@@ -145,15 +145,17 @@ def fetch(
 _NameOrFile = argument("NAME|FILE", "Prompt set, or file with prompts.")
 
 
-@flags((COLUMN, *DRAWN))
+_DRAWING = run_settings({"prompt-column", *DRAWN})
+
+
+@flags(_DRAWING)
 def show(flags: dict, name: _NameOrFile, json: Json = False) -> None:
     from specbench import api
 
-    values = merge((COLUMN, *DRAWN), flags)
-    chosen = {setting.name: values[setting.name].value for setting in DRAWN}
+    asked = merge(_DRAWING, flags)
     rows = api.show_prompts(
-        name, chosen["limit"], chosen["offset"], chosen["sample"], chosen["per-category"], chosen["category"] or None,
-        chosen["ids"] or None, values["prompt-column"].value,
+        name, asked.limit, asked.offset, asked.sample, asked.per_category, asked.category, asked.ids,
+        asked.prompt_column,
     )  # fmt: skip
     if json:
         return print_json(rows)

@@ -16,14 +16,14 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from specbench.errors import SpecbenchError
-from specbench.runs.settings import Setting
-from specbench.specs.options import Option, plain
+from specbench.errors import SpecbenchError, enumerated
+from specbench.metrics.catalog import PROTOCOLS
+from specbench.runs.settings import run_settings
+from specbench.specs.options import Option, Setting, plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 from specbench.system.table_formats import FORMATS, format_name, formats_with
 
-OUTPUT: dict[str, Any] = {"show_envvar": False, "rich_help_panel": "Output"}
 _DECODERS = "Decoder names, or plug-ins as package.module:Name."
 
 
@@ -42,6 +42,18 @@ def argument(metavar: str, help: str, kind: Any = str, **more: Any) -> Any:
     return Annotated[kind, typer.Argument(metavar=metavar, help=help, **more)]
 
 
+def of_run(name: str, kind: Any, *short: str, help: str = "", **more: Any) -> Any:
+    """A setting of `run` as an option of another command."""
+    (setting,) = run_settings({name})
+    more |= {"rich_help_panel": setting.panel} if setting.panel == "Output" else {}
+    more |= {"metavar": setting.metavar or None, "help": help or f"{_sentence(setting.help)}.", "envvar": setting.env}
+    return Annotated[kind, typer.Option(f"--{name}", *short, show_envvar=False, **more)]
+
+
+def _sentence(text: str) -> str:
+    return escape(text[:1].upper() + text[1:])
+
+
 def model_option(help: str, **more: Any) -> Any:
     return option("--model", "NAME", help, **more)
 
@@ -50,12 +62,9 @@ def metric_option(help: str, kind: Any = list[str] | None) -> Any:
     return option("--metric", "NAME", help, kind)
 
 
-_PROTOCOLS = ("sjd", "cool-sd", "zipar", "mulo-sd", "fid-50k")
-
-
 def protocol_option(what: str) -> Any:
     """`what` a protocol's metrics are for; their names follow."""
-    return option("--protocol", "NAME", f"{what} of a paper: {', '.join(_PROTOCOLS[:-1])} or {_PROTOCOLS[-1]}.")
+    return option("--protocol", "NAME", f"{what} of a paper: {enumerated(PROTOCOLS, 'or')}.")
 
 
 def served_option(**more: Any) -> Any:
@@ -136,7 +145,6 @@ Caption = option("--caption", "TEXT", "LaTeX: the caption of the tables.")
 Notes = switch("--notes", "LaTeX: also print footnotes, definitions and machines below the table.")
 To = option("--to", "FILE", "Write to this file, in the format of its ending.", Path | None)
 Offline = switch("--offline", "Disable downloads (also HF_HUB_OFFLINE=1).")
-Out = option("--out", "DIR", "Results folder.", str, envvar="SPECBENCH_OUT", **OUTPUT)
 
 
 def _hush(quiet: bool) -> bool:
@@ -145,8 +153,9 @@ def _hush(quiet: bool) -> bool:
     return quiet
 
 
-Quiet = switch("--quiet", "Print only errors.", "-q", envvar="SPECBENCH_QUIET", callback=_hush, **OUTPUT)
-Json = switch("--json", "Print one JSON array on stdout.", envvar="SPECBENCH_JSON", **OUTPUT)
+Out = of_run("out", str)
+Quiet = of_run("quiet", bool, "-q", callback=_hush)
+Json = of_run("json", bool)
 
 
 def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None) -> Callable:
@@ -194,13 +203,9 @@ def _help(setting: Setting, default: str | None) -> str:
     if setting.panel == "Decoder options":
         return "; ".join(_decoder_help(option) for option in (setting, *setting.others))
     text = _sentence(setting.help)
-    if default is None and (setting.unset or setting.type is bool or setting.value_unset in ("", [])):
+    if default is None and (setting.unset or setting.type is bool or setting.value_unset in ("", ())):
         return text
     return f"{text} [dim](default {escape(default or str(setting.default))})[/dim]"
-
-
-def _sentence(text: str) -> str:
-    return escape(text[:1].upper() + text[1:])
 
 
 def _decoder_help(option: Option) -> str:

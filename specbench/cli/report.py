@@ -13,7 +13,7 @@ from specbench.cli import options as opt
 from specbench.cli.commands import help_of
 from specbench.cli.output import write_or_print
 from specbench.errors import SpecbenchError, enumerated, unknown_name
-from specbench.runs.settings import split_list
+from specbench.specs.options import split_list
 from specbench.system import console
 from specbench.system.table_formats import FORMATS, formats_with, writer
 from specbench.system.text_tables import plain_table, terminal_table

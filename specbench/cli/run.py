@@ -13,13 +13,13 @@ import typer
 from rich.markup import escape
 
 from specbench.cli.commands import Command, help_of
-from specbench.cli.options import OUTPUT, Json, Quiet, dry_run_switch, flags, option
+from specbench.cli.options import Json, Quiet, dry_run_switch, flags, of_run, option
 from specbench.cli.output import print_json, print_line, print_table
 from specbench.errors import MISSING_PREREQUISITE, unknown_name
 from specbench.runs.progress_bar import ProgressReporter, ScoreProgress
-from specbench.runs.settings import DRAWN, Value, check_environment, merge, read_config, run_settings
+from specbench.runs.settings import DRAWN, RunSettings, check_environment, merge, read_config, run_settings
 from specbench.specs.components import CHOICES
-from specbench.specs.options import SettingSource, plain
+from specbench.specs.options import SettingOrigin, SettingSource, plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 from specbench.system.downloads import offline
@@ -53,7 +53,7 @@ _COLUMNS = (
 )
 """Columns of a dry run."""
 _FIRST_LOOK = 8  # Prompts if neither prompts nor decoders are named; an interval needs as many
-_UNNAMED = "where neither decoders nor prompts are named"
+_FIRST = SettingOrigin(SettingSource.DEFAULT, "where neither decoders nor prompts are named")
 _PIPED_WIDTH = 160  # Characters of a dry run's lines without a terminal
 _MOST_USED = ("decoder", "prompts", "limit", "model", "window", "device", "out", "dry-run")
 _EVERYTHING = "all"
@@ -97,28 +97,27 @@ def run(
 ) -> None:
     from specbench.runs.sweep import parse_sweep, sweep_plans
 
-    values = _merged(flags, config)
-    as_json = bool(values["json"].value)
+    settings = _read(flags, config)
     if dry_run:
-        return _show_dry_run(values, parse_sweep(sweep or ()), as_json)
-    if values["quiet"].value:
+        return _show_dry_run(settings, parse_sweep(sweep or ()))
+    if settings.quiet:
         console.show_progress(False)
-    plans = sweep_plans(values, parse_sweep(sweep or ()))
+    plans = sweep_plans(settings, parse_sweep(sweep or ()))
     from specbench.runs.run_progress import Reporter
     from specbench.runs.runner import run_plans
 
-    reporter = Reporter() if values["quiet"].value else ProgressReporter()
+    reporter = Reporter() if settings.quiet else ProgressReporter()
     _say_unequal(plans, reporter)
     summary = run_plans(plans, reporter)
-    if as_json:
+    if settings.json:
         print_json([{"run_id": folder.name, "folder": str(folder)} for folder in summary.folders])
     else:
         print(*summary.folders, sep="\n")
-    if not as_json and not values["quiet"].value and console.is_terminal():
+    if not settings.json and not settings.quiet and console.is_terminal():
         _show_table(summary.folders)
     if problem := summary.problem():
         raise problem
-    if not values["quiet"].value and values["limit"].detail == _UNNAMED:
+    if not settings.quiet and settings.origins["limit"] == _FIRST:
         console.say(
             f"These are {_FIRST_LOOK} prompts; all of the set: specbench run --decoder ar,sjd; then: specbench score"
         )
@@ -130,7 +129,7 @@ def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
     for name in ("window", "fresh-q"):
         decoders = [decoder for plan in plans for decoder in plan.decoders]
         open_here = [decoder.spec for decoder in decoders if decoder.origins.get(name) != SettingSource.INLINE]
-        values = {spec.name: spec.option(name) for spec in open_here if spec.option(name) is not None}
+        values = {spec.name: spec.options[name] for spec in open_here if spec.options.get(name) is not None}
         if len(set(values.values())) > 1:
             differences.append(f"{name} ({', '.join(f'{decoder} {value}' for decoder, value in values.items())})")
             equal.append(f"--{name} {min(values.values())}")
@@ -138,30 +137,29 @@ def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
         reporter.note(f"decoders differ in {' and '.join(differences)}; equal, for example: {' '.join(equal)}")
 
 
-def _merged(flags: Mapping[str, object], config: str | None) -> dict[str, Value]:
+def _read(flags: Mapping[str, object], config: str | None) -> RunSettings:
     check_environment()
     config = config or os.environ.get("SPECBENCH_CONFIG") or None
     stored = read_config(config, [setting.name for setting in _SETTINGS]) if config else {}
-    values = merge(_SETTINGS, flags, config=stored, config_name=config or "")
-    if any(values[name].given for name in ("decoder", "prompts", *(setting.name for setting in DRAWN))):
-        return values
-    return values | {"limit": Value(_FIRST_LOOK, SettingSource.DEFAULT, _UNNAMED)}
+    settings = merge(_SETTINGS, flags, config=stored, config_name=config or "")
+    if any(map(settings.is_given, ("decoder", "prompts", *DRAWN))):
+        return settings
+    return settings.changed({"limit": _FIRST_LOOK}, {"limit": _FIRST})
 
 
-def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], as_json: bool) -> None:
-    from specbench.runs.dry_run import LISTED, distinct_outlooks, obstacle
-    from specbench.runs.plan import Shared
+def _show_dry_run(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -> None:
+    from specbench.runs.dry_run import LISTED, Costs, distinct_outlooks, obstacle
     from specbench.runs.sweep import check_effects, sweep_values
 
-    shared = Shared()
-    outlooks = distinct_outlooks(sweep_values(values, axes), shared)
+    shared = Costs()
+    outlooks = distinct_outlooks(sweep_values(settings, axes), shared)
     if (problem := obstacle(outlooks)) is None:
-        check_effects(values, axes, shared)
+        check_effects(settings, axes, shared)
     rows = [outlook.row for outlook in outlooks]
-    if as_json:
+    if settings.json:
         print_json(rows)
     elif problem is None or problem.try_this == LISTED or problem.exit_code == MISSING_PREREQUISITE:
-        print_dry_run(rows, needed=_needed(sweep_values(values, {**axes, "seed": ["0"]})))
+        print_dry_run(rows, needed=_needed(sweep_values(settings, {**axes, "seed": ["0"]})))
     if problem:
         raise problem
 
@@ -204,13 +202,13 @@ def print_dry_run(
     _print_lines([title, *lines] if lines else [*needed, *of_heads])
 
 
-def _needed(settings: Iterable[Mapping[str, Value]]) -> list[str]:
+def _needed(settings: Iterable[RunSettings]) -> list[str]:
     """Everything that runs of these settings and their scores lack on this disk, and the command that brings it."""
     from specbench.runs.needs import fetch_command, needs_of, score_needs
     from specbench.runs.plan import plan_model
 
     lines: list[str] = []
-    for model, prompts in dict.fromkeys((plan_model(values), str(values["prompts"].value)) for values in settings):
+    for model, prompts in dict.fromkeys((plan_model(asked), str(asked.prompts)) for asked in settings):
         needs, scores = needs_of(model, prompts), score_needs(model, prompts)
         when = "Not on this disk" if offline() else "Downloaded first"
         for title, some, every in ((f"{when}, or now", needs, False), ("For score, by default", scores, True)):
@@ -243,10 +241,8 @@ def _show_table(folders: Sequence[Path]) -> None:
         screen.print(first_table(section.runs, screen.width))
 
 
-_Limit = option("--limit", "N", "Number of prompts.", int, min=1, envvar="SPECBENCH_LIMIT", show_envvar=False)
-_Out = option(
-    "--out", "DIR", "Folder of the runs, the table and the image grid.", Path, envvar="SPECBENCH_OUT", **OUTPUT
-)
+_Limit = of_run("limit", int, help="Number of prompts.", min=1)
+_Out = of_run("out", Path, help="Folder of the runs, the table and the image grid.")
 _Compile = option("--compile", "WHEN", "Compile the steps: on, off, or auto: on if a compiler is installed.", str)
 
 

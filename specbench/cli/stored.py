@@ -25,6 +25,7 @@ from specbench.cli.options import (
 )
 from specbench.cli.output import print_json, print_table, print_written
 from specbench.errors import GATE, PARTIAL, SpecbenchError, read_name
+from specbench.metrics.catalog import BENCHMARKS
 from specbench.runs.settings import OF_ENGINES, run_settings
 from specbench.system import console
 
@@ -39,15 +40,13 @@ _MERGE_HELP = help_of(
     "of older versions are rewritten if the runs are in --out already (specbench merge results).",
 )
 _PLAIN_WIDTH = 120  # Characters of a card's lines without a terminal
-_BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench", "tiif",
-               "wise-verified", "wise-legacy", "oneig", "longtext-bench")  # fmt: skip
-_LAYOUTS = (*_BENCHMARKS, "cvtg-2k", "dataset")
+_LAYOUTS = (*BENCHMARKS, "cvtg-2k", "dataset")
 _TOKENS = "tokens"
-_SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings() if setting.name in OF_ENGINES)
+_SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings(OF_ENGINES))
 
 _Shards = argument("DIR", "Results folders of shards.", list[Path] | None, show_default="every shard-*-of-* in --out")
 _Prompt = argument("PROMPT", "Prompt id, prefix of an id, or words of the prompt.", str | None, show_default="the run")
-_Benchmark = argument("BENCHMARK", f"One of {', '.join(_BENCHMARKS)}, or tokens.")
+_Benchmark = argument("BENCHMARK", f"One of {', '.join(BENCHMARKS)}, or tokens.")
 _Layout = argument("LAYOUT", f"One of {', '.join(_LAYOUTS)} (a folder for Hugging Face's datasets).")
 _Imported = argument("RUN", "Run that the results are of.", str | None, show_default="none, of tokens")
 _Results = option(
@@ -178,7 +177,7 @@ def import_results(
 ) -> None:
     from specbench import api
 
-    benchmark = read_name("benchmark", benchmark, (*_BENCHMARKS, _TOKENS))
+    benchmark = read_name("benchmark", benchmark, (*BENCHMARKS, _TOKENS))
     values = {name: value for name, value in flags.items() if value is not None}
     if benchmark == _TOKENS:
         if run:

@@ -40,8 +40,7 @@ def build(decoder: DecoderSpec, model: ImageModel) -> Method:
 
     def part(kind: str, *arguments: object) -> Any:
         component = CHOICES[kind][getattr(decoder, kind)]
-        chosen = dict(decoder.options)
-        options = {_parameter(o.name): chosen.get(o.name, o.default) for o in component.options}
+        options = {_parameter(o.name): decoder.options.get(o.name, o.default) for o in component.options}
         with naming_plugin(kind, getattr(decoder, kind), component.target):
             built = load_object(component.target)(*arguments, **options)
         who = f"decoder '{decoder.name}': {kind} '{getattr(decoder, kind)}'"

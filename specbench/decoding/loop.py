@@ -176,7 +176,7 @@ def second_stage(
         Request(model.second_text(request.text, row), second_stage_id(request.prompt_id, request.sample))
         for request, row in zip(requests, tokens.tolist(), strict=True)
     ]
-    has_head = decoder.option("head") is not None
+    has_head = decoder.options.get("head") is not None
     return model.second, asked, resolve("ar") if has_head else decoder, model.second_sampling
 
 

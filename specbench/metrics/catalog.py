@@ -126,6 +126,9 @@ _DERIVED = {
 IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[released]",
             "wise[verified]", "wise[legacy]", "longtext-bench", "longtext-bench[released]")  # fmt: skip
 """Scores from the authors' programs, by `specbench import`."""
+BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench", "tiif",
+              "wise-verified", "wise-legacy", "oneig", "longtext-bench")  # fmt: skip
+"""Benchmarks to whose programs `specbench export` writes images, and whose results `specbench import` reads."""
 PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),
     "cool-sd": ("fid[clean+center256]", "clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"),

@@ -21,6 +21,7 @@ import pyarrow as pa
 from specbench.errors import SpecbenchError, read_name
 from specbench.metrics import compbench_rules as rules
 from specbench.metrics.base import RESULTS_FILE, Metric, Sample, Score, made_score, part_scores
+from specbench.metrics.catalog import BENCHMARKS
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
 from specbench.metrics.export_folder import export_folder
 from specbench.metrics.geneval import JudgedMetric
@@ -366,9 +367,8 @@ _LAYOUTS: Mapping[str, tuple[str, Callable[[str, Mapping], bool], Callable[[Sequ
     "cvtg-2k": ("CVTG-2K", lambda kind, meta: str(kind).startswith("CVTG-") and "line" in meta, cvtg_2k_files),
     "dataset": ("any", lambda *_: True, dataset_files),
 }
-"""By export: the owner of the prompts, a test for a prompt by category and metadata, and the files."""
-BENCHMARKS = tuple(name for name in _LAYOUTS if name not in ("cvtg-2k", "dataset"))
-"""Exports with results of single images to import; `dataset` is the format of Hugging Face's `datasets`."""
+"""By export: the owner of the prompts, a test for a prompt by category and metadata, and the files. `dataset` is the
+format of Hugging Face's `datasets`."""
 
 
 def _of_tiif(kind: str | None, meta: Mapping) -> bool:

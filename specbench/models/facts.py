@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.network_sizes import NetworkSize, Size
@@ -23,6 +23,8 @@ EIGHT_BITS = "int8wo"
 EIGHT_BITS_GAIN = "saves memory, not time"
 """Effect of eight bits. No time is saved, because torchao's product first writes the matrix in the model's dtype."""
 DTYPES = (*BYTES, EIGHT_BITS)  # Values of `--dtype`
+Form = Literal["official", "released"]
+"""Form of a model's prompts or guidance: of its authors, or of released code of decoders."""
 
 
 RANDOM = "+random"  # Part of the name of every model with random weights, so it is in all records of its runs
@@ -48,11 +50,11 @@ class ModelChoice:
     # a grid of `TINY_GRID` tokens, checkpoints of any vocabulary size, and with `random` a small network
     tiny: bool = False
     # "official", or "released" for the unconditional prompt of SJD's and GSD's released code
-    guidance_rows: str = "official"
+    guidance_rows: Form = "official"
     # "official", or "released" for the words that SJD's released script writes before the prompt
-    prompt_form: str = "official"
+    prompt_form: Form = "official"
     # "official" for a constant scale, or "released" for the schedule of the family's code
-    guidance_schedule: str = "official"
+    guidance_schedule: Form = "official"
     size: str | None = None  # WIDTHxHEIGHT in pixels; None for the model's size
     # matrices of the layers in eight bits: a different target, whose logits differ from 16 bits
     eight_bits: bool = False

@@ -89,14 +89,12 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
 def table_downloads(table: Table) -> list[Download]:
     """Needs of a table: models, draft heads, prompts, and the metrics of its columns with their reference images."""
     cells = [cell.values for cell in resolve_cells(table, {}, env={}) if cell.values]
-    sets = dict.fromkeys(str(values["prompts"].value) for values in cells)
+    sets = dict.fromkeys(str(values.prompts) for values in cells)
     needs = [need for name in sets for need in missing_set(name)]
     for model in dict.fromkeys(plan_model(values) for values in cells):
         needs += model.downloads()
     heads = dict.fromkeys(
-        head_files(plan_model(values), planned.spec)
-        for values in cells
-        for planned in plan_decoders(values["decoder"].value, values)
+        head_files(plan_model(values), planned.spec) for values in cells for planned in plan_decoders(values)
     )
     needs += [need for head in heads if head and (need := head.missing())]
     return needs + metric_catalog.downloads(table.metrics(), Settings())

@@ -136,7 +136,7 @@ def row_settings(table: Table, row: Row) -> CellSettings | None:
 
 def decoder_of(settings: CellSettings) -> DecoderSpec:
     """Decoder of a cell."""
-    return resolve(settings.decoder, dict(settings.options))
+    return resolve(settings.decoder, settings.options)
 
 
 def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float | None:
@@ -195,10 +195,10 @@ def _cells(table: Table, ours: ReportRow) -> Iterator[tuple[int, str, list[str],
             continue
         if not theirs or theirs.name != ours.decoder or settings.model != ours.model.partition("+")[0]:
             continue
-        stated = {name: value for name, value in theirs.options if name not in ("window", "head")}
+        stated = {name: value for name, value in theirs.options.items() if name not in ("window", "head")}
         numbers = _numbers(table, row)
         if numbers and all(str(ours.options.get(key)) == str(value) for key, value in stated.items()):
-            line = _line(table, row, ours.label, dict(theirs.options).get("window"), numbers)
+            line = _line(table, row, ours.label, theirs.options.get("window"), numbers)
             yield sum(key in _SPEEDS for key in printed_values(table, row)), ours.label, numbers, line
 
 

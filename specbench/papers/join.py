@@ -167,7 +167,7 @@ def _unlike(settings: CellSettings, info: RunInfo) -> tuple[str, ...]:
     light = settings.dtype == EIGHT_BITS
     asked = {"model": ModelChoice(**released, eight_bits=light).name(settings.model)}
     asked |= {"prompts": settings.prompts, "dtype": None if light else settings.dtype}
-    asked |= {name.replace("_", "-"): value for name, value in settings.sampling}
+    asked |= {name.replace("_", "-"): value for name, value in settings.sampling.items()}
     there = {**vars(spec), **{name.replace("_", "-"): value for name, value in vars(spec.sampling).items()}}
     differing = [
         f"{name} {there[name]} instead of {value}"

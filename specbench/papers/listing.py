@@ -8,7 +8,7 @@ from pathlib import Path
 from specbench import names
 from specbench.errors import SpecbenchError, read_name
 from specbench.specs.components import CHOICES
-from specbench.specs.options import SettingSource, plain
+from specbench.specs.options import plain, split_list
 from specbench.specs.presets import PRESETS, published, resolve
 from specbench.system import plugins
 from specbench.system.json_values import nonfinite_as_text
@@ -72,7 +72,7 @@ def decoder_rows() -> _Rows:
             "name": name,
             "lossless": spec.lossless,
             "summary": PRESETS[name].summary,
-            "options": dict(spec.options),
+            "options": {**spec.options},
             "choices": {kind: getattr(spec, kind) for kind in CHOICES},
             "paper": PRESETS[name].paper,
             "equation": PRESETS[name].equation,
@@ -90,13 +90,13 @@ def _option_rows(name: str, model: str) -> _Rows:
     from specbench.models.draft_head_files import published_head
     from specbench.prompts import default_prompts
     from specbench.runs.decoder_args import plan_decoders
-    from specbench.runs.plan import SAMPLING_SETTINGS
-    from specbench.runs.settings import Value, split_list
+    from specbench.runs.settings import RunSettings
+    from specbench.specs.run_spec import SAMPLING
 
     sampling, stated = find_model(model).sampling(), published(name.partition(":")[0], model, "shared")
     rows: _Rows = []
-    for planned in plan_decoders(split_list(name), {"model": Value(model, SettingSource.FLAG)}):
-        values = nonfinite_as_text(planned.chosen | dict(planned.spec.options))
+    for planned in plan_decoders(RunSettings(decoder=tuple(split_list(name)), model=model)):
+        values = nonfinite_as_text(planned.chosen | planned.spec.options)
         if values.get("head") == "" and (head := published_head(model, planned.spec.head_kind)):
             rows.append({"name": "head", "value": head, "source": "published for the model", "published": None})
             values.pop("head")
@@ -104,7 +104,7 @@ def _option_rows(name: str, model: str) -> _Rows:
             {"name": key, "value": value, "source": planned.origins.get(key, OURS), "published": None}
             for key, value in values.items()
         ]
-    of_model = {key: getattr(sampling, field) for field, key in SAMPLING_SETTINGS.items()}
+    of_model = {setting.name: getattr(sampling, field) for field, setting in SAMPLING.items()}
     for key, value in {**of_model, "prompts": default_prompts(model)}.items():
         stated_text = f"{plain(stated[key].value)} ({stated[key].source})" if key in stated else None
         rows.append({"name": key, "value": value, "source": f"default of {model}", "published": stated_text})
@@ -230,7 +230,7 @@ def run_rows(out: Path, warn: Callable[[str], None]) -> _Rows:
                 "model": spec.model,
                 "source": info.source_text,
                 "decoder": spec.decoder.name,
-                "options": nonfinite_as_text(dict(spec.decoder.options)),
+                "options": nonfinite_as_text(spec.decoder.options),
                 "differs": differing[folder.name],
                 "prompts": spec.prompts,
                 "seed": spec.seed,

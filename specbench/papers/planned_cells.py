@@ -21,10 +21,11 @@ from specbench.papers.cells import RATIOS_TO_AR
 from specbench.papers.table import SCORE, CellSettings, Column, Row, Table, chosen_setting, takes
 from specbench.reporting.marks import label, natural
 from specbench.runs.decoder_args import plan_decoders
-from specbench.runs.plan import SAMPLING_SETTINGS, Plan, Shared, make_plan, plan_model, plan_sampling
-from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
-from specbench.specs.options import SettingSource, plain
+from specbench.runs.plan import Plan, Shared, make_plan, plan_model, plan_sampling
+from specbench.runs.settings import OPEN_IN_TABLES, RunSettings, merge, run_settings
+from specbench.specs.options import Setting, SettingOrigin, SettingSource, plain
 from specbench.specs.presets import PRESETS, decoder_name, resolve
+from specbench.specs.run_spec import SAMPLING
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.store.run_store import RunStore
 
@@ -37,7 +38,7 @@ class PlannedCell:
     """The settings of one or more cells, with the plan of their run or the problem that prevents one."""
 
     settings: CellSettings  # from the table
-    values: Mapping[str, Value]  # by setting name, with flags and environment applied; empty if they are rejected
+    values: RunSettings | None  # with flags and environment applied; None if they are rejected
     plan: Plan | None = None
     problem: SpecbenchError | None = None
 
@@ -52,8 +53,8 @@ def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, s
     cells = [_resolve(asked, shared, f"{table.name}.toml", settings, flags, env) for asked in every]
     drafters = [PRESETS[cell.decoder].choices["drafter"] for cell in every if cell.decoder in PRESETS]
     if "none" in drafters or not any(column.key in RATIOS_TO_AR for column in table.columns):
-        none = {"baseline": Value(0, SettingSource.DEFAULT, "of tables")}
-        cells = [replace(cell, values=cell.values and {**cell.values, **none}) for cell in cells]
+        none = {"baseline": 0}, {"baseline": SettingOrigin(SettingSource.DEFAULT, "of tables")}
+        cells = [replace(cell, values=cell.values and cell.values.changed(*none)) for cell in cells]
     _raise_if_all_refused(cells)
     return cells
 
@@ -68,7 +69,7 @@ def _resolve(
 ) -> PlannedCell:
     try:
         table = _settings(asked, flags.get("model")) | shared
-        unused = {"head"} - takes(asked.decoder, dict(asked.options))
+        unused = {"head"} - takes(asked.decoder, asked.options)
         flags = {name: value for name, value in flags.items() if name not in unused}
         if flags.get("head"):
             flags["head"] = head_of(str(flags["head"]), str(flags.get("model") or asked.model))
@@ -78,7 +79,7 @@ def _resolve(
         free = {name: value for name, value in env.items() if name in open_here}
         return PlannedCell(asked, merge(settings, flags, free, table, file))
     except SpecbenchError as problem:
-        return PlannedCell(asked, {}, problem=problem)
+        return PlannedCell(asked, None, problem=problem)
 
 
 def head_of(text: str, model: str) -> str | None:
@@ -93,12 +94,12 @@ def head_of(text: str, model: str) -> str | None:
 
 def _settings(asked: CellSettings, model: object) -> dict[str, object]:
     """The cell's values by setting name; a substituted model also sets prompts, vocabulary and guidance."""
-    inline = ",".join(f"{name}={value}" for name, value in asked.options)
+    inline = ",".join(f"{name}={value}" for name, value in asked.options.items())
     settings = {
         name: getattr(asked, name) for name in ("model", "prompts", "limit", "samples", "seed", "batch", "dtype")
     }
     settings["decoder"] = [f"{asked.decoder}:{inline}" if inline else asked.decoder]
-    settings |= {SAMPLING_SETTINGS[name]: value for name, value in asked.sampling}
+    settings |= {SAMPLING[name].name: value for name, value in asked.sampling.items()}
     if model is None or model == asked.model:
         settings |= {"guidance-rows": asked.guidance_rows, "prompt-form": asked.prompt_form}
     else:
@@ -120,7 +121,7 @@ def plan_table(table: Table, flags: Mapping[str, object], env: Mapping[str, str]
     planned, shared = [], Shared()
     for cell in resolve_cells(table, flags, env):
         try:
-            plan = None if cell.problem else make_plan(cell.values, shared=shared)
+            plan = make_plan(cell.values, shared=shared) if cell.values else None
             planned.append(replace(cell, plan=plan))
         except SpecbenchError as problem:
             planned.append(replace(cell, problem=problem))
@@ -142,21 +143,22 @@ def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[CellSet
     return folders
 
 
-def wanted_fields(values: Mapping[str, Value]) -> dict[str, object]:
+def wanted_fields(settings: RunSettings) -> dict[str, object]:
     """The fields of the `RunSpec` that the settings ask for; dtype, device and threads only if they were given; any
     draft head."""
-    value = {name: setting.value for name, setting in values.items()}
-    model, (planned,) = plan_model(values), plan_decoders(value["decoder"], values)
-    fields = {"model": model.name, "prompts": value["prompts"], "seed": value["seed"], "batch": value["batch"]}
-    fields |= {"sampling": plan_sampling(model, values), "decoder": without_options(planned.spec, "head")}
-    value["dtype"] = model.dtype if value["dtype"] == EIGHT_BITS else value["dtype"]
-    return fields | {name: value[name] for name in ("dtype", "device", "threads") if values[name].given}
+    model, (planned,) = plan_model(settings), plan_decoders(settings)
+    fields = {name: getattr(settings, name) for name in ("prompts", "seed", "batch")} | {"model": model.name}
+    fields |= {"sampling": plan_sampling(model, settings), "decoder": without_options(planned.spec, "head")}
+    machine = {"dtype": model.dtype if settings.dtype == EIGHT_BITS else settings.dtype}
+    machine |= {"device": settings.device, "threads": settings.threads}
+    return fields | {name: value for name, value in machine.items() if settings.is_given(name)}
 
 
 def replaced_settings(cell: PlannedCell) -> set[str]:
     """Names of the settings whose values differ from the table."""
     stated = _settings(cell.settings, None)
-    return {name for name, value in cell.values.items() if name in stated and value.value != stated[name]} - {"decoder"}
+    values = cell.values.by_name if cell.values else {}
+    return {name for name, value in values.items() if name in stated and value != stated[name]} - {"decoder"}
 
 
 def as_run_here(table: Table, cells: Sequence[PlannedCell], model: object, folders: Iterable[Path]) -> Table:
@@ -183,14 +185,15 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     by_settings, alike = {cell.settings: cell for cell in cells}, {}
     printed = [(row, [by_settings[asked] for asked in runs]) for row in table.rows if (runs := table.runs_of_row(row))]
     for row, runs in printed:
-        values = [{name: value.value for name, value in run.values.items()} for run in runs]
+        values = [run.values.by_name if run.values else {} for run in runs]
         alike.setdefault(repr(values), []).append((row, runs))
     first_runs = [runs[0] for (_, runs), *_ in alike.values()]
-    sets = {run.values["prompts"].value for run in first_runs if run.values}
+    sets = {run.values.prompts for run in first_runs if run.values}
     rows = []
     for members, run, label_here in zip(alike.values(), first_runs, _labels(first_runs), strict=True):
         like = members[0][0]
-        group = run.settings.decoder if table.axes else str(run.values["prompts"].value) if len(sets) > 1 else None
+        own_prompts = str(run.values and run.values.prompts) if len(sets) > 1 else None
+        group = run.settings.decoder if table.axes else own_prompts
         shared = tuple(text for text in like.chosen if all(text in row.chosen for row, _ in members))
         label_here = like.label if like.own else label_here
         silent = Row(label_here, group, like.settings, {}, {}, {}, None, None, shared, like.own)
@@ -223,13 +226,13 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
     names, facts = [], []
     for run in runs:
         if run.values:
-            (planned,) = plan_decoders(run.values["decoder"].value, run.values)
+            (planned,) = plan_decoders(run.values)
             spec, origins = planned.spec, planned.origins
         else:
-            spec, origins = resolve(decoder_name(run.settings.decoder), dict(run.settings.options)), {}
+            spec, origins = resolve(decoder_name(run.settings.decoder), run.settings.options), {}
         names.append(label(spec, origins, run.settings.model))
-        values = {name: value.value for name, value in run.values.items() if name not in ("decoder", "seed")}
-        facts.append(values | dict(spec.options))
+        values = run.values.by_name if run.values else {}
+        facts.append({name: values[name] for name in values if name not in ("decoder", "seed")} | spec.options)
     labels = []
     for name, facts_of_run in zip(names, facts, strict=True):
         others = [fact for other, fact in zip(names, facts, strict=True) if other == name]

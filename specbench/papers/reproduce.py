@@ -29,8 +29,8 @@ from specbench.papers.planned_cells import (
 from specbench.papers.table import CellSettings, Row, Table, with_runs
 from specbench.prompts import load_prompts
 from specbench.prompts.public import missing_set
-from specbench.runs.dry_run import ON_DISK, Outlook, outlooks
-from specbench.runs.plan import Plan, Shared, together
+from specbench.runs.dry_run import ON_DISK, Costs, outlooks, row_of
+from specbench.runs.plan import Plan, together
 from specbench.specs.options import plain
 from specbench.store.run_folders import run_folder
 from specbench.system.console import duration
@@ -115,7 +115,7 @@ class TableRun:
 
 def _fetch_prompts(cells: Iterable[PlannedCell], warn: Warn) -> None:
     """Download the prompts of cells; if a download fails, the prompts are missing when cells are planned."""
-    for name in dict.fromkeys(str(cell.values["prompts"].value) for cell in cells if cell.values):
+    for name in dict.fromkeys(str(cell.values.prompts) for cell in cells if cell.values):
         try:
             fetch_all(() if offline() else missing_set(name))
         except SpecbenchError as problem:
@@ -227,7 +227,7 @@ def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = N
     """
     table = without_replaced_choices(table, planned)
     rows = _rows_of(with_model(table, planned, model) if model else table)
-    shared = Shared()
+    shared = Costs()
     by_run: dict[object, dict[str, object]] = {}
     cells = {cell.settings: cell for cell in planned}
     for place, settings in enumerate(rows):
@@ -255,10 +255,9 @@ def run_lines(planned: Sequence[PlannedCell]) -> list[str]:
     line."""
     seeds: dict[tuple[tuple[str, ...], str], dict[object, None]] = {}
     for cell in (cell for cell in planned if cell.values):
-        settings = {name: value for name, value in cell.values.items() if value.given and name not in _ELSEWHERE}
-        words = tuple(word for name, value in settings.items() for word in _words(name, value.value))
-        place = words, ",".join(cell.values["decoder"].value)
-        seeds.setdefault(place, {})[cell.values["seed"].value if cell.values["seed"].given else None] = None
+        given = cell.values.given
+        words = tuple(word for name in given if name not in _ELSEWHERE for word in _words(name, given[name]))
+        seeds.setdefault((words, ",".join(cell.values.decoder)), {})[given.get("seed")] = None
     lines: dict[tuple[str, ...], list[str]] = {}
     for (words, decoder), drawn_seeds in seeds.items():
         text = ",".join(str(seed) for seed in drawn_seeds if seed is not None)
@@ -276,7 +275,7 @@ def _words(name: str, value: object) -> list[str]:
     """The words of a setting on the command line; empty for a flag that is off."""
     if isinstance(value, bool):
         return [f"--{name}"] * value
-    return [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else plain(value)]
+    return [f"--{name}", ",".join(map(str, value)) if isinstance(value, tuple) else plain(value)]
 
 
 def scoring_needs(table: Table) -> list[str]:
@@ -320,13 +319,12 @@ def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:
     return served
 
 
-def _row(cell: PlannedCell, rows: Sequence[Row], shared: Shared) -> dict[str, object]:
+def _row(cell: PlannedCell, rows: Sequence[Row], shared: Costs) -> dict[str, object]:
     about = {"rows": ", ".join(dict.fromkeys(row.label for row in rows))}
     about |= {"chosen": list(dict.fromkeys(text for row in rows for text in row.chosen))}
     named = {name: getattr(cell.settings, name) for name in ("model", "decoder", "prompts")}
     try:
-        outlook = outlooks(cell.values, shared)[0] if cell.values else Outlook(**named, obstacles=(cell.problem,))
+        row = outlooks(cell.values, shared)[0].row if cell.values else row_of([cell.problem], **named)
     except SpecbenchError as error:  # rejected settings: only the reason is known
-        outlook = Outlook(**named, obstacles=(error,))
-    first = next(iter(map(str, outlook.obstacles)), None)
-    return about | outlook.row | {"on_disk": outlook.weights == ON_DISK, "problem": first}
+        row = row_of([error], **named)
+    return about | row | {"on_disk": row["weights"] == ON_DISK, "problem": next(iter(row["obstacles"]), None)}

@@ -7,12 +7,13 @@ A cell is measured with the file's `[defaults]`, its row's settings and its colu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specbench.errors import SpecbenchError, read_name
 from specbench.runs.decoder_args import parse_decoders
 from specbench.specs.components import CHOICES
+from specbench.specs.options import Options
 from specbench.specs.presets import PRESETS, decoder_name, options_of
 from specbench.store.run_info import read_info
 from specbench.system.plugins import is_reference
@@ -47,14 +48,14 @@ class CellSettings:
 
     model: str
     decoder: str
-    options: tuple[tuple[str, object], ...] = ()  # of the decoder, including its components
+    options: Options = field(default_factory=Options)  # of the decoder, including its components
     prompts: str | None = None
     limit: int | None = None
     samples: int | None = None
     seed: int | None = None
     batch: int | None = None
     dtype: str | None = None
-    sampling: tuple[tuple[str, float], ...] = ()  # fields of `specbench.specs.run_spec.Sampling`
+    sampling: Options = field(default_factory=Options)  # fields of `specbench.specs.run_spec.Sampling`
     # guidance_rows, prompt_form: "released" for the prompts of released code, see `specbench run --help`
     guidance_rows: str | None = None
     prompt_form: str | None = None
@@ -127,7 +128,7 @@ class Table:
         if row.not_runnable_reason is not None or row.run is not None or not column.measurable:
             return ()
         merged = merge_settings(row.settings, column.settings)
-        merged |= {name: tuple(sorted(merged[name].items())) for name in ("options", "sampling")}
+        merged |= {name: Options(merged[name]) for name in ("options", "sampling")}
         seeds = merged.pop("seed", None)
         return tuple(CellSettings(**merged, seed=seed) for seed in (seeds if isinstance(seeds, list) else [seeds]))
 
@@ -181,7 +182,7 @@ def with_runs(table: Table, runs: Sequence[Path]) -> Table:
     for folder in runs:
         spec = read_info(folder).spec
         sampling = {name: value for name, value in vars(spec.sampling).items() if value is not None}
-        settings = {"model": spec.model, "decoder": spec.decoder.name, "options": dict(spec.decoder.options)}
+        settings = {"model": spec.model, "decoder": spec.decoder.name, "options": spec.decoder.options}
         settings |= {"prompts": spec.prompts, "seed": spec.seed, "batch": spec.batch, "sampling": sampling}
         one_group = len({row.group for row in table.rows}) == 1
         alike = [place for place, row in enumerate(rows) if one_group or row.settings.get("prompts") == spec.prompts]

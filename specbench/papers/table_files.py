@@ -9,7 +9,7 @@ import functools
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -34,13 +34,13 @@ from specbench.papers.table import (
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, decoder_name, options_of
-from specbench.specs.run_spec import Sampling
+from specbench.specs.run_spec import SAMPLING
 from specbench.store.run_folders import runs_in
 from specbench.system import console
 from specbench.system.files import data_folder, text_of
 from specbench.system.plugins import is_reference
 
-_SAMPLING = {field.name: int if field.name == "top_k" else float for field in fields(Sampling)}
+_SAMPLING = {name: setting.type for name, setting in SAMPLING.items()}
 _CASE = {"model": str, "decoder": str, "options": dict, "prompts": str, "dtype": str, "sampling": dict}
 _CASE |= dict.fromkeys(("limit", "samples", "batch"), int) | {"seed": int | list}
 _CASE |= dict.fromkeys(("guidance_rows", "prompt_form"), str)

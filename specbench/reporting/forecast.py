@@ -194,7 +194,7 @@ def _numbers(length: Accepted, setting: ForecastSetting, assumed: Assumed) -> di
     prefill, single = ms(setting.forward(PROMPT_TOKENS, 0)), ms(setting.forward(1))
     forward = ms(setting.forward(columns, slots=model.stream))
     rounds = 1.0  # of drafting, per forward
-    if interval := dict(length.decoder.options).get("interval"):
+    if interval := length.decoder.options.get("interval"):
         rounds = interval / (interval - 1)
     step = forward + rounds * sum(ms(level) for level in _drafting(length.decoder, setting)) + assumed.overhead
     seconds = (prefill + model.stream / assumed.tokens * step) / 1e3
@@ -215,7 +215,7 @@ def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
     projection of 2d x d); vertical head: one per draft, and its first layer once per step, without the matrix."""
     model, network = setting.model, setting.model.network
     if decoder.head_kind == "vertical":
-        drafts, width = int(dict(decoder.options)["window"]) - 1, network.width
+        drafts, width = int(decoder.options["window"]) - 1, network.width
         first = Size(first_layer_weights(width), 0, width)
         at_once = replace(setting.forward(1), size=first, moved=0.0, v_image=0, columns=drafts)
         size = Size(draft_weights(width) + model.v_image * width, 0, width)
@@ -227,7 +227,7 @@ def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
     weights = network.layer_weights + projection + model.v_image * network.width
     head = Size(weights, setting.size.kv // network.layers, setting.size.attention // network.layers)
     whole, moved = setting.forward(1), network.moved / network.layers
-    return [replace(whole, size=head, moved=moved, columns=columns) for columns in _head_columns(dict(decoder.options))]
+    return [replace(whole, size=head, moved=moved, columns=columns) for columns in _head_columns(decoder.options)]
 
 
 def _head_columns(options: Mapping[str, object]) -> list[int]:

@@ -73,7 +73,7 @@ def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model:
     """Name of the decoder with the components and options that differ from its preset, except the window. `origins`:
     origins of the run's settings; if the preset is not installed, options that it supplied are not printed. `model`:
     of the run; options published for the decoder on this model count as preset options."""
-    name, options = decoder.name, dict(decoder.options)
+    name, options = decoder.name, decoder.options
     usual = resolve(name) if name in PRESETS else None
     choices = {kind: getattr(decoder, kind) for kind in CHOICES}
     if usual is None and origins is not None:
@@ -83,7 +83,7 @@ def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model:
         }
     else:
         stated = {key: value.value for key, value in published(name, model.partition("+")[0]).items()}
-        defaults = {kind: getattr(usual, kind) for kind in choices} | dict(usual.options) if usual else {}
+        defaults = {kind: getattr(usual, kind) for kind in choices} | usual.options if usual else {}
         defaults |= stated
         choices = {kind: value for kind, value in choices.items() if value != defaults.get(kind)}
         changed = {key: value for key, value in options.items() if str(value) != str(defaults.get(key))}

@@ -127,9 +127,9 @@ def _decoders(infos: Sequence[RunInfo], papers: Mapping[str, str | None]) -> Ite
 def _options(info: RunInfo) -> dict[str, str]:
     """The options that were given or that differ from the decoder's usual options, and its window."""
     decoder = info.spec.decoder
-    usual = dict(resolve(decoder.name).options) if decoder.name in PRESETS else {}
+    usual = resolve(decoder.name).options if decoder.name in PRESETS else {}
     names = {"window", *(info.origins or ())}
-    return {name: plain(value) for name, value in decoder.options if name in names or usual.get(name) != value}
+    return {name: plain(value) for name, value in decoder.options.items() if name in names or usual.get(name) != value}
 
 
 def _metrics(folders: Sequence[Path]) -> list[str]:

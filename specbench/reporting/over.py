@@ -93,7 +93,7 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
     nfe = stats.interval("nfe", every)  # unknown for imported tokens
     numbers = {"nfe": _pooled(nfe, every, [stats.nfe(run.rows) for run in decoded])} if nfe else {}
     numbers |= _speedups(decoded, baselines) | (_scores(decoded) if decoded else {})
-    options, seeds = settings | dict(spec.decoder.options), [run.info.spec.seed for run in decoded]
+    options, seeds = settings | spec.decoder.options, [run.info.spec.seed for run in decoded]
     return SeedsRow(spec.model, spec.decoder.full_name, options, seeds, len(every), numbers)
 
 

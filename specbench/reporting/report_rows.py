@@ -106,7 +106,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
         label=label(spec.decoder, info.origins, spec.model),
         lossless=spec.decoder.lossless,
         imported=spec.tokens_sha256 or None,
-        options=nonfinite_as_text(dict(spec.decoder.options)),
+        options=nonfinite_as_text(spec.decoder.options),
         setting=setting(spec),
         steps=info.steps,
         n=len(rows),

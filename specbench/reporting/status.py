@@ -78,7 +78,7 @@ def status_of(folders: Sequence[Path]) -> list[dict]:
 
 def _status(run: Run, ar_runs: Sequence[Run]) -> dict:
     info, rows = run.info, run.rows
-    call, options = info.invocations[-1], dict(info.spec.decoder.options)
+    call = info.invocations[-1]
     over = over_ar(run, ar_runs, cache(lambda ar: stats.speed_up(rows, ar.rows)))
     silent_s = _now() - _written(run.folder) if call.finished_at is None else None
     edited = [code_text(info)] if info.spec.decoder_code else []
@@ -89,7 +89,7 @@ def _status(run: Run, ar_runs: Sequence[Run]) -> dict:
         "part": run.folder.parent.name if run.folder.parent.match(SHARDS) else None,
         "model": info.spec.model,
         "decoder": ", ".join([label(info.spec.decoder, info.origins, info.spec.model), *edited]),
-        "window": window_of(options),
+        "window": window_of(info.spec.decoder.options),
         "images": len(rows),
         "wanted": call.wanted,
         "failed": run.failed,

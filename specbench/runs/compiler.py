@@ -11,7 +11,7 @@ from hashlib import sha256
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 from specbench.errors import CompileError, SpecbenchError
 from specbench.models.facts import EIGHT_BITS
@@ -27,7 +27,8 @@ from specbench.system.surroundings import COMPILED
 from specbench.system.torch_device import emulates_bfloat16
 
 _Result = TypeVar("_Result")
-MODES = ("auto", "on", "off")
+CompileMode = Literal["auto", "on", "off"]
+MODES = get_args(CompileMode)
 COMPILING_TORCH = {"cuda": (2, 11), "cpu": (2, 13)}
 """First version of torch that compiles every step, by kind of device; earlier versions fail."""
 _CALLS_S, _SAVED = 4e-4, 0.5
@@ -39,7 +40,7 @@ _LOADED_S = 1.5
 _KEPT = "compiled/kept.json"  # deleted together with the code
 
 
-def should_compile(mode: str, device: str) -> tuple[bool, str | None]:
+def should_compile(mode: CompileMode, device: str) -> tuple[bool, str | None]:
     """Decide whether to compile for `device`; the second value is a note if compilation was requested but cannot run.
     "auto" compiles on CUDA; of a CPU `worth_compiling` decides."""
     if mode == "off" or (mode == "auto" and not device.startswith("cuda")):
@@ -84,7 +85,9 @@ def _is_kept(keys: Sequence[str]) -> bool:
     return all(isinstance(folder, str) and os.path.isdir(folder) and named in (None, folder) for folder in folders)
 
 
-def settle_precision(asked: str | None, default: str, mode: str, device: str) -> tuple[str, bool, tuple[str, ...]]:
+def settle_precision(
+    asked: str | None, default: str, mode: CompileMode, device: str
+) -> tuple[str, bool, tuple[str, ...]]:
     """Decide number format and compilation on `device`; also return notes on requests that cannot be
     met. `asked`: the number format that the user wants; None: the model's `default`, also of "int8wo" but for its
     matrices."""
@@ -102,7 +105,7 @@ def settle_precision(asked: str | None, default: str, mode: str, device: str) ->
 
 
 def compiled_or_eagerly(
-    mode: str, compiled: bool, work: Callable[[bool], _Result], tell: Callable[[str], object]
+    mode: CompileMode, compiled: bool, work: Callable[[bool], _Result], tell: Callable[[str], object]
 ) -> _Result:
     """Do work with steps compiled or not; if they are under "auto" and cannot be, once more eagerly, after a line."""
     try:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specbench.errors import SpecbenchError, read_name
-from specbench.runs.settings import Value, decoder_settings, plain_values, split_list
+from specbench.runs.settings import RunSettings, decoder_settings
 from specbench.specs.components import CHOICES, DRAFTERS
-from specbench.specs.options import SettingSource
+from specbench.specs.options import Options, SettingSource, split_list
 from specbench.specs.presets import (
     PRESETS,
     DecoderSpec,
@@ -50,20 +50,18 @@ class PlannedDecoder:
 
 
 def with_window(decoder: DecoderSpec, window: int) -> DecoderSpec:
-    return replace(decoder, options=tuple(sorted((dict(decoder.options) | {"window": window}).items())))
+    return replace(decoder, options=Options(decoder.options | {"window": window}))
 
 
-def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[PlannedDecoder]:
+def plan_decoders(settings: RunSettings) -> list[PlannedDecoder]:
     """Decoders named as "gsd:G=50", "window=16", "ar", with the plain options that apply to them: each option applies
     to every decoder that has it, but to `ar` only if no other decoder takes it. Options that are not given have the
-    value that is published for the decoder on the model of `values`, else the preset's."""
-    names = {setting.name for setting in decoder_settings()}
-    plain = {name: value for name, value in values.items() if name in names and value.given}
-    if not (requests := parse_decoders(pieces)):
+    value that is published for the decoder on the model, else the preset's."""
+    if not (requests := parse_decoders(settings.decoder)):
         raise SpecbenchError("no decoder given", f"--decoder takes: {', '.join(sorted(PRESETS))}")
-    planned: dict[tuple, PlannedDecoder] = {}
+    planned: dict[tuple[DecoderSpec, bool], PlannedDecoder] = {}
     for reference, inline in requests:
-        decoder = _plan_decoder(reference, inline, plain, str(values["model"].value))
+        decoder = _plan_decoder(reference, inline, settings)
         planned.setdefault((decoder.spec, decoder.auto_window), decoder)
     used = {
         name
@@ -71,7 +69,7 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
         for name, origin in decoder.origins.items()
         if origin != SettingSource.INLINE
     }
-    for name in plain:
+    for name in settings.options:
         if name not in used and not any(name in inline for _, inline in requests):
             decoders = [decoder.spec.name for decoder in planned.values()]
             valid = sorted({option for decoder in decoders for option in options_of(PRESETS[decoder])})
@@ -83,15 +81,14 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
     return list(planned.values())
 
 
-def with_ar(decoders: Sequence[PlannedDecoder], values: Mapping[str, Value]) -> list[PlannedDecoder]:
+def with_ar(decoders: Sequence[PlannedDecoder], settings: RunSettings) -> list[PlannedDecoder]:
     """The decoders of a run; if AR is not among them, AR is added on the first prompts for their speed-ups."""
-    value = plain_values(values)
-    untimed = value["batch"] != 1 or value["mode"] == "throughput" or value["workers"] or value["ray"]
-    timed = value["mode"] == "latency" or not untimed
-    prompts = value["baseline"] if value["baseline"] is not None else BASELINE_PROMPTS * timed
+    untimed = settings.batch != 1 or settings.mode == "throughput" or settings.workers or settings.ray
+    timed = settings.mode == "latency" or not untimed
+    prompts = settings.baseline if settings.baseline is not None else BASELINE_PROMPTS * timed
     if not prompts or any(planned.spec.drafter == "none" for planned in decoders):
         return list(decoders)
-    return [*decoders, replace(_plan_decoder("ar", {}, {}, str(value["model"])), first=prompts)]
+    return [*decoders, replace(_plan_decoder("ar", {}, RunSettings(model=settings.model)), first=prompts)]
 
 
 def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
@@ -131,33 +128,31 @@ def labelled_decoders(names: Sequence[str]) -> list[tuple[str, Any]]:
     return decoders
 
 
-def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str, Value], model: str) -> PlannedDecoder:
-    name = decoder_name(reference)
-    preset, asked = PRESETS[read_name("decoder", name, PRESETS)], plain
-    stated = {
-        key: Value(value, SettingSource.PUBLISHED, place) for key, (value, place) in published(name, model).items()
-    }
-    plain = stated | dict(asked)
-    chosen = {kind: plain[kind].value for kind in _open_choices(preset, inline, plain)} | dict(inline)
+def _plan_decoder(reference: str, inline: Mapping[str, str], settings: RunSettings) -> PlannedDecoder:
+    name, asked = decoder_name(reference), settings.options
+    preset, stated = PRESETS[read_name("decoder", name, PRESETS)], published(name, settings.model)
+    plain = {key: value for key, (value, _) in stated.items()} | dict(asked)
+    sources = {key: place for key, (_, place) in stated.items()}
+    sources |= {key: str(settings.origins[key]) for key in asked}
+    chosen = {kind: plain[kind] for kind in _open_choices(preset, inline, plain)} | dict(inline)
     auto_window = chosen.get("window") == "auto" and bool(chosen.pop("window"))
     valid = options_of(preset, choices_of(preset, chosen))
     usual = options_of(preset)
     meant = {  # a published value is of the preset's own option, not of another component's with the same name
         option for option in valid if option in asked or (option in usual and usual[option].help == valid[option].help)
     }
-    plain_options = {option: plain[option] for option in valid if option in meant & plain.keys() - inline.keys()}
-    if "window" in plain_options and plain_options["window"].value == "auto":
-        auto_window = True
-    options = {option: value.value for option, value in plain_options.items() if value.value != "auto"}
-    origins = {option: plain[option].origin for option in [*chosen, *plain_options] if option in plain}
+    options = {option: plain[option] for option in valid if option in meant & plain.keys() - inline.keys()}
+    origins = {option: sources[option] for option in [*chosen, *options] if option in plain}
     origins |= dict.fromkeys(inline, SettingSource.INLINE.value)
+    if options.get("window") == "auto":
+        auto_window = bool(options.pop("window"))
     return PlannedDecoder(resolve(name, chosen | options), auto_window, origins)
 
 
-def _open_choices(preset: Preset, inline: Mapping[str, str], plain: Mapping[str, Value]) -> list[str]:
+def _open_choices(preset: Preset, inline: Mapping[str, str], plain: Mapping[str, Any]) -> list[str]:
     """The choices that plain flags make for this decoder: none for AR, and only those its drafter leaves an effect."""
     if preset.choices["drafter"] == "none":
         return []
-    drafter = inline.get("drafter") or (plain["drafter"].value if "drafter" in plain else preset.choices["drafter"])
+    drafter = inline.get("drafter") or plain.get("drafter") or preset.choices["drafter"]
     ignored = DRAFTERS[drafter].ignores if drafter in DRAFTERS else ()
     return [kind for kind in CHOICES if kind in plain and kind not in ignored]

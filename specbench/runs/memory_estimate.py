@@ -112,7 +112,7 @@ def _needs(decoder: DecoderSpec) -> Counter[str]:
 def single_image_bytes(model: ModelFacts) -> int | None:
     """Memory to decode one image at a time with AR, the model's own sampling and dtype; None if not counted."""
     need = footprint(model, resolve("ar"), model.sampling(), model.dtype)
-    return need and need.total(1)
+    return need.total(1) if need else None
 
 
 def table_bytes(columns: int) -> int:
@@ -134,7 +134,7 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
 
 def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
     """Number of columns of the widest forward: one window, or a window in every image row."""
-    (height, width), columns = model.resolution, columns_fed(dict(decoder.options))
+    (height, width), columns = model.resolution, columns_fed(decoder.options)
     return columns * math.isqrt(model.tokens * height // width) if _needs(decoder)["image_rows"] else columns
 
 
@@ -161,7 +161,7 @@ def fitting_windows(
     needs = {window: footprint(model, with_window(decoder, window), sampling, dtype, device) for window in windows}
     fitting = [window for window, need in needs.items() if need is None or free is None or largest_batch([need], free)]
     if not fitting:
-        what = f"--window auto: a window of {windows[0]} does not fit into the {_gib(free)} free on {device}"
+        what = f"--window auto: a window of {windows[0]} does not fit into the {_gib(free or 0)} free on {device}"
         raise SpecbenchError(what, "--dtype int8wo, another device, or a smaller model")
     return tuple(fitting)
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import check_model, find_model, model_code
@@ -25,50 +25,51 @@ from specbench.runs.executors.ray_cluster import Workers, plan_workers, require_
 from specbench.runs.memory_estimate import fitting_windows, free_memory, settle_batch
 from specbench.runs.needs import naming_all
 from specbench.runs.problems import Problem, Problems, check_disk, check_memory, check_writable
-from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value, plain_values
+from specbench.runs.settings import DRAWN, RUN_ORIGINS, RunSettings
 from specbench.runs.shards import plan_shard, shard_folder
 from specbench.specs.options import SettingSource
 from specbench.specs.presets import DecoderSpec, decoder_code
-from specbench.specs.run_spec import RunSpec, Sampling
+from specbench.specs.run_spec import Mode, RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.system.downloads import Download, offline
 from specbench.system.foreign_code import refuse_edited
 from specbench.system.torch_device import check_decoding_device, require_device
 
-SAMPLING_SETTINGS = {
-    "guidance": "cfg",
-    "temperature": "temperature",
-    "top_k": "top-k",
-    "top_p": "top-p",
-    "entropy_scale": "entropy-scale",
-    "min_p": "min-p",
-    "top_n_sigma": "top-n-sigma",
-}
 MAX_IMAGES = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """Settings of a run, before prompts are read and memory is estimated."""
+class Draft:
+    """A run before its prompts are read and its memory is estimated, with all problems that block it."""
 
-    settings: Mapping[str, Value]
+    settings: RunSettings
     model: ModelFacts
     decoders: tuple[PlannedDecoder, ...]
     sampling: Sampling
-    samples: int
-    seed: int
+    # dtype, compiled, out, mode: what the settings come to with this model, on this device, for this shard
     dtype: str
-    device: str
     compiled: bool
     out: Path
-    trace: bool
     workers: Workers
-    mode: str
+    mode: Mode
     shard: tuple[int, int]
+    problems: tuple[Problem, ...] = ()
+
+    def obstacles(
+        self, planned: PlannedDecoder, memory: int | None, megabytes: float | None, shared: Shared
+    ) -> tuple[SpecbenchError, ...]:
+        """The problems of one decoder's run, given its bytes of memory and megabytes on disk, if known."""
+        problems = Problems(each for each in self.problems if each.of is planned or isinstance(each.of, str))
+        if memory is not None and "memory" not in [each.of for each in problems]:
+            free = shared.free_memory(self.settings.device)
+            problems.check(planned, check_memory, memory, free, self.settings.device)
+        if megabytes is not None:
+            problems.check(planned, check_disk, megabytes, Path(self.settings.out))
+        return tuple(error for _, error in problems)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Asked):
+class Plan(Draft):
     """Input of `specbench.runs.runner.run_plans`, of which nothing is missing."""
 
     prompts: PromptSet
@@ -81,16 +82,17 @@ class Plan(Asked):
     memory: Mapping[str, object] | None = None
 
     @property
-    def work(self) -> tuple:
+    def work(self) -> tuple[object, ...]:
         """Key shared by plans whose decoders can alternate on one loaded model."""
-        images = (self.chosen, self.samples, self.shard, self.trace, self.out)
+        images = (self.chosen, self.settings.samples, self.shard, self.settings.trace, self.out)
         workers = self.workers if self.workers.elsewhere else None  # only these import decoders by their references
-        return self.model, self.device, self.dtype, self.threads, self.compiled, workers, images
+        return self.model, self.settings.device, self.dtype, self.threads, self.compiled, workers, images
 
     def asked_of(self, decoder: PlannedDecoder) -> dict[str, object]:
         """Values that the user gave, but for the decoder's; those that decode the same images of a baseline."""
-        names = (*RUN_ORIGINS, "samples", "out", *(setting.name for setting in DRAWN))
-        flags = {name: self.settings[name].value for name in names if self.settings[name].given}
+        names = (*RUN_ORIGINS, "samples", "out", *DRAWN)
+        given = self.settings.given
+        flags = {name: given[name] for name in names if name in given}
         return flags if decoder.first is None else flags | {"samples": 1, "limit": min(decoder.first, len(self.chosen))}
 
     def drawn_of(self, decoder: PlannedDecoder) -> str | None:
@@ -101,13 +103,13 @@ class Plan(Asked):
     @property
     def images(self) -> int:
         number, shards = self.shard
-        return len(range(number - 1, len(self.chosen) * self.samples, shards))
+        return len(range(number - 1, len(self.chosen) * self.settings.samples, shards))
 
     @property
     def requests(self) -> list[Request]:
         """Images to generate; of a shard, every n-th one."""
         number, shards = self.shard
-        return requests_for(self.chosen, self.samples)[number - 1 :: shards]
+        return requests_for(self.chosen, self.settings.samples)[number - 1 :: shards]
 
     def requests_of(self, decoder: PlannedDecoder) -> list[Request]:
         """Those of `requests` that one of the decoders decodes: fewer of a baseline."""
@@ -121,8 +123,8 @@ class Plan(Asked):
 
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
         """Origin of each value of one decoder's run, by setting name."""
-        shared = {name: value.origin for name, value in self.settings.items() if name in RUN_ORIGINS}
-        options = {name: f"default of {decoder.spec.name}" for name, _ in decoder.spec.options}
+        shared = {name: str(origin) for name, origin in self.settings.origins.items() if name in RUN_ORIGINS}
+        options = {name: f"default of {decoder.spec.name}" for name, _ in decoder.spec.options.items()}
         return shared | options | dict(decoder.origins)
 
     def spec(self, decoder: DecoderSpec, weights_sha256: str) -> RunSpec:
@@ -135,10 +137,10 @@ class Plan(Asked):
             sampling=self.sampling,
             prompts=self.prompts.name,
             prompts_sha256=self.prompts.sha256,
-            seed=self.seed,
+            seed=self.settings.seed,
             batch=self.batch,
             dtype=self.dtype,
-            device=self.device,
+            device=self.settings.device,
             threads=self.threads,
             compiled=self.compiled or None,
             head_sha256=head.sha256() if head else None,
@@ -159,184 +161,153 @@ class Plan(Asked):
     def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
         """Files of the decoder's draft head; None without one."""
         head = head_files(self.model, decoder)
-        return head and head.find(download)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Draft(Asked):
-    """A run with all problems that block it."""
-
-    plan: Plan | None  # None if the prompts are not downloaded, or if a problem blocks every run
-    problems: tuple[Problem, ...]
-
-    def obstacles(
-        self, planned: PlannedDecoder, memory: int | None, megabytes: float | None, shared: Shared
-    ) -> tuple[SpecbenchError, ...]:
-        """The problems of one decoder's run, given its bytes of memory and megabytes on disk, if known."""
-        problems = Problems(each for each in self.problems if each.of is planned or isinstance(each.of, str))
-        if memory is not None and "memory" not in [each.of for each in problems]:
-            free = shared.once(("free", self.device), lambda: free_memory(self.device))
-            problems.check(planned, check_memory, memory, free, self.device)
-        if megabytes is not None:
-            problems.check(planned, check_disk, megabytes, Path(self.settings["out"].value))
-        return tuple(error for _, error in problems)
+        return head.find(download) if head else None
 
 
 def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
     """Files of the decoder's draft head: given, bundled with the model, or published; None if it uses no head."""
     if not decoder.head_kind:
         return None
-    head, bundled = decoder.option("head"), model.heads.get(decoder.head_kind)
+    head, bundled = decoder.options.get("head"), model.heads.get(decoder.head_kind)
     return HeadFiles(head or ("" if bundled else published_head(model.name, decoder.head_kind)), model.name, bundled)
 
 
 class Shared:
-    """Cache of facts that the plans of one command share; `load`: how to load prompts."""
+    """Facts that the plans of one command share, each found out once; `load`: how to load prompts."""
 
     def __init__(self, load: Callable[[str, str | None], PromptSet] = load_prompts):
-        self.load = load
-        self._known: dict[object, object] = {}
+        self.load = cache(load)
+        self.chosen = cache(lambda named, drawing: tuple(drawing.of(self.load(*named))))
+        self.check_prompts = cache(lambda model, *selection: model.check_prompts(self.chosen(*selection)))
+        self.check_writable = cache(check_writable)
+        self.free_memory = cache(free_memory)
+        self.free_threads = cache(free_threads)
+        self.runs_on_cpu = cache(lambda out, model: find_runs_like(out, model=model, device="cpu"))
 
-    def once(self, key: object, make: Callable[[], object]) -> Any:
-        if key not in self._known:
-            self._known[key] = make()
-        return self._known[key]
 
-
-def make_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Plan:
-    """Make the plan of a `run` from its merged settings; raises the first of its problems."""
-    draft = draft_plan(values, shared)
-    if draft.plan:
-        return draft.plan
+def make_plan(settings: RunSettings, shared: Shared | None = None) -> Plan:
+    """Make the plan of a `run` from its settings; raises the first of its problems."""
+    draft = draft_plan(settings, shared)
+    if isinstance(draft, Plan):
+        return draft
     of, error = draft.problems[0]
-    raise naming_all(error, draft.model, str(values["prompts"].value)) if of in ("prompts", "weights") else error
+    raise naming_all(error, draft.model, str(settings.prompts)) if of in ("prompts", "weights") else error
 
 
-def draft_plan(values: Mapping[str, Value], shared: Shared | None = None, ahead: bool = False) -> Draft:
-    """The plan with its problems; `ahead`: also the problems that occur only at run time. Only wrong settings raise."""
-    (asked, unmet, alone), shared, problems, plan = _asked(values), shared or Shared(), Problems(), None
-    model, out, drawing = asked.model, asked.out, plan_drawing(values)
-    named = values["prompts"].value, plain_values(values).get("prompt-column")
-    prompts, chosen = problems.check("prompts", _draw, asked, named, drawing, shared) or (None, ())
+def draft_plan(settings: RunSettings, shared: Shared | None = None, ahead: bool = False) -> Draft:
+    """The plan, or a draft if the prompts are not downloaded or a problem blocks every run. `ahead`: with the problems
+    that occur only at run time. Only wrong settings raise."""
+    (draft, unmet, alone), shared, problems = _draft(settings), shared or Shared(), Problems()
+    model, drawing = draft.model, plan_drawing(settings)
+    named = str(settings.prompts), settings.prompt_column
+    chosen = problems.check("prompts", _draw, draft, named, drawing, shared) or ()
     problems.check("weights", model.require_weights)
-    for planned in asked.decoders:
+    for planned in draft.decoders:
         if head := head_files(model, planned.spec):
             problems.check(planned, head.require)
-    captions = (model, *named, drawing)
-    problems.check("captions", shared.once, captions, lambda: model.check_prompts(chosen))
-    problems.check("out", shared.once, ("out", out), lambda: check_writable(out))
+    if chosen:
+        problems.check("captions", shared.check_prompts, model, named, drawing)
+    problems.check("out", shared.check_writable, draft.out)
     if not problems:
-        threads, busy = _threads(asked, shared)
+        threads, busy = _threads(draft, shared)
+        prompts, notes = shared.load(*named), filter(None, [model.size_note, _rows_note(model, settings), alone])
         plan = Plan(
-            **vars(asked),
+            **vars(draft),
             prompts=prompts,
             chosen=chosen,
             drawn=drawing.text(prompts),
-            batch=1 if values["batch"].value == "auto" else values["batch"].value,
+            batch=1 if settings.batch == "auto" else settings.batch,
             threads=threads,
-            notes=(*unmet, *busy, *filter(None, [model.size_note, _rows_note(model, values), alone])),
+            notes=(*unmet, *busy, *notes),
         )
-        if not asked.workers.elsewhere:
+        if not draft.workers.elsewhere:
             # What depends on the plan's size and on this machine: steps compiled or not, windows, batch.
-            plan = problems.check("memory", lambda: _settle_batch(_settle_windows(_settle_steps(plan, shared))))
+            settled = problems.check("memory", lambda: _settle_batch(_settle_windows(_settle_steps(plan, shared))))
+            draft = settled or draft
+        else:
+            draft = plan
     if ahead:
-        _look_ahead(asked, problems)
-    return Draft(**vars(asked), plan=plan, problems=tuple(problems))
+        _look_ahead(draft, problems)
+    return replace(draft, problems=tuple(problems))
 
 
-def _asked(values: Mapping[str, Value]) -> tuple[Asked, tuple[str, ...], str]:
+def _draft(settings: RunSettings) -> tuple[Draft, tuple[str, ...], str]:
     """Read the settings; also return the notes on number format and compilation, and on the shard."""
-    value = plain_values(values)
-    model, decoders = plan_model(values), with_ar(plan_decoders(value["decoder"], values), values)
+    model, decoders = plan_model(settings), with_ar(plan_decoders(settings), settings)
     for code in (model_code(model), *(decoder_code(planned.spec) for planned in decoders)):
         refuse_edited(code)
-    workers, (shard, alone) = plan_workers(values), plan_shard(value["shard"], os.environ)
-    sampling, device = plan_sampling(model, values), value["device"]
+    workers, (shard, alone) = plan_workers(settings), plan_shard(settings.shard, os.environ)
+    sampling, device = plan_sampling(model, settings), settings.device
     check_decoding_device(device)
-    dtype, compiled, unmet = compiler.settle_precision(value["dtype"], model.dtype, value["compile"], device)
-    asked = Asked(
-        settings=values,
+    dtype, compiled, unmet = compiler.settle_precision(settings.dtype, model.dtype, settings.compile, device)
+    draft = Draft(
+        settings=settings,
         model=model,
         decoders=tuple(decoders),
         sampling=sampling,
         dtype=dtype,
-        device=device,
         compiled=compiled,
-        out=Path(value["out"]) / shard_folder(*shard),
+        out=Path(settings.out) / shard_folder(*shard),
         workers=workers,
-        mode=run_mode(value["mode"], value["batch"], workers, device),
+        mode=run_mode(settings.mode, settings.batch, workers, device),
         shard=shard,
-        **{name: value[name] for name in ("samples", "seed", "trace")},
     )
-    return asked, unmet, alone
+    return draft, unmet, alone
 
 
-def _threads(asked: Asked, shared: Shared) -> tuple[int, list[str]]:
+def _threads(draft: Draft, shared: Shared) -> tuple[int, list[str]]:
     """CPU threads of each worker, and a line where these are not all."""
-    number, workers = asked.settings["threads"].value, asked.workers.count or 1
-    if number:
-        return number, []
-    facts = asked.out, asked.model.name, asked.device
-    threads, busy = shared.once(("threads", *facts), lambda: free_threads(*facts))
-    return threads // workers or 1, busy
+    if draft.settings.threads:
+        return draft.settings.threads, []
+    threads, busy = shared.free_threads(draft.out, draft.model.name, draft.settings.device)
+    return threads // (draft.workers.count or 1) or 1, busy
 
 
-def _draw(
-    asked: Asked, named: tuple[str, str | None], drawing: Drawing, shared: Shared
-) -> tuple[PromptSet, tuple[Prompt, ...]]:
-    """The prompt set and the selected prompts, at most as many as a run can list."""
-    prompts = shared.once(("prompts", *named), lambda: shared.load(*named))
-    chosen = shared.once((*named, drawing), lambda: tuple(drawing.of(prompts)))
-    samples, shards = asked.samples, asked.shard[1]
+def _draw(draft: Draft, named: tuple[str, str | None], drawing: Drawing, shared: Shared) -> tuple[Prompt, ...]:
+    """The selected prompts, at most as many as a run can list."""
+    chosen = shared.chosen(named, drawing)
+    samples, shards = draft.settings.samples, draft.shard[1]
     if (images := -(-len(chosen) * samples // shards)) > MAX_IMAGES:
         what = f"--samples {samples}: {images:,} images of {len(chosen):,} prompts, more than {MAX_IMAGES:,} of one run"
         raise SpecbenchError(what, "use --limit, or --shard I/N with another --out for each part")
-    return prompts, chosen
+    return chosen
 
 
-def _look_ahead(asked: Asked, problems: Problems) -> None:
+def _look_ahead(draft: Draft, problems: Problems) -> None:
     """Add what a run meets once it has a plan, and leave out prompts that it downloads before."""
-    if not offline() and missing_set(str(asked.settings["prompts"].value)):
+    if not offline() and missing_set(str(draft.settings.prompts)):
         problems[:] = [problem for problem in problems if problem.of != "prompts"]
-    problems.check("device", require_device, asked.device)
-    if asked.workers.elsewhere:
-        problems.check("workers", require_ray, asked.workers.address)
-    if asked.settings["weights"].value and asked.model.ready:  # unlike official weights, these files were never checked
-        problems.check("weights", check_model, asked.model)
+    problems.check("device", require_device, draft.settings.device)
+    if draft.workers.elsewhere:
+        problems.check("workers", require_ray, draft.workers.address)
+    if draft.settings.weights and draft.model.ready:  # unlike official weights, these files were never checked
+        problems.check("weights", check_model, draft.model)
 
 
-def _rows_note(model: ModelFacts, values: Mapping[str, Value]) -> str | None:
+def _rows_note(model: ModelFacts, settings: RunSettings) -> str | None:
     """The form of the unconditional prompt, where `run` and the papers' tables differ in it and the user chose none."""
-    rows = values["guidance-rows"]
+    source = settings.origins["guidance-rows"].source
     family = model.family if isinstance(model, HubModel) else None
-    if family not in RELEASED["guidance_rows"] or rows.source in (SettingSource.FLAG, SettingSource.ENVIRONMENT):
+    if family not in RELEASED["guidance_rows"] or source in (SettingSource.FLAG, SettingSource.ENVIRONMENT):
         return None
-    if rows.value == "released":
+    if settings.guidance_rows == "released":
         return "unconditional rows are as released, not as in run (--guidance-rows official)"
     return "unconditional rows are official, not bench gsd-1's (--guidance-rows released)"
 
 
-def plan_drawing(values: Mapping[str, Value]) -> Drawing:
+def plan_drawing(asked: RunSettings) -> Drawing:
     """The selection of prompts that the settings ask for."""
-    value = plain_values(values)
-    return Drawing(
-        tuple(value["ids"]),
-        tuple(value["category"]),
-        value["offset"],
-        value["per-category"],
-        value["sample"],
-        value["limit"],
-    )
+    return Drawing(asked.ids, asked.category, asked.offset, asked.per_category, asked.sample, asked.limit)
 
 
 def _settle_windows(plan: Plan) -> Plan:
     """Set the windows to measure, if the window is chosen by measuring."""
-    facts = plan.sampling, plan.dtype, plan.device
+    facts = plan.sampling, plan.dtype, plan.settings.device
     return replace(
         plan,
         decoders=tuple(
             replace(planned, windows=fitting_windows(plan.model, planned.spec, *facts))
-            if planned.auto_window and planned.spec.option("window") is not None
+            if planned.auto_window and planned.spec.options.get("window") is not None
             else planned
             for planned in plan.decoders
         ),
@@ -345,13 +316,10 @@ def _settle_windows(plan: Plan) -> Plan:
 
 def _settle_steps(plan: Plan, shared: Shared) -> Plan:
     """Compile on a CPU under "auto" if the number of images makes it pay."""
-    if plan.settings["compile"].value != "auto" or plan.device != "cpu" or model_code(plan.model):
+    if plan.settings.compile != "auto" or plan.settings.device != "cpu" or model_code(plan.model):
         return plan
     steps = plan.model.stream * sum(len(plan.requests_of(planned)) for planned in plan.decoders)
-    alike = shared.once(
-        ("alike", plan.out, plan.model.name), lambda: find_runs_like(plan.out, model=plan.model.name, device="cpu")
-    )
-    stored = [info.compiled for info in alike.values()]
+    stored = [info.compiled for info in shared.runs_on_cpu(plan.out, plan.model.name).values()]
     facts = plan.model.name, plan.dtype, plan.threads, plan.batch, plan.sampling.guidance
     keys = [compiler.code_key(*facts, planned.spec) for planned in plan.decoders]
     compiled, note = compiler.worth_compiling(stored, plan.model.layers, steps, keys)
@@ -360,9 +328,9 @@ def _settle_steps(plan: Plan, shared: Shared) -> Plan:
 
 def _settle_batch(plan: Plan) -> Plan:
     """Set a batch size that fits into memory; "auto" reuses the earlier choice for the same run."""
-    specs, asked = [planned.widest for planned in plan.decoders], plan.settings["batch"].value
+    specs, asked = [planned.widest for planned in plan.decoders], plan.settings.batch
     earlier = _earlier_batch(plan) if asked == "auto" else None
-    batch, estimate = settle_batch(earlier or asked, plan.model, specs, plan.sampling, plan.dtype, plan.device)
+    batch, estimate = settle_batch(earlier or asked, plan.model, specs, plan.sampling, plan.dtype, plan.settings.device)
     if asked == "auto" and not earlier:
         images = max(1, plan.images)
         batch = min(batch, images)
@@ -389,7 +357,7 @@ def earlier_window(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int
     fields = vars(plan.spec(decoder, weights_sha256)) | {"decoder": without_options(decoder, "window")}
     for info in find_runs_like(plan.out, **fields).values():
         if info.window_curve is not None:
-            return info.spec.decoder.option("window")
+            return info.spec.decoder.options.get("window")
     return None
 
 
@@ -404,30 +372,27 @@ def together(plans: Iterable[Plan]) -> list[list[Plan]]:
     return groups
 
 
-def plan_model(values: Mapping[str, Value]) -> ModelFacts:
+def plan_model(settings: RunSettings) -> ModelFacts:
     """Model with the weights and size given in the settings."""
-    value = plain_values(values)
     choice = ModelChoice(
-        weights=value["weights"],
-        revision=value["revision"],
-        random=value["random-weights"],
-        tiny=value["scale"] == "tiny",
-        guidance_rows=value["guidance-rows"],
-        prompt_form=value["prompt-form"],
-        guidance_schedule=value["guidance-schedule"],
-        size=value["size"],
-        eight_bits=value["dtype"] == EIGHT_BITS,
+        weights=settings.weights,
+        revision=settings.revision,
+        random=settings.random_weights,
+        tiny=settings.scale == "tiny",
+        guidance_rows=settings.guidance_rows,
+        prompt_form=settings.prompt_form,
+        guidance_schedule=settings.guidance_schedule,
+        size=settings.size,
+        eight_bits=settings.dtype == EIGHT_BITS,
     )
-    return find_model(value["model"]).configured(choice, download=True)
+    return find_model(settings.model).configured(choice, download=True)
 
 
-def plan_sampling(model: ModelFacts, values: Mapping[str, Value]) -> Sampling:
+def plan_sampling(model: ModelFacts, settings: RunSettings) -> Sampling:
     """Model's sampling with the settings applied; rejects a top-k above the image vocabulary."""
-    fields = {field: values[name].value for field, name in SAMPLING_SETTINGS.items()}
-    sampling = replace(model.sampling(), **{name: value for name, value in fields.items() if value is not None})
-    sampling = replace(
-        sampling, **{name: getattr(sampling, name) or None for name in ("entropy_scale", "min_p", "top_n_sigma")}
-    )
+    values = vars(model.sampling()) | dict(settings.sampling)
+    off = {name: None for name in ("entropy_scale", "min_p", "top_n_sigma") if not values[name]}
+    sampling = Sampling(**values | off)
     if sampling.guidance != 1 and not model.guided:
         raise SpecbenchError(f"--cfg {sampling.guidance:g}: {model.name} has no unconditional prompt", "omit it")
     if sampling.top_k > model.v_image:

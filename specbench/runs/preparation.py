@@ -30,12 +30,11 @@ from specbench.prompts import Prompt, Request, text_id
 from specbench.runs import compiler
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor, image_failure
-from specbench.runs.plan import SAMPLING_SETTINGS, Plan, earlier_window, plan_model, plan_sampling
+from specbench.runs.plan import Plan, earlier_window, plan_model, plan_sampling
 from specbench.runs.run_progress import Reporter
-from specbench.runs.settings import Value, decoder_settings, merge, run_settings
-from specbench.specs.options import SettingSource
+from specbench.runs.settings import RunSettings, decoder_settings, merge, run_settings
 from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_code, decoder_name, resolve
-from specbench.specs.run_spec import RunSpec, Sampling
+from specbench.specs.run_spec import SAMPLING, RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, run_folder, same_but_for_threads
 from specbench.store.run_info import describe_point
 from specbench.store.schema import AR_SPANS
@@ -52,12 +51,12 @@ from specbench.system.torch_state import PinnedTorch
 @contextmanager
 def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, ImageModel | None]]:
     """Load the plan's model here, or start its workers; yields the executor, and the model if it is in this process."""
-    arguments = plan.model, plan.device, plan.dtype, plan.threads, plan.compiled
+    arguments = plan.model, plan.settings.device, plan.dtype, plan.threads, plan.compiled
     load = functools.partial(_load_in_worker, plan.workers.references, model_code(plan.model), *arguments)
-    where = f"{plan.model.name} ({plan.dtype}, {plan.device})"
+    where = f"{plan.model.name} ({plan.dtype}, {plan.settings.device})"
     if not plan.workers.elsewhere:
-        on_gpu = plan.device.startswith("cuda") and torch.cuda.is_available()
-        reporter.note(f"loading {where}{f' on {torch.cuda.get_device_name(plan.device)}' if on_gpu else ''}")
+        on_gpu = plan.settings.device.startswith("cuda") and torch.cuda.is_available()
+        reporter.note(f"loading {where}{f' on {torch.cuda.get_device_name(plan.settings.device)}' if on_gpu else ''}")
         model = load()
         yield LocalExecutor(model, load if plan.compiled else None), model
         return
@@ -69,7 +68,7 @@ def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, Im
     with ExitStack() as running:
 
         def start() -> RayWorkers:
-            crew = RayWorkers(load, plan.workers.count, plan.workers.address, plan.device == "cuda")
+            crew = RayWorkers(load, plan.workers.count, plan.workers.address, plan.settings.device == "cuda")
             running.enter_context(closing(crew))
             reporter.note(f"{crew.size} worker{'s' * (crew.size > 1)} load{'s' * (crew.size == 1)} {where}")
             return crew
@@ -135,7 +134,7 @@ def work_of(
             fields |= {"code": {kind: code.to_json() for kind, code in codes.items() if code}}
             facts[spec.run_id] = {name: value for name, value in fields.items() if value}
             if not plan.workers.elsewhere:  # this machine decodes, so its peaks count
-                arguments = plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads
+                arguments = plan.model, plan.sampling.guidance, plan.dtype, plan.settings.device, plan.threads
                 facts[spec.run_id]["roofline"] = roofline_facts(*arguments)
     specs = [spec for spec, _ in by_run.values()]
     for text in (*_twins(plans[0].out, specs), *_older_code(plans[0].out, specs, facts)) if tell else ():
@@ -210,11 +209,11 @@ def _tuned_window(
     model: ImageModel, plan: Plan, decoder: DecoderSpec, windows: Sequence[int], reporter: Reporter
 ) -> tuple[int, list[dict[str, float]]]:
     """Run `tune_window` on the prompts of a plan and report its findings."""
-    monitor = MachineMonitor(plan.device)
+    monitor = MachineMonitor(plan.settings.device)
     what, most = f"windows tried with {decoder.name}", len(windows) + 1
     try:
         reporter.part(what, 0, most)
-        arguments = model, plan.chosen, decoder, plan.sampling, plan.seed, windows
+        arguments = model, plan.chosen, decoder, plan.sampling, plan.settings.seed, windows
         window, curve = tune_window(*arguments, lambda tried: reporter.part(what, tried, most))
     finally:
         reporter.finish()
@@ -230,27 +229,26 @@ def _tuned_window(
 
 
 @PinnedTorch(False)
-def generate_images(captions: Sequence[str], values: Mapping[str, Value]) -> list[Generation]:
+def generate_images(captions: Sequence[str], settings: RunSettings) -> list[Generation]:
     """Decode `captions` as one batch, with the settings of a run."""
     if not captions:
         raise SpecbenchError("generate: no prompt given", "pass a caption, or a list of captions")
-    info = plan_model(values)
-    decoder = _one_decoder(values)
-    sampling = plan_sampling(info, values)
+    info = plan_model(settings)
+    decoder = _one_decoder(settings)
+    sampling = plan_sampling(info, settings)
     info.check_prompts(Prompt(text_id(text), text) for text in captions)
-    device = values["device"].value
-    compile_mode = values["compile"].value
-    dtype, compiled, unmet = compiler.settle_precision(values["dtype"].value, info.dtype, compile_mode, device)
-    if unmet and compile_mode == "on" and not compiled:
+    device, mode = settings.device, settings.compile
+    dtype, compiled, unmet = compiler.settle_precision(settings.dtype, info.dtype, mode, device)
+    if unmet and mode == "on" and not compiled:
         raise SpecbenchError(unmet[0], "omit compile", MISSING_PREREQUISITE)
     for note in unmet:
         console.warn(note)
 
     def decoded(compiled: bool) -> list[Generation]:
-        model = load_for_run(info, device, dtype, values["threads"].value, compiled)
-        return _decoded(model, captions, decoder, sampling, values["seed"].value, values["trace"].value)
+        model = load_for_run(info, device, dtype, settings.threads, compiled)
+        return _decoded(model, captions, decoder, sampling, settings.seed, settings.trace)
 
-    return compiler.compiled_or_eagerly(compile_mode, compiled, decoded, console.warn)
+    return compiler.compiled_or_eagerly(mode, compiled, decoded, console.warn)
 
 
 def decode_loaded(
@@ -301,17 +299,16 @@ def decode_loaded(
     elif not hasattr(model, "layout"):
         what = f"decode: {model!r:.60} is no network and no ImageModel"
         raise SpecbenchError(what, "load the model first; specbench.generate takes names")
-    names = {*SAMPLING_SETTINGS.values(), "decoder", *(setting.name for setting in decoder_settings())}
     flags = {name.replace("_", "-"): value for name, value in settings.items()} | {"decoder": decoder}
-    accepted = [setting for setting in run_settings() if setting.name in names]
-    values = merge(accepted, flags, env={}) | {"model": Value("", SettingSource.DEFAULT)}
+    accepted = (*run_settings({"decoder"}), *SAMPLING.values(), *decoder_settings())
+    read = replace(merge(accepted, flags, env={}), model="")
     plain = SimpleNamespace(
         name=model.name, guided=True, v_image=model.layout.v_image, sampling=lambda: Sampling(guidance=1.0)
     )
-    texts, planned = [prompts] if isinstance(prompts, str) else list(prompts), _one_decoder(values)
+    texts, planned = [prompts] if isinstance(prompts, str) else list(prompts), _one_decoder(read)
     if not texts:
         raise SpecbenchError("decode: no prompt given", "pass a text, or a list of texts")
-    sampling, own = plan_sampling(plain, values), isinstance(model, LoadedModel)
+    sampling, own = plan_sampling(plain, read), isinstance(model, LoadedModel)
     with ExitStack() as set_up:
         compared = set_up.enter_context(decoding(model, texts, sampling.guidance != 1.0, probe)) if own else None
         set_up.enter_context(refusing(model.name) if own else nullcontext())
@@ -322,8 +319,8 @@ def decode_loaded(
     return images[0] if isinstance(prompts, str) else images
 
 
-def _one_decoder(values: Mapping[str, Value]) -> DecoderSpec:
-    planned, *others = plan_decoders(values["decoder"].value, values)
+def _one_decoder(settings: RunSettings) -> DecoderSpec:
+    planned, *others = plan_decoders(settings)
     if others or planned.auto_window:
         what = "generate takes one decoder, and a number as its window"
         raise SpecbenchError(what, "specbench.run takes several decoders and window='auto'")
@@ -361,7 +358,7 @@ def tune_window(
     Windows are tried in growing order until two in a row are slower than the best; `tell` gets the number of windows
     tried. For a compiled model only the forwards are compiled and counted, with an overhead of 1, because compiling all
     functions of every window would take minutes."""
-    if decoder.option("window") is None:
+    if decoder.options.get("window") is None:
         raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "omit --window")
     requests = [Request(prompts[number % len(prompts)].text, "(pilot)", number) for number in range(_PILOTS)]
     compiles = isinstance(model, CompilableModel) and model.compiles

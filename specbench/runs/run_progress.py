@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -82,7 +83,7 @@ class RunSummary:
             self.errors.append(str(row["error"]))
 
 
-def machine_warnings(machines: Sequence[dict]) -> list[str]:
+def machine_warnings(machines: Sequence[dict[str, Any]]) -> list[str]:
     """Describe what disturbed latencies measured in these machine states, one sentence each."""
     others = [cores for state in machines if (cores := taken_cores(state)) is not None]
     busy = bool(others) and np.mean(others) > BUSY_CORES

@@ -48,7 +48,7 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
         if group[0].workers.elsewhere:
             require_ray(group[0].workers.address)
         else:
-            require_device(group[0].device)
+            require_device(group[0].settings.device)
         for line in announcement(group):
             reporter.note(line)
     unlike = {(id(plan.model), id(plan.decoders)): plan for group in groups for plan in group}.values()
@@ -58,7 +58,7 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
         cut = caption_note(group[0].model, [prompt.text for prompt in group[0].chosen])
         for note in dict.fromkeys([*(note for plan in group for note in plan.notes), *([cut] if cut else [])]):
             reporter.note(note)
-        mode, compiled = group[0].settings["compile"].value, group[0].compiled
+        mode, compiled = group[0].settings.compile, group[0].compiled
         summary.add(compiled_or_eagerly(mode, compiled, partial(_run_group, group, reporter), reporter.note))
         if summary.interrupted:
             break
@@ -83,7 +83,7 @@ def _complete(group: Sequence[Plan]) -> RunSummary | None:
     stores = {spec: RunStore(run_folder(first.out, spec)) for spec in by_spec}
     for spec, store in stores.items():
         store.check(spec)
-        if _pending(store, by_spec[spec], first.trace) or store.unfinished():
+        if _pending(store, by_spec[spec], first.settings.trace) or store.unfinished():
             return None
     total = sum(map(len, by_spec.values()))
     return RunSummary([store.folder for store in stores.values()], total, resumed=total)
@@ -114,7 +114,8 @@ def _run_group(group: Sequence[Plan], reporter: Reporter, compiled: bool) -> Run
                         reporter.note(note)
                     executor, model = running.enter_context(open_executor(first, reporter))
                 by_spec, facts = work_of(part, model, reporter, not summary.folders)
-                done = run(executor, list(by_spec), first.requests, first.out, reporter, facts, first.trace, by_spec)
+                trace = first.settings.trace
+                done = run(executor, list(by_spec), first.requests, first.out, reporter, facts, trace, by_spec)
             summary.add(done)
             if not done.interrupted:
                 signals.look()
@@ -248,14 +249,14 @@ def announcement(plans: Sequence[Plan]) -> list[str]:
     """Say in a line what plans that share their work will do, and in another what their baseline is."""
     first = plans[0]
     runs = {
-        (plan.sampling, plan.seed, plan.batch, planned.spec): (plan, planned, plan.images_of(planned))
+        (plan.sampling, plan.settings.seed, plan.batch, planned.spec): (plan, planned, plan.images_of(planned))
         for plan in plans
         for planned in plan.decoders
     }
     asked = [run for run in runs.values() if run[1].first is None]
     decoders = list(dict.fromkeys(planned.spec.name for _, planned, _ in asked))
     images = sum(images for *_, images in asked)
-    how = ", ".join((first.dtype, first.device, *(["compiled"] if first.compiled else [])))
+    how = ", ".join((first.dtype, first.settings.device, *(["compiled"] if first.compiled else [])))
     names = ", ".join(decoders[:_MOST_NAMED]) + (f" and {len(decoders) - 3} more" if len(decoders) > 3 else "")
     prompts, pictures = console.counted(len(first.chosen), "prompt"), console.counted(images, "image")
     line = f"{first.model.name} ({how}): {prompts} of {first.prompts.name}, {pictures} with {names}{_time(asked)}"
@@ -271,15 +272,15 @@ def announcement(plans: Sequence[Plan]) -> list[str]:
 
 def _stored(plan: Plan, decoder: PlannedDecoder) -> bool:
     """Whether a run of these settings has the images of a decoder already."""
-    names = ("sampling", "seed", "batch", "dtype", "device", "threads")
-    alike = {name: getattr(plan, name) for name in names} | {"prompts_sha256": plan.prompts.sha256}
+    alike = {name: getattr(plan, name) for name in ("sampling", "batch", "dtype", "threads")}
+    alike |= {"seed": plan.settings.seed, "device": plan.settings.device, "prompts_sha256": plan.prompts.sha256}
     folders = find_runs_like(plan.out, model=plan.model.name, decoder={"name": decoder.spec.name}, **alike)
-    return any(not _pending(RunStore(folder), plan.requests_of(decoder), plan.trace) for folder in folders)
+    return any(not _pending(RunStore(folder), plan.requests_of(decoder), plan.settings.trace) for folder in folders)
 
 
 def _time(runs: Sequence[tuple[Plan, PlannedDecoder, int]]) -> str:
     """Expected time of the images of runs, estimated from earlier runs."""
-    alike = [(plan.out, plan.model.name, planned.spec.name, plan.device) for plan, planned, _ in runs]
+    alike = [(plan.out, plan.model.name, planned.spec.name, plan.settings.device) for plan, planned, _ in runs]
     paces = {key: seconds_per_image(*key) for key in dict.fromkeys(alike)}
     seconds = None not in paces.values() and sum(paces[key] * run[2] for key, run in zip(alike, runs, strict=True))
     return f"; about {console.duration(seconds)} in all by earlier runs" if seconds else ""

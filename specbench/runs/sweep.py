@@ -6,12 +6,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import fetched_prompts
 from specbench.runs.plan import Plan, Shared, make_plan
-from specbench.runs.settings import RUN_ORIGINS, Value, decoder_settings, run_settings, split_list
-from specbench.specs.options import SettingSource
+from specbench.runs.settings import RUN_ORIGINS, RunSettings, decoder_settings, run_settings
+from specbench.specs.options import SettingOrigin, SettingSource, split_list
 from specbench.system import console
 
 _MANY = 1000  # Runs that are planned without a word; each takes a millisecond
@@ -28,31 +29,31 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
     return axes
 
 
-def sweep_plans(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]]) -> list[Plan]:
+def sweep_plans(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -> list[Plan]:
     """Make one plan per combination of the axes' values; one plan without axes. Missing prompts are downloaded."""
     shared = Shared(fetched_prompts)
-    check_effects(values, axes, shared)
-    made: dict[tuple, Plan] = {}
+    check_effects(settings, axes, shared)
+    made: dict[tuple[object, ...], Plan] = {}
     plans = []
-    for chosen in sweep_values(values, axes):
-        key = tuple(chosen[name] for name in axes if name != "seed")
-        if key not in made or chosen["batch"].value == "auto":  # an earlier run may have settled it
+    for chosen in sweep_values(settings, axes):
+        key = tuple(chosen.value(name) for name in axes if name != "seed")
+        if key not in made or chosen.batch == "auto":  # an earlier run may have settled it
             made[key] = make_plan(chosen, shared=shared)
-        plans.append(replace(made[key], seed=chosen["seed"].value, settings=chosen))
+        plans.append(replace(made[key], settings=chosen))
     return plans
 
 
-def sweep_values(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]]) -> Iterator[dict[str, Value]]:
+def sweep_values(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -> Iterator[RunSettings]:
     """The settings of each combination of the axes' values, without plans; prints progress if there are many."""
-    parsed = _parsed_axes(axes)
+    parsed, origin = _parsed_axes(axes), SettingOrigin(SettingSource.SWEEP)
     total = math.prod(map(len, parsed.values()))
     for number, chosen in enumerate(itertools.product(*parsed.values())):
         if total > _MANY and number % _MANY == 0 and console.progress_shown():
             console.say(f"planned {number:,} of {total:,} runs")
-        yield {**values, **dict(zip(parsed, chosen, strict=True))}
+        yield settings.changed(dict(zip(parsed, chosen, strict=True)), dict.fromkeys(parsed, origin))
 
 
-def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Value]]:
+def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
     settings = {setting.name: setting for setting in run_settings()}
     swept = [*RUN_ORIGINS, *(setting.name for setting in decoder_settings())]
     for name in axes:
@@ -61,25 +62,24 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Value]]
         if not axes[name]:
             raise SpecbenchError(f"--sweep {name}: no values", "write it as --sweep G=3,10,25")
         if name not in swept:
-            raise SpecbenchError(
-                f"--sweep {name}: this setting does not distinguish runs", f"set it once, with --{name}"
-            )
-    parsed = {name: dict.fromkeys(map(settings[name].parse, values)) for name, values in axes.items()}
-    return {name: [Value(value, SettingSource.SWEEP) for value in values] for name, values in parsed.items()}
+            what = f"--sweep {name}: this setting does not distinguish runs"
+            raise SpecbenchError(what, f"set it once, with --{name}")
+    return {name: list(dict.fromkeys(map(settings[name].parse, values))) for name, values in axes.items()}
 
 
-def check_effects(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], shared: Shared) -> None:
+def check_effects(settings: RunSettings, axes: Mapping[str, Sequence[object]], shared: Shared) -> None:
     """Reject an axis without effect, for example one overridden by a decoder's inline option."""
     parsed = _parsed_axes(axes)
-    first = {**values, **{name: choices[0] for name, choices in parsed.items()}}
+    first = {name: choices[:1] for name, choices in parsed.items()}
     for name, choices in parsed.items():
-        first_runs, *other_runs = (_runs(make_plan({**first, name: choice}, shared=shared)) for choice in choices[:2])
+        two = sweep_values(settings, {**first, name: choices[:2]})
+        first_runs, *other_runs = (_runs(make_plan(each, shared)) for each in two)
         if first_runs in other_runs:
             what = f"--sweep {name}: changes nothing here"
             raise SpecbenchError(what, f"--decoder sets {name} itself; omit it there")
 
 
-def _runs(plan: Plan) -> tuple:
-    machine = (plan.dtype, plan.device, plan.threads, plan.compiled)
-    setting = (plan.sampling, plan.prompts.sha256, plan.seed, plan.batch, *machine)
+def _runs(plan: Plan) -> tuple[object, ...]:
+    machine = (plan.dtype, plan.settings.device, plan.threads, plan.compiled)
+    setting = (plan.sampling, plan.prompts.sha256, plan.settings.seed, plan.batch, *machine)
     return plan.model, [(decoder.spec, decoder.auto_window) for decoder in plan.decoders], setting

@@ -37,7 +37,7 @@ from specbench.runs import compiler
 from specbench.runs.engine import EngineModel, find_engine
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.preparation import load_for_run
-from specbench.runs.settings import MAX_SEED, OF_ENGINES, OF_TOKENS, Value, merge, run_settings
+from specbench.runs.settings import MAX_SEED, OF_ENGINES, OF_TOKENS, RunSettings, merge, run_settings
 from specbench.specs.options import plain
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec
@@ -83,29 +83,29 @@ def import_run(
     names = OF_ENGINES if by_address else OF_TOKENS
     if others := sorted(OF_ENGINES.intersection(flags) - names):
         raise SpecbenchError(f"--{others[0]} is for the address of an engine", f"omit it: {source} is read as a file")
-    values = merge([setting for setting in run_settings() if setting.name in names], flags, env={})
+    settings = merge(run_settings(names), flags, env={})
     if by_address:
         if ids:
             raise SpecbenchError(f"ids {ids}: an engine is asked for ids of the model's vocabulary", "omit it")
-        return run_of_engine(source, program, values, out, served)
+        return run_of_engine(source, program, settings, out, served)
     if not program or served:
         raise SpecbenchError("tokens in a file are of a program", "--program 'NAME VERSION', and no --served")
-    return run_of_tokens(Path(source), program, values, out, ids)
+    return run_of_tokens(Path(source), program, settings, out, ids)
 
 
 @PinnedTorch(False)
-def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Path, ids: str | None = None) -> Path:
+def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, ids: str | None = None) -> Path:
     """Make a run of the tokens of a file, and return its folder; images that are stored there already are skipped.
-    `program`: label of the run; `values`: settings of `OF_TOKENS`; `ids`: one of `ID_KINDS`, None for the kind that
+    `program`: label of the run; `settings`: those of `OF_TOKENS`; `ids`: one of `ID_KINDS`, None for the kind that
     fits."""
-    model, columns = plan_model(values), _columns(path)
-    prompts, requests = _requests(path, columns, values["prompts"])
+    model, columns = plan_model(settings), _columns(path)
+    prompts, requests = _requests(path, columns, settings)
     for row, request in enumerate(requests):
         try:
             model.check_prompts([Prompt(request.prompt_id, request.text)])
         except SpecbenchError as error:
             raise SpecbenchError(f"{path}: image {row + 1}: {error.what}", error.try_this) from None
-    loaded = _loaded(model, values)
+    loaded = _loaded(model, settings)
     tokens = read_stream([_whole(path, row, image) for row, image in enumerate(columns["tokens"])], loaded, path, ids)
     _tell_copies(tokens)
     digest = hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest()
@@ -115,7 +115,7 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
             images.append(_image(columns, row, requests[row], image, loaded.layout))
     images = _alone(images)
     usual = sorted(image.batch or 1 for image in images)[len(images) // 2]
-    spec = _claimed(model, loaded, values, program, prompts, digest, usual)
+    spec = _claimed(model, loaded, settings, program, prompts, digest, usual)
     store = RunStore(run_folder(out, spec))
     with store.lock(spec):
         missing = _begin(store, spec, model, {image.request.key: image for image in images})
@@ -128,7 +128,7 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
 
 @PinnedTorch(False)
 def run_of_engine(
-    address: str, program: str | None, values: Mapping[str, Value], out: Path, served: str | None = None
+    address: str, program: str | None, settings: RunSettings, out: Path, served: str | None = None
 ) -> Path:
     """Let a serving engine draw the images of a prompt set, `batch` at once, and return the folder of their run. An
     image is stored as it comes, and those that are stored are not drawn again.
@@ -136,25 +136,25 @@ def run_of_engine(
     Args:
         address: as http://127.0.0.1:8000; see `specbench.runs.engine`.
         program: label of the run; the name and the version that answer if None.
-        values: settings of `OF_ENGINES`.
+        settings: those of `OF_ENGINES`.
         served: the name that the engine has for the model, if it is not the checkpoint's.
     """
-    model, batch = plan_model(values), values["batch"].value
+    model, batch = plan_model(settings), settings.batch
     if batch == "auto":
         raise SpecbenchError("--batch auto: the engine's memory is not known here", "name a number")
-    prompts = load_prompts(values["prompts"].value)
-    chosen = select(prompts, values["limit"].value)
+    prompts = load_prompts(str(settings.prompts))
+    chosen = select(prompts, settings.limit)
     model.check_prompts(chosen)
     source = getattr(model, "source", None)
-    names = [values["weights"].value or (source.repo if source else model.name), model.name.partition("+")[0]]
-    engine, loaded = find_engine(address, names, served), _loaded(model, values)
-    drawer = EngineModel(engine, loaded, plan_sampling(model, values))
+    names = [settings.weights or (source.repo if source else model.name), model.name.partition("+")[0]]
+    engine, loaded = find_engine(address, names, served), _loaded(model, settings)
+    drawer = EngineModel(engine, loaded, plan_sampling(model, settings))
     engine = replace(engine, fingerprint=drawer.probe(chosen[0].text) or engine.fingerprint)
     told = {name: value for name, value in asdict(engine).items() if value}
     what = {name: value for name, value in told.items() if name != "address"}
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
     label = (program or engine.label) + (f" batch={batch}" if batch > 1 else "")
-    spec = _claimed(model, loaded, values, label, prompts, digest, batch)
+    spec = _claimed(model, loaded, settings, label, prompts, digest, batch)
     console.say(f"{address}: {', '.join(what.values())}")
     store = RunStore(run_folder(out, spec))
     with store.lock(spec):
@@ -174,15 +174,15 @@ def run_of_engine(
     return store.folder
 
 
-def _loaded(model: ModelFacts, values: Mapping[str, Value]) -> ImageModel:
-    dtype, _, _ = compiler.settle_precision(values["dtype"].value, model.dtype, "off", values["device"].value)
-    return load_for_run(model, values["device"].value, dtype, 0, False)
+def _loaded(model: ModelFacts, settings: RunSettings) -> ImageModel:
+    dtype, _, _ = compiler.settle_precision(settings.dtype, model.dtype, "off", settings.device)
+    return load_for_run(model, settings.device, dtype, 0, False)
 
 
 def _claimed(
     model: ModelFacts,
     loaded: ImageModel,
-    values: Mapping[str, Value],
+    settings: RunSettings,
     program: str,
     prompts: PromptSet,
     tokens_sha256: str,
@@ -191,12 +191,12 @@ def _claimed(
     """The run of another program's tokens, with the sampling that it claims."""
     if not program.strip() or not program.isprintable():
         raise SpecbenchError(f"--program {program!r}: no name", "name and version of what drew the tokens")
-    dtype, _, _ = compiler.settle_precision(values["dtype"].value, model.dtype, "off", values["device"].value)
+    dtype, _, _ = compiler.settle_precision(settings.dtype, model.dtype, "off", settings.device)
     return RunSpec(
         model=model.name,
         weights_sha256=loaded.weights_sha256,
         decoder=replace(resolve("ar"), name=program.strip()[:80], lossless=False),
-        sampling=plan_sampling(model, values),
+        sampling=plan_sampling(model, settings),
         prompts=prompts.name,
         prompts_sha256=prompts.sha256,
         seed=0,
@@ -353,14 +353,14 @@ def _whole(path: Path, row: int, tokens: object) -> np.ndarray:
     return array if array.dtype == np.uint64 else array.astype(np.int64)  # ids above 2**63 are reported unchanged
 
 
-def _requests(path: Path, columns: Mapping[str, list], asked: Value) -> tuple[PromptSet, list[Request]]:
+def _requests(path: Path, columns: Mapping[str, list], settings: RunSettings) -> tuple[PromptSet, list[Request]]:
     """The images' prompts in the requested set, else in a set made of them; samples are counted per prompt."""
     texts, named = columns["prompt"], columns.get("prompt_id") or [None] * len(columns["prompt"])
     for row, text in enumerate(texts):
         if not isinstance(text, str):
             raise SpecbenchError(f"{path}: image {row + 1}: its prompt is no text")
-    if asked.given:
-        prompts = load_prompts(asked.value)
+    if settings.is_given("prompts"):
+        prompts = load_prompts(str(settings.prompts))
     else:
         first: dict[str, int] = {}
         for row, (text, name) in enumerate(zip(texts, named, strict=True)):

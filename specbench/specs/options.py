@@ -5,14 +5,18 @@ Importing this never imports torch.
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any
 
 from specbench import names
 from specbench.errors import SpecbenchError
+
+ENV_PREFIX = "SPECBENCH_"  # Of the environment variables of settings
 
 
 class SettingSource(StrEnum):
@@ -27,6 +31,21 @@ class SettingSource(StrEnum):
     def of(cls, origin: str | None) -> SettingSource:
         """The source of a stored origin."""
         return next((source for source in cls if source and f"{origin} ".startswith(f"{source} ")), cls.PUBLISHED)
+
+
+@dataclass(frozen=True)
+class SettingOrigin:
+    """Where a setting's value came from; `detail`: which flag, variable, file, model or publication."""
+
+    source: SettingSource
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.source, self.detail)))
+
+    @property
+    def given(self) -> bool:
+        return self.source not in (SettingSource.DEFAULT, SettingSource.LEFT)
 
 
 @dataclass(frozen=True)
@@ -78,6 +97,66 @@ class Option:
         bounds = {"at least": self.minimum, "above": self.above, "at most": self.maximum}
         parts = (f"{name} {plain(bound)}" for name, bound in bounds.items() if bound is not None)
         return " and ".join(parts) or "a number"
+
+
+@dataclass(frozen=True)
+class Setting(Option):
+    """An option of `specbench run` and its presentation in help."""
+
+    panel: str = ""  # the help panel it belongs to
+    metavar: str = ""  # placeholder of its value in help screens; empty for switches
+    unset: str = ""  # source of the value when it is not set, for example "the model"; empty when `default` applies
+    many: bool = False  # may be repeated, and accepts lists separated by commas
+    words: tuple[str, ...] = ()  # extra words accepted in addition to the type, for example "auto" for a number
+    # options with the same name of other decoders; the value stays text until a decoder parses it
+    others: tuple[Option, ...] = ()
+
+    @property
+    def env(self) -> str:
+        """Its environment variable."""
+        return ENV_PREFIX + self.name.replace("-", "_").upper()
+
+    @property
+    def value_unset(self) -> object:
+        if self.many:
+            return tuple(split_list(str(self.default)))
+        return None if self.unset else self.default
+
+    @property
+    def origin_unset(self) -> SettingOrigin:
+        return SettingOrigin(SettingSource.LEFT if self.unset else SettingSource.DEFAULT, self.unset)
+
+    def parse(self, value: object) -> Any:
+        """Parse `value`, from any origin, into this setting's type."""
+        if self.many:
+            items = [value] if isinstance(value, str | dict) or not isinstance(value, Iterable) else value
+            if not (parts := tuple(part for item in items for part in split_list(str(item)))):
+                raise SpecbenchError(f"no {self.name} given", f"name some, or omit --{self.name}")
+            return parts
+        if isinstance(value, list | tuple | dict):
+            raise SpecbenchError(f"--{self.name} {value!r}: expected one value", self.help)
+        if value in self.words:
+            return value
+        return value if self.others else super().parse(value)
+
+
+class Options(dict[str, Any]):
+    """Values of a decoder's options by name, sorted; hashable, since nothing changes them."""
+
+    def __init__(self, values: Mapping[str, Any] = MappingProxyType({})):
+        super().__init__(sorted(values.items()))
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self.items()))  # part of the keys of compiled code that is kept
+
+
+def split_list(text: str) -> list[str]:
+    """Split at commas; a part that contains a comma is quoted."""
+    parts = next(csv.reader([text], skipinitialspace=True)) if '"' in text and text.isprintable() else text.split(",")
+    return [part.strip() for part in parts if part.strip()]
 
 
 MEMORY = frozenset(

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from specbench import names
 from specbench.errors import SpecbenchError, read_name, unknown_name
 from specbench.specs.components import ANY_TAIL, CHOICES, DRAFTERS, WRITTEN
-from specbench.specs.options import Component, Option
+from specbench.specs.options import Component, Option, Options
 from specbench.system.foreign_code import Code, code_of
 from specbench.system.plugins import load_plugin, load_user_object, plugins
 
@@ -41,7 +41,7 @@ class Preset:
 class DecoderSpec:
     """Fully resolved decoder with every option explicit.
 
-    `options` maps option name to value, sorted by name; `lossless` holds when every chosen component is lossless.
+    `lossless` holds when every chosen component is lossless.
     """
 
     name: str
@@ -50,12 +50,8 @@ class DecoderSpec:
     verifier: str
     residual: str
     refine: str
-    options: tuple[tuple[str, object], ...]
+    options: Options
     lossless: bool
-
-    def option(self, name: str) -> Any:
-        """Value of an option; None for an option that the decoder lacks."""
-        return dict(self.options).get(name)
 
     @property
     def full_name(self) -> str:
@@ -67,7 +63,7 @@ class DecoderSpec:
     @property
     def head_kind(self) -> str:
         """Kind of the draft head that the decoder would use; empty without one."""
-        return (DRAFTERS[self.drafter].head_kind or self.drafter) if "head" in dict(self.options) else ""
+        return (DRAFTERS[self.drafter].head_kind or self.drafter) if "head" in self.options else ""
 
     @property
     def biased_elsewhere(self) -> bool:
@@ -121,7 +117,7 @@ def resolve(name: str, overrides: Mapping[str, object] | None = None) -> Decoder
     _check_look_ahead(name, choices, values)
     stored = {key: value for key, value in values.items() if not options[key].later or value != options[key].default}
     lossless = all(part.lossless for part in _components(choices)) and not _keeps_seen_drafts(choices)
-    return DecoderSpec(name, **choices, options=tuple(sorted(stored.items())), lossless=lossless)
+    return DecoderSpec(name, **choices, options=Options(stored), lossless=lossless)
 
 
 def choices_of(preset: Preset, overrides: Mapping[str, object]) -> dict[str, str]:

@@ -5,35 +5,58 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
+from specbench.specs.options import Setting
 from specbench.specs.presets import DecoderSpec
+
+Mode = Literal["latency", "throughput"]
+"""Purpose of a run: one image at a time, alone on the device; or as many images as possible in an hour."""
+
+
+def _sampling(default: float | None, name: str, help: str, metavar: str, off: float, **bounds: Any) -> Any:
+    """A field of `Sampling` with its setting; `off`: value of the setting that has no effect."""
+    setting = Setting(name, off, help, panel="Sampling", metavar=metavar, unset="the model", **bounds)
+    return field(default=default, metadata={"setting": setting})
 
 
 @dataclass(frozen=True)
 class Sampling:
     """Sampling parameters: target distribution p from logits, in this order: guidance, temperature, top-k, top-n-sigma,
-    top-p, min-p; all float32. A filter that is None is off.
+    top-p, min-p; all float32. A filter that is None is off. top_k, top_p: ties are kept.
 
     Attributes:
         guidance: classifier-free guidance scale s in u + s (c - u); 1 runs the conditional rows only.
-        temperature: divides the guided logits; above 0.
-        top_k: keep the k largest logits, ties included; 0 keeps all.
-        top_p: keep the smallest set of tokens holding this mass, ties included; 1 keeps all.
-        entropy_scale: multiplies the temperature by 2.5 exp(-H/entropy_scale) + 0.6, H being the entropy in nats after
-            top-k at temperature 1.
-        min_p: keep the tokens of at least this share of the largest probability.
-        top_n_sigma: keep the logits within this number of standard deviations of the largest logit; the deviation is
-            computed over the logits that top-k keeps.
+        entropy_scale: H is the entropy in nats after top-k at temperature 1.
+        top_n_sigma: the deviation is computed over the logits that top-k keeps.
     """
 
-    guidance: float = 3.0
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    entropy_scale: float | None = None
-    min_p: float | None = None
-    top_n_sigma: float | None = None
+    # fmt: off
+    guidance: float = _sampling(3.0, "cfg",
+        "classifier-free guidance scale; 1 disables guidance", "X", 1.0, minimum=0.0, maximum=1e4)
+    temperature: float = _sampling(1.0, "temperature",
+        "sampling temperature, applied after guidance", "X", 1.0, minimum=1e-6, maximum=1e4,
+        outside="--top-k 1 takes the most probable token every time, as temperature 0 would")
+    top_k: int = _sampling(0, "top-k",
+        "sample from the K most probable tokens; 0 disables the filter", "K", 0, minimum=0)
+    top_p: float = _sampling(1.0, "top-p",
+        "sample from the smallest set of tokens with total probability P; 1 disables the filter", "P", 1.0,
+        above=0.0, maximum=1.0)
+    entropy_scale: float | None = _sampling(None, "entropy-scale",
+        "multiply the temperature by 2.5 exp(-H/X) + 0.6, H the entropy after top-k; 0 disables it", "X", 0.0,
+        minimum=0.0, maximum=1e4)
+    min_p: float | None = _sampling(None, "min-p",
+        "sample from the tokens of at least P times the largest probability; 0 disables the filter", "P", 0.0,
+        minimum=0.0, maximum=1.0)
+    top_n_sigma: float | None = _sampling(None, "top-n-sigma",
+        "sample from the logits within N standard deviations of the largest one, after top-k; 0 disables the filter",
+        "N", 0.0, minimum=0.0, maximum=1e4)
+    # fmt: on
+
+
+SAMPLING: Mapping[str, Setting] = {part.name: part.metadata["setting"] for part in fields(Sampling)}
+"""The setting of each field of `Sampling`."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +84,7 @@ class RunSpec:
     device: str
     threads: int
     head_sha256: str | None = None
-    mode: str | None = None
+    mode: Mode | None = None
     compiled: bool | None = None
     decoder_code: str | None = None
     model_code: str | None = None
@@ -74,7 +97,10 @@ class RunSpec:
 
     def content(self) -> dict[str, object]:
         """Nested dicts of the spec, without unset fields."""
-        return _given(self) | {"decoder": dict(vars(self.decoder)), "sampling": _given(self.sampling)}
+        return _given(self) | {
+            "decoder": {**vars(self.decoder), "options": list(self.decoder.options.items())},
+            "sampling": _given(self.sampling),
+        }
 
     def identity(self) -> dict[str, object]:
         """`content` without settings that may differ between the invocations of a run."""

@@ -127,13 +127,13 @@ def _agrees(stored: object, expected: object) -> bool:
     """Whether a value of a spec has the wanted value, or with a dict the wanted parts."""
     if not isinstance(expected, Mapping):
         return stored == expected
-    parts = dict(stored) if isinstance(stored, tuple) else vars(stored)
+    parts = stored if isinstance(stored, Mapping) else vars(stored)
     return all(name in parts and _agrees(parts[name], value) for name, value in expected.items())
 
 
 def without_options(decoder: DecoderSpec, *names: str) -> dict[str, object]:
     """The part of a decoder that leaves the named options open, for `find_runs_like`."""
-    return {**vars(decoder), "options": {name: value for name, value in decoder.options if name not in names}}
+    return {**vars(decoder), "options": {name: value for name, value in decoder.options.items() if name not in names}}
 
 
 def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
@@ -155,7 +155,7 @@ def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
 def distinctions(infos: Mapping[str, RunInfo]) -> dict[str, str]:
     """By run, a description of how it differs from the others: in options of its decoder, or in settings."""
     settings = {run: setting_texts(info.spec) for run, info in infos.items()}
-    options = {run: {name: plain(value) for name, value in info.spec.decoder.options} for run, info in infos.items()}
+    options = {run: info.spec.decoder.options for run, info in infos.items()}
     texts = {}
     for run, info in infos.items():
         decoder = info.spec.decoder.name
@@ -175,10 +175,10 @@ def setting_texts(spec: RunSpec) -> dict[str, str]:
     return {name.replace("_", "-"): plain(value) for name, value in flat.items()}
 
 
-def _differing(values: Mapping[str, str], others: Iterable[Mapping[str, str]]) -> list[str]:
+def _differing(values: Mapping[str, object], others: Iterable[Mapping[str, object]]) -> list[str]:
     """The entries of `values` that not all `others` have."""
     others = list(others)
-    return [f"{name}={value}" for name, value in values.items() if any(other.get(name) != value for other in others)]
+    return [f"{name}={plain(values[name])}" for name in values if any(o.get(name) != values[name] for o in others)]
 
 
 def read_infos(out: Path | str) -> dict[Path, RunInfo]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from specbench.errors import SpecbenchError
 from specbench.models.facts import EIGHT_BITS
 from specbench.models.network_sizes import Size
-from specbench.specs.options import plain
+from specbench.specs.options import Options, plain
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.system.environment import core_count, describe_machine
@@ -296,7 +296,7 @@ def identity_json(spec: RunSpec) -> dict[str, object]:
 
 def decoder_json(decoder: DecoderSpec) -> dict[str, object]:
     """A decoder as in `run.json`."""
-    return nonfinite_as_text({**vars(decoder), "options": dict(decoder.options)})
+    return nonfinite_as_text(dict(vars(decoder)))
 
 
 def check_same_run(folder: Path, stored: RunInfo, spec: RunSpec) -> None:
@@ -315,7 +315,7 @@ def _read_spec(content: Mapping[str, object]) -> RunSpec:
         raise TypeError("options")
     # Undoes `nonfinite_as_text`.
     options = {name: _NOT_FINITE.get(str(value), value) for name, value in decoder["options"].items()}
-    built = _build(DecoderSpec, {**decoder, "options": tuple(sorted(options.items(), key=lambda option: option[0]))})
+    built = _build(DecoderSpec, {**decoder, "options": Options(options)})
     return _build(RunSpec, {**content, "decoder": built, "sampling": sampling})
 
 
@@ -341,6 +341,7 @@ def _check_optional(content: Mapping[str, object]) -> None:
 _PLAIN = {
     "str": str,
     "str | None": str | None,
+    "Mode | None": str | None,
     "int": int,
     "float": int | float,
     "float | None": int | float,

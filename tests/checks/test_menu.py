@@ -45,6 +45,6 @@ def test_all_lossless_components_and_extremes_are_in_the_menu():
         used = {getattr(spec, kind) for spec in DECODERS if kind not in DRAFTERS[spec.drafter].ignores}
         # LANTERN's residuals need LANTERN's verifiers, which are lossy.
         assert used == {name for name, part in components.items() if part.lossless and not part.only_with}
-    options = {option for spec in DECODERS for option in spec.options}
+    options = {option for spec in DECODERS for option in spec.options.items()}
     assert options >= {("siblings", 1), ("siblings", 16), ("depth", 1), ("fresh-q", "onehot"), ("tree", "chain")}
     assert len(DECODERS) == len(set(DECODERS)) > 300

@@ -201,4 +201,4 @@ def test_every_setting_is_read_from_the_environment(setting):
     named = {"tree": "chain", "size": "768x512"}.get(setting.name) or (setting.choices or ("x",))[0]
     value = {bool: "true", int: "2", float: "1.0"}.get(setting.type, named)
     check_environment({setting.env: value})
-    assert merge(run_settings(), {}, {setting.env: value})[setting.name].given
+    assert merge(run_settings(), {}, {setting.env: value}).is_given(setting.name)

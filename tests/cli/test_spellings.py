@@ -163,8 +163,8 @@ def test_no_two_names_of_a_catalogue_are_spelt_alike():
 def test_settings_hold_the_names_of_the_catalogues():
     flags = {"Model": "Alpha-VLLM/Lumina-mGPT-7B-768", "prompts": "PartiPrompts", "precision": "torch.bfloat16"}
     values = merge(run_settings(), flags | {"image_size": "512", "device": "CPU"}, env={})
-    named = {name: values[name].value for name in ("model", "prompts", "dtype", "size", "device")}
-    assert named == {"model": "lumina", "prompts": "parti", "dtype": "bfloat16", "size": "512x512", "device": "cpu"}
+    named = values.model, values.prompts, values.dtype, values.size, values.device
+    assert named == ("lumina", "parti", "bfloat16", "512x512", "cpu")
 
 
 TAKEN = {
@@ -179,10 +179,10 @@ TAKEN = {
 @pytest.mark.parametrize(("typed", "meant"), TAKEN.items())
 def test_an_option_of_another_program_is_taken(typed, meant, monkeypatch, cli):
     seen = {}
-    monkeypatch.setattr("specbench.cli.run._merged", lambda values, config: seen.update(values) or {}["stop"])
+    monkeypatch.setattr("specbench.cli.run._read", lambda values, config: seen.update(values) or {}["stop"])
     cli("run", *typed.split())
     name, value = meant
-    setting = next(setting for setting in run_settings() if setting.name == name)
+    (setting,) = run_settings({name})
     assert setting.parse(seen[name]) in (value, str(value))
 
 

@@ -108,7 +108,7 @@ def test_the_longest_path_makes_a_token_of_probability_0_6_certain(order):
 def test_the_tree_has_the_nodes_that_memory_is_planned_for_and_all_paths(window, siblings, levels):
     spec = resolve("sjd-pac-released", {"window": window, "siblings": siblings, "levels": levels})
     tree, levels = kary_tree(window, siblings, min(levels, window)), min(levels, window)
-    assert columns_fed(dict(spec.options)) == len(tree.parents)
+    assert columns_fed(spec.options) == len(tree.parents)
     assert [tree.depth.count(level) for level in range(levels)] == [siblings**level for level in range(levels)]
     assert len(tree.parents) == 64 or window < 46
 

@@ -203,7 +203,7 @@ def test_neighbourhood_of_the_worked_example(rule, limit, members, accepted):
 
 def test_the_default_k_has_its_additional_neighbour(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
-    k = dict(resolve("lantern").options)["k"]
+    k = resolve("lantern").options["k"]
     lantern = lantern_rule(paper, Lantern, torch.arange(k + 3.0)[:, None], k, limit=0.1)
     around = lantern.neighbourhood(torch.full((1, k + 3), 1 / (k + 3)), torch.tensor([[0]]))
     assert (around.ids.shape[-1], around.wide.shape[-1]) == (k, k + 1)

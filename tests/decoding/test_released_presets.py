@@ -150,9 +150,9 @@ def test_gsd_as_released_is_biased():
 
 
 def test_released_options_are_named():
-    assert dict(resolve("gsd-released").options)["zero-p"] is True
-    assert dict(resolve("zipar-released").options)["rows-count"] == "released"
-    assert dict(resolve("gsd").options)["cluster-q"] == "whole"
+    assert resolve("gsd-released").options["zero-p"] is True
+    assert resolve("zipar-released").options["rows-count"] == "released"
+    assert resolve("gsd").options["cluster-q"] == "whole"
     assert build(resolve("sjd-released"), _enumerable()).drafter.window == 16
 
 

@@ -41,7 +41,7 @@ def audited(decoded, level=0.001):
 
 
 def windowed(name, window):
-    return {"window": window} if "window" in dict(resolve(name).options) else {}
+    return {"window": window} if "window" in resolve(name).options else {}
 
 
 def test_values_are_those_of_the_model_given_the_true_prefix():

@@ -111,7 +111,7 @@ def test_as_many_passes_as_drafts_draw_the_drafts_one_by_one_and_few_stay_exact(
         return [image.tokens.tolist() for image in decode(model, requests, spec, GUIDED, 0, render=False)]
 
     assert tokens(0) == tokens(5) != tokens(1)
-    assert dict(resolve(name).options).keys() & {"passes"} == set()  # ids of stored runs stay
+    assert resolve(name).options.keys() & {"passes"} == set()  # ids of stored runs stay
 
 
 def test_one_pass_keeps_the_joint_distribution():

@@ -82,10 +82,10 @@ def test_standard_deviations_are_those_in_brackets(tables):
 def test_every_row_names_a_model_a_decoder_and_prompts_that_exist(tables):
     for table in tables.values():
         for case in table.all_settings():
-            spec = resolve(case.decoder, dict(case.options))
-            assert dict(case.options).items() <= {**vars(spec), **dict(spec.options)}.items(), (table.name, case)
+            spec = resolve(case.decoder, case.options)
+            assert case.options.items() <= {**vars(spec), **spec.options}.items(), (table.name, case)
             model = find_model(case.model)
-            assert dict(case.sampling).get("top_k", 0) <= model.v_image
+            assert case.sampling.get("top_k", 0) <= model.v_image
             assert case.prompts in prompts.prompt_set_names()
 
 
@@ -109,9 +109,7 @@ def test_axes_are_columns_or_settings_that_vary(tables):
             if kind not in ("option", "sampling"):
                 assert axis == "model" or axis in names, (name, axis)
                 continue
-            values = {
-                dict(case.options if kind == "option" else case.sampling)[setting] for case in table.all_settings()
-            }
+            values = {(case.options if kind == "option" else case.sampling)[setting] for case in table.all_settings()}
             assert len(values) > 1, (name, axis)
 
 
@@ -152,8 +150,8 @@ def test_printed_digits_are_kept():
 
 def test_a_report_is_told_what_papers_print_for_its_cells():
     def row(name, model, options):
-        (planned,) = plan_decoders([name], merge(run_settings(), {"model": model}, env={}))
-        published = dict(planned.spec.options)
+        (planned,) = plan_decoders(merge(run_settings(), {"decoder": name, "model": model}, env={}))
+        published = planned.spec.options
         return bare_row(decoder=planned.spec.name, model=model, options=published | options, label=name)
 
     [printed] = printed_beside([row("gsd:G=50", "lumina", {})])  # two other tables repeat it
@@ -169,5 +167,5 @@ def test_a_report_is_told_what_papers_print_for_its_cells():
 
 def test_a_label_names_what_differs_from_what_is_published_for_the_model():
     for decoder, label in (("gsd:G=50", "gsd G=50"), ("gsd:G=50,fresh-q=uniform", "gsd G=50 fresh-q=uniform")):
-        (planned,) = plan_decoders(decoder.split(","), merge(run_settings(), {"model": "lumina"}, env={}))
+        (planned,) = plan_decoders(merge(run_settings(), {"decoder": decoder, "model": "lumina"}, env={}))
         assert row_label(planned.spec, {}, "lumina+released-rows") == label

@@ -81,15 +81,15 @@ def test_every_table_can_be_asked_for(name, tmp_path):
 
 def test_what_the_table_says_is_what_runs(two):
     for row in reproduce.plan_table(load_table("gsd-2"), two["flags"], env={"SPECBENCH_DECODER": "ar"}):
-        options = dict(row.plan.decoders[0].spec.options)
-        assert dict(row.settings.options).items() <= options.items() and options["window"] == 16
+        options = row.plan.decoders[0].spec.options
+        assert row.settings.options.items() <= options.items() and options["window"] == 16
         assert row.plan.sampling.guidance == 3.0 and row.plan.sampling.top_k == 2000
 
 
 def test_traces_are_kept_where_a_column_needs_them(tmp_path):
     def traced(name: str) -> set[bool]:
         planned = reproduce.plan_table(load_table(name), {"model": "shapes", "out": str(tmp_path)}, env={})
-        return {row.plan.trace for row in planned}
+        return {row.plan.settings.trace for row in planned}
 
     assert traced("gsd-fig5") == traced("cool-sd-3") == {True} and traced("gsd-fig2") == {False}
 
@@ -236,7 +236,7 @@ def test_prompts_of_released_code_reach_the_run_unless_the_model_is_replaced(tmp
     def settings(flags: dict) -> set[tuple]:
         cells = reproduce.resolve_cells(load_table("sjd-1"), flags | {"out": str(tmp_path)}, env={})
         names = ("model", "guidance-rows", "prompt-form")
-        return {tuple(cell.values[name].value for name in names) for cell in cells}
+        return {tuple(cell.values.value(name) for name in names) for cell in cells}
 
     assert settings({}) == {("lumina", "released", "official"), ("anole", "released", "released")}
     assert settings({"model": "shapes"}) == {("shapes", "official", "official")}
@@ -248,7 +248,7 @@ def at_every_k(tmp_path: Path, prompts: int = 2) -> Path:
     cells = reproduce.resolve_cells(load_table("sjd-6"), {"model": "shapes", "out": str(tmp_path)}, env={})
     for place, cell in enumerate(cells):
         stated = wanted_fields(cell.values)
-        (planned,) = plan_decoders(cell.values["decoder"].value, cell.values)
+        (planned,) = plan_decoders(cell.values)
         fields = {name: stated[name] for name in ("model", "prompts", "seed", "batch", "sampling")}
         spec = replace(synthetic.SJD, decoder=planned.spec, **fields)
         run = synthetic.folder(tmp_path, spec, synthetic.sjd(prompts))
@@ -290,7 +290,7 @@ def test_a_substituted_model_without_guidance_leaves_out_the_table_s(tmp_path, m
     """What the user asks for stays, and is refused when the run is planned."""
     flags |= {"model": model, "out": str(tmp_path)}
     cells = reproduce.resolve_cells(load_table("gsd-1"), flags, env={})
-    assert {cell.values["cfg"].value for cell in cells} == scales
+    assert {cell.values.value("cfg") for cell in cells} == scales
 
 
 def test_headings_that_still_hold_are_kept_and_no_row_stands_under_another_model(tmp_path):
@@ -318,7 +318,7 @@ def test_a_figure_of_a_score_has_a_panel_with_the_bundled_one(tmp_path):
 
 def test_a_draft_head_goes_to_the_rows_that_take_one(tmp_path):
     cells = reproduce.resolve_cells(load_table("cool-sd-1"), {"head": "mine", "out": str(tmp_path)}, env={})
-    heads = {cell.settings.decoder: cell.values["head"].value for cell in cells if not cell.problem}
+    heads = {cell.settings.decoder: cell.values.value("head") for cell in cells if not cell.problem}
     assert heads.pop("ar") in (None, "") and set(heads.values()) == {"mine"}
 
 

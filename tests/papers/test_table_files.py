@@ -29,8 +29,8 @@ def written(folder, **changed: str | None):
 def test_a_good_file_is_read(tmp_path):
     table = read_table(written(tmp_path))
     plain, grouped = table.all_settings()
-    assert (plain.decoder, plain.options) == ("ar", ()), "a default option counts where the decoder takes it"
-    assert (grouped.decoder, grouped.options) == ("gsd", (("fresh-q", "onehot"), ("window", 8))), "as SJD's code has it"
+    assert (plain.decoder, plain.options) == ("ar", {}), "a default option counts where the decoder takes it"
+    assert (grouped.decoder, grouped.options) == ("gsd", {"fresh-q": "onehot", "window": 8}), "as SJD's code has it"
     assert table.rows[1].paper == {"nfe": 3} and table.metrics() == ["fid[pytorch-fid]"], "the protocol's variant"
 
 

@@ -20,7 +20,8 @@ from specbench.papers import table_files
 from specbench.prompts import Prompt, PromptSet, content_sha256, load_prompts, readers, select
 from specbench.prompts.prompt_set import Drawing
 from specbench.runs import token_import
-from specbench.runs.settings import read_config, split_list
+from specbench.runs.settings import read_config
+from specbench.specs.options import split_list
 
 ROWS = [
     {"id": "first", "text": "a red circle", "category": "colors", "n": 1},

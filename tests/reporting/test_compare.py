@@ -36,6 +36,7 @@ from specbench.reporting.image_tiles import ACCEPTED, DRAWN, commit_steps, grid_
 from specbench.reporting.over import over_seeds
 from specbench.reporting.row import Compared, unique_names
 from specbench.reporting.sections import BOLD_RULE, sections
+from specbench.specs.options import Options
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
@@ -148,9 +149,9 @@ def test_seeds_are_pooled_over_scores_of_the_same_fingerprint(runs, monkeypatch)
 
 
 def test_runs_that_differ_in_the_window_alone_keep_names_of_their_own(runs, cli, tmp_path):
-    wide = replace(SJD, decoder=replace(SJD.decoder, options=tuple(dict(SJD.decoder.options, window=64).items())))
+    wide = replace(SJD, decoder=replace(SJD.decoder, options=Options({**SJD.decoder.options, "window": 64})))
     other = pictured(runs[0].parent, wide, synthetic.sjd(8), range(8))
-    narrow, broad = (dict(spec.decoder.options)["window"] for spec in (SJD, wide))
+    narrow, broad = (spec.decoder.options["window"] for spec in (SJD, wide))
     names = [*unique_names(rows := report_rows([*runs, other]))]
     assert names == ["ar", *(f"sjd W={window}" for window in sorted((narrow, broad)))]
     chosen = cli("report", "--out", tmp_path, "--columns", "nfe").out

@@ -26,6 +26,7 @@ from specbench.reporting.html import breakable, write_page
 from specbench.reporting.marks import marks_of
 from specbench.reporting.plot_data import pareto, sweeps
 from specbench.reporting.row import OverAR, ShownScore
+from specbench.specs.options import Options
 from specbench.specs.presets import PRESETS
 from specbench.stats import Estimate
 from specbench.store.run_folders import find_runs
@@ -294,7 +295,7 @@ def test_one_image_is_a_page_without_nan(tmp_path):
 
 def test_each_table_of_a_page_is_called_by_what_it_holds(tmp_path):
     synthetic.folder(tmp_path, AR, [generation(4, 40.0)])
-    with_head = replace(SJD.decoder, options=(*SJD.decoder.options, ("head", "h")))
+    with_head = replace(SJD.decoder, options=Options({**SJD.decoder.options, "head": "h"}))
     synthetic.folder(tmp_path, replace(SJD, decoder=with_head), [generation(2, 20.0)])
     text = write_page(find_runs(tmp_path), tmp_path / "page.html").read_text()
     shown = re.findall(r"<details id=\"more-.*?<summary>(.*?)</summary>.*?<thead>(.*?)</thead>", text, re.DOTALL)

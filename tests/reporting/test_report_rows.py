@@ -93,13 +93,13 @@ def test_every_key_is_documented(results):
 
 def test_the_window_is_the_number_of_tokens_per_forward():
     fed = {"ar": 1, "sjd": 16, "eagle": 26, "cool-sd": 26, "zipar": None}
-    assert {name: window_of(dict(resolve(name).options)) for name in fed} == fed
-    assert [window_of(dict(resolve("eagle", {"tree": tree}).options)) for tree in ("chain", "0 1 00")] == [6, 4]
+    assert {name: window_of(resolve(name).options) for name in fed} == fed
+    assert [window_of(resolve("eagle", {"tree": tree}).options) for tree in ("chain", "0 1 00")] == [6, 4]
 
 
 def test_siblings_and_paths_are_fed_too():
     fed = {"ar": 1, "sjd": 16, "eagle": 26, "scd-mc": 64, "sjd-pac": 72, "eagle-gbv": 25, "adt-tree": 49}
-    assert {name: columns_fed(dict(resolve(name).options)) for name in fed} == fed
+    assert {name: columns_fed(resolve(name).options) for name in fed} == fed
 
 
 def test_a_costly_window_is_explained_before_the_table(results):
@@ -221,7 +221,7 @@ def test_labels_show_what_differs_from_the_preset():
     assert label(tiny.spec("sjd", init="above-repeat").decoder) == "sjd init=above-repeat"
     mine = replace(decoder, name="mine")
     assert label(mine).startswith("mine drafter=jacobi")
-    supplied = {key: "default of mine" for key, _ in mine.options}
+    supplied = {key: "default of mine" for key, _ in mine.options.items()}
     assert label(mine, supplied) == "mine"
     origins = {"G": "flag --G", "window": "flag --window", "verifier": "flag --verifier"}
     assert label(mine, supplied | origins) == "mine verifier=grouped G=50"

@@ -15,8 +15,7 @@ SETTINGS = run_settings()
 
 def plan(*decoders: str, **options: object):
     flags = {name.replace("_", "-"): str(value) for name, value in options.items()}
-    values = merge(SETTINGS, flags | {"decoder": list(decoders)}, env={})
-    return plan_decoders(values["decoder"].value, values)
+    return plan_decoders(merge(SETTINGS, flags | {"decoder": list(decoders)}, env={}))
 
 
 def test_every_option_of_every_decoder_is_a_setting():

@@ -2,6 +2,7 @@
 
 import json
 import pkgutil
+from dataclasses import replace
 
 import checkpoints
 import numpy as np
@@ -10,11 +11,9 @@ import pytest
 from specbench import api
 from specbench.errors import SpecbenchError
 from specbench.prompts import loading
-from specbench.runs.dry_run import ROW, distinct_outlooks, outlooks
-from specbench.runs.plan import Shared
-from specbench.runs.settings import Value, merge, run_settings
+from specbench.runs.dry_run import ROW, Costs, distinct_outlooks, outlooks
+from specbench.runs.settings import merge, run_settings
 from specbench.runs.sweep import check_effects, sweep_plans, sweep_values
-from specbench.specs.options import SettingSource
 from specbench.specs.presets import PRESETS, resolve
 
 
@@ -68,7 +67,7 @@ def test_a_file_in_the_place_of_results_and_a_batch_that_does_not_fit_are_one_ob
 
 
 def test_every_decoder_finds_the_draft_head_that_comes_with_the_model(tmp_path):
-    with_head = [name for name in PRESETS if "head" in dict(resolve(name).options)]
+    with_head = [name for name in PRESETS if "head" in resolve(name).options]
     rows = api.dry_run(decoder=with_head, limit=1, out=tmp_path)
     assert {"eagle", "eagle-gbv", "vertical"} <= {row["decoder"] for row in rows}
     assert {row["decoder"]: row["obstacles"] for row in rows if row["head"] != "on disk" or row["obstacles"]} == {}
@@ -117,10 +116,10 @@ def test_many_runs_are_planned_at_once_with_their_progress(tmp_path, cli, monkey
         place = f"specbench.{name}"
         monkeypatch.setattr(place, spied(calls, pkgutil.resolve_name(place)))
     values = merge(run_settings(), {"decoder": ["ar"], "limit": 4, "out": str(tmp_path)}, env={})
-    check_effects(values, {"seed": range(3)}, shared := Shared())
+    check_effects(values, {"seed": range(3)}, shared := Costs())
     assert len(distinct_outlooks(sweep_values(values, {"seed": range(3)}), shared)) == 3
     assert len(calls) == 4 + 1 + 1
-    (tmp_path / outlooks({**values, "seed": Value(1, SettingSource.FLAG)}, shared)[0].row["run_id"]).mkdir()
+    (tmp_path / outlooks(replace(values, seed=1), shared)[0].row["run_id"]).mkdir()
     slow = [outlook.row for each in sweep_values(values, {"seed": range(3)}) for outlook in outlooks(each, shared)]
     assert [outlook.row for outlook in distinct_outlooks(sweep_values(values, {"seed": range(3)}), shared)] == slow
     monkeypatch.setattr("specbench.runs.sweep._MANY", 2)

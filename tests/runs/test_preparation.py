@@ -34,7 +34,7 @@ def machine(monkeypatch, forward_ms: dict[int, float], nfe: dict[int, int]) -> l
     tried = []
 
     def decode(model, requests, decoder, sampling, seed, render=True):
-        width = dict(decoder.options).get("window", 1)
+        width = decoder.options.get("window", 1)
         tried.append(width)
         return [Pilot(nfe[width], forward_ms[width]) for _ in requests]
 
@@ -132,7 +132,7 @@ def test_windows_and_batch_are_planned_for_what_fits(monkeypatch, tmp_path):
     settings |= {"prompts": "shapes"}
     plan = make_plan(merge(run_settings(), settings | {"limit": 1, "out": str(tmp_path)}, env={}))
     assert plan.decoders[0].windows == (2, 4, 8, 16, 32, 64) and plan.decoders[1].windows == ()
-    assert dict(plan.decoders[0].widest.options)["window"] == 64 and plan.memory["largest"] == 1
+    assert plan.decoders[0].widest.options["window"] == 64 and plan.memory["largest"] == 1
     monkeypatch.setattr(memory_estimate, "free_memory", lambda device: 2**20)
     with pytest.raises(SpecbenchError, match="window of 2 does not fit"):
         make_plan(merge(run_settings(), settings | {"limit": 1, "out": str(tmp_path)}, env={}))

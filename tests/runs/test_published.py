@@ -16,11 +16,11 @@ from specbench.models.hub_model import MODELS
 from specbench.papers.planned_cells import resolve_cells
 from specbench.papers.table_files import load_tables
 from specbench.runs.decoder_args import plan_decoders
-from specbench.runs.plan import SAMPLING_SETTINGS
 from specbench.runs.settings import merge, run_settings
 from specbench.specs import presets
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import PRESETS, resolve
+from specbench.specs.run_spec import SAMPLING
 
 SETTINGS = run_settings()
 ENTRIES = tomllib.loads(Path(presets.__file__).with_name("published.toml").read_text())["entry"]
@@ -48,8 +48,8 @@ OTHER_PAPER = {"sjdpp-1", "sjdpp-2", "sjdpp-3", "sjdpp-4"}
 
 
 def planned(values):
-    (decoder,) = plan_decoders(values["decoder"].value, values)
-    return {kind: getattr(decoder.spec, kind) for kind in CHOICES} | dict(decoder.spec.options), decoder.origins
+    (decoder,) = plan_decoders(values)
+    return {kind: getattr(decoder.spec, kind) for kind in CHOICES} | decoder.spec.options, decoder.origins
 
 
 def run(decoder: str, model: str, **flags: object):
@@ -86,7 +86,10 @@ def test_each_value_is_stated_once_for_a_decoder_and_a_model_that_exist():
     assert all(
         set(entry) <= {"source", "decoders", "models", "options", "shared"} and entry["source"] for entry in ENTRIES
     )
-    assert {name for *_, kind, name in names if kind == "shared"} <= {*SAMPLING_SETTINGS.values(), "prompts"}
+    assert {name for *_, kind, name in names if kind == "shared"} <= {
+        *(setting.name for setting in SAMPLING.values()),
+        "prompts",
+    }
 
 
 @pytest.mark.parametrize(("decoder", "model"), sorted({(decoder, model) for decoder, model, _ in STATED}))
@@ -116,7 +119,7 @@ def test_whatever_the_user_gives_wins_over_the_paper():
 
 @pytest.mark.parametrize("decoder", ["sjd++:window=32,init=uniform,fresh-q=uniform", "sjd:fresh-q=uniform"])
 def test_the_flags_that_the_changelog_names_are_the_runs_of_before(decoder):
-    (now,) = plan_decoders(decoder.split(","), merge(SETTINGS, {"model": "lumina"}, env={}))
+    (now,) = plan_decoders(merge(SETTINGS, {"decoder": decoder, "model": "lumina"}, env={}))
     assert now.spec == resolve(decoder.partition(":")[0])
 
 
@@ -130,7 +133,7 @@ def test_a_published_value_is_not_another_components_option_of_the_same_name():
 def test_nothing_is_published_for_shapes_or_for_a_model_of_a_plug_in(name):
     for model in ("shapes", "someone-elses"):
         assert not presets.published(name, model) and run(name, model)[1] == {}
-        (decoder,) = plan_decoders([name], merge(SETTINGS, {"model": model}, env={}))
+        (decoder,) = plan_decoders(merge(SETTINGS, {"decoder": name, "model": model}, env={}))
         assert decoder.spec == resolve(name)
 
 

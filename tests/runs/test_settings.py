@@ -9,6 +9,7 @@ import specbench
 from specbench import api
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import check_environment, merge, read_config, run_settings
+from specbench.specs.options import SettingOrigin, SettingSource
 
 SETTINGS = run_settings()
 NAMES = [setting.name for setting in SETTINGS]
@@ -27,15 +28,25 @@ def test_flag_beats_environment_beats_file_beats_default():
         (({}, {}, {}), 0, "default"),
     ]
     for sources, value, origin in expected:
-        assert (resolve(*sources)["seed"].value, resolve(*sources)["seed"].origin) == (value, origin)
+        assert (resolve(*sources).seed, str(resolve(*sources).origins["seed"])) == (value, origin)
 
 
 def test_unset_values_are_left_to_who_knows():
     values = resolve()
-    assert values["top-k"].value is None and values["top-k"].origin == "left to the model"
-    assert not values["top-k"].given and not values["seed"].given
-    assert values["limit"].value is None
-    assert merge(run_settings(), {"ids": ()}, env={})["ids"] == values["ids"], "() means all"
+    assert values.value("top-k") is None and str(values.origins["top-k"]) == "left to the model"
+    assert not values.is_given("top-k") and not values.is_given("seed")
+    assert values.limit is None
+    assert merge(run_settings(), {"ids": ()}, env={}).ids == values.ids, "() means all"
+
+
+def test_a_changed_record_keeps_its_other_values_and_knows_where_the_new_ones_are_from():
+    read = resolve({"top-k": "50", "cfg": 3, "G": "4", "limit": 2})
+    assert (read.sampling, read.options, read.limit) == ({"guidance": 3.0, "top_k": 50}, {"G": 4}, 2)
+    swept = SettingOrigin(SettingSource.SWEEP)
+    changed = read.changed({"top-k": 7, "G": 5, "seed": 3}, {name: swept for name in ("top-k", "G", "seed")})
+    assert changed.given == {"limit": 2, "seed": 3, "cfg": 3.0, "top-k": 7, "G": 5}
+    assert read.given == {"limit": 2, "cfg": 3.0, "top-k": 50, "G": 4} and changed.origins["seed"] == swept
+    assert changed.by_name.keys() == set(NAMES)
 
 
 def test_every_setting_has_its_own_variable():
@@ -44,9 +55,9 @@ def test_every_setting_has_its_own_variable():
 
 
 def test_lists_come_with_commas_repeated_or_as_toml_arrays():
-    assert resolve({"decoder": ["ar,sjd", "gsd"]})["decoder"].value == ["ar", "sjd", "gsd"]
-    assert resolve(env={"SPECBENCH_DECODER": "ar,sjd"})["decoder"].value == ["ar", "sjd"]
-    assert resolve(config={"decoder": ["ar", "sjd"]})["decoder"].value == ["ar", "sjd"]
+    assert resolve({"decoder": ["ar,sjd", "gsd"]}).decoder == ("ar", "sjd", "gsd")
+    assert resolve(env={"SPECBENCH_DECODER": "ar,sjd"}).decoder == ("ar", "sjd")
+    assert resolve(config={"decoder": ["ar", "sjd"]}).decoder == ("ar", "sjd")
 
 
 @pytest.mark.parametrize("sources", [({"seed": "-1"},), ({}, {"SPECBENCH_SEED": "-1"}), ({}, {}, {"seed": -1})])
@@ -57,7 +68,7 @@ def test_a_bad_value_is_refused_wherever_it_comes_from(sources):
 
 
 def test_a_seed_has_63_bits():
-    assert resolve({"seed": str(2**63 - 1)})["seed"].value == 2**63 - 1
+    assert resolve({"seed": str(2**63 - 1)}).seed == 2**63 - 1
     with pytest.raises(SpecbenchError):
         resolve({"seed": str(2**63)})
 
@@ -104,7 +115,7 @@ def test_a_list_of_nothing_is_not_everything(name, empty):
     for source in sources:
         with pytest.raises(SpecbenchError, match=rf"no {name} given.*omit --{name}"):
             resolve(**source)
-    assert not resolve(flags={"ids": None}, env={})["ids"].given
+    assert not resolve(flags={"ids": None}, env={}).is_given("ids")
 
 
 @pytest.mark.parametrize(

@@ -59,5 +59,5 @@ def described(spec: DecoderSpec) -> str:
     """Components and options in one line."""
     ignored = DRAFTERS[spec.drafter].ignores
     kinds = [getattr(spec, kind) for kind in CHOICES if kind not in ignored]
-    options = [f"{name}={value}" for name, value in spec.options if name not in ELSEWHERE]
+    options = [f"{name}={value}" for name, value in spec.options.items() if name not in ELSEWHERE]
     return " ".join([*kinds, *options])

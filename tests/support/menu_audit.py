@@ -36,7 +36,7 @@ def audit_combination(spec: DecoderSpec) -> dict[str, object]:
 def component_values(spec: DecoderSpec) -> set[str]:
     """Components and options of a decoder, each as "kind value"."""
     kinds = {f"{kind} {getattr(spec, kind)}" for kind in CHOICES if kind not in DRAFTERS[spec.drafter].ignores}
-    return kinds | {f"{name} {value}" for name, value in spec.options if name not in ELSEWHERE}
+    return kinds | {f"{name} {value}" for name, value in spec.options.items() if name not in ELSEWHERE}
 
 
 def value_pairs(spec: DecoderSpec) -> set[tuple[str, str]]:

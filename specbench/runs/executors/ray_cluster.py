@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.decoder_args import parse_decoders
-from specbench.runs.settings import Value, plain_values
+from specbench.runs.settings import RunSettings
+from specbench.specs.run_spec import Mode
 
 _ANSWER_S = 15  # Seconds a cluster may take to answer; Ray itself would try for minutes
 
@@ -32,19 +33,18 @@ class Workers:
 THIS_PROCESS = Workers()
 
 
-def plan_workers(values: Mapping[str, Value]) -> Workers:
+def plan_workers(settings: RunSettings) -> Workers:
     """Worker configuration from the settings; rejects settings incompatible with several workers."""
-    value = plain_values(values)
-    references = tuple(name for name, _ in parse_decoders(value["decoder"]) if ":" in name)
-    workers = Workers(value["workers"] or (None if value["ray"] else 1), value["ray"] or None, references)
-    if workers.elsewhere and ":" in value["device"]:
-        raise SpecbenchError(f"--device {value['device']}: each worker has its own GPU", "write --device cuda")
-    if workers.elsewhere and value["batch"] == "auto":
+    references = tuple(name for name, _ in parse_decoders(settings.decoder) if ":" in name)
+    workers = Workers(settings.workers or (None if settings.ray else 1), settings.ray or None, references)
+    if workers.elsewhere and ":" in settings.device:
+        raise SpecbenchError(f"--device {settings.device}: each worker has its own GPU", "write --device cuda")
+    if workers.elsewhere and settings.batch == "auto":
         raise SpecbenchError("--batch auto: cannot be estimated with --workers or --ray", "omit them, or set a number")
     return workers
 
 
-def run_mode(mode: str | None, batch: int | str, workers: Workers, device: str) -> str:
+def run_mode(mode: Mode | None, batch: int | str, workers: Workers, device: str) -> Mode:
     """Latency mode, or throughput if images share a device, which invalidates their latencies."""
     alone = not workers.elsewhere or (device == "cuda" and mode == "latency")
     if mode == "latency" and (batch != 1 or not alone):
@@ -53,7 +53,7 @@ def run_mode(mode: str | None, batch: int | str, workers: Workers, device: str) 
     return mode or ("latency" if batch == 1 and alone else "throughput")
 
 
-def import_ray():
+def import_ray() -> Any:
     """Import Ray with logging and usage reports off; a SpecbenchError with exit code 5 if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
