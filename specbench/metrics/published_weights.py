@@ -4,7 +4,6 @@ checked against its digest every time before anything in it is loaded. Of folder
 from __future__ import annotations
 
 import hashlib
-import re
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.checkpoint_files import Source, WantedFiles, read_json
 from specbench.models.hub_downloads import REVISIONS, is_pinned_only, on_hub_endpoint
-from specbench.system import console
 from specbench.system.digests import cache_folder, digest_of, sha256_of
 from specbench.system.downloads import HUB, Download, Progress, Remote, fetch_all, fetch_file, matches, offline, size_of
 
@@ -77,14 +75,7 @@ def missing_file(name: str, forbidden: bool = False) -> Download | None:
     remote = replace(on_hub_endpoint(checkpoint.remote), by_hand=f"or put it into {checkpoint.path.parent}")
 
     def get(progress: Progress) -> None:
-        try:
-            fetch_file(remote, checkpoint.path, progress)
-        except SpecbenchError as error:
-            newest = re.sub("/resolve/[0-9a-f]{40}/", "/resolve/main/", remote.url)
-            if newest == remote.url or not checkpoint.digest or " 404" not in error.what:
-                raise
-            console.say(f"{checkpoint.file}: its commit is unknown to the hub; main's file is taken if it is the same")
-            fetch_file(replace(remote, url=newest), checkpoint.path, progress)
+        fetch_file(remote, checkpoint.path, progress)
 
     part, size = checkpoint.path.with_name(f"{checkpoint.file}.part"), size_of(remote)
     if size is not None and part.is_file():

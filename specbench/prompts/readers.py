@@ -40,7 +40,6 @@ MAX_PROMPTS = 1_000_000
 MAX_FILE_BYTES = 2**28
 _FORMATS = "formats: .txt (one prompt per line), .json, .jsonl, .csv, .tsv, .parquet"
 csv.field_size_limit(MAX_FILE_BYTES)  # Python's default is too short
-_STATED = re.compile(r'"?sep=([^\w\s"]|\t)"?\1*\s*', re.IGNORECASE)
 _LINE = re.compile(rb"[^\r\n]+(?:\r\n|[\r\n])?|\r\n|[\r\n]")
 
 
@@ -241,37 +240,32 @@ def _listed(content: dict, source: TableFile) -> object:
 
 def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     """Quotes enclose fields of CSV files; in TSV files quotes around a part of a field are text."""
-    delimiter, above = _delimiter(source)
+    delimiter = _delimiter(source)
     if delimiter != "\t":
-        yield from _rows(source, delimiter, csv.QUOTE_MINIMAL, above)
+        yield from _rows(source, delimiter, csv.QUOTE_MINIMAL)
         return
     try:
-        yield from list(_rows(source, "\t", csv.QUOTE_MINIMAL, above))
+        yield from list(_rows(source, "\t", csv.QUOTE_MINIMAL))
     except SpecbenchError as error:
         if not isinstance(error.__cause__, csv.Error):
             raise
-        yield from _rows(source, "\t", csv.QUOTE_NONE, above)
+        yield from _rows(source, "\t", csv.QUOTE_NONE)
 
 
-def _delimiter(source: TableFile) -> tuple[str, int]:
-    """Delimiter of the headings, and the number of lines above them: from Excel's line "sep=;", else by the file's
-    ending, unless only another delimiter gives a heading for texts."""
+def _delimiter(source: TableFile) -> str:
+    """Delimiter of the headings: by the file's ending, unless only another delimiter gives a heading for texts."""
     usual = "\t" if _suffix(source.path) == ".tsv" else ","
-    filled = ((number, line) for number, line in _lines(source.path) if line.strip())
-    first, header = next(filled, (1, ""))
-    if stated := _STATED.fullmatch(header):
-        return stated[1], next(filled, (first + 1, ""))[0] - 1
+    header = next((line for _, line in _lines(source.path)), "")
 
     def separates(delimiter: str) -> bool:
         names = [name.strip().strip('"') for name in header.split(delimiter)]
         return source.column in names or any(singular(name, ()) in TEXT_KEYS for name in names)
 
-    return next(filter(separates, (usual, ";", "\t", ",")), usual), first - 1
+    return next(filter(separates, (usual, ";", "\t", ",")), usual)
 
 
-def _rows(source: TableFile, delimiter: str, quoting: int, above: int) -> Iterator[tuple[str, Prompt]]:
-    path = source.path
-    lines = (line for number, line in _lines(path) if number > above)
+def _rows(source: TableFile, delimiter: str, quoting: int) -> Iterator[tuple[str, Prompt]]:
+    path, lines = source.path, (line for _, line in _lines(source.path))
     rows = csv.DictReader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     try:
         rows.fieldnames = [
@@ -284,10 +278,10 @@ def _rows(source: TableFile, delimiter: str, quoting: int, above: int) -> Iterat
             return
         for row in rows:
             if None in row:
-                raise _refused(path, f"line {rows.line_num + above} has more fields than the header")
-            yield (where := f"line {rows.line_num + above}"), prompt_of(source, where, row)
+                raise _refused(path, f"line {rows.line_num} has more fields than the header")
+            yield (where := f"line {rows.line_num}"), prompt_of(source, where, row)
     except csv.Error as error:
-        raise _refused(path, f"line {rows.line_num + above}: {error}") from error
+        raise _refused(path, f"line {rows.line_num}: {error}") from error
 
 
 def _read_parquet(source: TableFile) -> Iterator[tuple[str, Prompt]]:
