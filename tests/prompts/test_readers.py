@@ -12,12 +12,11 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import strategies as st
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import official_results
 from specbench.papers import table_files
-from specbench.prompts import Prompt, PromptSet, content_sha256, load_prompts, readers, select
+from specbench.prompts import Prompt, content_sha256, load_prompts, readers, select
 from specbench.prompts.prompt_set import Drawing
 from specbench.runs import token_import
 from specbench.runs.settings import read_config, split_list
@@ -80,14 +79,6 @@ def test_a_name_with_a_comma_is_selected_and_quoted(tmp_path):
     with pytest.raises(SpecbenchError) as error:
         select(prompts, None, ["round"])
     assert error.value.try_this == 'valid: "1,a", 2'
-
-
-def test_utf_16_and_padded_fields_are_read_as_they_are_meant(tmp_path):
-    (tmp_path / "p.txt").write_bytes("a red circle\r\nan \xe9clair\r\n".encode("utf-16"))
-    assert [prompt.text for prompt in load_prompts(tmp_path / "p.txt").prompts] == ["a red circle", "an \xe9clair"]
-    (tmp_path / "p.csv").write_text("id, prompt, category\n1, a red circle, red\n")
-    (prompt,) = load_prompts(tmp_path / "p.csv").prompts
-    assert (prompt.text, prompt.category) == ("a red circle", "red")
 
 
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-be with mark", "utf-16-le", "utf-16-be"]
@@ -153,7 +144,6 @@ def test_limit_and_ids_select_in_file_order(tmp_path):
 
 BAD = {
     "empty": ("p.txt", b"", "no prompts"),
-    "blank": ("p.txt", b" \n\n", "no prompts"),
     "binary": ("p.txt", b"abc\x00def\n", "binary"),
     "png": ("p.txt", b"\x89PNG\r\n\x1a\n", "not UTF-8"),
     "latin-1": ("p.txt", b"a caf\xe9\n", "line 1 is not UTF-8"),
@@ -178,17 +168,14 @@ BAD = {
     "csv without text": ("p.csv", b"id,words\n1,a\n", "has no text"),
     "csv with a field too many": ("p.csv", b"id,text\n1,a,b\n", "more fields"),
     "csv with an open quote": ("p.csv", b'id,text\n1,"a\n', "unexpected end"),
-    "csv in one line of 50 MB": ("p.csv", b"text\n" + b"x" * 50_000_000, "line 2 is longer"),
     "parquet in name only": ("p.parquet", b"PAR1 no PAR1", "is not a parquet file"),
     "empty parquet": ("p.parquet", b"", "is not a parquet file"),
     "another suffix": ("p.yaml", b"- text: a red circle\n", "unknown suffix .yaml"),
-    "another suffix, of a binary format": ("p.xlsx", b"- text: a red circle\n", "unknown suffix .xlsx"),
     "a pointer of Git LFS": ("p.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
     "a cut archive": ("p.txt.gz", gzip.compress(b"a\nb\n")[:-9], "cannot be read"),
     "a row without a text": ("p.csv", b"prompt;n\na;1\n;2\n", "line 3 has no text"),
     "a column twice": ("p.csv", b"text,text\na,b\n", "two columns 'text'"),
-    "a column twice, with a space": ("p.csv", b"text, text \na,b\n", "two columns 'text'"),
-    "an id twice": ("p.tsv", b"text\tid\tid\na\tb\tc\n", "two columns 'id'"),
+    "an id twice, with a space": ("p.csv", b"text,id, id \na,b,c\n", "two columns 'id'"),
     "a column of parquet twice": ("p.parquet", parquet_of(b"a", "text", "text"), "two columns 'text'"),
     "two ids": ("p.csv", b"text,id,prompt_id\na,b,c\n", "both 'id' and 'prompt_id'"),
     "a key twice": ("p.jsonl", b'{"text": "a", "text": "b"}\n', "key 'text' is repeated"),
@@ -219,9 +206,6 @@ def test_absent_files_folders_and_unknown_sets_are_refused(tmp_path):
             load_prompts(name)
 
 
-texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=40).filter(str.strip)
-
-
 def test_a_json_file_is_a_list_of_objects_or_of_texts(tmp_path):
     path = tmp_path / "p.json"
     path.write_text(json.dumps(ROWS, indent=2))
@@ -247,14 +231,6 @@ def test_far_too_many_rows_are_refused_before_any_is_read(tmp_path, monkeypatch)
     (tmp_path / "p.txt").write_text("a\nb\nc\n")
     with pytest.raises(SpecbenchError, match="more than 2 prompts"):
         load_prompts(tmp_path / "p.txt")
-
-
-def test_many_ids_of_many_prompts_are_found_at_once():
-    prompts = PromptSet("many", tuple(Prompt(f"p{n}", "x") for n in range(200_000)), "0" * 64)
-    ids = [f"p{n}" for n in range(199_999, 0, -19)]
-    started = time.monotonic()
-    assert {prompt.id for prompt in select(prompts, ids=ids)} == set(ids)
-    assert time.monotonic() - started < 5
 
 
 def test_the_digest_is_that_of_sorted_lines_of_json():
@@ -288,6 +264,7 @@ PUBLISHED = [
     ("p.json", '[{"Text": "a", "texts": "a"}]', [("a", None)], ""),
     ("p.csv", "text,category\na,\nb,NA\nc, \n", [("a", None), ("b", "NA"), ("c", None)], ""),
     ("p.csv", "Prompts;Category\na, c;x\n", [("a, c", "x")], ""),
+    ("p.csv", "id, prompt, category\n1, a red circle, red\n", [("a red circle", "red")], ""),
     ("p.csv", f'prompt,note\na,"{"x" * 400_000}\n{"y" * 400_000}"\n', [("a", None)], ""),
     ("p.json", '{"prompt": "a"}', [("a", None)], ""),
     ("p.csv", "text,caption\na,a\nb,\n", [("a", None), ("b", None)], ""),  # two equal columns are no question
@@ -310,16 +287,10 @@ def test_files_are_read_as_they_are_published_and_decisions_are_said(
     assert note in (notes := capsys.readouterr().err) and bool(note) == bool(notes)
 
 
-def test_headings_of_parquet_files_are_read_in_any_case(tmp_path):
-    pyarrow.parquet.write_table(pyarrow.table({"Prompt": ["a"], "Challenge": ["x"]}), tmp_path / "p.parquet")
-    (prompt,) = load_prompts(tmp_path / "p.parquet").prompts
-    assert (prompt.text, prompt.meta) == ("a", {"Challenge": "x"})
-
-
 def test_binary_columns_of_parquet_files_are_left_out_with_a_note(tmp_path, capsys):
     """Datasets of the hub have pictures as bytes and sounds in lists."""
     picture, deep = {"bytes": b"\x89PNG", "path": "a.png"}, [{"a": [b"x"]}]
-    columns = {"prompt": ["a"], "image": [picture], "raw": [b"x"], "deep": [deep], "binary": [{"binary": 3}]}
+    columns = {"Prompt": ["a"], "image": [picture], "raw": [b"x"], "deep": [deep], "binary": [{"binary": 3}]}
     table = pyarrow.table(columns)
     table = table.append_column("fixed", pyarrow.array([b"ab"], pyarrow.binary(2)))
     table = table.append_column("large", pyarrow.array([b"ab"], pyarrow.large_binary()))
@@ -328,7 +299,7 @@ def test_binary_columns_of_parquet_files_are_left_out_with_a_note(tmp_path, caps
     assert (prompt.text, prompt.meta) == ("a", {"binary": {"binary": 3}})
     assert "p.parquet: binary columns are not read: image, raw, deep, fixed, large" in capsys.readouterr().err
     pyarrow.parquet.write_table(
-        table.drop_columns(["prompt", "binary"]).rename_columns([*"abcd", "text"]), tmp_path / "p.parquet"
+        table.drop_columns(["Prompt", "binary"]).rename_columns([*"abcd", "text"]), tmp_path / "p.parquet"
     )
     with pytest.raises(SpecbenchError, match="row 1 has no text") as refused:
         load_prompts(tmp_path / "p.parquet")

@@ -1,10 +1,9 @@
-"""A clock that jumps, a disk that turns read-only, logits that are no numbers, two Ctrl-C: one line each, and after a
+"""A clock that jumps, logits that are no numbers, two Ctrl-C: one line each, and after a
 rerun every row is there once, with the tokens of an undisturbed run.
 
 It concerns several modules: run_store, merge_shards, and the runner above them.
 """
 
-import errno
 import itertools
 import os
 import re
@@ -17,14 +16,13 @@ import tiny
 from stored_rows import contents
 
 import specbench
-from specbench.errors import FAILURE, PARTIAL, SpecbenchError
+from specbench.errors import PARTIAL, SpecbenchError
 from specbench.prompts import requests_for
 from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.store.merge_shards import merge_runs
-from specbench.store.run_store import RunStore
 from specbench.system import environment
 
 SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]
@@ -63,27 +61,6 @@ def test_no_duration_is_taken_from_the_clock_of_the_wall():
     """Only date and time of day come from it, and they decide nothing."""
     users = [path for path in SOURCE.rglob("*.py") if re.search(r"\btime\.time\(", path.read_text())]
     assert users == []
-
-
-def test_a_disk_that_turns_read_only_is_one_line_and_the_rows_before_it_stay(tmp_path, undisturbed, monkeypatch):
-    honest, opened = open, []
-
-    def read_only(path, mode="r", *rest, **more):
-        if "w" in mode and str(tmp_path) in str(path):
-            opened.append(path)
-            if len(opened) > 9:
-                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return honest(path, mode, *rest, **more)
-
-    monkeypatch.setattr("builtins.open", read_only)
-    with pytest.raises(SpecbenchError, match="Read-only file system") as caught:
-        go(tmp_path)
-    assert caught.value.exit_code == FAILURE and "resume" in caught.value.try_this
-    monkeypatch.undo()
-    done = sum(len(RunStore(folder).samples(["status"])) for folder in tmp_path.iterdir())
-    assert 0 < done < len(undisturbed)
-    summary = go(tmp_path)
-    assert summary.resumed == done and contents(tmp_path) == undisturbed
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
