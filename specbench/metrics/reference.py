@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import stat
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -91,8 +90,6 @@ def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Mean [d] and covariance [d, d], float64, from `mu` and `sigma` of a .npz file, as pytorch-fid, clean-fid and the
     reference batches of ImageNet (Dhariwal & Nichol 2021) have them."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ValueError("it is no file")
         with zipfile.ZipFile(path) as packed:
             sizes = {member.filename.removesuffix(".npy"): member.file_size for member in packed.infolist()}
         if not {"mu", "sigma"} <= sizes.keys():
@@ -105,11 +102,6 @@ def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError(f"a mu of {list(mean.shape)} and a sigma of {list(covariance.shape)}")
         if not (np.isfinite(mean).all() and np.isfinite(covariance).all() and (np.diag(covariance) >= 0).all()):
             raise ValueError("numbers that no mean and covariance have")
-        if not np.allclose(covariance, covariance.T, rtol=1e-3, atol=1e-6):
-            raise ValueError("a sigma that is not symmetric")
-        spread = np.sqrt(np.diag(covariance))
-        if (np.abs(covariance) > 1.001 * np.outer(spread, spread) + 1e-6).any():
-            raise ValueError("a sigma with correlations above 1")
     except Exception as error:  # numpy and zipfile promise nothing about damaged content
         what = "is not a file of statistics (.npz with mu and sigma)"
         reason = str(getattr(error, "strerror", "") or error).partition("\n")[0][:100] or type(error).__name__

@@ -30,8 +30,6 @@ _MARKS = (
 )
 """Small files that suffice to recognise a repository."""
 MAX_JSON_BYTES = 2**28
-MAX_LAYERS = 1000
-"""Layers of a network that a configuration may ask for; building one takes minutes from some 100,000 on."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")  # Suffixes of files that hold tensors
 _OF_A_HUB = {"auto_map": "--", "implementation": "/"}
 """Ends of names in a configuration, and what a value has that names code ("owner/name--module.Class") or kernels."""
@@ -232,8 +230,6 @@ def read_json(source: Source, path: Path) -> dict[str, object]:
     if not isinstance(content, dict):
         raise source.damaged(path, ValueError("no JSON object inside"))
     for part in (content, *(part for part in content.values() if isinstance(part, dict))):
-        if any(isinstance(layers := part.get(name), int) and layers > MAX_LAYERS for name in part if "layers" in name):
-            raise source.damaged(path, ValueError(f"more than {MAX_LAYERS:,} layers"))
         for name, value in part.items():
             if any(name.endswith(key) and mark in str(value) for key, mark in _OF_A_HUB.items()):
                 what = f"{path} names code of a hub, which is never run: {name} = {str(value)[:80]}"

@@ -38,7 +38,6 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-_UNMARKED = {(1, 0, 1, 0): "utf-16-le", (0, 1, 0, 1): "utf-16-be"}  # by which of the first bytes are not 0
 _warned: set[str] = set()  # What was said to be missing
 
 
@@ -187,10 +186,10 @@ def check_regular(path: Path) -> None:
 
 
 def text_of(data: bytes) -> str:
-    """Text of a file: UTF-8, or what its byte-order mark says, as programs on Windows write it, or UTF-16 that begins
-    with ASCII characters. A UnicodeDecodeError for anything else."""
+    """Text of a file: UTF-8, or what its byte-order mark says, as programs on Windows write it; else a
+    UnicodeDecodeError."""
     marked = (encoding for mark, encoding in _MARKS.items() if data.startswith(mark) and data != mark)
-    return data.decode(next(marked, _UNMARKED.get(tuple(map(bool, data[:4])), "utf-8")))
+    return data.decode(next(marked, "utf-8"))
 
 
 def files_named(folder: Path, pattern: str) -> list[Path]:

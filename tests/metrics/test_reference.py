@@ -1,6 +1,5 @@
 """Stored feature vectors and statistics of references: unusable ones are refused in one line."""
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -155,9 +154,6 @@ _EYE = {"mu": np.zeros(8), "sigma": np.eye(8)}
         (_EYE | {"mu": np.zeros(7)}, r"a mu of \[7\] and a sigma of \[8, 8\]"),
         (_EYE | {"sigma": np.full((8, 8), np.nan)}, "numbers that no mean"),
         (_EYE | {"sigma": -np.eye(8)}, "numbers that no mean"),
-        (_EYE | {"sigma": np.eye(8) * 0.1 + 1 - np.eye(8)}, "correlations above 1"),
-        (None, "it is no file"),
-        (_EYE | {"sigma": np.triu(np.ones((8, 8)))}, "not symmetric"),
         (_EYE | {"mu": np.zeros(8, complex)}, "Cannot cast"),
         (_EYE | {"mu": np.array([print] * 8, object)}, "allow_pickle=False"),
         (_EYE | {"sigma": np.zeros((3000, 3000))}, "too large"),
@@ -166,10 +162,7 @@ _EYE = {"mu": np.zeros(8), "sigma": np.eye(8)}
 )
 def test_a_file_that_holds_no_statistics_is_refused_in_one_line(tmp_path, content, problem):
     path = tmp_path / "x.npz"
-    if content is None:
-        os.mkfifo(path)
-    else:
-        path.write_bytes(content) if isinstance(content, bytes) else np.savez(path, **content)
+    path.write_bytes(content) if isinstance(content, bytes) else np.savez(path, **content)
     with pytest.raises(SpecbenchError, match=f"is not a file of statistics .*: .*{problem}") as caught:
         read_statistics(path)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300

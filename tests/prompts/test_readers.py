@@ -81,7 +81,7 @@ def test_a_name_with_a_comma_is_selected_and_quoted(tmp_path):
     assert error.value.try_this == 'valid: "1,a", 2'
 
 
-ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-be with mark", "utf-16-le", "utf-16-be"]
+ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-be with mark"]
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
