@@ -252,7 +252,9 @@ def _scores(run: Path) -> Iterator[tuple[str, str, str]]:
             continue
         again = _score_again(run, name, score)
         if again is None:
-            yield "score", OPEN, f"{name}: cannot be computed here again (its class, its reference or its versions)"
+            imported = name in metric_catalog.IMPORTED
+            reason = "imported from its own program" if imported else "its class, its reference or its versions"
+            yield "score", OPEN, f"{name}: cannot be computed here again ({reason})"
         elif score["value"] is None:
             yield "score", OK if math.isnan(again) else WRONG, f"{name} has no value, from its features {again:.6g}"
         else:

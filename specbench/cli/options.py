@@ -93,7 +93,7 @@ def require_ending(flag: str, path: Path, *endings: str) -> None:
 
 
 def warn_of_ending(to: Path | None, fmt: str, others: Collection[str]) -> None:
-    """Warn if a file's ending is that of another format, one of `others`."""
+    """Warn if a file has the ending of another format in `others`."""
     if to and to.suffix.lower()[1:] in others:
         console.warn(f"{to} is written as {fmt}, as requested, which does not match its ending")
 

@@ -102,8 +102,8 @@ def oneig_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]
 
 
 class OfficialOneig(Metric):
-    """Scores of OneIG-Bench's program: means over prompts by dimension; that of text is the program's own number,
-    which its values by prompt do not determine. `results`: the folder of its tables; `run`: name of the model in
+    """Scores of OneIG-Bench's program: means over prompts by dimension. For text the program prints a number that its
+    values by prompt do not determine; this number is the score. `results`: the folder of its tables; `run`: name of the model in
     them, if they have several; `prompts`: ids of the run's prompts."""
 
     name = "oneig[official]"
@@ -120,7 +120,7 @@ class OfficialOneig(Metric):
             raise SpecbenchError(what, "import the results of this run's export")
 
     def _read(self, dimension: str) -> dict[str, float]:
-        """Values of a dimension by prompt; those of text are the program's number for all of them."""
+        """Values of a dimension by prompt; for text the program's number, the same for all prompts."""
         file = f"{dimension}_prompt_score_EN*.csv"
         try:
             table = {label: cell for label, cell in self._table(file).items() if cell}

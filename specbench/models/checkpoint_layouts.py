@@ -156,6 +156,7 @@ LAYOUTS = {
         unless=("llamagen", "tar", "tar-dtok"),
     ),
     "glm": LayoutMark("glm", "glm-image", "GLM-Image", _any("vision_language_encoder/config.json")),
+    "x-omni": LayoutMark("x_omni", "x-omni", "X-Omni", _model_type("x-omni")),
     "liquid": LayoutMark("liquid", "liquid", "Liquid", _model_type("gemma")),
     "simplear": LayoutMark(
         "simplear",

@@ -67,6 +67,15 @@ def _qwen(size: NetworkSize, head_rows: int = 0) -> dict[str, int]:
     return {"layer_extra": size.query_width + 2 * size.key_width, "head_rows": head_rows}
 
 
+def _x_omni(size: NetworkSize, codes: int = 16_448) -> dict[str, int]:
+    """X-Omni: a Qwen2 with a second table and norm, and a head for codes alone."""
+    return _qwen(size, codes) | {
+        "extra": (codes + 1) * size.width,
+        "step_extra": size.width,
+        "image_rows": codes,
+    }
+
+
 def _glm(size: NetworkSize, codes: int = 16_512) -> dict[str, int]:
     """GLM-Image: four norms a layer, queries, keys and values with biases, and a head for image tokens alone."""
     return {"layer_extra": size.query_width + 2 * size.key_width + 2 * size.width, "head_rows": codes}
@@ -91,6 +100,7 @@ FAMILIES: Mapping[str, FamilySizes] = {
     ),
     "tar_dtok": FamilySizes(_tar_detokenizer),
     "janus": FamilySizes(_janus, (32_000, 4096, 11_008, 32, 32)),
+    "x_omni": FamilySizes(_x_omni, (151_936, 4096, 22_016, 32, 32)),
     "glm": FamilySizes(_glm, (168_064, 4096, 13_696, 40, 32, 2)),
     "emu3": FamilySizes(lambda size: {"head_rows": size.words}, _EMU3),
     # a norm that all heads of the queries share, and another for the keys

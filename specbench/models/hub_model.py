@@ -85,6 +85,8 @@ class HubModel(ModelFacts):
     codes: int = 0
     # gives the grids before the last one in the stream from its height and width
     before: Callable[[int, int], tuple[tuple[int, int], ...]] | None = None
+    # whether transformers' `generate` samples, with the generation settings of the repository
+    generates: bool = False
     # False for another checkpoint whose size is unknown; `network` then has the official size
     size_known: bool = True
 
@@ -222,7 +224,7 @@ class HubModel(ModelFacts):
     def sampling(self) -> Sampling:
         """The recommended sampling of the model; if the authors give it in a file of generation settings, the file's,
         once it is downloaded."""
-        if self.guided or self.second or self.choice.random or not self.ready:
+        if not self.generates or self.choice.random or not self.ready:
             return self.defaults
         return read_sampling(self.checkpoint.find()[0], self.defaults)
 
@@ -279,7 +281,18 @@ def digest(parts: tuple[CheckpointFiles, ...]) -> str:
     return hashlib.sha256("".join(part.sha256() for part in parts).encode()).hexdigest()
 
 
-_PLAIN = ("summary", "patch", "row_ends", "v_image", "caption_tokens", "classes", "codes", "guided", "pixel_numbers")
+_PLAIN = (
+    "summary",
+    "patch",
+    "row_ends",
+    "v_image",
+    "caption_tokens",
+    "classes",
+    "codes",
+    "guided",
+    "generates",
+    "pixel_numbers",
+)
 """Entries that are the model's fields without conversion."""
 
 

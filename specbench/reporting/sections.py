@@ -40,7 +40,10 @@ READING = (
     "speed-up = tokens per step / (window cost x overhead), "
     "with the tokens per step relative to AR over the same images."
 )
-BOLD_RULE = f"Bold: the best value of its column, if its difference from AR is real. {RULE}"
+BOLD_RULE = (
+    f"Bold: the best value of its column, if its difference from AR is real. {RULE} Other columns are not tested, and "
+    "have no bold type."
+)
 
 
 @dataclass(frozen=True)

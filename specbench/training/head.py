@@ -259,7 +259,8 @@ def untrained_eagle3(model: TransformerModel, seed: int) -> EagleHead:
     """A head that reads the states after a quarter, half and three quarters of the target's layers, and begins as one
     that reads the last state alone and writes states of the target's size."""
     layers = model.backbone.config.num_hidden_layers
-    head = untrained_eagle(model, seed, tuple(dict.fromkeys(max(1, layers * part // 4) for part in (1, 2, 3))))
+    taps = dict.fromkeys(min(max(1, layers * part // 4), layers - 1) for part in (1, 2, 3))
+    head = untrained_eagle(model, seed, tuple(taps))
     head.fuse.weight.data.copy_(torch.eye(*head.fuse.weight.shape))
     head.norm.weight.data.copy_(model.backbone.norm.weight)
     return head

@@ -30,6 +30,7 @@ MODELS = {
     "tar-7b": "Tar-7B, csuhan/Tar-7B-v0.1",
     "liquid": "Liquid-7B, Junfeng5/Liquid_V1_7B",
     "glm-image": "zai-org/GLM-Image, GLMImage",
+    "x-omni": "X-Omni/X-Omni-En, XOmni, xomni",
     "emu3": "BAAI/Emu3-Gen-hf, BAAI/Emu3-Gen, Emu3-8B",
     "emu3.5": "emu3_5, BAAI/Emu3.5-Image, Emu3.5-34B",
     "llamagen": "LlamaGen",

@@ -32,6 +32,7 @@ KINDS = {
     "tar-dtok": ("tar-dtok-256", WRITERS["tar-dtok-256"]),
     "emu3.5": ("emu3.5", WRITERS["emu3.5"]),
     "glm": ("glm-image", WRITERS["glm-image"]),
+    "x-omni": ("x-omni", WRITERS["x-omni"]),
     "llamagen-c2i": ("llamagen-c2i-b", lambda folder: llamagen.write_by_class(folder, "c2i_B_384.pt")),
 }
 """Layout to the model and the writer of a small checkpoint."""

@@ -15,7 +15,19 @@ from specbench.models.catalog import check_model, load_model
 from specbench.models.checkpoint_files import INDEX
 from specbench.models.facts import ModelChoice
 
-FAMILIES = ("lumina", "anole", "llamagen", "janus", "simplear", "emu3", "lumina2", "liquid", "glm-image", "emu3.5")
+FAMILIES = (
+    "lumina",
+    "anole",
+    "llamagen",
+    "janus",
+    "simplear",
+    "emu3",
+    "lumina2",
+    "liquid",
+    "glm-image",
+    "emu3.5",
+    "x-omni",
+)
 PICKLED = {"llamagen": "t2i_XL_stage1_256.pt"}
 NEEDED = {
     "lumina": "model.layers.1.self_attn.q_norm.bias",
@@ -25,6 +37,7 @@ NEEDED = {
     "simplear": "model.layers.0.self_attn.k_proj.bias",
     "emu3": "text_model.model.layers.1.mlp.gate_proj.weight",
     "lumina2": "model.layers.0.self_attn.k_norm.weight",
+    "x-omni": "model.layers.4.self_attn.q_proj.bias",
     "emu3.5": "model.layers.1.self_attn.q_norm.weight",
     "liquid": "model.layers.1.post_attention_layernorm.weight",
     "glm-image": "model.language_model.layers.1.post_mlp_layernorm.weight",

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from checkpoints import ALIKE, WRITERS, write
 
-NO_TEXTS = ("glm-image", "tar-dtok")
-"""GLM-Image draws no pictures here, and Tar's second stage reads no texts."""
+NO_TEXTS = ("glm-image", "x-omni", "tar-dtok")
+"""GLM-Image and X-Omni draw no pictures here, and Tar's second stage reads no texts."""
 
 
 @pytest.fixture

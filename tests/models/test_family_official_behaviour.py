@@ -55,7 +55,7 @@ def tiny_of(tmp_path_factory):
         ("llamagen", 256, 256, None), ("llamagen-512", 1024, 1024, None), ("janus", 576, 576, None),
         ("liquid", 1024, 1024, None), ("glm-image", 1280, 1280, None), ("simplear", 4096, 4096, None),
         ("tar-1.5b", 729, 729, None), ("tar-dtok-512", 1024, 1024, None), ("emu3", 8100, 8190, 91),
-        ("emu3.5", 4015, 4070, 74),
+        ("emu3.5", 4015, 4070, 74), ("x-omni", 5184, 5184, None),
     ],
 )  # fmt: skip
 def test_row_ends_stand_where_the_official_stream_has_them(name, free, stream, row):
@@ -244,7 +244,7 @@ def test_official_sampling_is_the_default():
     assert {name: sampling.guidance for name, sampling in samplings.items()} == {
         "lumina-512": 3.0, "lumina": 3.0, "lumina-1024": 3.0, "lumina-34b": 3.0, "anole": 3.0, "llamagen": 7.5,
         "llamagen-512": 7.5, "janus": 5.0, "janus-7b": 5.0, "simplear": 6.0, "simplear-1.5b": 6.0, "emu3": 3.0,
-        "lumina2": 4.0, "liquid": 7.0, "glm-image": 1.0, "emu3.5": 5.0,
+        "lumina2": 4.0, "liquid": 7.0, "glm-image": 1.0, "emu3.5": 5.0, "x-omni": 1.0,
         "llamagen-c2i-b": 2.0, "llamagen-c2i-b-256": 2.0, "llamagen-c2i-l": 2.0, "llamagen-c2i-l-256": 2.0,
         "tar-1.5b": 1.0, "tar-7b": 1.0, "tar-dtok-256": 4.0, "tar-dtok-512": 4.0, "tar-dtok-1024": 4.0,
         "llamagen-c2i-xl": 1.75, "llamagen-c2i-xxl": 1.75, "llamagen-c2i-3b": 1.65,
@@ -252,8 +252,9 @@ def test_official_sampling_is_the_default():
     assert {name: sampling.top_k for name, sampling in samplings.items() if sampling.top_k} == {
         "lumina-512": 2000, "lumina": 2000, "lumina-1024": 2000, "lumina-34b": 2000, "llamagen": 1000,
         "llamagen-512": 1000, "emu3": 2048, "lumina2": 4096, "liquid": 4096,
-        "glm-image": 50, "emu3.5": 5120, "tar-1.5b": 1200, "tar-7b": 1200,
+        "glm-image": 50, "x-omni": 50, "emu3.5": 5120, "tar-1.5b": 1200, "tar-7b": 1200,
     }  # fmt: skip
+    assert samplings["x-omni"].min_p == 0.03
     assert (samplings["anole"].temperature, samplings["anole"].top_p) == (0.7, 0.9)
 
 
@@ -321,7 +322,7 @@ def test_facts_need_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     facts, heavy = json.loads(done.stdout)
-    assert heavy == [] and len(facts) == 28
+    assert heavy == [] and len(facts) == 29
     sizes = {name: tuple(resolution) for name, resolution, *_ in facts}
     assert sizes["lumina"] == (768, 768) and sizes["emu3"] == (720, 720) and sizes["simplear"] == (1024, 1024)
     gib = {name: memory / 2**30 for name, _, _, memory, *_ in facts}

@@ -221,3 +221,38 @@ def test_the_diffusion_model_gets_every_code_four_times_the_prompt_and_the_image
     pixels = model.render(tokens, ["a", "b"], [-5, 7])
     assert asked == [("a", 128, 128, 2**63 - 5), ("b", 128, 128, 7)] and pixels.shape == (2, 3, 128, 128)
     assert torch.equal(pixels[:, 0, ::32, ::32], (tokens[:, 6:] / 23 * 255).round().to(torch.uint8).view(2, 4, 4))
+
+
+def test_x_omni_reads_the_prompt_and_the_settings_of_its_repository(tmp_path):
+    """`generate` takes the repository's temperature, top-k and top-p, since the script asks for its defaults."""
+    write("x-omni", tmp_path)
+    assert configured("x-omni", tmp_path).sampling() == Sampling(1.0, 1.0, 50, 1.0, min_p=0.03)
+    model = load_model(configured("x-omni", tmp_path), "cpu", "float32")
+    conditional, unconditional = model.prompt_ids("a cat")
+    assert model.tokenizer.decode(conditional, skip_special_tokens=False) == "a cat<SOM>4 4<IMAGE>"
+    assert conditional[-len(unconditional) :] == unconditional and conditional[0] < 256
+    assert not model.draws and model.codebook is None
+    (tmp_path / "generation_config.json").write_text(json.dumps({"top_k": 20, "repetition_penalty": 1.5, "min_p": 0.1}))
+    assert configured("x-omni", tmp_path).sampling() == Sampling(1.0, 1.0, 20, 1.0, min_p=0.03)
+    model = load_model(configured("x-omni", tmp_path), "cpu", "float32")
+    assert model.repetition_penalty == 1.5
+    with pytest.raises(SpecbenchError, match=r"--cfg 2: .* has no guidance with its repetition penalty"):
+        model.begin(model.encode(["a cat"]), 2.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("edit", "problem"),
+    [
+        ({"use_sliding_window": True}, "sliding-window"),
+        ({"mm_vocab_size": 40}, "has shape"),
+        ({"image_vocab_size": 25}, "<MM-Token-24>"),
+        ({"vocab_size": 260}, "<MM-Token-0>"),
+    ],
+    ids=str,
+)
+def test_another_x_omni_is_refused_in_one_line(edit, problem, tmp_path):
+    write("x-omni", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | edit))
+    with pytest.raises(SpecbenchError, match=problem):
+        load_model(configured("x-omni", tmp_path), "cpu", "float32")

@@ -13,8 +13,9 @@ import pytest
 
 LIMIT_S = 3.0
 """CPU seconds that a test may take on a quiet core."""
-MARGIN = 1.5
-"""A test fails where it takes so many times the limit: no two machines, and no two runs, are equally fast."""
+MARGIN = 3.0
+"""A test fails if it takes so many times the limit: threads of one core slow each other, and a test of 3.6 CPU seconds
+on one machine took 6.1 on another of the same kind."""
 EXCEPTIONS = {
     "cli/test_commands.py::test_interrupting_says_how_to_resume": "a signal is answered by a whole process",
     "cli/test_commands.py::test_a_full_disk_behind_a_stream_is_one_line_or_nothing_and_ends_no_run": "whole processes",

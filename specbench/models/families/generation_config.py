@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
@@ -30,14 +31,14 @@ def logits_processors(info: ModelFacts) -> dict[str, float]:
     return {} if penalty == 1.0 else {"repetition_penalty": penalty}
 
 
-def read_repetition_penalty(files: CheckpointFiles) -> float:
-    """The repetition penalty, 1 without one."""
+def read_repetition_penalty(files: CheckpointFiles, set_by_script: Container[str] = ()) -> float:
+    """The repetition penalty, 1 without one. `set_by_script`: entries for which the authors' script has own values."""
     if not files.holds(GENERATION_CONFIG):
         return 1.0
     path = files.named(GENERATION_CONFIG)
     config = read_json(files.source, path)
     for name, harmless in _WITHOUT_EFFECT.items():
-        if config.get(name) not in harmless:
+        if name not in set_by_script and config.get(name) not in harmless:
             raise _unsupported(path, name, config[name])
     if (penalty := config.get("repetition_penalty")) is None:
         return 1.0

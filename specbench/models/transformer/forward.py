@@ -70,7 +70,7 @@ def run_step(model: StepModel, guidance: float, cache: PositionCache, inputs: Fo
     mask = None if mask is None else mask[:, None]
     places = inputs.last + inputs.positions + inputs.shift
     features = last_hidden_state(model.backbone, embeds, places, mask, cache, model.taps)
-    hidden = features[..., : embeds.shape[-1]] if model.taps else features
+    hidden = features[..., : features.shape[-1] // (1 + len(model.taps))]
     return features, model.guide(model.head(hidden).float(), guidance, inputs.positions)
 
 

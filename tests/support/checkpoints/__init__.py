@@ -7,7 +7,21 @@ to compare with.
 
 from pathlib import Path
 
-from checkpoints import baai, chameleon, deepseek, emu3, emu35, gair, glm, janus, liquid, llamagen, simplear, tar
+from checkpoints import (
+    baai,
+    chameleon,
+    deepseek,
+    emu3,
+    emu35,
+    gair,
+    glm,
+    janus,
+    liquid,
+    llamagen,
+    simplear,
+    tar,
+    x_omni,
+)
 from checkpoints.parts import Tiny
 from specbench.models.catalog import load_model
 from specbench.models.facts import ModelChoice
@@ -34,6 +48,7 @@ WRITERS = {
     "liquid": liquid.write,
     "glm-image": glm.write,
     "emu3.5": emu35.write,
+    "x-omni": x_omni.write,
 }
 ALIKE = ("lumina-1024", "janus-7b", "tar-dtok-512", "tar-dtok-1024")
 """Names of models whose small checkpoint is that of another one; tests of each layout leave them out."""

@@ -14,5 +14,5 @@ class Contrast(PerImageMetric):
         return {"weights of red, green, blue": "0.299, 0.587, 0.114"}
 
     def features(self, samples):
-        """One dict per image; `samples[i].pixels` is uint8 [H, W, 3], `.prompt` and `.meta` tell what was asked for."""
+        """One dict per image; `samples[i].pixels` is uint8 [H, W, 3], `.prompt` and `.meta` are its prompt."""
         return [{"value": float(np.std(sample.pixels @ [0.299, 0.587, 0.114]))} for sample in samples]
