@@ -103,8 +103,8 @@ def oneig_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]
 
 class OfficialOneig(Metric):
     """Scores of OneIG-Bench's program: means over prompts by dimension. For text the program prints a number that its
-    values by prompt do not determine; this number is the score. `results`: the folder of its tables; `run`: name of the model in
-    them, if they have several; `prompts`: ids of the run's prompts."""
+    values by prompt do not determine; this number is the score. `results`: the folder of its tables; `run`: name of the
+    model in them, if they have several; `prompts`: ids of the run's prompts."""
 
     name = "oneig[official]"
     columns: ClassVar = dict.fromkeys(("alignment", "text", "diversity", "style", "reasoning"), pa.float32())
