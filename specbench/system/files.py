@@ -100,8 +100,8 @@ def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> i
     """Lock the file `path` for as long as the returned handle is open; a SpecbenchError, `busy` with `advice`, if
     another process holds the lock."""
     while True:
-        # A pipe is not waited for. The umask decides who else may lock: folders are shared by groups.
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        # The umask decides who else may lock: folders are shared by groups.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

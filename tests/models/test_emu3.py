@@ -5,7 +5,7 @@ import unicodedata
 
 import pytest
 from checkpoints import baai, configured, emu3, loaded
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 
 from specbench.models.catalog import load_model
 from specbench.models.families.emu3 import ranked_bpe, read_ranks, split_as_qwen
@@ -19,6 +19,15 @@ TEXTS = (
 def test_ids_are_those_of_the_scanner_written_out():
     tokenizer = ranked_bpe(baai.RANKS, {})
     assert [tokenizer.encode(text).ids for text in TEXTS] == list(map(baai.slow_ids, TEXTS))
+
+
+@pytest.mark.parametrize("text", ["a close-up of a cat", "It'S HERE", "12 cats"])
+def test_the_conversions_own_split_differs(text):
+    """Else none of these tests could see which split is used."""
+    ranks = baai.RANKS | {b"12": 900, b"'S": 901}
+    conversion, authors = ranked_bpe(ranks, {}), ranked_bpe(ranks, {})
+    conversion.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert conversion.encode(text).ids != authors.encode(text).ids
 
 
 def test_texts_are_composed_before_they_are_split():

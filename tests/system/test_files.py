@@ -65,6 +65,9 @@ def test_a_disk_that_fails_is_no_missing_call(tmp_path, monkeypatch, number):
     with pytest.raises(SpecbenchError, match=os.strerror(number)) as caught:
         files.write_atomically(tmp_path / "x", b"x")
     assert ("free some space" in caught.value.try_this) == (number != errno.EIO)
+    without(monkeypatch, number, locks=True, syncs=False)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        files.take_lock(tmp_path / ".lock", "busy")
 
 
 def test_links_that_were_planted_are_not_written_through(tmp_path):
