@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -204,23 +204,12 @@ def local_folder(weights: str | None) -> Path | None:
         return None
     folder = Path(weights).expanduser()
     if folder.is_dir():
-        return _snapshot_in(folder)
+        return folder
     if folder.is_file():
         raise SpecbenchError(f"--weights {weights} is a file", f"name the folder with all files: {folder.parent}")
     if weights.count("/") == 1 and not weights.startswith((".", "/", "~")) and not weights.endswith("/"):
         return None
     raise SpecbenchError(f"--weights {weights}: no such folder", "name a folder, or a hub id such as owner/name")
-
-
-def _snapshot_in(folder: Path) -> Path:
-    """Of a repository's folder in the hub's cache ("models--OWNER--NAME"), the snapshot that `main` is."""
-    if not (snapshots := sorted((folder / "snapshots").glob("*"))):
-        return folder
-    with suppress(OSError, UnicodeDecodeError):
-        snapshots = [folder / "snapshots" / (folder / "refs" / "main").read_text().strip()]
-    if len(snapshots) == 1 and snapshots[0].is_dir():
-        return snapshots[0]
-    raise SpecbenchError(f"--weights {folder} holds no single snapshot", f"name one of {folder / 'snapshots'}")
 
 
 def read_json(source: Source, path: Path) -> dict[str, object]:

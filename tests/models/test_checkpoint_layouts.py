@@ -110,18 +110,6 @@ def test_what_other_programs_keep_is_refused_as_what_it_is(files, problem, fix, 
         INFO["janus"].configured(ModelChoice(weights=str(tmp_path / files[-1])))
 
 
-def test_a_folder_of_the_hubs_cache_is_read_at_its_snapshot(written, tmp_path):
-    cached = tmp_path / "models--me--mine"
-    shutil.copytree(written("janus"), cached / "snapshots" / "abc")
-    (cached / "snapshots" / "older").mkdir()
-    info = configured("janus", cached)
-    with pytest.raises(SpecbenchError, match="no single snapshot"):
-        info.files()
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("abc")
-    assert info.file_facts("")["commits"] == {"me/mine": "abc"}
-
-
 def test_the_user_is_believed_where_two_families_look_alike(copied):
     """Tar's configuration without its own entry is that of any Qwen2, and its image decoder is LlamaGen's."""
     config = json.loads((path := copied("tar") / "config.json").read_text())
