@@ -350,10 +350,9 @@ class TableFile(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Keys of a row by role. `others`: metadata; `rivals`: keys named like texts in another case or in the plural."""
+    """Keys of a row by role. `others`: metadata."""
 
     text: tuple[str, ...]
-    rivals: tuple[str, ...]
     id: tuple[str, ...]
     category: str | None
     meta: str | None
@@ -371,9 +370,8 @@ def _columns(keys: tuple[str, ...], column: str | None = None) -> _Columns:
             named[singular(name, named)] = named.pop(name)
     if column is None:
         text = tuple(named.pop(key) for key in TEXT_KEYS if key in named)
-    rivals = tuple(key for name, key in named.items() if column is None and singular(name, ()) in TEXT_KEYS)
     ids = tuple(named.pop(key) for key in ID_KEYS if key in named)
-    return _Columns(text, rivals, ids, named.pop("category", None), named.pop("meta", None), named)
+    return _Columns(text, ids, named.pop("category", None), named.pop("meta", None), named)
 
 
 def singular(name: str, taken: Iterable[str]) -> str:
@@ -407,11 +405,11 @@ def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
 
 def _text(source: TableFile, row: dict, columns: _Columns) -> object:
     """The text of a row: the first of `prompt`, `text` and `caption` if they differ; the first text of a list."""
-    filled, rivals = ([key for key in keys if row[key] not in (None, "")] for keys in (columns.text, columns.rivals))
-    if filled and len({str(row[key]) for key in (*filled, *rivals)}) > 1:
+    filled = [key for key in columns.text if row[key] not in (None, "")]
+    if len({str(row[key]) for key in filled}) > 1:
         # Texts for generation come before descriptions.
         filled.sort(key=lambda key: ("prompt", "text", "caption").index(singular(str(key).strip(), ())))
-        other = next(key for key in (*filled, *rivals) if str(row[key]) != str(row[filled[0]]))
+        other = next(key for key in filled if str(row[key]) != str(row[filled[0]]))
         source.notes[f"texts are read from '{filled[0]}', not from '{other}'; to choose: --prompt-column"] = None
     text = row[filled[0]] if filled else None
     if isinstance(text, list) and text:
