@@ -6,6 +6,7 @@ import os
 import pkgutil
 import signal
 import uuid
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -41,7 +42,8 @@ def _no_module_keeps_a_stand_in():
     """Load all modules first: one first imported while a test has replaced what it imports would keep the stand-in."""
     for module in pkgutil.walk_packages(specbench.__path__, "specbench."):
         if not module.name.endswith("__main__"):
-            importlib.import_module(module.name)
+            with suppress(ModuleNotFoundError) if module.name.endswith("x_omni_decoder") else nullcontext():
+                importlib.import_module(module.name)  # the one module of an extra
     # Every run collects garbage before it loads a model: not again through all that was just imported.
     gc.collect()
     gc.freeze()

@@ -231,7 +231,7 @@ def test_x_omni_reads_the_prompt_and_the_settings_of_its_repository(tmp_path):
     conditional, unconditional = model.prompt_ids("a cat")
     assert model.tokenizer.decode(conditional, skip_special_tokens=False) == "a cat<SOM>4 4<IMAGE>"
     assert conditional[-len(unconditional) :] == unconditional and conditional[0] < 256
-    assert not model.draws and model.codebook is None
+    assert not model.draws and model.codebook.shape == (24, 16)
     (tmp_path / "generation_config.json").write_text(json.dumps({"top_k": 20, "repetition_penalty": 1.5, "min_p": 0.1}))
     assert configured("x-omni", tmp_path).sampling() == Sampling(1.0, 1.0, 20, 1.0, min_p=0.03)
     model = load_model(configured("x-omni", tmp_path), "cpu", "float32")
@@ -256,3 +256,29 @@ def test_another_x_omni_is_refused_in_one_line(edit, problem, tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | edit))
     with pytest.raises(SpecbenchError, match=problem):
         load_model(configured("x-omni", tmp_path), "cpu", "float32")
+
+
+def test_x_omni_draws_with_the_flux_model_of_the_repository(tmp_path, capsys):
+    diffusers = pytest.importorskip("diffusers", reason="an extra")
+    from specbench.models.families.x_omni_decoder import CodeFlux
+
+    write("x-omni", tmp_path)
+    torch.manual_seed(0)
+    sizes = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2}
+    sizes |= {"joint_attention_dim": 8, "pooled_projection_dim": 8, "axes_dims_rope": (4, 6, 6), "siglip_channels": 32}
+    flux = CodeFlux(in_channels=16, **sizes)
+    for parameter in flux.parameters():
+        parameter.data = 0.15 * torch.randn(parameter.shape)
+    flux.save_pretrained(tmp_path / "decoder")
+    assert not load_model(configured("x-omni", tmp_path), "cpu", "float32").draws
+    assert "FLUX.1-dev/vae does not exist" in capsys.readouterr().err
+    blocks = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+    vae = {"block_out_channels": [8] * 4, "norm_num_groups": 4, "latent_channels": 4, "shift_factor": 0.1}
+    diffusers.AutoencoderKL(**blocks, **vae).save_pretrained(tmp_path / "FLUX.1-dev" / "vae")
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True)
+    scheduler.save_pretrained(tmp_path / "FLUX.1-dev" / "scheduler")
+    model = load_model(configured("x-omni", tmp_path), "cpu", "float32")
+    first, again = torch.randint(24, (2, 1, 16), generator=torch.Generator().manual_seed(1))
+    drawn = model.render(torch.cat([first, first, first, again]), ["a"] * 4, [1, 1, 2, 1])
+    assert model.draws and drawn.shape == (4, 3, 64, 64) and torch.equal(drawn[0], drawn[1])
+    assert all((drawn[0].int() - other.int()).abs().max() > 0 for other in drawn[2:])

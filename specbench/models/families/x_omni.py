@@ -1,12 +1,16 @@
 """X-Omni (AR of 7B): a Qwen2 with a second token table, norm and head for codes, whose first and last layers change the
 hidden states of codes alone. A FLUX model turns the codes into pixels.
 
-The network is written here after a copy of the authors' code, since transformers has none; the code of the FLUX model
-and of the code table was not available, so only tokens are decoded. The script samples with transformers' `generate`
+Networks are written here after a copy of the authors' code for the Chinese model, since transformers has none. Code
+table and FLUX model are read from a folder with the whole repository. The script samples with transformers' `generate`
 and its default temperature, top-k and top-p, which the generation settings of the repository replace.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
@@ -16,9 +20,11 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMS
 
 from specbench.errors import SpecbenchError
 from specbench.models import checkpoint_loading as stored
+from specbench.models.checkpoint_files import CheckpointFiles, read_json
 from specbench.models.families.base import LoadRequest, stand_in_tokenizer
 from specbench.models.families.generation_config import read_repetition_penalty
 from specbench.models.families.simplear import QWEN, TINY_QWEN, SimpleAR
+from specbench.models.families.vq_decoder import to_pixels
 from specbench.models.transformer.model import Prefix, TransformerSession
 from specbench.system.console import warn
 
@@ -69,6 +75,38 @@ class MarkedNorm(nn.Module):
         return torch.where(mark > 0, self.codes(hidden), self.words(hidden))
 
 
+class CodeProjector(nn.Module):
+    """Codes [H, W] to features [1, H W, z], by the second half of the authors' projector."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]):
+        super().__init__()
+        width, (channels, *_) = tensors["quantize.embedding.weight"].shape[1], tensors["post_quant_conv.weight"].shape
+        layers = {name.split(".")[1] for name in tensors if name.startswith("post_conv.")}
+        self.quantize = nn.ModuleDict({"embedding": nn.Embedding(*tensors["quantize.embedding.weight"].shape)})
+        self.post_quant_conv = nn.Conv2d(width, channels, 1)
+        self.post_conv = nn.Sequential(*(ConvolutionBlock(channels) for _ in layers))
+        used = {name: tensor for name, tensor in tensors.items() if not name.startswith("quant_conv.")}
+        self.load_state_dict(used, assign=True)
+
+    @torch.inference_mode()
+    def forward(self, codes: Tensor) -> Tensor:
+        vectors = self.quantize["embedding"](codes).permute(2, 0, 1)[None]
+        return self.post_conv(self.post_quant_conv(vectors)).flatten(2).transpose(1, 2).contiguous()
+
+
+class ConvolutionBlock(nn.Module):
+    """Two 3 x 3 convolutions after norms, and a skip connection."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(channels, channels, 3, padding="same") for _ in range(2))
+        self.norm1, self.norm2 = (nn.GroupNorm(32, channels) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.conv1(nn.functional.gelu(self.norm1(x)))
+        return x + self.conv2(nn.functional.gelu(self.norm2(inner)))
+
+
 class XOmniNetwork(nn.Module):
     """The language model without its head for words."""
 
@@ -89,6 +127,7 @@ class XOmni(SimpleAR):
 
     draws = False
     codebook = None
+    _features = None
 
     def __init__(self, request: LoadRequest, tokenizer: Tokenizer, network: XOmniNetwork):
         config = network.model.config
@@ -108,6 +147,51 @@ class XOmni(SimpleAR):
             raise SpecbenchError(what, "omit --cfg, or set repetition_penalty to 1 in generation_config.json")
         return super().begin(prefix, guidance, columns)
 
+    def add_decoder(self, files: CheckpointFiles) -> None:
+        """Read the code table, and the FLUX model if it is here; without it, warn that no pictures are drawn."""
+        config = files.named("config.json")
+        folder, settings = config.parent, read_json(files.source, config).get("vision_config")
+        if not isinstance(settings, dict):
+            return warn(f"{self.name} draws no pictures: {config} has no vision_config")
+        with files.source.blaming(config):
+            decoder, dtype = settings["decoder"], getattr(torch, settings["dtype"])
+            projector = _inside(folder, settings["encoder"]["projector_path"])
+            transformer = _inside(folder, decoder["model_path"])
+        if projector.is_file():
+            stated = CheckpointFiles(files.source, (projector,))
+            with files.source.blaming(projector):
+                self._features = CodeProjector(stored.read_tensors(stated))
+                self.codebook = (
+                    self._features.quantize["embedding"].weight.float()[: self.layout.v_image].to(self.device)
+                )
+        bases = [place / "FLUX.1-dev" for place in (folder, folder.resolve().parent)]
+        base = next((base for base in bases if base.is_dir()), bases[0])
+        needed = (projector, transformer, base / "vae", base / "scheduler")
+        if lacking := [path for path in needed if not path.exists()]:
+            warn(f"{self.name} draws no pictures: {lacking[0]} does not exist")
+        elif find_spec("diffusers") is None:
+            warn(f"{self.name} draws no pictures: its FLUX model needs diffusers (pip install diffusers)")
+        else:
+            from specbench.models.families.x_omni_decoder import XOmniDecoder  # imports diffusers, an extra
+
+            with files.source.blaming(transformer / "config.json"):
+                read_json(files.source, transformer / "config.json")  # refuses code of a hub
+                self._decoder = XOmniDecoder(self._features, transformer, base, decoder, str(self.device), dtype)
+            self.draws = True
+
+    def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
+        """The FLUX model's seed is the image's; it reads no prompt."""
+        grids = image_tokens.view(-1, self.layout.height, self.layout.width)
+        drawn = [self._decoder.draw(codes, seed % 2**63) for codes, seed in zip(grids, seeds, strict=True)]
+        return to_pixels(2 * torch.cat(drawn) - 1)
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Path of a file of the repository that its configuration names."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"{name} is not in the repository")
+    return folder / name
+
 
 def load(request: LoadRequest) -> XOmni:
     if not request.files:
@@ -115,6 +199,7 @@ def load(request: LoadRequest) -> XOmni:
         first = config.vocab_size + config.image_vocab_size
         tokenizer = stand_in_tokenizer({name: first + number for number, name in enumerate(_SPECIALS)}, first_byte=0)
         model = XOmni(request, tokenizer, request.randomise(stored.build_network(XOmniNetwork, config)))
+        warn(f"{model.name} draws no pictures: random weights have no FLUX model")
     else:
         [files] = request.files
         penalty = read_repetition_penalty(files, set_by_script=("min_p",))
@@ -139,5 +224,6 @@ def load(request: LoadRequest) -> XOmni:
             raise files.refusal(f": its tokenizer does not have <MM-Token-0> to <MM-Token-{last}> from id {first} on")
         model = XOmni(request, tokenizer, request.fill(network, tensors, files))
         model.repetition_penalty = penalty
-    warn(f"{model.name} draws no pictures: its FLUX decoder is not supported")
+        if request.device != "meta":
+            model.add_decoder(files)
     return model

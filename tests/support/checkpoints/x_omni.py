@@ -13,6 +13,11 @@ CODES = vocabulary(official=16_384)
 WORDS, SPARE, WIDTH = 270, 8, 32
 SPECIALS = {"<SOM>": WORDS + CODES, "<EOM>": WORDS + CODES + 1, "<IMAGE>": WORDS + CODES + 2}
 NAMES = {f"<MM-Token-{code}>": WORDS + code for code in range(CODES)}
+VISION = {
+    "dtype": "float32",
+    "encoder": {"siglip_path": "siglip.pt", "projector_path": "siglip_vq.pt", "z_channels": 32, "codebook_dim": 16},
+    "decoder": {"model_path": "decoder", "upscale_factor": 16, "num_inference_steps": 2, "cfg_scale": 1.5},
+}
 LAYERS, FIRST, LAST = 5, 2, 1
 """All layers, and those at either end that change codes alone."""
 
@@ -31,12 +36,12 @@ def write(folder: Path, generation: dict | None = None) -> Tiny:
         tensors[name] = torch.randn(rows, WIDTH, generator=draw) / (1 if "embed" in name else 4)
     tensors["model.mm_norm.weight"] = 1 + 0.2 * torch.randn(WIDTH, generator=draw)
     in_two_shards(folder, tensors)
-    torch.save({"unrelated": torch.zeros(2)}, folder / "siglip_vq.pt")
+    torch.save(_projector(), folder / "siglip_vq.pt")
     described = json.loads((folder / "config.json").read_text())
     described |= {"model_type": "x-omni", "architectures": ["XOmniForCausalLM"]}
     described |= {"auto_map": {"AutoModelForCausalLM": "modeling_xomni.XOmniForCausalLM"}}
     described |= {"num_mm_adap_layers": FIRST, "num_mm_head_layers": LAST, "mm_special_tokens": list(SPECIALS)}
-    described |= {"mm_vocab_size": CODES + SPARE, "image_vocab_size": CODES, "vision_config": {"dtype": "bfloat16"}}
+    described |= {"mm_vocab_size": CODES + SPARE, "image_vocab_size": CODES, "vision_config": VISION}
     (folder / "config.json").write_text(json.dumps(described))
     if generation:
         (folder / "generation_config.json").write_text(json.dumps(generation))
@@ -50,6 +55,17 @@ def write(folder: Path, generation: dict | None = None) -> Tiny:
         return _official(network, tensors, ids)[len(start) - 1 :]
 
     return Tiny(folder, logits, range(CODES), None)
+
+
+def _projector() -> dict[str, Tensor]:
+    """The authors' `VQConvProjector`; its first convolution only encodes."""
+    shapes = {"quant_conv": (16, 32, 1, 1), "post_quant_conv": (32, 16, 1, 1)}
+    shapes |= {f"post_conv.{block}.conv{half}": (32, 32, 3, 3) for block in (0, 1) for half in (1, 2)}
+    shapes |= {f"post_conv.{block}.norm{half}": (32,) for block in (0, 1) for half in (1, 2)}
+    draw = torch.Generator().manual_seed(9)
+    tensors = {f"{name}.weight": torch.randn(shape, generator=draw) / 4 for name, shape in shapes.items()}
+    tensors |= {f"{name}.bias": torch.randn(shape[0], generator=draw) for name, shape in shapes.items()}
+    return tensors | {"quantize.embedding.weight": torch.randn(CODES, 16, generator=draw)}
 
 
 def _official(network: Qwen2ForCausalLM, tensors: dict[str, Tensor], ids: Tensor) -> Tensor:
