@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def read_rows(path: Path) -> list[dict]:
-    """Rows of the file. A last line without its end, cut off by a kill, is taken out of it."""
+    """Rows of the file. If a kill has cut off the last line, the line is removed from the file."""
     text = path.read_text() if path.exists() else ""
     whole = text[: text.rfind("\n") + 1]
     if whole != text:

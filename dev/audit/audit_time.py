@@ -1,9 +1,9 @@
-"""Time of seeking likely causes against that of its forwards, and the estimate before it.
+"""Time of the search for likely causes, time of its forwards, and the estimate printed before the search.
 
     python dev/audit/audit_time.py >> results/audit/audit_time.jsonl
 
-A line per model: `shapes` (16 images), and a language model of three layers of 128 with 65,536 codes and 729 tokens an
-image (4 images; temperature 1, top-k 1,200, top-p 0.95). CPU seconds of one thread.
+One line per model: `shapes` (16 images), and a language model of three layers of 128 with 65,536 codes and 729 tokens
+per image (4 images; temperature 1, top-k 1,200, top-p 0.95). Times are CPU seconds of one thread.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def in_format(model: tiny_llama.Tiny, dtype: str):
 
 
 def measure(name: str, load, model, rows: pd.DataFrame, sampling: Sampling, guided: bool) -> dict[str, object]:
-    """CPU seconds of the audit's passes, with what of them are forwards, and the estimate."""
+    """CPU seconds of the audit's passes and of their forwards, and the estimate."""
     spent, of_causes = {"forwards": 0.0, "forward": 0}, {}
 
     def timed(function):

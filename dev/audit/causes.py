@@ -1,9 +1,9 @@
-"""Plants of known faults in images of three models: named rightly, wrongly, or not seen?
+"""Plant known faults in images of three models: does the audit name the right cause, a wrong cause, or none?
 
     python dev/audit/causes.py
 
-A line per plant, model and seed goes to results/audit/causes.jsonl at once, and a later call goes on where it stopped;
-the table of docs/tokens.md is printed at the end. A cause counts as named if the tokens are samples of it.
+Each plant, model and seed is written to results/audit/causes.jsonl at once, and a later call continues after the last
+line. The table of docs/tokens.md is printed at the end. A cause counts as named if the tokens are samples of it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CLAIM = Sampling(1.5, 0.9, 100, 0.9)
 
 
 class Random(tiny_llama.Tiny):
-    """A random network whose every token depends on the prompt, and on the places of those before it."""
+    """A random network in which each token depends on the prompt and on the positions of the earlier tokens."""
 
     def __init__(self, name: str, side: int, codes: int, row_ends: bool):
         torch.manual_seed(3)
@@ -142,7 +142,7 @@ PLANTS: dict[str, tuple[Callable, tuple[str, ...]]] = {
 
 
 def measure(name: str, model, plant: str, seed: int) -> dict[str, object]:
-    """What is found of a plant."""
+    """Outcome of the audit of a plant."""
     texts = [prompt.text for prompt in load_prompts("shapes").prompts[seed::19]][: 5 if name == "shapes" else 12]
     make, right = PLANTS[plant]
     rows = planted.as_rows(model, texts, make(model, texts, seed))

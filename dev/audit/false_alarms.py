@@ -1,9 +1,9 @@
-"""Audit exact decoders with new seeds: how many are flagged that should not be? Continues where it stopped.
+"""Audit exact decoders with new seeds and count the false alarms. A later call continues after the last line.
 
     python dev/audit/false_alarms.py                      200 audits, the lossless presets in turn, a seed for each
     python dev/audit/false_alarms.py --samples 27000      the same with fewer images each
 
-A line per audit goes to results/audit/false_alarms.jsonl at once. An exact decoder is flagged with probability
+Each audit is written to results/audit/false_alarms.jsonl at once. An exact decoder is flagged with probability
 AUDIT_LEVEL. P-values are corrected for several tests, so that fewer than 5 % of them should be below 0.05.
 """
 
@@ -27,7 +27,7 @@ from specbench.checks.losslessness import AUDIT_SAMPLES, audit_one  # noqa: E402
 from specbench.specs.presets import PRESETS, resolve  # noqa: E402
 
 FIRST_SEED = 1000
-"""Seeds below it have been used while the audit was made."""
+"""Lower seeds were used during the development of the audit."""
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
-"""Audit every lossless combination of components; continues where it stopped.
+"""Audit every lossless combination of components; a later call continues.
 
-One line per combination goes to results/audit/menu.jsonl at once. Combinations that have a line are left
-out, so that the audit can run on several evenings; delete the file to audit all of them anew. The first ones together
-show every component, every option value and every pair of these. `--limit N` stops after N more.
+Each combination is written to results/audit/menu.jsonl at once. Combinations that have a line are skipped, so the
+audit can run on several evenings; delete the file to audit all combinations again. The first combinations together
+cover every component, every option value and every pair of these. `--limit N` stops after N more combinations.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEPT = ("decoder", "verdict", "declared", "samples", "p_value", "tv", "tv_low", 
 
 
 def menu_row(spec: DecoderSpec) -> dict[str, object]:
-    """What is kept of one audit."""
+    """Row of one audit."""
     start = time.process_time()
     row = audit_combination(spec)
     kept = {name: row[name] for name in (*KEPT, "worst_setting", "refused")}

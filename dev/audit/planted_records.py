@@ -1,9 +1,9 @@
-"""Runs of `shapes` whose records are not the model's, or whose tokens were changed, and clean ones, in bfloat16.
+"""Audit runs of `shapes` in bfloat16: clean runs, runs with wrong records, and runs with changed tokens.
 
     python dev/audit/planted_records.py
 
-A line per run goes to results/audit/planted_records.jsonl at once, and a later call goes on where it stopped: what
-`audit --run --recompute` finds, and which faults the rounding of bfloat16 hides.
+Each run is written to results/audit/planted_records.jsonl at once, and a later call continues after the last line. The
+lines show what `audit --run --recompute` finds, and which faults the rounding of bfloat16 hides.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ CHANGES = {
 
 
 def jobs() -> Iterator[tuple[str, str, str, int, dict]]:
-    """What was changed, kind of change, decoder, images and sampling."""
+    """Changed values, kind of change, decoder, images and sampling."""
     for decoder in ("ar", "sjd"):
         for name, sampling in SHARP.items():
             for images in (1, 2, 12):

@@ -1,9 +1,9 @@
-"""Recorded against recomputed values on clean runs: every family at tiny scale with random weights, and `shapes`.
+"""Compare recorded and recomputed values of clean runs: every family (tiny, random weights) and `shapes`.
 
     python dev/audit/recorded.py [--device cuda] [--compile]
 
-A line per model and dtype goes to results/audit/recorded.jsonl at once, and a later call goes on where it stopped. No
-line may have `differs`: these are the measurements behind the tolerances of `specbench.checks.teacher_forced`.
+Each model and dtype is written to results/audit/recorded.jsonl at once, and a later call continues after the last line.
+No line may have `differs`: these are the measurements behind the tolerances of `specbench.checks.teacher_forced`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ SHARP = {
     "guidance 7, temperature 0.3": {"cfg": 7.0, "temperature": 0.3},
     "top-k 1": {"top_k": 1},
 }
-"""Sampling under which rounding moves p most, or seldom and far."""
+"""Sampling settings under which rounding changes p most, or rarely but by a large amount."""
 
 
 def measure(
     model: str, decoder: str, sampling: str, dtype: str, batch: int, device: str, compiled: bool
 ) -> dict[str, object]:
-    """Audit a few images; `compiled` of the result is what the run found."""
+    """Audit a few images; `compiled` of the result is the value from the run."""
     # Tiny images have few tokens, and a test needs hundreds.
     tiny = {"limit": 2} if model == "shapes" else {"random_weights": True, "scale": "tiny", "limit": 24}
     with tempfile.TemporaryDirectory() as out:
@@ -58,7 +58,7 @@ def measure(
 
 
 def settings(device: str, compiled: bool) -> Iterator[tuple]:
-    """What to measure, as of `KEYS`."""
+    """Measurements to make, each with the keys `KEYS`."""
     for model in MODELS:
         for dtype, batch in (("float32", 1), ("float32", 2), ("bfloat16", 2)):
             yield model, "sjd", "as the model's", dtype, batch, device, compiled

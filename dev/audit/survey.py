@@ -1,21 +1,21 @@
 """Mutate decoding, sampling, cache and noise by program, and see which mutations are caught.
 
-    python dev/audit/survey.py --mutations 200        goes on where it stopped
-    python dev/audit/survey.py --mutations 0          the summary
+    python dev/audit/survey.py --mutations 200        continue after the last line
+    python dev/audit/survey.py --mutations 0          print the summary
 
 A mutation changes one node of one function that a decoder declared lossless runs: an operator, a comparison, an offset,
-a stream of noise, a mask, a dtype, a dropped call, arms or operands that are swapped. The kinds take turns. Each is
-tried in forks of this process. A line per mutation is kept in results/audit/survey.jsonl. First
+a stream of noise, a mask or a dtype; or it drops a call, or swaps arms or operands. The kinds take turns. Each mutation
+is tried in forks of this process, and results/audit/survey.jsonl has a line for it. The first outcomes are
 
-    crashed, endless   an error, or no end: what any use of the decoder shows
+    crashed, endless   an error, or no end: any use of the decoder shows it
     identical          some images of up to PAIRS decoders and settings that run it have the tokens of the clean program
     audit              a setting of the audit rejects at AUDIT_LEVEL, corrected for all settings, with a quarter of the
                        audit's images
 
-and, for the others, whose tokens differ: the settings at the audit's own number of images (`audit`), the conformance
-tests of `specbench check` (`check`), and PROBES, which the audit does not have. `tv` is the largest total variation
-measured in all of these, cross-fitted so that noise adds nothing. Where it is above .02 and nothing noticed, quick
-tests of the package run, too (`tests`); the others are `survived`.
+The tokens of all other mutations differ. They meet the settings at the audit's own number of images (`audit`), the
+conformance tests of `specbench check` (`check`), and PROBES, which the audit does not have. `tv` is the largest total
+variation measured in all of these, cross-fitted so that noise adds nothing. If it is above .02 and no check has failed,
+quick tests of the package also run (`tests`); the others are `survived`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ MEASURES = (
     "compiled_forward",
     "packaged_forward",
 )
-"""Modules of these that record and time, and touch no token."""
+"""Modules of these packages that record and time, and never change a token."""
 PROBES = (
     AuditSetting("probe: top-k", TokenLayout.plain(1, 4, 4), Sampling(1.0, 0.9, 3), window=3, shared=1.0),
     AuditSetting("probe: top-p", TokenLayout.plain(2, 2, 5), Sampling(1.5, top_p=0.7), window=2),
@@ -86,14 +86,14 @@ PROBES = (
 )
 TESTS = [f"tests/decoding/test_{name}.py" for name in ("noise", "sampling", "chain_verification")]
 FEW, PROBED = 128, 20_000
-"""Images that show whether a mutation changes tokens; images of a probe."""
+"""Number of images that show whether a mutation changes tokens, and number of images of a probe."""
 PAIRS = 6
-"""Pairs of decoder and setting that a mutation is tried on; those of them whose tokens differ are audited."""
+"""Number of pairs of decoder and setting per mutation; the pairs whose tokens differ are audited."""
 ENOUGH = 4000
-"""Images of a table whose total variation is measured."""
+"""Number of images of a table whose total variation is measured."""
 CHANGED = 0.02
 SECONDS = 40
-"""CPU time between two signs of life of a fork; tests have five times as much."""
+"""Limit of CPU time between two signs of life of a fork; the limit of tests is five times as long."""
 _OTHER = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Lt: ast.LtE, ast.LtE: ast.Lt,
     ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.BitAnd: ast.BitOr,
@@ -160,7 +160,7 @@ def functions(module: str) -> Iterator[tuple[str, FunctionType]]:
 
 
 def body_nodes(function: FunctionType) -> tuple[ast.Module, list[ast.AST], int]:
-    """Tree of a function, the nodes of its body in order, and what to add to their lines to have the file's."""
+    """Tree of a function, nodes of its body in order, and the offset from their line numbers to the file's."""
     lines, first = inspect.getsourcelines(function)
     tree = ast.parse(textwrap.dedent("".join(lines)))
     return tree, [node for statement in tree.body[0].body for node in ast.walk(statement)], first - 1
@@ -194,7 +194,7 @@ def lines_run() -> dict[str, set[tuple[str, str]]]:
 
 
 def mutations(run: dict[str, set[tuple[str, str]]]) -> list[dict]:
-    """All of them, shuffled once, the kinds in turn."""
+    """All mutations, shuffled once, with the kinds in turn."""
     kinds: dict[str, list[dict]] = defaultdict(list)
     for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         if path.stem in MEASURES:
@@ -238,7 +238,7 @@ def exact() -> list[str]:
 
 
 def few_tokens(decoder: str, setting: AuditSetting, images: int) -> np.ndarray:
-    """Stream tokens of a few images; where they are decoded one at a time, of some of them."""
+    """Stream tokens of a few images, or of fewer if images are decoded one at a time."""
     model = setting_model(setting, 0)[0]
     texts = itertools.islice(itertools.cycle(model.prompts), images if setting.batch != 1 else 12)
     requests = [Request(text, f"{setting.name} {text}", sample) for sample, text in enumerate(texts)]
@@ -264,7 +264,7 @@ def chosen_pairs(mutation: dict) -> list[tuple[str, AuditSetting]]:
 
 
 def alive(seconds: int = SECONDS) -> None:
-    """End this fork once it has used so many seconds more of the CPU."""
+    """End this fork after `seconds` more of CPU time."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     limit = int(used.ru_utime + used.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
@@ -301,7 +301,7 @@ def audited(pairs: list[tuple[str, AuditSetting]], share: float) -> Iterator[dic
 
 
 def largest(counts: list[Counts]) -> float:
-    """Largest total variation of tables with images enough for it."""
+    """Largest total variation over the tables with enough images."""
     return max((total_variation([table])[0] for table in counts if table.total.sum() >= ENOUGH), default=0.0)
 
 
@@ -354,7 +354,7 @@ def in_fork(pipe, attempt: Callable, mutation: dict, pairs: list[tuple[str, Audi
 
 
 def outcome(attempt: Callable, mutation: dict, row: dict) -> dict:
-    """The row of one mutation after an attempt in a fork; `endless` where that ended without a result."""
+    """Row of one mutation after an attempt in a fork; `endless` if the attempt ended without a result."""
     pairs = chosen_pairs(mutation) if attempt is try_one else []
     for pair in pairs:
         clean_tokens(*pair)
@@ -375,11 +375,11 @@ def outcome(attempt: Callable, mutation: dict, row: dict) -> dict:
 
 
 def summary(rows: list[dict]) -> None:
-    """Print how many ended how, the share caught of those that change a distribution, and every other survivor."""
+    """Print the count of each outcome, the share of distribution changes that were caught, and other survivors."""
     print(f"{len(rows)} mutations: {dict(Counter(row['result'] for row in rows))}")
     print(f"by kind: {dict(Counter(row['kind'] for row in rows))}")
     wrong = Counter(row["result"] for row in rows if row.get("tv", 0) > CHANGED)
-    print(f"{wrong.total()} change a distribution by more than {CHANGED} (besides errors): {dict(wrong)}")
+    print(f"{wrong.total()} change a distribution by more than {CHANGED} (errors excluded): {dict(wrong)}")
     for row in rows:
         if row["result"] in ("survived", "check", "tests"):
             place = f"{row['module'].removeprefix('specbench.')}:{row['line']} {row['kind']}: {row['what']}"

@@ -1,9 +1,9 @@
 """Compare scores with what the metrics' authors' packages compute of the same images.
 
     python dev/authors/compare.py 'hpsv2[v2.1]' 'fid[clean]' [--out results] [--run RUN] [--reference DIR]
-    python dev/authors/compare.py     # which packages are installed, and how to get the others
+    python dev/authors/compare.py     # list installed packages, and how to get the others
 
-Those packages pin libraries of other years, so they live in environments of their own and are run as subprocesses, see
+Those packages pin old versions of libraries, so each has a separate environment and runs as a subprocess, see
 `dev/authors/programs.py`.
 """
 
@@ -43,9 +43,9 @@ AUTHORS_PACKAGES = {
 PACKAGES |= AUTHORS_PACKAGES
 PROGRAM = Path(__file__).with_name("programs.py")
 MOST_IMAGES = 16
-"""Of a metric with a value per image: hpsv2 reads its 2 GB of weights again for each."""
+"""Limit for a metric with a value per image: hpsv2 reads its 2 GB of weights again for each image."""
 _TOLERANCE = 1e-3
-"""Largest difference between equal programs: of a value per image, or of a distance relative to it."""
+"""Largest difference between equal programs: of a value per image, or of a distance (relative)."""
 COLUMNS = ("run_id", "metric", "package", "ours", "theirs", "largest_difference", "n", "verdict")
 TEXT_CONFIG = {
     "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12,
@@ -57,7 +57,7 @@ TEXT_CONFIG = {
 
 
 def python_of(package: str) -> Path:
-    """`specbench.metrics.packages.python_of`; torchmetrics is here, but without the torch-fidelity that it needs."""
+    """`specbench.metrics.packages.python_of`; torchmetrics is installed here, but it also needs torch-fidelity."""
     return (
         cache_folder() / PACKAGES[package].environment / "bin" / "python"
         if package == "torchmetrics"
@@ -75,7 +75,7 @@ def package_of(metric: str) -> str | None:
 
 
 def readiness(python: Path | None = None) -> list[dict[str, str]]:
-    """Which of the authors' packages are installed, and how to get the others."""
+    """List which of the authors' packages are installed, and how to get the others."""
     rows = []
     for package in AUTHORS_PACKAGES:
         answer = ask(python or python_of(package), {"package": package, "versions_only": True}, PROGRAM)
@@ -93,7 +93,7 @@ def check_by_package(images: Images, metric: Metric, python: Path | None = None)
         python: of the environment to use instead of `python_of`.
 
     Returns:
-        A dict with the keys `COLUMNS`; `largest_difference` is that of a value per image, or of a feature.
+        A dict with the keys `COLUMNS`; `largest_difference` is the difference of a value per image or of a feature.
     """
     row: dict[str, object] = dict.fromkeys(COLUMNS) | {"run_id": images.name, "metric": metric.name}
     package = package_of(metric.name)
@@ -138,7 +138,7 @@ def _verdict(gap: float) -> str:
 
 
 def _files(images: Images, kept: pd.DataFrame) -> list[str]:
-    """The image files, read here first: the packages open whatever a path names, in any format."""
+    """Read the image files here first, because the packages open any file in any format."""
     for row in kept.itertuples():
         images.read(row)
     return [str(Path(path).resolve()) for path in kept["path"]]

@@ -1,6 +1,6 @@
 """Metrics by their authors' packages, run by the Python of an environment that has these and need not have specbench.
 
-`dev/authors/compare.py` starts it. The exchange is that of `specbench/metrics/authors_programs.py`.
+`dev/authors/compare.py` starts it. The exchange format is defined in `specbench/metrics/authors_programs.py`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "specbench" / "metrics"))
 import authors_programs
 
-del sys.path[0]  # names of its modules are those of packages
+del sys.path[0]  # its modules have the names of packages
 
-# Imports inside functions: each program has an environment of its own, which holds nothing else.
+# Imports are inside functions because each program has a separate environment with nothing else.
 
 
 def pytorch_fid(request: dict) -> dict:
@@ -37,8 +37,8 @@ def pytorch_fid(request: dict) -> dict:
 
 
 def clean_fid(request: dict) -> dict:
-    """FID by clean-fid: its resize and arithmetic, with the same weights in pytorch-fid's network, because its own is a
-    TorchScript archive of another publisher."""
+    """FID by clean-fid: its resize and arithmetic, with the same weights in pytorch-fid's network, because clean-fid's
+    network is a TorchScript archive of another publisher."""
     import torch
     from cleanfid import fid
 
@@ -84,7 +84,7 @@ def torchmetrics(request: dict) -> dict:
 
 
 def hpsv2(request: dict) -> dict:
-    """Scores by hpsv2. Its wheel lacks the vocabulary, and it would first download a network of 4 GB to overwrite."""
+    """Scores by hpsv2. Its wheel lacks the vocabulary, and it would download 4 GB of weights only to overwrite them."""
     bundled = gzip.open
     gzip.open = lambda path, *rest: bundled(request["vocabulary"] if "bpe_simple" in str(path) else path, *rest)
     sys.modules.setdefault("turtle", types.SimpleNamespace(forward=None))  # a stray import, absent without a display
@@ -102,7 +102,7 @@ def hpsv2(request: dict) -> dict:
 
 
 def image_reward(request: dict) -> dict:
-    """Rewards by image-reward. What its package imports besides the model (CLIP, diffusers) is left out."""
+    """Rewards by image-reward, without the other imports of its package (CLIP, diffusers)."""
     import torch
     from transformers import BertTokenizer
 
@@ -136,7 +136,7 @@ def image_reward(request: dict) -> dict:
 
 
 def _head(torch, widths: list[int]):
-    """ImageReward's head of other widths, with the published layer numbers."""
+    """ImageReward's head with other widths and the published layer numbers."""
     layers = [torch.nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
     idle = torch.nn.Identity()
     head = torch.nn.Module()

@@ -295,14 +295,14 @@ def strangers(draw) -> list[tuple[str, str, object]]:
 
 METRIC_METHODS = ("accepts", "preprocess", "features", "statistics", "scores", "identity", "prepare", "downloads",
                   "missing_packages", "__init__", "name", "batch", "columns")  # fmt: skip
-"""Parts of a metric that may be a stranger's."""
+"""Parts of a metric that may come from a stranger."""
 VALUES = (
     *(None, 0, -1, 2.5, "x", b"x", "\ud800", [], [5], ["x"], {}, {"value": "x"}, (), [{"value": [1.0, 2.0]}]),
     *([{"value": 1e999}], [{"prompt_id": "x"}], "../../../evil", "shapes-detector", "a/b", "a\nb", object()),
 )
 ERRORS = (SystemExit, BrokenPipeError, GeneratorExit, MemoryError, StopIteration, OSError, ValueError, BaseException)
 plugins = st.dictionaries(st.sampled_from(METRIC_METHODS), st.sampled_from((*VALUES, *ERRORS)), min_size=1, max_size=2)
-"""What parts of a metric return, or raise."""
+"""Values that parts of a metric return, or errors that they raise."""
 
 
 def _picture(kind: str, size: tuple[int, int] = (8, 8)) -> bytes:
@@ -393,7 +393,7 @@ def _changed_table(table: pa.Table, kind: str, number: int) -> bytes:
 
 
 IDS = ("A", "a", "\u00e9", "e\u0301", "E\u0301", "\u00df", "ss", "SS", "\u212a", "k", "a/b", "a b", "..", "a\u200d")
-"""Prompt ids, some of which differ by case or by Unicode form alone."""
+"""Prompt ids, some of which differ only by case or by Unicode form."""
 exports = st.lists(
     st.fixed_dictionaries(
         {
@@ -430,11 +430,11 @@ DOORS = tuple(
         "\n", ";"
     ).split(";")
 )
-"""Command lines on results that are not sound."""
+"""Command lines on damaged results."""
 flips = st.lists(st.tuples(st.integers(0, 63), st.integers(0, 10**6), st.integers(0, 7)), max_size=3)
-"""Bits to flip: number of the file, place in it, bit."""
+"""Bits to flip: number of the file, position in it, bit."""
 doors = st.tuples(st.sampled_from(DOORS), flips, st.sampled_from(OUTPUTS), st.sampled_from(("results", "r\udcff")))
-"""Command line, damage, where its output goes, and name of the results folder."""
+"""Command line, damage, destination of its output, and name of the results folder."""
 
 MEMBERS = ("../x", "/x", "run/../../x", "a/run.json", "a/images/..", "a/images/x\\y.png", "pack.json", "a" * 300)
 
@@ -460,7 +460,7 @@ def packs(draw, whole: bytes) -> bytes:
     about = damaged_tree(about, draw) if kind == "manifest" else about
     deflated = draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))
     with zipfile.ZipFile(sink := io.BytesIO(), "w", deflated) as archive, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # two members of one name
+        warnings.simplefilter("ignore")  # two members with the same name
         for name, data in [*members.items(), *more, ("pack.json", json.dumps(about).encode("utf-8", "surrogatepass"))]:
             archive.writestr(name, data)
     return sink.getvalue()
@@ -474,7 +474,7 @@ RESULTS = (
 
 @st.composite
 def statistics(draw) -> bytes:
-    """Draw a .npz file of mu and sigma of which an array has other content, or some bytes are damaged."""
+    """Draw a .npz file of mu and sigma in which an array has other content or some bytes are damaged."""
     arrays = {"mu": np.zeros(4), "sigma": np.eye(4), "arr_0": np.zeros((2, 3, 3, 3), np.uint8)}
     kinds = st.sampled_from(["f8", "f4", "f2", "i8", "u1", "?", "c16", "O", "U3", "M8[s]", "V5", "f8,i4"])
     for name in draw(st.sets(st.sampled_from(["mu", "sigma"]))):
@@ -487,7 +487,7 @@ def statistics(draw) -> bytes:
 
 @st.composite
 def imports(draw) -> tuple[str, bytes]:
-    """Draw a benchmark and the file that its official program is said to have written."""
+    """Draw a benchmark and a file that claims to come from its official program."""
     if draw(st.booleans()):
         lines = (judged() / "detail.txt").read_text().splitlines()
         place = draw(st.integers(0, len(lines) - 1))
@@ -501,4 +501,4 @@ def imports(draw) -> tuple[str, bytes]:
 refusals = st.tuples(
     st.sampled_from([errno.EACCES, errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ESTALE]), st.integers(0, 30)
 )
-"""What the operating system answers, and at which of the files that are opened for reading."""
+"""Error number of the operating system, and the number of the opened file at which it occurs."""

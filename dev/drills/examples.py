@@ -76,7 +76,7 @@ def exportable() -> Path:
 
 @functools.cache
 def judged() -> Path:
-    """Create a folder with a run of DPG-Bench's prompts and what its judge is said to have answered."""
+    """Create a folder with a run of DPG-Bench's prompts and answers that claim to come from its judge."""
     box = Path(tempfile.mkdtemp(prefix="specbench-drill-"))
     prompts = read_dpg_bench(published.write("dpg-bench", box / "set"))
     small_run(box / "results", prompts, samples=4)
@@ -98,8 +98,8 @@ def empty() -> Path:
 
 @functools.cache
 def example_stranger() -> Path:
-    """Create a results folder with a run that was decoded by `shapes`, scored and audited, in which nothing contradicts
-    itself."""
+    """Create a results folder with a run that was decoded by `shapes`, scored and audited, without any
+    contradiction."""
     box = Path(tempfile.mkdtemp(prefix="specbench-fuzz-"))
     rows = [
         {"id": f"s{line}", "text": text, "category": "one", "line": line, "include": []}
@@ -122,7 +122,7 @@ def example_pack() -> Path:
 
 
 def small_run(out: Path, prompts: Sequence[Prompt], samples: int = 1) -> None:
-    """Create a results folder with one image or several of each prompt."""
+    """Create a results folder with one or several images per prompt."""
     with RunStore(out / synthetic.SJD.run_id).lock(synthetic.SJD).begin(synthetic.SJD, synthetic.INVOCATION) as store:
         for prompt, sample in itertools.product(prompts, range(samples)):
             base = base_row(Request.of(prompt, sample), 0, synthetic.INVOCATION["started_at"])

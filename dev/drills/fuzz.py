@@ -5,10 +5,10 @@
     python dev/drills/fuzz.py --guided --only "parquet parts" --seconds 60    # needs `pip install atheris`
     python dev/drills/fuzz.py --report
 
-A case fails the drill by any error but a refusal (exit code 2 or 5), by taking longer than a minute, and by writing
-outside the folder it is given, asking the network, or starting a shell. Hypothesis draws cases (`cases.py`) from the
-seed and shrinks one that fails, or builds them from what atheris found to reach new code (`--guided`); pieces that
-passed are lines of results/drills/fuzz.jsonl.
+A case fails by any error except a refusal (exit code 2 or 5), if it takes longer than a minute, or if it writes outside
+its folder, uses the network or starts a shell. Hypothesis draws cases (`cases.py`) from the seed and shrinks a failing
+case. With `--guided` it builds cases from inputs with which atheris reached new code. Pieces that passed are lines of
+results/drills/fuzz.jsonl.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Watch:
         """Let the block write in `box` and the cache folder only, reach no network, start no shell, and end in time."""
         self._seen, alarm = [], signal.signal(signal.SIGALRM, _ring)
         signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-        kept = os.environ.get("SPECBENCH_CACHE")  # what a machine keeps of its own is written there
+        kept = os.environ.get("SPECBENCH_CACHE")  # the machine's own files are written there
         self._box = tuple(f"{Path(place).resolve()}{os.sep}" for place in (box, kept) if place)
         usual, tempfile.tempdir = tempfile.tempdir, str(box)
         try:
@@ -81,10 +81,10 @@ class Watch:
                 self._check(event, path)
         elif event in _CHANGES:
             folder = arguments[-1] if event in _RELATIVE else -1
-            for path in arguments[event == "os.symlink" :]:  # where a link leads is no place that is written
+            for path in arguments[event == "os.symlink" :]:  # the target of a link is not written
                 if isinstance(path, str | bytes | os.PathLike):
                     self._check(event, path if folder == -1 else f"/proc/self/fd/{folder}/{os.fsdecode(path)}")
-        elif event == "socket.connect" and arguments[1][0] == _LOOPBACK:  # a hub of the drill
+        elif event == "socket.connect" and arguments[1][0] == _LOOPBACK:  # a hub that the drill serves
             return
         elif event in ("socket.connect", "os.system", "pickle.find_class"):
             self._seen.append(event)
@@ -108,7 +108,7 @@ def attempt(call: Callable[[], object]) -> str:
         return "accepted"
     except SpecbenchError as error:
         assert error.exit_code in REFUSALS, error
-        assert error.what.strip(), "a refusal says what it refuses"
+        assert error.what.strip(), "a refusal names the refused input"
         return "refused"
 
 
@@ -131,10 +131,10 @@ def judge(target, outcomes: Counter, watch: Watch) -> Callable[[], None]:
 
 
 def drive(target, cases: int, number: int, watch: Watch) -> Counter:
-    """Outcomes of so many cases, drawn from the seed `number`.
+    """Outcomes of `cases` cases, drawn from the seed `number`.
 
     Raises:
-        AssertionError, Hang, or whatever a case raised, with the smallest case that does.
+        AssertionError, Hang, or any error of a case, with the smallest case that raises it.
     """
     outcomes: Counter = Counter()
     limits = settings(
@@ -145,7 +145,7 @@ def drive(target, cases: int, number: int, watch: Watch) -> Counter:
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )
-    # Nothing here survives the case, let alone a power failure.
+    # Files of a case are deleted after it, so they need not survive a power failure.
     with patch.dict(os.environ, HF_HUB_OFFLINE="1"), patch("os.fsync", lambda handle: None):
         seed(number)(limits(judge(target, outcomes, watch)))()
     return outcomes

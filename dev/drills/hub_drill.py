@@ -1,4 +1,4 @@
-"""Downloads from a hub on the loopback: one that serves what it should, and one that answers anything."""
+"""Downloads from a hub on the loopback: a correct hub, and a hub with arbitrary answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from loopback_hub import Hub, loopback_hub
 
 REPO, COMMIT = "owner/name", "c" * 40
 _until_the_end = contextlib.ExitStack()
-atexit.register(_until_the_end.close)  # the interpreter's end would wait for a server whose thread it has stopped
+atexit.register(_until_the_end.close)  # at exit the interpreter would wait for a server whose thread is stopped
 
 
 @functools.cache
@@ -65,8 +65,8 @@ def fetch(home: Path) -> None:
 
 @st.composite
 def answers(draw) -> tuple[str, int, dict[str, str], int | None, tuple]:
-    """Draw what a hub answers: from which path on, status and headers of a refusal (0: none), where bodies are cut, and
-    how they are damaged."""
+    """Draw a hub's answers: first affected path, status and headers of a refusal (0: none), position at which bodies
+    are cut, and their damage."""
     path = draw(st.sampled_from(["/api/models", "/owner", "/file", "/"]))
     status = draw(st.sampled_from([0, 0, 200, 301, 302, 401, 403, 404, 410, 416, 429, 451, 503]))
     headers = {"X-Error-Code": draw(st.sampled_from(["GatedRepo", "RepoNotFound", "RevisionNotFound", "x"]))}
@@ -102,7 +102,7 @@ def spoilt(start: str, change: tuple | None) -> Callable[[str, bytes], bytes]:
 
 
 def download_from(box: Path, case) -> None:
-    """Download from a hub that answers anything; what is taken for complete is what was published."""
+    """Download from a hub with arbitrary answers; files that count as complete must equal the published files."""
     path, code, headers, cut, change = case
     served = hub()
     served.refusals = {path: (code, headers)} if code else {}
@@ -113,7 +113,7 @@ def download_from(box: Path, case) -> None:
     except SpecbenchError as error:
         assert "\n" not in error.what and "a bug" not in error.what, error
         raise SpecbenchError(error.what) from error
-    # Files of a failed download are for the next one to check: only those of this one are checked here.
+    # The next download checks the files of a failed download; only this download's files are checked here.
     whole = {path.name: path.read_bytes() for path in served.commits[REPO][COMMIT].iterdir()}
     for kept in box.glob("hf/*/snapshots/*/*"):
         assert kept.read_bytes() == whole[kept.name], kept

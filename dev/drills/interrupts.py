@@ -3,9 +3,9 @@
     python dev/drills/interrupts.py run --count 60 --seconds 600    # also: demo, score, report, audit, fetch, ...
     python dev/drills/interrupts.py table
 
-Every interrupt must end the command with exit code 130 and one line, within 3 s or with the image in work. Outcomes go
-to results/drills/interrupts.jsonl, a line each; a call continues the count that is there. A sleeping Python process is
-interrupted at the same moment: its time to the end is the control for a loaded machine.
+Every interrupt must end the command with exit code 130 and one line, within 3 s or after the current image. Outcomes
+are lines of results/drills/interrupts.jsonl; a later call continues their count. A sleeping Python process is
+interrupted at the same moment: the time that it needs to end is the control for a loaded machine.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ time.sleep(600)
 
 
 def prepared(name: str, box: Path) -> dict[str, str]:
-    """Put the inputs of a command into a folder; returns what its environment has besides."""
+    """Put the inputs of a command into a folder; returns its additional environment variables."""
     if name in ("score", "report", "audit"):
         subprocess.run([sys.executable, "-m", "specbench", *RUN, "--quiet"], cwd=box, check=True, capture_output=True)
     if name != "fetch":
@@ -69,7 +69,7 @@ def prepared(name: str, box: Path) -> dict[str, str]:
 
 
 def interrupt(name: str, box: Path, env: dict[str, str], draw: random.Random) -> dict | None:
-    """Start a command, interrupt it, and describe its end; None where it had ended before."""
+    """Start a command, interrupt it, and describe its end; None if it had ended before."""
     at = draw.uniform(0.3, LONGEST_S[name])
     command = [sys.executable, "-m", "specbench", *COMMANDS[name]]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -103,7 +103,7 @@ def interrupt(name: str, box: Path, env: dict[str, str], draw: random.Random) ->
 
 
 def _wait(running: subprocess.Popen, control: subprocess.Popen, start: float) -> dict[str, float]:
-    """Seconds from `start` until each process ends; a command that does not is killed after two minutes."""
+    """Seconds from `start` until each process ends; a command that does not end is killed after two minutes."""
     ended: dict[str, float] = {}
     while len(ended) < 2:
         for name, process in (("command", running), ("control", control)):
@@ -125,7 +125,7 @@ def was_done(row: dict) -> bool:
 
 
 def as_wanted(row: dict) -> bool:
-    """Whether a command ended as it should; where the control was slow, so may the command be."""
+    """Whether a command ended as required; if the control was slow, the command may also be slow."""
     in_time = row["ended_s"] <= WITHIN_S * max(1.0, row["control_s"] / 0.1) or row["image_in_work"]
     return was_done(row) or (row["code"] == 130 and row["errors"] == 1 and not row["traceback"] and in_time)
 

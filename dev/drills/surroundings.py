@@ -1,9 +1,9 @@
 """Commands in odd surroundings: home, user, terminal, locale, umask, time zone, clock, matplotlib's settings.
 
-    python dev/drills/surroundings.py [--only PLACE ...]    # a line per command that is not as in usual surroundings
+    python dev/drills/surroundings.py [--only PLACE ...]    # a line per command that differs from usual surroundings
 
-Run as root, which may be any user and mount a full disk. A command passes with its usual exit code, with output,
-and without a traceback or "a bug"; a figure also with the same bytes. Where nothing can work, a line must say so.
+Run as root, which can become any user and mount a full disk. A command passes if it has its usual exit code, output,
+and no traceback or "a bug"; a figure must also have the same bytes. If nothing can work, a line must say so.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _YEAR = 31_556_952
 
 
 def places(aside: Path) -> dict[str, Mapping[str, str | None]]:
-    """Variables of each place; `user`, `columns`, `umask`, `gone` and `clock` are done by the drill."""
+    """Variables of each place; the drill itself applies `user`, `columns`, `umask`, `gone` and `clock`."""
     odd = aside / "my home's é ünï"
     odd.mkdir(exist_ok=True)
     style = aside / "matplotlibrc"
@@ -119,7 +119,7 @@ def places(aside: Path) -> dict[str, Mapping[str, str | None]]:
 
 
 def call(command: str, runs: Path, work: Path, place: Mapping[str, str | None]) -> tuple[int, str]:
-    """Exit code and output of a command in a folder of its own; on a terminal if the place has `columns`."""
+    """Exit code and output of a command in a new folder; on a terminal if the place has `columns`."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "SPECBENCH_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     for name, value in place.items():
         env.pop(name, None) if value is None else env.update({name: value})
@@ -162,7 +162,7 @@ def problem(code: int, text: str, usual: int, refuses: bool) -> str | None:
 
 @contextmanager
 def full_disk(folder: Path) -> Iterator[None]:
-    """A file system without space at `folder`."""
+    """Full file system mounted at `folder`."""
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], check=True)
     try:
@@ -179,7 +179,7 @@ def failures(
     aside: Path,
     usual: dict[str, tuple[int, bytes]],
 ) -> int:
-    """Number of commands that fail in a place, each with a line; `usual`: exit codes and figures, empty at first."""
+    """Number of commands that fail in a place, with a line each; `usual`: exit codes and figures, empty at first."""
     failed = 0
     for command in commands:
         with tempfile.TemporaryDirectory(dir=aside) as inside:

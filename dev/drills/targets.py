@@ -19,7 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 import cases
-import matplotlib.pyplot  # noqa: F401 - it makes a folder of its own when it is first imported, which is no finding
+import matplotlib.pyplot  # noqa: F401 - its first import creates a folder, which is not a finding
 import pyarrow as pa
 from examples import (
     TABLES,
@@ -89,7 +89,7 @@ def _not_audited(name: str, *_) -> dict[str, object]:
 
 
 NOTHING_HEAVY = {
-    "os.cpu_count": lambda: 1,  # several processes of an audit exchange pickles of their own
+    "os.cpu_count": lambda: 1,  # processes of an audit exchange their own pickles
     "specbench.checks.losslessness.audit_one": _not_audited,
     "specbench.checks.decoder_contract.check_decoder": lambda *_: [],
     "specbench.metrics.scoring.score": lambda *_, **__: scoring.Scoring([], []),
@@ -99,7 +99,7 @@ ALWAYS = {
     **dict.fromkeys(("run", "bench"), ("--dry-run",)),
     **dict.fromkeys(("demo", "train-head", "check-head"), ("--nope",)),
 }
-"""Flags that keep a valid line from decoding or using the network; an unknown flag where none exists."""
+"""Flags that keep a valid line from decoding or using the network; an unknown flag if none exists."""
 
 
 def _lay_out_line(box: Path, case) -> None:
@@ -239,8 +239,8 @@ def _lay_out_stranger(box: Path, case) -> None:
 
 
 def _use_stranger(box: Path, case) -> None:
-    """Read, merge, export and score a stranger's results, and make a page where no image was refused; nothing of the
-    secret may get anywhere."""
+    """Read, merge, export and score a stranger's results, and make a page if no image was refused; no output may
+    contain the secret."""
     out, (folder,) = box / "results", (box / "results").iterdir()
     problems = [
         problem
@@ -267,7 +267,7 @@ def _use_stranger(box: Path, case) -> None:
 
 
 def _score_by_stranger(box: Path, case) -> None:
-    """Score with a metric of which some parts are a stranger's; what is written must stay readable."""
+    """Score with a metric of which some parts come from a stranger; the written scores must stay readable."""
 
     def part(value):
         def call(*_, **__):
@@ -296,7 +296,7 @@ def _lay_out_export(box: Path, case) -> None:
                for row in case]  # fmt: skip
     small_run(box / "results", prompts)
     names = {unicodedata.normalize("NFC", path.name).casefold() for path in box.glob("results/*/images/*")}
-    assert len(names) == len(case), "pictures of two prompts have one name on some file system"
+    assert len(names) == len(case), "pictures of two prompts have the same name on some file systems"
 
 
 def _export(box: Path, case) -> None:
@@ -328,12 +328,12 @@ def _lay_out_doors(box: Path, case) -> None:
         (box / link).symlink_to(to)
     (box / "linked").write_text("old")
     (box / "folder").mkdir()
-    with contextlib.suppress(PermissionError):  # never one of the machine's own, which root can replace
+    with contextlib.suppress(PermissionError):  # never one of the machine's own files, which root can replace
         os.mknod(box / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
 
 
 def _open_door(box: Path, case) -> None:
-    """Type a line; links and devices must still be there, and nobody may advise to delete what nothing damaged."""
+    """Run a line; links and devices must still exist, and no message may advise to delete undamaged files."""
     line, flips, to, out = case
     run = next((box / out).iterdir()).name
     words = {"TO": to, "RUN": run, "ZIP": "runs.zip", "OUT": out}
@@ -367,7 +367,7 @@ def _open_door(box: Path, case) -> None:
 
 
 def _read_pack(box: Path, case) -> None:
-    """Verify and report a packed file; what either refuses names no bug, and nothing is unpacked outside the cache."""
+    """Verify and report a packed file; no refusal may mention a bug, and nothing may be unpacked outside the cache."""
     problems = []
     with mock.patch("tempfile.tempdir", str(box)):
         for line in (["verify", "runs.zip"], ["report", "runs.zip"], ["status", "runs.zip"]):
@@ -419,7 +419,7 @@ def _be_refused(box: Path, case) -> None:
                 use()
             except SpecbenchError as error:
                 problems.append(str(error))
-            except OSError as error:  # the command line says which file and why
+            except OSError as error:  # the command line names the file and the reason
                 problems.append(str(error))
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for problem in problems:

@@ -1,9 +1,9 @@
-"""Kill what writes besides runs: scoring, merging, reports, exports, packing, imports, downloads.
+"""Kill the writing commands other than runs: scoring, merging, reports, exports, packing, imports, downloads.
 
     python dev/drills/writers.py score --kills 50    # also: merge, report, two-reports, export, pack, import, fetch
 
-Each kill (SIGKILL at a random moment) is followed by the same command once more and by a comparison with an undisturbed
-one. Outcomes go to the log of `kills.py`, whose `report` prints them.
+After each kill (SIGKILL at a random moment) the same command runs again, and its results are compared with the results
+of an undisturbed command. Outcomes go to the log of `kills.py`, whose `report` prints them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from specbench.store.merge_shards import merge_runs
 from specbench.store.packed import pack
 
 _SVG_ID = re.compile(rb"\bf[0-9a-f]{8}-|\b[mp][0-9a-f]{10}\b")
-"""Ids in the figures of a page, random so that two figures share none."""
+"""Ids in the figures of a page; they are random so that figures share no id."""
 Act = Callable[[Path], None]
 Read = Callable[[Path], dict]
 
@@ -79,7 +79,7 @@ def by_two(act: Act) -> Act:
 
 def export(box: Path) -> None:
     (folder,) = (box / "results").iterdir()
-    if not (box / "official").exists():  # else the kill came after the end
+    if not (box / "official").exists():  # otherwise the kill came after the end
         export_images("geneval", folder, box / "official")
 
 
@@ -98,7 +98,7 @@ def import_answers(box: Path) -> None:
 
 
 def received(box: Path) -> dict:
-    """What a user of the downloads finds: files of the cache under their names, and the commits that were kept."""
+    """Downloads as a user finds them: files of the cache under their names, and the stored commits."""
     paths = [path for pattern in ("hf/*/snapshots/*/*", "hf/*/refs/*", "specbench/*") for path in box.glob(pattern)]
     return {path.name: [path.read_bytes()] for path in paths if path.is_file() and path.suffix != ".lock"}
 
@@ -125,18 +125,18 @@ KINDS: dict[str, tuple[Act, Read, Callable[[], Path]]] = {
     "fetch": (hub_drill.fetch, received, examples.empty),
     "two-fetches": (by_two(hub_drill.fetch), received, examples.empty),
 }
-"""What is killed, how its outcome is read, and the folder it works in."""
+"""Command to kill, reader of its outcome, and its working folder."""
 
 
 def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
     """Kill until the log has `kills` outcomes of the kind, or the time is up."""
     act, read, example = KINDS[kind]
     ends = time.monotonic() + seconds
-    os.fsync = lambda handle: None  # a kill loses nothing that was written, only a power failure does
+    os.fsync = lambda handle: None  # only a power failure, not a kill, loses written data
     parquet_log._FAN_IN, parquet_log._LEVELS = 3, (3, 9)  # merges happen within a few rows
     example()
     with tempfile.TemporaryDirectory() as folder:
-        act(_copy(example(), folder))  # what is imported on first use
+        act(_copy(example(), folder))  # modules that are imported on first use
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         act(box := _copy(example(), folder))

@@ -1,7 +1,7 @@
-"""Let vLLM serve small checkpoints on this CPU, and audit by its address: without a fault, and with one fault each.
+"""Serve small checkpoints with vLLM on this CPU and audit them by its address, without a fault and with one fault each.
 
-`make test-engines` installs vLLM for CPUs into an environment of its own (3.4 GB) and runs the cases as tests. This
-program writes what the audits say, and the report of engine and AR on the same prompts:
+`make test-engines` installs vLLM for CPUs into a separate environment (3.4 GB) and runs the cases as tests. This
+program writes the verdicts of the audits, and a report of engine and AR on the same prompts:
 
     python dev/engines/run.py
     python dev/engines/run.py --tokens-alone
@@ -44,7 +44,7 @@ Change = Callable[[dict], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A model as it is served. `rounded`: in weights of eight bits; `change`: made to each request on its way."""
+    """A served model. `rounded`: with weights of eight bits; `change`: applied to each request on its way."""
 
     model: str
     wrong: str = "nothing"
@@ -87,7 +87,7 @@ def write_checkpoint(model: str, folder: Path) -> None:
 
 
 def to_serve(model: str, folder: Path, to: Path, rounded: bool) -> Path:
-    """What vLLM is given of a checkpoint: its language model, which for Emu3.5 is a Qwen3 by another name."""
+    """The part of a checkpoint that vLLM gets: its language model, which for Emu3.5 is a renamed Qwen3."""
     to.mkdir(parents=True)
     for path in folder.glob("*.*"):
         if path.is_file():
@@ -138,8 +138,8 @@ def vllm(folder: Path, name: str, log: Path) -> Iterator[str]:
 
 
 def forwarded(address: str, change: Change, logp: bool) -> Callable[[str, dict | None], object]:
-    """Pass requests on, changed, and let the answer say that the prompt was read as it was sent. `logp`: leave log p
-    in the answer."""
+    """Forward changed requests, and let the answer say that the prompt was read as sent. `logp`: leave log p in the
+    answer."""
 
     def respond(path: str, body: dict | None) -> object:
         sent = json.loads(json.dumps(body))
@@ -170,7 +170,7 @@ def of_model(model: str, folder: Path) -> list[str]:
 
 
 def audited(case: Case, address: str, folder: Path, out: Path, logp: bool = True) -> dict[str, object]:
-    """Draw by address, and audit, through the change of the case; by the tokens alone without `logp`."""
+    """Draw by address through the change of the case, and audit; by the tokens only without `logp`."""
     flags = [*of_model(case.model, folder), "--limit", IMAGES, "--batch", 16, "--out", out, "--json"]
     with served(forwarded(address, case.change, logp)) as between:
         done = specbench("audit", "--engine", between, *flags)
@@ -190,7 +190,7 @@ def prepared(folder: Path, models: Sequence[str]) -> None:
 
 @contextmanager
 def serving(case: Case, folder: Path) -> Iterator[str]:
-    """vLLM with the weights of a case."""
+    """Start vLLM with the weights of a case."""
     place = folder / ("rounded" if case.rounded else "served") / case.model
     to_serve(case.model, folder / case.model, place, case.rounded)
     with vllm(place, case.model, folder / "vllm.log") as address:
@@ -200,7 +200,7 @@ def serving(case: Case, folder: Path) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "engines")
-    parser.add_argument("--tokens-alone", action="store_true", help="audit without log p, into a file of its own")
+    parser.add_argument("--tokens-alone", action="store_true", help="audit without log p, into a separate file")
     asked = parser.parse_args()
     out, name = asked.out, "tokens-alone.jsonl" if asked.tokens_alone else "verdicts.jsonl"
     out.mkdir(parents=True, exist_ok=True)

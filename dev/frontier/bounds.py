@@ -1,20 +1,19 @@
-"""What siblings and lookups could gain at best: steps of drafters that no decoder can have, on the same images.
+"""Upper bounds of the gain from siblings and lookups: steps of drafters that cannot exist, on the same images.
 
     python dev/frontier/bounds.py --model field --images 24 sjd-pac:window=32,drafter=siblings-everywhere,sites=8 ...
 
-Drafters, besides those of specbench:
+Drafters in addition to specbench's:
 
 - `siblings-everywhere`: candidates for each of the first `sites` drafts, in one static tree. It covers every way to
-  place siblings there. With `places` only so many drafts have candidates: from the left, those with a score of at least
-  `least`, which is the probability that all drafts before are accepted times that this one is not, both taken from
-  TV(p, q) of the step before. A draft's score depends on earlier slots alone, so that this is lossless; the others'
-  columns are fed and ignored, as tokens per step do not depend on them.
-- `oracle-lookup`: wherever the tokens around a slot have changed, the p of that earlier slot of the image that overlaps
-  most with the true p of this one, if it does by `margin` more than q does. Who does not know p cannot look up better.
-- `known-p`: the true p itself in the place of q for the first `lookups` drafts; of the random field only, as the
-  oracle.
+  place siblings there. With `places` only that many drafts have candidates: from the left, the drafts whose score is at
+  least `least`. The score is the probability that all earlier drafts are accepted times the probability that this draft
+  is rejected; both come from TV(p, q) of the previous step. A score depends only on earlier slots, so this is lossless.
+  Columns of other drafts are fed and ignored, because tokens per step do not depend on them.
+- `oracle-lookup`: if the tokens around a slot have changed, q is the p of the earlier slot of the image that overlaps
+  most with the true p of this slot, if its overlap exceeds the overlap of q by `margin`. No lookup can do better.
+- `known-p`: the true p replaces q for the first `lookups` drafts; only for the random field, like the oracle.
 
-One line per decoder goes to bounds.jsonl, with target forwards of every image; lines that exist are not measured anew.
+One line per decoder goes to bounds.jsonl, with target forwards of every image; existing lines are not measured again.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class SiblingsEverywhere(Jacobi):
         self._shape, self._places, self._least = (sites, siblings, depth), places, least
         self.columns = len(branches(window - 1, *self._shape).parents)
         self._overlap: Tensor | None = None
-        """[B, D] 1 - TV(p, q) of the drafts of the step before."""
+        """[B, D] 1 - TV(p, q) of the drafts of the previous step."""
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         drafts = min(verification.p.shape[1], self._tested.shape[1])
@@ -90,7 +89,7 @@ class SiblingsEverywhere(Jacobi):
                 q, slot = without(q, token), committed[:, None] + site
                 uniform = self._batch.noise.uniform(slot, Stream.SIBLING, step * siblings + sibling)
                 token = draw(q, uniform.squeeze(1))
-                # A copy of the draft has no mass left in q, so that it is skipped.
+                # A copy of the draft has no mass left in q, so it is skipped.
                 tokens += [
                     torch.where(placed[:, site], token, drafts[:, site])[:, None],
                     drafts[:, site + 1 : site + deep],
@@ -102,7 +101,7 @@ class SiblingsEverywhere(Jacobi):
         return Proposal(torch.cat(tokens, 1), torch.cat(positions, 1), q, tree, self.columns, trunk.earlier)
 
     def _placed(self, rows: int, sites: int) -> Tensor:
-        """[B, sites] whether a draft has candidates; the first one always has."""
+        """[B, sites] whether a draft has candidates; the first draft always has."""
         if self._overlap is None or self._places >= sites:
             return torch.ones(rows, sites, dtype=torch.bool)
         place, drafts = torch.arange(sites) + self._shift[:, None], self._overlap.shape[1]
@@ -126,7 +125,7 @@ def branches(drafts: int, sites: int, siblings: int, depth: int) -> Tree:
 
 
 class OracleLookup(LookupJacobi):
-    """Looked-up drafts whose slot is chosen by the true p."""
+    """Looked-up drafts; the slot of the lookup is chosen by the true p."""
 
     def __init__(self, context: Context, init: Init, margin: float, **options: int):
         super().__init__(context, init, **options)

@@ -1,9 +1,9 @@
-"""A model of other statistics than `shapes`: a random field of 24 x 24 tokens, without objects or flat colours.
+"""A model with other statistics than `shapes`: a random field of 24 x 24 tokens, without objects or flat colours.
 
     p(x | left, above, above to the right) proportional to exp(-b |e(x) - m|^2)
 
 with random embeddings e of 512 tokens in 8 dimensions and m a weighted mean of the neighbours' embeddings. The
-sharpness b is set so that the mean entropy is 3.7 nats; tokens repeat far more seldom than those of `shapes`.
+sharpness b is set so that the mean entropy is 3.7 nats; tokens repeat far more rarely than in `shapes`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FieldModel:
         above = slots - side
         right = torch.where((slots + 1) % side == 0, -1, above + 1)
         self.neighbours = torch.stack([slots - 1, above, right], 1).clamp(min=-1) + 1
-        """[N, 3] slots plus one of the neighbours; 0 where there is none."""
+        """[N, 3] slot + 1 of each neighbour; 0 if there is no neighbour."""
 
     def encode(self, prompts: Sequence[str]) -> int:
         return len(prompts)
@@ -45,7 +45,7 @@ class FieldModel:
         return FieldSession(self, prefix)
 
     def logits(self, around: Tensor) -> Tensor:
-        """[..., V] logits of a slot whose neighbours are `around` [..., 3], -1 where there is none."""
+        """[..., V] logits of a slot with the neighbours `around` [..., 3]; -1 means no neighbour."""
         weights = (around >= 0).float() * WEIGHTS
         mean = (weights[..., None] * self.codebook[around.clamp(min=0)]).sum(-2)
         mean = mean / weights.sum(-1, keepdim=True).clamp(min=1e-9)
@@ -53,7 +53,7 @@ class FieldModel:
 
 
 class FieldSession:
-    """Tokens consumed so far by slot plus one; entry 0 stands for no neighbour."""
+    """Tokens consumed so far, indexed by slot + 1; entry 0 means no neighbour."""
 
     def __init__(self, model: FieldModel, rows: int):
         self._model = model
@@ -62,7 +62,7 @@ class FieldSession:
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         last = self._model.layout.length - 1
-        # The token consumed at `positions` is that of the slot before; those past the end go to a place never read.
+        # The token consumed at `positions` belongs to the previous slot; tokens past the end go to an entry never read.
         places = positions.clamp(max=last + 1)
         slots = self._model.neighbours[positions.clamp(max=last)]
         if tree is None:

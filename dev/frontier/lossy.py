@@ -1,18 +1,18 @@
-"""Which lossy decoder commits the most tokens per step with images as good as AR's: scores runs and compares them.
+"""Score runs of lossy decoders and compare them: most tokens per step with images as good as AR's.
 
     specbench run ... --out RUNS             2,226 images of each decoder; the command is in results/frontier/README.md
-    python dev/frontier/lossy.py RUNS        score what is not scored yet, print and write the table
+    python dev/frontier/lossy.py RUNS        score new images, print and write the table
     python dev/frontier/lossy.py RUNS RUN RUN ... --out /tmp/trial      some of the runs
     python dev/frontier/lossy.py results/frontier/lossy.json            the table again, from the stored values
 
-RUNS is the folder of the runs, outside the repository; their scores are kept there, so that only new images are scored.
-All runs are of the same weights, sampling and prompts; each is compared with AR on the images that both have. Target
-forwards and scores of every image go to lossy.json, the table to lossy.md.
+RUNS is the folder of the runs, outside the repository; their scores are kept there, so only new images are scored.
+All runs have the same weights, sampling and prompts; each is compared with AR on the images that both have. Target
+forwards and scores of every image go to lossy.json, and the table to lossy.md.
 
 Equivalence is declared before anything is decoded: a decoder's mean score is equivalent to AR's on the same prompts and
-seeds if two one-sided t tests over prompts reject a difference of MARGINS and more, in both scores, at the level 0.05
-(so that no correction for two scores is due), p-values corrected over decoders by Holm. Why these margins:
-dev/notes/methods.md. Seconds are those of `specbench forecast` for Lumina-mGPT 7B, at this many tokens per step.
+seeds if two one-sided t tests over prompts reject a difference of MARGINS or more at the level 0.05. Both scores must
+pass, so no correction for two scores is needed; p-values are corrected over decoders by Holm. dev/notes/methods.md
+explains the margins. Seconds come from `specbench forecast` for Lumina-mGPT 7B, at this many tokens per step.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from specbench.store.run_store import RunStore  # noqa: E402
 from specbench.store.schema import KEY  # noqa: E402
 
 MARGINS = {"shapes-detector": 0.03, "shapes-clip": 0.01}
-"""Largest difference of the mean score to AR's that counts as none, by metric."""
+"""Largest difference between the mean score and AR's that counts as no difference, by metric."""
 LEVEL = 0.05
 OVER_CATEGORIES = ("shapes-detector",)
 """Metrics whose score is the mean of the categories' means, as `specbench score` prints it."""
@@ -115,7 +115,7 @@ def check_runs(runs: Sequence[Decoded]) -> Decoded:
     """The run of AR, if the others can be compared with it.
 
     Raises:
-        SpecbenchError: no run of AR, several runs of a decoder, or other settings than AR's.
+        SpecbenchError: no run of AR, several runs of a decoder, or settings that differ from AR's.
     """
     names = [run.decoder for run in runs]
     for name in (BASELINE, *names):
@@ -141,7 +141,7 @@ def equivalence(gaps: Sequence[float], prompts: Sequence[str], margin: float) ->
 
 
 def compare(runs: Sequence[Decoded]) -> list[dict[str, object]]:
-    """Per decoder its tokens per step, seconds, and differences to AR with the verdict; the fewest steps first."""
+    """Tokens per step, seconds, and differences to AR with the verdict, per decoder; the fewest steps first."""
     baseline = check_runs(runs)
     facts = find_model(baseline.settings["model"])
     rows = []
@@ -173,7 +173,7 @@ def compare(runs: Sequence[Decoded]) -> list[dict[str, object]]:
 
 
 def judge(rows: Sequence[dict[str, object]]) -> None:
-    """Add `front` to each row, and to those of other decoders than AR `p`, corrected by Holm, and `equivalent`."""
+    """Add `front` to each row; add `p`, corrected by Holm, and `equivalent` to each row except AR's."""
     others = [row for row in rows if "differences" in row]
     p_values = [[gap["p"] for gap in row["differences"].values()] for row in others]
     worst = [None if None in both else max(both) for both in p_values]
@@ -237,7 +237,7 @@ def raw(runs: Sequence[Decoded], rows: Sequence[Mapping]) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="folder of the runs, or a lossy.json")
-    parser.add_argument("names", nargs="*", help="run ids or folders; all runs of the folder without")
+    parser.add_argument("names", nargs="*", help="run ids or folders; default: all runs of the folder")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
     parser.add_argument("--threads", type=int, default=1, help="of the CLIP network")
     options = parser.parse_intermixed_args()

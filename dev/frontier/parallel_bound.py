@@ -1,14 +1,13 @@
-"""Bound of drafts in two dimensions that do not see the drafts before them: acceptance of the best q of such a draft.
+"""Bound for two-dimensional drafts that do not see the drafts before them: acceptance of the best q of such a draft.
 
     python dev/frontier/parallel_bound.py > results/ssd/bound.json
 
-Let a row be drafted all at once, as SSD's heads do, given all committed tokens. The best q of a draft some slots ahead
-is then the mean of the target's p over the tokens in between, as the target draws them. It is estimated with
-`paths` continuations of the target from the middle of a row; p of further ones is compared with it: 1 - TV(p, q) is
-what an oracle that knows the target, and not the tokens in between, is accepted with. Half the paths make q, the other
-half are tested, so that the estimate is low by the noise of q; `split` has a quarter of
-the paths for q, to show it.
-`chain` is the mean number of tokens per step of a window of that many drafts, thrown away after a rejection.
+A row is drafted all at once from all committed tokens, as SSD's heads do. The best q of a draft some slots ahead is
+then the mean of the target's p over the tokens in between, as the target draws them. It is estimated with `paths`
+continuations of the target from the middle of a row, and compared with the p of other continuations: 1 - TV(p, q) is
+the acceptance of an oracle that knows the target but not the tokens in between. Half of the paths give q, the others
+test it, so the noise of q makes the estimate too low; `split` uses a quarter of the paths for q to show this effect.
+`chain` is the mean number of tokens per step of a window of that many drafts, discarded after a rejection.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Tokens per step of many decoders on the same images; continues where it stopped.
+"""Tokens per step of many decoders on the same images; a later call continues.
 
     python dev/frontier/search.py sjd-pac scd-mc:window=32 ...      decode, print
     python dev/frontier/search.py --grid --images 24                every combination of the grid of `lossless_grid`
-    python dev/frontier/search.py --print                           print what is known
+    python dev/frontier/search.py --print                           print the stored results
 
-One line per decoder, model, number of images and seed (0 where a line has none) goes to results/frontier/search.jsonl
-at once: target forwards of every image, weights, version. Lines that exist are left out of later runs; delete the file
-to measure anew.
-Steps need no quiet machine. Modelled seconds are those of `specbench forecast` for Lumina-mGPT 7B.
+One line per decoder, model, number of images and seed (0 if a line has no seed) goes to results/frontier/search.jsonl
+at once: target forwards of every image, weights, version. Later runs skip existing lines; delete the file to measure
+again.
+Steps need no quiet machine. Modelled seconds come from `specbench forecast` for Lumina-mGPT 7B.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def spread_requests(images: int) -> list[Request]:
 
 def lossless_grid() -> Iterator[str]:
     """Training-free lossless decoders: drafters, tests, refinements and initialisations at window 32, then windows,
-    siblings and lookups of the best."""
+    siblings and lookups of the best decoders."""
     inits, drafters = ("uniform", "above-repeat"), ("jacobi", "jacobi-tree", "jacobi-lookup")
     tested = (*product(("exact",), ("resample", "couple", "gumbel", "restart")), ("match", "gumbel"))
     for drafter, (verifier, refine), init in product(drafters, tested, inits):
@@ -117,7 +117,7 @@ def modelled_seconds(tokens: float, decoder: DecoderSpec) -> dict[str, float]:
 
 
 def table(rows: Sequence[dict], baseline: str) -> list[str]:
-    """Markdown of decoders on the same model and images, the most tokens per step first."""
+    """Markdown table of decoders on the same model and images, the most tokens per step first."""
     base = next((row for row in rows if row["decoder"] == baseline), None)
     facts = find_model("shapes")
     lines = [
@@ -153,11 +153,11 @@ def spec_of(text: str) -> DecoderSpec:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("decoders", nargs="*", help="as in `specbench run --decoder`")
-    parser.add_argument("--grid", action="store_true", help="the decoders of `lossless_grid` too")
+    parser.add_argument("--grid", action="store_true", help="add the decoders of `lossless_grid`")
     parser.add_argument("--images", type=int, default=24, help="prompts, one image each")
     parser.add_argument("--seed", type=int, default=0, help="of the random numbers of decoding")
     parser.add_argument("--model", default="shapes", help="name of a model, or field (field_model.py)")
-    parser.add_argument("--baseline", default=BASELINE, help="decoder that steps are compared with")
+    parser.add_argument("--baseline", default=BASELINE, help="decoder to compare steps with")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--print", action="store_true", dest="only_print", help="decode nothing")
     options = parser.parse_args()

@@ -1,12 +1,12 @@
-"""How good cheaper forwards of the target would be as drafters: the overlap 1 - TV(p, q) along given images.
+"""Quality of cheaper forwards of the target as drafters: the overlap 1 - TV(p, q) along given images.
 
     python dev/frontier/sources.py --images 24 --out results/frontier/sources.json
 
 The overlap is the probability that a draft from q is accepted after true tokens. Sources: the forward without guidance
 (half the rows), the first layers of the network followed by its norm and head, and a cache of the prompt and the last
-rows only. `cost` is the share of the target's weights that a draft reads, and `rows` of its rows. `gain` is the best
-number of tokens per unit of time, over the length k of a chain of such drafts, relative to AR, where reading weights is
-what takes the time: (1 - a^(k + 1)) / (1 - a) / (1 + k cost).
+rows only. `cost` is the share of the target's weights that a draft reads, and `rows` the share of its rows. `gain` is
+the best number of tokens per unit of time, over the length k of a chain of such drafts, relative to AR, if only the
+reading of weights takes time: (1 - a^(k + 1)) / (1 - a) / (1 + k cost).
 """
 
 from __future__ import annotations

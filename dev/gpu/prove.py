@@ -1,14 +1,14 @@
-"""Prove on a CUDA machine what a CPU cannot show: `make gpu MINUTES=9`, again until nothing is left.
+"""Prove on a CUDA machine what a CPU cannot show: call `make gpu MINUTES=9` until no part is left.
 
-Parts run in the order of their worth, as many as fit into the minutes, each in a process of its own with a time limit,
-so that one that fails, hangs or breaks the CUDA context leaves the others alone. Parts that measure nothing run side by
-side. A part that was measured on this device with the same files of this project is not measured again unless it is
-named; one that failed is. A failed part is a row that says so; the exit code is then 1.
+Parts run in the order of their value, as many as fit into the minutes, each in a separate process with a time limit. If
+a part fails, hangs or breaks the CUDA context, the other parts are not affected. Parts that measure nothing run side by
+side. A part is not measured again if it was measured on this device with the same files of this project, unless it is
+named or has failed. A failed part is a row that says so; the exit code is then 1.
 
-Claims are printed as they come, and `raw.json` (every measurement, versions, hardware) and `report.md` in
-results/gpu/<device>/ written anew with each: a part that is cut leaves what it has. Where only one folder comes back
-from the machine, `make gpu OUT=folder` keeps a copy there. `make docs` brings the table into the README. Each part has
-its date and commit, and the last line names the parts that are not done.
+Each claim is printed as it comes, and `raw.json` (every measurement, versions, hardware) and `report.md` in
+results/gpu/<device>/ are then written again, so a part that is cut off keeps its claims. If only one folder comes back
+from the machine, `make gpu OUT=folder` keeps a copy there. `make docs` copies the table to dev/notes. Each part has its
+date and commit, and the last line names the parts that are not done.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from specbench.system.device_peaks import device_name  # noqa: E402
 from specbench.system.files import write_atomically  # noqa: E402
 
 OVER = 1.2
-"""A part may take so much longer than it took before."""
+"""Factor by which a part may take longer than before."""
 
 
 Piece = dict[str, list]
-"""Claims and raw rows that a part has found since its last piece, and under `files` those of this project it is made
-of."""
+"""Claims and raw rows that a part has found since its last piece, and under `files` the files of this project that it
+uses."""
 
 
 def pieces(name: str, device: str, scale: str) -> Iterator[Piece]:
-    """What one part finds, as it comes, or the claim that it failed; at the end its files."""
+    """Yield the outcome of one part piece by piece, or the claim that it failed; at the end its files."""
     files: list[str] = []
     try:
         outcome = PARTS[name].run(device, SCALES[scale])
@@ -66,7 +66,7 @@ def pieces(name: str, device: str, scale: str) -> Iterator[Piece]:
 
 
 def _own_files(more: Sequence[str]) -> list[str]:
-    """Files of this project that this process has imported, and `more` of programs that it started."""
+    """Files of this project that this process has imported, and `more` files of programs that it started."""
     imported = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     paths = [Path(path) for path in (*filter(None, imported), *more)]
     files = {path for path in paths if any(path.is_relative_to(ROOT / folder) for folder in ("specbench", "dev"))}
@@ -74,7 +74,7 @@ def _own_files(more: Sequence[str]) -> list[str]:
 
 
 def _digest(files: Sequence[str]) -> str | None:
-    """Digest of files of this project; None if there are none, or one is gone."""
+    """Digest of files of this project; None if the list is empty or a file is missing."""
     if not files or not all((ROOT / file).is_file() for file in files):
         return None
     return hashlib.sha256(b"\0".join((ROOT / file).read_bytes() for file in files)).hexdigest()[:16]
@@ -86,7 +86,7 @@ _GROUPS: set[int] = set()
 
 
 def pieces_apart(name: str, device: str, scale: str, seconds: float) -> Iterator[Piece]:
-    """`pieces` of a part in a process of its own, which ends after `seconds` with all that it has started."""
+    """`pieces` of a part in a separate process, which ends after `seconds` together with its child processes."""
     command = [sys.executable, __file__, "--part", name, "--device", device, "--scale", scale]
     with tempfile.TemporaryFile("w+") as stderr:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True)
@@ -113,7 +113,7 @@ def pieces_apart(name: str, device: str, scale: str, seconds: float) -> Iterator
 
 
 def _kill(group: int) -> None:
-    """Kill a part and all that it has started, which would disturb the next ones."""
+    """Kill a part and its child processes, which would disturb the next parts."""
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
     _GROUPS.discard(group)
@@ -160,18 +160,18 @@ def _failed(part: dict) -> bool:
 
 
 def is_current(part: dict) -> bool:
-    """Whether a part was measured, with the files of this project as they are now."""
+    """Whether a part was measured with the current files of this project."""
     return not _failed(part) and part.get("digest") is not None and part["digest"] == _digest(part["files"])
 
 
 def expected_seconds(name: str, before: Sequence[dict]) -> float:
-    """What a part may take: its limit, or a little more than it took when it was last measured."""
+    """Time limit of a part: its own limit, or a little more than its last measured time."""
     took = [part["seconds"] for part in before if part["part"] == name and not _failed(part)]
     return min(PARTS[name].seconds, OVER * took[0]) if took else PARTS[name].seconds
 
 
 class Results:
-    """Parts that were measured, in a folder of the device, and in further ones."""
+    """Measured parts from a folder of the device and from other folders."""
 
     def __init__(self, device: str, scale: str, places: Sequence[Path]):
         self.device, self.scale, self._lock = device, scale, Lock()
@@ -180,7 +180,7 @@ class Results:
         self.parts, self._here = _before(self.folders[0] / "raw.json", scale), environment.environment_facts()
 
     def put(self, part: dict) -> None:
-        """Take a part in the place of what was known of it, and write all."""
+        """Replace the earlier outcome of a part, and write all parts."""
         named = {"date": environment.now()[:10], "git": self._here["git"], "digest": _digest(part.get("files", ()))}
         with self._lock:
             self.parts = [*(old for old in self.parts if old["part"] != part["part"]), {**part, **named}]
@@ -196,11 +196,11 @@ def prove(
     clock: Callable[[], float] = time.perf_counter,
     start: float | None = None,
 ) -> list[str]:
-    """Run the parts that fit, neighbours that are not alone side by side; returns those that are left.
+    """Run the parts that fit into the time, neighbours that are not `alone` side by side; returns the remaining parts.
 
     Args:
-        names: parts to measure, also again; all that are not current if there are none.
-        minutes: that this call may take since its `start`; None for all it needs.
+        names: parts to measure even if they are current; if empty, all parts that are not current.
+        minutes: time limit of this call since its `start`; None means no limit.
         run: gives the pieces of a part; arguments of `pieces_apart`.
     """
     current = {part["part"] for part in results.parts if is_current(part)}
@@ -220,7 +220,7 @@ def prove(
     for alone, group in groupby(names, lambda name: PARTS[name].alone):
         for block in [[name] for name in group] if alone else [list(group)]:
             room = end - clock()
-            # The first part of a call runs anyway, so that no part is left for ever.
+            # The first part of a call always runs, so that no part is left out forever.
             fits = [name for name in block if name is names[0] or expected_seconds(name, results.parts) <= room]
             left += [name for name in block if name not in fits]
             with ThreadPoolExecutor(len(fits) or 1) as pool:
@@ -247,17 +247,17 @@ def main() -> int:
         "parts",
         nargs="*",
         choices=[*PARTS, []],
-        help="parts to measure again; default: those that are not measured with these files",
+        help="parts to measure again; default: all parts that are not measured with these files",
     )
     parser.add_argument("--device", default="cuda", help="torch device")
     parser.add_argument("--scale", choices=SCALES, help="full, or tiny for a trial; tiny on a CPU by default")
-    parser.add_argument("--minutes", type=float, help="that this call may take; all that it needs by default")
-    parser.add_argument("--out", type=Path, help="folder of the results; results/gpu, or build/gpu of a trial")
-    parser.add_argument("--copy", type=Path, help="folder of a copy of the results, also written as they come")
+    parser.add_argument("--minutes", type=float, help="time limit of this call; no limit by default")
+    parser.add_argument("--out", type=Path, help="folder of the results; results/gpu, or build/gpu for a trial")
+    parser.add_argument("--copy", type=Path, help="folder of a copy of the results, updated with each claim")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     scale = options.scale or ("tiny" if options.device == "cpu" else "full")
-    # What is under results/gpu goes into the README.
+    # Only a full measurement belongs in results/gpu.
     out = options.out or ROOT / ("results" if scale == "full" else "build") / "gpu"
     places = [out, *([options.copy / "gpu"] if options.copy else [])]
     if unfit := [place for place in places if place.exists() and not place.is_dir()]:
@@ -276,12 +276,12 @@ def main() -> int:
     print(results.folders[0])
     if left:
         seconds = sum(expected_seconds(name, results.parts) for name in left)
-        print(f"left, at most {seconds / 60:.0f} minutes: {', '.join(left)}; type the same again", file=sys.stderr)
+        print(f"left, at most {seconds / 60:.0f} minutes: {', '.join(left)}; repeat the command", file=sys.stderr)
     return int(any(map(_failed, results.parts)))
 
 
 def missing(device: str) -> str | None:
-    """Why the device cannot be used; None if it can."""
+    """Reason why the device cannot be used; None if it can be used."""
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():

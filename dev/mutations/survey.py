@@ -1,14 +1,14 @@
-"""Mutate a sample of the package's functions by mutmut, and see which mutations the tests find.
+"""Mutate a sample of the package's functions with mutmut, and list the mutations that the tests find.
 
-    python dev/mutations/survey.py 110 110 130        so many mutations of stats, store and metrics
-    python dev/mutations/survey.py --again 90         so many of those tried before, if the function is unchanged
+    python dev/mutations/survey.py 110 110 130        110, 110, 130 mutations of stats, store, metrics
+    python dev/mutations/survey.py --again 90         90 earlier mutations whose functions are unchanged
 
 Works in a copy of the committed checkout under build/mutations. mutmut (pip install mutmut) must be installed in the
-environment of `make test`, not only named by PYTHONPATH, as some tests start a Python of their own. Each mutation
-meets the fastest tests that run its function, SECONDS of them at most, so that the share found is a lower bound of what
-the whole suite finds. Writes results/mutations/sample.jsonl; greater numbers add to what was tried. `--again` writes
-again.jsonl, with the result of before beside that of today's tests.
-Decoding has a survey of its own, against the audit: dev/audit/survey.py.
+environment of `make test`, not only named by PYTHONPATH, because some tests start a separate Python. Each mutation
+meets the fastest tests that run its function, for SECONDS at most, so the share found is a lower bound for the whole
+suite. Writes results/mutations/sample.jsonl; larger numbers add mutations to the sample. `--again` writes again.jsonl,
+with the earlier result and the result of the current tests.
+Decoding has a separate survey, against the audit: dev/audit/survey.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OUT = ROOT / "results" / "mutations" / "sample.jsonl"
 PACKAGES = ("stats", "store", "metrics")
 SECONDS = 25
 RESULTS = {0: "survived", 33: "no test"}
-"""By the exit code: pytest ends with 1 where a test fails; 33 is mutmut's where no test runs the function."""
+"""Outcome by exit code: pytest's 1 means that a test fails; mutmut's 33 means that no test runs the function."""
 TESTS = (
     "stats",
     "store",
@@ -42,7 +42,7 @@ LEFT_OUT = (
     *("test_nothing_foreign_is_unpickled", "whose_own_front_end_is_never_reached", "test_preference"),
     *("an_edited_metric_is_another_score", "an_own_metric_has_differences", "ascii_terminal"),
 )
-"""Tests of the source text, of what a process imported before, and of programs in a Python of their own."""
+"""Tests of the source text, of a process's earlier imports, and of programs in a separate Python."""
 CONFIG = f"""
 [tool.mutmut]
 source_paths = ["specbench"]
@@ -59,7 +59,7 @@ timeout_constant = 10.0
 
 def mutmut(*arguments: str) -> str:
     done = subprocess.run([sys.executable, "-m", "mutmut", *arguments], cwd=COPY, capture_output=True, text=True)
-    if done.returncode:  # such as a test that fails without any mutation
+    if done.returncode:  # for example, a test fails without any mutation
         sys.exit(done.stdout[-5000:] + done.stderr[-5000:])
     return done.stdout
 
@@ -80,7 +80,7 @@ def fast_tests() -> None:
 
 
 def exit_codes(package: str) -> dict[str, int | None]:
-    """What mutmut keeps of every mutation of a package: its name, and the exit code of the tests."""
+    """Record of mutmut for every mutation of a package: its name and the exit code of the tests."""
     codes = {}
     for path in sorted((COPY / "mutants" / "specbench" / package).rglob("*.meta")):
         codes |= sorted(json.loads(path.read_text())["exit_code_by_key"].items())
@@ -98,7 +98,7 @@ def prepare() -> None:
 
 
 def same_today(mutations: list[str]) -> list[str]:
-    """Those mutations whose function reads today as in the commit that the sample of before was drawn from."""
+    """Mutations whose function is still the same as in the commit of the earlier sample."""
     commit = re.search(r"commit (\w+)", OUT.with_name("README.md").read_text())[1]
     texts: dict[str, list[dict[str, str]]] = {}
     same = []
@@ -126,7 +126,7 @@ def _functions(text: str) -> dict[str, str]:
 
 
 def again(number: int) -> int:
-    """Try mutations of the sample once more, and write what their tests of before and of today found."""
+    """Try mutations of the sample again, and write the results of the earlier and the current tests."""
     prepare()
     before = {row["mutation"]: row for row in map(json.loads, OUT.read_text().splitlines())}
     names = same_today(list(before))

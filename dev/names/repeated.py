@@ -1,8 +1,8 @@
 """python dev/names/repeated.py [--private]: top-level names of the package that two or more modules define.
 
-A reader who searches for such a name finds several things, so the exit code is 1 if there is one besides those of
-`KEPT`, which gives the reason for each. Commands of the command line are named after the library functions that they
-call and are left out, as are methods. Constants that no other module reads are private.
+A reader who searches for such a name finds several things, so the exit code is 1 if there is such a name outside
+`KEPT`, which gives the reason for each name. Commands of the command line are left out, because they are named after
+the library functions that they call; methods are also left out. Constants that no other module reads are private.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "specbench"
-_FACADE = "the function of the public API calls the one of that name"
+_FACADE = "the function of the public API calls the function with the same name"
 KEPT = {
     "estimate": _FACADE,
     "run": _FACADE,
@@ -39,7 +39,7 @@ def defined(module: Path) -> set[str]:
 
 
 def repeated(private: bool = False) -> dict[str, list[str]]:
-    """Modules by name, of the names that several define."""
+    """Modules of each name that several modules define."""
     places_of: dict[str, list[str]] = defaultdict(list)
     for module in sorted(PACKAGE.rglob("*.py")):
         place = module.relative_to(PACKAGE).with_suffix("").as_posix()

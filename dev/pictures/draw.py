@@ -1,8 +1,8 @@
-"""python dev/pictures/draw.py [NAME ...]: draw every picture that the README and docs show, or those so named.
+"""python dev/pictures/draw.py [NAME ...]: draw every picture of README and docs, or the named pictures.
 
-`make pictures` runs this. `PICTURES` names them all; a test compares it with what the documents show. The images of the
-gallery are decoded first, with today's weights, into `build/pictures` (minutes; it continues where it stopped). The
-screenshots of the HTML report need a Chromium.
+`make pictures` runs this. `PICTURES` names all pictures; a test compares it with the documents. The images of the
+gallery are decoded first, with the current weights, into `build/pictures` (this takes minutes; a later call continues).
+The screenshots of the HTML report need a Chromium.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def demo_sheet(path: Path) -> None:
 
 
 def gallery(path: Path) -> None:
-    """Captions by some of the decoders; images that are there are not decoded again."""
+    """Captions by some of the decoders; existing images are not decoded again."""
     settings = {"prompts": "shapes", "limit": CAPTIONS, "batch": CAPTIONS, "threads": 1, "mode": "throughput"}
     summary = api.run(decoder=list(GALLERY), out=str(ROOT / "build" / "pictures"), **settings)
     if problem := summary.problem():
@@ -92,12 +92,12 @@ def headline(path: Path) -> None:
 
 
 def field(path: Path) -> None:
-    """Printed latency ratios against step ratios, and those of the README's runs."""
+    """Printed latency ratios against step ratios, and the ratios of the README's runs."""
     path.write_bytes(saved(field_figure(PACK, width="page"), "svg"))
 
 
 def program(path: Path, command: tuple[str, ...]) -> None:
-    """A picture that a program draws beside the raw numbers in the same folder."""
+    """A picture that a program draws in the folder of the raw numbers."""
     subprocess.run([sys.executable, *command, str(path.parent)], check=True, cwd=ROOT)
 
 
@@ -114,7 +114,7 @@ PICTURES: dict[Path, Callable[[Path], None]] = {
     REFERENCE / "gallery.png": gallery,
     **{Path(f"results/batches/{name}.png"): partial(program, command=("dev/speed/batches.py",)) for name in BATCHES},
 }
-"""By its path in the repository, what draws each picture."""
+"""Drawing function of each picture, by its path in the repository."""
 
 
 def main() -> int:

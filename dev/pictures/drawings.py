@@ -128,11 +128,11 @@ STOPS = (
     ("runs", "decode_chunk"), ("decoding", "Loop.step"), ("models", "forward"), ("decoding", "verify_chain"),
     ("store", "append"),
 )  # fmt: skip
-ABOVE = (2, 4, 8, 9)  # stops whose name stands above, clear of the way
+ABOVE = (2, 4, 8, 9)  # stops whose name is above the path
 
 
 def one_image(path: Path) -> None:
-    """The way of one image through the packages, from the command to its row on disk."""
+    """Path of an image through the packages, from the command to its row on disk."""
     left, wide, floor = 180, 72, 38
 
     def at(stop: int) -> tuple[int, int]:

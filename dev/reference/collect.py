@@ -1,11 +1,11 @@
 """python collect.py RUNS TO: results of all scored runs in a folder, compared with AR.
 
-With --add, TO keeps its AR, of whose images RUNS must have those with the same keys, and decoders that RUNS lacks.
+With --add, TO keeps its AR and the decoders that RUNS lacks; RUNS must have AR's images with the same keys.
 
 `headline.md` is the table of differences to AR, `against-ar.json` the same for programs, `scores.parquet` has a row per
 run and score, `images.parquet` a row per image with its tokens, from which the model's tokenizer draws it again.
 The verdicts of `specbench audit --run`, in TO/audit.json, are a column of the table.
-`make pictures` draws the pictures beside them.
+`make pictures` draws the pictures in the same folder.
 """
 
 import argparse
@@ -76,9 +76,9 @@ def headline(rows: list[dict]) -> str:
 
 
 def joined(old: str, new: str) -> str:
-    """Rows of two headline tables in the order of one, those of `new` instead of rows of the same name."""
+    """Rows of two headline tables in a common order; a row of `new` replaces the row of the same name."""
     head, new = old.splitlines(keepends=True)[:2], [line.removesuffix("\n") for line in new.splitlines()[2:]]
-    new = [line + " = |\n" * ("own context" in head[0]) for line in new]  # as `rewrite` fills that column
+    new = [line + " = |\n" * ("own context" in head[0]) for line in new]  # as in `rewrite`
     names = {line.split(" | ")[0] for line in new}
     kept = [line for line in old.splitlines(keepends=True)[2:] if line.split(" | ")[0] not in names]
 

@@ -1,8 +1,8 @@
-"""python readings.py RUNS [LIMIT]: what another reading of a paper changes on `shapes`.
+"""python readings.py RUNS [LIMIT]: effect of other readings of papers on `shapes`.
 
-Tokens per step of each reading, the one of the papers' tables first, on the first LIMIT captions (default 32), one
-image each, into `results/reference/readings.json`, which `docs/readings.md` prints. Settings that stand there are not
-measured again. RUNS keeps the runs.
+Writes tokens per step of each reading, beginning with the reading of the papers' tables, on the first LIMIT captions
+(default 32, one image each) to `results/reference/readings.json`, which `docs/readings.md` prints. Settings in that
+file are not measured again. RUNS keeps the runs.
 """
 
 import json
@@ -15,7 +15,7 @@ from specbench.decoding.verification import ratio_tests
 
 SHARED = {"model": "shapes", "prompts": "shapes", "batch": 48, "threads": 1, "mode": "throughput", "baseline": 0}
 NU, DEPTH = 0.7, 5
-"""Of Cool-SD's schedule: decay, and depth of the tree."""
+"""Decay of Cool-SD's schedule, and depth of the tree."""
 MEAN = sum(math.exp(-NU * depth) for depth in range(1, DEPTH + 1)) / DEPTH
 SCHEDULES = {
     "geometric mean delta": f"cool-sd:delta={1.1 * MEAN / math.exp(-NU * (DEPTH + 1) / 2):.4f}",
@@ -38,9 +38,9 @@ READINGS = {
     "tree": ("eagle", "eagle:tree=naive_extend_57", "eagle:tree=chain"),
     "window": ("sjd:window=16", "sjd:window=8", "sjd:window=32", "sjd:window=64"),
 }
-"""By setting: the decoder as the tables run it, then as another reader would."""
+"""By setting: the decoder with the tables' reading, then with other readings."""
 SAMPLING = {"guidance": (3.0, 1.0, 5.0), "temperature": (1.0, 0.9), "top-k": (0, 10, 50), "seed": (42, 43, 44, 45, 46)}
-"""By setting of `sjd`: the value of the tables, then others."""
+"""By setting of `sjd`: the tables' value, then other values."""
 
 
 def measured(out: Path, decoder: str, limit: int, **settings: object) -> dict[str, object]:
@@ -52,7 +52,7 @@ def measured(out: Path, decoder: str, limit: int, **settings: object) -> dict[st
 
 
 def excess(drafts: int, delta: float, nu: float) -> list[float]:
-    """Another reading of equation 16: only what exceeds 1 decays, with mean delta - 1."""
+    """Another reading of equation 16: only the excess over 1 decays, with mean delta - 1."""
     return [1 + weight for weight in _as_published(drafts, delta - 1, nu)]
 
 

@@ -1,11 +1,11 @@
-"""NLL - H of the stored tokens, teacher-forced: each token given all tokens before it, whatever its decoder had.
+"""NLL - H of the stored tokens, teacher-forced: each token given all earlier tokens, whatever context its decoder had.
 
     python dev/reference/teacher_forced.py zipar pjd ...      images of these decoders, 32 of each in turn
 
-The tokens are those of results/reference/images.parquet. A line per image goes to teacher-forced.jsonl beside it at
-once, and a later call goes on where it stopped. The column of headline.md is written anew at the end: NLL - H over the
-tokens that the model can draw, and how many it cannot, in how many images. Decoders of the common loop record this p
-themselves (`specbench audit --run --recompute` finds no difference); ZipAR and PJD record that of their own context.
+The tokens come from results/reference/images.parquet. Each image is written to teacher-forced.jsonl in that folder at
+once, and a later call continues. At the end the column of headline.md is written again: NLL - H over the tokens that
+the model can draw, the number of tokens that it cannot draw, and their number of images. Decoders of the common loop
+record this p (`specbench audit --run --recompute` finds no difference); ZipAR and PJD record the p of their context.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def described(rows: list[dict]) -> str:
 
 
 def rewrite(headline: str, rows: list[dict]) -> str:
-    """`headline` with the teacher-forced value in the last column, and the decoder's own in one more."""
+    """`headline` with the teacher-forced value in the last column, and the decoder's own value in a further column."""
     by_name: dict[str, list[dict]] = {}
     for row in rows:
         by_name.setdefault(row["decoder"], []).append(row)
@@ -87,7 +87,7 @@ def rewrite(headline: str, rows: list[dict]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("decoders", nargs="*", help="names as in headline.md; without, only the table is written")
+    parser.add_argument("decoders", nargs="*", help="names as in headline.md; without names only the table is written")
     parser.add_argument("--images", type=int, default=636, help="of each decoder, at most")
     options = parser.parse_args()
     torch.set_num_threads(1)

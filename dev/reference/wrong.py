@@ -1,7 +1,7 @@
 """python wrong.py RUN ... PNG: sort the images of runs of `shapes` that the detector calls wrong, and draw 96 of them.
 
-The categories take turns. Prints per category the images, the wrong ones, and what is wrong with them: fewer or more
-objects than asked for, a relation that does not hold, or else the kind of an object (its color or shape).
+The categories take turns. Prints the number of images, the number of wrong images and the faults per category: fewer or
+more objects than requested, a relation that does not hold, or else the kind of an object (its color or shape).
 """
 
 import json
@@ -24,7 +24,7 @@ CATEGORIES = ("position", "color_attr", "counting", "colors", "two_object", "sin
 
 
 def fault(request: SceneRequest, picture: np.ndarray) -> str | None:
-    """What is wrong with `picture` (uint8 [64, 64, 3]); None if nothing is."""
+    """Fault of `picture` (uint8 [64, 64, 3]); None if it is correct."""
     objects = detect(picture)
     verdict = judge(request, objects)
     asked = sum(clause.count for clause in request.clauses)

@@ -1,7 +1,7 @@
 """Build hook: record the commit of the checkout in wheels and source distributions, for `specbench --version`.
 
-A wheel built from an unpacked source distribution carries the record of the latter. An editable installation needs
-none: its checkout answers itself.
+A wheel built from an unpacked source distribution has the record of the source distribution. An editable installation
+needs no record: its checkout has the commit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# The build environment holds hatchling alone; the modules below import nothing but the standard library.
+# The build environment has only hatchling, so the modules below import only the standard library.
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from specbench.system.environment import BUILD_RECORD, checkout_state

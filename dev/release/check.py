@@ -1,8 +1,8 @@
 """Check the packages in dist/ before they are uploaded: `make release`.
 
-Wheel and source distribution must be of the commit that is checked out and of nothing else, name one version
-everywhere, have a README that an index can render, and name the licence of all they carry. Each fault is one line and
-exit code 1; without any, the last lines say what to upload.
+Wheel and source distribution must contain only files of the checked-out commit, name one version everywhere, have a
+README that an index can render, and name the licence of all their files. Each fault is one line and leads to exit
+code 1. Without faults, the last lines say what to upload.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ OWN = (
     "specbench/reporting/scripts/charts.js",
     "specbench/reporting/scripts/page.js",
 )
-"""Files of the wheel that are the project's, by pattern: their licence is LICENSE."""
+"""Patterns of the project's own files in the wheel; their licence is LICENSE."""
 LIBRARIES = "specbench/reporting/scripts/observable-plot.licences.txt"
 NOTICES = (
     ("specbench/models/shapes/weights/*", "specbench/models/shapes/MODEL_CARD.md", "`weights/`.* Licence: Apache-2.0"),
     ("specbench/reporting/scripts/observable-plot.min.js", LIBRARIES, "^@observablehq/plot .*ISC"),
     (LIBRARIES, LIBRARIES, "^Copyright"),
 )
-"""All else: pattern, the file of the wheel that names its licence, and how."""
+"""All other files: pattern, the file of the wheel that names the licence, and the form of the name."""
 LIBRARY = re.compile(r"^(\S+ [\d.]+) \((\S+)\)\n\n(.*?)(?=\n-{70,}|\Z)", re.M | re.S)
 FURTHER = {"d3-geo": "MIT"}
-"""Licences of parts of a library, which its text holds and its name does not."""
+"""Licences of parts of a library that are in its text but not in its name."""
 
 
 def package_contents() -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Contents of the wheel and of the source distribution by path, the latter's without its first folder."""
+    """Contents of the wheel and of the source distribution by path; the first folder of the latter is removed."""
     (wheel,), (sdist,) = DIST.glob("*.whl"), DIST.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         installed = {name: archive.read(name) for name in archive.namelist()}
@@ -102,7 +102,7 @@ def _other_than_the_commit(installed: Mapping[str, bytes], source: Mapping[str, 
 
 
 def _unnamed_licences(installed: Mapping[str, bytes], metadata: Message) -> Iterator[str]:
-    """Files without a licence that a file of the wheel names, and libraries whose licence the metadata lacks."""
+    """Files whose licence no file of the wheel names, and libraries whose licence is missing in the metadata."""
     for name in installed:
         if any(fnmatchcase(name, pattern) for pattern in OWN):
             continue

@@ -8,7 +8,7 @@ network. The wheel and the source distribution are installed by each Python of `
 with the newest versions of everything; for each of `--lowest-of` the tests of models run with the lowest versions that
 pyproject.toml allows. Extras are installed one at a time over the wheel's environment, so that torch
 is downloaded once. Rows of results/release/matrix.json are replaced by new ones of the same Python and step; the exit
-code is 1 if a step fails. Needs network, 8 GB of disk where pip takes a torch with CUDA, and the right to make network
+code is 1 if a step fails. Needs network, 8 GB of disk if pip takes a torch with CUDA, and the right to make network
 namespaces (`unshare`).
 """
 
@@ -46,18 +46,18 @@ LOWEST_TESTS = (
     "--ignore=tests/models/test_compilation.py",  # compiled with a newer torch only, see `specbench.runs.compiler`
     # transformers' own generation of images, which a model is compared with, was broken at 5.1 and at 5.13
     "--deselect=tests/models/test_family_official_behaviour.py::test_janus_equals_its_native_greedy_generation",
-    # huggingface_hub before 2 asks for no tree, and gives a cut transfer up by itself
+    # huggingface_hub before 2 requests no tree, and stops a cut transfer by itself
     "--deselect=tests/models/test_hub_downloads.py::test_a_long_wait_is_said_at_once_wherever_the_hub_asks_for_it",
     "--deselect=tests/models/test_hub_downloads.py::test_ctrl_c_in_a_download_ends_it_at_once_with_one_line",
 )
 RUNS_TESTS = ("pytest", "pytest-xdist", "hypothesis")
-"""What the tests of models need; linters ask for newer versions than the lowest."""
+"""Packages that the tests of models need; linters need newer versions than the lowest."""
 SECONDS = 3600
 """Time limit of a command."""
 
 PIP_INSTALL = ("-m", "pip", "install", "--quiet")
 OFFLINE = ("unshare", "--map-root-user", "--net")
-"""Prefix of a command that has no network interface but its own loopback, which is down."""
+"""Prefix of a command without any network interface except its own loopback, which is down."""
 
 EXTRAS: dict[str, str] = {
     "ray": "import ray",
@@ -68,7 +68,7 @@ EXTRAS: dict[str, str] = {
     "dev": "import pytest, xdist, hatchling, hypothesis, ray, mypy, importlinter",
     "docs": "import mkdocs, material, mkdocstrings",
 }
-"""What every extra lets one import."""
+"""Modules that each extra provides."""
 WOULD_INSTALL = """
 import json, subprocess, sys
 plan = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--report", "-", sys.argv[1]]
@@ -79,7 +79,7 @@ sys.exit("torch would be replaced" if "torch" in names else print(len(names), "p
 
 @dataclass
 class Matrix:
-    """Steps of one Python: what was run, and what became of it.
+    """Steps of one Python: the commands and their results.
 
     Attributes:
         done: called with the row of each step.
@@ -119,7 +119,7 @@ class Matrix:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without what would lead Python or specbench out of the tried installation."""
+    """This process's environment without variables that lead Python or specbench out of the tried installation."""
     unwanted = ("PYTHON", "VIRTUAL_ENV", "SPECBENCH_")
     return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
 
@@ -135,7 +135,7 @@ def try_checkout(matrix: Matrix, python: str, _folder: Path, clone: Path, tests:
 
 
 def try_offline(matrix: Matrix, what: str, specbench: Path, folder: Path) -> None:
-    """Decode, score and report without network, in a folder of results of its own."""
+    """Decode, score and report without network, in a separate results folder."""
     out = ("--out", "results/ohne Netz")
     for name, arguments in (
         ("demo", ("demo", "--limit", "1", "--quiet", *out)),
@@ -187,7 +187,7 @@ def try_packages(matrix: Matrix, python: str, folder: Path, clone: Path, tests: 
 
 
 def try_kept_torch(matrix: Matrix, python: str, wheel: Path, folder: Path) -> None:
-    """Ask pip what it would install where a torch with CUDA is: only its name and version are there."""
+    """Ask pip what it would install if a torch with CUDA exists: only its name and version are present."""
     environment = folder / "with CUDA"
     matrix.step("torch kept: environment", [python, "-m", "venv", environment], folder)
     (packages,) = (environment / "lib").glob("python3*/site-packages")
@@ -199,7 +199,7 @@ def try_kept_torch(matrix: Matrix, python: str, wheel: Path, folder: Path) -> No
 
 
 def build_packages(matrix: Matrix, python: str, clone: Path, dist: Path) -> bool:
-    """Build wheel and source distribution with the command of CONTRIBUTING.md; True if they are there."""
+    """Build wheel and source distribution with the command of CONTRIBUTING.md; True if they exist."""
     tools = dist.with_name("build tools")
     binary = tools / "bin" / "python"
     return (
@@ -223,7 +223,7 @@ def extras_of(clone: Path) -> list[str]:
 
 
 def try_extra(matrix: Matrix, extra: str, base: Path, wheel: Path, folder: Path) -> None:
-    """Install the wheel with one extra, import what it brings, and run the demo's first images."""
+    """Install the wheel with one extra, import its modules, and run the demo's first images."""
     environment = folder / f"extra {extra}"
     binary = environment / "bin" / "python"
     matrix.step(f"extra {extra}: environment", [base / "bin" / "python", "-m", "venv", environment], folder)
@@ -237,13 +237,13 @@ def try_extra(matrix: Matrix, extra: str, base: Path, wheel: Path, folder: Path)
 
 
 def build_upon(environment: Path, base: Path) -> None:
-    """Let an environment see the packages of another one, after its own."""
+    """Let an environment import the packages of another environment, after its own packages."""
     (site,), (other,) = (list((place / "lib").glob("python3*/site-packages")) for place in (environment, base))
     (site / "base.pth").write_text(f"{other}\n")
 
 
 def try_source_distribution(matrix: Matrix, base: Path, sdist: Path, folder: Path, tests: Sequence[str]) -> None:
-    """Install the source distribution with what its tests need, and run them where it is unpacked."""
+    """Install the source distribution with the packages of its tests, and run them in its unpacked folder."""
     environment = folder / "sdist"
     binary = environment / "bin" / "python"
     matrix.step("sdist: environment", [base / "bin" / "python", "-m", "venv", environment], folder)
@@ -277,7 +277,7 @@ def fresh_clone() -> Iterator[tuple[Path, Path]]:
 
 
 def keep(path: Path, rows: Sequence[Mapping], now: Mapping) -> None:
-    """Write the rows, each with date and commit, in the places of older ones of the same Python and step."""
+    """Write the rows, each with date and commit; they replace older rows of the same Python and step."""
     stored = json.loads(path.read_text())["rows"] if path.exists() else []
     by_step = {(row["python"], row["step"]): row for row in stored}
     by_step |= {(row["python"], row["step"]): {**row, **now} for row in rows}

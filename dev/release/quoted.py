@@ -1,8 +1,8 @@
 """Compare numbers that the pages quote with the raw files they come from: `make numbers`.
 
-A quoted number agrees if the raw one, rounded to as many digits, is the same. Ends with exit code 1 if one does not, or
-if its sentence is gone. Then come the sentences that say themselves that they have no raw file, and how many numbers of
-each page are not compared: generated tables are made from raw files and left out.
+A quoted number agrees if it equals the raw number rounded to as many digits. The exit code is 1 if a number does not
+agree or its sentence is missing. Then come the sentences that say that they have no raw file, and the count of numbers
+on each page that are not compared; generated tables come from raw files and are left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _json(name: str):
 
 
 def _more_tokens(decoder: str) -> float:
-    """Tokens per step over those of `vertical`, in percent more."""
+    """Excess of tokens per step over the tokens per step of `vertical`, in percent."""
     rows = {row["decoder"]: row["tokens"][0] for row in _json("frontier/lossy.json")["rows"]}
     return 100 * (rows[decoder] / rows["vertical"] - 1)
 
@@ -123,7 +123,7 @@ QUOTED: tuple[tuple[str, str, Callable[[], float]], ...] = (
     ("results/audit/README.md", r"cannot draw \((\d+) in \d+ of the images", lambda: _impossible("zipar", "tokens")),
     ("results/audit/README.md", r"cannot draw \(\d+ in (\d+) of the images", lambda: _impossible("zipar", "images")),
 )  # fmt: skip
-"""Page, pattern whose group is the quoted number, and the raw number."""
+"""Page, pattern with the quoted number as its group, and the raw number."""
 
 
 def agrees(quoted: str, raw: float) -> bool:

@@ -1,7 +1,7 @@
 """`python -m dev.shapes`: the tokenizer, the network, the shipped weights, and then the scorers.
 
-Everything goes into one folder and is taken up from there after an interruption. The sizes that are the defaults
-are those of the shipped weights; lengths and other settings of their training are in the model card.
+Everything goes into one folder, and an interrupted training continues from there. The default sizes are the sizes of
+the shipped weights; the length and other settings of their training are in the model card.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0 for torch's choice")
     parser.add_argument("--no-compile", action="store_true", help="train without torch.compile")
     parser.add_argument("--export-only", action="store_true", help="write the weights of the checkpoint as it is")
-    parser.add_argument("--scorers-only", action="store_true", help="train what scores, not what is scored")
+    parser.add_argument("--scorers-only", action="store_true", help="train the scorers, not the model")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
     done = train_scorers(args) if args.scorers_only else train_model(args) and (args.export_only or train_scorers(args))
     if not done:
-        print("stopped, with everything saved: the same command goes on", file=sys.stderr)
+        print("stopped, and everything is saved: the same command continues", file=sys.stderr)
         sys.exit(INTERRUPTED)
 
 
 def train_model(args: argparse.Namespace) -> bool:
-    """Train the tokenizer and the network, and write the weights once both are done. Whether they are.
+    """Train the tokenizer and the network, and write the weights when both are done; return whether they are done.
 
-    A run that continues another one keeps the tokenizer of the written weights, which its tokens come from.
+    A run that continues another run keeps the tokenizer of the written weights, because its tokens come from it.
     """
     if args.resume_from:
         tokenizer = load_tokenizer(args.device, folder=args.weights)
@@ -103,7 +103,7 @@ def train_model(args: argparse.Namespace) -> bool:
 
 
 def train_scorers(args: argparse.Namespace) -> bool:
-    """The feature network, then the small CLIP. Whether both are done."""
+    """Train the feature network, then the small CLIP; return whether both are done."""
     features = train_features(args.out, args.weights / "features.safetensors", seed=args.seed)
     return bool(features) and train_clip(args.out, args.weights / "clip", seed=args.seed)
 

@@ -1,6 +1,6 @@
-"""Draws what training brought against samples seen.
+"""Draw loss and scores of a training against the number of samples.
 
-Reads `ar.jsonl` and every `scores*.json` of one folder and writes `curve.png` beside them.
+Reads `ar.jsonl` and every `scores*.json` of a folder and writes `curve.png` to the same folder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Training data: rendered scenes, their captions and their tokens, in shards that depend on nothing but their index.
+"""Training data: rendered scenes, their captions and their tokens, in shards that depend only on their index.
 
-`python -m dev.shapes.data` makes shards ahead of a training run, in a process of its own. It uses the
-tokenizer of the run, or the shipped one if the run has none.
+`python -m dev.shapes.data` makes shards ahead of a training run, in a separate process. It uses the tokenizer
+of the run, or the shipped tokenizer if the run has no tokenizer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def save(network: ShapesNetwork, tokenizer: ShapesTokenizer, extra: dict, folder
 
 
 def card_mask(scene: Scene) -> np.ndarray:
-    """Which object's card each pixel lies on: 1 + index of the object, 0 for background, uint8 [64, 64]."""
+    """Object whose card covers each pixel: 1 + index of the object, 0 for background, uint8 [64, 64]."""
     owner = np.zeros((SIZE, SIZE), np.uint8)
     for index, item in enumerate(scene.items):
         left, top, right, bottom = item.card
@@ -58,7 +58,7 @@ def card_mask(scene: Scene) -> np.ndarray:
 
 
 def noisy_rows(scene: Scene) -> tuple[int, int]:
-    """First and last (exclusive) token row of the noisy part of the background; equal where there is none."""
+    """First and last (exclusive) token row of the noisy part of the background; equal if no part is noisy."""
     if scene.texture not in ("cloudy", "grainy"):
         return 0, 0
     _, rows = ground(np.random.default_rng(scene.seed))
@@ -85,7 +85,7 @@ class Shard:
 
     Attributes:
         tokens: uint16 [N, 256].
-        ids: uint8 [N, WORDINGS, 16], captions of the scene, none of them held out.
+        ids: uint8 [N, WORDINGS, 16], captions of the scene; no held-out caption is among them.
         owner: uint8 [N, 256], 1 + index of the object whose card a token shows, 0 for background.
         noisy: bool [N, 256], whether a token shows a noisy part of the background.
         shape, color: uint8 [N, 4], attributes of each object.
@@ -119,7 +119,7 @@ def noisy_tokens(scene: Scene) -> np.ndarray:
 
 
 def wordings(scene: Scene, rng: np.random.Generator) -> list[list[int]] | None:
-    """`WORDINGS` encoded captions of a scene, or None where every try was a held-out meaning."""
+    """`WORDINGS` encoded captions of a scene, or None if every try had a held-out meaning."""
     encoded = []
     for _ in range(40):
         request = worded_in_reading_order(describe(scene, rng), scene)

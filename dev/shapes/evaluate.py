@@ -1,4 +1,4 @@
-"""Measures the shipped weights: detector scores with intervals, token statistics, and grids to look at.
+"""Measure the shipped weights: detector scores with intervals, token statistics, and grids to look at.
 
 Writes `scores.json` and PNG grids into a folder; images are sampled by the plain sampler of this package.
 """

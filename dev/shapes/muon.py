@@ -1,6 +1,6 @@
 """Muon: momentum, orthogonalized by a Newton-Schulz iteration, for the matrices of a transformer's blocks.
 
-After Keller Jordan's https://github.com/KellerJordan/Muon (MIT), in bfloat16 and batched over matrices of one shape.
+After Keller Jordan's https://github.com/KellerJordan/Muon (MIT), in bfloat16 and batched over matrices of equal shape.
 """
 
 from __future__ import annotations

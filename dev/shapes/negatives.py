@@ -1,4 +1,4 @@
-"""What is true of a scene, and captions that come close to being so: one attribute away."""
+"""Captions that are true of a scene, and false captions that differ from a true caption in one attribute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TRIES = 20
 
 
 def seen(scene: Scene) -> list[Detection]:
-    """What a perfect detector finds in a picture of a scene."""
+    """Detections of a perfect detector in a picture of a scene."""
     return [
         Detection(i.shape, i.color, i.x, i.y, (i.x - i.radius, i.y - i.radius, i.x + i.radius, i.y + i.radius), 1.0)
         for i in scene.items
@@ -21,15 +21,15 @@ def seen(scene: Scene) -> list[Detection]:
 
 
 def is_true(request: SceneRequest, scene: Scene, objects: list[Detection] | None = None) -> bool:
-    """Whether a picture of `scene` is what `request` asks for; `objects` is `seen(scene)`, where it is known."""
+    """Whether a picture of `scene` satisfies `request`; `objects` is `seen(scene)` if it is already known."""
     if request.texture not in (None, scene.texture):
         return False
     return judge(request, seen(scene) if objects is None else objects).correct
 
 
 def near_misses(request: SceneRequest, scene: Scene, count: int, rng: np.random.Generator) -> list[SceneRequest]:
-    """Up to `count` different requests that differ from a true one in one attribute and are false of the scene; none
-    has a held-out meaning."""
+    """Up to `count` different requests that are false of the scene and differ from a true request in one attribute; no
+    request has a held-out meaning."""
     misses, objects = [], seen(scene)
     for _ in range(_TRIES):
         if len(misses) == count:

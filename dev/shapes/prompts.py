@@ -1,4 +1,4 @@
-"""Writes the prompt sets `shapes` and `shapes-hard`: captions whose meaning training never saw."""
+"""Write the prompt sets `shapes` and `shapes-hard`: captions whose meaning training never saw."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEXTURED = 0.3
 
 
 def few() -> Iterable[SceneRequest]:
-    """Every request of the three kinds that are few enough to list."""
+    """Every request of the three kinds that can be listed completely."""
     for texture in (None, *TEXTURES):
         for shape in SHAPES:
             yield SceneRequest((Clause(shape),), (), texture)
@@ -74,7 +74,7 @@ def prompt(request: SceneRequest) -> dict:
 
 
 def standard_prompts(seed: int = 2026) -> list[dict]:
-    """The `shapes` set, its categories in turn so that any beginning of it covers them all."""
+    """The `shapes` set, with its categories in turn so that the first prompts cover all categories."""
     rng = np.random.default_rng(seed)
     lines: dict[str, dict[str, dict]] = defaultdict(dict)
     listed = [r for r in few() if r.held_out()]

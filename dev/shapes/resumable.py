@@ -1,4 +1,4 @@
-"""Training that can be stopped at any step and taken up again."""
+"""Training that can be stopped at any step and continued."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Stateful(Protocol):
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """While it lasts, SIGTERM and SIGINT (Ctrl-C) are put on the list it gives, for the loop to end when it can."""
+    """Collect SIGTERM and SIGINT (Ctrl-C) in the yielded list, so that the loop can end at the next safe point."""
     received: list[int] = []
     numbers = (signal.SIGTERM, signal.SIGINT)
     previous = [signal.signal(number, lambda got, _: received.append(got)) for number in numbers]
@@ -41,9 +41,9 @@ def stop_signals() -> Iterator[list[int]]:
 def train(
     out: Path, name: str, parts: Mapping[str, Stateful], steps: int, step: Callable[[int], Mapping[str, float]]
 ) -> bool:
-    """Call `step` with the numbers 0 to steps - 1, going on after what `out/<name>.pt` holds of `parts`.
+    """Call `step` with the numbers 0 to steps - 1, continuing after the state of `parts` in `out/<name>.pt`.
 
-    SIGTERM or Ctrl-C ends it early with everything saved. Means of what `step` returns go to `out/<name>.jsonl`.
+    SIGTERM or Ctrl-C ends it early with everything saved. Means of the results of `step` go to `out/<name>.jsonl`.
 
     Returns:
         Whether all steps are done.

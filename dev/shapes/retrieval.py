@@ -1,4 +1,4 @@
-"""How well the small CLIP tells captions apart, on fresh renders and meanings that training never saw."""
+"""Measure how well the small CLIP distinguishes captions, on fresh renders and meanings that training never saw."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def retrieval(folder: Path = CLIP_FOLDER, batches: int = 8, seed: int = 1) -> di
     """Shares of right choices by cosine, over batches of 64 renders with held-out captions.
 
     Returns:
-        `caption_of_64` and `image_of_64`: the right one is nearest among 64, those left out that are right by chance;
-        `near_misses`: the caption beats one that differs in a single attribute and is false, by category of the
-        caption, where a guess scores 0.5.
+        `caption_of_64` and `image_of_64`: the right item is nearest among 64, without items that are right by chance;
+        `near_misses`: the caption beats a false caption that differs in a single attribute, by category of the caption;
+        a guess scores 0.5.
     """
     rng = np.random.default_rng([14, seed])
     model, words = load_folder_model(folder, "cpu"), folder_tokenizer(folder)

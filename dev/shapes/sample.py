@@ -1,4 +1,4 @@
-"""Plain autoregressive sampling with a KV cache, and the detector's score of what comes out."""
+"""Plain autoregressive sampling with a KV cache, and the detector's score of the images."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from specbench.models.shapes.tokenizer import TOKENS, ShapesTokenizer
 from specbench.specs.run_spec import Sampling
 
 TRIAL = Sampling(guidance=3.0, top_k=256)
-"""Sampling of the trials during training: the same for all weights, and harder on them than their default."""
+"""Sampling of the trials during training: the same for all weights, and harder than their default."""
 
 
 class FullLengthLayer(DynamicLayer):
-    """KV cache of one layer, allocated once for a whole image."""
+    """KV cache of a layer, allocated once for a whole image."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_, **__) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
@@ -64,7 +64,7 @@ def sample(
 
 
 def held_out_requests(count: int, seed: int) -> list[SceneRequest]:
-    """Held-out requests, as many of each GenEval category as the count allows."""
+    """Held-out requests, equally many of each GenEval category up to the count."""
     rng = np.random.default_rng(seed)
     left = {name: count // len(CATEGORIES) for name in CATEGORIES}
     requests = []

@@ -1,7 +1,7 @@
-"""Whether the scorers see damage: pictures of the prompt set with 10, 20 and 40 % of their tokens replaced at random.
+"""Test whether scorers see damage: pictures of the prompt set with 10, 20 and 40 % of their tokens replaced at random.
 
-The pictures are renders of the captions, through the tokenizer, or with `--run` those of runs of the model. Each
-level is compared with the one before over the same pictures. Prints a table, and writes `sensitivity-renders.json`
+The pictures are renders of the captions, through the tokenizer, or with `--run` pictures of runs of the model. Each
+level is compared with the previous level over the same pictures. Prints a table, and writes `sensitivity-renders.json`
 (with the small CLIP's retrieval) or `sensitivity-model.json`.
 """
 
@@ -31,7 +31,7 @@ from specbench.store.run_store import RunStore
 SHARES = (0.0, 0.1, 0.2, 0.4)
 _METRICS = {metric.name: metric for metric in (ShapesDetector, ShapesClip, ShapesFrechet)}
 _BETTER = {"shapes-detector": 1, "shapes-clip": 1, "shapes-frechet": -1}
-"""Which way a score goes when pictures get better."""
+"""Direction of each score when pictures get better."""
 
 
 def rendered_tokens(prompts: Sequence[Prompt], tokenizer: ShapesTokenizer, seed: int) -> Tensor:
@@ -42,15 +42,15 @@ def rendered_tokens(prompts: Sequence[Prompt], tokenizer: ShapesTokenizer, seed:
 
 
 def damaged(tokens: Tensor, share: float, codes: int, seed: int) -> Tensor:
-    """Tokens of which about `share` are replaced by uniformly random ones; what a smaller share replaces, a larger
-    one replaces by the same."""
+    """Tokens of which about `share` are replaced by uniformly random tokens; a larger share includes the replacements
+    of a smaller share."""
     generator = torch.Generator().manual_seed(seed)
     hit = torch.rand(tokens.shape, generator=generator) < share
     return torch.where(hit, torch.randint(codes, tokens.shape, generator=generator), tokens)
 
 
 def features(metric: Metric, samples: Sequence[Sample]) -> pd.DataFrame:
-    """What `scoring` would keep of the samples."""
+    """Values that `scoring` would store for the samples."""
     keys = [{"prompt_id": s.prompt_id, "sample": s.sample, "category": s.category} for s in samples]
     starts = range(0, len(samples), metric.batch)
     kept = [row for start in starts for row in metric.features(samples[start : start + metric.batch])]
@@ -58,8 +58,8 @@ def features(metric: Metric, samples: Sequence[Sample]) -> pd.DataFrame:
 
 
 def measure(metrics: Sequence[Metric], levels: Mapping[str, Sequence[Sample]]) -> list[dict]:
-    """The score of every metric at every level, and by how much it differs from the level before: `metric, level, n,
-    value, low, high, change, change_low, change_high`, and `seen`, whether it got worse for certain."""
+    """The score of every metric at every level, and its difference from the previous level: `metric, level, n, value,
+    low, high, change, change_low, change_high`, and `seen`, whether it became significantly worse."""
     rows = []
     for metric in metrics:
         before = None
@@ -92,8 +92,8 @@ def damage_levels(
 
 
 def stored_tokens(runs: Sequence[Path]) -> tuple[list[Prompt], list[int], Tensor]:
-    """Prompts, sample numbers and tokens [N, 256] of runs of the model; the samples of each run get numbers of their
-    own."""
+    """Prompts, sample numbers and tokens [N, 256] of runs of the model; the samples of each run get separate
+    numbers."""
     parts = [RunStore(run).samples(["prompt", "category", "meta", "status", "tokens"]) for run in runs]
     rows = pd.concat(part.assign(sample=part["sample"] * len(runs) + i) for i, part in enumerate(parts))
     rows = rows[rows["status"] == "ok"]

@@ -1,8 +1,8 @@
-"""Trains the autoregressive network on token shards.
+"""Train the autoregressive network on token shards.
 
 The loss is cross-entropy, weighted by the position and by the already emitted neighbours of a token, plus two
-auxiliary tasks read from a middle layer, absent from the shipped weights: the shape and color of the next object in
-raster order, and the number of objects yet to start. A tenth of the captions is dropped for guidance.
+auxiliary tasks on a middle layer, absent from the shipped weights: the shape and color of the next object in raster
+order, and the number of objects that have not started yet. A tenth of the captions is dropped for guidance.
 No scene is repeated. Matrix products run in bfloat16, the weights stay in float32.
 The schedule counts samples, so a paused run continues where it was; averaged weights are evaluated and shipped.
 """
@@ -49,11 +49,11 @@ class TrainingPlan:
         corner_weight: loss weight of other tokens at which an object can start.
         noise_weight: loss weight of other tokens next to an emitted token of noisy background.
         aux: weight of the auxiliary losses; falls with the learning rate, to a tenth.
-        relation_weight: how much likelier a wording with a relation is drawn than one without, of the same scene.
-        pair_weight: how much likelier a scene of two different objects is drawn than another one; unless it is 1, some
-            scenes are drawn twice and some never.
-        beside_weight: factor on it for two objects of which one token row shows both.
-        triple_weight: how much likelier a scene of three different objects is drawn than one object or several alike.
+        relation_weight: weight of a wording with a relation; a wording of the same scene without a relation has 1.
+        pair_weight: weight of a scene of two different objects; another scene has 1. Unless it is 1, some scenes are
+            drawn twice and some never.
+        beside_weight: factor on pair_weight if one token row shows both objects.
+        triple_weight: weight of a scene of three different objects; one object or several equal objects have 1.
         average: decay of the averaged weights, per step.
         evaluate_every, prompts: samples between detector scores, and captions per score.
     """
@@ -95,7 +95,7 @@ class Auxiliary(nn.Module):
 
 
 def auxiliary_targets(owner: Tensor, shape: Tensor, color: Tensor) -> Tensor:
-    """What is still to come at each token: [3, B, 256] shape and color of the next object, objects not yet started.
+    """Future at each token: [3, B, 256] shape and color of the next object, and number of objects not yet started.
 
     Args:
         owner: [B, 256] 1 + object index, 0 for background.
@@ -136,7 +136,7 @@ def _near(flags: Tensor) -> Tensor:
 
 
 def blocked_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask, scaling: float, **_):
-    """Causal attention in blocks of queries, each against the keys up to its end: half of the square is not computed.
+    """Causal attention in blocks of queries, each with the keys up to its end; half of the square is not computed.
 
     On a CPU in bfloat16 this is faster than `scaled_dot_product_attention`.
     """
@@ -196,19 +196,19 @@ def scene_order(shard: Shard, plan: TrainingPlan, generator: torch.Generator) ->
 
 
 def saved_sizes(out: Path, resume_from: Path | None) -> dict | None:
-    """Sizes of the network in a run's checkpoint, or else in an exported state; None where neither tells."""
+    """Sizes of the network in a run's checkpoint, or else in an exported state; None if neither has them."""
     if (out / "ar.pt").exists():
         return torch.load(out / "ar.pt", map_location="cpu", weights_only=True).get("sizes")
     return json.loads((resume_from / "state.json").read_text()).get("sizes") if resume_from else None
 
 
 class Trainer:
-    """A run in a folder: shards, checkpoint, `ar.jsonl` log. Building it takes up the checkpoint if there is one.
+    """A run in a folder: shards, checkpoint, `ar.jsonl` log. The constructor loads the checkpoint if it exists.
 
     Args:
         out: folder of the run.
-        resume_from: folder written by `export_state`, to start from where `out` has no checkpoint yet. It has no state
-            of the optimizers, so the learning rate rises anew.
+        resume_from: folder written by `export_state`, used if `out` has no checkpoint yet. It has no state of the
+            optimizers, so the learning rate rises again from the start.
     """
 
     def __init__(
@@ -262,8 +262,8 @@ class Trainer:
         (self.out / "ar.pt.part").rename(self.out / "ar.pt")
 
     def export_state(self, folder: Path) -> None:
-        """Write raw weights (bfloat16), averaged weights and auxiliary heads (float16), and the position in the run:
-        what `resume_from` needs."""
+        """Write raw weights (bfloat16), averaged weights and auxiliary heads (float16), and the position in the run, as
+        `resume_from` needs them."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, dtype in (("network", torch.bfloat16), ("averaged", torch.float16), ("auxiliary", torch.float16)):
             state = {key: value.to(dtype).contiguous() for key, value in getattr(self, name).state_dict().items()}
@@ -359,7 +359,7 @@ class Trainer:
             log.write(json.dumps({"samples": self.samples, "cpu_s": round(self.cpu_s), **row}) + "\n")
 
     def run(self) -> bool:
-        """Train to the end of the plan, or to SIGTERM or Ctrl-C, with everything saved; whether it is the end."""
+        """Train to the end of the plan, or to SIGTERM or Ctrl-C, with everything saved; return whether it is done."""
         columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "samples", TimeRemainingColumn())
         with stop_signals() as stopped, Progress(*columns, refresh_per_second=0.2) as progress:
             bar = progress.add_task("ar", total=self.plan.samples, completed=self.samples)

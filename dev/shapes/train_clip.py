@@ -1,8 +1,8 @@
-"""Trains the small CLIP on rendered scenes.
+"""Train the small CLIP on rendered scenes.
 
-The loss is CLIP's, image to caption and caption to image within a batch, with two changes that a world of known truth
-allows: captions that happen to be true of another image of the batch are left out, and beside the others' captions
-every image has near misses of its own to be told apart from. Held-out meanings are never seen.
+The loss is CLIP's, image to caption and caption to image within a batch, with two changes that are possible because the
+scenes are known. Captions that happen to be true of another image of the batch are left out. In addition to the other
+captions, each image is contrasted with its own near misses. Held-out meanings are never seen.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def word_tokenizer() -> Tokenizer:
 
 
 def scenes_with_captions(count: int, rng: np.random.Generator, held_out: bool = False) -> list[Scene]:
-    """Scenes of which something can be said that is, or is not, held out."""
+    """Scenes that have a caption which is, or is not, held out."""
     scenes: list[Scene] = []
     while len(scenes) < count:
         scene = realize(sample_request(rng), rng)
@@ -99,13 +99,13 @@ def clip_input(images: Tensor) -> Tensor:
 
 
 def request_of(scene: Scene, rng: np.random.Generator, held_out: bool = False) -> SceneRequest | None:
-    """A true request that is, or is not, held out; None where many tries found none."""
+    """A true request that is, or is not, held out; None if many tries found no such request."""
     tries = (describe(scene, rng) for _ in range(_TRIES))
     return next((request for request in tries if request.held_out() == held_out), None)
 
 
 def true_pairs(requests: Sequence[SceneRequest], scenes: Sequence[Scene]) -> Tensor:
-    """bool [scenes, requests]: what is true of what."""
+    """bool [scenes, requests]: whether each request is true of each scene."""
     needed = [{(clause.shape, clause.color) for clause in request.clauses} for request in requests]
     rows = []
     for scene in scenes:
@@ -119,8 +119,8 @@ def contrastive_loss(images: Tensor, texts: Tensor, misses: Tensor, true: Tensor
     """CLIP's loss with near misses.
 
     Args:
-        images, texts: unit vectors [B, d], row i of both belonging together.
-        misses: unit vectors [B, M, d], zeros where an image has fewer than M near misses.
+        images, texts: unit vectors [B, d]; row i of images belongs to row i of texts.
+        misses: unit vectors [B, M, d], padded with zeros if an image has fewer than M near misses.
         true: bool [B, B], which captions (columns) are true of which images.
         scale: of the cosines.
     """
@@ -179,8 +179,7 @@ class ClipTrainer:
 
 
 def train_clip(out: Path, folder: Path, steps: int = _STEPS, seed: int = 0) -> bool:
-    """Train, or take up the checkpoint in `out`, and once all steps are done write the weights to `folder`, in
-    float16."""
+    """Train, or continue the checkpoint in `out`; after the last step write the weights to `folder` in float16."""
     out.mkdir(parents=True, exist_ok=True)
     write_definition(folder)
     trainer = ClipTrainer(folder, steps, seed)

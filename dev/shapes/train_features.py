@@ -1,4 +1,4 @@
-"""Trains the feature network to read scenes off their pictures: background, kinds of objects, and how many."""
+"""Train the feature network to read background, kinds of objects and their number from pictures of scenes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS = [(shape, color) for shape in SHAPES for color in COLORS]
 
 
 class Reader(nn.Module):
-    """The feature network, and the linear read-outs that only training needs."""
+    """The feature network, and the linear read-outs that are used only in training."""
 
     def __init__(self):
         super().__init__()
@@ -35,7 +35,7 @@ class Reader(nn.Module):
         self.count = nn.Linear(FEATURES, MAX_COUNT)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits of the background, of each kind of object being there, and of the number of objects."""
+        """Logits of the background, of the presence of each kind of object, and of the number of objects."""
         features = self.features(images)
         return self.texture(features), self.kinds(features), self.count(features)
 
@@ -46,7 +46,7 @@ def scenes_of(count: int, seed: int) -> list[Scene]:
 
 
 def labels(scenes: Sequence[Scene]) -> tuple[Tensor, Tensor, Tensor]:
-    """What `Reader` should say: background [N], kinds 0 or 1 [N, 24], number of objects less one [N]."""
+    """Targets of `Reader`: background [N], kinds 0 or 1 [N, 24], number of objects minus one [N]."""
     kinds = torch.zeros(len(scenes), len(_KINDS))
     for row, scene in enumerate(scenes):
         kinds[row, [_KINDS.index((item.shape, item.color)) for item in scene.items]] = 1
@@ -104,7 +104,7 @@ class FeatureTrainer:
 
 
 def train_features(out: Path, file: Path, steps: int = _STEPS, seed: int = 0) -> dict[str, float] | None:
-    """Train, or take up the checkpoint in `out`. Once all steps are done, write the network to `file` in float16 and
+    """Train, or continue the checkpoint in `out`. After the last step, write the network to `file` in float16 and
     return its accuracies on fresh pictures."""
     out.mkdir(parents=True, exist_ok=True)
     trainer = FeatureTrainer(steps, seed)

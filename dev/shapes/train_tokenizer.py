@@ -1,4 +1,4 @@
-"""Trains the VQ tokenizer: reconstruction and commitment losses, a codebook of moving averages."""
+"""Train the VQ tokenizer: reconstruction and commitment losses, a codebook of moving averages."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class TokenizerTrainer:
 
 
 def train_tokenizer(out: Path, steps: int = STEPS, seed: int = 0, device: str = "cpu") -> ShapesTokenizer | None:
-    """Train, or take up the checkpoint in `out`. The tokenizer once all steps are done, else None."""
+    """Train, or continue the checkpoint in `out`; return the tokenizer after the last step, otherwise None."""
     out.mkdir(parents=True, exist_ok=True)
     trainer = TokenizerTrainer(steps, seed, device)
     parts = {

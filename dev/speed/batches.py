@@ -1,9 +1,9 @@
 """python dev/speed/batches.py RUNS AR TO: figures of speed-up over the batch size and of tokens per step by the entropy
 of the prompts, with their raw rows.
 
-RUNS has decoders and `ar` at several batch sizes (`specbench run --sweep batch=1,2,4,8`): TO/batches.parquet, a row an
-image. AR is a run of `ar` over all prompts: the entropy of a prompt is the mean over the tokens of its images there,
-TO/entropy.parquet. The images by entropy come from results/reference. Without RUNS and AR the rows in TO are drawn.
+RUNS has decoders and `ar` at several batch sizes (`specbench run --sweep batch=1,2,4,8`); TO/batches.parquet has a row
+per image. AR is a run of `ar` over all prompts; the entropy of a prompt is the mean over the tokens of its images there
+(TO/entropy.parquet). Images by entropy come from results/reference. Without RUNS and AR the rows in TO are drawn.
 """
 
 import sys
@@ -37,7 +37,7 @@ def kept(runs: Path) -> pd.DataFrame:
 
 
 def batch_curves(images: pd.DataFrame) -> list[Curve]:
-    """Time of AR's images over that of each decoder's at the same batch size, paired by prompt."""
+    """Time of AR's images over the time of each decoder's images at the same batch size, paired by prompt."""
     key = ["batch", "prompt_id", "sample"]
     ar = images[images["decoder"] == "ar"].set_index(key)["ms"]
     curves = []
@@ -45,7 +45,7 @@ def batch_curves(images: pd.DataFrame) -> list[Curve]:
         points = []
         for batch, same in rows.groupby("batch"):
             base = ar.loc[list(same[key].itertuples(index=False, name=None))]
-            # Images of one batch share their time, so batches are the units.
+            # Images of the same batch share their time, so batches are the units.
             unit = np.arange(len(same)) // batch if batch > 1 else same["prompt_id"]
             points.append((Estimate(batch), ratio_of_totals(base.to_numpy(), same["ms"].to_numpy(), unit)))
         curves.append(Curve(str(decoder), True, points))

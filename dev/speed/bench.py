@@ -3,26 +3,26 @@
     generate        AR in our loop against transformers' own `generate()`, eager and compiled, on `shapes`.
     generate-eager  The same without compilation, in two minutes.
     generate-100m   The same on a random Llama of 100 million parameters.
-    bfloat16        The same model in float32 and bfloat16 beside its products and the reading of its weights.
+    bfloat16        The same model in float32 and bfloat16, its products, and the reading of its weights.
     products        Ways to multiply a weight matrix with few hidden states.
-    plain           A step's CPU time, without its forward, over that of a plain SJD loop without any recording.
+    plain           CPU time of a step without its forward, over a plain SJD loop without any recording.
     overhead        A step's time over its forward, by window and vocabulary.
     window          Tokens per step and speed against the window, four decoders; milliseconds of a forward.
     window-compiled  Tokens per step and speed against the window, four decoders, all compiled.
     columns         Milliseconds of a compiled forward by its columns, in ten processes.
     decoders        Speed-up realised against tokens per step, per decoder.
-    decoders-compiled  The same compiled, one of each kind; compiling takes minutes the first time.
+    decoders-compiled  The same compiled, a decoder of each kind; the first compilation takes minutes.
     decoders-100m   The same, compiled, on a random Llama of 100 million parameters.
     compile         Seconds of compilation: the first run on a machine, and the second.
-    throughput      Images per hour, many rows at once over one.
-    profile         Where the time of a compiled step goes.
-    parts           A compiled step of one column and of 16 by part, beside products, attention and cache alone.
+    throughput      Images per hour, many rows at once over one row.
+    profile         Parts of the time of a compiled step.
+    parts           A compiled step of one column and of 16 by part, and products, attention and cache alone.
     memory          Peak memory of caches and distributions against the formula of `specbench.runs.memory_estimate`.
     forecast        Predicted over measured forwards of the model behind `specbench forecast`, at three sizes.
     uniforms        Cost of keeping the values of the Rosenblatt transform (`specbench audit --run`).
 
 Contenders of a comparison take turns within every round, so that drift of the machine hits all of them.
-Numbers are kept as measured; the summary on stdout is medians of them.
+Numbers are kept as measured; the summary on stdout has their medians.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ STEPS = 16
 WARM_UP = 3
 WINDOWS, VOCABULARIES = (16, 32, 64), (1024, 8192, 65536)
 OPTIONS = {"gsd": {"d": "inf"}, "vertical": {"siblings": 1}}
-"""Options of decoders that are timed with several windows: all tokens are near each other, and drafts a chain."""
+"""Options of decoders that are timed with several windows: all tokens are close, and drafts form a chain."""
 
 
 def bench_generate(sampling: Sampling, rounds: int, compiles: bool = True) -> tuple[list[dict], list[str]]:
@@ -173,7 +173,7 @@ def timed_plain(stub: StubModel, window: int, sample: int) -> dict:
 
 
 def bench_plain(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """CPU time between two forwards, recording included, beside that of SJD's algorithm written plainly with torch."""
+    """CPU time between two forwards, recording included, and the same for a plain SJD loop written in torch."""
     rows, lines = [], ["decoder, window, vocabulary: mean ms between forwards, over the plain loop of the same round"]
     for vocabulary, window in ((512, 16), (8192, 16), (8192, 64), (65536, 64)):
         stub = StubModel(vocabulary, window, 100 if vocabulary < 65536 else STEPS)
@@ -236,7 +236,7 @@ def bench_window(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]
     """Images of SJD, of SJD with drafts copied from the row above, of a chain of a vertical head's drafts, and of EAGLE
     with block verification, against the window, and a mid-image forward of as many columns.
 
-    Windows shrink near the end of an image, so that wide ones' mean step can cost less than their full forward.
+    Windows shrink near the end of an image, so the mean step of a wide window can cost less than its forward.
     """
     model, windows = load_model("shapes"), (1, 2, 4, 8, 16, 32, 64, 128)
     forwards = {f"forward {window}": partial(timed_forward, model, sampling, window, STEPS) for window in windows}
@@ -262,7 +262,7 @@ def bench_window_compiled(sampling: Sampling, rounds: int) -> tuple[list[dict], 
 
 
 def bench_columns(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Compiled forwards of few to many columns, each round in a process of its own: do processes differ?"""
+    """Compiled forwards of few to many columns, each round in a separate process, to show whether processes differ."""
     rows = []
     for number in range(rounds):
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
@@ -294,7 +294,7 @@ def by_window(name: str, windows: Sequence[int]) -> dict[str, DecoderSpec]:
 def decodes(
     model: ImageModel, decoders: dict[str, DecoderSpec], sampling: Sampling
 ) -> dict[str, Callable[[int], dict]]:
-    """Contenders: AR and the decoders. In a round all decode one caption of `shapes`, in the next another."""
+    """Contenders: AR and the decoders. In each round all of them decode another caption of `shapes`."""
     captions = [prompt.text for prompt in load_prompts("shapes").prompts]
 
     def decoded(decoder: DecoderSpec, sample: int) -> dict:
@@ -347,7 +347,7 @@ def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds
         name: partial(timed_decode, model, resolve(name, unfiltered if name == "gsd" else {}), sampling)
         for name in names
     }
-    # The first decode of a process is slow; the first of a further decoder if it is compiled, or loads kernels.
+    # The first decode of a process is slow, and a further decoder's if it compiles or loads kernels.
     slow = model.compiles or model.device.type != "cpu"
     rows = in_turns(contenders, rounds, warm_up=list(contenders) if slow else ["ar"])
     lines = ["decoder: tokens per step, speed-up over ar, ms per step, of which forward, realised"]
@@ -358,14 +358,14 @@ def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds
 
 
 class Share(NamedTuple):
-    """What of its ideal speed-up over AR a decoder realises.
+    """Share of the ideal speed-up over AR that a decoder realises.
 
     Attributes:
         compression: tokens per step.
-        speed_up: over AR.
+        speed_up: speed-up over AR.
         step_ms, forward_ms: of a step, and of its forward; medians over images.
         image_ms: mean of an image.
-        realised: `speed_up` over (compression / window cost), which is AR's step over its forward, over the decoder's.
+        realised: `speed_up` over (compression / window cost): AR's ratio of step to forward, over the decoder's ratio.
     """
 
     compression: float
@@ -383,7 +383,7 @@ def realised_shares(rows: list[dict]) -> dict[str, Share]:
         return sum(value(row) for row in rows if row["name"] == name)
 
     def overhead(name: str) -> float:
-        """A step over its forward; as ratios of the same image, so that drift between images cancels."""
+        """A step over its forward, as ratios within an image, so that drift between images cancels."""
         return median(rows, name, lambda row: step_cost(row)["step"] / step_cost(row)["forward"])
 
     shares = {}
@@ -397,7 +397,7 @@ def realised_shares(rows: list[dict]) -> dict[str, Share]:
 
 
 class Bench(NamedTuple):
-    """A benchmark, and the rounds of each contender unless others are asked for."""
+    """A benchmark, and the default number of rounds of each contender."""
 
     run: Callable[[Sampling, int], tuple[list[dict], list[str]]]
     rounds: int = 3
@@ -430,13 +430,13 @@ BENCHES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("benches", nargs="*", choices=[*BENCHES, []], help="benchmarks to run; all by default")
-    parser.add_argument("--rounds", type=int, help="timed rounds of each contender; by default those of the benchmark")
+    parser.add_argument("--rounds", type=int, help="timed rounds of each contender; the benchmark has a default")
     parser.add_argument("--threads", type=int, help="torch threads; torch's default if not given")
     parser.add_argument("--out", type=Path, default=Path("results/speed"), help="folder of the JSON files")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    # The files that this program writes are changes of the checkout, too.
+    # The files that this program writes also count as changes of the checkout.
     shapes, git = find_model("shapes"), environment.git_state()
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.benches or BENCHES:

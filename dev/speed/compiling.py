@@ -15,11 +15,11 @@ import torch
 from specbench.specs.run_spec import Sampling
 
 RUNS = {"first": "ar,sjd", "second": "ar,sjd", "window auto": "ar,sjd,jacobi,sjd-isp"}
-"""Decoders by name of a run; the second has the cache that the first left, the others an empty one."""
+"""Decoders by name of a run; the second run has the cache of the first, the others an empty cache."""
 
 
 def bench_compile(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Compile the steps of one image each with an empty cache of Inductor, and again with the one it left."""
+    """Compile the steps of one image each with an empty cache of Inductor, and again with the filled cache."""
     rows = []
     for turn in range(rounds):
         with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as other:
@@ -35,7 +35,7 @@ def bench_compile(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str
 
 
 def compile_facts(decoders: str, more: list[str], folder: Path, name: str) -> dict[str, float]:
-    """`compile_s` and `compiled_forms` that a run in a process of its own notes in run.json, and its seconds in all."""
+    """`compile_s` and `compiled_forms` in run.json of a run in a separate process, and its total seconds."""
     out = folder / name.replace(" ", "-")
     flags = {"model": "shapes", "decoder": decoders, "limit": 1, "compile": "on", "threads": torch.get_num_threads()}
     command = [sys.executable, "-m", "specbench", "run", "--quiet", "--out", str(out), *more]

@@ -1,8 +1,8 @@
-"""What drafting costs: CPU milliseconds of the parts of a step and of one call of a vertical head, on `shapes`, eager.
+"""Cost of drafting: CPU milliseconds of the parts of a step and of a call of a vertical head, on `shapes`, eager.
 
     python dev/speed/drafting.py --rounds 4 > results/speed/drafting.json
 
-CPU time and turns, so that other load on the machine matters least; the milliseconds still depend on it.
+It measures CPU time in turns, so that other load matters least; the milliseconds still depend on the load.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ TIMES = 400
 
 
 def shares(rounds: int) -> dict[str, dict[str, float]]:
-    """Tokens per step, speed-up over AR, milliseconds of a step's parts, and what is realised of the ideal speed-up,
-    tokens per step over the cost of the window, by decoder: ratios of sums."""
+    """Tokens per step, speed-up over AR, milliseconds of a step's parts, and the realised share of the ideal speed-up
+    (tokens per step over the cost of the window), by decoder: ratios of sums."""
     spans.time = SimpleNamespace(perf_counter=time.process_time)
     model, sampling = load_model("shapes"), find_model("shapes").sampling()
     rows = in_turns({name: partial(timed_decode, model, spec, sampling) for name, spec in DECODERS.items()}, rounds)
@@ -62,7 +62,7 @@ def shares(rounds: int) -> dict[str, dict[str, float]]:
 
 @torch.inference_mode()
 def call_us() -> dict[str, float]:
-    """CPU microseconds of the parts of one call of the vertical head, and of the target's forward beside it."""
+    """CPU microseconds of the parts of a call of the vertical head, and of the target's forward."""
     model, sampling = load_model("shapes"), find_model("shapes").sampling()
     head, target, table = (
         vertical_head_for(model, ""),

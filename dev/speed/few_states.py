@@ -16,11 +16,11 @@ from specbench.system.matrix_products import sums_by_state, weights_times_states
 
 STATES = (1, 2, 3, 4, 8)
 LARGE, SMALL = (11, 8192, 1024), (1, 256, 256)
-"""Matrices, and their sizes: together as much as 100 million parameters hold, and one that a cache holds."""
+"""Matrices, and their sizes: a set of 100 million parameters, and a matrix that fits into a cache."""
 
 
 def bench_products(_sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Time all products of a set of matrices by way, number of states and dtype, beside a sum over the matrices."""
+    """Time all products of a set of matrices by way, number of states and dtype, and a sum over the matrices."""
     rows, lines = [], ["matrices, dtype, way, states: CPU ms for all matrices"]
     sets = ((LARGE, torch.float32, 4), (LARGE, torch.bfloat16, 4), (SMALL, torch.float32, 1000))
     for (count, outputs, inputs), dtype, times in sets:
@@ -42,7 +42,7 @@ def bench_products(_sampling: Sampling, rounds: int) -> tuple[list[dict], list[s
 
 
 def ways() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    """Products [R, 1, o] of states [R, 1, d] and a matrix [o, d]; each compiled one is compiled for one number."""
+    """Products [R, 1, o] of states [R, 1, d] and a matrix [o, d]; a compiled product fits one number of states."""
     torch._dynamo.config.recompile_limit = FORMS
     sums = torch.compile(sums_by_state, fullgraph=True, dynamic=False, options={"cpp_wrapper": True})
     return {"x W'": nn.functional.linear, "W x'": weights_times_states, "sums": sums}

@@ -33,9 +33,9 @@ def bench_forecast(sampling: Sampling, rounds: int) -> tuple[list[dict], list[st
     """Predict and measure forwards with guidance (2 rows), side by side in every round, in CPU milliseconds.
 
     Calibrated in the same round, without the model: the rate of products of as many columns with matrices of the sizes
-    of its weights, the bandwidth of a copy, and the calls as a forward of the same depth and width 64. Once apart, and
-    once with the products of a layer between the layers of that forward: calls are slower when weights that stream
-    through the caches have put out what they need.
+    of its weights, the bandwidth of a copy, and the calls as a forward of the same depth and width 64. Calls are
+    measured alone, and with the products of a layer between the layers of that forward, because they are slower if
+    weights that stream through the caches have evicted their data.
     """
     rows, lines = (
         [],
@@ -73,7 +73,7 @@ def _ratios(rows: list[dict], name: str) -> dict[tuple[str, int], float]:
 
 
 def _compared(model: RandomLlama, narrow: RandomLlama, window: int) -> dict[str, object]:
-    """Measure a forward and what predicts it, taking turns."""
+    """Measure a forward and the inputs of its forecast, taking turns."""
     forward, calls = _forward(model, window), _forward(narrow, window)
     weights = _matrices(model)
     hidden = {matrix.shape[1]: torch.randn(2, window, matrix.shape[1]) for matrix in weights}

@@ -53,7 +53,7 @@ def causal_lm(backbone: nn.Module, head: nn.Linear, compiled: bool) -> LlamaForC
 def timed_generate(
     theirs: LlamaForCausalLM, prompt: int, length: int, sampling: Sampling, cache: str, sample: int
 ) -> dict:
-    """Call `generate()` for `length` tokens after `prompt` ids, with guidance as one batch of 2 unless it is 1."""
+    """Call `generate()` for `length` tokens after `prompt` ids; guidance other than 1 uses a batch of 2."""
     torch.manual_seed(sample)
     ids = torch.arange(prompt, device=theirs.device)[None]
     options = {"do_sample": True, "top_k": sampling.top_k}
@@ -84,10 +84,10 @@ def against_generate(
     rounds: int,
     compiles: bool = True,
 ) -> tuple[list[dict], list[str]]:
-    """Time both sides eager and, if it `compiles`, compiled, transformers with each suitable cache; both include
-    prefill. In milliseconds of the CPU.
+    """Time both sides in CPU milliseconds, eager and, if `compiles`, compiled; transformers with each suitable cache.
+    Both include prefill.
 
-    `make` loads the model, whose output matrix `head` finds. What is compiled is compiled in the round of warm-up.
+    `make` loads the model, and `head` finds its output matrix. Compilation happens in the round of warm-up.
     """
     eager = make()
     length, lines = eager.layout.length, []

@@ -19,7 +19,7 @@ PROMPT = 16
 
 
 class RandomLlama(TransformerModel):
-    """By default 12 layers of width 768: 85 million parameters besides the embedding tables of its `vocabulary`."""
+    """By default 12 layers of width 768: 85 million parameters, plus the embedding tables of its `vocabulary`."""
 
     name, codebook, weights_sha256 = "random-llama", None, ""
 
@@ -58,7 +58,7 @@ class RandomLlama(TransformerModel):
 
     @property
     def size(self) -> Size:
-        """What its forward reads and computes."""
+        """Bytes and operations of its forward."""
         return self.network.size(self.output.out_features)
 
     def encode(self, prompts: Sequence[str]) -> Prefix:

@@ -3,7 +3,7 @@
     python dev/speed/metrics.py [--metric NAME ...] [--images 16] [--size 512] [--rounds 3] [--out results/speed]
 
 Networks have their published sizes and random weights, which take as long as trained ones. Metric and bare forward
-take turns, so that whatever else the machine does meets both; on a busy machine compare processor seconds.
+take turns, so that other load affects both; on a busy machine compare processor seconds.
 """
 
 from __future__ import annotations

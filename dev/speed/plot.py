@@ -1,6 +1,6 @@
 """Plot results/speed/*.json as results/speed/steps.png: time per step by part, and step time against window.
 
-Milliseconds are medians over rounds of what `bench.py` measured; a part that a file does not have is left out.
+Milliseconds are medians over the rounds of `bench.py`; a part that a file does not have is left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PARTS = dict(
         strict=True,
     )
 )
-"""Labels and colours, those of the HTML page."""
+"""Labels and colours, the same as on the HTML page."""
 
 
 def read(folder: Path, name: str) -> dict | None:
@@ -85,7 +85,7 @@ def draw_windows(axes: Axes, rows: Sequence[dict]) -> None:
 
 
 def plot(folder: Path) -> Path | None:
-    """Draw the plot of the results in `folder`; None if there are none."""
+    """Draw the plot of the results in `folder`; None if the folder has no results."""
     draw_compiled = partial(draw_parts, title="Where a compiled step goes")
     parts = ((draw_parts, "decoders"), (draw_compiled, "decoders-compiled"), (draw_windows, "window"))
     documents = [(draw, read(folder, name)) for draw, name in parts]

@@ -1,13 +1,13 @@
-"""Images per second of scoring where the network takes no time: images read ahead by threads and decoded once for all
+"""Images per second of scoring if the network takes no time: images read ahead by threads and decoded once for all
 metrics, or one after another for each metric.
 
     python dev/speed/reading.py [--images 48] [--size 512] [--rounds 5] [--threads N ...] [--out results/speed]
 
 The networks are stubs that return at once; reading, digest check, decoding, resize and storing of the scores are real.
 Both ways take turns over the same PNG files. `decode_cpu_s` is the CPU time of reading and decoding each image once,
-which no way can avoid: on C free cores the images per second stay below C x images / decode_cpu_s. `serial_cpu_s` is
+which cannot be avoided: on C free cores the images per second stay below C x images / decode_cpu_s. `serial_cpu_s` is
 the CPU time of the thread that runs the networks: with enough cores the images per second approach images /
-serial_cpu_s, whatever else runs on the machine.
+serial_cpu_s, independent of other load.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from specbench.system.files import write_atomically
 
 
 def one_after_another(load: Callable, items: Sequence, batch: int) -> Iterator[list]:
-    """What `read_ahead` replaced: the thread of the network reads its own images."""
+    """Predecessor of `read_ahead`: the thread of the network reads its own images."""
     for start in range(0, len(items), batch):
         yield [load(item) for item in items[start : start + batch]]
 
@@ -47,7 +47,7 @@ READ_AHEAD = scoring.read_ahead
 
 
 def score_before(images: scoring.Images, metrics: Sequence[Metric]) -> None:
-    """As version 0.1.0: every metric reads all images itself, in the thread of its network."""
+    """Reader of version 0.1.0: every metric reads all images itself, in the thread of its network."""
     scoring.read_ahead = one_after_another
     for metric in metrics:
         scoring.score([images], metric)

@@ -2,8 +2,8 @@
 
     python dev/speed/report_scale.py [--rows 1000000] [--folders 10000] [--out results/speed] [--work FOLDER]
 
-The rows are those of two runs of `shapes`, half AR and half SJD, repeated under new prompt ids; their probabilities are
-drawn anew, so that they compress as badly as true ones. Each figure is of a process of its own, without its imports.
+The rows come from two runs of `shapes`, half AR and half SJD, repeated under new prompt ids; their probabilities are
+drawn again, so that they compress as badly as real ones. Each figure comes from a new process, without its imports.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WORK: dict[str, Callable[[list[Path]], object]] = {
     "compare": lambda runs: compare_runs(*runs),
     "list": lambda runs: available("runs", runs[0].parent),
 }
-"""What is timed, given the run folders."""
+"""Timed operations, given the run folders."""
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--folders", type=int, default=10_000, help="run folders that are listed")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     parser.add_argument("--work", type=Path, help="folder for the runs, kept and used again")
-    parser.add_argument("--one", choices=WORK, help="only time this, on the runs in --work, and print the figures")
+    parser.add_argument("--one", choices=WORK, help="time only this operation on the runs in --work, and print it")
     chosen = parser.parse_args()
     if chosen.one:
         print(json.dumps(timed(WORK[chosen.one], find_runs(chosen.work))))
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def prepare(work: Path, rows: int, folders: int) -> None:
-    """Make the runs that are not there yet."""
+    """Create the missing runs."""
     sources = find_runs(SOURCE, RUNS)
     if not (work / "rows").is_dir():
         for folder in sources:
@@ -80,7 +80,7 @@ def prepare(work: Path, rows: int, folders: int) -> None:
 
 
 def list_entry(source: Path, target: Path) -> None:
-    """What listing reads of a run: its description, and the names of its images."""
+    """Parts of a run that listing reads: its description, and the names of its images."""
     (target / "images").mkdir(parents=True, exist_ok=True)
     shutil.copy(source / "run.json", target)
     for image in (source / "images").iterdir():

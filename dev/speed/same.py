@@ -1,6 +1,6 @@
-"""A/A check of measured speed: one decoder under four names, which must not be told apart.
+"""A/A check of measured speed: one decoder under four names, which must not differ significantly.
 
-python dev/speed/same.py run --prompts 64 --out /tmp/same     # a call continues what is there
+python dev/speed/same.py run --prompts 64 --out /tmp/same     # a later call continues
 python dev/speed/same.py report --out /tmp/same               # writes results/speed/same.json
 """
 

@@ -1,7 +1,7 @@
 """Count token-identical images: batch 4 against batch 1, and predictive sampling against AR.
 
-Noise is addressed, so a batch can change an image only through the rounding of its kernels. Raw tokens' verdicts go to
-results/speed/same_images.json.
+Noise is addressed, so a batch can change an image only through the rounding of its kernels. The counts and
+the first differing tokens go to results/speed/same_images.json.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python dev/speed/scale.py [--out results/scale]
 
-Every step of the model sleeps, so that one worker and two of them differ by how work is handed out alone. The driver's
-own time is that of a run whose 64 simulated workers answer at once with images decoded before: queue, rows and pictures
-to the disk, and nothing else.
+Every step of the model sleeps, so one worker and two workers differ only in the distribution of work. The driver's own
+time is measured with 64 simulated workers that answer at once with stored images: it covers the queue and writing rows
+and pictures to the disk, and nothing else.
 """
 
 from __future__ import annotations

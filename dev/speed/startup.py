@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parents[2]
 
 
 def cpu_and_clock_ms(checkout: Path, command: str, env: Mapping[str, str]) -> tuple[float, float]:
-    """User and system time of one command of a checkout, and its time on the clock, in milliseconds."""
+    """User and system time of a command of a checkout, and its wall-clock time, in milliseconds."""
     arguments = [sys.executable, "-m", "specbench", *command.split()]
     with tempfile.TemporaryDirectory() as out:
         arguments += ["--out", out] if arguments[3:4] == ["run"] and "--help" not in arguments else []
@@ -74,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", default="4159804", metavar="REVISION")
     parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--command", action="append", metavar="COMMAND", help="of specbench, instead of the usual ones")
+    parser.add_argument("--command", action="append", metavar="COMMAND", help="specbench commands, not the usual ones")
     parser.add_argument("--name", default="startup", help="of the file that is written")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     options = parser.parse_args()

@@ -64,7 +64,7 @@ def bench_parts(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]
 
 
 class _Noting:
-    """A library that notes what it was called with."""
+    """A library that records the arguments of its calls."""
 
     def __init__(self, library: object):
         self._library = library
@@ -84,7 +84,7 @@ def _median_ms(call: Callable[[], object]) -> float:
 
 
 def _compiled(part: Callable, model: object, columns: int) -> Callable[[], object]:
-    """`part`, compiled as the steps of a decoder are."""
+    """`part`, compiled like the steps of a decoder."""
     function, arguments = part(model, columns)
     compiled = torch.compile(function, fullgraph=True, options={"cpp_wrapper": True})
     return lambda: compiled(*arguments)

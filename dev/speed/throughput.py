@@ -16,7 +16,7 @@ from specbench.specs.run_spec import Sampling
 
 DECODERS, BATCHES = ("ar", "sjd"), (1, 16)
 IMAGES = 20
-"""More images than batch rows, so that rows are refilled, and left empty at the end, as in a run."""
+"""More images than batch rows, so that rows are refilled, and are empty at the end, as in a run."""
 
 
 def timed_images(
@@ -50,5 +50,5 @@ def bench_throughput(sampling: Sampling, rounds: int) -> tuple[list[dict], list[
 
 
 def per_hour(row: dict) -> float:
-    """Images per hour of CPU time of one thread, which is least affected by other load."""
+    """Images per hour of CPU time of a single thread, which is least affected by other load."""
     return 3.6e6 * row["images"] / row["cpu_ms"]

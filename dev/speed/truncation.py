@@ -2,7 +2,8 @@
 
     python dev/speed/truncation.py 967be91c > results/speed/truncation.json
 
-The commit is that before the change. CPU milliseconds of one thread, in turns; both must give the same p to the bit.
+The commit is the last commit before the change. Times are CPU milliseconds of one thread, in turns; both versions must
+give the same p to the bit.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def spent(work) -> float:
 
 @torch.inference_mode()
 def of_p(before: ModuleType, codes: int, window: int, sampling: Sampling, rounds: int) -> dict[str, object]:
-    """CPU milliseconds of one call of `Target` by both modules, and whether p is the same."""
+    """CPU milliseconds of a call of `Target` by both modules, and whether p is the same."""
     logits = 2.5 * torch.randn(1, window, codes, generator=torch.Generator().manual_seed(0))
     positions = torch.arange(window)[None]
     layout = TokenLayout.plain(1, window, codes)

@@ -1,4 +1,4 @@
-"""What keeping the values of the Rosenblatt transform costs: images decoded with and without, in turns."""
+"""Cost of keeping the values of the Rosenblatt transform: images decoded with and without them, in turns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DECODERS = ("ar", "sjd", "gsd", "scd-mc")
 
 
 def bench_uniforms(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """CPU time of one image at batch 1, the recording being left out in every other decode."""
+    """CPU time of one image at batch 1; every other decode leaves out the recording."""
     model, rows, lines = load_model("shapes"), [], []
     for name in DECODERS:
         decoder = resolve(name, {} if name == "ar" else {"window": 16})
@@ -40,7 +40,7 @@ def bench_uniforms(sampling: Sampling, rounds: int) -> tuple[list[dict], list[st
         mine = [row for row in rows if row["name"] == f"{name} kept"]
         inside = sum(row["recording_ms"] for row in mine) / sum(row["wall_ms"] for row in mine)
         lines.append(
-            f"{name:8} {inside:.1%} of the time is inside the recorder; with against without it {ratio - 1:+.1%} over "
+            f"{name:8} {inside:.1%} of the time is inside the recorder; with over without it {ratio - 1:+.1%} over "
             f"{rounds} images, median {extra * 1e3:+.0f} us a step"
         )
     return rows, lines
@@ -48,8 +48,8 @@ def bench_uniforms(sampling: Sampling, rounds: int) -> tuple[list[dict], list[st
 
 @contextmanager
 def timed_recording() -> Iterator[list[float]]:
-    """Milliseconds of each call of the recorder and of the selection of the committed slots, which it shares with the
-    other measurements: less noisy than the difference of two decodes."""
+    """Milliseconds of each call of the recorder and of the selection of the committed slots, which other
+    measurements also need; this is less noisy than the difference of two decodes."""
     spent: list[float] = []
 
     def timed(plain: Callable) -> Callable:

@@ -1,4 +1,4 @@
-"""AR with 100 million parameters in float32 and bfloat16, beside its matrix products alone and the reading of its
+"""AR with 100 million parameters in float32 and bfloat16, its matrix products alone, and the reading of its
 weights."""
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def multiply(layers: list[nn.Linear], inputs: list[torch.Tensor]) -> None:
 def bench_bfloat16(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
     """Decode 64 tokens with a random Llama, eager and compiled, by the dtype of its weights, with guidance and without.
 
-    `products` are all matrix products of as many eager forwards, and `read` is a sum over as many bytes as the weights
-    have.
+    `products` are all matrix products of the same number of eager forwards; `read` is a sum over as many bytes as the
+    weights have.
     """
     contenders, sizes = {}, {}
     for dtype in (torch.float32, torch.bfloat16):

@@ -5,7 +5,6 @@ LongText-Bench's network, Qwen2.5-VL-7B, is not run here: its program's answers 
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -104,7 +103,7 @@ def oneig_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]
 class OfficialOneig(Metric):
     """Scores of OneIG-Bench's program: means over prompts by dimension. For text the program prints a number that its
     values by prompt do not determine; this number is the score. `results`: the folder of its tables; `run`: name of the
-    model in them, if they have several; `prompts`: ids of the run's prompts."""
+    model in them; `prompts`: ids of the run's prompts."""
 
     name = "oneig[official]"
     columns: ClassVar = dict.fromkeys(("alignment", "text", "diversity", "style", "reasoning"), pa.float32())
@@ -126,27 +125,29 @@ class OfficialOneig(Metric):
             table = {label: cell for label, cell in self._table(file).items() if cell}
             if table and dimension == "text":
                 models = self._table(file := "text_score_EN*.csv")
-                if self.run not in models and len(models) != 1:
+                if self.run not in models:
                     raise ValueError(f"about {', '.join(models) or 'no model':.200}, not about '{self.run}'")
-                table = dict.fromkeys(table, models.get(self.run) or next(iter(models.values())))
+                table = dict.fromkeys(table, models[self.run])
             places = [((x := label.rpartition("_"))[0] or _ONEIG_FOLDERS[dimension], x[2]) for label in table]
             values = [float(cell) for cell in table.values()]
-            if not all(map(math.isfinite, values)):
-                raise ValueError("a value is not finite")
+            if wrong := [value for value in values if not -1 <= value <= 1]:
+                raise ValueError(f"{wrong[0]:g} is no number from -1 to 1")
             return {f"{ONEIG_CATEGORIES[x]}-{n}": value for (x, n), value in zip(places, values, strict=True)}
         except (LookupError, ValueError, csv.Error) as error:
             raise SpecbenchError(f"{self.results}/{file} is not of OneIG-Bench's program: {error}") from None
 
     def _table(self, pattern: str) -> dict[str, str]:
-        """Cells of a table by row, of the run's or the only model or of the text score; empty if there is no file."""
+        """Cells of a table by row, of the run or of the text score; empty if there is no file."""
         files = sorted(self.results.glob(pattern))
         if len(files) > 1:
             raise ValueError(f"{len(files)} files, of which one must be left")
         self._files += files
-        head, *rows = csv.reader(read_results(files[0]).splitlines()) if files else [[]]
-        column = next((head.index(name) for name in (self.run, "text score") if name in head), 1)
-        if len(head) > 2 and head[column] not in (self.run, "text score"):
-            raise ValueError(f"about {', '.join(head[1:]):.200}, not about '{self.run}'")
+        if not files:
+            return {}
+        head, *rows = [*csv.reader(read_results(files[0]).splitlines())] or [[]]
+        column = next((head.index(name) for name in (self.run, "text score") if name in head), None)
+        if column is None:
+            raise ValueError(f"about {', '.join(head[1:]) or 'no model':.200}, not about '{self.run}'")
         table = {row[0]: row[column] for row in rows}
         if len(table) < len(rows) or any(len(row) != len(head) for row in rows):
             raise ValueError("two rows have the same name, or other columns than the first")
@@ -188,7 +189,7 @@ class OfficialLongText(Metric):
                 place = _LONGTEXT_IMAGE.search(str(image))
                 if place is None or not all(isinstance(text, str) for text in texts):
                     raise ValueError("every line has texts prompt, ocr_results, and an image <prompt>_<number>.png")
-                key = f"{int(place[1]):03d}", int(place[2]) - 1
+                key = str(int(place[1])), int(place[2]) - 1
                 _, first = self._answers.setdefault(key, (prompt, answer))
                 refuse_contradiction(results, f"the answer about {place[0]}", answer, first)
 
@@ -199,7 +200,8 @@ class OfficialLongText(Metric):
         return is_longtext(category, meta)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
-        prompt, answer = self._answers.get((sample.prompt_id, sample.sample), ("no prompt", ""))
+        place = sample.prompt_id.lstrip("0") or "0", sample.sample  # files of one's own may number without zeros
+        prompt, answer = self._answers.get(place, ("no prompt", ""))
         if prompt != sample.prompt:
             what = f"{self.results}: the answer about image {sample.sample} of '{sample.prompt_id}' is about "
             raise SpecbenchError(f"{what}'{prompt:.60}', not '{sample.prompt:.60}'", "import this run's results")

@@ -398,6 +398,8 @@ def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
         raise SpecbenchError(f"prompt file '{path}': {where}: the id must be text or a whole number, not {name!r:.40}")
     category = row[columns.category] if columns.category else None
     meta = _metadata(path, where, row, columns) if columns.others or columns.meta else {}
+    if len(columns.text) > 1:  # LongText-Bench has a prompt, and a list of texts to write
+        meta = {key: row[key] for key in columns.text if isinstance(row[key], list) and row[key][:1] != [text]} | meta
     name = text_id(text) if name is None or name == "" else str(name).strip()
     category = "" if category is None else str(category).strip()
     return Prompt(name, text, category or None, meta)

@@ -81,7 +81,7 @@ RUN = "RUN"
 TABLES = {
     "alignment_prompt_score_EN_2026-01-01_00-00-00.csv": ",RUN,x\nanime_000,0.5,0\nhuman_000,1.0,0\nobject_001,,1\n",
     "diversity_prompt_score_EN_2026-01-01_00-00-00.csv": ",RUN\nanime_000,0.25\ntext_000,0.75\nreasoning_000,0.5\n",
-    "style_prompt_score_EN_2026-01-01_00-00-00.csv": ",gpt-4o\n000,0.5\n",
+    "style_prompt_score_EN_2026-01-01_00-00-00.csv": ",RUN\n000,0.5\n",
     "reasoning_prompt_score_EN_2026-01-01_00-00-00.csv": ",RUN\n000,-0.25\n",
     "text_prompt_score_EN_2026-01-01_00-00-00.csv": ',RUN\n000,"[12.0, 0.5, 0.25]"\n',
     "text_score_EN_2026-01-01_00-00-00.csv": ",ED,CR,WAC,text score\nRUN,12.0,0.5,0.25,0.955\nx,0,1,1,1.0\n",
@@ -120,7 +120,10 @@ def test_oneig_goes_out_as_grids_and_its_tables_come_back_as_its_program_counts_
         ("alignment_prompt", "anime_000", "anime_009", "about 'Anime_Stylization-009', which the run lacks"),
         ("alignment_prompt", "anime_000", "places_000", "is not of OneIG-Bench's program"),
         ("alignment_prompt", "human_000", "anime_000", "is not of OneIG-Bench's program"),
-        ("alignment_prompt", "0.5", "inf", "a value is not finite"),
+        ("alignment_prompt", "0.5", "inf", "inf is no number from -1 to 1"),
+        ("alignment_prompt", "1.0", "7.5", "7.5 is no number from -1 to 1"),
+        ("style_prompt", RUN, "other", "about other, not about"),
+        ("style_prompt", TABLES["style_prompt_score_EN_2026-01-01_00-00-00.csv"], "", "about no model"),
         ("alignment_prompt", "0.5,0", "0.5", "is not of OneIG-Bench's program"),
         ("alignment_prompt", RUN, "y", "about y, x, not about"),
         ("alignment_prompt", None, None, "2 files, of which one must be left"),
@@ -153,13 +156,13 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("answer", "found", "released"), ANSWERS)
 def test_longtext_bench_counts_the_words_to_write_that_were_read(answer, found, released, tmp_path, cli):
-    prompts, to = [Prompt("003", "a sign", "sign", WORDS), Prompt("104", "a cup", "cup", WORDS)], tmp_path / "out"
+    prompts, to = [Prompt("003", "a sign", "sign", WORDS), Prompt("7", "a cup", "cup", WORDS)], tmp_path / "out"
     run = synthetic.pictured(tmp_path / "results", prompts)
     assert cli("export", "longtext-bench", run, "--to", to).code == 0
-    assert {path.name for path in to.iterdir()} == {"0003_1.png", "0104_1.png"}
+    assert {path.name for path in to.iterdir()} == {"0003_1.png", "0007_1.png"}
     rows = [
         {"image": f"x/{name}_1.png", "prompt": text, "ocr_gt": WORDS["text"], "ocr_results": given}
-        for name, text, given in (("0003", "a sign", answer), ("0104", "a cup", "24h"))
+        for name, text, given in (("0003", "a sign", answer), ("0007", "a cup", "24h"))
     ]
     (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, rows)))
     assert scores(cli("import", "longtext-bench", run, "--from", tmp_path / "results.jsonl", "--json")) == {

@@ -29,9 +29,9 @@ SWEPT = {
     "sjd-9": {"window"}, "sjd-fig8": {"window"}, "sjdpp-10": {"window"}, "gsd-1": {"G", "k", "eps"},
     "gsd-2": {"G", "cluster", "d", "delta"}, "gsd-fig10": {"G", "k", "eps"}, "cool-sd-1": {"delta"},
     "cool-sd-2": {"delta"}, "cool-sd-3": {"tree"}, "cool-sd-fig3": {"delta", "lambda"}, "cool-sd-fig4": {"k"},
-    "cool-sd-fig5": {"delta"}, "sjd-pac-1": {"G", "siblings", "fresh-q"},
-    "sjd-sv-1": {"verifier", "G", "d", "delta", "order", "bounds", "cluster", "cluster-q", "fresh-q"},
-    "sjd-sv-2": {"alpha", "last", "retest", "fresh-q"},
+    "cool-sd-fig5": {"delta"}, "sjd-pac-1": {"G", "siblings", "window"},
+    "sjd-sv-1": {"verifier", "G", "d", "delta", "order", "bounds", "cluster", "cluster-q"},
+    "sjd-sv-2": {"alpha", "last", "retest"},
     "scd-1": {"fresh-q"}, "pjd-1": {"rows-window"},
 }  # fmt: skip
 """Options that a table varies from row to row; of Cool-SD's table 3, how the paper measured is not said; of SJD-PAC's

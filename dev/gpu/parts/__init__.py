@@ -25,8 +25,8 @@ from parts.true_size import one_model, small_card
 
 
 def scores(device: str, scale: Scale) -> Iterator[Outcome]:
-    """`parts.scores`, imported where it is measured: the digest of a part is of all that its process has imported, and
-    a change of a metric makes no measurement of a decoder stale."""
+    """`parts.scores`, imported only for its measurement: the digest of a part covers all imports of its process, so a
+    change of a metric does not make the measurement of a decoder stale."""
     from parts.scores import scores
 
     return scores(device, scale)
@@ -36,9 +36,9 @@ class Part(NamedTuple):
     """One part.
 
     Attributes:
-        run: measures it; arguments device and scale. Gives its outcome, or pieces of it as they come.
-        seconds: that it may take.
-        alone: whether nothing else may run meanwhile, because it takes times, memory or energy.
+        run: measures the part; arguments device and scale. Gives its outcome, or pieces of it as they come.
+        seconds: its time limit.
+        alone: whether nothing else may run meanwhile, because the part measures time, memory or energy.
     """
 
     run: Callable[[str, Scale], Outcome | Iterator[Outcome]]
@@ -72,5 +72,5 @@ PARTS = {
     "eager-steps": Part(eager_steps, 60),
     "energy": Part(energy, 45),
 }
-"""The parts in the order of their worth, with what each may take, which fits into nine minutes; neighbours that are not
-alone run side by side."""
+"""The parts in the order of their value, with time limits that fit into nine minutes; neighbours that are not `alone`
+run side by side."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 MET, MISSED, TOLD, FAILED = "met", "missed", "told", "failed"
-"""Verdicts of a claim; `told` is a number without a goal."""
+"""Verdicts of a claim; `told` means a number without a goal."""
 
 Outcome = tuple[list[dict], list[dict]]
 """Claims and raw rows of a part, or of a piece of it."""
 
 
 def claim(what: str, value: object, goal: str = "-", met: bool | None = None) -> dict[str, object]:
-    """One line; `met` None is a number without a goal."""
+    """One line; if `met` is None, the number has no goal."""
     return {"what": what, "value": value, "goal": goal, "verdict": TOLD if met is None else MET if met else MISSED}
 
 

@@ -21,7 +21,7 @@ STEP_AIMS = {16: 1.05, 96: 1.10}
 
 
 def decisive(device: str, scale: Scale) -> Iterator[Outcome]:
-    """One image of each, after the steps that compile; a row as soon as it is measured."""
+    """One image of each decoder, after the steps that compile; each row is returned as soon as it is measured."""
     model = _compiled_llama(device, scale)
     yield _ar(model, device, scale, AIM)
     for window, aim in STEP_AIMS.items():
@@ -36,7 +36,7 @@ def decisive(device: str, scale: Scale) -> Iterator[Outcome]:
 
 
 def apart(device: str, scale: Scale) -> Outcome:
-    """AR once more, with a product for each matrix: what joined products save of the same image."""
+    """AR again with a separate product for each matrix, to show the saving of joined products on the same image."""
     vars(transformer_model).update(join_products=lambda network: None)
     return _ar(_compiled_llama(device, scale), device, scale)
 
@@ -60,7 +60,7 @@ def _image(model: RandomLlama, decoder: DecoderSpec, scale: Scale) -> dict:
 
 
 def _ar(model: RandomLlama, device: str, scale: Scale, aim: float | None = None) -> Outcome:
-    """AR's step, its prefill apart, over the reading of weights and KV cache, of which `aim` is the goal."""
+    """AR's step without prefill, over the time to read weights and KV cache; `aim` is the goal of this ratio."""
     row = _image(model, resolve("ar"), scale)
     step, prefill = step_cost(row), row["spans_ms"].get("prefill", 0.0)
     value = f"{step['step']:.3f} ms ({step['forward']:.3f} of it forward, {row['steps']}); prefill {prefill:.1f} ms"

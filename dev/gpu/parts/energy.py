@@ -1,4 +1,4 @@
-"""Joules per image, where the driver tells."""
+"""Joules per image, if the driver reports the energy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbench.system.monitor import gpu_of
 
 
 def joules(device: str) -> float | None:
-    """Energy that a GPU has used since its driver was loaded; None where the driver does not tell."""
+    """Energy that a GPU has used since its driver was loaded; None if the driver does not report it."""
     handle = gpu_of(device)
     if handle is None:
         return None
@@ -31,7 +31,7 @@ def joules(device: str) -> float | None:
 def energy(device: str, scale: Scale) -> Outcome:
     """Joules per image of AR and SJD on `shapes`, from the driver's counter."""
     if joules(device) is None:
-        return [claim("joules per image", "the driver does not tell")], []
+        return [claim("joules per image", "the driver does not report energy")], []
     model, sampling, rows = load_model("shapes", device), find_model("shapes").sampling(), []
     for name in ("ar", "sjd"):
         decode(model, [Request(CAPTION, "gpu", 99)], resolve(name), sampling, 0)

@@ -1,8 +1,8 @@
-"""Another engine: a plain loop in torch, as gpt-fast writes one, with the weights of the random Llama.
+"""Another engine: a plain loop in torch, in the style of gpt-fast, with the weights of the random Llama.
 
-Static cache, joined products, the whole step (forward of two rows, guidance, top-k, draw) one compiled function in mode
-"reduce-overhead". It records nothing and knows no drafts: what AR would cost without specbench. Its rounding and its
-draws are others, so it is a row of its own and never the denominator of a speed-up.
+It has a static cache and joined products; the whole step (forward of two rows, guidance, top-k, draw) is one function
+compiled in mode "reduce-overhead". It records nothing and has no drafts, so it shows AR's cost without specbench. Its
+rounding and draws differ, so it has a separate row and is never the denominator of a speed-up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specbench.specs.run_spec import Sampling
 
 
 def engine(device: str, scale: Scale) -> Iterator[Outcome]:
-    """Time one image of Lumina's length, prefill apart."""
+    """Time one image of Lumina's length, with prefill separately."""
     compiled = has_graphs(device)
     model = random_llama(device, scale, side=SIDE if compiled else None)
     loop = PlainLoop(model, filtered(scale), compiled)
@@ -88,12 +88,12 @@ class PlainLoop:
         logits = torch.lerp(unconditional, conditional, sampling.guidance) / sampling.temperature
         kept = logits.topk(sampling.top_k)
         p = kept.values.softmax(-1)
-        # The race of gpt-fast, without the host sync of `multinomial`.
+        # gpt-fast's exponential race, without the host sync of `multinomial`.
         return kept.indices[(p / torch.empty_like(p).exponential_()).argmax(-1, keepdim=True)]
 
     @torch.inference_mode()
     def decode(self, length: int) -> tuple[list[Tensor], float]:
-        """`length` tokens, and when the first of them was queued."""
+        """`length` tokens, and the time at which the first token was queued."""
         token = self._next(torch.arange(PROMPT, device=self._model.device), self._slots[:PROMPT])
         _wait(self._model.device)
         tokens, start = [token], time.perf_counter()

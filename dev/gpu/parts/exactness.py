@@ -29,9 +29,9 @@ _AUDITORS = 8
 
 
 def exactness(device: str, scale: Scale) -> Outcome:
-    """Audit decoders on the transformer that can be enumerated, its weights and noise on the device.
+    """Audit decoders on the enumerable transformer, with its weights and noise on the device.
 
-    The calls of so small a model keep a GPU waiting, so several processes share it.
+    Calls of such a small model leave a GPU waiting, so several processes share the GPU.
     """
     names = scale.decoders or tuple(PRESETS)
     settings = [*(setting for setting in AUDIT_SETTINGS if setting.model == "transformer"), *DEVICE_SETTINGS]
@@ -65,7 +65,7 @@ def recorded(device: str, scale: Scale) -> Iterator[Outcome]:
 
 
 def judged(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """The claim that audits of decoders support."""
+    """Claim that the audits of decoders support."""
     tried = [row for row in rows if row.get("p_value") is not None]
     lossless, lossy = ([row for row in tried if row["lossless"] == kind] for kind in (True, False))
     wrong = [row for row in lossless if row["p_value"] < AUDIT_LEVEL]

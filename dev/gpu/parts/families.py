@@ -32,7 +32,7 @@ def families(device: str, scale: Scale) -> Outcome:
 
 
 def family_claims(rows: list[dict]) -> list[dict[str, object]]:
-    """The claim that all of `rows` decoded; failures of a decoder that differ in nothing but the model are joined."""
+    """Claim that all of `rows` decoded; failures of a decoder that differ only in the model are joined."""
     failed: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row["error"]:
@@ -60,12 +60,12 @@ def _family(name: str, device: str) -> Iterator[dict[str, object]]:
 
 
 def _has_head(decoder: str) -> bool:
-    """Whether a decoder drafts with a trained head, which only `shapes` brings with it."""
+    """Whether a decoder drafts with a trained head; only `shapes` includes such heads."""
     return bool(resolve(decoder).head_kind)
 
 
 def _decoded(model, name: str, sampling: Sampling) -> dict[str, object]:
-    """Two images of one batch; what went wrong under `error`."""
+    """Two images of the same batch; the key `error` has the error, if any."""
     row: dict[str, object] = {"model": model.name, "decoder": name, "error": None}
     try:
         images = decode(model, [Request(CAPTION, "gpu", number) for number in range(2)], resolve(name), sampling, 0)

@@ -22,14 +22,14 @@ FORMS = {
     "form-sums": ({"coordinate_descent_tuning": True}, True, ("ar", "sjd")),
     "form-autotune": ({"max_autotune": True}, False, ("ar", "sjd")),
 }
-"""Inductor's options besides those of today, whether the products of one and two states are compiled to sums, and what
-is timed. Inductor's own rewrite of a product as multiply-and-sum needs the tuning and a single row, and guidance has
-two. "int8wo" has the weights in eight bits, in today's form."""
+"""Inductor's options in addition to the current ones, whether products of one and two states are compiled to sums, and
+the timed decoders. Inductor's own rewrite of a product as multiply-and-sum needs tuning and a single row, but guidance
+has two rows. "int8wo" has the weights in eight bits, in the current form."""
 
 
 def form(name: str, device: str, scale: Scale) -> Iterator[Outcome]:
-    """Time steps of AR, and then of SJD, compiled in one of these forms; in a process of its own, since the form holds
-    for all of it."""
+    """Time steps of AR, and then of SJD, compiled in one of these forms, in a separate process because a form applies
+    to the whole process."""
     options, sums, decoders = FORMS[name]
     if name == "int8wo" and find_spec("torchao") is None:
         yield [claim(name, "not measured: torchao is not installed")], []

@@ -21,9 +21,9 @@ WINDOWS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
 
 
 def forwards(device: str, scale: Scale) -> Outcome:
-    """Time forwards with guidance in the middle of an image, by window, beside the range of the forecast.
+    """Time forwards with guidance in the middle of an image, by window, and give the range of the forecast.
 
-    On a GPU a captured graph is replayed: what is timed are the kernels, without the calls that start them.
+    On a GPU a captured graph is replayed, so that the kernels are timed without the calls that launch them.
     """
     model = random_llama(device, scale, side=SIDE if has_graphs(device) else None)
     dtype, start = str(scale.dtype).removeprefix("torch."), model.layout.length // 2

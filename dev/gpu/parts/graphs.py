@@ -20,7 +20,7 @@ from specbench.specs.presets import resolve
 
 
 def graphs(device: str, scale: Scale) -> Outcome:
-    """Decode successive images eagerly and compiled; count forms and captures, and look where the caches are."""
+    """Decode successive images eagerly and compiled; count forms and captures, and record the caches' addresses."""
     eager, compiled = load_model("shapes", device), load_model("shapes", device)
     if has_graphs(device):
         compiled.compile()
@@ -60,7 +60,7 @@ def graphs(device: str, scale: Scale) -> Outcome:
 
 @contextmanager
 def _counting_captures() -> Iterator[list[int | None]]:
-    """Number of CUDA graphs that torch records meanwhile; None where this torch keeps them elsewhere."""
+    """Number of CUDA graphs that torch records meanwhile; None if this torch keeps them elsewhere."""
     count: list[int | None] = [0]
     try:
         from torch._inductor.cudagraph_trees import CUDAGraphNode
@@ -82,7 +82,7 @@ def _counting_captures() -> Iterator[list[int | None]]:
 
 @contextmanager
 def _noting_addresses() -> Iterator[list[int]]:
-    """Addresses of the first layer's keys of the caches that sessions make meanwhile."""
+    """Addresses of the first layer's keys in the caches that sessions create meanwhile."""
     from specbench.models.transformer.kv_cache import PositionLayer
 
     addresses: list[int] = []

@@ -15,7 +15,7 @@ from specbench.specs.run_spec import Sampling
 
 
 def memory(device: str, scale: Scale) -> Outcome:
-    """Compare the planned bytes with those of live tensors, and on a GPU with the allocator's peak."""
+    """Compare the planned bytes with the bytes of live tensors, and on a GPU with the allocator's peak."""
     rows = []
     for name in scale.memory:
         info = find_model(name)

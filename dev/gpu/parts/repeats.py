@@ -1,5 +1,5 @@
-"""Whether the same work gives the same numbers twice: torch lists the cumulative sum behind `draw` and top-p among the
-operations of CUDA that may not."""
+"""Check that the same work gives the same numbers twice: torch lists the cumulative sum in `draw` and top-p among the
+CUDA operations that may be nondeterministic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ROWS = 64
 
 
 def repeats(device: str, scale: Scale) -> Outcome:
-    """Draw tokens, cut by top-p and decode an image of `shapes`, each of them again and again."""
+    """Draw tokens, cut by top-p and decode an image of `shapes`, each several times."""
     rows = []
     for width in (scale.llama["vocabulary"], 8 * scale.llama["vocabulary"]):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""How much of everything is tried, and the random model of Lumina's size."""
+"""Sizes of the trials, and the random model of Lumina's size."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from specbench.system.device_peaks import find_peak
 
 GIB = 2**30
 AIM = 1.45
-"""Goal of AR over the reading of weights and cache: what gpt-fast and torchao publish at batch 1 for 7 billion weights
-in bfloat16 on an A100."""
+"""Goal of AR over the reading of weights and cache: the value that gpt-fast and torchao publish at batch 1 for 7
+billion weights in bfloat16 on an A100."""
 SIDE = 48
 """Tokens in an image row of Lumina-mGPT at 768 pixels."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of everything.
+    """Sizes of the trials.
 
     Attributes:
-        images: of each table of an audit setting.
-        decoders: that are audited; all presets if empty.
-        families: that decode; one of every loading module if empty.
-        llama: sizes of the random model in the place of Lumina's.
-        dtype: of it.
+        images: number of images of each table of an audit setting.
+        decoders: audited decoders; all presets if empty.
+        families: decoded families; one of every loading module if empty.
+        llama: sizes of the random model that replaces Lumina.
+        dtype: dtype of that model.
         rounds: timed rounds of each contender.
         batches: rows of the batches.
         card_batches: batches of Lumina-mGPT that are tried in the memory of a smaller card.
@@ -54,19 +54,19 @@ SCALES = {
 
 
 def random_llama(device: str, scale: Scale, side: int | None = None) -> RandomLlama:
-    """The random model; `side`: tokens of an image row, if not those of the scale."""
+    """The random model; `side`: tokens of an image row, if different from the scale."""
     sizes = scale.llama if side is None else scale.llama | {"side": side}
     return RandomLlama(**sizes, device=device, dtype=scale.dtype)
 
 
 def filtered(scale: Scale) -> Sampling:
-    """Lumina's sampling, its top-k cut to small vocabularies."""
+    """Lumina's sampling, with its top-k limited to small vocabularies."""
     return Sampling(3.0, 1.0, min(2000, scale.llama["vocabulary"] // 2))
 
 
 def floor_ms(model: RandomLlama, device: str, scale: Scale, cache: bool = True) -> float | None:
-    """Milliseconds that reading the weights takes at the device's peak, with that of an image's mean KV cache unless
-    `cache` is False; None where the peak is unknown."""
+    """Milliseconds to read the weights at the device's peak, and an image's mean KV cache unless `cache` is False; None
+    if the peak is unknown."""
     peak = find_peak(device, str(scale.dtype).removeprefix("torch."), torch.get_num_threads())
     visible = PROMPT + model.layout.length / 2 if cache else 0
     read = model.size.read(1, 2, visible, scale.dtype.itemsize)

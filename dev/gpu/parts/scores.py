@@ -33,11 +33,11 @@ from specbench.metrics.openclip import untrained_model
 from specbench.metrics.preference import Hpsv2, ImageReward, RewardNetwork
 
 _TOLERANCE = 1e-3
-"""Features on the device may differ from those on the CPU by so much of the largest."""
+"""Allowed difference between features on the device and on the CPU, relative to the largest feature."""
 
 
 def scores(device: str, scale: Scale) -> Iterator[Outcome]:
-    """Images per second of each score, its share of waiting for pictures, and its distance from the CPU's features."""
+    """Images per second of each score, its share of time waiting for pictures, and its difference from CPU features."""
     count, side = (256, 768) if has_graphs(device) else (4, 96)
     noise = np.random.default_rng(0).integers(0, 256, (8, side // 8, side // 8, 3), np.uint8)
     pictures = [_png(noise[number % 8], side) for number in range(count)]
@@ -60,19 +60,19 @@ def scores(device: str, scale: Scale) -> Iterator[Outcome]:
 
 def _timed(metric: Metric, pictures: Sequence[bytes]) -> dict[str, float]:
     batches = read_ahead(lambda png: _sample(metric, png), pictures, min(metric.batch, len(pictures) // 2))
-    _features(metric, next(batches))  # makes what is made once
+    _features(metric, next(batches))  # creates all objects that are created once
     start, waiting, done = time.perf_counter(), 0.0, 0
     since = start
     for batch in batches:
         waiting += time.perf_counter() - since
-        done += len(_features(metric, batch))  # which are on the CPU: the device is done
+        done += len(_features(metric, batch))  # the results are on the CPU, so the device has finished
         since = time.perf_counter()
     seconds = time.perf_counter() - start
     return {"images_per_s": done / seconds, "waiting": waiting / seconds}
 
 
 def _difference(on_cpu: Metric, metric: Metric, pictures: Sequence[bytes]) -> float:
-    """The largest difference of a feature to the CPU's, over the largest feature."""
+    """Largest difference between a feature and the CPU's feature, over the largest feature."""
     here, there = (_features(made, [_sample(made, png) for png in pictures]) for made in (on_cpu, metric))
     return float(np.abs(here - there).max() / np.abs(here).max())
 
@@ -93,7 +93,7 @@ def _png(noise: np.ndarray, side: int) -> bytes:
 
 
 def _given(metric: Metric, build: Callable[[], nn.Module], **more: object) -> Metric:
-    """The metric with a network of random weights, the same for every device, in the place of the published one."""
+    """The metric with a random network, the same for every device, in the place of the published network."""
     torch.manual_seed(0)
     network = build().float().eval().requires_grad_(False).to(metric.settings.device)
     vars(metric).update(network=network, **more)
@@ -115,14 +115,14 @@ def _reward_network() -> RewardNetwork:
 
 
 class _Tokens:
-    """BERT ids without its vocabulary, which is no part of this project."""
+    """BERT ids without its vocabulary, which this project does not include."""
 
     def padded(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         return torch.arange(1000, 1035).repeat(len(texts), 1), torch.ones(len(texts), 35, dtype=torch.long)
 
 
 class _Detector(Metric):
-    """GenEval's detector alone: the scores of what it finds."""
+    """GenEval's detector alone: scores of the objects that it finds."""
 
     batch = 8
 

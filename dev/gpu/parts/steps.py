@@ -14,9 +14,9 @@ from specbench.specs.presets import resolve
 
 
 def steps(device: str, scale: Scale) -> Outcome:
-    """Time compiled decoders on images of a quarter of Lumina's length; acceptance is that of random weights.
+    """Time compiled decoders on images of a quarter of Lumina's length; acceptance is the acceptance of random weights.
 
-    In shorter images the last steps, whose window is not full and which run eagerly, would weigh too much.
+    In shorter images the last steps would weigh too much: their window is not full, and they run eagerly.
     """
     compiled = has_graphs(device)
     model = random_llama(device, scale, side=SIDE // 2 if compiled else None)
@@ -41,8 +41,8 @@ def eager_steps(device: str, scale: Scale) -> Outcome:
 
 
 def vertical_steps(device: str, scale: Scale) -> Iterator[Outcome]:
-    """Time drafts of an untrained vertical head, one by one (0 passes) and in passes over all of a window's rows; each
-    compiles its own drafting, and its rows are given as soon as it is timed."""
+    """Time drafts of an untrained vertical head, one by one (0 passes) and in passes over all rows of a window; each
+    variant compiles its own drafting, and its rows are returned as soon as it is timed."""
     model = random_llama(device, scale, side=SIDE // 2 if has_graphs(device) else None)
     head = new_vertical_head(model.feature_size, model.feature_size // 2, 0).to(device, scale.dtype)
     model.own_vertical_head = lambda: head
@@ -61,7 +61,7 @@ def vertical_steps(device: str, scale: Scale) -> Iterator[Outcome]:
 
 
 def step_claims(shares: dict[str, Share]) -> list[dict[str, object]]:
-    """Claims on what a step takes besides its forward."""
+    """Claims on the time of a step outside its forward."""
     claims = []
     for name, share in shares.items():
         value = f"{share.step_ms / share.forward_ms:.2f} ({share.step_ms:.2f} over {share.forward_ms:.2f} ms)"

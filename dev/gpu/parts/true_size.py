@@ -1,4 +1,4 @@
-"""The user's commands at the true size and length of a model, with random weights: typed, not called."""
+"""The user's commands at the true size and length of a model, with random weights, run as command lines."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parts.claims import Outcome, claim, failure
 from parts.scales import GIB, Scale, has_graphs
 
 _CARD_GIB = 24
-"""Memory of an RTX 4090; a limit of the process stands in for it."""
+"""Memory of an RTX 4090, simulated by a limit of the process."""
 _SHOWN = ("nfe", "step_ms", "latency_ms", "speedup", "over_floor", "images_per_hour")
 _TYPED = f"""
 import json, sys, torch
@@ -46,7 +46,7 @@ def small_card(device: str, scale: Scale) -> Iterator[Outcome]:
 
 
 def _typed(model: str, device: str, options: Sequence[str], budget: int = 0) -> Outcome:
-    """Type `specbench run` of a model with random weights, then `report`; a claim for each run."""
+    """Run `specbench run` for a model with random weights, then `report`; return a claim for each run."""
     size = [] if has_graphs(device) else ["--scale", "tiny"]
     with tempfile.TemporaryDirectory() as out:
         place = ["--device", device, "--out", out, "--no-progress"]
