@@ -4,17 +4,16 @@ checked against its digest every time before anything in it is loaded. Of folder
 from __future__ import annotations
 
 import hashlib
-import re
 import tomllib
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.checkpoint_files import Source, WantedFiles, read_json
 from specbench.models.hub_downloads import REVISIONS, is_pinned_only, on_hub_endpoint
-from specbench.system import console
 from specbench.system.digests import cache_folder, digest_of, sha256_of
-from specbench.system.downloads import HUB, Download, Progress, Remote, fetch_all, fetch_file, matches, offline, size_of
+from specbench.system.downloads import HUB, Download, Remote, fetch_all, fetch_file, matches, offline, size_of
 
 _FILES = ("config.json", "model.safetensors")  # Of a model folder: no pickles
 GENEVAL2_JUDGE = "Qwen/Qwen3-VL-8B-Instruct"
@@ -75,20 +74,10 @@ def missing_file(name: str, forbidden: bool = False) -> Download | None:
         what = f"{checkpoint.file} has no published digest, and --pinned-only allows no such file"
         raise SpecbenchError(what, f"put it into {checkpoint.path.parent}", MISSING_PREREQUISITE)
     remote = replace(on_hub_endpoint(checkpoint.remote), by_hand=f"or put it into {checkpoint.path.parent}")
-
-    def get(progress: Progress) -> None:
-        try:
-            fetch_file(remote, checkpoint.path, progress)
-        except SpecbenchError as error:
-            newest = re.sub("/resolve/[0-9a-f]{40}/", "/resolve/main/", remote.url)
-            if newest == remote.url or not checkpoint.digest or " 404" not in error.what:
-                raise
-            console.say(f"{checkpoint.file}: its commit is unknown to the hub; main's file is taken if it is the same")
-            fetch_file(replace(remote, url=newest), checkpoint.path, progress)
-
     part, size = checkpoint.path.with_name(f"{checkpoint.file}.part"), size_of(remote)
     if size is not None and part.is_file():
         size = max(0, size - part.stat().st_size)
+    get = partial(fetch_file, remote, checkpoint.path)
     return Download(checkpoint.file, (checkpoint.file,), size, checkpoint.licence, checkpoint.path.parent, get)
 
 

@@ -7,8 +7,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from json.encoder import encode_basestring_ascii as _quoted
 from operator import attrgetter
 
 from specbench.errors import SpecbenchError, listed, unknown_name
@@ -148,9 +146,8 @@ def select(prompts: PromptSet, limit: int | None = None, ids: Sequence[str] = ()
 def content_sha256(prompts: Sequence[Prompt]) -> str:
     """Digest of ids, texts, categories and metadata, sorted by id, so that the order in the file does not matter."""
     digest = hashlib.sha256()
-    rows = map(_row_json, sorted(prompts, key=attrgetter("id")))
-    while chunk := list(islice(rows, 1000)):
-        digest.update("".join(f"{row}\n" for row in chunk).encode())
+    for prompt in sorted(prompts, key=attrgetter("id")):
+        digest.update(f"{_encode([prompt.id, prompt.text, prompt.category, prompt.meta])}\n".encode())
     return digest.hexdigest()
 
 
@@ -172,15 +169,6 @@ def _check(name: str, prompt: Prompt) -> None:
         raise SpecbenchError(
             f"prompts '{name}': {shown!r} cannot be an id", f"use 1 to {_MAX_ID_CHARS} printable characters"
         )
-
-
-def _row_json(prompt: Prompt) -> str:
-    """`[id, text, category, meta]` as JSON."""
-    if prompt.meta or not isinstance(prompt.category, str | None):
-        return _encode([prompt.id, prompt.text, prompt.category, prompt.meta])
-    # Creating an encoder per row would take most of the time of reading a large file.
-    words = (prompt.id, prompt.text) if prompt.category is None else (prompt.id, prompt.text, prompt.category)
-    return f"[{','.join(map(_quoted, words))}{',null' if prompt.category is None else ''},{{}}]"
 
 
 def _first_of_each(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:

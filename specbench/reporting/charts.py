@@ -203,47 +203,6 @@ def parts_chart(rows: Mapping[str, ReportRow]) -> Chart:
     )  # fmt: skip
 
 
-def categories_chart(metric: str, means: Mapping[str, Mapping[str, tuple[Estimate, int]]], marks: Marks) -> Chart:
-    """Mean score of each category, a point per run, see `groups_chart`."""
-    caption = "Mean over the category's images; intervals of too few images are left out."
-    return groups_chart(f"{metric} by category", caption, metric, means, marks)
-
-
-def tails_chart(rows: Mapping[str, ReportRow], marks: Marks) -> Chart:
-    """Median, 95th percentile and slowest category of the latency, a point per run."""
-    tails = {"median": "latency_p50_ms", "95th percentile": "latency_p95_ms", "slowest category": "slowest_category_ms"}
-    latencies = {title: {run: (value, row.n) for run, row in rows.items() if (value := getattr(row, tail))}
-             for title, tail in tails.items()}  # fmt: skip
-    caption = "Milliseconds per image; the full table names the slowest category."
-    return groups_chart("Tails of the latency", caption, "latency, ms", latencies, marks)
-
-
-def groups_chart(
-    title: str, caption: str, label: str, means: Mapping[str, Mapping[str, tuple[Estimate, int]]], marks: Marks
-) -> Chart:
-    """A point per group and run. `means`: by group and run, the number with its interval (None if there are too few
-    images) and the number of images."""
-    points = [
-        {"x": mean.value, "x1": mean.low, "x2": mean.high, "y": run, "fy": _cut(category), "run": run,
-         "told": f"{_cut(category)}\n{run}: {_told(mean, 3)}, {n} image{'s' if n != 1 else ''}"}
-        for category, runs in means.items()
-        for run, (mean, n) in runs.items()
-    ]  # fmt: skip
-    runs = {point["run"] for point in points}
-    return _chart(
-        title,
-        caption,
-        {
-            "x": _axis(label),
-            "y": {"label": None, "axis": None, "domain": [name for name in marks if name in runs]},
-            "fy": {"label": None, "domain": [_cut(category) for category in means]},
-            **_scales(marks, runs),
-        },
-        [*_bars(points), _dots(points, size=4)],
-        rows=max(2, len(runs) / 2) * len(means),
-    )
-
-
 def sweep_chart(option: str, curves: Mapping[str, Sequence[tuple[object, Estimate, float]]], marks: Marks) -> Chart:
     """Speed-up against a swept option, a line per decoder: (value of the option, speed-up, step ratio) triples; the
     dashed line is the ratio of steps."""

@@ -155,7 +155,6 @@ def _section(section: Section, limit: int) -> dict:
     by_decoder = marks_of(row.decoder for row in section.runs)
     marks = {name: by_decoder[row.decoder] for name, row in names.items()}
     accepted = {name: image_tiles.mean_map(row.folder, "accepted") for name, row in names.items()}
-    values = {name: image_tiles.values_per_image(row.folder) for name, row in names.items()}
     folded = [
         page_table(table, section.runs)
         for table in section.tables
@@ -165,11 +164,6 @@ def _section(section: Section, limit: int) -> dict:
             "[" in cell and TOO_FEW not in cell for row in section.runs for cell in (c.cell(row) for c in table.columns)
         )
     ]
-    by_category = []
-    for metric in dict.fromkeys(metric for scored in values.values() for metric in scored):
-        means = image_tiles.category_means(values, metric)
-        bounded = any(mean.low is not None for runs in means.values() for mean, _ in runs.values())
-        by_category += [charts.categories_chart(metric, means, marks)] if len(means) > 1 and bounded else []
     return {
         "heading": section.heading,
         "answer": section.answer,
@@ -180,7 +174,7 @@ def _section(section: Section, limit: int) -> dict:
         "legend": {row.decoder: by_decoder[row.decoder] for row in section.runs},
         "folded": folded + _differences(names),
         "charts": [*_quality_charts(names, marks), *_speed_charts(names, marks)],
-        "folded_charts": [*by_category, *_step_charts(names, marks)],
+        "folded_charts": _step_charts(names, marks),
         "maps": [
             {"name": name, "picture": data_url(image_tiles.share_picture(shares))}
             for name, shares in accepted.items()
@@ -304,15 +298,13 @@ def _speed_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.C
 
 
 def _step_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Chart]:
-    """Acceptance, time and log-probabilities of the steps, and the tails of the latency."""
+    """Acceptance, time and log-probabilities of the steps."""
     data = {name: step_data(row.folder) for name, row in names.items()}
     rates = {name: row.acceptance_by_offset for name, row in names.items() if row.acceptance is not None}
     times = {name: drawn.step_ms for name, drawn in data.items() if drawn.step_ms}
     logp = {name: drawn.logp for name, drawn in data.items() if drawn.logp is not None}
     drawn = [charts.offsets_chart(rates, marks)] if rates else []
     drawn += [charts.time_chart(times)] if times else []
-    tails = {name: row for name, row in names.items() if row.latency_p95_ms is not None}
-    drawn += [charts.tails_chart(tails, marks)] if tails else []
     return drawn + ([charts.logp_chart(logp, marks)] if logp else [])
 
 

@@ -21,7 +21,6 @@ from PIL import Image
 
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.score_store import read_scores
-from specbench.stats import Estimate, mean_interval, without_few
 from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import IMAGE_TABLE, KEY, SAMPLES, with_units
@@ -145,19 +144,6 @@ def values_per_image(folder: Path) -> dict[str, pd.DataFrame]:
         if values is not None and score["metric"] in metric_catalog.metric_names():
             by_metric[str(score["metric"])] = values.dropna(subset=["value"])
     return by_metric
-
-
-def category_means(
-    values: Mapping[str, Mapping[str, pd.DataFrame]], metric: str
-) -> dict[str, dict[str, tuple[Estimate, int]]]:
-    """By category and run, the mean of a metric with its number of images; no interval below `FEW_UNITS` prompts.
-    `values`: by run, what `values_per_image` returns."""
-    means: dict[str, dict[str, tuple[Estimate, int]]] = {}
-    for run, metrics in values.items():
-        for category, rows in metrics[metric].groupby("category", sort=False) if metric in metrics else ():
-            mean = mean_interval(rows["value"], rows["prompt_id"])
-            means.setdefault(str(category), {})[run] = without_few(mean, rows["prompt_id"].nunique()), len(rows)
-    return means
 
 
 DRAWN, ACCEPTED = 0, 1

@@ -13,12 +13,11 @@ def parse_json(text: str | bytes) -> object:
     """Parse JSON from others; a ValueError for what is none, a key repeated within an object, or nesting above
     `MAX_DEPTH`."""
     try:
-        value = _decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass"))
+        text = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
+        value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError(f"nested more than {MAX_DEPTH} deep") from None
-    # There are almost never brackets enough for too many levels, which is quicker to know than the levels.
-    may_be_deep = not isinstance(text, str) or text.count("{") + text.count("[") > MAX_DEPTH
-    level = [value] if isinstance(value, dict | list) and may_be_deep else []
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         parts = (item.values() if item.__class__ is dict else item for item in level)
         level = [item for inner in parts for item in inner if item.__class__ in (dict, list)]  # the parser's only kinds
@@ -41,15 +40,6 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
 """Made once: `json.loads` makes a decoder for every text, which takes longer than a line of a prompt file."""
-
-
-def _decode(text: str) -> object:
-    """As `_DECODER.decode`, whose searches for white space take as long as a short text."""
-    text = text.strip(" \t\n\r")
-    value, end = _DECODER.raw_decode(text)
-    if end < len(text):
-        raise json.JSONDecodeError("Extra data", text, end)
-    return value
 
 
 def nonfinite_as_null(value: object) -> object:

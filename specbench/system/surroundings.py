@@ -3,14 +3,13 @@ whatever libraries cannot use, before they are imported."""
 
 from __future__ import annotations
 
-import atexit
 import os
 import pwd
 import re
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -60,13 +59,6 @@ def settle_home() -> None:
         user = None
     if not os.environ.get("HOME", "").startswith("/"):
         os.environ["HOME"] = user.pw_dir if user else str(private_folder())
-        if user is None:
-            atexit.register(_say_kept, private_folder(), {*private_folder().rglob("*")})
-
-
-def _say_kept(home: Path, before: Set[Path]) -> None:
-    if not before.issuperset(home.rglob("*")):
-        warn(f"no home folder: what is kept is in {home} (HOME or SPECBENCH_CACHE names another)")
 
 
 @contextmanager
@@ -99,12 +91,5 @@ def private_folder() -> Path:
     except OSError as error:
         raise SpecbenchError(f"{folder} cannot be made: {error.strerror}", "TMPDIR", MISSING_PREREQUISITE) from error
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
-        own = tempfile.mkdtemp(prefix="specbench-", dir=within)
-        atexit.register(_remove_empty, own)
-        return Path(own)
+        raise SpecbenchError(f"other users may write to {folder}", "remove it, or set TMPDIR", MISSING_PREREQUISITE)
     return folder
-
-
-def _remove_empty(folder: str) -> None:
-    with suppress(OSError):
-        os.rmdir(folder)

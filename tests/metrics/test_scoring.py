@@ -36,7 +36,6 @@ from specbench.stats import mean_interval
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import base_row, sample_row
-from specbench.system.files import take_lock
 from specbench.system.plugins import PluginError
 
 DETECTOR = ["shapes-detector"]
@@ -434,23 +433,6 @@ def test_scores_of_a_part_of_the_images_say_so(tmp_path):
     assert "(n=4)" not in render_tables(report_rows([folder]))
     drawn_run(tmp_path, n=6)
     assert "(n=4)" in render_tables(report_rows([folder]))
-
-
-def test_a_pipe_among_the_scores_is_not_waited_for(tmp_path):
-    folder = drawn_run(tmp_path, n=2)
-    scoring.score([folder], DETECTOR)
-    (numbers,) = (folder / "scores").glob("*.parquet")
-    numbers.unlink()
-    os.mkfifo(numbers)
-    assert ends_in_time(lambda: scoring.score([folder], DETECTOR))
-    assert values(folder)["shapes-detector"] == 1
-    (part,) = (folder / "image_scores").glob("*/*.parquet")
-    score = read_scores(folder)[0]
-    part.unlink()
-    os.mkfifo(part)
-    assert ends_in_time(lambda: stored_difference(folder, folder, score))
-    os.mkfifo(lock := tmp_path / ".lock")
-    assert ends_in_time(lambda: take_lock(lock, "busy"))
 
 
 def test_stored_values_that_are_no_numbers_are_no_difference(tmp_path):

@@ -30,11 +30,6 @@ def test_the_conversions_own_split_differs(text):
     assert conversion.encode(text).ids != authors.encode(text).ids
 
 
-def test_words_across_a_hyphen_are_the_authors():
-    ids = ranked_bpe(baai.RANKS, {}).encode("close-up").ids
-    assert ids == [baai.RANKS[b"close"], baai.RANKS[b"-up"]]
-
-
 def test_texts_are_composed_before_they_are_split():
     decomposed = unicodedata.normalize("NFD", "café")
     assert decomposed != "café"

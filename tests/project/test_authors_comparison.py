@@ -1,12 +1,11 @@
-"""Comparison with the metrics' authors' packages (dev/authors/): the exchange with a stand-in program, and the packages
-themselves, with random weights in the published formats, where an environment has them: those that
+"""Comparison with the metrics' authors' packages (dev/authors/), with random weights in the published formats, if an
+environment has them: those that
 `python dev/authors/compare.py` tells how to make, or the Pythons in AUTHORS_PYTHON, separated as in PATH."""
 
 import functools
 import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
 
 import authors_formats as formats
@@ -16,13 +15,12 @@ import pytest
 import torch
 from PIL import Image
 
-from specbench.errors import SpecbenchError
 from specbench.metrics import packages
-from specbench.metrics.base import PerImageMetric, Settings
+from specbench.metrics.base import Settings
 from specbench.metrics.catalog import METRICS
 from specbench.metrics.catalog import metric as make_metric
 from specbench.metrics.preference import load_hpsv2
-from specbench.metrics.scoring import Images, run_images, score
+from specbench.metrics.scoring import Images, score
 from specbench.system.images import read_picture
 
 _SPEC = importlib.util.spec_from_file_location("compare", Path(__file__).parents[2] / "dev" / "authors" / "compare.py")
@@ -52,82 +50,6 @@ def saved_rows(folder: Path, pictures: list, captions: list[str]) -> pd.DataFram
         rows.append({"prompt_id": f"p{number}", "sample": 0, "prompt": caption, "category": None, "meta": "{}",
                      "started_at": "now", "path": path})  # fmt: skip
     return pd.DataFrame(rows)
-
-
-class Brightness(PerImageMetric):
-    """Stands in for a metric whose authors have a package."""
-
-    name, summary, checkpoints = "hpsv2[v2.1]", "", ()
-
-    def identity(self):
-        return {"variant": "mean"}
-
-    def prepare(self):
-        pass
-
-    def features(self, samples):
-        return [{"value": float(sample.pixels.mean()) / 256} for sample in samples]
-
-
-ANSWERS = """
-import json, sys
-import numpy as np
-from PIL import Image
-request = json.load(sys.stdin)
-values = [np.asarray(Image.open(path)).mean() / 256 + {shift} for path in request["images"]]
-json.dump({{"versions": {{"hpsv2": "9"}}, "values": values}}, sys.stdout)
-"""
-
-
-@pytest.fixture
-def scored(tmp_path, monkeypatch):
-    """Images scored by the stand-in metric."""
-    rows = saved_rows(tmp_path, calibrated.images(3), ["a cat"] * 3)
-    images = Images("mine", tmp_path / "run", rows, lambda row: read_picture(row.path))
-    score([images], Brightness())
-    monkeypatch.setattr(cross_check, "_request", lambda package, *_: {"package": package})
-    return images
-
-
-@pytest.mark.parametrize(
-    ("program", "verdict"),
-    [
-        (ANSWERS.format(shift=0.0), "agrees"),
-        (ANSWERS.format(shift=0.01), "differs"),
-        ("import sys; sys.exit('no such library')", "ended with code 1: no such library"),
-        ('print(\'{"error": "ValueError: x"}\')', "ValueError: x"),
-    ],
-)
-def test_both_values_are_told_or_why_there_is_one(scored, tmp_path, monkeypatch, program, verdict):
-    (tmp_path / "program.py").write_text(program)
-    monkeypatch.setattr(cross_check, "PROGRAM", tmp_path / "program.py")
-    row = cross_check.check_by_package(scored, Brightness(), Path(sys.executable))
-    assert tuple(row) == cross_check.COLUMNS and verdict in row["verdict"]
-    if verdict not in ("agrees", "differs"):
-        assert row["verdict"].startswith("not run") and row["theirs"] is None
-        return
-    shift = 0.01 * (verdict == "differs")
-    assert (row["package"], row["n"], row["run_id"]) == ("hpsv2 9", 3, "mine") and row["ours"] > 0.3
-    assert [row["theirs"] - row["ours"], row["largest_difference"]] == pytest.approx([shift] * 2, abs=1e-6)
-
-
-def test_an_image_that_was_replaced_is_refused(tmp_path, cli, monkeypatch):
-    assert cli("run", "--decoder", "ar", "--limit", "1", "--threads", "1", "--out", tmp_path / "out", "-q").code == 0
-    (folder,) = (tmp_path / "out").iterdir()
-    score([images := run_images(folder)], Brightness())
-    monkeypatch.setattr(cross_check, "_request", lambda package, *_: {"package": package})
-    Image.new("RGB", (8, 8)).save(folder / images.rows["image"].iloc[0])
-    with pytest.raises(SpecbenchError, match="replaced"):
-        cross_check.check_by_package(images, Brightness(), Path(sys.executable))
-
-
-def test_a_package_that_is_not_there_comes_with_the_commands_that_install_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
-    rows = {row["name"]: row for row in cross_check.readiness()}
-    row = rows["cross-check by image-reward"]
-    assert row["status"] == "warning" and "-m venv" in row["fix"] and "transformers==4.36.2" in row["fix"]
-    named = {row["name"]: row for row in cross_check.readiness(Path(sys.executable))}
-    assert "clean-fid is not installed" in named["cross-check by clean-fid"]["detail"]
 
 
 def test_every_metric_of_an_authors_package_names_it():

@@ -8,7 +8,7 @@ import pytest
 from specbench.papers.table_files import load_tables
 
 sys.path.insert(0, str(Path(__file__).parents[2] / ".ci"))
-from printed_floors import device_of, printed_latencies
+from printed_floors import printed_latencies
 
 
 def test_ar_of_the_sjd_paper_stands_beside_the_weight_read_of_its_gpu():
@@ -32,17 +32,3 @@ def test_every_printed_latency_has_a_row_and_no_floor_is_above_it():
     assert len(rows) == printed > 80
     assert all(row["over_floor"] is None or row["over_floor"] > 1 for row in rows)
     assert all(row["note"] for row in rows if row["over_floor"] is None)
-
-
-@pytest.mark.parametrize(
-    ("hardware", "device"),
-    [
-        ("NVIDIA A100", "NVIDIA A100-SXM4-80GB"),
-        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB"),
-        ("NVIDIA RTX 3090 (a server with 8, AMD EPYC 7402)", "NVIDIA GeForce RTX 3090"),
-        ("NVIDIA RTX 4090 (768 x 768), NVIDIA A100 (1024 x 1024)", None),
-        ("a TPU", None),
-    ],
-)
-def test_the_papers_words_name_a_data_sheet_or_none(hardware, device):
-    assert device_of(hardware) == device

@@ -70,23 +70,6 @@ def test_tables_are_the_golden_ones(results, fmt):
     assert text == golden.read_text()
 
 
-def test_json_is_strict_and_has_the_documented_keys(results):
-    def refuse(constant):
-        raise AssertionError(f"{constant} is not JSON")
-
-    rows = json.loads(render(report_rows(find_runs(results)), "json"), parse_constant=refuse)
-    documented = {
-        "run_id", "model", "decoder", "options", "n", "nfe", "tokens_per_step", "step_compression", "latency_ms",
-        "speedup", "speedup_low", "speedup_high", "window_cost", "overhead", "perplexity", "nll_gap",
-        "nll_gap_se", "acceptance", "image_perplexity",
-    }  # fmt: skip
-    assert all(documented <= row.keys() for row in rows)
-    assert [row["decoder"] for row in rows] == ["ar", "sjd", "gsd"], "AR first, then in the order of the presets"
-    broken = rows[2]
-    assert broken["nll_gap"] is None and broken["zero_probability"] == 4 and broken["logp_std"] is None
-    assert rows[1]["n"] == 3 and rows[1]["failed"] == 1
-
-
 def test_every_key_is_documented(results):
     assert rows_of(results)[0].keys() <= set(REPORT.names)
 

@@ -50,7 +50,7 @@ def mark(path: Path, bit: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("year", [1900, 1969, 1980, 2107, 2200])
+@pytest.mark.parametrize("year", [1900, 2200])
 def test_files_of_any_time_are_packed(year, members, tmp_path, cli):
     """`touch -d @0`, archives without dates, a machine whose clock is wrong."""
     for name, data in members.items():

@@ -26,7 +26,6 @@ from specbench.store.run_folders import find_runs
 from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
 from specbench.store.schema import SAMPLES
-from specbench.system import environment
 
 KEYED = pa.schema([("id", pa.string()), ("value", pa.int64())])
 
@@ -234,13 +233,6 @@ def test_a_second_writer_is_refused_and_the_lock_dies_with_its_owner(tmp_path):
         other.wait()
     small_run(tmp_path, 4)
     assert len(RunStore(folder).samples()) == 4
-
-
-def test_two_runs_in_one_process_take_turns(tmp_path):
-    first = RunStore(tmp_path / "run").lock(tiny.spec()).begin(tiny.spec(), environment.environment_facts())
-    assert "another process" in refused(RunStore(tmp_path / "run").lock, tiny.spec()).what
-    first.close()
-    RunStore(tmp_path / "run").lock(tiny.spec()).begin(tiny.spec(), environment.environment_facts()).close()
 
 
 @pytest.mark.parametrize("place", ["images", "samples", ""])

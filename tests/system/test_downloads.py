@@ -127,10 +127,6 @@ def test_a_wrong_digest_keeps_nothing(server, remote, tmp_path, size):
     assert [path.name for path in tmp_path.iterdir()] == [".file.lock"]
 
 
-def test_redirects_are_followed(server, remote, tmp_path):
-    assert fetch_file(replace(remote, url=f"{server.url}/moved"), tmp_path / "file").read_bytes() == CONTENT
-
-
 def test_not_found_is_said_at_once(server, remote, tmp_path):
     server.statuses = [404, 404]
     with pytest.raises(SpecbenchError, match="404"):
@@ -174,12 +170,6 @@ def test_a_silent_server_is_given_up(server, remote, tmp_path, monkeypatch):
     server.stall_s = 0.3
     with pytest.raises(SpecbenchError, match="timed out"):
         fetch_file(remote, tmp_path / "file")
-
-
-def test_nobody_there_names_the_address(tmp_path, monkeypatch):
-    monkeypatch.setattr(downloads, "PAUSE_S", 0.0)
-    with pytest.raises(SpecbenchError, match=r"file of 127\.0\.0\.1:9: .*refused"):
-        fetch_file(Remote("http://127.0.0.1:9/file", "sha256:00"), tmp_path / "file")
 
 
 def test_a_full_disk_keeps_what_arrived(server, remote, tmp_path, monkeypatch):
@@ -240,18 +230,12 @@ def test_the_wanted_file_of_an_archive_is_kept(server, captions):
     assert server.asked == []
 
 
-@pytest.mark.parametrize("other", ["shorter", "longer", "of no archive"])
-def test_another_archive_under_the_address_is_refused_as_a_whole(server, captions, other):
-    size = len(server.content)
-    server.content = {"shorter": server.content[:-9], "longer": server.content + b"x", "of no archive": b"y" * size}[
-        other
-    ]
-    with pytest.raises(SpecbenchError, match=r"not the expected file|larger than the expected"):
+def test_another_archive_under_the_address_is_refused_as_a_whole(server, captions):
+    server.content += b"x"
+    with pytest.raises(SpecbenchError, match="larger than the expected"):
         public.fetch_set(captions)
     assert not (captions.folder / "captions_val2017.json").exists()
-
-
-def test_a_changed_file_in_the_archive_is_refused(server, captions):
+    server.content = server.content[:-1]
     wrong = replace(captions.files["captions_val2017.json"], digest=published.digest(b"other"))
     with pytest.raises(SpecbenchError, match="not the expected file"):
         public.fetch_set(replace(captions, files={"captions_val2017.json": wrong}))

@@ -37,9 +37,7 @@ def nobody(monkeypatch, tmp_path):
     private_folder.cache_clear()
 
 
-def test_a_process_without_home_and_name_keeps_what_it_keeps_in_a_folder_of_its_own(nobody, monkeypatch, capsys, cli):
-    at_exit = []
-    monkeypatch.setattr(surroundings.atexit, "register", lambda *call: at_exit.append(call))
+def test_a_process_without_home_and_name_keeps_what_it_keeps_in_a_folder_of_its_own(nobody, monkeypatch, cli):
     monkeypatch.setenv("LOGNAME", "")
     settle()
     home = Path(os.environ["HOME"])
@@ -47,20 +45,13 @@ def test_a_process_without_home_and_name_keeps_what_it_keeps_in_a_folder_of_its_
     assert home.parent == nobody and stat.S_IMODE(home.stat().st_mode) == 0o700
     assert cache_folder() == home / ".cache" / "specbench" and os.environ["LOGNAME"]
     assert cli("list", "prompts").code == 0
-    [(say_kept, *of)] = at_exit
-    say_kept(*of)
-    assert not capsys.readouterr().err, "nothing is kept"
-    (home / ".cache").mkdir()
-    say_kept(*of)
-    assert capsys.readouterr().err.startswith(f"warning: no home folder: what is kept is in {home} (HOME or")
 
 
 def test_a_folder_that_another_user_could_write_to_is_not_taken(nobody):
     (nobody / f"specbench-{os.getuid()}").mkdir(mode=0o777)
     (nobody / f"specbench-{os.getuid()}").chmod(0o777)
-    taken = private_folder()
-    assert taken.parent == nobody and taken.name != f"specbench-{os.getuid()}"
-    assert stat.S_IMODE(taken.stat().st_mode) == 0o700
+    with pytest.raises(SpecbenchError, match="other users may write to"):
+        private_folder()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +77,7 @@ def test_a_home_that_is_no_path_is_the_one_of_the_user(named, expected, monkeypa
 
 @pytest.mark.parametrize(
     ("columns", "width"),
-    [("0", "80"), ("-3", "80"), ("x", "80"), ("²", "80"), ("9" * 5000, "80"), ("1", "40"), ("39", "40"), ("60", "60")],
+    [("0", "80"), ("x", "80"), ("9" * 5000, "80"), ("39", "40"), ("60", "60")],
 )
 def test_widths_without_room_for_words_are_those_of_a_narrow_terminal(columns, width, monkeypatch, cli):
     monkeypatch.setenv("COLUMNS", columns)

@@ -19,12 +19,16 @@ ROWS = [
 ]
 
 
+def shown(table, width, left=(), **terminal) -> str:
+    console = Console(width=width, highlight=False, **terminal)
+    with console.capture() as text:
+        console.print(terminal_table(table, width, left=left))
+    return text.get()
+
+
 @pytest.mark.parametrize("width", [45, 80, 120, 200])
 def test_identifiers_stay_whole(width):
-    console = Console(width=width, highlight=False)
-    with console.capture() as text:
-        console.print(terminal_table(plain_table(HEADINGS, ROWS), width, left=HEADINGS[:3]))
-    lines = text.get().splitlines()
+    lines = shown(plain_table(HEADINGS, ROWS), width, left=HEADINGS[:3]).splitlines()
     assert max(map(len, lines)) <= width
     for row in ROWS:
         assert all(any(word in line for line in lines) for cell in row for word in cell.split())
@@ -34,10 +38,8 @@ def test_identifiers_stay_whole(width):
 
 def test_a_further_panel_has_no_empty_rows():
     table = plain_table(("name", "value", "fix"), [("a", "1", "-"), ("b", "2", "a-long-command-to-type")])
-    console = Console(width=30, highlight=False)
-    with console.capture() as text:
-        console.print(terminal_table(table, 30))
-    assert text.get().split() == ["name", "value", "a", "1", "b", "2", "name", "fix", "b", "a-long-command-to-type"]
+    expected = ["name", "value", "a", "1", "b", "2", "name", "fix", "b", "a-long-command-to-type"]
+    assert shown(table, 30).split() == expected
 
 
 def test_empty_and_constant_columns_say_nothing():
@@ -47,19 +49,13 @@ def test_empty_and_constant_columns_say_nothing():
     alone = distinct_columns(plain_table(headings, rows[:1]), kept=[])
     assert alone.headings == ["name", "images", "value"], "of one row nothing is constant"
     assert not distinct_columns(plain_table(headings, []), kept=[]).rows
-    console = Console(width=60, highlight=False)
-    with console.capture() as text:
-        console.print(terminal_table(distinct_columns(table, kept=["name"]), 60))
-    shown = text.get()
-    assert "In every row: images 4" in shown and "note" not in shown and shown.split()[:2] == ["name", "value"]
+    text = shown(distinct_columns(table, kept=["name"]), 60)
+    assert "In every row: images 4" in text and "note" not in text and text.split()[:2] == ["name", "value"]
 
 
 def test_the_first_column_does_not_wrap_where_all_columns_fit():
     name = "peak of cpu, bfloat16, 1 thread on this machine"
-    console = Console(width=80, highlight=False)
-    with console.capture() as text:
-        console.print(terminal_table(plain_table(("name", "status"), [(name, "ok"), ("python", "missing")]), 80))
-    assert name in text.get()
+    assert name in shown(plain_table(("name", "status"), [(name, "ok"), ("python", "missing")]), 80)
 
 
 def test_a_mark_of_a_cell_is_bold_in_every_format():
@@ -70,7 +66,5 @@ def test_a_mark_of_a_cell_is_bold_in_every_format():
         "|------|---------|", "| a\\|b | **0.9** |", "| c    | 0.8     |",
     ]  # fmt: skip
     assert r"a\textbar{}b & \textbf{0.9} \\" in latex_table(table, "tab:x")
-    console = Console(width=40, highlight=False, force_terminal=True, color_system="standard")
-    with console.capture() as text:
-        console.print(terminal_table(table, 40))
-    assert "\x1b[1m  0.9\x1b[0m" in text.get() and text.get().startswith("Scores:")
+    text = shown(table, 40, force_terminal=True, color_system="standard")
+    assert "\x1b[1m  0.9\x1b[0m" in text and text.startswith("Scores:")
