@@ -1,8 +1,8 @@
-"""Compute metrics with their authors' packages, in an environment that has these and need not have specbench.
+"""Compute metrics with their authors' packages, in an environment that need not contain specbench.
 
-Run by `specbench.metrics.packages` with another Python: one JSON object on stdin, one on stdout, or with `--serve` one
-a line, the network being kept. Nothing is downloaded: pictures and weights are files that the request or the hub's
-cache names.
+`specbench.metrics.packages` runs this file with another Python. It reads one JSON object from stdin and writes one to
+stdout; with `--serve`, one per line, and the network stays loaded. Nothing is downloaded: images and weights are files
+that the request or the hub's cache names.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _hpsv3_network(device: str):
 
 
 def hpsv3(request: dict) -> dict:
-    """Rewards by hpsv3: the first of its two numbers, the mean."""
+    """Rewards by hpsv3. It returns two numbers per image; the first, the mean, is used."""
     import torch
 
     with torch.no_grad():
@@ -50,7 +50,7 @@ def hpsv3(request: dict) -> dict:
 
 
 def _weights(hub: list[str]) -> dict:
-    """Digest cached files of hub repositories by their names, or what is lacking. `hub`: arguments of `hf download`."""
+    """Digest cached files of hub repositories by name, or return what is missing. `hub`: arguments of `hf download`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -67,7 +67,7 @@ def _weights(hub: list[str]) -> dict:
 
 
 PROGRAMS = {"t2v-metrics": (vqascore, ("torch", "transformers")), "hpsv3": (hpsv3, ("torch", "transformers"))}
-"""By package: its program, and the other distributions that it needs, not all of which it requires."""
+"""By package: its program, and the other distributions that it needs (not all are among its declared requirements)."""
 
 
 def answer_request(request: dict) -> dict:

@@ -1,7 +1,7 @@
 """Metric interface: images -> features -> statistics -> scores, one method per arrow.
 
-A metric is one class. `scoring` walks the images, keeps the features of each on disk under the fingerprint of what
-made them, and asks for statistics and scores when all are there; a metric never reads a run folder itself.
+A metric is one class. `scoring` iterates over the images, stores their features on disk under a fingerprint of the
+code and weights that made them, and then computes statistics and scores. A metric never reads a run folder itself.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from specbench.system.torch_device import use_device
 
 Better = Literal["lower", "higher"]
 Kind = Literal["plain", "proportions", "distance"]
-"""Kinds of scores: `proportions` are fractions of right images by category and their unweighted mean, `distance` is a
-distance of the whole set of images to reference images, which depends on their number, `plain` is any other."""
+"""Kinds of scores. `proportions`: fractions of right images by category, and their unweighted mean. `distance`: from
+all images to reference images, which depends on the number of images. `plain`: any other score."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings of metric computation."""
 
-    device: str = "cpu"  # where their networks run, for example "cuda"
-    batch: int | None = None  # images a network sees at once; each metric's own choice if None
-    # folder of images to compare distributions with, or .npz file of their statistics; COCO's if None
+    device: str = "cpu"  # device of the networks, for example "cuda"
+    batch: int | None = None  # images per forward of a network; None: each metric's own default
+    # reference of distances: folder of images, or .npz file of their statistics; None: COCO's images
     reference: Path | None = None
     offline: bool = False  # never download what is missing
-    # Python of an environment with the authors' package of a metric; None: `packages.python_of`
+    # Python of an environment that has the authors' package of a metric; None: `packages.python_of`
     python: Path | None = None
 
     def check(self) -> None:
@@ -76,13 +76,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class Score:
-    """One number of a run, from `n` images, by the metric's name ("metric:part" for a part of it)."""
+    """One score of a run, from `n` images. Its name is the metric's, or "metric:part" for a part of the score."""
 
     name: str
     estimate: Estimate
     n: int
     note: str | None = None  # warning for readers of the number
-    prompts: int | None = None  # of the images; None if unknown, or if they are all of the run
+    prompts: int | None = None  # number of the images' prompts; None if unknown, or if all prompts of the run
     # better, kind: the metric's if None
     better: Better | None = None
     kind: Kind | None = None
@@ -92,12 +92,12 @@ class Metric:
     """Base class of metrics."""
 
     name: str  # what users type and tables print
-    summary: str  # one line for `specbench list metrics`, of a plug-in; the catalogue has specbench's own
-    better: Better = "higher"  # the values that are better
+    summary: str  # line of a plug-in for `specbench list metrics`; the catalogue has the lines of built-in metrics
+    better: Better = "higher"  # whether higher or lower values are better
     kind: Kind = "plain"
     unit: str = ""  # of its scores
     batch: int = 16  # images given to `features` at a time
-    # place of a plug-in's class, "package.module:NAME"; None for specbench's own
+    # place of a plug-in's class, "package.module:NAME"; None for built-in metrics
     class_reference: str | None = None
     columns: Mapping[str, pa.DataType]  # name and arrow type of the values that `features` stores per image
     checkpoints: Sequence[str] = ()  # names in `specbench.metrics.published_weights` of the files it needs
@@ -156,14 +156,14 @@ class Metric:
         return published_weights.hub_folder(repository, self.settings.offline)
 
     def downloads(self) -> list[Download]:
-        """List what it needs, this disk lacks, and can be downloaded."""
+        """List the required files that are not on this disk and can be downloaded."""
         from specbench.metrics import published_weights
 
         folders = map(published_weights.missing_folder, self.repositories.values())
         return [download for download in (*folders, *map(published_weights.missing_file, self.checkpoints)) if download]
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        """Tell whether images of a prompt can be scored; class labels and codes are no captions."""
+        """Return whether images of a prompt can be scored; class labels and codes are no captions."""
         return not meta.keys() & {"class", "codes"}
 
     def preprocess(self, pixels: np.ndarray) -> Any:
@@ -172,7 +172,7 @@ class Metric:
         return None
 
     def preprocessed(self, samples: Sequence[Sample]) -> list[Any]:
-        """List the network's inputs of samples; makes those that scoring has not made."""
+        """List the network's inputs for samples, and preprocess those that scoring has not preprocessed."""
         return [
             self.preprocess(sample.pixels) if sample.preprocessed is None else sample.preprocessed for sample in samples
         ]
@@ -194,12 +194,12 @@ class Metric:
         raise NotImplementedError
 
     def captions_cut(self, captions: Sequence[str]) -> tuple[int, int] | None:
-        """Count the captions longer than what it reads, and return that number of tokens; None if nothing is cut."""
+        """Return the number of captions that are cut, and the limit in tokens; None if the metric cuts no captions."""
         return None
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        """Subtract a baseline's score over the images both have (`features`, `baseline`: as for `statistics`): the
-        difference with a paired interval, and the number of images; None if the metric has no difference."""
+        """Subtract a baseline's score over the images that both runs have. `features`, `baseline`: as for `statistics`.
+        Return the difference with a paired interval and the number of images, or None if no difference is defined."""
         return None
 
 
@@ -212,7 +212,7 @@ def _installed(package: str) -> bool:
 
 
 class PerImageMetric(Metric):
-    """Base class of metrics with one `value` per image; the score is their mean, its interval over prompts."""
+    """Base class of metrics with one `value` per image. The score is their mean; its interval is over prompts."""
 
     columns: ClassVar = {"value": pa.float32()}
 
@@ -226,19 +226,19 @@ class PerImageMetric(Metric):
 def part_scores(
     name: str, rows: pd.DataFrame, by: str, column: str, interval: Callable[..., Estimate] = mean_interval
 ) -> list[Score]:
-    """Scores "name:part", means of `column` of the rows that have each value of the column `by`."""
+    """Scores "name:part": the mean of `column` over the rows of each value (part) of the column `by`."""
     parts = rows.groupby(by, sort=True, dropna=False)
     return [mean_score(f"{name}:{part}", group, column, interval) for part, group in parts if group[column].count()]
 
 
 def answer_scores(name: str, images: pd.DataFrame, answers: Iterable[list]) -> list[Score]:
-    """Scores "name:part" of answers about images, by image a list of [part, value]; `n` counts images."""
-    rows = images.assign(answer=[*answers]).explode("answer").dropna(subset="answer")  # under the index of the image
+    """Scores "name:part" of answers about images: a list of [part, value] per image. `n` counts images."""
+    rows = images.assign(answer=[*answers]).explode("answer").dropna(subset="answer")  # keeps the index of the image
     return part_scores(name, rows.assign(part=rows["answer"].str[0], value=rows["answer"].str[1]), "part", "value")
 
 
 def mean_score(name: str, rows: pd.DataFrame, column: str, interval: Callable[..., Estimate] = mean_interval) -> Score:
-    """Score that is the mean of a column of the rows; those without a value are left out, and counted in its note."""
+    """Mean of a column as a score. Rows without a value are left out, and the score's note has their number."""
     kept = rows.dropna(subset=column)
     if kept.empty:
         raise SpecbenchError(f"no image has a value of {name}")
@@ -248,7 +248,7 @@ def mean_score(name: str, rows: pd.DataFrame, column: str, interval: Callable[..
 
 
 def category_scores(name: str, rows: pd.DataFrame, column: str) -> list[Score]:
-    """Scores of a metric of verdicts: the unweighted mean of the categories' proportions of `column`, then these."""
+    """Scores of verdicts: the proportion of `column` by category, after the unweighted mean of these proportions."""
     parts = part_scores(name, rows, "category", column, proportion_interval)
     if not parts:
         return []
@@ -259,8 +259,8 @@ def category_scores(name: str, rows: pd.DataFrame, column: str) -> list[Score]:
 def column_difference(
     features: pd.DataFrame, baseline: pd.DataFrame, column: str, over_categories: bool = False, all_of: Sequence = ()
 ) -> tuple[Difference, int] | None:
-    """Mean paired difference of a column by prompt; `over_categories`: the mean of the categories' means, None if
-    one of `all_of` is missing."""
+    """Mean paired difference of a column by prompt; if `over_categories`, the mean of the categories' means. None if a
+    category in `all_of` is missing."""
     both = paired_features(features, baseline, column, ["category"] if over_categories else ())
     both = both.dropna(subset=[column, f"{column}_base"])
     if both.empty or (all_of and set(both["category"]) != set(all_of)):
@@ -275,21 +275,21 @@ def column_difference(
 def paired_features(
     features: pd.DataFrame, baseline: pd.DataFrame, column: str, also: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Join the features of two runs on the images both have. Returns `prompt_id`, `column` of both runs (the baseline's
-    ending in `_base`), and the columns `also` of the first."""
+    """Join the features of two runs on the images that both have. Return `prompt_id`, `column` of both runs (`_base` is
+    appended to the baseline's name), and the columns `also` of the first run."""
     keys = ["prompt_id", "sample"]
     return features[[*keys, column, *also]].merge(baseline[[*keys, column]], on=keys, suffixes=("", "_base"))
 
 
 MEAN_OF_IMAGES = "mean"
-"""Says in an identity that the score is the mean of a stored `value` per image, of which differences can be paired."""
+"""Fact of an identity: the score is the mean of a stored `value` per image, so that differences can be paired."""
 RESULTS_FILE = "results file"
 """Fact of imported scores that is stored but not in their fingerprint, so that runs can share a fingerprint."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """All that made the features or the scores of a metric."""
+    """All that determines the features or the scores of a metric."""
 
     metric: str
     facts: Mapping[str, str]
@@ -314,7 +314,7 @@ def made_score(metric: Metric) -> Origin:
 def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
     """Add the arithmetic of a GPU, and the place and code digest of a plug-in's class."""
     facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in may have none
-    if settings and settings.device.startswith("cuda"):  # before this was a fact, convolutions were in TF32
+    if settings and settings.device.startswith("cuda"):  # identities without this fact: convolutions were in TF32
         facts["float32"] = "without TF32"
     reference = getattr(metric, "class_reference", None)
     if reference is not None:
@@ -342,15 +342,15 @@ MOST_THREADS = 32
 
 def read_ahead(load: Callable[[T], R], items: Sequence[T], batch: int) -> Iterator[list[R]]:
     """Iterate over `load(item)` of all items, in order, in lists of `batch`. Threads load the next two while one is in
-    use, because reading, decoding and resizing release the interpreter lock; the caller's thread loads the first item,
-    so that what `load` makes once is made once."""
+    use, because reading, decoding and resizing release the interpreter lock. The caller's thread loads the first item,
+    so that whatever `load` creates on first use is created only once."""
     if not items:
         return
-    import torch  # not where everything is scored
+    import torch  # not needed if everything is scored
 
     threads, rest, ahead = torch.get_num_threads(), iter(items[1:]), min(BATCHES_AHEAD * batch, MOST_AHEAD)
     loaded = [load(items[0])]
-    # One thread of torch each: the images are what is spread over the cores.
+    # One torch thread per loader: the images are already spread over the cores.
     with ThreadPoolExecutor(min(MOST_THREADS, available_cores()), "read", torch.set_num_threads, (1,)) as pool:
         waiting: deque[Future[R]] = deque(pool.submit(load, item) for item in islice(rest, ahead))
         try:

@@ -1,5 +1,5 @@
-"""BLIP networks of transformers with the authors' weights (Li et al. 2022), off which sizes are read, for ImageReward
-and BLIP-VQA. Layer norms of the vision network use 1e-6; transformers' default of 1e-5 shifts scores."""
+"""BLIP networks of transformers for ImageReward and BLIP-VQA, with the authors' weights (Li et al. 2022). Sizes follow
+from the weights. Layer norms of the vision network use 1e-6; transformers' default of 1e-5 shifts scores."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def vision_network(weights: Weights) -> BlipVisionModel:
 
 
 def text_network(weights: Weights, image_width: int, head: bool = False) -> BlipTextModel | BlipTextLMHeadModel:
-    """Build the BERT with cross-attention to image features from an encoder's weights, with `head` a decoder's."""
+    """Build the BERT with cross-attention to image features from an encoder's weights; if `head`, from a decoder's."""
     body = part_of(weights, "bert.") if head else weights
     hidden = body["embeddings.word_embeddings.weight"].shape[1]
     config = BlipTextConfig(
@@ -66,7 +66,7 @@ def text_network(weights: Weights, image_width: int, head: bool = False) -> Blip
         num_attention_heads=hidden // HEAD_WIDTH,
         max_position_embeddings=body["embeddings.position_embeddings.weight"].shape[0],
         layer_norm_eps=1e-12,
-        is_decoder=True,  # else no cross-attention is built; calls still say which way attention looks
+        is_decoder=True,  # otherwise no cross-attention is built; each call passes the direction of attention
     )
     network = BlipTextLMHeadModel(config) if head else BlipTextModel(config, add_pooling_layer=False)
     state = network.state_dict()
@@ -78,7 +78,7 @@ def text_network(weights: Weights, image_width: int, head: bool = False) -> Blip
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Load the tensors of an authors' checkpoint, whose digest the caller has checked; no code in it is run."""
+    """Load the tensors of an authors' checkpoint without running its code. The caller has checked its digest."""
     content = torch.load(path, map_location="cpu", weights_only=True)
     return content.get("model", content)
 
@@ -107,7 +107,7 @@ class Tokenizer:
         return tokens.input_ids, tokens.attention_mask
 
     def cut(self, texts: Sequence[str]) -> tuple[int, int]:
-        """Number of texts of more tokens than it gives, and that number of tokens."""
+        """Return the number of texts that are cut, and the limit in tokens."""
         return sum(len(self._tokenizer(text).input_ids) > _TOKENS for text in texts), _TOKENS
 
     def ids(self, text: str) -> list[int]:

@@ -30,7 +30,7 @@ class MetricEntry(NamedTuple):
 
 
 def unjudged(metrics: Iterable[str]) -> list[str]:
-    """Sentences about what these metrics leave out of a picture."""
+    """Sentences that name the parts of an image that these metrics do not judge."""
     told = {name: METRICS[name].unjudged for name in metrics if name in METRICS}
     return [f"{name} does not judge {text}." for name, text in told.items() if text]
 
@@ -122,7 +122,7 @@ _DERIVED = {
     "released program, which leaves phrases of its network in",
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
-"""Scores in tables that are not separate metrics."""
+"""Scores that appear in tables, but are parts of another metric."""
 IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[released]",
             "wise[verified]", "wise[legacy]", "longtext-bench", "longtext-bench[released]")  # fmt: skip
 """Scores from the authors' programs, by `specbench import`."""
@@ -136,9 +136,9 @@ PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "mulo-sd": ("geneval[hf-m2f]", "hpsv2[v2.1]"),
     "fid-50k": ("fid[tf1+bicubic256]",),
 }
-"""The metric variants behind published numbers. They differ in nearly every step, so numbers of one protocol never
-compare with numbers of the other. `sjd`: SJD, GSD, SJD++. `cool-sd`: Cool-SD, LANTERN, LANTERN++. The first group
-prints CLIP times 100. `zipar` and `mulo-sd` have the scores that these papers print; no variant was read in their code.
+"""The metric variants behind published numbers. They differ in nearly every step, so numbers of two protocols are not
+comparable. `sjd`: SJD, GSD, SJD++, which print CLIP times 100. `cool-sd`: Cool-SD, LANTERN, LANTERN++. `zipar` and
+`mulo-sd`: the scores that these papers print; which variants their code computes was not checked.
 DPG-Bench, which MuLo-SD also prints, comes from its program (`IMPORTED`). `fid-50k`: LlamaGen by class and its
 followers, against a folder of ImageNet (`--reference`); their script resizes before it clamps and rounds."""
 
@@ -150,8 +150,8 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "imagenet": PROTOCOLS["fid-50k"],
     "t2i-compbench": ("compbench[blip-vqa]", "compbench[clip-b32]"),
 }
-"""Default metrics of models other than `shapes`, by prompt set: the scores that papers of protocol `sjd` print of all
-sets (""), FID for the set with reference images, and a benchmark's own scores for its prompts."""
+"""Default metrics of models other than `shapes`, by prompt set. "": the scores that papers of protocol `sjd` print for
+every set; the set with reference images also has FID, and a benchmark's prompts have the benchmark's scores."""
 
 
 def metric_names() -> list[str]:
@@ -159,7 +159,7 @@ def metric_names() -> list[str]:
 
 
 def metric_name(typed: str) -> str:
-    """Name of the intended metric, without a variant if none was typed; as typed if there is no such metric."""
+    """Return the name of the intended metric, without a variant if none was typed; unknown names are returned as is."""
     valid = metric_names()
     bases = dict.fromkeys(name.partition("[")[0] for name in (*valid, *_DERIVED))
     base, bracket, variant = typed.partition("[")
@@ -168,7 +168,7 @@ def metric_name(typed: str) -> str:
 
 
 def require_metric(name: str) -> str:
-    """Name of the metric that is meant, without importing it; raises the SpecbenchError of an unknown one."""
+    """Return the name of the intended metric without importing it. Raise a SpecbenchError if it is unknown."""
     if name in metric_names() or is_reference(name):
         return name
     if (meant := metric_name(name)) in metric_names():
@@ -198,7 +198,7 @@ def require_metric(name: str) -> str:
 
 
 def metric(name: str) -> Callable[..., Any]:
-    """Load the factory of a metric of the catalogue, of a plug-in, or "package.module:NAME"; called with `Settings`."""
+    """Load the factory of a metric in the catalogue, of a plug-in, or "package.module:NAME". It takes `Settings`."""
     name = metric_name(name)
     if name in METRICS:
         entry = METRICS[name]
@@ -215,12 +215,12 @@ def metric(name: str) -> Callable[..., Any]:
 
 
 def _foreign(cls: Any, reference: str) -> Callable[..., Any]:
-    """A plug-in's metric: each method names it in whatever it raises or returns wrongly, and its name is checked."""
+    """Check a plug-in's metric and its name, and make errors and wrong results of its methods name the metric."""
     if not (isinstance(cls, type) and all(hasattr(cls, part) for part in ("features", "scores", "identity"))):
         raise SpecbenchError(f"metric '{reference}' is no specbench metric", "subclass specbench.metrics.base.Metric")
 
     refuse_edited(code_of([reference]))
-    from specbench.metrics.base import Better, Kind, Metric  # which a plug-in has imported
+    from specbench.metrics.base import Better, Kind, Metric  # already imported by the plug-in
     from specbench.system.downloads import Download
 
     listed = {"missing": tuple, "missing_packages": tuple, "downloads": Download}
@@ -256,7 +256,7 @@ def _foreign(cls: Any, reference: str) -> Callable[..., Any]:
 
 
 def downloads(names: Iterable[str], settings: Settings | None = None) -> list[Download]:
-    """List what metrics need, this disk lacks, and can be downloaded."""
+    """List the files that metrics need, that are not on this disk, and that can be downloaded."""
     return [download for name in names if name not in IMPORTED for download in metric(name)(settings).downloads()]
 
 

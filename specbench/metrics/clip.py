@@ -1,5 +1,5 @@
-"""`clip[VARIANT]`: mean cosine of CLIP's image and text embeddings (Hessel et al. 2021). The papers use two that do not
-compare: `b16` (SJD and its followers, who print it times 100) and `b32+prefix` (LANTERN, Cool-SD)."""
+"""`clip[VARIANT]`: mean cosine of CLIP's image and text embeddings (Hessel et al. 2021). The papers use two
+incomparable ones: `b16` (SJD and its followers, who print it times 100) and `b32+prefix` (LANTERN, Cool-SD)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def as_saved(pixels: np.ndarray) -> np.ndarray:
 
 def bilinear299(pixels: np.ndarray) -> np.ndarray:
     """Resize uint8 [H, W, 3] to [299, 299, 3] by bilinear interpolation without antialiasing, rounded to 8 bits."""
-    import torch  # not for images that are scored already
+    import torch  # not needed if all images are scored
     from torch.nn import functional as F
 
     x_BCHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None]
@@ -94,7 +94,7 @@ class CosineMetric(PerImageMetric):
 
 class Clip(CosineMetric):
     """CLIP score (Hessel et al. 2021, without their factor 2.5): cosine of image and caption, -1 to 1. Captions over
-    77 tokens are cut, which is said, and keep the end token."""
+    77 tokens are cut and keep the end token; a note reports it."""
 
     batch = 32
 

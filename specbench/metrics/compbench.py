@@ -1,7 +1,7 @@
 """`compbench[...]`: parts of T2I-CompBench++ (Huang et al. 2025) without its programs
 (`specbench.metrics.official_exchange`): `blip-vqa` asks BLIP about every noun phrase of colour, shape and texture
-prompts; `clip-b32` is the cosine for non-spatial ones. The others need the paper's detector, whose licence keeps it
-outside: export the images to its programs and import their answers."""
+prompts; `clip-b32` is the cosine for non-spatial prompts. The other parts need the paper's detector, which is not
+included because of its licence: export the images to the paper's programs and import their answers."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def questions(phrases: Sequence[str]) -> list[str]:
 
 
 class CategoryMetric(PerImageMetric):
-    """Base class of metrics with a mean per category, "metric:category"; nothing is averaged over categories.
-    `categories`: those that are scored."""
+    """Base class of metrics with a mean per category, "metric:category", and no mean over categories.
+    `categories`: the categories that are scored."""
 
     categories: Sequence[str]
 
@@ -151,7 +151,7 @@ class BlipVqa(CategoryMetric):
         return [{"value": math.prod(values)} for values in answers]
 
     def _answers(self, seen: Tensor, asked: Sequence[tuple[int, list[int]]]) -> list[float]:
-        """Answers in the order of `asked`; questions of equal length share a batch, so that none is padded."""
+        """Return answers in the order of `asked`. Questions in a batch have equal length, so that none is padded."""
         by_length = defaultdict(list)
         for place, (_, ids) in enumerate(asked):
             by_length[len(ids)].append(place)

@@ -14,7 +14,7 @@ THREE_IN_ONE: Mapping[str, tuple[str, ...]] = {
     "action": ("clip", "blip"),
     "spatialaction": ("spatial", "clip", "blip"),
 }
-"""Scores whose mean is the score of a complex prompt, by its kind."""
+"""By kind of complex prompt: the scores whose mean is the prompt's score."""
 SPACY_MODEL = "en_core_web_sm"
 SPACY_PACKAGES = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""Distances of two sets of feature vectors, float64 [n, d], with the influence of each image if defined: FID,
+"""Distances of two sets of feature vectors, float64 [n, d], and the influence of each image if it is defined: FID,
 FID-infinity, KID (accumulated by torchmetrics), Inception score (Salimans et al. 2016), precision and recall
 (Kynkäänniemi et al. 2019), density and coverage (Naeem et al. 2020)."""
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Imports inside functions: torch, not for images that are scored already.
+# Imports inside functions: torch, not needed if all images are scored.
 
 _ROWS = 512
 _SPLITS = 4
@@ -51,7 +51,7 @@ class Moments:
 
     @property
     def is_point(self) -> bool:
-        """Whether the vectors are identical to each other, but for rounding."""
+        """Return whether all vectors are equal up to rounding."""
         return bool(self.trace <= np.finfo(np.float32).eps ** 2 * np.square(self.mean).sum())
 
     @cached_property
@@ -62,13 +62,13 @@ class Moments:
 
     @property
     def factor(self) -> np.ndarray:
-        """A matrix of which factor @ factor.T is the covariance."""
+        """Matrix with factor @ factor.T = covariance."""
         return self.root
 
 
 @dataclass(frozen=True)
 class KnownMoments(Moments):
-    """Those of feature vectors that are not here."""
+    """Statistics without the feature vectors they were computed from."""
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -76,7 +76,7 @@ class KnownMoments(Moments):
 
 @dataclass(frozen=True)
 class Gaussian(Moments):
-    """Those of feature vectors, float [n, d]."""
+    """Statistics of given feature vectors, float [n, d]."""
 
     features: np.ndarray
 
@@ -122,9 +122,9 @@ class Gaussian(Moments):
 
 
 def frechet_distance(images: Gaussian, reference: Moments) -> float:
-    """|m1 - m2|^2 + Tr S1 + Tr S2 - 2 Tr (S1 S2)^(1/2), with the reference's root kept (torchmetrics' own last step
-    takes 4 to 35 times the processor time, values equal to 3e-8, and rounds to float32). With fewer images than
-    dimensions the trace of the root comes from an n x n problem of the same eigenvalues."""
+    """Compute |m1 - m2|^2 + Tr S1 + Tr S2 - 2 Tr (S1 S2)^(1/2). The root of the reference's covariance is cached;
+    torchmetrics' last step takes 4 to 35 times the CPU time (values agree to 3e-8) and rounds to float32. With fewer
+    images than dimensions, the trace comes from an n x n matrix with the same eigenvalues."""
     gap = images.mean - reference.mean
     traces = images.trace + reference.trace
     if images.n < images.d:
@@ -138,7 +138,7 @@ def frechet_distance(images: Gaussian, reference: Moments) -> float:
 
 def frechet_influence(images: Gaussian, reference: Moments) -> np.ndarray | None:
     """Influence of each image on the distance, [n] with mean 0; None (undefined) if images.n <= d. The standard error
-    of the distance is sd / sqrt(n); a difference over the same reference has the error of the paired differences."""
+    of the distance is sd / sqrt(n). For two runs with the same reference, use the paired differences instead."""
     if images.n <= images.d:
         return None
     values, vectors = np.linalg.eigh(reference.root @ images.covariance @ reference.root)
@@ -154,13 +154,12 @@ def frechet_influence(images: Gaussian, reference: Moments) -> np.ndarray | None
 
 
 def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], plug_in: float) -> Estimate | None:
-    """Extrapolate `plug_in`, the FID of all images, to infinitely many; None with less than four prompts or reference
-    images, no interval where halves have no more images than dimensions.
+    """Extrapolate `plug_in`, the FID of all images, to infinitely many images. Return None with fewer than four prompts
+    or reference images; no interval if the halves have no more images than dimensions.
 
-    The plug-in FID is too large by a term nearly proportional to 1/n, which halves of both sets (the paper: of the
-    images) have twice: twice the FID of all less the mean FID of halves is free of it. The interval takes the spread of
-    the FID of a half from four random splits by prompts (t distribution, four degrees of freedom); it is at least that
-    of the extrapolated value.
+    The plug-in FID has a bias nearly proportional to 1/n. Halves of both sets (in the paper: of the images) have twice
+    the bias, so 2 * FID of all - mean FID of halves is free of it. The interval uses the spread of the halves' FID over
+    four random splits by prompts (t distribution, four degrees of freedom), at least the extrapolated value's spread.
     """
     rng = np.random.default_rng(0)
     units = np.unique(np.asarray(prompts), return_inverse=True)[1]
@@ -195,9 +194,9 @@ def kid(images: np.ndarray, reference: np.ndarray) -> float:
 
 
 def inception_score(logits: Tensor) -> tuple[float, float]:
-    """Inception score of logits [n, classes]: mean over 10 splits at i n // 10, in a fixed random order, and their
-    standard deviation with n in the denominator, as in the published code (Salimans et al. 2016). torchmetrics splits
-    into parts of ceil(n / 10), which may be fewer."""
+    """Inception score of logits [n, classes], as in the published code (Salimans et al. 2016): mean over 10 splits at
+    i n // 10, in a fixed random order, and their standard deviation with n in the denominator. torchmetrics makes
+    splits of ceil(n / 10) images, which may be fewer than 10 splits."""
     import torch
 
     n = len(logits)
@@ -211,19 +210,19 @@ def inception_score(logits: Tensor) -> tuple[float, float]:
 
 @contextmanager
 def _drawing_apart() -> Iterator[None]:
-    """Context of torchmetrics' sums with drawn subsets or splits: a fixed seed, and the user's random numbers stay."""
+    """Context for torchmetrics' random subsets or splits: fix the seed, then restore the user's random state."""
     import torch
 
     from specbench.system.torch_state import PinnedTorch
 
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), PinnedTorch(False):
-        warnings.simplefilter("ignore")  # features being kept in memory is what is wanted here
+        warnings.simplefilter("ignore")  # its warning that features stay in memory: intended here
         torch.manual_seed(KID_SEED)
         yield
 
 
 def _features_as_images(d: int) -> torch.nn.Module:
-    """Identity network for torchmetrics, fed with features [n, d]: its own resize is never reached."""
+    """Identity network for torchmetrics. It gets features [n, d], so that torchmetrics' resize is not used."""
     from torch import nn
 
     network = nn.Identity()
@@ -249,7 +248,7 @@ def kid_influence(images: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 def _mean_kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Mean of KID's kernel of each row of x with the rows of y, without itself where x is y; [len(x)]."""
+    """Mean of KID's kernel of each row of x with the rows of y, [len(x)]; if x is y, without the row itself."""
     means = np.empty(len(x))
     for start in range(0, len(x), _ROWS):
         block = (x[start : start + _ROWS] @ y.T / x.shape[1] + 1) ** 3
@@ -260,8 +259,8 @@ def _mean_kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 class NearestNeighbours(NamedTuple):
-    """Values of each image, [n], and of each reference image, [m]. The manifold of a set is the union of the balls
-    around its feature vectors that reach to their k-th nearest neighbour in the set."""
+    """Values of each image, [n], and of each reference image, [m]. The manifold of a set is a union of balls, one
+    around each feature vector; its radius is the distance to the vector's k-th nearest neighbour in the set."""
 
     precise: np.ndarray  # whether an image lies in the manifold of the reference images; the mean is the precision
     density: np.ndarray  # number of balls of the reference images around an image, over k; the mean is the density

@@ -1,5 +1,5 @@
 """`diversity[VARIANT]`: mean distance of all pairs of a prompt's images. SJD (appendix I, Figure 17) and SJD++ (Figure
-10) show in pictures that decoders keep it; here its difference from AR's is a number."""
+10) show example images as evidence that decoders keep diversity; this metric measures the difference from AR."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Diversity(Metric):
         return [Score(self.name, estimate, int(statistics["images"].sum()), prompts=len(statistics))]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        """Over the samples that both have."""
+        """Difference over the samples that both runs have."""
         common = features[["prompt_id", "sample"]].merge(baseline[["prompt_id", "sample"]])
         mine, theirs = (self.statistics(frame.merge(common)) for frame in (features, baseline))
         both = mine.merge(theirs, on="prompt_id", suffixes=("", "_base"))
@@ -118,7 +118,7 @@ class Lpips(Diversity):
     def network(self) -> torch.nn.Module:
         import torch  # takes seconds
 
-        # torchvision would download them without a word, and unpickle what comes.
+        # torchvision would download the weights silently and unpickle them.
         if not Path(torch.hub.get_dir(), "checkpoints", _ALEXNET).is_file():
             how = """it downloads them: python -c 'import torchvision; torchvision.models.alexnet(weights="DEFAULT")'"""
             raise SpecbenchError(
@@ -129,7 +129,7 @@ class Lpips(Diversity):
         return lpips.LPIPS(net="alex", verbose=False).to(self.settings.device).eval()
 
     def features_of(self, sample: Sample) -> dict[str, object]:
-        """The pixels: the distance is defined for two images, not for features of each."""
+        """Return the pixels, because the distance is defined for two images, not for two feature vectors."""
         return {"feature": squashed(sample.pixels, _SIDE).reshape(-1)}
 
     def distances(self, features: Sequence[np.ndarray]) -> list[float]:

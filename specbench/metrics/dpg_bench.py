@@ -1,6 +1,6 @@
-"""DPG-Bench (Hu et al. 2024, after DSG, Cho et al. 2024): images as its released program takes them, and its scoring
-rule on the answers of the program's judge, mPLUG-large. The program differs from its description twice: it skips the
-first row of its table, and its category scores are of the last image of each grid only."""
+"""DPG-Bench (Hu et al. 2024, after DSG, Cho et al. 2024): export of images for its released program, and its scoring
+rule on the answers of the program's judge, mPLUG-large. The program differs from its description in two points: it
+skips the first row of its table, and its category scores use only the last image of each grid."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from specbench.metrics.base import (
 from specbench.system.images import png_bytes
 
 TABLE_COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natural_language")
-"""Of the published table: those that the program reads."""
-GRID_IMAGES = 4  # Of a grid, row by row
+"""Columns of the published table that the program reads."""
+GRID_IMAGES = 4  # Images of a grid, row by row
 _VERDICT = re.compile(r"(.+), \((\d{1,6}), (\d{1,6}), (\d{1,6}), (\d{1,6})\), (.+), (.*)")
 Answers = Mapping[int, bool]  # Whether the judge said yes, by question id
 
 
 def read_verdict(line: str) -> tuple[str, int, str, str]:
-    """Parse a line of the released program's `_detail.txt` (path of the grid, crop, question, answer) to item, number
-    of the image in its grid, question and answer; a ValueError if it has another form."""
+    """Parse a line of the released program's `_detail.txt` (path of the grid, crop, question, answer). Return item,
+    number of the image in its grid, question and answer. Raise a ValueError if the line has another form."""
     match = _VERDICT.fullmatch(line)
     if match is None:
         raise ValueError("every line is: path, (left, top, right, bottom), question, answer")
@@ -50,8 +50,8 @@ def read_verdict(line: str) -> tuple[str, int, str, str]:
 
 
 def dpg_score(questions: Sequence[Mapping], answers: Answers, strict: bool = False) -> float:
-    """Fraction of yes; a question whose parent counts as no counts as no, a parent unasked is a KeyError if
-    `strict`."""
+    """Fraction of yes. A question counts as no if its parent counts as no; if `strict`, a parent without an answer is
+    a KeyError."""
     scores = {question["id"]: answers[question["id"]] for question in questions}
     for question in questions:
         if any(not scores[parent] for parent in question["parents"] if parent and (strict or parent in scores)):
@@ -73,7 +73,7 @@ def category(question: Mapping) -> str:
 
 
 def questions_of(prompt_id: str, meta: Mapping[str, object]) -> list[Mapping]:
-    """The questions of a prompt's metadata; of several with one id, the program knows the last."""
+    """Questions in a prompt's metadata; if several have the same id, the last, as in the program."""
     questions = meta["questions"]
     try:
         whole = bool(questions) and all(
@@ -92,8 +92,8 @@ def questions_of(prompt_id: str, meta: Mapping[str, object]) -> list[Mapping]:
 
 def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
     """Files that the program reads: `images/<prompt id>.png`, the samples of a prompt in a 2x2 grid row by row, and
-    `questions.csv`, its table for these prompts. `rows`: by prompt, its samples in order: `prompt_id`, `sample`, `meta`
-    and `pixels()`."""
+    `questions.csv`, its table for these prompts. `rows`: the samples by prompt, in order, each with `prompt_id`,
+    `sample`, `meta` and `pixels()`."""
     grids = {name: list(mine) for name, mine in groupby(rows, key=lambda row: row.prompt_id)}
     samples, side = 1 + max(row.sample for row in rows), rows[0].pixels().shape[0]
     for name, mine in grids.items():
@@ -113,7 +113,7 @@ def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
 
 
 def questions_table(items: Sequence[tuple[str, Sequence[Mapping]]]) -> bytes:
-    """The table of the given items for the released program, with a row before them that it skips."""
+    """Table of the given items for the released program. It starts with an extra row, which the program skips."""
     sink = io.StringIO()
     values = [
         (name, question["id"], ",".join(map(str, question["parents"])), question["tuple"], question["question"])
@@ -125,9 +125,9 @@ def questions_table(items: Sequence[tuple[str, Sequence[Mapping]]]) -> bytes:
 
 
 class OfficialDpgBench(PerImageMetric):
-    """DPG-Bench's scores from its judge's answers: `dpg-bench`, the rule as described, and `dpg-bench[released]`, that
-    of the released program. `verdicts`: answers by question, by prompt and number of the image, for all images of the
-    run's `rows`; `digest`: of their file."""
+    """DPG-Bench's scores from its judge's answers: `dpg-bench` by the rule as described, `dpg-bench[released]` by the
+    released program's rule. `verdicts`: by prompt and number of the image, the answers by question, for all images in
+    the run's `rows`; `digest`: digest of the file of answers."""
 
     name = "dpg-bench"
     columns: ClassVar = {"value": pa.float32(), "released": pa.float32(), "answers": pa.string()}
@@ -149,7 +149,7 @@ class OfficialDpgBench(PerImageMetric):
     def features_of(self, sample: Sample) -> dict[str, object]:
         questions = questions_of(sample.prompt_id, sample.meta)
         answers = self._answers(sample.prompt_id, sample.sample, sample.meta)
-        asked = questions[sample.meta["line"] == 0 :]  # without the first of all
+        asked = questions[sample.meta["line"] == 0 :]  # without the table's first question
         kinds = {
             kind: [[category(question), answers[question["id"]]] for question in those if question["id"] in answers]
             for kind, those in (("value", questions), ("released", asked))

@@ -1,4 +1,4 @@
-"""A folder of files for another program: written elsewhere first, moved in place whole, and never outside itself."""
+"""Export a folder of files for another program: written to a temporary folder, then moved. No file is outside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ExportFolder:
         self._root = root
 
     def write(self, data: bytes, *parts: str) -> None:
-        """Write one new file, given as names of folders and its own."""
+        """Write a new file. Its path is given as the names of its folders and its file name."""
         for name in parts:
             if name in ("", ".", "..") or "/" in name or "\0" in name:
                 raise SpecbenchError(f"'{name[:80]}' cannot be the name of an exported file", "it would be a path")
@@ -36,8 +36,8 @@ class ExportFolder:
 
 @contextmanager
 def export_folder(target: Path) -> Iterator[ExportFolder]:
-    """Fill a folder that appears as `target`, absent or empty before, when the block ends; after an error, or a kill,
-    `target` is as it was."""
+    """Fill a folder that becomes `target` when the block ends. `target` must be absent or empty; it does not change if
+    the block fails or the process is killed."""
     place = Path(os.path.realpath(target))  # Path.resolve raises a RuntimeError at links that lead in a circle
     try:
         if place.exists() and (not place.is_dir() or any(place.iterdir())):

@@ -1,5 +1,5 @@
 """Match external images to prompts: by prompt id, or in the layouts of the papers' programs. A layout fits a folder
-where every file is the image of a prompt, and every prompt has the same samples; of several that fit, none is taken."""
+if every file is the image of a prompt and all prompts have the same samples. It is an error if several layouts fit."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def external_images(
     layout: str | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Images:
-    """Match every image file to its prompt; scores go to a separate folder in `out`. `layout`: of `IMAGE_LAYOUTS`, None
-    for the layout that fits; `say`: receives a line with the layout and the first pair."""
+    """Match every image file to its prompt; scores go to a separate folder in `out`. `layout`: a name of
+    `IMAGE_LAYOUTS`; None: the layout that fits. `say`: called with a line that names the layout and the first pair."""
     layout = layout or ("dataset" if _metadata(folder) else None)
     name = read_name("layout", layout, IMAGE_LAYOUTS) if layout else None
     name, matched = (name, _matched(name, folder, prompts)) if name else _fitting(folder, prompts)
@@ -90,13 +90,13 @@ def images_to_score(
     layout: str | None,
     reporter: ScoreReporter | None,
 ) -> Images:
-    """`external_images` of the prompts of a set, a file, or the folder's own metadata."""
+    """Call `external_images` with the prompts of a set, of a file, or of the folder's metadata."""
     say = reporter.note if reporter else lambda text: None
     return external_images(folder, prompts_of_images(folder, prompts, column), out, layout, say)
 
 
 def prompts_of_images(folder: Path, prompts: str | Path | None, column: str | None = None) -> PromptSet:
-    """The prompts of external images: a set or file, or those that the folder's own metadata name."""
+    """Return the prompts of external images, from a set, a file, or the folder's metadata."""
     if prompts is not None:
         return load_prompts(prompts, column)
     if (about := _metadata(folder)) is None:
@@ -125,7 +125,7 @@ def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     listed = cache(lambda place: {composed(path.name): path for path in members(place)})
 
     def on_disk(path: Path) -> Path:
-        """The path as the disk has it, which may use another Unicode composition."""
+        """Return the path as it is on the disk, whose Unicode composition may differ."""
         return path if path.exists() else listed(on_disk(path.parent)).get(composed(path.name), path)
 
     counts: Counter[str] = Counter()
@@ -162,11 +162,11 @@ def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
 
 
 class _Incomplete(SpecbenchError):
-    """A folder whose files all fit, but in which an image is missing."""
+    """Error: all files of a folder fit a layout, but an image is missing."""
 
 
 class _Unlisted(SpecbenchError):
-    """A file whose name fits a layout, but is of no prompt of the list."""
+    """Error: the name of a file fits a layout, but names no prompt in the list."""
 
 
 def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
@@ -178,7 +178,7 @@ def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
             raise SpecbenchError(f"{images[key]} and {path} are both image {key[1]} of prompt '{key[0]}'{how}")
     if not images:
         raise SpecbenchError("no images")
-    samples = sorted({sample for _, sample in images}) if name != "dataset" else [0]  # whose metadata list all there is
+    samples = sorted({sample for _, sample in images}) if name != "dataset" else [0]  # its metadata name all images
     for prompt in prompts.prompts:
         for sample in samples:
             if (prompt.id, sample) not in images:
@@ -198,7 +198,7 @@ def _by_id(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 
 def _by_line(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
-    """Numbers are lines of the list, from 0 or 1; for LANTERN's program, of the captions that it has kept."""
+    """Match by line number in the list, from 0 or 1; for LANTERN's program, in the list of captions that it stored."""
     paths = pictures_in(folder, _BESIDE)
     if kept := _kept_captions(folder):
         by_text = {composed(prompt.text): prompt.id for prompt in prompts}
@@ -229,7 +229,7 @@ def _by_start(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
         for path in pictures_in(folder):
             match = _STARTED.fullmatch(composed(path.stem))
             words = match["name"] if match else ""
-            ends = (at for at, mark in enumerate(words, 1) if mark == "-")  # the model's name has some too
+            ends = (at for at, mark in enumerate(words, 1) if mark == "-")  # the model's name also contains "-"
             if (name := next((ids[words[at:]] for at in ends if words[at:] in ids), None)) is None:
                 raise _no_prompt(path)
             yield (name, int(match["sample"] or 0)), path
@@ -257,7 +257,7 @@ def _as_grids(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 
 def _named(paths: Iterable[Path], ids: Mapping[str, str], plain: Callable[[str], str] = str) -> _Pairs:
-    """Images that are called by a name of `ids`, with or without a number behind it."""
+    """Match images whose file name is a name of `ids`, with or without a number after it."""
     for path in paths:
         name = composed(path.stem)
         numbered = _NUMBERED.fullmatch(name)
@@ -278,7 +278,7 @@ def _numbered(paths: Iterable[Path], ids: Mapping[int, str], why: str) -> _Pairs
 
 
 def _ranked(pairs: _Pairs) -> _Pairs:
-    """The number behind a caption only orders its images: it may run over all captions, or be a seed."""
+    """Number samples in the order of the numbers after the captions, which may count all images or be seeds."""
     groups: defaultdict[str, list[tuple[int, Path]]] = defaultdict(list)
     for (name, number), path in pairs:
         groups[name].append((number, path))
@@ -292,7 +292,7 @@ def _ids_by(name_of: Callable[[str], str], prompts: Sequence[Prompt]) -> dict[st
 
 
 def _words(text: str) -> str:
-    """A caption as a file name may have it: letters and digits alone."""
+    """Reduce a caption to the characters that survive in file names: letters and digits."""
     return " ".join(re.findall(r"\w+", composed(text).replace("_", " ").lower()))
 
 
@@ -333,7 +333,7 @@ IMAGE_LAYOUTS: Mapping[str, ImageLayout] = {
     "dataset": ImageLayout("metadata.jsonl or .csv with file_name and prompt or text; Hugging Face", _by_metadata),
     "grids": ImageLayout("<prompt id>.png is a grid of 2 x 2 images; DPG-Bench", _as_grids, grid=True),
 }
-"""Layouts by name. `grids` is only taken if named: a grid looks like an image."""
+"""Layouts by name. `grids` is used only if the user names it, because a grid looks like an image."""
 
 
 def _no_prompt(path: Path, why: str = "") -> SpecbenchError:
@@ -342,6 +342,6 @@ def _no_prompt(path: Path, why: str = "") -> SpecbenchError:
 
 
 def _version(path: Path, folder: Path, layout: str) -> str:
-    """Digest of the content; of a file that may become another prompt's, also its name."""
+    """Digest the content of a file, and its name if it could later match another prompt."""
     name = "" if layout == "ids" else f"-{encodable(str(path.relative_to(folder)))}"
     return f"{hashlib.sha256(picture_bytes(path)).hexdigest()[:32]}{name}"

@@ -1,6 +1,6 @@
-"""`fid[FRONT-END]` and `fid[FRONT-END+CROP]`: Frechet distance to the reference images in Inception features, and the
-other scores of these. A front end is the resize of a FID tool, to 299 x 299. Features of different ones differ by
-several percent, so values of different ones never meet."""
+"""`fid[FRONT-END]` and `fid[FRONT-END+CROP]`: Frechet distance to the reference images in Inception features, and other
+scores of these features. A front end is a FID tool's resize to 299 x 299. Scores of different front ends differ by
+several percent, so they are never compared."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from specbench.metrics.inception_network import Inception
 
-# Imports inside functions: torch, not for images that are scored already.
+# Imports inside functions: torch, not needed if all images are scored.
 
 INCEPTION_FEATURES = 2048
 INCEPTION_SIZE = 299
@@ -160,7 +160,7 @@ class Fid(Metric):
     def _of_images(
         self, images: Gaussian, reference: Gaussian, distance: Estimate, prompts: Sequence[str]
     ) -> list[Score]:
-        """FID and the scores for which statistics of the reference are not enough."""
+        """Compute FID, and the scores that need the reference's images instead of their statistics."""
         limit = fid_infinity(images, reference, prompts, distance.value)
         value = kid(images.features, self.reference_features)
         own_kid = with_influence(value, kid_influence(images.features, self.reference_features), prompts)
@@ -202,13 +202,13 @@ class Fid(Metric):
 
 
 def fid_estimate(images: Gaussian, reference: Moments, prompts: Sequence[str]) -> Estimate:
-    """FID with its 95 % interval over prompts, for a given reference; no interval where images.n <= d."""
+    """FID with its 95 % interval over prompts, for a given reference; no interval if images.n <= d."""
     value, influence = frechet_distance(images, reference), frechet_influence(images, reference)
     return Estimate(value, None, None) if influence is None else with_influence(value, influence, prompts)
 
 
 def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Moments) -> tuple[Difference, int] | None:
-    """FID of one run minus another's over the images both have, paired, and their number; None for fewer than two."""
+    """Paired difference of two runs' FID over common images, and the number of these; None for fewer than two."""
     if len(both := paired_features(features, baseline, "feature")) < 2:
         return None
     mine, theirs = (Gaussian(feature_matrix(both[column], reference.d)) for column in ("feature", "feature_base"))
@@ -220,7 +220,7 @@ def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Mo
 
 
 def _warn_of_bias(images: Gaussian, reference: Gaussian, bias: float | None) -> str | None:
-    """Warning for a distance of fewer images than the reference has, with its bias if known; None without need."""
+    """Warn, with the bias if known, if a distance has fewer images than the reference; None if not needed."""
     if images.n >= reference.n:
         return warn_of_few(images)
     size = "an unknown amount" if bias is None else f"about {bias:.3g}"
@@ -232,20 +232,20 @@ def _warn_of_bias(images: Gaussian, reference: Gaussian, bias: float | None) -> 
 
 
 def warn_of_few(images: Gaussian) -> str | None:
-    """Warning for a distance of no more images than dimensions; None without need."""
+    """Warn if a distance has no more images than dimensions; None if not needed."""
     if images.n > images.d:
         return None
     return f"{images.n} images are few for {images.d} features: the distance is too large and has no interval"
 
 
 def warn_of_points(images: Moments, reference: Moments) -> str | None:
-    """Warning for sets whose images are identical to each other; None without need."""
+    """Warn about sets whose images are all identical; None if not needed."""
     sets = [name for name, moments in (("images", images), ("reference images", reference)) if moments.is_point]
     return f"all {' and all '.join(sets)} are identical to each other" if sets else None
 
 
 def joined(*notes: str | None) -> str | None:
-    """The notes of a score that are not empty."""
+    """Join the notes of a score that are not empty."""
     return "; ".join(filter(None, notes)) or None
 
 

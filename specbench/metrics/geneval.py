@@ -43,12 +43,12 @@ GENEVAL_REPOSITORY = "facebook/mask2former-swin-small-coco-instance"
 RENAMED = {64: "computer mouse", 65: "tv remote", 66: "computer keyboard"}
 BACKGROUND = 0x99
 TEMPLATES = ("a photo of a {color} {name}", "a photo of a {color}-colored {name}", "a photo of a {color} object")
-KEPT_SCORE = 0.05  # Detections below are not kept with the features; the rules use none below 0.3
+KEPT_SCORE = 0.05  # Features keep no detections below it; the rules use none below 0.3
 
 
 class JudgedMetric(Metric):
     """Base class of metrics with a verdict per image: fraction of correct images per tag, and the unweighted mean
-    over the six tags. The mean over fewer or other tags has another name, "metric:overall of N tags"."""
+    over the six tags. If the tags are not these six, their mean is named "metric:overall of N tags"."""
 
     kind = "proportions"
     columns: ClassVar = {"correct": pa.bool_(), "reason": pa.string(), "details": pa.string()}
@@ -149,9 +149,9 @@ def instances(
     inner: Sequence[int],
     original: Sequence[int],
 ) -> list[Instance]:
-    """Select the hundred best pairs of query and class, from logits [Q, classes + 1] (the last class is "nothing") and
-    of masks [Q, h, w] of the padded input. `padded, inner, original`: heights and widths of the padded input, of the
-    picture in it, and of the picture."""
+    """Select the hundred best pairs of query and class from logits [Q, classes + 1], whose last class is "nothing", and
+    from masks [Q, h, w] of the padded input. `padded, inner, original`: heights and widths of the padded input, of the
+    resized image in it, and of the original image."""
     probabilities = class_logits.softmax(-1)[:, :-1]
     classes = probabilities.shape[1]
     best = probabilities.flatten().topk(min(MOST_INSTANCES, probabilities.numel()))

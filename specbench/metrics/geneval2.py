@@ -22,7 +22,7 @@ from specbench.metrics.published_weights import GENEVAL2_JUDGE, folder_identity
 
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 Judge = Callable[[np.ndarray, str, Sequence[str]], float]
-"""An image uint8 [H, W, 3], a question and its right answers, to their probability."""
+"""Function of an image uint8 [H, W, 3], a question and its right answers. Returns the answers' probability."""
 
 
 def right_answers(question: str, answer: str) -> tuple[str, ...]:
@@ -61,8 +61,8 @@ class QwenJudge:
 
 
 class GenEval2(PerImageMetric):
-    """Soft-TIFA: the geometric mean of a prompt's atoms, mean over images, also by the prompts' number of atoms, as
-    `:3 atoms`; `:atoms` is the arithmetic mean, the other parts are its skills."""
+    """Soft-TIFA: the geometric mean over a prompt's atoms, then the mean over images, also by the prompts' number of
+    atoms (`:3 atoms`). `:atoms` is the arithmetic mean over atoms; the other parts are arithmetic means by skill."""
 
     name = "geneval2[qwen3-vl-8b]"
     batch = 4

@@ -1,5 +1,5 @@
-"""GenEval's rules (Ghosh et al. 2023) on detected objects: pure functions. An image is right when every `include`
-clause holds and no `exclude` clause does; counting is exact because one more than asked for is excluded."""
+"""GenEval's rules (Ghosh et al. 2023) on detected objects: pure functions. An image is right if every `include`
+clause holds and no `exclude` clause holds. Counts are exact: an `exclude` clause forbids one object more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
-"""Of the benchmark; its overall score is the mean over these six."""
+"""Tags of the benchmark; its overall score is the mean over these six."""
 GENEVAL_COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 THRESHOLD, COUNTING_THRESHOLD = 0.3, 0.9
 MOST_OBJECTS = 16
@@ -38,7 +38,7 @@ class ImageVerdict:
 
 
 def confident(objects: Objects, tag: str) -> dict[str, list[Found]]:
-    """Filter objects by the threshold of a tag: best first, at most 16 of a class."""
+    """Keep the objects above a tag's threshold, best first, at most 16 per class."""
     threshold = COUNTING_THRESHOLD if tag == "counting" else THRESHOLD
     kept = {
         name: sorted((hit for hit in hits if hit.score > threshold), key=lambda hit: -hit.score)[:MOST_OBJECTS]

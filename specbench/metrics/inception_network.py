@@ -12,9 +12,9 @@ _FEATURES = 2048
 
 
 class Inception(nn.Module):
-    """Inception v3 of the FID papers: images [B, 3, 299, 299], scaled to about -1..1, to features [B, 2048]:
-    TensorFlow's of 2015, in whose averages padding is left out, and whose last block takes a maximum. Layers are named
-    as in the published file."""
+    """Inception v3 of the FID papers, TensorFlow's network of 2015: average pooling ignores padding, and the last block
+    uses max pooling. Maps images [B, 3, 299, 299], scaled to about -1..1, to features [B, 2048]. Layers are named as
+    in the published file."""
 
     def __init__(self):
         super().__init__()
@@ -45,12 +45,12 @@ class Inception(nn.Module):
 
     @torch.inference_mode()
     def unbiased_logits(self, features_BD: Tensor) -> Tensor:
-        """Features to the logits of TensorFlow's Inception score, which leave the bias out: [B, 1008] on the CPU."""
+        """Return logits [B, 1008] of features on the CPU, without the bias, as in TensorFlow's Inception score."""
         return (features_BD.to(self.fc.weight) @ self.fc.weight.T).cpu()
 
 
 def load_inception(path: Path, device: str = "cpu") -> Inception:
-    """Build the network and load a published file, whose digest the caller has checked."""
+    """Build the network from a published file. The caller has checked its digest."""
     network = Inception()
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return network.eval().requires_grad_(False).to(device)
@@ -135,8 +135,8 @@ def _block_8(channels: int, pool: str) -> _Block:
 
 
 class _Block(nn.Module):
-    """Parallel branches, each a chain of layers named by their places; two layers at the last place fork.
-    `pool` begins the last branch: "average", "maximum", or "reduce" (a maximum with stride 2, alone)."""
+    """Parallel branches, each a chain of layers named by position. Two layers at a chain's last position run in
+    parallel. `pool` begins the last branch: "average", "maximum", or "reduce" (max pooling with stride 2 only)."""
 
     def __init__(self, pool: str, layers: dict[str, _Conv]):
         super().__init__()

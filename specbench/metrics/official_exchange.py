@@ -48,7 +48,7 @@ from specbench.system.images import png_bytes
 from specbench.system.json_values import parse_json
 
 Files = Iterator[tuple[bytes, *tuple[str, ...]]]
-"""Contents of exported files, each with the names of its folders and its own."""
+"""Exported files: the names of the folders and of the file, and the file's content."""
 _GENEVAL_TEXTS = ("filename", "prompt", "reason", "details")
 _ANSWER = {"question_id", "answer"}
 _LENGTHS = ("short", "long")
@@ -57,7 +57,7 @@ _TIIF_PARTS: Mapping[str, str] = {
     **dict.fromkeys(("2d", "3d", "action", "2d_spatial_relation", "3d_spatial_relation"), "relation"),
     **dict.fromkeys(("numeracy", "negation", "differentiation", "comparison"), "reasoning"),
 }
-"""Subjects of the parts of a kind of TIIF-Bench ("action+2d"), by which its program groups the kinds into nine."""
+"""Subject of each part of a TIIF-Bench kind such as "action+2d". The program groups the kinds by subjects into nine."""
 _GENEVAL_PLACE = re.compile(r"([0-9]{1,9})/samples/([0-9]{1,9})\.png$")
 
 RESULTS: Mapping[str, str] = {
@@ -68,18 +68,18 @@ RESULTS: Mapping[str, str] = {
     "non_spatial": "annotation_clip/vqa_result.json",
     "complex": "annotation_3_in_1/vqa_result.json",
 }
-"""Where the official programs leave the results of a category, under the folder its images were exported to."""
+"""By category: path of the official programs' results, relative to the folder that the images were exported to."""
 COMPLEX_PARTS: Mapping[str, str] = {
     "blip": RESULTS["color"],
     "clip": RESULTS["non_spatial"],
     "spatial": RESULTS["spatial"],
 }
 """The same for the parts of the score of complex prompts. The official program that combines them takes exactly ten
-images per prompt; without its result the parts are combined here, for any number."""
+images per prompt. Without its result, the parts are combined here, for any number of images."""
 
 
 LOWEST: Mapping[str, float] = {"non_spatial": -1.0, "complex": -1.0, "complex/clip": -1.0}
-"""Least possible answer of a cosine, or of a mean with a cosine; otherwise 0."""
+"""Smallest possible answer of a cosine, or of a mean that contains a cosine. For others it is 0."""
 
 
 def export_images(benchmark: str, run: Path, target: Path) -> int:
@@ -100,7 +100,7 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     `results`: GenEval's or LongText-Bench's results file, the folder that T2I-CompBench++ or WISE was exported to,
     DPG-Bench's `_detail.txt`, or the output folder of TIIF-Bench's or OneIG-Bench's program."""
     benchmark = read_name("benchmark", benchmark, BENCHMARKS)
-    images = replace(run_images(run), read=lambda row: None)  # verdicts need no pictures, which may be missing
+    images = replace(run_images(run), read=lambda row: None)  # verdicts need no pixels; image files may be missing
     if benchmark == "geneval":
         metric: Metric = OfficialGenEval(results)
     elif benchmark == "dpg-bench":
@@ -117,7 +117,7 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
         metric = OfficialCompBench(results, 1 + int(images.rows["sample"].max()))
     if reason := why_unfit(images, metric):
         raise SpecbenchError(f"the results cannot be scores of {images.name}: {reason}")
-    metric.features(samples_of(images, metric))  # refuses before anything is replaced
+    metric.features(samples_of(images, metric))  # raises errors before anything is replaced
     forget(run, metric)
     score([images], metric).check()
     scores, digest = scores_to_show(run, images.rows["prompt_id"]), made_score(metric).fingerprint
@@ -154,13 +154,13 @@ def compbench_files(rows: Sequence[_Row]) -> Files:
 
 
 def tiif_files(rows: Sequence[_Row]) -> Files:
-    """Files for the official program, a sample being a model: `<kind>/sample-0/short_description/<line>.png`."""
+    """Files for the official program, with each sample as a model: `<kind>/sample-0/short_description/<line>.png`."""
     for row in rows:
         yield row.png(), row.category, f"sample-{row.sample}", f"{row.meta['length']}_description", f"{row.line}.png"
 
 
 def wise_files(rows: Sequence[_Row]) -> Files:
-    """Folders of images for WISE's evaluator, one a sample: `sample-0/<number of the prompt>.png`."""
+    """Folders of images for WISE's evaluator, one per sample: `sample-0/<number of the prompt>.png`."""
     _check_lines(rows)
     for row in rows:
         yield row.png(), f"sample-{row.sample}", f"{row.line}.png"
@@ -173,7 +173,7 @@ def longtext_files(rows: Sequence[_Row]) -> Files:
 
 
 def cvtg_2k_files(rows: Sequence[_Row]) -> Files:
-    """Folders of images for the official program, one a sample: `sample-0/CVTG/2/<line>.png`."""
+    """Folders of images for the official program, one per sample: `sample-0/CVTG/2/<line>.png`."""
     for row in rows:
         yield row.png(), f"sample-{row.sample}", *row.category.rsplit("-", 1), f"{row.line}.png"
 
@@ -208,8 +208,8 @@ class OfficialGenEval(JudgedMetric):
 
 
 class OfficialCompBench(Metric):
-    """Answers of the official T2I-CompBench++ scripts in the folder that images were exported to, per category; overall
-    score: plain mean over the categories present. `samples`: images per prompt, on which their numbers depend."""
+    """Answers of the official T2I-CompBench++ scripts, by category, from the folder that images were exported to.
+    Overall score: plain mean over the categories present. `samples`: images per prompt, for the image numbers."""
 
     name = "compbench[official]"
     columns: ClassVar = {"value": pa.float32()}
@@ -255,8 +255,8 @@ class OfficialCompBench(Metric):
 
 
 class OfficialTiif(Metric):
-    """Answers to TIIF-Bench's questions: the share of right answers per kind, its mean over the kinds of each of nine
-    groups, and the mean of these, for short and for long descriptions, as the program counts. `results`: the
+    """Answers to TIIF-Bench's questions, scored as by its program, for short and for long descriptions: the share of
+    right answers per kind, the mean over the kinds of each of nine groups, and the mean over groups. `results`: the
     program's output folder, with `sample-<number>/<kind>/<length>/<line>.json`."""
 
     name = "tiif[official]"
@@ -367,8 +367,8 @@ _LAYOUTS: Mapping[str, tuple[str, Callable[[str, Mapping], bool], Callable[[Sequ
     "cvtg-2k": ("CVTG-2K", lambda kind, meta: str(kind).startswith("CVTG-") and "line" in meta, cvtg_2k_files),
     "dataset": ("any", lambda *_: True, dataset_files),
 }
-"""By export: the owner of the prompts, a test for a prompt by category and metadata, and the files. `dataset` is the
-format of Hugging Face's `datasets`."""
+"""By export: the owner of the prompts, a function that accepts prompts by category and metadata, and the function that
+makes the files. `dataset` is the format of Hugging Face's `datasets`."""
 
 
 def _of_tiif(kind: str | None, meta: Mapping) -> bool:
@@ -403,7 +403,7 @@ def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
             valid = isinstance(row, dict) and isinstance(row.get("filename"), str) and "correct" in row
             if not valid or not all(isinstance(row.get(name, ""), str | None) for name in _GENEVAL_TEXTS):
                 raise ValueError(f"every line is an object with 'correct' and the texts {', '.join(_GENEVAL_TEXTS)}")
-            "".join(row.get(name) or "" for name in _GENEVAL_TEXTS).encode()  # refuses half a character
+            "".join(row.get(name) or "" for name in _GENEVAL_TEXTS).encode()  # raises an error at a lone surrogate
             place = _GENEVAL_PLACE.search(row["filename"])
             if place is None:
                 raise ValueError(f"'{row['filename'][-40:]}' does not end in <line>/samples/<sample>.png")

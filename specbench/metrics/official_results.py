@@ -28,23 +28,23 @@ from specbench.system.files import blaming, read_regular, text_of
 from specbench.system.images import png_bytes
 from specbench.system.json_values import parse_json
 
-MAX_LINES = 10**5  # Above the number of prompts of any benchmark; file names have five digits for them
+MAX_LINES = 10**5  # More than any benchmark has prompts; file names have five digits for the number
 _MAX_RESULTS_BYTES = 2**30
 _WISE_PROMPTS = 1000
 _WISE_MARKS: Mapping[str, Mapping[str, float]] = {
     "verified": {"score": 1.0},
     "legacy": {"consistency": 0.35, "realism": 0.1, "aesthetic_quality": 0.05},
 }
-"""Marks of an image by WISE's release, with their weights in its score; the highest marks give 1."""
+"""By release of WISE: the marks of an image and their weights in its score. The highest marks give a score of 1."""
 _ONEIG_FOLDERS = {"style": "anime", "text": "text", "reasoning": "reasoning"}
-"""Folders of images of the dimensions whose tables have no folder in the names of their rows."""
+"""Image folders of the dimensions whose tables name rows without a folder."""
 _LONGTEXT_IMAGE = re.compile(r"([0-9]{1,4})_([1-9][0-9]{0,4})\.png$")
 _LONGTEXT_REMOVED = re.compile(r"[^\u4e00-\u9fa5a-zA-Z0-9\sàâäéèêëîïôöùûüçÀÂÄÉÈÊËÎÏÔÖÙÛÜÇ]")
 
 
 class OfficialWise(Metric):
-    """Scores of WISE's evaluator by field, and over all prompts if a run has them all. The fields' weights in the
-    program are their shares of the prompts. `release`: "verified" (0 or 1) or "legacy" (WiScore of three marks);
+    """Scores of WISE's evaluator by field, and the mean over all prompts if the run has all of them. The program
+    weights a field by its share of the prompts. `release`: "verified" (0 or 1) or "legacy" (WiScore of three marks);
     `results`: the exported folder, with the evaluator's `*_results.jsonl` in each `sample-<number>`."""
 
     columns: ClassVar = {"value": pa.float32()}
@@ -81,7 +81,7 @@ class OfficialWise(Metric):
         return {"value": self._scores[place]}
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        whole = statistics["prompt_id"].nunique() == _WISE_PROMPTS  # as the program, which prints no other mean
+        whole = statistics["prompt_id"].nunique() == _WISE_PROMPTS  # the program prints the mean of all prompts only
         overall = [mean_score(self.name, statistics, "value")] if whole else []
         return overall + part_scores(self.name, statistics, "category", "value")
 
@@ -101,9 +101,9 @@ def oneig_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]
 
 
 class OfficialOneig(Metric):
-    """Scores of OneIG-Bench's program: means over prompts by dimension. For text the program prints a number that its
-    values by prompt do not determine; this number is the score. `results`: the folder of its tables; `run`: name of the
-    model in them; `prompts`: ids of the run's prompts."""
+    """Scores of OneIG-Bench's program: means over prompts by dimension. For text the score is the number that the
+    program prints, because it does not follow from the values by prompt. `results`: the folder of the program's tables;
+    `run`: name of the model in them; `prompts`: ids of the run's prompts."""
 
     name = "oneig[official]"
     columns: ClassVar = dict.fromkeys(("alignment", "text", "diversity", "style", "reasoning"), pa.float32())
@@ -119,7 +119,7 @@ class OfficialOneig(Metric):
             raise SpecbenchError(what, "import the results of this run's export")
 
     def _read(self, dimension: str) -> dict[str, float]:
-        """Values of a dimension by prompt; for text the program's number, the same for all prompts."""
+        """Values of a dimension by prompt; for text, the program's one number for every prompt."""
         file = f"{dimension}_prompt_score_EN*.csv"
         try:
             table = {label: cell for label, cell in self._table(file).items() if cell}
@@ -137,7 +137,7 @@ class OfficialOneig(Metric):
             raise SpecbenchError(f"{self.results}/{file} is not of OneIG-Bench's program: {error}") from None
 
     def _table(self, pattern: str) -> dict[str, str]:
-        """Cells of a table by row, of the run or of the text score; empty if there is no file."""
+        """Return the run's (or the text score's) cells of a table by row; empty if there is no file."""
         files = sorted(self.results.glob(pattern))
         if len(files) > 1:
             raise ValueError(f"{len(files)} files, of which one must be left")
@@ -163,7 +163,7 @@ class OfficialOneig(Metric):
         return {dimension: values.get(sample.prompt_id) for dimension, values in self._values.items()}
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        rows = statistics.drop_duplicates("prompt_id")  # a value of a prompt is about all of its images
+        rows = statistics.drop_duplicates("prompt_id")  # a prompt's value is for all of its images
         filled = [dimension for dimension in self.columns if rows[dimension].notna().any()]
         scores = [mean_score(f"{self.name}:{name}", rows.dropna(subset=name), name) for name in filled]
         return [
@@ -173,9 +173,9 @@ class OfficialOneig(Metric):
 
 
 class OfficialLongText(Metric):
-    """LongText-Bench's scores from its network's answers: the fraction of the words to write that are in the answer, of
-    all images. `longtext-bench`: without the phrases that its program means to remove; `longtext-bench[released]`: as
-    its program prints, which removes less. `results`: `results.jsonl`, of either of its scripts."""
+    """LongText-Bench's scores from its network's answers: the fraction of the requested words that the answers contain,
+    over all images. `longtext-bench`: after removing all phrases that the program intends to remove.
+    `longtext-bench[released]`: as its program prints, which removes fewer. `results`: its scripts' `results.jsonl`."""
 
     name = "longtext-bench"
     columns: ClassVar = dict.fromkeys(("words", "found", "released"), pa.int32())
@@ -200,7 +200,7 @@ class OfficialLongText(Metric):
         return is_longtext(category, meta)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
-        place = sample.prompt_id.lstrip("0") or "0", sample.sample  # files of one's own may number without zeros
+        place = sample.prompt_id.lstrip("0") or "0", sample.sample  # users' files may lack the zeros
         prompt, answer = self._answers.get(place, ("no prompt", ""))
         if prompt != sample.prompt:
             what = f"{self.results}: the answer about image {sample.sample} of '{sample.prompt_id}' is about "
@@ -226,12 +226,12 @@ def is_longtext(category: str | None, meta: Mapping[str, object]) -> bool:
 
 
 def _words(text: str) -> Counter[str]:
-    """Words that LongText-Bench counts in an English text, without case and punctuation."""
+    """Split an English text into the words that LongText-Bench counts: lower case, no punctuation."""
     return Counter(_LONGTEXT_REMOVED.sub("", text).lower().split())
 
 
 def json_rows(path: Path) -> Iterator[dict]:
-    """Objects of a file with one JSON object a line."""
+    """Objects of a file with one JSON object per line."""
     for row in (parse_json(line) for line in read_results(path).split("\n") if line.strip()):
         if not isinstance(row, dict):
             raise ValueError("a line is no object")

@@ -1,5 +1,5 @@
-"""CLIP networks through open_clip, and the crops and resizes that metrics begin with: open_clip's own need torchvision,
-whose wheels fit one build of torch each. Stand-ins that do nothing are enough for an import that only names it."""
+"""CLIP networks through open_clip, and crops and resizes of metrics. open_clip's own preprocessing needs torchvision,
+whose wheels fit one build of torch each. Its import only needs torchvision's names, so empty substitutes suffice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Imports inside functions: torch, not for images that are scored already.
+# Imports inside functions: torch, not needed if all images are scored.
 
 Tokenize = Callable[[Sequence[str]], "Tensor"]  # Texts to ids [n, context length]
 
@@ -67,17 +67,17 @@ def squashed(pixels: np.ndarray, size: int) -> np.ndarray:
 
 @cache
 def import_open_clip() -> ModuleType:
-    """Import open_clip, with a substitute for torchvision if that does not load."""
+    """Import open_clip, with a substitute for torchvision if torchvision does not load."""
     with torchvision_if_it_loads():
         import open_clip
     return open_clip
 
 
 def load_openai(path: Path, device: str) -> torch.nn.Module:
-    """Load a CLIP of OpenAI, whose digest the caller has checked, in float32; sizes are read off the weights."""
+    """Load a CLIP of OpenAI in float32, with sizes from its weights. The caller has checked its digest."""
     from specbench.models.script_archive import read_script_tensors
 
-    # The mask is no parameter, and open_clip makes its own.
+    # The attention mask is not a parameter; open_clip creates it.
     weights = {name: tensor for name, tensor in read_script_tensors(path).items() if not name.endswith("attn_mask")}
     model = import_open_clip().model.build_model_from_openai_state_dict(weights, cast_dtype=None)
     return model.float().eval().requires_grad_(False).to(device)
@@ -90,7 +90,7 @@ def untrained_model(architecture: str) -> torch.nn.Module:
     def hidden(_: logging.LogRecord) -> bool:
         return False
 
-    log.addFilter(hidden)  # open_clip warns that the weights are random, which users would take for the scores' own
+    log.addFilter(hidden)  # hide its warning that the weights are random: the caller replaces them
     try:
         return open_clip.create_model(architecture, pretrained=None, output_dict=True)
     finally:
@@ -115,7 +115,7 @@ def scaled(pixels: np.ndarray) -> Tensor:
 
 
 def centred(x_CHW: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
-    """Subtract a mean per channel and divide by a deviation, CLIP's if none are given."""
+    """Subtract a mean per channel and divide by a standard deviation; the default is CLIP's."""
     import torch
 
     return (x_CHW - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
@@ -135,7 +135,7 @@ def image_embeddings(model: torch.nn.Module, images: Sequence[Tensor], device: s
 
 
 def cut_by_clip(texts: Sequence[str]) -> tuple[int, int]:
-    """Number of texts longer than CLIP's context, and its tokens, start and end included."""
+    """Return the number of texts longer than CLIP's context, and its size in tokens including start and end."""
     tokens = import_open_clip().tokenize(list(texts), context_length=CONTEXT + 1)
     return int((tokens[:, CONTEXT] != 0).sum()), CONTEXT
 
@@ -188,9 +188,9 @@ def torchvision_if_it_loads() -> Iterator[bool]:
     if torchvision_loads():
         yield True
         return
-    from transformers.utils import is_torchvision_available  # seconds, and open_clip also imports it
+    from transformers.utils import is_torchvision_available  # takes seconds; open_clip imports it anyway
 
-    is_torchvision_available()  # remembered by transformers, which must not find the stand-ins
+    is_torchvision_available()  # transformers caches the answer: call it before the substitutes exist
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     try:
@@ -201,7 +201,7 @@ def torchvision_if_it_loads() -> Iterator[bool]:
 
 
 def torchvision_loads() -> bool:
-    """Tell whether torchvision is installed and fits this torch."""
+    """Return whether torchvision is installed and fits this torch."""
     if _NAME not in sys.modules and importlib.util.find_spec(_NAME) is None:
         return False
     try:

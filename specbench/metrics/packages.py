@@ -1,5 +1,5 @@
-"""Authors' packages in separate environments: their places, their installation, and the program that runs in them
-(`specbench.metrics.authors_programs`), which reads and writes a JSON object. Their values are VQAScore and HPSv3."""
+"""Authors' packages (VQAScore, HPSv3) in separate environments: location, installation, and the program that runs in
+them. This program, `specbench.metrics.authors_programs`, reads and writes JSON objects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROGRAM = Path(__file__).with_name("authors_programs.py")
 
 @dataclass(frozen=True)
 class Package:
-    """An authors' package and the pip arguments, one command each, that install it into a new environment."""
+    """Authors' package, with the arguments of each pip command that installs it into a new environment."""
 
     environment: str
     install: Sequence[str]
@@ -39,7 +39,7 @@ PACKAGES: dict[str, Package] = {
 
 
 def python_of(package: str) -> Path:
-    """The Python that has a package: this one, or the Python of an environment in the cache folder."""
+    """Return the Python that has a package: the running one, or the Python of an environment in the cache folder."""
     with suppress(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version(package)
         return Path(sys.executable)
@@ -51,7 +51,7 @@ def _environment(package: str) -> Path:
 
 
 def recipe(package: str) -> str:
-    """The commands that make an environment for a package."""
+    """Commands that create an environment with a package."""
     folder = _environment(package)
     steps = PACKAGES[package].install
     return " && ".join(
@@ -76,14 +76,14 @@ def _answer(text: str, talk: str, python: Path, code: int | None) -> dict:
 
 
 class PackageMetric(PerImageMetric):
-    """A score that an authors' package computes in its own environment, in a process that keeps its network."""
+    """Score that an authors' package computes in a separate environment, in a process that keeps the network loaded."""
 
-    # package, model: names of the package and, for it, of the network
+    # package, model: name of the package, and the package's name of the network
     package: str
     model: str
-    hub: Sequence[str]  # what `hf download` brings of its weights, its arguments; nothing is downloaded here
+    hub: Sequence[str]  # arguments of the `hf download` that gets the weights; the user runs it
     batch = 8
-    scale: ClassVar[tuple[float, float]] = (-float("inf"), float("inf"))  # least and largest possible value
+    scale: ClassVar[tuple[float, float]] = (-float("inf"), float("inf"))  # smallest and largest possible value
 
     def __init__(self, settings: Settings | None = None):
         super().__init__(settings)
@@ -91,7 +91,7 @@ class PackageMetric(PerImageMetric):
 
     @cached_property
     def _about(self) -> dict:
-        """Versions of the package's environment and digest of the weights, or what is lacking."""
+        """Versions in the package's environment and digest of the weights, or what is missing."""
         return ask(self.python, {"package": self.package, "hub": list(self.hub), "versions_only": True})
 
     def missing_packages(self) -> list[tuple[str, str]]:

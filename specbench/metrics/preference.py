@@ -1,6 +1,6 @@
-"""Learned human preference: `hpsv2[...]`, `imagereward`, `pickscore`, and `aesthetic[...]`, whatever the caption. HPSv2
-is computed by open_clip from the authors' checkpoints, ImageReward by BLIP's image-grounded text encoder with a small
-head."""
+"""Learned human preference: `hpsv2[...]`, `imagereward`, `pickscore`, and `aesthetic[...]`, which ignores captions.
+HPSv2 is computed by open_clip from the authors' checkpoints, ImageReward by BLIP's image-grounded text encoder
+with a small head."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hps_input(pixels: np.ndarray) -> Tensor:
 
 
 def load_hpsv2(path: Path, device: str, architecture: str = HPS_ARCHITECTURE) -> torch.nn.Module:
-    """Build the network and load an authors' checkpoint, whose digest the caller has checked, in float32."""
+    """Build the network in float32 from an authors' checkpoint. The caller has checked its digest."""
     model = untrained_model(architecture)
     model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["state_dict"])
     return model.float().eval().requires_grad_(False).to(device)
@@ -185,7 +185,7 @@ class Aesthetic(Clip):
         return {**digests, **CosineMetric.identity(self)}
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return True  # it reads no caption
+        return True  # it does not read captions
 
     def captions_cut(self, captions: Sequence[str]) -> None:
         return None

@@ -1,5 +1,5 @@
-"""Published weights of metrics, single files and model folders of the hub: addresses, digests, downloads. A file is
-checked against its digest every time before anything in it is loaded. Of folders only safetensors are taken."""
+"""Published weights of metrics, single files and model folders of the hub: addresses, digests, downloads. A file's
+digest is checked every time before it is loaded. In folders only weights in safetensors are read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Checkpoint:
         return self.path.is_file() and matches(self.path, self.remote)
 
     def hint(self) -> str:
-        """Tell how to get the file."""
+        """Return a hint how to get the file."""
         return f"specbench fetch {self.file}"
 
 
@@ -82,14 +82,14 @@ def missing_file(name: str, forbidden: bool = False) -> Download | None:
 
 
 def require_weights_file(name: str, forbidden: bool = False) -> Path:
-    """Check the digest of a checkpoint's file, downloaded first if it is absent."""
+    """Check the digest of a checkpoint's file. Download the file first if it is absent."""
     if lacking := missing_file(name, forbidden):
         fetch_all([lacking])
     return CHECKPOINTS[name].path
 
 
 def file_digest(name: str) -> str:
-    """Digest a checkpoint's file on this disk, for one whose publisher names no digest."""
+    """Digest a checkpoint's file on this disk, for files whose publisher names no digest."""
     return digest_of(require_weights_file(name, forbidden=True))
 
 
@@ -111,7 +111,7 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
     files = WantedFiles(_source(repository))
     folder = (files.find() if forbidden else files.fetch()).paths[0].parent
     for path in folder.glob("*config.json"):
-        read_json(_source(repository), path)  # refuses code of a hub
+        read_json(_source(repository), path)  # raises an error if the repository contains code
     return folder
 
 

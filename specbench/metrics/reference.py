@@ -28,7 +28,7 @@ from specbench.system.images import pictures_in, read_picture
 
 Preprocess = Callable[[np.ndarray], Any]  # An image uint8 [H, W, 3] to the network's input
 Embed = Callable[[Sequence[Any]], np.ndarray]  # Inputs of n images to features [n, d]
-_MOST_BYTES = 2**26  # Of mu or sigma of a file; Inception features take 32 MiB
+_MOST_BYTES = 2**26  # Limit for mu or sigma in a file; sigma of Inception features takes 32 MiB
 
 
 class ReferenceImages:
@@ -67,7 +67,7 @@ class ReferenceImages:
         return [("COCO's images are not on this disk", "specbench fetch coco --images, or --reference DIR")]
 
     def fits(self, meta: Mapping[str, object]) -> bool:
-        """Tell whether these images are the reference of a prompt: chosen by the user, or for captions of COCO."""
+        """Return whether these images are the reference of a prompt: the user's, or COCO's for COCO's captions."""
         return self.path is not None or str(meta.get("image", "")).endswith(".jpg")
 
     @cached_property
@@ -78,7 +78,7 @@ class ReferenceImages:
         return {"reference": digest[:16], "reference_n": str(len(lines))}
 
     def features(self, preprocess: Preprocess, embed: Embed, identity: Mapping[str, str], batch: int) -> np.ndarray:
-        """Features [n, d] of all images, cached; `identity` describes what makes them."""
+        """Features [n, d] of all images, cached; `identity` describes the network and the preprocessing."""
 
         def compute() -> np.ndarray:
             inputs = read_ahead(lambda path: preprocess(read_picture(path)), self.pictures, batch)
@@ -110,7 +110,7 @@ def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
         spread = np.sqrt(np.diag(covariance))
         if (np.abs(covariance) > 1.001 * np.outer(spread, spread) + 1e-6).any():
             raise ValueError("a sigma with correlations above 1")
-    except Exception as error:  # numpy and zipfile promise nothing about damaged content
+    except Exception as error:  # numpy and zipfile raise various types for damaged files
         what = "is not a file of statistics (.npz with mu and sigma)"
         reason = str(getattr(error, "strerror", "") or error).partition("\n")[0][:100] or type(error).__name__
         raise SpecbenchError(f"--reference {path} {what}: {reason}", "or name a folder of images") from error
@@ -135,7 +135,7 @@ def damaged_features(problem: str) -> SpecbenchError:
 
 
 def with_influence(value: float, influence: np.ndarray, prompts: Sequence[str]) -> Estimate:
-    """Estimate with the 95 % interval given by its images' influences; whole prompts are the independent units."""
+    """Estimate with a 95 % interval from its images' influences; prompts are the independent units."""
     around = mean_interval(influence, prompts)
     if around.low is None:
         return Estimate(value, None, None)
@@ -143,19 +143,19 @@ def with_influence(value: float, influence: np.ndarray, prompts: Sequence[str]) 
 
 
 def kept_features(key: object, compute: Callable[[], np.ndarray]) -> np.ndarray:
-    """Features [n, d] from the cache, or computed and cached; `key`, plain JSON, is everything that makes them."""
+    """Return features [n, d] from the cache, or compute and cache them. `key`, plain JSON, determines them."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = cache_folder() / "references" / f"{digest[:16]}.npy"
     if path.is_file():
-        with suppress(ValueError, EOFError):  # a damaged cache is made again
+        with suppress(ValueError, EOFError):  # a damaged cache file is replaced
             return np.load(path, allow_pickle=False)
     from specbench.system.torch_state import PinnedTorch  # brings torch
 
-    with PinnedTorch(False):  # the same state as for the images that they are compared with
+    with PinnedTorch(False):  # same state of torch as for the generated images
         features = compute()
     sink = io.BytesIO()
     np.save(sink, features)
-    with suppress(OSError, SpecbenchError):  # they are computed again then
+    with suppress(OSError, SpecbenchError):  # without a cache file, the next call computes them again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, sink.getvalue())
     return features

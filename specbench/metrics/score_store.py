@@ -51,10 +51,10 @@ _SCORE_TYPES = {
     "unit": str | None,
 }
 _OVER_TAGS = ("geneval[hf-m2f]", "geneval[official]")
-# For scores of older files, which do not say it
+# For scores in older files, which lack it
 _DISTANCES = ("fid", "fid-infinity", "kid", "shapes-frechet")
 _OLDER_KINDS = dict.fromkeys(("geneval", "shapes-detector"), "proportions")
-_ONE_A_PROMPT = "dpg-bench[released]:"  # Scores of the last sample of each prompt
+_ONE_A_PROMPT = "dpg-bench[released]:"  # These scores use only the last sample of each prompt
 
 
 def read_scores(folder: Path) -> list[dict[str, object]]:
@@ -85,9 +85,9 @@ def _known_score(row: dict[str, object]) -> dict[str, object]:
 
 
 def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object]]:
-    """`read_scores` without the intervals of few prompts; `too_few` says if an interval was left out or is undefined,
-    and `prompts_needed` how many prompts show a change of 2 %; notes have the number of reference images. `prompt_ids`:
-    prompt of each image of the run."""
+    """Read scores, and remove the intervals of too few prompts. `too_few`: whether an interval was removed or is
+    undefined; `prompts_needed`: number of prompts that would show a change of 2 %. Notes name the number of reference
+    images. `prompt_ids`: prompt of each image of the run."""
     of_run, scores = prompt_ids.nunique(), read_scores(folder)
     for row in scores:
         prompts = row["prompts"]
@@ -103,8 +103,8 @@ def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object
 
 
 def score_frame(rows: Sequence[Mapping[str, object]], long: bool) -> pd.DataFrame:
-    """Rows of scores as a DataFrame: if `long` one row per score, else one per run, with `METRIC`, `METRIC_low`,
-    `METRIC_high` and `METRIC_n`; a metric that scored a run in several ways has its fingerprint in the name."""
+    """Make a DataFrame of scores: if `long`, one row per score; else one row per run, with `METRIC`, `METRIC_low`,
+    `METRIC_high` and `METRIC_n`. If a run has several fingerprints of a metric, the names contain the fingerprint."""
     if long:
         names = dict.fromkeys([*OWNER, *RUN_SCORES.names, "too_few", "prompts_needed"])
         frame = pd.DataFrame(rows, columns=[*names])
@@ -129,9 +129,9 @@ def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
 
 
 def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object] | None:
-    """Paired difference between the scores of a run and a baseline on common images; None if there are none. Returns
-    `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`; interval and p-value are paired, and
-    None for few prompts."""
+    """Paired difference between the scores of a run and a baseline on common images; None if they have none in common.
+    Return `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`. Interval and p-value are
+    paired; they are None for too few prompts."""
     common = of_same_captions(folder, baseline)
     features, theirs = (_kept(image_features(path, metric), common) for path in (folder, baseline))
     if features.empty != theirs.empty:
@@ -173,8 +173,8 @@ def _kept(features: pd.DataFrame, keys: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object]) -> tuple[Difference, int] | None:
-    """Subtract a score of `baseline` from the same score of `folder` over their common images, and count these, without
-    the metric and its networks. None if the score is not a plain mean, or values are missing."""
+    """Subtract a score of `baseline` from the same score of `folder` over their common images, without the metric and
+    its networks. Return the difference and the number of images; None if the score is no plain mean or lacks values."""
     metric, identity = str(score["metric"]), json.loads(str(score["identity"]))
     if metric not in (*catalog.METRICS, *_OVER_TAGS) and identity.get("score") != MEAN_OF_IMAGES:
         return None
@@ -190,14 +190,14 @@ def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object])
 
 
 def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estimate | None:
-    """Score the images of several runs together as tables show a score, given the score of one run, without the metric
-    and its networks. None if the score is not known to be a mean of stored values."""
+    """Score the images of several runs together, without the metric and its networks. Takes the score of one run and
+    returns a score for tables; None if the score is not known to be a mean of stored values."""
     name, identity = str(score["metric"]), json.loads(str(score["identity"]))
     known = name in (*catalog.METRICS, *catalog.IMPORTED) or identity.get("score") == MEAN_OF_IMAGES
     stored = [stored_values(feature_place(path, f"{name}-{score['fingerprint']}")) for path in folders if known]
     if not stored or any(values is None or values.empty for values in stored):
         return None
-    values = pd.concat(stored).dropna(subset="value")  # DPG-Bench has no value for a question that was not asked
+    values = pd.concat(stored).dropna(subset="value")  # DPG-Bench: a question without an answer has no value
     estimate = mean_interval(values["value"], values["prompt_id"])
     if score["kind"] == "proportions":
         estimate = category_scores(name, values, "value")[0].estimate
@@ -205,7 +205,7 @@ def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estima
 
 
 def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bool:
-    """Return whether the stored scores are of exactly the images in `images`; a distance may take minutes."""
+    """Return whether the stored scores are of exactly the images in `images`, because a distance may take minutes."""
     path = _scores_file(folder, metric)
     try:
         file = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES)))
@@ -216,7 +216,7 @@ def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bo
     parts = files_named(feature_parts(folder, metric).folder, "*.parquet")
     newest = max((part.stat().st_mtime_ns for part in parts), default=0)
     if not rows or any(rows[0].get(name) not in (None, fact) for name, fact in _declared(metric).items()):
-        return False  # a class in a notebook declares another direction now
+        return False  # a class in a notebook may now declare another direction
     return all(row["images"] == len(images) for row in rows) and path.stat().st_mtime_ns > newest
 
 
@@ -248,25 +248,25 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
     ]
     owner = owner_of(folder)
     table = pa.Table.from_pylist([{**row, **owner} for row in rows], schema=RUN_SCORES)
-    for row in map(_known_score, table.to_pylist()):  # a plug-in's, which a reader could not refuse without the run
+    for row in map(_known_score, table.to_pylist()):  # checks a plug-in's scores before they are stored
         whole = row["metric"].partition(":")[0]
         if whole != metric.name and (whole in catalog.METRICS or not path_component(whole)):
             raise ValueError(f"a score called {row['metric']!r:.100}")
     target = _scores_file(folder, metric)
-    for leftover in files_named(target.parent, ".*.tmp"):  # of a killed writer; this one holds the lock
+    for leftover in files_named(target.parent, ".*.tmp"):  # from a killed writer; this process holds the lock
         leftover.unlink()
-    if rows:  # a file without rows is refused by other readers
+    if rows:  # readers reject a file without rows
         return write_atomically(target, parquet_bytes(table))
     target.unlink(missing_ok=True)
 
 
 def _declared(metric: Metric) -> dict[str, str]:
-    """Direction, kind and unit of a metric's scores; a class of others may derive from nothing of specbench."""
+    """Direction, kind and unit of a metric's scores, with defaults: a plug-in's class may have no base of specbench."""
     return {name: getattr(metric, name, getattr(Metric, name)) for name in ("better", "kind", "unit")}
 
 
 def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | None]:
-    """Share of the captions that the metric cuts, None if unknown, and a warning about them."""
+    """Return the share of captions that the metric cuts (None if unknown), and a warning if there are any."""
     cut = metric.captions_cut(captions) if captions and hasattr(metric, "captions_cut") else None
     if cut is None or not cut[0]:
         return (None if cut is None else 0.0), None
@@ -275,7 +275,7 @@ def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | N
 
 
 def forget(folder: Path, metric: Metric) -> None:
-    """Remove all that is stored of a metric in a run folder, whatever its fingerprint."""
+    """Remove all stored scores and features of a metric in a run folder, of every fingerprint."""
     with writing(folder, ()):
         for path in (path for place in ("scores", "image_scores") for path in files_named(folder / place, "*-*")):
             if path.name.rpartition("-")[0] == metric.name:

@@ -1,5 +1,5 @@
 """Score stored images: features per image, computed once per feature fingerprint, then the run's scores. Features are
-kept as the work goes on under the `started_at` of the image's row, so that a redone image is scored again."""
+stored during the work, with the `started_at` of the image's row, so that a redone image is scored again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Images:
     name: str  # of the run, or of the folder of the images
     folder: Path  # gets a `scores` folder
     # `prompt_id, sample, prompt, category, meta` (JSON), `path`, other inputs of `read`, and `started_at`, which
-    # changes if the picture may have changed
+    # changes if the image may have changed
     rows: pd.DataFrame
     read: Callable[..., np.ndarray]  # pixels of a row's image, uint8 [H, W, 3]
     model: str = ""  # name of the model that made them; empty for images from elsewhere
@@ -54,14 +54,14 @@ class Images:
 
 @dataclass(frozen=True)
 class ScoreOutcome:
-    """A score of a run, or the problem that left the run without it."""
+    """Score of a run, or the reason why there is none."""
 
     run_id: str
     metric: str = ""  # empty for a problem of the run
     computed: int = 0  # images scored now
     reused: int = 0  # images scored before
     problem: SpecbenchError | None = None
-    left_out: bool = False  # whether others are scored and nobody named this metric: its problem is not raised
+    left_out: bool = False  # not named by the user, while other metrics scored: no error is raised
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Scoring:
 
     outcomes: list[ScoreOutcome]
     images: list[Images]  # of the runs that could be read
-    reference: Path | None = None  # that the user named
+    reference: Path | None = None  # named by the user
 
     def __iter__(self) -> Iterator[ScoreOutcome]:
         return iter(self.outcomes)
@@ -82,7 +82,7 @@ class Scoring:
         return [problem for problem in problems.values() if problem]
 
     def problem(self) -> SpecbenchError | None:
-        """One error for all `problems`, plug-ins first, which says if other metrics are scored; None without
+        """One error for all `problems`, plug-ins first; its hint says if other metrics are scored. None without
         problems."""
         if not (problems := sorted(self.problems, key=lambda problem: not isinstance(problem, PluginError))):
             return None
@@ -103,8 +103,8 @@ class Scoring:
         return self
 
     def rows(self) -> list[dict[str, object]]:
-        """All stored scores of the images, a dict each; without distances from other references if the user's reference
-        failed."""
+        """All stored scores of the images, as dicts. If the user's reference failed, distances to other references are
+        left out."""
         failed = {outcome.run_id for outcome in self.outcomes if outcome.problem and self.reference}
         return [
             {**owner_of(images.folder), "run_id": images.name, **row}
@@ -121,7 +121,7 @@ class ScoreReporter:
         """Show a line to the user."""
 
     def start(self, name: str, metric: str, total: int, done: int) -> None:
-        """Scoring of `total` images by `metric` begins; `done` of them are scored already."""
+        """Scoring of `total` images by `metric` begins; `done` of them are already scored."""
 
     def image(self, name: str, metric: str) -> None:
         """One image was scored."""
@@ -142,10 +142,10 @@ def score(
     """Score run folders, or images from anywhere. Networks stay loaded until the last image is scored.
 
     Arguments are as for `specbench.score`, except that () as metrics means none. `where_they_fit`: further
-    metrics, which skip runs that they cannot score, as metrics of `protocol` do.
+    metrics; like the metrics of `protocol`, they skip runs that they cannot score.
 
     Raises:
-        SpecbenchError: what no run can be scored without; other problems are outcomes.
+        SpecbenchError: a problem that prevents the scoring of every run; other problems are outcomes.
     """
     reporter, named = reporter or ScoreReporter(), metrics is not None or protocol is not None
     make = cache(lambda name: metric_catalog.metric(name)(settings))
@@ -186,17 +186,17 @@ def _readable(runs: Iterable[Path | Images]) -> tuple[list[Images], list[ScoreOu
 
 
 def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[ScoreOutcome]:
-    """Score images with metrics that fit; if a plug-in fails, with the others."""
+    """Score images with the metrics that fit. If a plug-in fails, continue with the others."""
     failed = []
     while True:
         try:
             return failed + _score_together(images, metrics, reporter)
         except PluginError as error:
-            # A copy, without the traceback, which holds what was allocated.
+            # A copy without the traceback, which would keep tensors alive.
             failed.append(ScoreOutcome(images.name, error.owner, problem=copy(error)))
             metrics = [metric for metric in metrics if metric.name != error.owner]
         except SpecbenchError as error:
-            if error.exit_code == MISSING_PREREQUISITE:  # which other runs lack as well
+            if error.exit_code == MISSING_PREREQUISITE:  # other runs have the same problem
                 raise
             return [*failed, ScoreOutcome(images.name, problem=error)]
 
@@ -205,7 +205,7 @@ _Fitting = Sequence[tuple[Images, Mapping[str, Metric]]]  # Images with the metr
 
 
 def _refused(fitting: _Fitting, required: Sequence[Metric]) -> list[ScoreOutcome]:
-    """The problems of required metrics that do not fit; raises the first where every run has one."""
+    """Return the problems of required metrics that do not fit. If every run has a problem, raise the first."""
     unfit = [[_unfit(images, metric) for metric in required if metric.name not in fits] for images, fits in fitting]
     if unfit and all(unfit):  # before anything is computed
         raise unfit[0][0].problem
@@ -221,7 +221,7 @@ def _tell_edited(fitting: _Fitting, reporter: ScoreReporter) -> None:
 
 
 def _fetch(fitting: _Fitting, settings: Settings | None, reporter: ScoreReporter) -> dict[str, SpecbenchError]:
-    """Download what metrics need, all together, after a line that says so; return why some cannot be had."""
+    """Download the files of all metrics, after a line that lists them. Return why some cannot be downloaded."""
     metrics = {name: metric for _, fits in fitting for name, metric in fits.items()}
     device = (settings or Settings()).device
     absent = {name: missing for name, metric in metrics.items() if (missing := metric.missing_packages())}
@@ -240,8 +240,8 @@ def _fetch(fitting: _Fitting, settings: Settings | None, reporter: ScoreReporter
 def _say_references(
     fitting: _Fitting, lacking: Mapping[str, SpecbenchError], reporter: ScoreReporter
 ) -> dict[str, SpecbenchError]:
-    """Note the number of reference images, and the fingerprints of their scores; return why metrics cannot use theirs.
-    Refuse the user's reference images if unusable."""
+    """Record the number of reference images and the fingerprints of their scores. Return why metrics cannot use their
+    reference. Raise an error if the user's reference is unusable."""
     metrics = {name: metric for _, fits in fitting for name, metric in fits.items() if name not in lacking}
     lines: dict[str, list[str]] = {}
     unusable = {}
@@ -249,7 +249,7 @@ def _say_references(
         if isinstance(reference := getattr(metric, "reference", None), ReferenceImages):
             try:
                 with _blamed(metric):
-                    digest = made_score(metric).fingerprint  # for which statistics may not be enough
+                    digest = made_score(metric).fingerprint  # raises an error if it needs images and has statistics
                 lines.setdefault(reference.summary, []).append(digest)
             except SpecbenchError as error:
                 if reference.path:
@@ -261,14 +261,14 @@ def _say_references(
 
 
 def _had_other_code(images: Images, metric: Metric) -> bool:
-    """Whether a plug-in's metric has scores of these images by other code alone."""
+    """Return whether a plug-in's metric has scores of these images, but none by its present code."""
     if getattr(metric, "class_reference", None) is None:
         return False
     try:
         with _blamed(metric):
             mine = made_score(metric).facts
         stored = [json.loads(row["identity"]) for row in read_scores(images.folder) if row["metric"] == metric.name]
-    except SpecbenchError:  # reported when it is scored
+    except SpecbenchError:  # reported when the metric is computed
         return False
     codes = [facts.get("code") for facts in stored if {**facts, "code": None} == {**mine, "code": None}]
     return bool(codes) and mine["code"] not in codes
@@ -312,11 +312,11 @@ OWN_CAPTIONS = "own captions"  # Category of captions of `shapes` in a user's fi
 
 
 def with_scene(prompt: str, meta: object) -> object:
-    """The metadata of a caption of `shapes`, with the scene that it means where somebody's own file names none."""
+    """Return the metadata of a caption of `shapes`. If a user's file has no scene, parse the scene from the caption."""
     content = read_meta(meta)
     try:
         return meta if "scene" in content else json.dumps(content | {"scene": parse(prompt).to_json()})
-    except SpecbenchError:  # words of the model that make no caption
+    except SpecbenchError:  # known words, but not a caption of `shapes`
         return meta
 
 
@@ -345,7 +345,7 @@ def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRe
 
 
 def _pinned(tasks: Sequence[_Task]) -> AbstractContextManager:
-    """The state of torch in which features, and distances between them, are computed, where some are."""
+    """Context with the state of torch for features and distances; no-op if there is nothing to compute."""
     if not any(task.missing for task in tasks):
         return nullcontext()
     from specbench.system.torch_state import PinnedTorch  # brings torch
@@ -354,7 +354,7 @@ def _pinned(tasks: Sequence[_Task]) -> AbstractContextManager:
 
 
 def _finished(images: Images, task: _Task) -> ScoreOutcome:
-    """Store the scores of the kept features; what one metric cannot compute leaves the others alone."""
+    """Store the scores of the stored features. An error of one metric does not affect the others."""
     outcome = ScoreOutcome(images.name, task.metric.name, len(task.missing), len(task.images) - len(task.missing))
     try:
         with _blamed(task.metric):
@@ -376,7 +376,7 @@ class _Task:
     metric: Metric
     images: pd.DataFrame  # key and `started_at` of the images that it accepts
     missing: frozenset[int]  # row numbers of those without features
-    kept: int  # number of images with stored features, also of images that are no longer wanted
+    kept: int  # number of images with stored features, also images that are no longer requested
     log: ImageScores  # of its features
 
 
@@ -401,8 +401,8 @@ def _add_features(images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], re
     todo = [row for row in rows.itertuples() if row.Index in missing]
 
     def load(row: Any) -> _Image:
-        # The first image is prepared for every metric: `read_ahead` loads it alone, so that each makes once what it
-        # makes only once, for example its network.
+        # The first image is prepared for every metric: `read_ahead` loads it alone, so that each metric creates only
+        # once what it creates on first use, for example its network.
         needing = [task.metric for task in busy if row.Index in task.missing or row is todo[0]]
         return _Image(row, _samples(images.read(row), row, needing))
 
@@ -438,13 +438,13 @@ def _feature_rows(metric: Metric, images: Sequence[_Image]) -> Iterator[dict[str
 
 
 def samples_of(images: Images, metric: Metric) -> list[Sample]:
-    """The images that a metric can score, without their pixels: for one that needs none."""
+    """Images that a metric can score, without pixels, for metrics that need none."""
     rows = images.rows[[*_accepted(images.rows, metric)]]
     return [_samples(None, row, [metric])[metric.name] for row in rows.itertuples()]
 
 
 def _accepted(rows: pd.DataFrame, metric: Metric) -> Iterator[bool]:
-    """Tell of each image whether a metric can score it."""
+    """Return for each image whether a metric can score it."""
     return (bool(metric.accepts(_text(row.category), read_meta(row.meta))) for row in rows.itertuples())
 
 

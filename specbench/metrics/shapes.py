@@ -1,6 +1,6 @@
 """Metrics of the `shapes` world on images whose prompt has a `scene`: the exact detector, a small CLIP through
-open_clip, and FID's arithmetic on features of a small network, against renders of every caption that was scored,
-equally often, from a fixed seed. Values compare with no other CLIP's and no FID."""
+open_clip, and FID's formula on features of a small network. Its reference images are renders of every scored caption,
+equally many of each, from a fixed seed. Values are not comparable with another CLIP's or with FID."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
     from specbench.metrics.distances import Gaussian
 
-# Imports inside functions: torch and what needs it, not for images that are scored already.
+# Imports inside functions: torch and its users, not needed if all images are scored.
 
 CLIP_FOLDER = WEIGHTS / "clip"
 RENDERS = 2048
 _SEED = 0
-# Identities of the detector and of the renderer. Another one for what finds or draws otherwise: a test has both.
+# Identities of detector and renderer. Change them if results change; a test pins both.
 _DETECTOR, _RENDERER = "e2aadacd455f76e5", "a6f67b6da33bc51a"
 
 
@@ -199,7 +199,7 @@ def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:
 
 
 def _rendered() -> dict[str, str]:
-    """Identity of the _rendered reference, apart from the captions."""
+    """Identity of the rendered reference, apart from the captions."""
     return {
         "reference": f"renders of the captions, {RENDERS} or a few more",
         "reference_seed": str(_SEED),
@@ -208,7 +208,7 @@ def _rendered() -> dict[str, str]:
 
 
 def read_request(meta: Mapping[str, object]) -> SceneRequest | None:
-    """Parse `scene` of a prompt's metadata, which anybody may have written; None if absent or malformed."""
+    """Parse `scene` of a prompt's metadata, which is untrusted input; None if absent or malformed."""
     try:
         request = SceneRequest.from_json(meta["scene"])
         sound = _is_sound(request)
