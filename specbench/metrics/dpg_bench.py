@@ -106,7 +106,7 @@ def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
         for place, row in enumerate(mine):
             if (pixels := row.pixels()).shape != (side, side, 3):
                 what = f"an image of '{name}' has {pixels.shape[1]} x {pixels.shape[0]} pixels"
-                raise SpecbenchError(what, f"a grid is made of squares, here of {side}")
+                raise SpecbenchError(what, f"a grid needs square images of one size, here {side}")
             top, left = side * (place // 2), side * (place % 2)
             grid[top : top + side, left : left + side] = pixels
         yield png_bytes(grid), "images", f"{name}.png"

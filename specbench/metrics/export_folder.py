@@ -41,7 +41,7 @@ def export_folder(target: Path) -> Iterator[ExportFolder]:
     place = Path(os.path.realpath(target))  # Path.resolve raises a RuntimeError at links that lead in a circle
     try:
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            raise SpecbenchError(f"{target} is not an empty folder", "other programs would take in what is there")
+            raise SpecbenchError(f"{target} is not an empty folder", "other programs would also read the files in it")
         if place == Path.cwd():
             raise SpecbenchError(f"{target} is the current folder", "name another")
         place.parent.mkdir(parents=True, exist_ok=True)

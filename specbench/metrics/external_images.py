@@ -174,7 +174,7 @@ def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
     for key, path in IMAGE_LAYOUTS[name].match(folder, prompts.prompts):
         if images.setdefault(key, path) != path:
             alike = composed(str(path)) == composed(str(images[key])) and path.name != images[key].name
-            how = ": their names look alike, composed in other ways" if alike else ""
+            how = ": their names differ only in their Unicode composition" if alike else ""
             raise SpecbenchError(f"{images[key]} and {path} are both image {key[1]} of prompt '{key[0]}'{how}")
     if not images:
         raise SpecbenchError("no images")
@@ -185,7 +185,7 @@ def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
                 called = f"'{prompt.text:.60}'" if prompt.id == text_id(prompt.text) else f"prompt '{prompt.id}'"
                 raise _Incomplete(
                     f"{folder} has no image {sample} of {called}",
-                    "leave the prompt out of the file if it was not drawn"
+                    "remove the prompt from the file if it has no image"
                     + (f"; looked for {prompt.id}-{sample}.png" if name == "ids" else f"; taken as layout {name}"),
                 )
     return images

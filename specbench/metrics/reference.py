@@ -104,7 +104,7 @@ def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
         if mean.ndim != 1 or covariance.shape != mean.shape * 2:
             raise ValueError(f"a mu of {list(mean.shape)} and a sigma of {list(covariance.shape)}")
         if not (np.isfinite(mean).all() and np.isfinite(covariance).all() and (np.diag(covariance) >= 0).all()):
-            raise ValueError("numbers that no mean and covariance have")
+            raise ValueError("numbers that are not a valid mean and covariance")
         if not np.allclose(covariance, covariance.T, rtol=1e-3, atol=1e-6):
             raise ValueError("a sigma that is not symmetric")
         spread = np.sqrt(np.diag(covariance))

@@ -17,7 +17,7 @@ from specbench.system.monitor import BUSY_CORES
 
 _COSTLY_WINDOW = 1.1
 _IMPLAUSIBLE_WINDOW = 0.8
-"""Window cost: a smaller ratio shows that the machine changed between the runs."""
+"""Smallest plausible window cost. A smaller ratio shows that the machine changed between the runs."""
 
 
 def answer(rows: Sequence[ReportRow]) -> list[str]:
@@ -44,7 +44,7 @@ def answer(rows: Sequence[ReportRow]) -> list[str]:
 
 
 def _unequal_windows(rows: Sequence[ReportRow]) -> list[str]:
-    """A sentence with the windows if decoders were compared with unequal windows, unless the windows are a sweep."""
+    """Name the windows if decoders were compared with unequal windows, unless the windows are a sweep."""
     windows: dict[str, set] = {}
     for row in rows:
         if isinstance(window := row.options.get("window"), int):
@@ -93,7 +93,7 @@ def _versions(rows: Sequence[ReportRow]) -> list[str]:
 
 
 def _stalls(rows: Sequence[ReportRow]) -> list[str]:
-    """One sentence on the decoders with stalled images; it describes the decoder with the slowest image."""
+    """Describe the decoder with the slowest stalled image, and mention other decoders with stalled images."""
     if not rows:
         return []
     worst = max(rows, key=lambda row: row.stalled.slowest_ms)
@@ -113,7 +113,7 @@ def _name(row: ReportRow) -> str:
 
 
 def _fastest(exact: Sequence[ReportRow]) -> str:
-    """The fastest lossless decoder and the decoders whose intervals overlap; p-values are corrected for the choice."""
+    """Name the fastest lossless decoder and those whose intervals overlap; p-values are corrected for the selection."""
     best, *others = exact
     p = dict(zip((row.run_id for row in exact), holm([row.quoted.speedup_p for row in exact]), strict=True))
     quoted, value, ar = best.quoted, number(best.quoted.speedup.value), _baseline(best)
@@ -184,7 +184,7 @@ def _apart(row: ReportRow) -> str:
 
 
 def _other_calls(timed: Sequence[ReportRow]) -> list[str]:
-    """A sentence on runs that were not decoded in turn with AR: their intervals leave out changes of the machine."""
+    """Name the runs not decoded in turn with AR. Their intervals do not include changes of the machine."""
     if not (names := [_name(row) for row in timed if row.over_ar.decoded_apart]):
         return []
     listed = f"{names[0]} and {len(names) - 1} others" if len(names) > 3 else enumerated(names)
@@ -199,7 +199,7 @@ def _free_window(row: ReportRow) -> str | None:
     cost, steps, overhead = row.over_ar.window_cost, row.over_ar.step_ratio, row.over_ar.overhead
     if not cost or cost <= _COSTLY_WINDOW or not steps or not overhead:
         return None
-    length = round(row.number("nfe").value * row.number("tokens_per_step").value)  # no window is wider
+    length = round(row.number("nfe").value * row.number("tokens_per_step").value)  # of an image; no window is wider
     window = window_of(row.options)
     fed = columns_fed({**row.options, "window": min(window, length)}) if window else "several"
     return (
@@ -209,7 +209,7 @@ def _free_window(row: ReportRow) -> str | None:
 
 
 def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str]:
-    """Score differences from AR of the chosen runs: real differences, and scores without a real difference."""
+    """Describe the score differences between the chosen runs and AR: real differences, then the other scores."""
     compared: list[tuple[str, Compared]] = []
     for row in (row for row in chosen if row.over_ar.ar_folder is not None):
         beside = scores_beside(row.over_ar.ar_folder, row.folder)
@@ -272,7 +272,7 @@ def _untimed(rows: Sequence[ReportRow], timed: Sequence[Mapping]) -> list[str]:
 
 
 def _interval(row: ReportRow, corrected_p: float | None = None, tests: int = 1) -> str:
-    """The interval, with the p-value if the test disagrees with the interval. `corrected_p`: corrected over `tests`."""
+    """Format the interval; add the p-value if it disagrees. `corrected_p` is corrected for `tests` tests."""
     speed = row.quoted.speedup
     if speed.low is None:
         return ""
@@ -283,5 +283,5 @@ def _interval(row: ReportRow, corrected_p: float | None = None, tests: int = 1) 
 
 
 def _real(row: ReportRow) -> bool:
-    """Whether the run's speed differs from AR's, by `specbench.stats.RULE`."""
+    """Return whether the run's speed differs from AR's, by `specbench.stats.RULE`."""
     return is_real(row.quoted.speedup_p)

@@ -1,5 +1,5 @@
-"""Charts as data: one description for the page, whose script draws charts with a hover text per point, and for figures
-(`specbench.reporting.figures`).
+"""Charts as data. The page's script draws them with a hover text per point; `specbench.reporting.figures` draws them as
+figures.
 
 A chart is a dict: `title`, `caption`, `label` (for screen readers), `scales` (of x, y, fy, colours and shapes) and
 `layers`. A layer is a dict with `points`, `mark` ("dot", "line", "interval", "bar", "total", "name", or "one", the line
@@ -25,7 +25,7 @@ from specbench.system.console import printable
 _SPAN_LABELS = dict(zip(STEP_SPANS, ("target forward", "draft", "verify + sample", "host gap"), strict=True))
 _PARTS = ("steps saved", "window cost", "overhead", "speed-up")
 PART_COLOURS = ("#00694b", "#d27869", "#b469b4", "#0096ff")
-DASH = "5,4"  # Lines of unmeasured values: from a paper, or steps saved
+DASH = "5,4"  # Line style of values that are not measured times: from a paper, or steps saved
 _ROOM = 0.1  # Margin on both sides of an axis with a single value, as a fraction of the value
 MOST_NUMBERS = 100  # Points in the list of numbers of a chart
 Chart = dict[str, Any]
@@ -313,7 +313,7 @@ def _chart(title: str, caption: str, scales: Mapping, layers: Points, rows: floa
 
 
 def _room(axis: str, scale: Mapping[str, object], layers: Points) -> Mapping[str, object]:
-    """Add a margin to a scale with a single value, which would otherwise be labelled with all of its digits."""
+    """Add a margin to a scale with a single value. Without it, the label would show all digits of the value."""
     channels = [name for name in (axis, f"{axis}1", f"{axis}2") if axis in ("x", "y")]
     points = [point for layer in layers for point in layer["points"]]
     values = {point.get(name) if isinstance(point, Mapping) else point for point in points for name in channels}

@@ -36,17 +36,17 @@ class ReportColumn:
 
     @property
     def title(self) -> str:
-        """The heading with an arrow to the better side."""
+        """The heading, with an arrow up or down for the better direction."""
         name, bracket, interval = self.heading.partition(" [")
         return f"{name}{('', ' ↑', ' ↓')[self.better]}{bracket}{interval}"
 
     def best(self, rows: Sequence[ReportRow]) -> float:
-        """The best of its numbers as printed; NaN if there are no numbers."""
+        """Best number of the column, as printed; NaN if it has no numbers."""
         values = [value for row in rows if (value := self.value(row)) is not None and math.isfinite(value)]
         return max(values, key=lambda value: self.better * value, default=math.nan)
 
     def definition(self) -> str | None:
-        """Definition on one line under the column's own heading: the text, or the first paragraph of the docstring."""
+        """Definition of the column on one line after its heading, from a text or the first paragraph of a docstring."""
         text = self.source if isinstance(self.source, str | None) else definition_of(self.source)
         return text and f"{self.heading}: {' '.join(text.partition(': ')[2].split())}"
 
@@ -146,13 +146,13 @@ def _speedup(row: ReportRow) -> str:
     if over.speedup is None:
         return over.speedup_note or MISSING
     if over.baseline == row.run_id:
-        return f"{number(over.speedup.value)}x"  # 1 by definition, so without an interval
+        return f"{number(over.speedup.value)}x"  # 1 by definition, so it has no interval
     cell = with_interval(over.speedup, unit="x", too_few=True)
     return f"{cell}, {over.speedup_note}" if over.speedup_note else cell
 
 
 def _short_speedup(row: ReportRow) -> str:
-    """The speed-up alone; a note below the table names the images."""
+    """The speed-up without the images, which a note below the table names."""
     reason = str(row.over_ar.speedup_note or "").partition(" (")[0]
     note = None if row.over_ar.speedup is not None else reason
     return _speedup(replace(row, over_ar=replace(row.over_ar, speedup_note=note)))
@@ -210,7 +210,7 @@ def failed_audit(row: ReportRow) -> bool:
 
 
 def _label(row: ReportRow) -> str:
-    """Label of a decoder; a failed audit is appended: of a lossy decoder, its recorded values are not the model's."""
+    """Label of a decoder, with a failed audit. For a lossy decoder it means: recorded values are not the model's."""
     if not (row.audit and row.audit.failed):
         return row.label
     return f"{row.label} ({FAILED_AUDIT if row.lossless else row.audit.verdict})"
@@ -377,8 +377,8 @@ AUDIT = (
 
 
 def first_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
-    """The columns of the first table, as in a paper; the other columns are in the later tables. Times of another
-    program appear with tokens per second, for which no steps are needed."""
+    """Return the columns of the first table, as in a paper; later tables have the others. Times of another program are
+    shown as tokens per second, because its number of steps may be unknown."""
     pace = [TOKENS_PER_SECOND] if any(row.imported for row in rows) else []
     return [*FIRST, *pace, *score_columns(rows), EXACTNESS]
 

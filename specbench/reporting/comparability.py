@@ -41,7 +41,7 @@ class Run:
 
     @cached_property
     def info(self) -> RunInfo:
-        """Description of the run; `stack` is the stack of versions that decoded most images."""
+        """Description of the run. `stack`: the versions of libraries that decoded most images."""
         info, store = RunStore(self.folder).info(), RunStore(self.folder)
         if len(set(info.stacks)) > 1:
             started = store.samples(["started_at", "status"])
@@ -67,7 +67,7 @@ class Run:
 
     @cached_property
     def _read(self) -> tuple[pd.DataFrame, int]:
-        """`rows` and `failed`, from one pass over the parts."""
+        """`rows` and `failed`, read in one pass over the parts."""
         pieces, failed = [], 0
         for piece in RunStore(self.folder).batches_with_facts((*_COLUMNS, "started_at")):
             failed += pc.sum(pc.equal(piece["status"], "failed")).as_py() or 0
@@ -82,7 +82,7 @@ class Run:
 
     @property
     def started(self) -> list[str]:
-        """When each image was begun, UTC."""
+        """Start time of each image, UTC."""
         return RunStore(self.folder).samples(["started_at"])["started_at"].tolist()
 
     @cached_property
@@ -105,8 +105,8 @@ def _stacks(info: RunInfo, started: Iterable[str]) -> list[str]:
 
 
 def decoded_apart(run: Run, other: Run) -> bool:
-    """Whether most images that two runs share were decoded in calls that do not overlap in time, so that the machine
-    may have changed. Older versions stored the start of each run of a call."""
+    """Return whether most images that two runs share come from calls that do not overlap in time, so that the machine
+    may have changed. Older versions stored a start time per run, not per call."""
     mine, theirs = map(_calls, (run, other))
     common = mine.keys() & theirs.keys()
     apart = (max(mine[key][0], theirs[key][0]) > min(mine[key][1], theirs[key][1]) for key in common)
@@ -140,7 +140,7 @@ def mismatched_fields(
 
 
 def _apart(mine: str, theirs: str) -> tuple[str, str]:
-    """The versions that differ between two lists; a package that only one list names does not count as different."""
+    """Return the versions that differ between two lists, for the packages that both lists name."""
     if " or " in mine + theirs:
         return mine, theirs
     these, those = (dict(part.rsplit(" ", 1) for part in text.split(", ") if part) for text in (mine, theirs))
@@ -182,7 +182,7 @@ def with_ar_runs(folders: Iterable[Path]) -> dict[Path, tuple[Run, list[Run]]]:
 
 
 def copies(runs: Sequence[Run]) -> dict[Path, Path]:
-    """Folders with a copy of another folder's run, and that folder: the run id and the start of an image are equal."""
+    """Return folders with a copy of another folder's run (same run id, same start of an image), and that folder."""
     groups, copied = {}, {}
     for run in sorted(runs, key=lambda run: run.folder.name != run.info.run_id):
         groups.setdefault(run.info.run_id, []).append(run)
@@ -195,7 +195,7 @@ def copies(runs: Sequence[Run]) -> dict[Path, Path]:
 
 
 def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None:
-    """Find the AR run of the same model with the fewest mismatched fields; returns (mismatched fields, run)."""
+    """Find the AR run of the same model with the fewest mismatched fields. Return (mismatched fields, run)."""
     model = run.info.spec.model
     candidates = [(mismatched_fields(run.info, ar.info), ar) for ar in ar_runs if ar.info.spec.model == model]
     return min(candidates, key=lambda pair: (len(pair[0]), pair[1].folder.name), default=None)

@@ -47,7 +47,7 @@ _NAMES = {
     "latency_b_ms": "latency of B, ms",
     "median_b_ms": "latency p50 of B, ms",
 }
-"""Names of the numbers about speed, "" if the number is not printed; every other row is a score difference."""
+"""Printed names of the numbers about speed, "" if not printed. All other rows are score differences."""
 _TESTED = (None, _NAMES["speedup"])  # Names of tested numbers; None: a score
 MARKED = f"{MARK}: differs from the baseline. {stats.RULE}"
 _LEAST_P = 0.0001
@@ -72,14 +72,14 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None, may_be_one:
 
 
 def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None) -> list[dict[str, Compared]]:
-    """Compare runs with their baselines: for each (baseline, run) the speed-up and the score differences by name."""
+    """Compare each pair (baseline, run): return the speed-up and the score differences by name."""
     compared = (compare_runs(*pair, settings, may_be_one=True) for pair in pairs)
     return [{row.name: row for row in rows if _NAMES.get(row.name) in _TESTED} for rows in compared]
 
 
 def compare_rows(rows: Sequence[ReportRow], baseline: str) -> list[ReportRow]:
-    """The report rows with their numbers `against` a baseline of the same model and setting: the name of a
-    row, the name of its decoder, or the start of a run id."""
+    """Add to report rows the numbers `against` a baseline of the same model and setting. `baseline`: the name of a row,
+    of its decoder, or the start of a run id."""
     settings = [_same_setting(row) for row in rows]
     alike = {at: unique_names([row for row, own in zip(rows, settings, strict=True) if own == at]) for at in settings}
     names = {row.run_id: name for named in alike.values() for name, row in named.items()}
@@ -97,7 +97,7 @@ def compare_rows(rows: Sequence[ReportRow], baseline: str) -> list[ReportRow]:
 
 
 def _base(named: Mapping[str, ReportRow], baseline: str) -> ReportRow | None:
-    """The row that `baseline` means: by its name among the rows, else its label, decoder, or start of its run id."""
+    """Find the row that `baseline` names: by unique name, else by label, decoder, or start of the run id."""
     names = [(row, name, row.label, row.decoder) for name, row in named.items()]
     ways = [[row for row, *words in names if words[at].lower() == baseline.lower()] for at in range(3)]
     meant = next(filter(None, [*ways, [row for row, *_ in names if row.run_id.startswith(baseline)]]), [])
@@ -114,7 +114,7 @@ def _same_setting(row: ReportRow) -> str:
 
 
 def marks(numbers: Mapping[str, Compared]) -> dict[str, str]:
-    """The mark of each number of `against` that differs from the baseline's, by name."""
+    """By name: the mark of each number in `against` that differs from the baseline's number."""
     return {name: MARK for name, row in numbers.items() if row.real}
 
 
@@ -127,8 +127,8 @@ def stall_note(stalled: Stalled | None, images: int, median: stats.Estimate | No
 
 
 def corrected(rows: Sequence[Compared]) -> list[Compared]:
-    """Add corrected p-values, `p_holm`, to the numbers of one pair of runs: over the tests of one question, see
-    `specbench.stats.RULE`. Distances do not count: a report leaves them out, and verdicts must not depend on that."""
+    """Add corrected p-values, `p_holm`, to the numbers of one pair of runs, for the tests of one question (see
+    `specbench.stats.RULE`). Distances do not count as tests: reports lack them, and the verdicts must be the same."""
     p_values: dict[str, list[float | None]] = {}
     for row in rows:
         p_values.setdefault(_question(row), []).append(row.p)
@@ -155,14 +155,14 @@ def scores_beside(a: Path, b: Path) -> list[Compared]:
 
 
 def _speed_rows(a: Run, b: Run) -> list[Compared]:
-    """Compute the speed-up in both directions, and its factors; only the steps if times are not comparable."""
+    """Compute the speed-up in both directions, and its factors. If times are not comparable, compute only the steps."""
     names = ("speedup", "speedup_reverse", "step_ratio", "window_cost", "overhead")
     differing = mismatched_fields(b.info, a.info, other="A")
     result = None if differing else stats.speed_up(b.rows, a.rows)
     if result is None:
         why = "latency is measured at batch 1 only" if a.info.spec.batch > 1 else "no timed images in common"
         why = f"differs in {', '.join(differing)}" if differing else why
-        # Steps need no times.
+        # The ratio of steps needs no times.
         differing = mismatched_fields(b.info, a.info, other="A", steps_alone=True)
         common = stats.paired(b.rows, a.rows)
         if differing or common.empty:
@@ -189,7 +189,7 @@ def _speed_rows(a: Run, b: Run) -> list[Compared]:
 
 
 def _latency_rows(name: str, run: Run) -> list[Compared]:
-    """Mean and median latency of all images of one run, with a note on images that stalled; none if not measured."""
+    """Mean and median latency of all images of a run, with a note on stalled images; empty if not measured."""
     images, median = len(run.rows), stats.latency_p50_ms(run.rows)
     if median is None:
         return []
@@ -282,7 +282,7 @@ def _difference(name: str, estimate: stats.Difference, n: int, score: Mapping) -
 
 
 def _name(folder: Path, other: Path) -> str:
-    """Id of a run; its folder if the other run has the same id."""
+    """Id of a run, or its folder if the other run has the same id."""
     return folder.name if folder.name != other.name else str(folder)
 
 
@@ -364,7 +364,7 @@ def _told(row: Compared) -> str:
 
 
 def _open(row: Compared, tests: int) -> str:
-    """A number without a real difference, with the reason if its interval excludes "no difference"."""
+    """Describe a number without a real difference; give the p-value if the interval excludes "no difference"."""
     name, none = ("speed", 1) if row.name == "speedup" else (row.name, 0)
     corrected = ""
     low, high = row.estimate.low, row.estimate.high
@@ -388,7 +388,7 @@ def directions(a: str, b: str) -> list[str]:
 
 
 def comparison_lines(rows: Sequence[Compared]) -> list[tuple[str, ...]]:
-    """One line per compared number, in the order of `HEADINGS`; rows without a value are left to `reasons`."""
+    """One line per compared number, in the order of `HEADINGS`. `reasons` describes numbers without a value."""
     return [
         (
             _title(row),

@@ -19,14 +19,14 @@ from specbench.system.console import counted
 from specbench.system.torch_device import AUTO, chosen_device
 
 _WINDOW = 8
-"""Window of all decoders, so that their forwards have one shape: the fastest window of the decoder with a head, by the
-mean over AVX-512 and AVX2 (`results/speed/README.md`)."""
+"""Window of all decoders, so that their forwards have the same shape. It is the fastest window of the decoder with a
+head, by the mean over AVX-512 and AVX2 (`results/speed/README.md`)."""
 HEAD = "vertical:siblings=1"  # The decoder with a draft head, whose draft is a chain as in SJD
-# The papers' distance threshold applies to another codebook; with this one it would leave clusters of one token.
+# The papers' distance threshold is for another codebook. With this codebook, each cluster would have one token.
 SHOWN = ("ar", "sjd", "gsd:G=10,d=inf", HEAD)
 THREADS = 1  # a model this small gains little from more threads, and is slowed down when other processes use the cores
 PICTURE, TABLES, FIRST = "grid.png", "report.md", "first-look"
-_FIRST_IMAGES = 2  # of AR and of the decoder with a head, eager, before compilation starts
+_FIRST_IMAGES = 2  # images of AR and of the decoder with a head, decoded eagerly before compilation starts
 
 
 def demo(
@@ -69,7 +69,7 @@ def demo(
 
 
 def _first_look(out: Path, flags: Mapping[str, object], limit: int) -> str:
-    """Decode `limit` prompts eagerly with AR and the decoder with a head; one line about their speed and pictures."""
+    """Decode `limit` prompts eagerly with AR and the decoder with a head. Return a line on their speed and images."""
     eager = {"decoder": ["ar", HEAD], "limit": limit, "compile": "off", "out": str(out / FIRST)}
     rows = report_rows(run_plans(_plan(flags | eager), Reporter()).folders)
     write_pictures({name: row.folder for name, row in unique_names(rows).items()}, out / PICTURE)

@@ -21,18 +21,18 @@ _UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 _MARKERS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "star": "*", "cross": "P"}
 _DASHES, _HATCHES = ("-", "--", "-.", ":"), ("", "///", "...", "xxx", "+++", "---")
 _BLACK = {"color": "0.1", "marker": "o", "hatch": "", "dash": "-"}
-_ROW, _LEGEND, _LEAST = 0.17, 0.16, 1.9  # Inches of a row of points and of a line of the legend, and the least height
+_ROW, _LEGEND, _LEAST = 0.17, 0.16, 1.9  # Inches: a row of points, a line of the legend, the smallest height
 
 
 class Drawn(Figure):
-    """A figure that a notebook shows, whether pyplot was imported or not."""
+    """Figure that notebooks display even if pyplot was not imported."""
 
     def _repr_png_(self) -> bytes:
         return saved(self, "png")
 
 
 def figure_names(charts: Sequence[Chart]) -> dict[str, Chart]:
-    """The charts by short names made of their titles; repeated titles are numbered."""
+    """Charts by short names, which are made from the titles. Repeated titles are numbered."""
     named: dict[str, Chart] = {}
     for chart in charts:
         name = slug = re.sub(r"[^a-z0-9]+", "-", str(chart["title"]).lower()).strip("-")
@@ -72,7 +72,7 @@ def chart_figure(chart: Chart, width: str = "column") -> Drawn:
 def saved(figure: Figure, fmt: str) -> bytes:
     """The bytes of a figure's file, deterministic; `fmt` is pdf, svg or png."""
     sink = io.BytesIO()
-    epoch = os.environ.pop("SOURCE_DATE_EPOCH", None)  # matplotlib parses it, although the file has no date
+    epoch = os.environ.pop("SOURCE_DATE_EPOCH", None)  # matplotlib would parse it, even for a file without a date
     try:
         with styled():
             figure.savefig(sink, format=fmt, metadata=_UNDATED.get(fmt))
@@ -82,7 +82,7 @@ def saved(figure: Figure, fmt: str) -> bytes:
 
 
 def _places(chart: Chart) -> dict[str, list]:
-    """The categories of an axis in their order: of x and y, and of y inside facets (pairs)."""
+    """Categories of an axis (x, y, or y inside facets, as pairs) in their order."""
     places: dict[str, list] = {}
     for axis in ("x", "y"):
         scale = chart["scales"].get(axis, {})
@@ -125,7 +125,7 @@ def _draw_group(
     places: Mapping[str, list],
     stacked: dict[Any, float],
 ) -> None:
-    """Draw the points of one run or part; `stacked` holds where bars without a start begin."""
+    """Draw the points of one run or part. `stacked`: the present end of stacked bars, at which the next bar starts."""
     mark, colour = layer["mark"], look["color"]
 
     def at(channel: str, some: Sequence[Mapping] = points) -> list:

@@ -53,8 +53,8 @@ class Accepted:
     tokens_per_step: float  # stream tokens over target forwards
     # milliseconds of a step without forward and drafting, if the run was timed; else None
     overhead_ms: float | None = None
-    # values that papers print for this kind of decoder on other models; a forecast for another model than `model` has
-    # the range from these values to `tokens_per_step`
+    # values that papers print for this kind of decoder on other models; if the forecast is for a model other than
+    # `model`, its range spans these values and `tokens_per_step`
     printed: tuple[Printed, ...] = ()
 
     @property
@@ -73,7 +73,7 @@ class ForecastSetting:
     dtype: str
     guidance: float  # scale; 1: no guidance
     batch: int  # images decoded together
-    # bandwidth, flops: shares of the device's peaks that are reached, low and high
+    # bandwidth, flops: fractions of the device's peaks that are reached, low and high
     bandwidth: Range
     flops: Range
     overhead_ms: Range | None  # of a step, low and high; None: measured by each run, for AR by the AR run
@@ -87,7 +87,7 @@ class ForecastSetting:
         return replace(self.model.size, eight_bits=0)
 
     def forward(self, columns: float, context: float | None = None, slots: int | None = None) -> Forward:
-        """A forward of the model; None: at the mean context of an image. The KV cache keeps at most `slots` of it."""
+        """Forward of the model at a context; None: an image's mean context. The KV cache keeps at most `slots` of it."""
         slots = slots or self.model.stream
         mean = PROMPT_TOKENS + slots * (1 - slots / self.model.stream / 2) if context is None else context
         guided = self.guidance != 1
@@ -173,7 +173,7 @@ class Assumed(NamedTuple):
 
 
 def _corners(length: Accepted, setting: ForecastSetting, ar: float | None) -> Iterator[Assumed]:
-    """The extreme assumptions; no step of a decoder has less overhead than a step of AR."""
+    """The extreme assumptions. A decoder's step never has less overhead than a step of AR."""
     if setting.overhead_ms is None:
         overheads = [(length.overhead_ms, ar)]
     else:
@@ -193,7 +193,7 @@ def _numbers(length: Accepted, setting: ForecastSetting, assumed: Assumed) -> di
 
     prefill, single = ms(setting.forward(PROMPT_TOKENS, 0)), ms(setting.forward(1))
     forward = ms(setting.forward(columns, slots=model.stream))
-    rounds = 1.0  # of drafting, per forward
+    rounds = 1.0  # drafting rounds per forward
     if interval := length.decoder.options.get("interval"):
         rounds = interval / (interval - 1)
     step = forward + rounds * sum(ms(level) for level in _drafting(length.decoder, setting)) + assumed.overhead
@@ -211,8 +211,8 @@ def _numbers(length: Accepted, setting: ForecastSetting, assumed: Assumed) -> di
 
 
 def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
-    """Forwards of a draft head in one step, each with the output matrix. EAGLE: one per tree level (a layer and a
-    projection of 2d x d); vertical head: one per draft, and its first layer once per step, without the matrix."""
+    """Forwards of a draft head in one step, each with the output matrix. EAGLE: a forward per tree level (a layer and a
+    projection of 2d x d). Vertical head: a forward per draft, plus its first layer once per step without the matrix."""
     model, network = setting.model, setting.model.network
     if decoder.head_kind == "vertical":
         drafts, width = int(decoder.options["window"]) - 1, network.width
@@ -231,7 +231,7 @@ def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
 
 
 def _head_columns(options: Mapping[str, object]) -> list[int]:
-    """Columns that an EAGLE head extrapolates, by depth: those with children."""
+    """By depth: number of columns that an EAGLE head extrapolates, the columns with children."""
     if "paths" in options:
         return [1, *[int(options["paths"])] * (int(options["window"]) - 2)][: int(options["window"]) - 1]
     if "tree" not in options:  # an adaptive tree, at its maximum depth

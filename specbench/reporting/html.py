@@ -188,7 +188,7 @@ def page_table(table: ReportTable, runs: Sequence[ReportRow], best: bool = False
     """The table without empty columns; values that all rows share move below it. `best`: bold by `BOLD_RULE`."""
     columns = table.columns
     if all(value_of(row.speedup_fastest) in (None, value_of(row.over_ar.speedup)) for row in runs):
-        columns = [column for column in columns if column is not FASTEST]  # it repeats the speed-up
+        columns = [column for column in columns if column is not FASTEST]  # this column repeats the speed-up
     texts = replace(table, columns=columns, title=table.title or table.topic).texts(runs, best)
     texts = distinct_columns(replace(texts, headings=[column.heading for column in columns]), KEPT)
     titles = {column.heading: column.title.replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓") for column in columns}
@@ -197,8 +197,8 @@ def page_table(table: ReportTable, runs: Sequence[ReportRow], best: bool = False
 
 
 def _headline(names: Mapping[str, ReportRow], marks: Marks) -> dict:
-    """Speed and up to two scores of each run as places on a line in percent, in groups (lossless, not lossless, other
-    programs), the fastest first."""
+    """Speed and up to two scores of each run, as positions on a line in percent. Groups: lossless, not lossless, other
+    programs; the fastest run of a group is first."""
     measures = [_speed(names), *_two_scores(names)]
     spans = [_span((*values.values(), Estimate(ar))) for _, _, values, ar, _ in measures]
     groups: dict[str, list] = {"lossless": [], "not lossless": [], "other programs": []}
@@ -265,7 +265,7 @@ def _percent(value: float | None, span: tuple[float, float]) -> float | None:
 
 
 def _names(runs: Sequence[ReportRow]) -> dict[str, ReportRow]:
-    """The runs by unique names, shortened for a page."""
+    """Runs by unique names that are short enough for a page."""
     names: dict[str, ReportRow] = {}
     for name, row in unique_names(runs).items():
         digest = row.run_id.rpartition("-")[2]

@@ -91,7 +91,7 @@ def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
     if not isinstance(row.image, str) or not os.path.lexists(folder / row.image):
         return Tile(problem="no image file")
     pixels = read_image(folder, row.image, row.image_sha256)
-    counted = not pd.isna(row.nfe)  # the steps of another program's tokens are unknown
+    counted = not pd.isna(row.nfe)  # steps of imported tokens are unknown
     grid = grid_of(row.forced, pixels.shape[:2]) if counted else None
     return Tile(
         pixels=pixels,
@@ -183,7 +183,7 @@ def grid_of(forced: Sequence[bool], pixels: tuple[int, int]) -> tuple[int, int] 
 
 def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
     """Mean over images at each grid position, [height, width]; NaN if no image has a value there. None if the run did
-    not record the quantity, the token grid is unknown, or nothing was drafted.
+    not record the quantity, the token grid is unknown, or there were no drafts.
 
     `quantity`: "accepted" (whether the token is an accepted draft), "top1" (largest probability of the target),
     "entropy" (of the target, in nats), or of traced runs "draft_top1" (largest probability of the draft) and "draft_tv"

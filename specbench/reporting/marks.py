@@ -17,9 +17,9 @@ PALETTE = ("#0096ff", "#874b0f", "#5a4bb4", "#d27869", "#c32d5a", "#00694b", "#7
 _SYMBOLS = {"circle": "●", "square": "■", "triangle": "▲", "diamond": "◆", "star": "★", "cross": "✚"}
 """Shapes of a point by their names in Observable Plot: each decoder has its own pair of colour and shape."""
 _FIRST = ("sjd", "jacobi", "sjd-isp", "sjd++", "gsd", "scd-mc", "scd-gs", "predictive", "eagle", "vertical")
-"""Decoders in the order of colours and shapes, which change together; others follow in the order of the presets."""
+"""Decoders in the order of colours and shapes, which both change at each decoder; the other presets follow in order."""
 _DASHES = (None, "9,3", "3,2", "9,3,2,3", "1,2", "14,4")
-"""Line styles by shape: decoders of the same colour have different line styles."""
+"""Line styles by shape, so that decoders of the same colour have different line styles."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ Marks = Mapping[str, Mark]  # Marks by name of a run, in the order of the runs
 
 
 def mark_of(decoder: str) -> Mark:
-    """The mark of a decoder by itself, see `marks_of`; AR is grey."""
+    """The mark of a decoder regardless of other decoders, see `marks_of`; AR is grey."""
     return Mark("#7d8087", "circle") if decoder == "ar" else mark_at(_place(decoder))
 
 
@@ -64,15 +64,15 @@ def _place(decoder: str) -> int:
 
 
 def mark_at(place: int) -> Mark:
-    """The mark of a place in the order of colours and shapes."""
+    """The mark at an index in the order of colours and shapes."""
     symbols, shift = list(_SYMBOLS), place // math.lcm(len(PALETTE), len(_SYMBOLS))
     return Mark(PALETTE[place % len(PALETTE)], symbols[(place + shift) % len(symbols)])
 
 
 def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model: str = "") -> str:
-    """Name of the decoder with the components and options that differ from its preset, except the window. `origins`:
-    origins of the run's settings; if the preset is not installed, options that it supplied are not printed. `model`:
-    of the run; options published for the decoder on this model count as preset options."""
+    """Name of the decoder, with the components and options that differ from its preset, except the window. `origins`:
+    origins of the run's settings, used to omit the preset's options if the preset is not installed. `model`: the run's
+    model; options published for the decoder on this model count as options of the preset."""
     name, options = decoder.name, decoder.options
     usual = resolve(name) if name in PRESETS else None
     choices = {kind: getattr(decoder, kind) for kind in CHOICES}

@@ -101,7 +101,7 @@ def _prompts(info: RunInfo) -> str:
 
 
 def _decoders(infos: Sequence[RunInfo], papers: Mapping[str, str | None]) -> Iterator[str]:
-    """Each decoder with its options; runs that differ in a single option are described together."""
+    """Describe each decoder with its options. Runs that differ in a single option share a description."""
     alike: dict[str, list[dict[str, str]]] = {}
     for info in infos:
         decoder, paper = info.spec.decoder, papers[info.spec.decoder.name]
@@ -125,7 +125,7 @@ def _decoders(infos: Sequence[RunInfo], papers: Mapping[str, str | None]) -> Ite
 
 
 def _options(info: RunInfo) -> dict[str, str]:
-    """The options that were given or that differ from the decoder's usual options, and its window."""
+    """Options that the user gave or that differ from the decoder's usual options, and the window."""
     decoder = info.spec.decoder
     usual = resolve(decoder.name).options if decoder.name in PRESETS else {}
     names = {"window", *(info.origins or ())}
@@ -133,7 +133,7 @@ def _options(info: RunInfo) -> dict[str, str]:
 
 
 def _metrics(folders: Sequence[Path]) -> list[str]:
-    """The metrics of the stored scores with their identities, without parts."""
+    """Metrics of the stored scores, with their identities; parts of scores are left out."""
     stored = (score for folder in folders for score in read_scores(folder))
     scores = {(score["metric"], score["fingerprint"]): score for score in stored}
     texts = []

@@ -23,7 +23,7 @@ from specbench.store.schema import with_units
 
 
 class Figures(dict[str, Figure]):
-    """Figures by name; shown one below the other."""
+    """Figures by name. A notebook shows them one below the other."""
 
     def _repr_html_(self) -> str:
         pictures = (base64.b64encode(saved(figure, "png")).decode() for figure in self.values())

@@ -29,7 +29,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Pooled:
-    """A number over all seeds; `spread`: standard deviation of the values per seed."""
+    """Number over the images of all seeds. `spread`: standard deviation of the values per seed."""
 
     value: float | None
     spread: float | None
@@ -43,7 +43,7 @@ class SeedsRow:
 
     model: str
     decoder: str
-    options: Mapping[str, object]  # and settings; only if runs of its decoder differ in them
+    options: Mapping[str, object]  # options and settings in which runs of the same decoder differ
     seeds: Sequence[int]
     images: int
     numbers: Mapping[str, Pooled]
@@ -98,7 +98,7 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
 
 
 def _scores(runs: Sequence[Run]) -> dict[str, Pooled]:
-    """The overall scores that all runs have, of metrics that are means over images or categories."""
+    """Overall scores that all runs have, of metrics that are means over images or categories."""
     scored = [{(row["metric"], row["fingerprint"]): row for row in read_scores(run.folder)} for run in runs]
     common, numbers = sorted(set.intersection(*map(set, scored))), {}
     for metric, fingerprint in (key for key in common if ":" not in key[0]):
@@ -132,7 +132,7 @@ def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled
 
 
 def _pooled(estimate: stats.Estimate, every: pd.DataFrame, own: Sequence[float]) -> Pooled:
-    """An estimate over all images; `own`: the estimate of each seed."""
+    """Estimate over all images. `own`: the estimate of each seed."""
     shown = stats.without_few(estimate, every["prompt_id"].nunique())
     return Pooled(shown.value, _spread(own), shown.low, shown.high)
 

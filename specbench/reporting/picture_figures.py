@@ -32,8 +32,8 @@ _PROMPTS, _ANY_PROMPTS, _LABEL = 4, 100_000, 0.3
 
 @dataclass(frozen=True)
 class Grid:
-    """Pictures by row and column, [H, W, 3] pixels or [H, W] numbers with a colour bar (None if missing), the label of
-    the `bar`, and the `numbers` of its csv file, a dict per line."""
+    """Pictures by row and column, [H, W, 3] pixels or [H, W] numbers with a colour bar; None if missing. `bar`: label
+    of the colour bar; `numbers`: lines of the csv file, as dicts."""
 
     columns: Sequence[str]
     rows: Sequence[str]
@@ -47,8 +47,8 @@ class Grid:
 
 
 def find_grid(runs: Mapping[str, Path], name: str) -> Grid:
-    """The grid of a name of `PICTURE_FIGURES` over run folders by label; "pictures:WORDS,..." chooses prompts by the
-    start of an id or a part of a text."""
+    """Make the grid that `PICTURE_FIGURES` names, from run folders by label. "pictures:WORDS,..." chooses prompts by
+    the start of an id or a part of the text."""
     kind, _, words = name.partition(":")
     if not runs:
         raise SpecbenchError(f"figure {kind}: no runs")
@@ -101,7 +101,7 @@ def write_pictures(runs: Mapping[str, Path], path: Path) -> Path:
 def grid_figure(grid: Grid, width: str = "column") -> Drawn:
     """Draw a grid; arguments as in `specbench.reporting.figures.chart_figure`."""
     inches = WIDTHS[width]
-    side = inches / len(grid.columns)  # of a picture; a letter of size 6 is 1/20 inch wide
+    side = inches / len(grid.columns)  # side of a picture; a letter of size 6 is 1/20 inch wide
     height = side * len(grid.rows) + _LABEL + (2 * _LABEL if grid.bar else 0)
     pictures = [picture for row in grid.pictures for picture in row if picture is not None]
     top = max(map(np.nanmax, pictures), default=1) if grid.bar else 1

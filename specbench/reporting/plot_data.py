@@ -93,7 +93,7 @@ def pareto(runs: Sequence[ReportRow], metric: str, fingerprint: str) -> list[Poi
 
 
 def _above(estimate: Estimate, other: Estimate, sign: int) -> bool:
-    """Whether the interval of `estimate` lies wholly above the interval of `other`, or below it if `sign` is -1."""
+    """Return whether the interval of `estimate` is entirely above the interval of `other`, or below if `sign` is -1."""
     if estimate.low is None or other.low is None:
         return False
     return estimate.low > other.high if sign > 0 else estimate.high < other.low
@@ -102,7 +102,7 @@ def _above(estimate: Estimate, other: Estimate, sign: int) -> bool:
 def sweeps(rows: Sequence[ReportRow]) -> dict[str, Sweep]:
     """By swept option and curve, (value, speed-up, step ratio) triples in the order of the values.
 
-    A curve is a decoder with the other options that its runs vary; runs without a speed-up are left out.
+    A curve is a decoder with fixed values of its other varied options. Runs without a speed-up are left out.
     """
     timed = [row for row in rows if row.over_ar.speedup is not None]
     by_option: dict[str, Sweep] = {}
@@ -122,7 +122,7 @@ def sweeps(rows: Sequence[ReportRow]) -> dict[str, Sweep]:
 
 
 def _curves(decoder: str, runs: Sequence[ReportRow], others: Sequence[str]) -> dict[str, list[ReportRow]]:
-    """Runs that agree in the other varied options, by the decoder's name with these."""
+    """Group runs that agree in the other varied options, by the decoder's name with these options."""
     curves: dict[str, list[ReportRow]] = {}
     for row in runs:
         name = " ".join([decoder, *(f"{other}={plain(row.options.get(other))}" for other in others)])

@@ -36,7 +36,7 @@ from specbench.store.schema import REPORT
 from specbench.system.json_values import nonfinite_as_text
 from specbench.system.monitor import gpu_disturbances, taken_cores
 
-_MOST_READINGS = 20_000  # More images: the machine readings, which are long, are not read
+_MOST_READINGS = 20_000  # With more images, machine readings are not read, because they are long
 
 ROOFLINE_WRONG = (
     "the roofline is wrong: decoding was faster than it allows. The device was measured while the machine was busy, or "
@@ -64,7 +64,7 @@ _UNKNOWN = ("device", "threads", "seed", "batch", "mode", "compiled")  # Unknown
 
 
 def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
-    """The rows; imported tokens move into the setting of runs with the same prompts and sampling."""
+    """Return the rows; imported tokens get the setting of runs with the same prompts and sampling."""
 
     def shared(row: ReportRow) -> str:
         return json.dumps([row.model, {k: v for k, v in row.setting.items() if k not in (*_UNKNOWN, "prompts")}])
@@ -74,7 +74,7 @@ def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
 
 
 def _with_versions(rows: Sequence[ReportRow], infos: Sequence[RunInfo]) -> list[ReportRow]:
-    """The rows; equal labels with different plug-in code get the edit time ("power, edited 26 Nov 14:02")."""
+    """Add the edit time to equal labels with different plug-in code ("power, edited 26 Nov 14:02"). Return the rows."""
     groups: dict[str, dict[str, str]] = {}
     keys = [json.dumps([row.model, row.setting, row.label, row.options], sort_keys=True) for row in rows]
     for key, info in zip(keys, infos, strict=True):
@@ -140,7 +140,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
 
 
 def _numbers(run: Run) -> dict[str, object]:
-    """`stats.RUN_NUMBERS` as fields of a `ReportRow`; means of enough prompts have intervals."""
+    """Compute `stats.RUN_NUMBERS` as fields of a `ReportRow`. Means over enough prompts have intervals."""
     rows, numbers, enough = run.rows, {}, run.rows["prompt_id"].nunique() >= FEW_UNITS
     there = {IMAGES: True, TOKENS: stats.tokens_measured(rows), TRACES: len(run.traced) > 0}
     there |= {SECOND_STAGE: "stage2_nfe" in rows, ACCEPTANCE_BIAS: not run.info.spec.decoder.biased_elsewhere}
@@ -158,7 +158,7 @@ def _numbers(run: Run) -> dict[str, object]:
 
 
 def _beside_ar(run: Run, ar_runs: Sequence[Run]) -> dict[str, Difference]:
-    """Token statistics minus the statistics of the AR run with the most images; times and machines may differ."""
+    """Token statistics minus those of the AR run with the most images. Times and machines of the runs may differ."""
     others = [ar for ar in ar_runs if ar.folder.resolve() != run.folder.resolve()]
     alike = [ar for ar in others if not mismatched_fields(run.info, ar.info, steps_alone=True)]
     if is_ar(run.info) or not alike:
@@ -186,7 +186,7 @@ def _disturbances(folder: Path | None) -> dict[str, object]:
 
 
 def _roofline(rows: pd.DataFrame, floor: Mapping | None) -> dict[str, object]:
-    """The roofline ratio, or the reason if it is impossible: no run is faster than its device."""
+    """The roofline ratio, or an explanation if the ratio is below 1, which is impossible."""
     ratio = stats.roofline_ratio(rows, floor)
     wrong = ratio is not None and ratio < 1
     return {"over_floor": None if wrong else ratio, "roofline_note": ROOFLINE_WRONG if wrong else None}
@@ -207,7 +207,7 @@ def shown_audit(stored: Mapping, current: bool = True) -> ShownAudit:
 
 
 def setting(spec: RunSpec) -> dict:
-    """Settings that the rows of one table share: the run's identity without model, decoder and draft head."""
+    """Settings shared by the rows of a table: the run's identity without model, decoder and draft head."""
     left_out = ("decoder", "decoder_code", "head_sha256", "model", "tokens_sha256")
     return {name: value for name, value in identity_json(spec).items() if name not in left_out}
 
@@ -249,7 +249,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
 
 
 def _over_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict[str, object]:
-    """Speed-up over the fastest comparable AR, and the quoted speed-up: over the fastest in the same number format."""
+    """Speed-up over the fastest comparable AR, and the speed-up to quote: over the fastest AR in the same dtype."""
     comparable = [ar for ar in ar_runs if not mismatched_fields(run.info, ar.info, any_configuration=True)]
     results = [(over(ar), ar) for ar in comparable]
     pairs = sorted(((r, ar) for r, ar in results if r is not None), key=lambda pair: pair[0].total.value)

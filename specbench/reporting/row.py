@@ -16,7 +16,7 @@ from specbench.stats.intervals import is_real
 SIGNS: Mapping[Better, int] = {"lower": -1, "higher": 1}
 ARROWS: Mapping[Better, str] = {"lower": "↓", "higher": "↑"}
 NumberValue = Estimate | float | Sequence[float | None] | None
-"""A number of a run: with or without an interval, by depth or place, or missing."""
+"""Number of a run: with or without an interval, a list by depth or position, or missing."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ShownScore:
     edited: str | None  # edit time of the code of a plug-in metric
     better: Better
     kind: Kind
-    stored: Mapping[str, object]  # the whole score, as writers of data print it
+    stored: Mapping[str, object]  # all fields of the score, for csv, json and parquet
 
     @classmethod
     def of(cls, stored: Mapping) -> ShownScore:
@@ -100,8 +100,8 @@ class OverAR:
     speedup_e2e: float | None = None
     pairs: int | None = None  # images that both decoded
     baseline: str | None = None  # run id of AR
-    decoded_apart: bool | None = None  # whether AR's images are from other calls
-    ar_folder: Path | None = None  # folder of the AR run, which may have any name; no key of reports
+    decoded_apart: bool | None = None  # whether other calls decoded AR's images
+    ar_folder: Path | None = None  # folder of the AR run, whose name may differ from its id; not in reports
     eager_ar: str | None = None  # warning about an AR that was not compiled
     speedup_note: str | None = None
 
@@ -164,7 +164,7 @@ class ReportRow:
     step_compression: Estimate | None
     latency_ms: Estimate | None
     stalled: Stalled | None
-    disturbed: float | None  # needed cores that other processes took on average
+    disturbed: float | None  # mean number of cores that the run needed and other processes took
     gpu_disturbed: Sequence[str] | None = None
     latency_e2e_ms: Estimate | None
     latency_p50_ms: Estimate | None
@@ -195,10 +195,10 @@ class ReportRow:
     scores: Sequence[ShownScore]
     audit: ShownAudit | None = None
     settings_changed: bool | None = None  # whether the settings in run.json do not match the run id
-    drawn: Sequence[str] | None = None  # selection of prompts from the set
+    drawn: Sequence[str] | None = None  # how prompts were selected from the set
     model_edited: str | None = None  # edit time of the code of a plug-in model
-    untimed: Mapping[str, int] | None = None  # images without times, by the versions that decoded them
-    versions: str | None = None  # versions of the timed images
+    untimed: Mapping[str, int] | None = None  # number of images without times, by versions
+    versions: str | None = None  # versions that decoded the timed images
     captions_cut: int | None = None  # images with a caption that was too long for the model
     one_by_one: int | None = None  # images in smaller batches than requested
     load: Sequence[float | None]
@@ -223,7 +223,7 @@ class ReportRow:
 
 
 def unique_names(rows: Sequence[ReportRow]) -> dict[str, ReportRow]:
-    """Rows by unique name: the label, with model, window and run id if labels are equal."""
+    """Rows by unique name: the label, followed by model, window or run id if labels are equal."""
     names: dict[str, ReportRow] = {}
     for row in rows:
         name, alike = row.label, [other for other in rows if other.label == row.label]
@@ -252,7 +252,7 @@ def record(row: ReportRow) -> dict[str, object]:
 
 _BOUNDED = {"slowest_category_ms", "fewest_tokens_per_step", "speedup", "speedup_fastest", "tv"}
 _BOUNDED |= {name for name, number in RUN_NUMBERS.items() if number.bounded}
-"""Estimates whose bounds have separate keys; the bounds of means are under `intervals`."""
+"""Estimates with separate keys for their bounds. Bounds of means are under `intervals`."""
 
 
 def with_bounds(name: str, estimate: Estimate | None) -> dict[str, float | None]:

@@ -95,7 +95,7 @@ def sections(rows: Sequence[ReportRow]) -> list[Section]:
 
 
 def _told_apart(section: Section, others: Sequence[Section]) -> str:
-    """Heading, with the settings in which sections of the same heading differ, except the drawn prompts."""
+    """Heading of a section. If sections share a heading, it gets their differing settings, except the drawn prompts."""
     plain = _heading(section.runs, drawn=False)
     alike = [other.runs[0].setting for other in others if _heading(other.runs, drawn=False) == plain]
     setting_here, edited = section.runs[0].setting, section.runs[0].model_edited or ""
@@ -140,8 +140,8 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
 
 
 def _by_heading(section: Section) -> dict[str, ReportColumn]:
-    """Columns of all tables by name: the first, which is the shortest; for decoders the last, whose label has no
-    window, if it distinguishes the runs."""
+    """Columns of all tables by name. If several have a name, the first, which is the shortest, is used; for decoders
+    the last, whose label has no window, if it distinguishes the runs."""
     columns = [column for table in section.shown(True) for column in table.columns]
     labels = [column for column in columns if column.heading == DECODER.heading]
     alike = len(set(map(labels[-1].cell, section.runs))) < len(section.runs)
@@ -160,7 +160,7 @@ _FORMER = {"nfe": "steps", "latency s": "latency"}  # Further names of columns, 
 
 
 def definitions(shown: Sequence[Section], everything: bool = True) -> list[str]:
-    """List the definitions of the columns of the first tables, or of all, each once."""
+    """List the definitions of the columns in the first tables, or in all tables, without repetition."""
     columns = {
         column.heading: column
         for section in shown
@@ -201,7 +201,7 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
 
 
 def captions_cut(rows: Sequence[ReportRow]) -> list[str]:
-    """A sentence per model on captions that were too long, from its run with most of them."""
+    """Report captions that were too long: a sentence per model, from the run with the most of them."""
     cut = sorted((row for row in rows if row.captions_cut), key=lambda row: row.captions_cut)
     return [
         f"{model} truncated the captions of {row.captions_cut:,} of {row.n:,} images."
@@ -210,12 +210,12 @@ def captions_cut(rows: Sequence[ReportRow]) -> list[str]:
 
 
 def tells_steps(row: ReportRow) -> bool:
-    """Whether a report prints how the steps of a run ran; the usual eager steps on a CPU are not mentioned."""
+    """Return whether a report prints how steps ran. Eager steps on a CPU are usual and not printed."""
     return not row.imported and (row.steps != "eager" or row.setting["device"] != "cpu")
 
 
 def lacks_interval(rows: Sequence[ReportRow], parts: bool = True) -> bool:
-    """Whether an interval was left out because there are too few prompts."""
+    """Return whether an interval was left out because there are too few prompts."""
     speed = any(row.over_ar.speedup is not None and row.over_ar.speedup.low is None for row in rows)
     return speed or any(score.too_few for row in rows for score in row.scores if parts or score.whole)
 
@@ -245,7 +245,7 @@ def _section(runs: list[ReportRow]) -> Section:
 
 
 def _remarks(runs: Sequence[ReportRow], metrics: Set[str] | None = None) -> str:
-    """The notes of all scores, or of the scores by these metrics or parts, a sentence each."""
+    """Notes of all scores, or of the scores of the given metrics or parts, as sentences."""
     scores = [score for row in runs for score in row.scores if score.note]
     noted = dict.fromkeys((score.note, score.metric, score.fingerprint) for score in scores)
     shown = [
@@ -286,7 +286,7 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     row = runs[0]
     setting = row.setting
     sampling = setting["sampling"]
-    drafting = [run for run in runs if run.decoder != "ar"]  # a baseline has fewer prompts
+    drafting = [run for run in runs if run.decoder != "ar"]  # an AR run may have fewer prompts
     which = "; ".join(dict.fromkeys(text for run in drafting or runs for text in run.drawn or ()))
     ours = not all(run.imported for run in runs)
     parts = [f"prompts {setting['prompts']}" + (f" ({which})" if which and drawn else "")]
@@ -301,7 +301,7 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     parts += [setting["dtype"], *([setting["device"]] if ours else [])]
     parts += [f"{threads} thread{'s' * (threads != 1)}"] if threads else []
     parts += dict.fromkeys(row.steps.partition(" ")[0] for row in runs if tells_steps(row))
-    # The batch size of imported images without a latency is unknown.
+    # Imported images without a latency have an unknown batch size.
     told = ours or setting["batch"] > 1 or any(run.value("latency_ms") for run in runs)
     parts += [f"batch {setting['batch']}"] if told else []
     source = f" from {row.source}" if row.source else ""
@@ -309,7 +309,7 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
 
 
 def _load(rows: Sequence[ReportRow]) -> list[str]:
-    """Format the range of load averages; other load makes latencies noisy."""
+    """Format the range of load averages, because other load makes latencies noisy."""
     if not (loads := [load for row in rows for load in row.load if isinstance(load, int | float)]):
         return []
     span = f"{min(loads):.1f}" if min(loads) == max(loads) else f"{min(loads):.1f} to {max(loads):.1f}"

@@ -23,7 +23,7 @@ from specbench.system.console import duration
 from specbench.system.text_tables import distinct_columns, plain_table, terminal_table
 
 _SILENT_S, _SILENT_IMAGES = 60.0, 10
-"""A run is silent if nothing was written for this time, nor for the time of this number of images."""
+"""A run is silent if nothing was written for this many seconds and for the time of this many images."""
 STATUS_COLUMNS = (
     *("model", "part", "decoder", "window", "images", "failed", "tokens per second", "speed-up [95 %]", "left"),
     "state",
@@ -40,7 +40,7 @@ def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict]:
     Returns:
         One dict per run: `run_id, folder, part` (the shard's folder), `model, decoder, window, images` (decoded),
         `wanted` (requested by the last call; None in older runs), `failed, tokens_per_second, speedup, speedup_low,
-        speedup_high` (over AR so far), `seconds_left, silent_s` (since something was written) and `state`: done,
+        speedup_high` (over AR so far), `seconds_left, silent_s` (seconds since the last write) and `state`: done,
         stopped, decoding, silent (the process may have been killed), or what a merge of shards lacks. A shard's run is
         left out once all its images are in the merged run.
 
@@ -111,7 +111,7 @@ def _state(info: RunInfo, rows: pd.DataFrame, left: int, silent_s: float | None)
 
 
 def _seconds_left(run: Run, left: int) -> float | None:
-    """Seconds that `left` images take at the pace of this call; other runs of the call take turns with them."""
+    """Seconds that `left` images take at the speed of this call, including the other runs that take turns with them."""
     call = run.info.invocations[-1]
     if not left or call.finished_at is not None:
         return None
@@ -122,7 +122,7 @@ def _seconds_left(run: Run, left: int) -> float | None:
 
 
 def _written(folder: Path) -> float:
-    """When the run's rows were last written, seconds since 1970."""
+    """Time of the last write of the run's rows, in seconds since 1970."""
     return (folder / "samples").stat().st_mtime
 
 

@@ -51,9 +51,9 @@ from specbench.system.text_tables import distinct_columns, panel_count, terminal
 _IN_THE_TITLE = (DECODER, WINDOW, IMAGES, LOSSLESS)  # Columns that the view of a run already shows
 _MORE = "specbench report --all: every number; --explain: what the columns mean"
 _LEFT = ("lossless", "audit")
-KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")  # Columns that are shown even if all rows agree
+KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")  # Columns that are shown even if all rows have the same value
 _ESSENTIAL = ("decoder", "NFE", "latency s", "speed-up [95 %]", "lossless")
-"""Columns of the demonstration, and the number of scores next to them."""
+"""Columns of the demonstration's table, and the number of its scores."""
 
 
 def report_view(
@@ -64,9 +64,9 @@ def report_view(
     printed: Sequence[str] = (),
     columns: Sequence[str] = (),
 ) -> Group:
-    """Lay out the rows of `report_rows` in `width` characters, with definitions (`explain`), with all tables and notes
-    (`everything`), and with lines of the values that papers print for the same cells (`printed`); or only with
-    chosen `columns`."""
+    """Lay out the rows of `report_rows` in `width` characters. `explain` adds definitions, `everything` all tables and
+    notes, `printed` lines with the values that papers print for the same cells. `columns`: the only columns, if
+    given."""
     parts: list[RenderableType] = []
     grouped = with_columns(sections(rows), columns) if columns else sections(rows)
     for section in grouped:
@@ -189,7 +189,7 @@ def _title(text: str, under: str) -> RenderableType:
 
 
 def _block(title: str, lines) -> RenderableType:
-    """Names and values under a title; empty without lines."""
+    """Names and values under a title; empty if there are no lines."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
@@ -288,7 +288,7 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
     names = names[names["sample"] == sample]
     if names.empty and highest == highest:  # NaN for a run without images
         raise SpecbenchError(f"--sample {sample}: this run has no such sample", f"its samples are 0 to {highest}")
-    prompt = prompt.encode("utf-8", "replace").decode()  # bytes that are not UTF-8 match nothing
+    prompt = prompt.encode("utf-8", "replace").decode()  # bytes that are not UTF-8 become "?"; they match no prompt
     ids, texts, folded = names["prompt_id"], names["prompt"], prompt.casefold()
     for matches in (ids == prompt, ids.str.startswith(prompt), texts.str.casefold().str.contains(folded, regex=False)):
         if matches.any():

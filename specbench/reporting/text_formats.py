@@ -41,19 +41,19 @@ from specbench.system.text_tables import (
 )
 
 _FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # First characters of formulas, also of full width
-REPORT_SCHEMA = 2  # Raised if a key of a report row is removed or changes its meaning, not for new keys
+REPORT_SCHEMA = 2  # Incremented if a key of a report row is removed or changes its meaning, but not for new keys
 
 
 @dataclass(frozen=True)
 class ReportOptions:
     """Options of a report; formats for programs always contain everything."""
 
-    columns: Sequence[str] = ()  # markdown and LaTeX: the only columns, see `specbench.reporting.sections.with_columns`
+    columns: Sequence[str] = ()  # markdown, LaTeX: only these columns, see `specbench.reporting.sections.with_columns`
     notes: bool = False  # LaTeX: the answer, definitions and machines below the tables
-    caption: str | None = None  # LaTeX: in place of the model and setting
+    caption: str | None = None  # LaTeX: replaces the model and setting
     everything: bool = False  # markdown and LaTeX: all tables and notes, not only the first
     explain: bool = False  # markdown: the definition of each column
-    label: str | None = None  # LaTeX: of the first table; the default contains a digest of the runs
+    label: str | None = None  # LaTeX: label of the first table; the default contains a digest of the runs
     long: bool = False  # csv, json and parquet: a row per run and number
 
 
@@ -127,7 +127,7 @@ def report_html(rows: Sequence[ReportRow], options: ReportOptions) -> bytes:
 
 
 def _records(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
-    """The rows as plain values, with the verdicts that tables and sentences show, under `real`."""
+    """The rows as plain values. `real` holds the verdicts that tables and sentences show."""
     real = (sorted(real_differences(row.folder, row.over_ar)) for row in rows)
     return [record(replace(row, real=names)) for row, names in zip(rows, real, strict=True)]
 
