@@ -1,7 +1,7 @@
 """Audit settings: models whose images can be enumerated, and how they are decoded.
 
-Drafts that enter a window at its far end, are refined for several steps and tested last exist only in images several
-windows long, so seven settings have images of at least four windows; four have a window wider than the image.
+Only images that are several windows long have drafts that enter a window at its end, are refined for several steps and
+are tested last. Seven settings therefore have images of at least four windows; four have a window wider than the image.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from specbench.specs.run_spec import Sampling
 class AuditSetting:
     """One setting of the audit."""
 
-    name: str  # printed, and part of the random model's seed
+    name: str  # printed; also part of the random model's seed
     # layout, sampling: grammar of the stream; guidance, temperature, top-k, top-p
     layout: TokenLayout
     sampling: Sampling = field(default_factory=lambda: Sampling(guidance=1.0))
     window: int | None = None  # replaces the decoder's own window, if it has that option; None keeps it
     tables: int = 1  # random models, one per prompt of a batch
-    model: str = "tables"  # "tables", a random table per prefix, or "transformer", a small one with a KV cache
+    model: str = "tables"  # "tables": a random table per prefix; "transformer": small, with a KV cache
     sharpness: float = 1.5  # standard deviation of the tables' logits
-    # standard deviation of the part of a slot's logits that all prefixes share; drafts drawn after another prefix are
-    # then often kept for several steps, as with real models
+    # standard deviation of the part of a slot's logits that all prefixes share. With it, drafts drawn after another
+    # prefix are often kept for several steps, as with real models
     shared: float = 0.0
     grain: float = 0.0  # rounds the tables' logits, for ties
-    share: float = 1.0  # images, as a multiple of the usual number
-    batch: int = 0  # images decoded together at most; 0 leaves it to the audit
-    rows: int = 0  # decode with continuous batching, so many images at a time; 0 decodes whole batches
+    share: float = 1.0  # number of images, as a multiple of the usual number
+    batch: int = 0  # maximum number of images decoded together; 0: the audit chooses
+    rows: int = 0  # decode this many images at a time with continuous batching; 0: whole batches
     trace: bool = False  # record per-token traces, as `specbench run --trace` does
-    compiled: bool = False  # run the steps compiled, as `specbench run --compile on` does; for the transformer
+    compiled: bool = False  # compile the steps, as `specbench run --compile on` does; transformer only
 
 
 def _mid_row_grammar(height: int, width: int, v_image: int) -> TokenLayout:
@@ -52,14 +52,14 @@ def _mid_row_grammar(height: int, width: int, v_image: int) -> TokenLayout:
 _plain, _row_ends = TokenLayout.plain, TokenLayout.with_row_ends
 _TRANSFORMER = AuditSetting(
     "2x4 of 2 with row ends, transformer, guided, window 2, continuous batching", _row_ends(2, 4, 2), Sampling(2.0), 2,
-    # Odd: if all rows of two prompts end together, as with AR, each continues with the other prompt.
+    # An odd number: if all rows of two prompts end together, as with AR, each row continues with the other prompt.
     tables=2, model="transformer", rows=511,
 )  # fmt: skip
 LONE_SETTING = AuditSetting(
     "2x3 of 2 with row ends, guided, window 3, one image at a time", _row_ends(2, 3, 2), Sampling(2.0), 3, share=0.015,
     batch=1,
 )  # fmt: skip
-"""A batch of one has separate code. These images are also compared with the same images of a batch."""
+"""Separate code decodes a batch of one image. These images are also compared with the same images in a batch."""
 _KEPT_8 = "1x4 of 8, drafts kept for several steps, window 8"
 _KEPT_10 = "1x10 of 2, drafts kept for several steps, window 12"
 _PREVIEW = TokenLayout.plain(2, 3, 2, before=((1, 2),))
@@ -126,7 +126,7 @@ DEVICE_SETTINGS = (
         rows=0,
     ),
 )
-"""Audited by `make gpu`: rows that agree need no mask for a lone column, and a GPU reads more slots than are filled."""
+"""Audited by `make gpu`: equal rows need no mask for a single column, and a GPU reads more slots than are filled."""
 
 COMPILED_SETTINGS = (
     replace(
@@ -136,7 +136,7 @@ COMPILED_SETTINGS = (
         compiled=True,
     ),
 )
-"""Audited on request: a decoder's steps take up to a minute to compile."""
+"""Audited only on request, because a decoder's steps take up to a minute to compile."""
 
 
 @lru_cache(maxsize=32)

@@ -17,10 +17,10 @@ def check_all(
     """Run the conformance tests on decoders, a model or a metric.
 
     Args:
-        decoders: names with inline options if wanted, or your own as "package.module:NAME".
+        decoders: names, optionally with inline options, or "package.module:NAME" for your own.
         samples: images for the losslessness test of decoders; None takes the default of `specbench check`.
-        model, metric: names, or your own as "package.module:NAME".
-        prompts: the set or file whose prompts the tests of the model and the metric use.
+        model, metric: names, or "package.module:NAME" for your own.
+        prompts: set or file of the prompts for the tests of the model and the metric.
         announce: called with each name before its tests.
 
     Returns:

@@ -1,8 +1,8 @@
 """Conformance tests for decoders, on models small enough to enumerate.
 
-`specbench audit` measures how far a decoder is from exact sampling; this tests whether its numbers can be trusted. On a
-vocabulary that cannot be enumerated, a small transformer with random weights is decoded as real models are, and the
-Rosenblatt transform of the tokens under a float64 reference must be uniform and independent.
+`specbench audit` measures how far a decoder is from exact sampling. These tests check whether its counters and records
+can be trusted. For a vocabulary that cannot be enumerated, a small transformer with random weights is decoded like real
+models: the Rosenblatt transform of its tokens under a float64 reference must be uniform and independent.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from specbench.stats.rosenblatt import RosenblattResult, Tokens, audit_tokens
 from specbench.system.torch_state import PinnedTorch
 
 SLOW_RULE = 3.0
-"""A decoder is slow if its time per step outside the target forwards is this multiple of exact SJD's, same window."""
+"""A decoder is slow if its time per step outside target forwards exceeds exact SJD's (same window) by this factor."""
 _SAMPLING = Sampling(guidance=2.0, temperature=0.9)
 _LAYOUT = TokenLayout.with_row_ends(2, 3, 3)
 _TEXTS = ("one", "two")
 WIDE_SAMPLING = Sampling(guidance=2.0, temperature=3.0, top_k=1000, top_p=0.95)
-"""A temperature at which drafts are often kept, so that drafts at the end of the window are also tested."""
+"""Temperature at which drafts are often kept, so that drafts at the end of the window are also tested."""
 WINDOW, ROWS = 12, 48
 _WIDE = TokenLayout.plain(1, 18, 4160)
 _PROMPTS = ("one", "two")
 _IMAGES = 240
 _TOGETHER = 24
 WIDE_DTYPES = {"float32": (torch.float32, 1e-3, 0.001), "bfloat16": (torch.bfloat16, 0.1, 0.05)}
-"""Distance of a recorded log p, in nats, and share of tokens beyond it or of probability 0, that rounding explains."""
+"""Tolerance for rounding: the error of a recorded log p in nats, and the share of tokens beyond it or with p = 0."""
 
 
 @PinnedTorch(False)
 def check_decoder(decoder: Auditable, samples: int = AUDIT_SAMPLES, seed: int = 0) -> list[Finding]:
-    """Run every conformance test on a decoder, given as to `specbench.checks.losslessness.audit_decoders`. `samples`:
+    """Run every conformance test on a decoder, named as for `specbench.checks.losslessness.audit_decoders`. `samples`:
     images for the exactness test, on the settings of `specbench audit`."""
     name, spec = load_decoder(decoder)
     tests = ContractChecks(name, spec, seed)
@@ -85,7 +85,7 @@ class ContractChecks:
         yield "speed", self.speed
 
     def exactness(self, samples: int) -> Finding:
-        """A decoder that is declared lossless is not measured lossy."""
+        """The audit does not measure a decoder as lossy that is declared lossless."""
         row = audit_one(self._name, self._decoder, samples, self._seed)
         seen = f"total variation {row['tv']:.4f} over {row['samples']:,} images"
         if row["declared"] == "lossless" and row["verdict"] == "lossy":
@@ -102,7 +102,7 @@ class ContractChecks:
         wrong = []
         for image in self._generations(self._requests):
             free = int((~image.forced).sum())
-            steps = image.committed_step[~image.forced]  # the grammar may fill its slots without a forward
+            steps = image.committed_step[~image.forced]  # forced slots may be filled without a forward
             wrong += [
                 words
                 for broken, words in (
@@ -189,7 +189,7 @@ class ContractChecks:
         return finding("forced slots", wrong, "row ends are in their places, image tokens elsewhere")
 
     def wide_vocabulary(self) -> Finding:
-        """Thousands of tokens, a window of eleven drafts and refilled rows give the tokens of a float64 reference."""
+        """With thousands of tokens, a window of eleven drafts and refilled rows, tokens match a float64 reference."""
         wrong, seen = [], []
         for dtype in WIDE_DTYPES:
             faults, result = wide_faults(self._wide_images, dtype, self._seed)
@@ -269,7 +269,7 @@ def _raise_first(decoded: Sequence) -> None:
 
 
 def _rule_ms(model: ImageModel, spec: DecoderSpec) -> float:
-    """Milliseconds per step in drafting, verification and the host: the smaller of two images'."""
+    """Milliseconds per step in drafting, verification and the host; the minimum over two images."""
     sampling, times = Sampling(), []
     for sample in range(3):
         (image,) = decode(model, [Request("a red circle", "(check)", sample)], spec, sampling, 0, render=False)
@@ -288,12 +288,12 @@ def wide_faults(
     dtype: str,
     seed: int,
 ) -> tuple[list[str], RosenblattResult]:
-    """Problems of the images of a decoder in `dtype`, one sentence each, and the tests of their tokens.
+    """List problems of a decoder's images in `dtype`, a sentence each, and return the tests of their tokens.
     `decode`: returns the images, or their stream tokens, in the order of the requests."""
     kind, distance, share = WIDE_DTYPES[dtype]
     model = EnumerableTransformer(_WIDE, _PROMPTS, seed)
     embedding = model.backbone.embed_tokens.weight[: _WIDE.vocab]
-    # Tokens that differ little: drafts drawn after other tokens are often kept, up to the far end of the window.
+    # Similar logits after all tokens: drafts drawn after other tokens are often kept, up to the end of the window.
     embedding.mul_(0.1).add_(10 * embedding[0])
     model.backbone.to(kind)
     model.codebook, model.matrix = model.codebook.to(kind), model.matrix.to(kind)
@@ -326,7 +326,7 @@ def wide_faults(
 
 @PinnedTorch()
 def _reference(model: EnumerableTransformer, text: str, tokens: np.ndarray, seed: int) -> np.ndarray:
-    """[4, n, N] uniforms by token id and by p descending, log p and entropy of `tokens` [n, N], given those before."""
+    """[4, n, N] uniforms by token id and by p descending, log p, entropy; of `tokens` [n, N] given earlier tokens."""
     logits = model.guided(text, torch.from_numpy(tokens[:, :-1]), WIDE_SAMPLING.guidance)
     p = processed(logits, WIDE_SAMPLING)
     p_token = np.take_along_axis(p, tokens[..., None], -1)

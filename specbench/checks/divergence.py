@@ -15,11 +15,11 @@ from scipy.stats import chi2
 
 AUDIT_LEVEL = 1e-4
 AUDIT_POWER = 0.95
-COUNTABLE = 2000  # Up to this many distinct images are counted whole; of more, runs of consecutive tokens are counted
+COUNTABLE = 2000  # Possible images up to which whole images are counted; above, runs of consecutive tokens are
 RUN_CELLS = 128  # Values that such a run can take, at most
 POOLED = 5  # Cells with a smaller expected count are pooled
-PAIRS = ("prompts", "samples", "seeds")  # What the two images of a pair differ in
-VIEWS = 3  # Views of the audit's test, each of which could reject
+PAIRS = ("prompts", "samples", "seeds")  # The difference between the two images of a pair
+VIEWS = 3  # Views of the audit's test, each of which can reject
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Counts:
 
     @cached_property
     def runs(self) -> list[Counts]:
-        """Marginals of every run of consecutive tokens that can take at most RUN_CELLS values; empty where images are
-        counted whole."""
+        """Marginals of every run of consecutive tokens that can take at most RUN_CELLS values; empty if whole images
+        are counted."""
         images = len(self.exact) - 1
         if not self.vocab or images <= COUNTABLE:
             return []
@@ -64,7 +64,7 @@ class Counts:
 
     @cached_property
     def blocks(self) -> list[Counts]:
-        """The whole images, or runs of tokens that together cover the image once (but for an overlap at its end)."""
+        """The whole images, or runs of tokens that together cover the image once, except for an overlap at its end."""
         if not self.runs:
             return [self]
         return [self.runs[start] for start in self._block_starts]
@@ -95,7 +95,7 @@ class Counts:
 
 
 def _contingency(joint: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
-    """Mean square contingency of two functions a and b (cell numbers) of images with probabilities `joint`."""
+    """Mean square contingency of two functions of images, given as cell numbers `a` and `b`; `joint`: probabilities."""
     columns = int(b.max()) + 1
     both = np.bincount(a * columns + b, joint, (int(a.max()) + 1) * columns).reshape(-1, columns)
     independent = np.outer(both.sum(1), both.sum(0))
@@ -125,8 +125,8 @@ def degrees_of_freedom(counts: Counts) -> int:
 
 
 def _pooled(due: np.ndarray) -> np.ndarray:
-    """Numbers of the pooled cells of those with expected counts `due`: all below POOLED are one, which joins the rarest
-    other where even its count is below, because one image in a cell expected 0.001 times would decide the test."""
+    """Pooled cell of each cell, from expected counts `due`. Cells below POOLED form one cell; if it is also below, the
+    rarest other cell joins it. Otherwise one image in a cell expected 0.001 times would decide the test."""
     rare = due < POOLED
     cells = np.where(rare, 0, np.cumsum(~rare))
     if 0 < due[rare].sum() < POOLED and not rare.all():
@@ -147,11 +147,11 @@ def p_value(tables: Sequence[Counts]) -> float:
 
 
 def agreement(a: np.ndarray, b: np.ndarray, vocab: int) -> np.ndarray:
-    """[n] in how many of their M tokens the images `a` and `b` [n, M] agree, beyond what the frequencies of their
-    tokens explain.
+    """[n] number of the M tokens in which images `a` and `b` [n, M] agree, minus the number that the frequencies of
+    their tokens explain.
 
-    It is doubly centred: its mean is 0 if images are independent, whatever the distribution of each, and so is each
-    mean over one of them.
+    It is doubly centred: if images are independent, its mean is 0 for any distributions, also the mean over only one
+    of the two images.
     """
     agreed = np.zeros(len(a))
     for tokens_a, tokens_b in zip(a.T, b.T, strict=True):
@@ -161,7 +161,7 @@ def agreement(a: np.ndarray, b: np.ndarray, vocab: int) -> np.ndarray:
 
 
 def dependence(tables: Sequence[Counts]) -> dict[str, float]:
-    """P-value, for each of PAIRS, of "images that differ in it are independent"; empty where images were not paired."""
+    """P-value, for each of PAIRS, of "images that differ in it are independent"; empty if images were not paired."""
     paired = [counts.agreement for counts in tables if counts.agreement is not None]
     if not paired:
         return {}
@@ -185,7 +185,7 @@ def _scale(tables: Sequence[Counts]) -> float:
 
 
 def _tail(statistic: float, dof: float) -> float:
-    """Chance of at least this statistic; a table with a single possible image has nothing to test."""
+    """Probability of at least this statistic. A table with a single possible image has nothing to test."""
     return float(chi2.sf(statistic, dof)) if dof else 1.0
 
 
@@ -195,12 +195,12 @@ def total_variation(tables: Sequence[Counts]) -> tuple[float, float, float]:
     The plug-in distance is above 0 even for an exact sampler, so the estimate is cross-fitted: one half of the images
     chooses the cells that look too frequent, the other half measures their excess, and the two directions are averaged.
     Before clamping at 0 its mean never exceeds the true distance and is 0 for an exact sampler. The lower bound is its
-    normal limit. The upper bound is the smaller of plug-in plus McDiarmid's term and half the root of the chi-square
-    divergence that Pearson's statistic still allows.
+    normal limit. The upper bound is the minimum of two: the plug-in distance plus McDiarmid's term, and half the root
+    of the largest chi-square divergence that Pearson's statistic allows.
     """
     blocks = [block for counts in tables for block in counts.blocks]
     n = sum(block.total.sum() for block in blocks)
-    # One image changes each of its blocks: the root of the summed squares of what it can change.
+    # One image changes each of its blocks: root of the sum of squares of its largest possible changes.
     influence = math.sqrt(sum(counts.total.sum() * len(counts.blocks) ** 2 for counts in tables)) / n
     estimate = plug_in = 0.0
     for block in blocks:
@@ -216,15 +216,15 @@ def total_variation(tables: Sequence[Counts]) -> tuple[float, float, float]:
 
 
 def noncentrality(statistic: float, dof: float, chance: float) -> float:
-    """Noncentrality under which chi-square is at most `statistic` with probability `chance`."""
+    """Noncentrality for which chi-square is at most `statistic` with probability `chance`."""
     return math.inf if math.isinf(statistic) else float(chndtrinc(statistic, dof, chance))
 
 
 def detectable_tv(tables: Sequence[Counts]) -> float:
-    """Mean total variation over the blocks that the summed test misses with probability at most 1 - AUDIT_POWER,
-    however it is spread.
+    """Smallest mean total variation over the blocks that the summed test detects with probability AUDIT_POWER, for any
+    distribution over the blocks.
 
-    By Cauchy-Schwarz a distance t makes a chi-square divergence of at least 4 t**2.
+    By Cauchy-Schwarz a distance t implies a chi-square divergence of at least 4 t**2.
     """
     blocks = [block for counts in tables for block in counts.blocks]
     n = sum(int(block.total.sum()) for block in blocks)

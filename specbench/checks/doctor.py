@@ -34,7 +34,7 @@ from specbench.system.torch_device import has_gpu_driver, no_gpu_reason
 if TYPE_CHECKING:
     from specbench.system.device_peaks import Peak
 
-# Imports inside functions: what is missing or broken is a finding, and torch takes seconds.
+# Imports inside functions: a missing or broken package is a finding, and torch takes seconds.
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 LOW_DISK_GIB = 1.0
@@ -57,9 +57,9 @@ def doctor(
         model: the model that must be ready, whose files are checked by name and shape; all models if None.
         out: the results folder to test for writing.
         weights, revision, random_weights, scale: of `model`, as for `run`.
-        metrics: metrics that must be ready too.
+        metrics: metrics that must also be ready.
         measure: time memory copies and matrix products, for the roofline numbers of reports.
-        protocol: a paper's protocol, whose metrics must be ready too.
+        protocol: a paper's protocol, whose metrics must also be ready.
 
     Returns:
         One dict per prerequisite: `name, status` ("ok", "warning" or "missing"), `detail, fix`.
@@ -107,7 +107,7 @@ def _packages() -> list[dict[str, str]]:
             if _older(here, requirement):
                 fix = f"pip install --upgrade '{requirement}'"
                 rows.append(_row(name, MISSING, f"{here} is older than specbench works with ({requirement})", fix))
-            elif name != "torch":  # its own row says more
+            elif name != "torch":  # torch has a separate row
                 rows.append(_row(name, OK, here))
         except metadata.PackageNotFoundError:
             if name != "torch":
@@ -117,7 +117,7 @@ def _packages() -> list[dict[str, str]]:
 
 
 def _older(here: str, requirement: str) -> bool:
-    """Whether an installed version is below the lower bound of a requirement such as "torch>=2.8"."""
+    """Return whether an installed version is below the lower bound of a requirement such as "torch>=2.8"."""
     bound = re.search(r">=\s*([\d.]+)", requirement)
     numbers = [list(map(int, re.findall(r"\d+", text)[:3])) for text in (here, bound[1] if bound else "0")]
     return numbers[0] < numbers[1]
@@ -172,7 +172,7 @@ def _acceleration() -> list[dict[str, str]]:
 
 
 def _limits() -> dict[str, str]:
-    """Cores and memory that affinity, a container or a cluster's allocation leave to this process."""
+    """Check the cores and memory available to this process, limited by affinity, container or cluster allocation."""
     free = available_memory()
     memory = "" if free is None else f", {free / 2**30:.1f} GiB of memory free"
     return _row("limits", OK, f"{available_cores()} of {os.cpu_count()} CPU cores{memory}")
@@ -199,10 +199,10 @@ def _model(info: ModelFacts, required: bool) -> dict[str, str]:
 
 
 def _needs(info: ModelFacts) -> list[dict[str, str]]:
-    """Missing files of the model, of its prompts, and of the networks of its default metrics."""
+    """List missing files of the model, of its prompts, and of the networks of its default metrics."""
     prompts = default_prompts(info.name.partition("+")[0])
     of_model = needs_of(info, None)
-    others = [need for need in needs_of(info, prompts) if need not in of_model[:1]]  # `_model` names that one
+    others = [need for need in needs_of(info, prompts) if need not in of_model[:1]]  # `_model` reports the first
     lacking = [(need, MISSING, False) for need in others]
     lacking += [(need, WARNING, True) for need in score_needs(info, prompts)]
     return [
@@ -212,7 +212,7 @@ def _needs(info: ModelFacts) -> list[dict[str, str]]:
 
 
 def _memory(info: ModelFacts) -> list[dict[str, str]]:
-    """Check that one image with guidance fits: into the first GPU if there is one, else into main memory."""
+    """Check that one image with guidance fits into the first GPU, or into main memory if there is no GPU."""
     try:
         import torch
     except (ImportError, OSError):
@@ -224,7 +224,7 @@ def _memory(info: ModelFacts) -> list[dict[str, str]]:
         return []
     where = "of main memory free" if device == "cpu" else "free on the GPU"
     detail = f"about {needs[0].total(1) / 2**30:.1f} GiB in {dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
-    # Of AR, and of a window of 64.
+    # Memory per image: of AR, and of a window of 64.
     each = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in needs)
     detail += f"; {each} per image in a batch, of it {needs[0].cache / 2**20:,.0f} MiB of KV cache in AR"
     detail += f"; {info.size_note}" if info.size_note else ""

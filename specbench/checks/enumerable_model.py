@@ -1,8 +1,8 @@
 """Models small enough to enumerate every image: the ground truth that decoders are audited against.
 
-An `EnumerableModel` draws each token from a random table row chosen by the complete prefix, so that whoever conditions
-on anything wrong changes the joint distribution. `joint` gives the exact one in float64, sharing no code with the
-decode loop. An `EnumerableTransformer` adds a real KV cache, masks and positions.
+An `EnumerableModel` draws each token from a random table row chosen by the complete prefix, so that a decoder that
+conditions on a wrong prefix changes the joint distribution. `joint` computes the exact joint distribution in float64
+and shares no code with the decode loop. An `EnumerableTransformer` adds a real KV cache, masks and positions.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from specbench.specs.run_spec import Sampling
 from specbench.system.torch_state import PinnedTorch
 
 _NO_SPECIAL_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-"""Settings of a Llama that has image tokens only; the usual ids lie outside such small vocabularies."""
+"""Settings of a Llama with image tokens only. The default special ids are outside such small vocabularies."""
 _SLOT_ROWS = 65_537
-"""Largest number of table rows of a slot, a prime: more prefixes are assigned to rows by a polynomial hash."""
+"""Maximum number of table rows of a slot (a prime). If there are more prefixes, a polynomial hash selects the row."""
 _WIDTH = 16
 _SIZES = {"hidden_size": _WIDTH, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
 _PROMPT_IDS = 8
@@ -38,17 +38,17 @@ class EnumerableModel:
 
     Args:
         layout: grammar of the stream; forced ids count as ordinary context.
-        prompts: texts the model knows; each has its own independent table.
+        prompts: texts that the model knows; each has an independent table.
         sharpness: standard deviation of the random logits.
-        seed: of the tables and of the codebook.
-        grain: round the logits to multiples of it, so that many are equal (ties at top-k); 0 leaves them as drawn.
+        seed: seed of the tables and of the codebook.
+        grain: logits are rounded to its multiples, so that many are equal (ties at top-k); 0: not rounded.
         shared: standard deviation of the part of the logits of a slot that does not depend on the prefix.
     """
 
     name = "enumerable"
     device = torch.device("cpu")
     dtype = torch.float32
-    feature_size = 8  # Features are the logits themselves, padded: enough for a draft head to be audited with
+    feature_size = 8  # Features are the padded logits, which suffice to audit a draft head
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class EnumerableModel:
         return new_head(config, torch.randn(self.layout.vocab, 8, generator=draw), seed=0)
 
     def own_eagle3_head(self) -> EagleHead:
-        """An untrained EAGLE-3 head, which reads no more than the features."""
+        """An untrained EAGLE-3 head that reads only the features."""
         return new_head(self.own_head().config, self.own_head().embed_tokens.weight, seed=1, taps=())
 
     def tapped(self, taps: tuple[int, ...]) -> EnumerableModel:
@@ -136,9 +136,9 @@ class EnumerableModel:
 
 
 class EnumerableSession:
-    """The tokens each row has consumed, by stream position: the cache of a model without attention.
+    """Consumed tokens of each row by stream position: the cache of a model without attention.
 
-    A prefix is addressed by its code, the sum of token_j * vocab**j over its slots j.
+    The code of a prefix is the sum of token_j * vocab**j over its slots j.
     """
 
     def __init__(self, model: EnumerableModel, prefix: Tensor, guidance: float, columns: int):
@@ -148,7 +148,7 @@ class EnumerableSession:
         self.columns = columns
         layout = model.layout
         self._length = layout.length
-        # One slot too many takes what is not to be remembered.
+        # An extra slot at the end takes the tokens that are not kept.
         self.consumed = torch.zeros(len(prefix), layout.length + 1, dtype=torch.long)
         self.weights = torch.tensor([layout.vocab**j for j in range(layout.length)])
         self.offsets, self.slot_rows = torch.tensor(model.offsets), torch.tensor(model.slot_rows)
@@ -170,7 +170,7 @@ class EnumerableSession:
         return self._logits(codes, positions)
 
     def forward_scattered(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
-        """Slots that were not fed count as token 0, so the tables are defined for streams with holes."""
+        """Slots that were not fed count as token 0, so that tables are defined for streams with gaps."""
         last = self._length - 1
         self._store(tokens, torch.where(aside, 0, positions))
         if fed.dim() == 3:
@@ -220,7 +220,7 @@ class EnumerableSession:
         return _ReducedTable(self, ids)
 
     def _logits(self, codes: Tensor, positions: Tensor) -> Tensor:
-        """Guided logits of the prefixes `codes` [B, T]; those past the end are never read."""
+        """Guided logits of the prefixes `codes` [B, T]. Logits after the end of the stream are never read."""
         slots = positions.clamp(max=self._length - 1)
         rows = torch.where(positions < self._length, self.offsets[slots] + codes % self.slot_rows[slots], 0)
         tables = [self.model.conditional] + [self.model.unconditional] * (self.guidance != 1)
@@ -248,9 +248,8 @@ class _ReducedTable(NamedTuple):
 
 
 class EnumerableTransformer(TransformerModel):
-    """A two-layer Llama with random weights, behind the same cache and sessions as the real families. The n-th
-    prompt has n + 2 elements, and unconditional rows have another length, so that the rows of a batch use different
-    slots of the cache."""
+    """Two-layer Llama with random weights, with the cache and sessions of the real families. The n-th prompt has n + 2
+    elements and unconditional rows have another length, so that rows of a batch use different slots of the cache."""
 
     name = "enumerable-transformer"
 
@@ -385,7 +384,7 @@ def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         p /= p.sum(-1, keepdims=True)
     if sampling.top_p < 1:
         ranked = -np.sort(-p, axis=-1)
-        # Accumulated in order of rank; a token stays while the mass before it is below top-p.
+        # Masses accumulate in order of rank. A token is kept while the mass before it is below top-p.
         last = (np.cumsum(ranked, -1) - ranked < sampling.top_p).sum(-1, keepdims=True) - 1
         p = np.where(p >= np.take_along_axis(ranked, last, -1), p, 0.0)
         p /= p.sum(-1, keepdims=True)
@@ -401,7 +400,7 @@ def image_index(image_tokens: np.ndarray, v_image: int) -> np.ndarray:
 
 
 def _sharp(head: Module) -> Module:
-    """An untrained head, changed so that its drafts depend on everything it looks at."""
+    """Change an untrained head so that its drafts depend on all of its inputs."""
     for weight in head.parameters():
         weight.data.mul_(3)
     return head

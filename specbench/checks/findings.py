@@ -20,18 +20,18 @@ class Finding:
 
 
 def finding(name: str, wrong: Sequence[str], fine: str) -> Finding:
-    """The result of a test that found these things wrong, each said once."""
+    """Result of a test that found these problems, without repetition."""
     return Finding(name, FAILED, "; ".join(dict.fromkeys(wrong))) if wrong else Finding(name, OK, fine)
 
 
 def run_tests(tests: Iterable[tuple[str, Callable[[], Finding]]]) -> list[Finding]:
-    """Run named tests; one that stops or raises has failed."""
+    """Run named tests. A test that raises an error has failed."""
     findings = []
     for title, test in tests:
         try:
             findings.append(test())
         except SpecbenchError as error:
             findings.append(Finding(title, FAILED, f"it stopped with: {error.what}"))
-        except Exception as error:  # user code may raise anything, and that is the finding
+        except Exception as error:  # user code may raise any error; the error is the finding
             findings.append(Finding(title, FAILED, f"it raised {type(error).__name__}{place(error)}: {error}"))
     return findings

@@ -1,5 +1,5 @@
-"""The log likelihood of stored images under many ways to sample, in few teacher-forced passes, and whether their tokens
-are samples of one of them."""
+"""Log likelihood of stored images under many sampling settings, from few teacher-forced passes, and a test whether
+their tokens are samples of one of these settings."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import FEWEST, LEVEL, Tokens, audit_tokens
 from specbench.system.torch_state import PinnedTorch
 
-ROUNDED = 0.1  # Share of the unfiltered distribution by which rounding moves tokens beyond filters, see `likely_causes`
-_MOST_EXCESS = 10.0  # Nats that a token of probability 0 counts
-_FAR = 5.0  # Standard errors of a group that deviates
-_STEPS = 9  # Points of a likelihood
-_DROP = 1.92  # Of log likelihood at the ends of a 95 % interval: half the quantile of chi-square
+ROUNDED = 0.1  # Share of the unfiltered distribution for tokens that rounding moves beyond filters, see `likely_causes`
+_MOST_EXCESS = 10.0  # Nats counted for a token of probability 0
+_FAR = 5.0  # Standard errors from which a group is said to deviate
+_STEPS = 9  # Points at which a likelihood is computed
+_DROP = 1.92  # Drop of log likelihood at the ends of a 95 % interval: half the chi-square quantile
 
 
 class _Slots(NamedTuple):
-    """A piece of a teacher-forced pass."""
+    """Piece of a teacher-forced pass: some slots of some images."""
 
     images: slice
     positions: Tensor  # [B, T]
@@ -48,10 +48,11 @@ class ImageLikelihood:
     """The log likelihood of images' free tokens, summed by image.
 
     Attributes:
-        claim: [K] log likelihood under the claimed sampling; `loose`: as often beyond its filters as rounding makes it.
-        p, every, greatest, entropy: [K, N] of each token: p, the same without filters at temperature 1, whether no
-            other is likelier; of its slot: the entropy of p.
-        surprise: [K] standard errors by which an image is less likely than the model's own are on average.
+        claim: [K] log likelihood under the claimed sampling; `loose`: if tokens are beyond filters as often as rounding
+            puts them there.
+        p, every, greatest, entropy: [K, N] p of each token, p without filters at temperature 1, whether no other token
+            is likelier, and the entropy of p in the slot.
+        surprise: [K] standard errors by which an image is less likely than the model's own images on average.
     """
 
     @PinnedTorch()
@@ -61,7 +62,7 @@ class ImageLikelihood:
         self.tokens, self.free = np.stack(rows["tokens"]).astype(np.int64), ~np.stack(rows["forced"])
         self.texts = rows["prompt"].tolist()
         self._target = Target(model.layout, sampling, model.device)
-        # Penalties move tokens that an image holds behind others.
+        # Penalties lower the rank of tokens that the image already contains.
         self._few = max(few, sampling.top_k + min(self.tokens.shape[1], few)) if sampling.top_k else 0
         self.p, self.every, self.greatest, self.entropy, spread = np.zeros((5, *self.tokens.shape))
         for slots in self._slots([sampling.guidance]):
@@ -90,7 +91,7 @@ class ImageLikelihood:
         tokens: np.ndarray | None = None,
         shift: Shift = (),
     ) -> np.ndarray:
-        """[ways, K] log likelihood of the images, perhaps of other prompts, tokens or positions."""
+        """[ways, K] log likelihood of the images, optionally with other prompts, tokens or positions."""
         tokens = self.tokens if tokens is None else tokens
         total = np.zeros((len(ways), len(tokens)))
         for slots in self._slots({way.sampling.guidance for way in ways}, texts, tokens, shift):
@@ -157,8 +158,8 @@ class ImageLikelihood:
         shift: Shift = (),
         kept: np.ndarray | None = None,
     ) -> bool | None:
-        """Whether the tokens are consistent with samples of a way, as the audit of a run tests it; of the images `kept`
-        alone. None for too few tokens."""
+        """Test whether the tokens are consistent with samples of a sampling setting, as the audit of a run does.
+        `kept`: the tested images. Return None if there are too few tokens."""
         way, kept = way or self.way, np.ones(len(self.tokens), bool) if kept is None else kept
         if way.sampling.entropy_scale is not None or self.free[kept].sum() < FEWEST:
             return None
@@ -170,7 +171,7 @@ class ImageLikelihood:
                 logits = logits.penalised(way, self._held(tokens[slots.images]), slots.positions)
             impossible = (logits.x + EDGE < logits.kept(way).least)[..., 0]
             slots.fill((before, through, beyond), (*logits.masses(way), impossible))
-        # One draw for all images of a shape would put its own chance into every test of them.
+        # A single draw for all images of a shape would add the same random error to all of their tests.
         u = before + np.random.default_rng(tokens[0]).random(before.shape) * (through - before)
         free = self.free[0]
         result = audit_tokens(Tokens({"u_p": u[kept][:, free]}, None, self.entropy[kept][:, free]), LEVEL)
@@ -178,8 +179,8 @@ class ImageLikelihood:
         return not result.deviates and not (exact and beyond[kept][:, free].mean() > EDGES * (way != self.way))
 
     def likeliest(self, name: str, start: float) -> tuple[float, float, float]:
-        """Likeliest value near `start`, and the ends of its 95 % interval: of the tokens that the filters keep at
-        `start`, and then once more at the likeliest value, so that filters do not make the likelihood jump."""
+        """Likeliest value near `start`, and the ends of its 95 % interval. Uses only tokens that the filters keep at
+        `start`, then repeats with the likeliest value, so that the filters cause no jumps of the likelihood."""
         low = high = start
         widest = 0.3 * max(start, 0.5)  # a spline through points that are too far apart has spurious maxima
         for reach in (widest, None):
@@ -193,7 +194,7 @@ class ImageLikelihood:
         return start, low, high
 
     def likeliest_within(self, name: str, low: float, high: float) -> float:
-        """Likeliest value of three digits in an interval with the filters, which rule some of its values out."""
+        """Likeliest value of three digits in an interval, with the filters, which exclude some values."""
         values = sorted({float(f"{value:.3g}") for value in np.linspace(low, high, 2 * _STEPS + 1)} - {0.0})
         ways = [replace(self.way, sampling=replace(self.sampling, **{name: value})) for value in values]
         return values[int(self.likelihoods(ways).sum(1).argmax())]
@@ -217,7 +218,7 @@ class ImageLikelihood:
 
 
 def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str | None:
-    """Where the tokens [K, N] deviate, in words, if in a third at most of the images, rows of the grid or slots."""
+    """Describe where tokens [K, N] deviate, if in at most a third of the images, grid rows or slots."""
     excess = np.where(values.possible & np.isfinite(values.logp), -values.logp - values.entropy, _MOST_EXCESS)
     excess = np.where(free, excess, np.nan)
     usual = float(np.nanstd(np.minimum(excess, _MOST_EXCESS / 2))) or 1.0
@@ -238,7 +239,7 @@ def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str |
 
 
 def _within(support: Tensor, logits: Tensor, chosen: Tensor) -> Tensor:
-    """Log p [B, T] of the tokens given that they are among those `support` [B, T, V]; 0 for those that are not."""
+    """Log p [B, T] of the tokens, given that they are in `support` [B, T, V]; 0 for tokens outside it."""
     inside = chosen.clamp(max=support.shape[-1] - 1)
     log_p = at(logits.masked_fill(~support, -torch.inf).log_softmax(-1), inside)
     return torch.where(at(support, inside) & (inside == chosen), log_p, 0.0)

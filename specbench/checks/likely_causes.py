@@ -1,9 +1,9 @@
 """Likely causes of tokens that are not samples of the model: the usual faults, each as a separate distribution.
 
-A cause is compared with the claim by the likelihood of the tokens. Under the claim the ratio of the two is above x
-with probability 1/x at most, whatever the number of images (Ville's inequality), so that a ratio beyond the number of
-all alternatives over `LEVEL` is no chance. A parameter is estimated by maximum likelihood. A cause of which some images
-may be free pays a bit for each image; then it is tested whether the tokens are samples of it.
+A cause is compared with the claim by the likelihood of the tokens. If the claim is true, the likelihood ratio exceeds x
+with probability 1/x at most, for any number of images (Ville's inequality). A ratio above (number of all alternatives /
+`LEVEL`) is therefore significant. Parameters are maximum likelihood estimates. A cause that may affect only some images
+is charged a bit per image. Finally, the tokens are tested for being samples of the cause.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from specbench.system import console
 
 _STUDIED, _STUDIED_TOKENS = 16, 4096
 _FLOOR = {"float32": 1e-6}
-"""Share of the unfiltered distribution in each alternative, so that a token beyond a filter costs a finite ratio: by
-number format, as rounding puts tokens at the edge of a filter on either side (on `shapes`, a tenth of those beyond)."""
-_ROUNDING = 0.002  # Nats per token that rounding may make: p of the same model in other shapes
+"""Share of the unfiltered distribution in each alternative, so that a token beyond a filter has a finite cost. By
+number format: rounding moves tokens at the edge of a filter to either side (on `shapes`, a tenth of those beyond)."""
+_ROUNDING = 0.002  # Nats per token that rounding may cause: p of the same model with other tensor shapes
 _GUIDANCE = (0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 7.5, 8.0, 10.0, 12.0, 15.0)
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
 _TEMPERATURE = tuple(number / 20 for number in range(8, 31))
@@ -44,19 +44,19 @@ _TOP_P = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 0.98, 0.99, 1.0)
 _MIN_P = (0.01, 0.02, 0.05, 0.1, 0.2, None)
 _REPETITION = (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5)
 _FREQUENCY = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Values as people write them: filters of a value that is only near put tokens beyond their edge."""
-_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # Shares of tokens drawn uniformly, or greedily
+"""Values that people type. A filter with a merely similar value would put tokens beyond its edge."""
+_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # Shares of uniform or greedy tokens
 _ONE = 0.05  # A guidance this close to 1 is no guidance
 _PASSES = 20  # Time of all causes over the time of the claim alone: 15 to 27
-_SUSPECT = 2.0  # Standard errors by which an image is unlikely under its own prompt, so that others are tried
-_GLANCE = 48  # Slots, at least a quarter of the image, that are enough to exclude unlikely causes
-_HOPELESS = -10.0  # Nats by which it is
+_SUSPECT = 2.0  # If an image is unlikely under its own prompt by these standard errors, other prompts are tried
+_GLANCE = 48  # First slots (at least a quarter of the image) that suffice to exclude unlikely causes
+_HOPELESS = -10.0  # Log likelihood ratio in nats below which a cause is excluded
 _OTHERS = 32  # Prompts tried for each of these images
-_CLEARLY = 12.0  # Nats by which a format is likelier than tokens that are beyond the filters for another reason
+_CLEARLY = 12.0  # Nats by which a cause must be likelier than tokens beyond the filters for another reason
 _CLOSE = 5.0  # Nats within which another cause is also named
 _OF_SOME = ("prompts", "order", "uniform", "greedy")  # Kinds of causes that may affect only some images
 SINGLE_TOKENS = ("uniform", "greedy", "copies")
-"""Kinds of causes that change tokens, and no logits."""
+"""Kinds of causes that change tokens but not logits."""
 _MIXTURES = {
     "uniform": "tokens are replaced at random: about {:g} % are, or follow one that is",
     "greedy": "greedy in part: about {:g} % of the tokens are the likeliest ones",
@@ -77,7 +77,7 @@ _SHIFTS = {
     "the cache is read one slot too short: no token sees itself": ("cache", 0, 1),
     "the cache is written one slot too early, over the prompt": ("cache", 0, 0, 1),
 }
-"""By cause, its kind, and what `TransformerSession.move` takes."""
+"""By cause, its kind, and the argument for `TransformerSession.move`."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def likely_causes(
     guided: bool,
     logp_kind: str | None = SAMPLED,
 ) -> tuple[list[Cause], list[str]]:
-    """The causes that explain `rows` better than the claim, the likeliest first, and what would have been seen.
+    """Return the causes that explain `rows` better than the claim, the likeliest first, and the intervals of settings.
 
     Args:
         load: the model in a number format of `DTYPES`.
@@ -150,19 +150,19 @@ def likely_causes(
     near = near or [cause for cause in causes if cause.nats > causes[0].nats - _CLOSE]
     causes = [cause for cause in causes if cause.nats > least and cause not in near]
     near = [study.estimated(cause) for cause in near]
-    if dtype == "float32":  # in fewer bits, exact samples are not samples of p recomputed in other shapes
+    if dtype == "float32":  # with fewer bits, exact samples do not match p recomputed with other tensor shapes
         near = [replace(cause, explains=study.explains(cause, tests)) for cause in near]
         near = [cause for cause in near if cause.explains is not False] or near
     return near + causes, []
 
 
 def studied(rows: pd.DataFrame) -> int:
-    """Number of images that causes are sought in: 16, or more of small ones."""
+    """Number of images in which causes are sought: 16, or more if images are small."""
     return min(len(rows), max(_STUDIED, _STUDIED_TOKENS // len(rows["tokens"].iloc[0])))
 
 
 def alike(causes: Sequence[Cause]) -> list[Cause]:
-    """The first cause, and the causes that the tokens do not distinguish from it."""
+    """Return the first cause, and the causes that the tokens do not distinguish from it."""
     first = causes[0]
     return [cause for cause in causes if cause.nats > first.nats - _CLOSE and cause.explains == first.explains]
 
@@ -185,12 +185,12 @@ def _label(setting: str, value: float | None) -> str:
 
 
 def _of_some(ratio: np.ndarray) -> float:
-    """Log likelihood ratio where every image may be of the claim or of the other one."""
+    """Log likelihood ratio if each image may come from the claim or from the alternative."""
     return float(np.logaddexp(ratio.sum(), np.logaddexp(0, ratio).sum() - len(ratio) * math.log(2)) - math.log(2))
 
 
 class _Found(NamedTuple):
-    """A cause, and whether the tokens are samples of it."""
+    """A cause, and a test whether the tokens are samples of it."""
 
     cause: Cause
     test: Callable[[], bool | None]
@@ -212,7 +212,7 @@ class _Study(ImageLikelihood):
         self._guided, self._logp_kind, self._error = guided, logp_kind, None
 
     def alternatives(self) -> list[tuple[str, Alternative]]:
-        """Ways to sample other than the claim, each with the name of the difference."""
+        """Sampling settings other than the claim, each with the name of the difference."""
         claimed = self.sampling
         values = {
             "guidance": [*_GUIDANCE, 0.85 * claimed.guidance, 1.15 * claimed.guidance] if self._guided else [],
@@ -255,7 +255,7 @@ class _Study(ImageLikelihood):
         return replace(cause, what=what, value=value, low=low, high=high)
 
     def explains(self, cause: Cause, tests: Mapping[str, Callable[[], bool | None]]) -> bool | None:
-        """Whether the tokens are samples of a cause: by its test, or with the estimate of its setting."""
+        """Return whether the tokens are samples of a cause, by its test or with the estimated value of its setting."""
         if cause.setting in ("guidance", "temperature"):
             return self.are_samples(replace(self.way, sampling=replace(self.sampling, **{cause.setting: cause.value})))
         return tests[cause.what]()
@@ -272,13 +272,13 @@ class _Study(ImageLikelihood):
         }
         found = []
         for what, texts in others.items():
-            with suppress(SpecbenchError, ValueError, IndexError):  # not every model encodes any text
+            with suppress(SpecbenchError, ValueError, IndexError):  # some models cannot encode every text
                 found.append(self._compared("prompts", what, texts=texts))
         return found + self._exchanged(every)
 
     def _exchanged(self, every: Sequence[str]) -> list[_Found]:
-        """Another prompt for each image: the next one's; for an image that is unlikely under its own the likeliest of
-        many, which is paid for."""
+        """Another prompt for each image: the next image's prompt. If an image is unlikely under its own prompt, the
+        likeliest of many prompts, for which the cause is charged."""
         distinct = list(dict.fromkeys([*self.texts, *every]))[:_OTHERS]
         if len(distinct) < 2:
             return []
@@ -290,7 +290,7 @@ class _Study(ImageLikelihood):
             scores = self._of_prompts(pairs, self._glance())
             best = {image: scores[images == image].max() for image in suspects}
             few = [pair for pair, score in zip(pairs, scores, strict=True) if score > best[pair[0]] + _HOPELESS]
-            # In ascending order: the likeliest one of an image is written last.
+            # In ascending order, so that the likeliest prompt of an image is written last.
             for place in self._of_prompts(few, self.tokens.shape[1]).argsort():
                 image, texts[few[place][0]] = few[place]
                 paid[image] = math.log((images == image).sum())
@@ -310,7 +310,7 @@ class _Study(ImageLikelihood):
         return [self._compared("order", what, tokens=tokens) for what, tokens in read.items()]
 
     def positions(self) -> list[_Found]:
-        """The image's tokens at other positions after the prompt, or reading a cache that lacks a slot."""
+        """Tokens at other positions after the prompt, or with a cache that lacks a slot."""
         known = isinstance(self.model, TransformerModel)
         return [self._compared(kind, what, shift=shift) for what, (kind, *shift) in _SHIFTS.items() if known]
 
@@ -323,8 +323,8 @@ class _Study(ImageLikelihood):
         tokens: np.ndarray | None = None,
         shift: Shift = (),
     ) -> _Found:
-        """A cause of all images, or of some of them without `shift`: its likelihood ratio less what was `paid`, to the
-        last slot only of images that the first ones leave in doubt. Its test reads each image as it is likelier."""
+        """Compute a cause of all images, or without `shift` of some: its likelihood ratio minus the charge `paid`. The
+        last slots are read only if the first do not exclude it. Its test reads each image in the likelier way."""
         texts, tokens, few = texts or self.texts, self.tokens if tokens is None else tokens, self._glance()
         claim = np.where(self.free, np.log(np.maximum(self.p, 1e-30)), 0.0)
         ratio = self.likelihoods([self.way], texts, tokens[:, :few], shift)[0] - claim[:, :few].sum(1) - paid
@@ -332,7 +332,7 @@ class _Study(ImageLikelihood):
         if len(rest):
             whole = self.likelihoods([self.way], [texts[image] for image in rest], tokens[rest], shift)[0]
             ratio[rest] = whole - self.claim[rest] - np.broadcast_to(paid, len(ratio))[rest]
-        # They are off in every image of a program or in none.
+        # A shift affects every image of a program or none.
         better, together = (ratio > 0, _of_some(ratio)) if not shift else (ratio < math.inf, float(ratio.sum()))
 
         def test() -> bool | None:
@@ -342,9 +342,9 @@ class _Study(ImageLikelihood):
         return _Found(Cause(kind, what, together, int(better.sum())), test)
 
     def mixtures(self, exact: _Study) -> list[_Found]:
-        """The likeliest share of tokens that are drawn uniformly, or greedily, instead of from p. The comparison is
-        with the likelier of the claim and float32, `exact`, because rounding also makes single tokens unlikely. Other
-        weights do as well: a mixture must be likelier than tokens beyond the filters."""
+        """The likeliest share of tokens that are drawn uniformly, or greedily, instead of from p. It is compared with
+        the likelier of the claim and float32 (`exact`), because rounding also makes single tokens unlikely. Other
+        weights do the same, so a mixture must also be likelier than tokens beyond the filters."""
         found, claim = [], np.maximum(self.claim, exact.claim)
         beyond = np.maximum(claim, max((self.mixed(share) for share in _SHARES), key=np.sum))
         for kind, what in _MIXTURES.items():
@@ -359,12 +359,12 @@ class _Study(ImageLikelihood):
         return found
 
     def copies(self, every: pd.DataFrame) -> list[_Found]:
-        """Images that are exact copies of others, which p alone makes once in a long time."""
+        """Images that are exact copies of others, which sampling from p almost never produces."""
         copies = copies_among(every["tokens"])
         if not copies:
             return []
         known = list(copies_among(self.tokens))
-        # Those that are not studied are counted as the likeliest image of the studied ones.
+        # A copy outside the studied images counts like the likeliest studied image.
         surely = -self.claim[known].sum() - (len(copies) - len(known)) * self.claim.max()
         what = f"{console.counted(len(copies), 'image')} of {len(every)} are exact copies of others"
         first = ~np.isin(np.arange(len(self.tokens)), known)
@@ -379,14 +379,14 @@ class _Study(ImageLikelihood):
     def formats(self, load: Callable[[str], ImageModel], dtype: str, exact: _Study) -> list[_Found]:
         """Other number formats of all images: by the tokens, and by log p if recorded.
 
-        Kernels of the same format round differently, so that float32, in the middle of all, is often likelier than the
-        true format. Tokens identify a format only if it is also likelier than float32, even if float32 may exceed its
-        filters as often as rounding does.
+        Kernels of the same format round differently, so that float32, which is between all of them, is often likelier
+        than the true format. Tokens identify a format only if it is likelier than float32 even after float32 is allowed
+        as many tokens beyond its filters as rounding causes.
         """
         found = []
         for other in [name for name in dict.fromkeys(("float32", *DTYPES)) if name != dtype]:
-            with suppress(SpecbenchError):  # of eight bits: an extra, and not of every model
-                # A quarter of the images says whether it may be that.
+            with suppress(SpecbenchError):  # eight bits need an extra, and not every model has them
+                # A quarter of the images suffices to exclude a format.
                 for step in (4, 1):
                     images = np.arange(0, len(self.tokens), step)
                     study = exact if other == "float32" else self.of_format(load, other, images)
@@ -418,7 +418,7 @@ class _Study(ImageLikelihood):
         return self._error
 
     def seen(self) -> list[str]:
-        """Describe the values that the tokens exclude: the intervals of guidance and temperature."""
+        """Describe the values that the tokens allow: the intervals of guidance and temperature."""
         names = ["temperature", *(["guidance"] if self._guided and self.sampling.guidance != 1 else [])]
         intervals = []
         for name in names:
@@ -432,7 +432,7 @@ def _skewed(grid: np.ndarray, step: int) -> np.ndarray:
 
 
 def _places(layout: TokenLayout, order: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """[N] slot whose token is read at each slot, each grid in another order."""
+    """[N] for each slot, the slot whose token is read there, with each grid in another order."""
     places = np.arange(layout.length)
     for rows in layout.rows:
         grid = np.array(rows)

@@ -1,7 +1,7 @@
-"""Kind of the log p that a program returns with each token: of which logits, at which temperature, over which tokens.
+"""Kinds of log p that programs return with each token. They differ in logits, temperature and set of tokens.
 
 By default vLLM returns log-softmax of the raw logits over the whole vocabulary, SGLang log-softmax at the temperature,
-other programs p after truncation. Numbers of one kind agree with the model's to rounding.
+other programs log p after truncation. Values of the right kind agree with the model's up to rounding.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from specbench.specs.run_spec import Sampling
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Imports inside functions: torch takes seconds, and the command line needs the names of the kinds alone.
+# Imports inside functions: torch takes seconds, and the command line needs only the names of the kinds.
 
 SAMPLED = "sampled"
-_DIGITS = 1e-5  # Nats that other shapes move log p in float32
+_DIGITS = 1e-5  # Change of log p in nats by other tensor shapes in float32
 _ALONE = "conditional-"
 _OF_LOGITS = {
     SAMPLED: "of the whole sampling",
@@ -39,7 +39,7 @@ LOGP_KINDS = _OF_LOGITS | {_ALONE + kind: f"{words}, without guidance" for kind,
 
 
 def kinds_of(model: ImageModel, sampling: Sampling) -> list[str]:
-    """The kinds that differ for a model and its sampling."""
+    """List the kinds that give different values for a model and its sampling."""
     filtered = sampling.top_k or sampling.top_p < 1 or sampling.min_p or sampling.top_n_sigma
     scaled = sampling.temperature != 1 or sampling.entropy_scale is not None
     words = getattr(model, "vocabulary", None) is not None
@@ -51,7 +51,7 @@ def kinds_of(model: ImageModel, sampling: Sampling) -> list[str]:
 def log_p_of(
     model: ImageModel, rows: pd.DataFrame, sampling: Sampling, kinds: Sequence[str], asked: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """By kind, log p [K, N] of the images' tokens, or of tokens `asked` [K, N] given the images' before them."""
+    """By kind, log p [K, N] of the images' tokens, or of tokens `asked` [K, N] given the images' earlier tokens."""
     import torch
 
     from specbench.system.torch_state import PinnedTorch
@@ -79,12 +79,12 @@ def log_p_of(
 def _of_logits(
     model: ImageModel, session: Session, sampling: Sampling, logits: Tensor, positions: Tensor, chosen: Tensor
 ) -> Callable[[str], Tensor]:
-    """Log p [B, T] of the tokens by kind, of the latest forward of a session, which gave `logits`."""
+    """By kind, log p [B, T] of the tokens from the latest forward of a session, which returned `logits`."""
     from specbench.decoding.sampling import Target, at
 
     raw, words = logits, None
     if (features := getattr(session, "features", None)) is not None:
-        # The network's own logits, before a model's repetition penalty.
+        # Logits of the network, before a model's repetition penalty.
         raw = model.guide(model.head(features).float(), sampling.guidance, positions)
     if getattr(model, "vocabulary", None) is not None:
         words = model.guide(model.all_words(features).float(), sampling.guidance, positions)
@@ -101,7 +101,7 @@ def _of_logits(
 
 
 def nearer(claimed: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """[K] log likelihood ratio of two errors of log p by Laplace; 0 unless the claimed one's scale is far larger."""
+    """[K] log likelihood ratio of two errors of log p, as Laplace; 0 unless the claimed error's scale is far larger."""
     both = np.isfinite(claimed) & np.isfinite(other)
     errors = [np.where(both, error, 0.0) for error in (claimed, other)]
     mine, theirs = (error.sum() / max(1, both.sum()) + _DIGITS for error in errors)

@@ -40,7 +40,7 @@ from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 from specbench.system.torch_state import PinnedTorch
 
-AUDIT_SAMPLES = 290_000  # Images per decoder: some 19,300 of each setting, times its share
+AUDIT_SAMPLES = 290_000  # Images per decoder: about 19,300 per setting, times the setting's share
 _BATCH = 10_000
 THOROUGH = 10  # Factor on the images of the least sensitive settings in a thorough audit
 SMALL_ENOUGH = 0.05
@@ -63,11 +63,11 @@ def audit_decoders(
     """Measure whether decoders are lossless, on models small enough to enumerate.
 
     Args:
-        decoders: names with inline options if wanted ("gsd:G=50"); all by default. Your own is "package.module:Name": a
-            `Preset`, a `DecoderSpec`, or a function `(model, requests, sampling, seed)` that returns one `Generation`
-            per request, or all stream tokens as an array [B, N]. Or, instead of names, such objects; or one of these.
+        decoders: names, optionally with inline options ("gsd:G=50"); all by default. Name your own as
+            "package.module:Name": a `Preset`, a `DecoderSpec`, or a function `(model, requests, sampling, seed)` that
+            returns one `Generation` per request, or all stream tokens [B, N]. Such objects, or a single one, also work.
         samples: images per decoder, divided among the audit's settings by their shares; None takes AUDIT_SAMPLES.
-        seed: of the models and of the decoding noise.
+        seed: seed of the models and of the decoding noise.
         compiled: also audit compiled steps (COMPILED_SETTINGS), which takes a minute or more per decoder.
         thorough: decode THOROUGH times the images in the less sensitive half of the settings.
         workers: processes that share the decoders, on Linux.
@@ -122,7 +122,7 @@ def audit_one(
     settings: Sequence[AuditSetting] | None = None,
     thorough: bool = False,
 ) -> dict[str, object]:
-    """Audit a decoder of `load_decoder` on AUDIT_SETTINGS or other settings; see `audit_decoders` for the row."""
+    """Audit a decoder from `load_decoder` on AUDIT_SETTINGS or other settings. The row is as in `audit_decoders`."""
     settings = settings or AUDIT_SETTINGS
     refused = _refused(decoder, settings, seed)
     accepted = [setting for setting in settings if setting.name not in refused]
@@ -142,11 +142,11 @@ def audit_one(
     p, detectable = p_value(tables), detectable_tv(tables)
     weakest = max(seen, key=seen.__getitem__, default=None)
     alone = 0
-    if isinstance(decoder, DecoderSpec):  # a user's function may draw other noise in another batch
+    if isinstance(decoder, DecoderSpec):  # a user's function may draw different noise in another batch
         lone = [setting for setting in accepted if setting.batch == 1]
         for setting in lone:
             pairs = zip(counts[setting.name], counted(setting, batch=_BATCH), strict=True)
-            # Least number of images that must be others in a batch.
+            # Lower bound on the number of images that differ in a batch.
             alone += sum(int(np.abs(mine.total - other.total).sum()) // 2 for mine, other in pairs)
     lossless = getattr(decoder, "lossless", None)
     declared = None if lossless is None else (LOSSLESS if lossless else LOSSY)
@@ -183,9 +183,9 @@ def audit_verdict(p: float, detectable: float, declared: str | None, alone: int 
 
 
 def verdict_line(row: Mapping) -> str:
-    """The verdict of a row of `audit_decoders`, with what images depend on, or the deviation it would have seen."""
+    """Verdict of a row of `audit_decoders`, with dependent images, or with the deviation that it could detect."""
     if row["verdict"] == LOSSY:
-        p = f"p {row['p_value']:.2g}" if row["p_value"] else "p < 1e-300"  # what underflows is not 0
+        p = f"p {row['p_value']:.2g}" if row["p_value"] else "p < 1e-300"  # an underflow is not 0
         return f"{LOSSY} ({p})" + "".join(f"; images of other {kind} are not independent" for kind in row["dependent"])
     seen = f"would have seen a total variation of {row['detectable_tv']:.3f}"
     if row["weakest_tv"]:
@@ -258,7 +258,7 @@ def _requests(setting: AuditSetting, texts: Sequence[str], samples: int) -> list
 
 
 def _counted(cells: np.ndarray, exact: np.ndarray, layout: TokenLayout) -> Counts:
-    """Counts of the images in `cells` [2 seeds, 2 prompts, samples] of one table."""
+    """Count the images of one table; `cells` [2 seeds, 2 prompts, samples]: cell of each image."""
     halves = (cells[..., ::2], cells[..., 1::2])
     observed = np.stack([np.bincount(half.ravel(), minlength=len(exact) + 1) for half in halves])
     powers = layout.v_image ** np.arange(len(layout.free_slots()) - 1, -1, -1)
@@ -291,7 +291,7 @@ def stream_tokens(
 def _own_tokens(
     decoder: Decode, model: ImageModel, requests: Sequence[Request], sampling: Sampling, seed: int
 ) -> np.ndarray:
-    """Tokens [B, N] of a user's function; a SpecbenchError if it fails or returns something else than promised."""
+    """Tokens [B, N] from a user's function; a SpecbenchError if it fails or returns anything else."""
     name = getattr(decoder, "__name__", type(decoder).__name__)
     try:
         decoded = decoder(model, requests, sampling, seed)
@@ -314,7 +314,7 @@ def _own_tokens(
 
 
 def _cells(tokens: np.ndarray, layout: TokenLayout) -> np.ndarray:
-    """Joint cell of each stream [B, N]; a stream that breaks the grammar falls into the extra last cell."""
+    """Joint cell of each stream [B, N]. A stream that breaks the grammar is in the extra last cell."""
     free = layout.free_slots()
     forced = np.array(layout.forced)
     image = tokens[:, free]

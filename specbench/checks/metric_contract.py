@@ -17,11 +17,11 @@ from specbench.prompts import load_prompts
 
 _IMAGES = 6
 _PIXELS = 64
-_RELATIVE = 1e-3  # Difference between an image's feature alone and in a batch that rounding explains
+_RELATIVE = 1e-3  # Tolerance for rounding between an image's feature alone and in a batch
 
 
 def metric_findings(name: str, prompts: str | None = None) -> list[Finding]:
-    """Run every conformance test on a metric, with random images of the first prompts that it accepts. `name`: of the
+    """Run every conformance test on a metric, with random images of the first prompts that it accepts. `name`: from the
     catalogue, or "package.module:NAME". `prompts`: the set or file of the prompts; "shapes" if None."""
     made = metric(name)()
     missing = made.missing()
@@ -41,8 +41,8 @@ def metric_findings(name: str, prompts: str | None = None) -> list[Finding]:
 
 
 class MetricChecks:
-    """The tests of a metric, each a method that returns its `Finding`: features of an image depend on that image alone,
-    and scores follow the interface."""
+    """Tests of a metric. Each is a method that returns a `Finding`. Features of an image must depend on that image
+    only, and scores must follow the interface."""
 
     def __init__(self, made: Metric, make: Callable[[], Metric], samples: list[Sample]):
         self._metric, self._make, self._samples = made, make, samples
@@ -61,7 +61,7 @@ class MetricChecks:
         return finding("identity", wrong, f"stable: {shown[:80]}")
 
     def features(self) -> Finding:
-        """One dict per image, with the declared columns, whose values have the declared types; pixels stay."""
+        """Features are one dict per image with the declared columns and types, and the pixels do not change."""
         before = [sample.pixels.copy() for sample in self._samples]
         rows = self._metric.features(self._samples)
         if len(rows) != len(self._samples):
@@ -84,7 +84,7 @@ class MetricChecks:
         return finding("batch", wrong, "the same features alone and in a batch")
 
     def scores(self) -> Finding:
-        """The overall score comes first, parts are named after it, values lie within their intervals."""
+        """The overall score is first, names of parts start with its name, and values are within their intervals."""
         scores = self._metric.scores(self._metric.statistics(self._frame()))
         if not scores:
             return finding("scores", ["no score of several images"], "")
@@ -114,7 +114,7 @@ class MetricChecks:
 
 
 def _gap(row: dict, other: dict) -> float:
-    """Largest relative difference of the numbers of two feature dicts; infinite where other values differ."""
+    """Largest relative difference between the numbers of two feature dicts; infinite if other values differ."""
     gaps = [0.0]
     for name, value in row.items():
         if isinstance(value, int | float | np.ndarray | list | tuple | np.generic) and other[name] is not None:

@@ -19,13 +19,13 @@ _GUIDANCE = 3.0
 _WINDOW = 4
 _MOST_SLOTS = 64  # Slots of an image that are tested
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
-"""Largest difference of logits, over their standard deviation, that rounding explains."""
+"""Largest difference of logits, relative to their standard deviation, that rounding explains."""
 _TEXTS = ("a bright red circle", "a dark blue square beside a dog")
 
 
 def model_findings(name: str, prompts: str | None = None) -> list[Finding]:
-    """Run every conformance test on a model on the CPU. `name`: of the catalogue, or "package.module:NAME". `prompts`:
-    the set or file whose first two prompts are encoded; the set of the model's name, else two captions."""
+    """Run every conformance test on a model on the CPU. `name`: from the catalogue, or "package.module:NAME".
+    `prompts`: set or file whose first two prompts are encoded; None: the set of the model's name, else two captions."""
     info = find_model(name)
     if prompts is None and info.name in prompt_set_names():
         prompts = info.name
@@ -36,7 +36,7 @@ def model_findings(name: str, prompts: str | None = None) -> list[Finding]:
 
 
 class ModelChecks:
-    """The tests of a model, each a method that returns its `Finding`: the logits of a slot must not depend on how slots
+    """Tests of a model. Each is a method that returns a `Finding`. The logits of a slot must not depend on how slots
     are divided among forwards.
 
     Random tokens are fed to a batch of two prompts, as decoders feed drafts: one at a time, several at a time, after
@@ -98,7 +98,7 @@ class ModelChecks:
         return self._same("causality", first, "other tokens behind a slot")
 
     def rejection(self) -> Finding:
-        """Rejected drafts leave nothing behind."""
+        """Rejected drafts do not change later logits."""
         session, wrong, logits = self._begin(), (self._tokens + 1) % self._model.layout.v_image, []
         for start in range(self._slots):
             drafts = torch.cat([self._tokens[:, :start], wrong[:, start:]], 1)
@@ -107,12 +107,12 @@ class ModelChecks:
         return self._same("rejection", torch.cat(logits, 1), "wrong drafts in every forward")
 
     def batch(self) -> Finding:
-        """An image alone has the logits that it has in a batch."""
+        """An image has the same logits alone and in a batch."""
         alone = [self._fed(self._begin([text]), 1, rows=[row]) for row, text in enumerate(self._texts)]
         return self._same("batch", torch.cat(alone), "each image alone")
 
     def refill(self) -> Finding:
-        """A row that is given to a new prompt forgets the old one."""
+        """A row that gets a new prompt does not depend on the old prompt."""
         session = self._begin([self._texts[1]] * 2)
         self._forward(session, self._tokens.flip(0), 0, min(_WINDOW, self._slots))
         with PinnedTorch():
@@ -120,7 +120,7 @@ class ModelChecks:
         return self._same("refill", self._fed(session, 1)[:1], "a row that held another image", rows=1)
 
     def prompts(self) -> Finding:
-        """The prompt matters, and an image depends on its own alone."""
+        """Logits depend on the image's own prompt, and on no other prompt."""
         swapped = self._fed(self._begin(self._texts[::-1]), 1)
         alike = self._gap(swapped, self._single) <= self._tolerance
         return finding("prompts", ["both prompts give the same logits"] * alike, "another prompt, other logits")
@@ -136,13 +136,13 @@ class ModelChecks:
             return self._model.begin(self._model.encode(list(texts or self._texts)), _GUIDANCE, _WINDOW)
 
     def _fed(self, session: Session, width: int, rows: Sequence[int] = (0, 1)) -> Tensor:
-        """Logits of all tested slots, `width` columns a forward."""
+        """Logits of all tested slots, with `width` columns per forward."""
         tokens = self._tokens[list(rows)]
         starts = range(0, self._slots, width)
         return torch.cat([self._forward(session, tokens, at, min(at + width, self._slots)) for at in starts], 1)
 
     def _forward(self, session: Session, tokens: Tensor, start: int, end: int) -> Tensor:
-        """Logits of the slots `start` to `end`, each from the token before it."""
+        """Logits of the slots `start` to `end`, each computed from the preceding token."""
         positions = torch.arange(start, end, device=tokens.device).expand(len(tokens), -1).contiguous()
         with PinnedTorch():
             return session.forward(tokens.gather(1, (positions - 1).clamp(min=0)), positions).clone()

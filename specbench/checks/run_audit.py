@@ -1,9 +1,9 @@
 """Audit a stored run of any model: the Rosenblatt transform of its tokens, recorded while decoding or recomputed.
 
-Recomputation feeds the finished tokens through the model, teacher-forced in the run's number format: it compares what
-was recorded, and counts tokens that the target cannot draw. In float32 it tests the recomputed values, and of the draft
-distributions, which only the decoder knew, the recorded ones; in fewer bits, where p depends on the shapes of the
-forwards, the recorded ones.
+Recomputation is a teacher-forced pass of the model over the finished tokens, in the run's number format. It compares
+recorded with recomputed values and counts tokens that the target cannot draw. In float32 it tests recomputed values,
+and the recorded values of draft distributions, which only the decoder knew. With fewer bits, p depends on the shapes of
+the forwards, so the recorded values are tested.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ PRINTED_ORDERS = {
 CONSISTENT, DEVIATES, UNLIKELY = "consistent", "deviates", "deviates by likelihood"
 IMPOSSIBLE = "impossible tokens"
 OTHERS = "recorded p is not the model's"
-CLAIMED = "the model's"  # What is claimed of tokens that another program has drawn
-_CONTROL = 16  # Images of a run of fewer bits that are also recomputed in float32: how far rounding alone moves values
+CLAIMED = "the model's"  # The claim about tokens that another program has drawn
+_CONTROL = 16  # Images of a run with fewer bits that are recomputed in float32, to measure the effect of rounding
 _COLUMNS = (
     *KEY,
     "prompt",
@@ -107,18 +107,18 @@ def audit_run(
     """Test whether the tokens of a run are exact samples of its model.
 
     Args:
-        recompute: take p from the model instead of the recorded values.
-        weights, revision: the checkpoint to recompute with, if its place has changed since the run.
+        recompute: compute p by the model instead of using the recorded values.
+        weights, revision: the checkpoint for the recomputation, if its location has changed since the run.
         keep: store the result with the run, for reports; a result for another target is never stored.
-        dtype: of a run in eight bits, recompute p with the same weights in this number format ("float32", "bfloat16" or
-            "float16") instead: how far is its target from that one?
+        dtype: for a run in eight bits, recompute p with the same weights in this number format ("float32", "bfloat16"
+            or "float16"), to measure the distance between the two targets.
         explain: also compare tokens of another program with the likely causes, which takes minutes.
-        logp: kind of another program's log p, one of `specbench.checks.logp_kinds.LOGP_KINDS`; found out if None.
+        logp: kind of another program's log p, one of `specbench.checks.logp_kinds.LOGP_KINDS`; None: detected.
 
     Returns:
         A flat dict: the keys of `_described`, `recomputed`, `target` (`dtype`, or None for the run's own),
-        `unavailable` (orders without values), `fingerprint` (of the rows), of `_recomputed` where p was recomputed,
-        and of `_explained` for tokens of another program.
+        `unavailable` (orders without values), `fingerprint` (of the rows), the keys of `_recomputed` if p was
+        recomputed, and those of `_explained` for tokens of another program.
 
     Raises:
         SpecbenchError: no decoded images, no recorded values, other weights than the run's, or no model on this disk.
@@ -152,7 +152,7 @@ def audit_run(
         **facts,
     }
     if dtype:
-        return audit | {"failed": False}  # it claims only to sample its own target exactly
+        return audit | {"failed": False}  # the run claims exact samples only of its own target
     audit |= _harder_verdict(audit)
     if foreign and explain:
         audit |= _explained(info, rows, values, audit, *checkpoint, device)
@@ -162,7 +162,7 @@ def audit_run(
 
 
 def _harder_verdict(audit: dict[str, object]) -> dict[str, object]:
-    """The verdict of recomputed values, which overrides the verdict of the tests; empty without one."""
+    """Verdict of the recomputed values, which overrides the verdict of the tests; empty if there is none."""
     harder: dict[str, object] = {}
     if audit.get("impossible_tokens", 0) > audit.get("impossible_by_rounding", 0):
         harder = {"verdict": IMPOSSIBLE, "deviates": True, "failed": audit["declared"] != "lossy"}
@@ -180,7 +180,7 @@ def _explained(
     revision: str | None,
     device: str,
 ) -> dict[str, object]:
-    """The verdict in a sentence: the smallest visible deviation, or the place of the deviation and its likely cause."""
+    """The verdict in a sentence: smallest detectable deviation, or place and likely cause of the deviation."""
     # These import torch.
     from specbench.checks.image_likelihood import concentrated
     from specbench.checks.likely_causes import SINGLE_TOKENS, likely_causes, named, studied
@@ -213,7 +213,7 @@ def _explained(
     explains = causes[0].explains if causes else None
     if causes and causes[0].setting:
         cause, unknown = causes[0], rows if audit["logp_kind"] is None else rows.assign(logp=None)
-        # Log p shows the digits that an estimate lacks; people type round values.
+        # Log p determines the digits that an estimate lacks, and people type round values.
         for value in dict.fromkeys((cause.exactly, *_round_values(cause))):
             sampling = replace(spec.sampling, **{cause.setting: value})
             if p := _fits(replace(spec, sampling=sampling), unknown, weights, revision, device):
@@ -222,7 +222,7 @@ def _explained(
                 break
         explains = p is not None
     elif causes and causes[0].kind in SINGLE_TOKENS and audit["logp_kind"] is None and "log p" in audit["agreement"]:
-        explains = False  # these do not change log p
+        explains = False  # these causes do not change log p
     if explains is False:
         why = f"none of the usual ones (best of those tried, does not explain it: {why})"
     verdict = {"verdict": UNLIKELY} if audit["verdict"] == CONSISTENT else {}
@@ -232,14 +232,14 @@ def _explained(
 
 
 def _round_values(cause: Cause) -> list[float]:
-    """Values with one decimal in the interval of an estimate."""
+    """Values with one decimal that are in the interval of an estimate."""
     if cause.low is None or cause.high is None:
         return []
     return [value for digits in (0, 1) if cause.low <= (value := round(cause.exactly, digits)) <= cause.high]
 
 
 def _fits(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str) -> float | None:
-    """The p-value, if the tokens are samples with the sampling of `spec`, and log p, where recorded, is the model's."""
+    """The p-value, if the tokens are samples with the sampling of `spec` and log p, if recorded, is the model's."""
     values, facts = _recomputed(spec, rows, weights, revision, device)
     result = audit_tokens(_tokens(rows, values), LEVEL)
     beyond = max(facts["impossible_by_rounding"], EDGES * result.tokens)
@@ -249,7 +249,7 @@ def _fits(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str 
 
 
 def checkpoint_of(info: RunInfo, weights: str | None, revision: str | None) -> tuple[str | None, str | None]:
-    """Weights and revision to recompute with: those given, else those that the run recorded."""
+    """Return weights and revision for the recomputation: the given values, else the values that the run recorded."""
     source = info.source if info.source and not weights else {}
     return weights or source.get("weights"), revision or source.get("revision")
 
@@ -274,11 +274,11 @@ def _tokens(rows: pd.DataFrame, values: Values) -> Tokens:
 def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
     """The result as a flat dict.
 
-    `verdict`: CONSISTENT, UNLIKELY, DEVIATES, IMPOSSIBLE or OTHERS, the last that holds; `deviates`: so do tokens of p
-    0; `failed`: it claims to be lossless and deviates, or what it recorded is not the model's; `tv, tv_low, tv_high`:
-    the lower bound on the mean total variation per token; `p_value`: the smallest, corrected; `order, kind, group`: of
-    the test with that p-value; `place, entropy`: the place in the window and the range of entropy that deviate most,
-    None without a deviation; `detectable`: see `specbench.stats.rosenblatt.detectable`."""
+    `verdict`: the last that holds of CONSISTENT, UNLIKELY, DEVIATES, IMPOSSIBLE, OTHERS; `deviates`: also if tokens
+    have p = 0; `failed`: the run is declared lossless and deviates, or its recorded values are not the model's; `tv,
+    tv_low, tv_high`: lower bound on the mean total variation per token; `p_value`: the smallest, corrected; `order,
+    kind, group`: of the test with this p-value; `place, entropy`: place in the window and range of entropy that deviate
+    most, None without a deviation; `detectable`: see `specbench.stats.rosenblatt.detectable`."""
     decoder, worst = info.spec.decoder, result.tests[0]
     return {
         "run_id": info.run_id,
@@ -310,13 +310,13 @@ def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
 
 
 def _worst_group(result: RosenblattResult, kind: str) -> str | None:
-    """The group whose test of uniformity rejects with the smallest p-value."""
+    """Group whose test of uniformity rejects with the smallest p-value."""
     failed = [test for test in result.tests if test.kind == kind and test.corrected < result.level]
     return failed[0].group if failed else None
 
 
 def _stacked(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """[K, N] by column, NaN for images without it; one that no image has is left out."""
+    """[K, N] by column, NaN for images without it. Columns that no image has are left out."""
     length, stacked = len(rows["tokens"].iloc[0]), {}
     for name in names:
         if rows[name].notna().any():
@@ -335,18 +335,18 @@ def _place(steps: np.ndarray) -> np.ndarray | None:
 def _recomputed(
     spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str, logp: str | None = None
 ) -> tuple[Values, dict[str, object]]:
-    """Values of a teacher-forced pass in the run's dtype, and what they say of the run.
+    """Values of a teacher-forced pass in the run's dtype, and the findings about the run.
 
-    `impossible_tokens, impossible_images`: tokens of probability 0 given all tokens before them, and the images with
-    one; `impossible_by_rounding`: how many of them do not count in a run of fewer bits: all, if rounding explains them;
-    `nll_gap, nll_gap_se`: of the possible tokens, in nats; `agreement`: of recorded and recomputed values, as from
-    `compare_recorded`, empty if the loop records none; `dtype`: number format of the recomputation; `logp_kind`: kind
-    of another program's log p, one of `LOGP_KINDS`, None if unknown or not the forced kind; `logp_fits`: the kind that
-    agrees; `logp_nearest`: the kind that is nearest.
+    `impossible_tokens, impossible_images`: number of tokens with probability 0 given all earlier tokens, and of images
+    with such tokens; `impossible_by_rounding`: how many of these tokens do not count in a run with fewer bits (all, if
+    rounding explains them); `nll_gap, nll_gap_se`: of the possible tokens, in nats; `agreement`: of recorded and
+    recomputed values, as from `compare_recorded`, empty if the loop records none; `dtype`: number format of the
+    recomputation; `logp_kind`: kind of another program's log p, one of `LOGP_KINDS`, None if unknown or not the forced
+    kind; `logp_fits`: the kind that agrees; `logp_nearest`: the nearest kind.
 
-    Orders that need q are tested as recorded. Rounding moves p, and guidance multiplies the change. Exact samples of
-    a run of fewer bits are therefore not samples of p recomputed in other shapes or in float32: their uniformity is
-    tested by the recorded values, or by token id alone."""
+    Orders that need q are tested as recorded. Rounding changes p, and guidance multiplies the change. Exact samples of
+    a run with fewer bits are therefore not samples of p recomputed with other shapes or in float32: their uniformity is
+    tested with the recorded values, or by token id only."""
     facts, recorded = model_of(spec, weights, revision), rows["u_id"].notna()
     model, free = load_model(facts, device, spec.dtype), _free(rows)
     values, rounding = teacher_forced_values(model, rows, spec.sampling), None
@@ -354,13 +354,13 @@ def _recomputed(
         part = np.flatnonzero(recorded if recorded.any() else ~recorded)
         part = part[np.linspace(0, len(part) - 1, min(len(part), _CONTROL)).astype(int)]
         drawn = teacher_forced_values(model, rows.iloc[part], spec.sampling, draw=True)
-        del model  # one at a time is in memory
+        del model  # only one model at a time is in memory
         model = load_model(facts, device, "float32")
         exact = teacher_forced_values(model, rows.iloc[part], spec.sampling, drawn.tokens)
         rounding = Rounding(free[part], drawn, exact)
     impossible, stored = ~values.possible & free, _stacked(rows, COMPARED)
     explained = rounding is not None and rounding_explains(impossible, free, rounding)
-    # A token at the edge is possible, but has no log p here.
+    # A token at the edge of a filter is possible, but has no log p here.
     gap, error = _gap_of(values.logp, values.entropy, free & np.isfinite(values.logp))
     compared = {
         "impossible_tokens": int(impossible.sum()),
@@ -392,8 +392,8 @@ def _logp_kind(
     control: tuple[pd.DataFrame, Rounding] | None,
     forced: str | None,
 ) -> dict[str, object]:
-    """The keys of `_recomputed` on the kind of the recorded log p, which may be `forced`; `control`: the images with
-    measured rounding, and the rounding."""
+    """Return the keys of `_recomputed` on the kind of the recorded log p. `forced`: the kind, if the user gave it;
+    `control`: the images whose rounding was measured, and the rounding."""
     model = load_model(facts, device, spec.dtype)
     if forced and forced.endswith("words") and getattr(model, "vocabulary", None) is None:
         what = f"--logp {forced}: '{model.name}' is loaded without its other words"
@@ -421,7 +421,7 @@ def _logp_kind(
 def _under_other_target(
     info: RunInfo, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str, dtype: str
 ) -> tuple[Values, dict[str, object]]:
-    """As `_recomputed`, with the weights of a run in eight bits as they were before."""
+    """As `_recomputed`, but with the weights before their rounding to eight bits."""
     spec = info.spec
     if dtype not in BYTES:
         raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(BYTES)}")
@@ -451,9 +451,9 @@ def _gap_of(logp: np.ndarray, entropy: np.ndarray, counted: np.ndarray) -> tuple
 
 
 def model_of(spec: RunSpec, weights: str | None, revision: str | None) -> ModelFacts:
-    """The run's model, its files on this disk."""
+    """Load the run's model, whose files must be on this disk."""
     model = recorded_model(spec.model, weights, revision)
-    model.files()  # raises if they are missing: nothing of this size is downloaded without a request
+    model.files()  # raises if files are missing: they are large, and downloaded only on request
     if model.weights_sha256() != spec.weights_sha256:
         raise SpecbenchError(
             f"model '{model.name}' has other weights here than in the run "

@@ -1,10 +1,10 @@
-"""A teacher-forced pass over stored images: each token's p given all tokens before it, in one forward per piece; and
-whether rounding explains the distance of a run's recorded values to it.
+"""Teacher-forced pass over stored images: each token's p given all earlier tokens, in one forward per piece; and a test
+whether rounding explains the distance between a run's recorded and recomputed values.
 
-In float32 the two are equal but for the last digits. In a number format of fewer bits they are two roundings of the
+In float32 the two are equal up to the last digits. In a number format with fewer bits they are two roundings of the
 same value, and guidance multiplies the distance. The effect of rounding is measured on tokens that are drawn from p in
-that format and evaluated there and in float32, not on the run's own tokens: a fault of the run must not widen its
-tolerance.
+this format and evaluated both in it and in float32. The run's own tokens are not used, because a fault of the run must
+not widen its tolerance.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 _CHUNK = (
     2**22
-)  # Maximum number of probabilities in a tensor: the kernel allocates the memory of larger tensors in every call
+)  # Maximum number of probabilities in a tensor: larger tensors get fresh memory from the kernel in every call
 EDGE = 0.001  # A token is possible if it is with this many nats more, and with so much more top-p
-EDGES = 0.02  # Share of the tokens that a setting may put beyond a filter if it is an estimate
+EDGES = 0.02  # Share of tokens that may be beyond a filter if the setting is an estimate
 COMPARED = {"logp": "log p", "u_id": "u by token id", "u_p": "u by p descending", "entropy": "entropy"}
-"""Printed names of the recorded values that are compared with those recomputed."""
+"""Printed names of the recorded values that are compared with recomputed values."""
 _JUDGED = ("logp", "u_id")
-"""Values that are judged in fewer bits: rounding swaps ranks of p, which moves u by p too far to judge."""
+"""Values that are compared in fewer bits. Without u by p, because rounding swaps ranks of p and changes it too much."""
 _TOLERANCE = 0.01
-"""Difference of a float32 run's recorded value to the recomputed one, in nats or of u, beyond the last digits."""
+"""Tolerance for a float32 run: difference of recorded and recomputed value (nats, or u) beyond the last digits."""
 _BEYOND = 0.001
-"""Share of the tokens of a float32 run that may be beyond it: a token at the edge of top-p falls to either side."""
+"""Share of a float32 run's tokens that may exceed it, because a token at the edge of top-p may be on either side."""
 _ROUNDING = 2.0
-"""Largest ratio of the distance between two roundings to the distance of a rounding from the exact value."""
-_ERRORS = 5.0  # Standard errors, the larger of over tokens and over images, by which a mean must exceed it
-_FLIPS = 5.0  # Tokens that rounding moves by a nat; a control may have none by chance
-_FEW = 8  # Images whose spread is no estimate: fewer
-_SLACK = 0.001  # Difference of mean entropies, in nats, that is no verdict
+"""Largest ratio of the distance between two rounded values to the distance between a rounded and the exact value."""
+_ERRORS = 5.0  # Standard errors (over tokens or over images, the larger) by which a mean must exceed rounding
+_FLIPS = 5.0  # Allowed tokens that rounding moves by a nat; a control may have none by chance
+_FEW = 8  # With fewer images, their spread is not used as an estimate
+_SLACK = 0.001  # Difference of mean entropies, in nats, that is ignored
 
 
 Shift = tuple[int, ...]
@@ -56,14 +56,14 @@ class Values(NamedTuple):
     entropy: np.ndarray  # [K, N] of p
     logp: np.ndarray | None = None  # [K, N] of the tokens under p
     possible: np.ndarray | None = None  # [K, N] bool, whether the target can draw the token
-    tokens: np.ndarray | None = None  # [K, N] that the values are of
+    tokens: np.ndarray | None = None  # [K, N] tokens to which the values belong
 
 
 def teacher_forced_values(
     model: ImageModel, rows: pd.DataFrame, sampling: Sampling, asked: np.ndarray | None = None, draw: bool = False
 ) -> Values:
-    """Values by token id and by p descending, log p and possible tokens, each token given the image's before it: of the
-    K images of `rows`, of tokens `asked` [K, N] in the place of theirs, or of tokens that it shall `draw` from p."""
+    """Compute values by token id and by p descending, log p and possible tokens, given the earlier tokens of the K
+    images in `rows`. Of the images' tokens, of the tokens `asked` [K, N], or if `draw`, of tokens drawn from p."""
     from specbench.decoding.noise import Noise, row_key
     from specbench.decoding.uniforms import uniforms
 
@@ -84,8 +84,8 @@ def teacher_forced_values(
 def _masses(
     model: ImageModel, part: pd.DataFrame, sampling: Sampling, width: int, of: np.ndarray | None
 ) -> Iterator[list[np.ndarray]]:
-    """For `width` slots at a time: masses before and through the tokens `of` [B, N] (None: drawn from p) by id and by
-    p, entropy, log p, whether the tokens are possible, and these tokens, [B, width]."""
+    """Yield for `width` slots at a time, each [B, width]: masses before and through the tokens by id and by p, entropy,
+    log p, whether the tokens are possible, and the tokens. `of` [B, N]: the tokens; None: they are drawn from p."""
     import torch
 
     from specbench.decoding.sampling import Target, at, entropy
@@ -95,7 +95,7 @@ def _masses(
     generator = torch.Generator(model.device).manual_seed(0)
     with PinnedTorch():
         target = Target(model.layout, sampling, model.device)
-        # At most half of what top-p leaves out, so that something is left out.
+        # At most half of the mass that top-p leaves out, so that some mass is left out.
         wider = replace(sampling, top_p=sampling.top_p + min(EDGE, (1 - sampling.top_p) / 2))
         loose = Target(model.layout, wider, model.device)
         tokens = np.stack(part["tokens"]).astype(np.int64)
@@ -118,8 +118,8 @@ def _masses(
 def forced_logits(
     model: ImageModel, prompts: Sequence[str], tokens: np.ndarray, guidance: float, width: int, shift: Shift = ()
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Guided logits [B, T, v_image] of every slot of `tokens` [B, N] given the tokens before it, and the slots [B, T],
-    in groups of `width`; `shift`: the fault by one, as in `TransformerSession.move`."""
+    """Yield guided logits [B, T, v_image] of all slots of `tokens` [B, N] given the earlier tokens, and the slots
+    [B, T], in groups of `width`. `shift`: a shift by one, as in `TransformerSession.move`."""
     import torch
 
     consumed = torch.nn.functional.pad(torch.from_numpy(tokens).to(model.device)[:, :-1], (1, 0))
@@ -132,7 +132,7 @@ def forced_logits(
 
 
 def pieces(model: ImageModel) -> tuple[int, int]:
-    """Slots and images per forward, from the number of probabilities that fits in memory."""
+    """Slots and images per forward, for the number of probabilities that fit in memory."""
     width = max(1, min(model.layout.length, _CHUNK // model.layout.vocab))
     return width, max(1, min(16, _CHUNK // (model.layout.vocab * width)))
 
@@ -148,7 +148,7 @@ class Rounding(NamedTuple):
     """Effect of rounding on values of the run's model and prompts, in M of the run's images."""
 
     free: np.ndarray  # [M, N] bool, slots that the grammar leaves free
-    # values in the run's number format, of tokens drawn from p in it, each given the image's own before it
+    # values in the run's number format, of tokens drawn from p in this format, given the image's earlier tokens
     drawn: Values
     exact: Values  # values of the same tokens in float32
 
@@ -156,13 +156,13 @@ class Rounding(NamedTuple):
 def compare_recorded(
     recorded: Mapping[str, np.ndarray], values: Values, free: np.ndarray, rounding: Rounding | None
 ) -> dict[str, dict[str, object]]:
-    """Distance of recorded values ([K, N] by name of COMPARED, NaN for images without them) to values recomputed in the
-    run's number format, in the slots that the grammar leaves `free`, and whether rounding explains it.
+    """Distance between recorded values ([K, N] by name of COMPARED, NaN for images without them) and values recomputed
+    in the run's number format, in the slots that the grammar leaves `free`, and whether rounding explains it.
 
     Returns:
-        By printed name: mean distance `mean` (of entropy in fewer bits: recorded minus recomputed, in which
-        rounding averages out; it reveals another temperature), the share `beyond` 0.01, `differs`, and in fewer bits
-        the mean distance from `rounding` and the number of `images` that are too far individually, else None.
+        By printed name: `mean`, the mean distance (entropy with fewer bits: recorded minus recomputed, in which
+        rounding averages out and which reveals another temperature); `beyond`, the share above 0.01; `differs`; and
+        with fewer bits `rounding`, its mean distance, and `images`, how many are too far individually, else None.
     """
     distances = {}
     for name in [name for name in COMPARED if name in recorded]:
@@ -189,7 +189,7 @@ def compare_recorded(
 
 
 def rounding_explains(impossible: np.ndarray, free: np.ndarray, rounding: Rounding) -> bool:
-    """Whether rounding makes so many tokens [K, N] of probability 0, in each image and in all of them."""
+    """Return whether rounding explains this many tokens [K, N] of probability 0, in each image and in total."""
     counts, slots = (impossible & free).sum(1), free.sum(1)
     lost, of = (~rounding.exact.possible & rounding.free).sum(1), rounding.free.sum(1)
     together = _outliers(counts.sum(), (lost.sum() + _FLIPS) / of.sum(), slots.sum())
@@ -212,16 +212,16 @@ def _share_beyond(gap: np.ndarray) -> float:
 
 
 def _outliers(sums: np.ndarray, mean: float, tokens: np.ndarray) -> np.ndarray:
-    """Whether sums over so many tokens, of terms of at most 1, are larger than rounding of this mean makes them: by
-    Bernstein's inequality an expected sum m is exceeded by 6 sqrt(m) + 12 once in 10^5 times at most."""
+    """Return whether sums over this many tokens, of terms up to 1, exceed the sums that rounding of this mean causes.
+    By Bernstein's inequality, a sum exceeds its expectation m by 6 sqrt(m) + 12 with probability at most 10^-5."""
     expected = _ROUNDING * mean * tokens
     return sums > expected + 6 * np.sqrt(expected) + 12
 
 
 def _against(distance: np.ndarray, control: np.ndarray, slack: float = 0.0) -> dict[str, object]:
-    """Means of the values [K, N] and of `control` [M, N], without NaN, and whether the first `differs` from 0 by more
-    than such rounding, the chance of `control`, and `slack`. If rounding moves few tokens, but far, as between ties
-    under top-k 1, `control` may have no such token: `_FLIPS` of them are allowed on either side."""
+    """Means of the values [K, N] and of `control` [M, N] without NaN, and whether the first differs from 0 by more than
+    the rounding in `control`, its sampling error, and `slack`. If rounding moves few tokens far, as between ties under
+    top-k 1, `control` may have no such token. Therefore `_FLIPS` such tokens are allowed on either side."""
     distance, control = (values[~np.isnan(values).all(1)] for values in (distance, control))
     mean, rounding = float(np.nanmean(distance)), float(np.nanmean(control))
     tokens = [int((~np.isnan(values)).sum()) for values in (distance, control)]

@@ -1,8 +1,8 @@
-"""Log p of given tokens under many ways to sample, from one sort of the logits: every filter is a threshold on them.
+"""Log p of given tokens under many sampling settings, from one sort of the logits. Every filter is a logit threshold.
 
-The largest logits of each slot are sorted once. A way to sample then costs the sums of the sorted exponentials, which
-all ways with the same temperature share. Only a distribution without top-k needs the rest of the vocabulary, for its
-sum.
+The largest logits of each slot are sorted once. A sampling setting then only needs sums of the sorted exponentials,
+which all settings with the same temperature share. Only a distribution without top-k needs the rest of the vocabulary,
+for its sum.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from specbench.decoding.sampling import ascending, at, candidates, selects, trun
 from specbench.specs.run_spec import Sampling
 
 _ALL = 4096  # Vocabulary size up to which all logits are sorted
-_HELD = 3  # Temperatures whose sums are held
-_BLOCK = 2**20  # Numbers that a pass over the whole vocabulary takes at once, which stay in the cache
+_HELD = 3  # Number of temperatures whose sums are kept
+_BLOCK = 2**20  # Numbers per block of a pass over the whole vocabulary; a block fits in the cache
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Alternative:
 
     sampling: Sampling
     early: bool = False  # whether top-p and min-p are applied before the temperature
-    repetition: float = 1.0  # divides the positive logits of tokens that the image holds, and multiplies the others
-    frequency: float = 0.0  # subtracted from their logits as many times as it holds them
-    # share of the tokens that are drawn without any of this (floor), the likeliest (greedy), any of all (uniform)
+    repetition: float = 1.0  # divides positive logits of tokens that the image contains, and multiplies negative ones
+    frequency: float = 0.0  # subtracted from the logit of a token once per occurrence in the image
+    # shares of tokens drawn without these settings (floor), as the likeliest token (greedy), or uniformly (uniform)
     floor: float = 0.0
     greedy: float = 0.0
     uniform: float = 0.0
 
     @property
     def penalises(self) -> bool:
-        """Whether tokens that the image holds have other logits."""
+        """Return whether there is a penalty on tokens that the image contains."""
         return self.repetition != 1 or self.frequency != 0
 
 
@@ -51,7 +51,7 @@ class KeptWords(NamedTuple):
 
 
 class Held:
-    """How many times images hold a token before a slot."""
+    """Counts of a token in images before a slot."""
 
     def __init__(self, tokens: Tensor, vocab: int):
         """`tokens`: [B, N]."""
@@ -74,7 +74,7 @@ class SlotLogits:
     """Logits [B, T, V] of slots, and the tokens in these slots."""
 
     def __init__(self, logits: Tensor, chosen: Tensor, few: int):
-        """`few`: number of the largest logits that ways to sample may need; 0 for all of them."""
+        """`few`: number of largest logits that the sampling settings may need; 0: all."""
         self.logits, self._ids, self._before = logits, None, None
         self._chosen = chosen.clamp(max=logits.shape[-1] - 1)[..., None]
         values = logits
@@ -88,15 +88,15 @@ class SlotLogits:
         self._sort(values, logits.gather(-1, self._chosen))
 
     def _sort(self, values: Tensor, x: Tensor) -> None:
-        """Keep `values` [B, T, K], and in order as negative numbers; `x` [B, T, 1]: the tokens' logits."""
+        """Store `values` [B, T, K], also sorted as negative numbers. `x` [B, T, 1]: the tokens' logits."""
         self.x, self._values, self._sums, self._totals = x, values, dict[float, Tensor](), dict[float, Tensor]()
         self._ordered = ascending(-values) if values.device.type == "cpu" else (-values).sort(-1).values
-        # NaN, of a format that overflows, is sorted behind all numbers, and makes its whole slot NaN.
+        # NaN, from a format that overflows, is sorted last and makes its whole slot NaN.
         last = self._ordered[..., -1:]
         self._first = torch.where(last.isnan(), last, -self._ordered[..., :1])
 
     def penalised(self, way: Alternative, held: Held, positions: Tensor) -> SlotLogits:
-        """The same slots with penalties on tokens that the images hold."""
+        """The same slots, with penalties on tokens that the images contain."""
         other, ids = copy(self), self._ids
         if ids is None:
             ids = torch.arange(self.logits.shape[-1], device=self.x.device).expand(self.logits.shape)
@@ -106,7 +106,7 @@ class SlotLogits:
         return other
 
     def _sums_at(self, temperature: float) -> Tensor:
-        """[B, T, K] sums of exp(logit / temperature) from the largest logit on, over the largest term."""
+        """[B, T, K] cumulative sums of exp(logit / temperature) from the largest logit on, over the largest term."""
         if temperature not in self._sums:
             while len(self._sums) >= _HELD:
                 self._sums.pop(next(iter(self._sums)))
@@ -122,7 +122,7 @@ class SlotLogits:
         return self._totals[temperature]
 
     def _total(self, temperature: float) -> Tensor:
-        if self._before:  # what is not among the sorted ones stays as it is
+        if self._before:  # logits that are not among the sorted logits do not change
             first = self._before._first
             now, then = (((part - first) / temperature).exp() for part in (self._values, self._before._values))
             whole = self._before._total_at(temperature) + (now - then).sum(-1, keepdim=True)
@@ -149,7 +149,7 @@ class SlotLogits:
             least = -self._ordered[..., sampling.top_k - 1 : sampling.top_k]
             total = sums.gather(-1, self._count(least) - 1)
         if sampling.top_p < 1.0:
-            # A token stays while the mass before it is below top-p.
+            # A token is kept while the mass before it is below top-p.
             last = torch.searchsorted(sums, sampling.top_p * (self._total_at(temperature) if total is None else total))
             if self._ids is not None and not limited and (last >= sums.shape[-1]).any():
                 return self._kept_of_all(way)
@@ -170,11 +170,11 @@ class SlotLogits:
         return KeptWords(least, scaled.logsumexp(-1, keepdim=True))
 
     def _count(self, least: Tensor) -> Tensor:
-        """[B, T, 1] number of sorted logits that are `least` at least, 1 or more."""
+        """[B, T, 1] number of sorted logits that are at least `least`; 1 or more."""
         return torch.searchsorted(self._ordered, -least, right=True).clamp(min=1)
 
     def p(self, way: Alternative, every: Tensor) -> Tensor:
-        """[B, T] probability of the tokens; `every`: that without filters, at temperature 1."""
+        """[B, T] probability of the tokens. `every`: the probability without filters, at temperature 1."""
         if way.sampling.entropy_scale is None:
             kept = self.kept(way)
             p = torch.where(self.x < kept.least, 0.0, (self.x / way.sampling.temperature - kept.norm).exp())[..., 0]
@@ -189,7 +189,7 @@ class SlotLogits:
         return (self.x >= self._first)[..., 0]
 
     def given(self, least: Tensor, temperature: float) -> Tensor:
-        """[B, T] log p of the tokens among those whose logit is `least` at least; 0 for others."""
+        """[B, T] log p of the tokens among tokens whose logit is at least `least`; 0 for tokens below it."""
         kept = self._sums_at(temperature).gather(-1, self._count(least) - 1).log() + self._first / temperature
         return torch.where(self.x < least, 0.0, self.x / temperature - kept)[..., 0]
 
@@ -213,7 +213,7 @@ class SlotLogits:
         return masses[0], masses[1]
 
     def spread(self, way: Alternative) -> tuple[Tensor, Tensor]:
-        """[B, T] entropy and variance of log p, among the sorted logits."""
+        """[B, T] entropy and variance of log p over the sorted logits."""
         kept = self.kept(way)
         log_p = -self._ordered / way.sampling.temperature - kept.norm
         log_p = torch.where(-self._ordered < kept.least, -torch.inf, log_p)

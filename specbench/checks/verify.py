@@ -44,9 +44,9 @@ OK, WRONG, OPEN = "ok", "WRONG", "not checked"
 _CLOSE = 1e-5
 _ROUNDED = 0.99
 _SLACK = 1e-2
-"""Of log p and entropy in nats, of probabilities, and of times relative to their sum: more than rounding makes."""
+"""Tolerance for log p and entropy (nats), probabilities, and times relative to their sum; larger than rounding."""
 _MOST_WORDS = 2**20  # More tokens than any vocabulary has
-_LEVELS = 6.0  # Mean distance of grey levels that JPEG and other arithmetic may make
+_LEVELS = 6.0  # Mean distance in grey levels that JPEG and other arithmetic may cause
 _COLUMNS = ("run", "check", "status", "detail")
 
 
@@ -55,14 +55,14 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
 
     Args:
         path: file of `specbench pack`, results folder, or folder of one run.
-        recompute: recompute p by the model, which must be on this disk, and draw the pictures again.
+        recompute: recompute p by the model, which must be on this disk, and render the images again.
         device: device of the recomputation.
 
     Returns:
-        One dict a check: `run, check, status, detail`; `status` is "ok", "WRONG" or "not checked".
+        One dict per check: `run, check, status, detail`; `status` is "ok", "WRONG" or "not checked".
 
     Raises:
-        SpecbenchError: no packed file, one with members that are refused, or a folder without runs.
+        SpecbenchError: no packed file, a packed file with invalid members, or a folder without runs.
     """
     path = Path(path)
     if path.is_dir():
@@ -72,13 +72,13 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
     if changed := list(changed_members(path)):
         return [_row("-", "digests", WRONG, text) for text in changed]
     rows = [_row("-", "digests", OK, "every part is as it was packed")]
-    with tempfile.TemporaryDirectory() as folder:  # not the unpacked copy, which other commands may have added to
+    with tempfile.TemporaryDirectory() as folder:  # not the unpacked copy, to which other commands may have added files
         extract(path, Path(folder))
         return rows + _verified(runs_in(Path(folder)), recompute, device)
 
 
 def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[str, str]]:
-    """The checks of unpacked runs."""
+    """Check unpacked runs."""
 
     def tokens(run: Path) -> Iterator[tuple[str, str, str]]:
         yield "tokens", *_tokens(run, recompute, device)
@@ -104,7 +104,7 @@ def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[s
             continue
         except SpecbenchError as error:
             problem = str(error).replace(f"{run.parent}/", "")
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # on values of strangers
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # values of strangers
             problem = one_line(f"its values cannot be used: {type(error).__name__}: {error}", 200)
         rows.append(_row(run.name, check.__name__.strip("_"), WRONG, problem))
     return rows
@@ -115,7 +115,7 @@ def _row(*values: str) -> dict[str, str]:
 
 
 def _identity(run: Path) -> Iterator[tuple[str, str, str]]:
-    """The id follows from the settings, and the rows are of the kind that specbench writes."""
+    """The id is the digest of the settings, and the rows have the form that specbench writes."""
     store = RunStore(run)
     info, rows = store.info(), store.samples()
     same = info.run_id in (info.spec.run_id, *info.spec.earlier_ids) and run.name == info.run_id
@@ -130,7 +130,7 @@ def _identity(run: Path) -> Iterator[tuple[str, str, str]]:
 def _prompts(run: Path) -> Iterator[tuple[str, str, str]]:
     """Seeds are the run's, and captions are the set's, if the set is on this disk."""
     spec, rows = RunStore(run).info().spec, RunStore(run).samples(["prompt", "seed"])
-    if spec.tokens_sha256 is None and (rows["seed"] != spec.seed).any():  # another program has its own seeds
+    if spec.tokens_sha256 is None and (rows["seed"] != spec.seed).any():  # another program may use other seeds
         yield "prompts", WRONG, f"rows of another seed than {spec.seed}"
     if spec.prompts not in prompt_set_names() or spec.prompts in plugins("prompts"):
         yield "prompts", OPEN, "they are no set of specbench's, so their captions are not known"
@@ -167,7 +167,7 @@ def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _contradictions(row: Mapping, lossless: bool) -> Iterator[str]:
-    if pd.isna(row["nfe"]):  # of another program, which reports nothing
+    if pd.isna(row["nfe"]):  # another program reports no steps
         return
     last = int(np.max(row["committed_step"]))
     if not last <= row["nfe"] <= last + 1:  # a GPU may run one step in vain
@@ -178,8 +178,8 @@ def _contradictions(row: Mapping, lossless: bool) -> Iterator[str]:
     p = np.exp(logp.astype(np.float64))
     with np.errstate(divide="ignore", invalid="ignore"):
         least = -np.nan_to_num(p * np.log(p)) - np.nan_to_num((1 - p) * np.log(1 - p))
-    # Of all distributions with an event of probability p, two events have the least entropy, and a uniform rest has
-    # the most.
+    # Given an event of probability p, entropy is smallest if there is only one other event, and largest if the rest
+    # is uniform.
     finite = np.isfinite(logp) & np.isfinite(entropy)
     most = least + (1 - p) * math.log(_MOST_WORDS)
     if (finite & ((logp > _SLACK) | (entropy < least - _SLACK) | (entropy > most + _SLACK))).any():
@@ -279,7 +279,7 @@ def _score_again(run: Path, name: str, score: dict) -> float | None:
 
 
 def _latencies(run: Path) -> Iterator[tuple[str, str, str]]:
-    """No image took less time than its forwards, and none less than the data sheet of the named device allows."""
+    """No image took less time than its forwards, or less than the data sheet of the device allows."""
     read = Run(run)
     if (read.rows["latency_ms"] < _ROUNDED * read.rows["target_ms"]).any():
         yield "latency", WRONG, "images took less time than their target forwards"
@@ -302,7 +302,7 @@ def _latencies(run: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _report(run: Path) -> Iterator[tuple[str, str, str]]:
-    """Other facts that `report` and `show` read."""
+    """Check the other facts that `report` and `show` read."""
     report_rows([run])
     card(run)
     yield "report", OK, "can be reported"

@@ -87,7 +87,7 @@ class ForecastSetting:
         return replace(self.model.size, eight_bits=0)
 
     def forward(self, columns: float, context: float | None = None, slots: int | None = None) -> Forward:
-        """Forward of the model at a context; None: an image's mean context. The KV cache keeps at most `slots` of it."""
+        """Forward at a context; None: the mean context of an image. The KV cache keeps at most `slots` of it."""
         slots = slots or self.model.stream
         mean = PROMPT_TOKENS + slots * (1 - slots / self.model.stream / 2) if context is None else context
         guided = self.guidance != 1

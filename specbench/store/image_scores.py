@@ -1,6 +1,6 @@
-"""Scores per image: `image_scores/<metric>-<feature fingerprint>/*.parquet`, one schema for all metrics: `value` (or
-`correct`) and `feature` have columns, a metric's others are a JSON object in `details`. Schema versions 1 to 4 had them
-in `scores/<metric>-<feature fingerprint>/`: read there, and rewritten by the next scoring or `specbench merge`."""
+"""Scores per image: `image_scores/<metric>-<feature fingerprint>/*.parquet`. All metrics share a schema: `value` (or
+`correct`) and `feature` have columns, other columns of a metric are a JSON object in `details`. Schema versions 1 to 4
+used `scores/<metric>-<feature fingerprint>/`. It can be read; the next scoring or `specbench merge` rewrites it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def owner_of(folder: Path) -> dict[str, str | None]:
 
 
 class ImageScores:
-    """Scores per image of one metric in a run folder: a parquet log whose rows have the metric's `columns`."""
+    """Scores per image of one metric in a run folder, as a parquet log whose rows have the metric's `columns`."""
 
     def __init__(self, run: Path, metric: str, fingerprint: str, columns: Mapping[str, pa.DataType]):
         if taken := [name for name in _FIXED.names if name in columns]:
@@ -49,11 +49,11 @@ class ImageScores:
 
     @property
     def folder(self) -> Path:
-        """Where the parts are."""
+        """Folder of the parts."""
         return feature_place(self._run, self._log.folder.name)
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Key and `columns` of each image, or all columns; raises what `ParquetLog.read` raises."""
+        """Key and `columns` of each image, or all columns. Raises the errors of `ParquetLog.read`."""
         names = [*KEY, *(columns or [name for name in self._own.names if name not in KEY])]
         if self.folder == self._old.folder:
             return self._old.read(names)
@@ -78,7 +78,7 @@ class ImageScores:
         self._log.append_table(_packed(pa.Table.from_pylist(list(rows), schema=self._own)))
 
     def prepare(self) -> None:
-        """Make the folder, rewrite an older one and remove leftovers; the caller holds the lock."""
+        """Create the folder, rewrite a folder of an older schema, and remove leftovers. The caller holds the lock."""
         if self._old.folder.is_dir():
             if not self._log.folder.is_dir():
                 self._log.append_table(_packed(self._old.read()))
@@ -138,7 +138,7 @@ def stored_values(folder: Path) -> pd.DataFrame | None:
         check_regular(part)
         schema = pq.read_schema(pa.OSFile(os.fsencode(part)))
     except (pa.ArrowException, OSError, SpecbenchError):
-        return None  # a damaged part is named by the metric's own reading
+        return None  # damage is reported when the metric reads the part
     place = _places(schema).get("value")
     if place is None or not {"category", *KEY} <= set(schema.names) or not _is_number(schema.field(place).type):
         return None
@@ -152,7 +152,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _places(schema: pa.Schema) -> dict[str, str]:
-    """By stored column, the metric's column that it holds."""
+    """By stored column: the metric's column that is in it."""
     kinds = {field.name: field.type for field in schema}
     numbers = [name for name in ("value", "correct") if name in kinds and _is_number(kinds[name])]
     exact = getattr(kinds.get("feature"), "value_type", None) in _AS_FLOAT32
@@ -160,7 +160,7 @@ def _places(schema: pa.Schema) -> dict[str, str]:
 
 
 def _packed(rows: pa.Table) -> pa.Table:
-    """Rows of a metric's own columns as stored: the owner's columns are lacking."""
+    """Convert rows with a metric's columns to stored rows, without the owner's columns."""
     places = _places(rows.schema)
     rest = [name for name in rows.column_names if name not in (*_FIXED.names, *places.values())]
     details = [json.dumps(nonfinite_as_null(row), ensure_ascii=False) for row in rows.select(rest).to_pylist()]

@@ -18,7 +18,7 @@ from specbench.store.run_store import RunStore, image_bytes
 from specbench.system.files import write_atomically
 
 _ROWS = 1024  # Rows per copied batch
-MAX_WANTED = 10**9  # Stands for what a part was to decode in runs that do not say it
+MAX_WANTED = 10**9  # Assumed number of requested images of a part if the run does not record it
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 
 
@@ -38,7 +38,7 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
         folders: results folders, or run folders; every `shard-*-of-*` in `out` by default.
 
     Returns:
-        Per run its folder, the number of rows copied and the number of rows in all.
+        By run: its folder, the number of rows copied, and the total number of rows.
 
     Raises:
         SpecbenchError: a folder without runs, a damaged or busy one, or two different runs with one name.
@@ -61,8 +61,8 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
 
 
 def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
-    """Describe what is missing among the folders of shards: parts without a folder, and parts with too few images. The
-    parts of a run differ in size by at most one image; a part of a baseline may be smaller."""
+    """Describe missing shards: parts without a folder, and parts with too few images. The parts of a run differ in size
+    by at most one image; a part of a baseline may be smaller."""
     images: dict[int, dict[int, dict[str, tuple[int, int]]]] = {}
     for folder in map(Path, folders):
         if shard := _SHARD.search(str(folder)):
@@ -90,7 +90,7 @@ def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
 
 
 def _spans(numbers: Sequence[int]) -> str:
-    """Ascending numbers with runs of them in short: "1, 4-8"."""
+    """Format ascending numbers, consecutive ones as a range: "1, 4-8"."""
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
@@ -107,7 +107,7 @@ def _copy_rows(source: RunStore, target: RunStore) -> int:
         keyed = [(row, (row["prompt_id"], row["sample"])) for row in batch.to_pylist()]
         rows = [row for row, key in keyed if key not in (done if row["status"] == "ok" else stored)]
         for row in rows:
-            if row["image"] and os.path.lexists(source.folder / row["image"]):  # a deleted picture is skipped
+            if row["image"] and os.path.lexists(source.folder / row["image"]):  # skip deleted images
                 data = image_bytes(source.folder, row["image"], row["image_sha256"])
                 write_atomically(target.folder / row["image"], data)
         kept = [traces[key] for row in rows if (key := (row["prompt_id"], row["sample"])) in traces]

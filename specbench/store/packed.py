@@ -1,5 +1,5 @@
-"""Packed runs: run folders in one zip file with the SHA-256 of each member. The file may come from strangers: a member
-is read only if its name belongs to a run folder and its size is within bounds. Members are stored uncompressed, so that
+"""Packed runs: run folders in one zip file with the SHA-256 of each member. The file is untrusted: a member is read
+only if a run folder may have a file of its name and its size is within bounds. Members are stored uncompressed, so that
 a small file cannot unpack to a large one. Reading unpacks into the cache folder once per content."""
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
 
     Args:
         folders: a run's folder, or several.
-        pictures: whether to pack the pictures as well.
+        pictures: whether to pack the images as well.
 
     Returns:
         The number of its members.
 
     Raises:
-        SpecbenchError: two runs of one id, a run that cannot be packed, or a file that cannot be written.
+        SpecbenchError: two runs with the same id, a run that cannot be packed, or a file that cannot be written.
     """
     from specbench.store.run_store import RunStore  # imports pandas, which unpacking does not need
 
@@ -56,17 +56,15 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
         raise SpecbenchError(f"--to {target}: a packed file is not written to stdout", "name a file")
     place, digests = Path(os.path.realpath(target)), {}
     try:
-        if os.path.lexists(place):  # a link is followed, a device kept
+        if os.path.lexists(place):  # follow links, and write into devices
             check_regular(place)
         busy = f"{place} is being packed by another process"
         with (
-            replacing(
-                place, busy
-            ) as aside,  # times that no archive can name, before 1980 or after 2107, are the nearest
+            replacing(place, busy) as aside,  # zip has no times before 1980 or after 2107: use the nearest
             zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED, strict_timestamps=False) as archive,
         ):
             for folder in runs:
-                RunStore(folder).samples(["status"])  # a damaged run is refused before it is sent
+                RunStore(folder).samples(["status"])  # raises an error if the run is damaged
                 for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):
                     name = f"{folder.name}/{path.relative_to(folder).as_posix()}"
                     if _MEMBER.fullmatch(name) and (pictures or path.parent.name != "images"):
@@ -94,7 +92,7 @@ def unpacked(path: Path) -> Path:
             extract(path, Path(aside, "runs"))
             Path(aside, "runs").replace(folder)
     except OSError as error:
-        if folder.is_dir():  # by another process, meanwhile
+        if folder.is_dir():  # another process has unpacked it
             return folder
         what = f"{path} cannot be unpacked into {folder.parent}: {error.strerror or error}"
         raise SpecbenchError(what, "name another folder: SPECBENCH_CACHE=DIR") from error
@@ -102,7 +100,7 @@ def unpacked(path: Path) -> Path:
 
 
 def extract(path: Path, folder: Path) -> None:
-    """Write the runs of a packed file, whose members are as their digests say, to a new folder."""
+    """Write the runs of a packed file to a new folder, after its digests were verified."""
     with _opened(path) as archive:
         for name in _manifest(path, archive)["files"]:
             place = folder / name
@@ -137,7 +135,7 @@ def _opened(path: Path) -> zipfile.ZipFile:
 
 
 def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, object]:
-    """The manifest, after the names, sizes and kinds of all members were checked against it."""
+    """Read the manifest, and check the names, sizes and kinds of all members against it."""
     members = archive.infolist()
     if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > path.stat().st_size:
         raise SpecbenchError(f"{path}: its members are too many, or overlap", "do not trust this file")

@@ -1,8 +1,8 @@
-"""Append-only parquet log: a folder of parts that holds every row once and survives a kill at any time.
+"""Append-only parquet log: a folder of parts that has every row once and stays valid if a writer is killed.
 
-A part is named after the appends it covers and the digest of its bytes (`00000003-00000003-<digest>.parquet`), written
-to a temporary file, synced and renamed; a part inside another's range is left over from a merge and ignored. One writer
-at a time (the caller holds the lock), any number of readers.
+The name of a part has the range of appends in it and the digest of its bytes (`00000003-00000003-<digest>.parquet`).
+It is written to a temporary file, synced and renamed. A part within another part's range is left over from a merge and
+ignored. There is one writer at a time (the caller holds the lock) and any number of readers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specbench.system.files import blaming, check_regular, write_atomically
 
 _VERSION_KEY = b"specbench.schema"
 _DERIVED_KEY = b"specbench.derived"
-_NAME = re.compile(r"(\d{8,})-(\d{8,})(?:-([0-9a-f]{16}))?\.parquet")  # absent in the first schema version
+_NAME = re.compile(r"(\d{8,})-(\d{8,})(?:-([0-9a-f]{16}))?\.parquet")  # the first schema version has no digest
 _DAMAGED = (
     "is damaged: not a readable parquet part",
     "it was changed after specbench wrote it; delete it and run again: only its rows are decoded again",
@@ -36,8 +36,8 @@ _FAN_IN = 64
 _LEVELS = (_FAN_IN, _FAN_IN**2)
 _REREADS = 20
 _CHUNK = 2**20
-_FEW = 1000  # Rows for which a set of their keys is quicker than a frame
-_COMPUTED_AT_ONCE = 4096  # Rows whose derived columns are computed together: their sources are many times their size
+_FEW = 1000  # Up to this many rows, a set of keys is faster than a data frame
+_COMPUTED_AT_ONCE = 4096  # Rows per batch of derived columns, because the source columns are much larger
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class Derived:
     takes no computation; they do not belong to the schema, and are read only by name.
     """
 
-    # of `compute`; columns of another version, or missing ones, are computed again
+    # version of `compute`; missing columns and columns of other versions are computed again
     version: str
-    schema: pa.Schema  # of the columns
+    schema: pa.Schema  # schema of the derived columns
     sources: tuple[str, ...]  # the columns that `compute` needs
-    compute: Callable[[pa.Table], pa.Table]  # from a table of the `sources` to one of the columns
+    compute: Callable[[pa.Table], pa.Table]  # maps a table of the `sources` to a table of the columns
 
 
 class ParquetLog:
-    """Parquet log in `folder`; rows have the columns of `schema`; a later row replaces the row with the same
-    `key`. The columns of `derived` can be read as well. `owner` returns columns that are the same in all rows; parts
-    of older versions lack them."""
+    """Parquet log in `folder`. Rows have the columns of `schema`, and a later row replaces an earlier row with the same
+    `key`. The columns of `derived` can be read as well. `owner` returns the columns that are equal in all rows, which
+    parts of older versions lack."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class ParquetLog:
         self.append_table(pa.Table.from_pylist([{**row, **owner} for row in rows], schema=self.schema))
 
     def append_table(self, rows: pa.Table) -> None:
-        """`append`, of a table that may lack columns of the owner, and others, which are then null."""
+        """Append a table. Missing columns get the owner's values; columns that the owner lacks are null."""
         live = self._live()
         number = live[-1][1] + 1 if live else 0
         self._write(number, number, completed(rows, self.schema, self.owner))
@@ -88,7 +88,7 @@ class ParquetLog:
     def compact(self) -> None:
         """Merge the small parts at the end of the log, and drop replaced rows."""
         self._merge_tail(_LEVELS[-1], at_least=2)
-        kept = self.read(columns=[]).num_rows  # reading refuses what is no sound part
+        kept = self.read(columns=[]).num_rows  # raises an error if a part is damaged
         live = self._live()
         if sum(pq.read_metadata(pa.OSFile(os.fsencode(path))).num_rows for _, _, path in live) > kept:
             self._merge(live)
@@ -110,12 +110,12 @@ class ParquetLog:
                 path.unlink()
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the log as one table in order of writing; the last row per key."""
+        """Read the log as one table with the last row of each key, in the order of writing."""
         names = self.schema.names if columns is None else columns
         return pa.concat_tables([self.no_rows(names), *self.batches(names)])
 
     def no_rows(self, columns: Sequence[str]) -> pa.Table:
-        """An empty table of what `batches` yields."""
+        """Empty table with the columns that `batches` yields."""
         return self._with_key(columns).empty_table()
 
     def batches(self, columns: Sequence[str], size: int = 65_536) -> Iterator[pa.Table]:
@@ -133,7 +133,7 @@ class ParquetLog:
                 yield table if mask.all() else table.filter(pa.array(mask))
 
     def _batches(self, part: ParquetFile, schema: pa.Schema, size: int) -> Iterator[pa.Table]:
-        """Read one part; derived columns are computed unless it stores the current version."""
+        """Read one part. Derived columns are computed if the part does not store their current version."""
         missing = [] if self.derived is None or part.derived == self.derived.version else self.derived.schema.names
         missing = [name for name in missing if name in schema.names]
         if not missing:
@@ -148,7 +148,7 @@ class ParquetLog:
         return pa.schema([fields[name] for name in dict.fromkeys([*self.key, *columns])])
 
     def _open_all(self, stack: ExitStack) -> list[ParquetFile]:
-        """Open the live parts; open ones stay readable when a writer merges them."""
+        """Open the live parts. Open parts stay readable if a writer merges them."""
         for _ in range(_REREADS):
             try:
                 return [stack.enter_context(ParquetFile(path, self.owner)) for _, _, path in self._settled()]
@@ -206,7 +206,7 @@ class ParquetLog:
             table.replace_schema_metadata(metadata),
             sink,
             compression="zstd",
-            use_dictionary=False,  # one of probabilities would be longer than they are
+            use_dictionary=False,  # a dictionary of probabilities would be larger than the data
             use_byte_stream_split=floats,
         )
         data = sink.getvalue()
@@ -220,10 +220,10 @@ class ParquetFile:
 
     def __init__(self, path: Path, owner: Callable[[], Mapping[str, object]] = dict):
         self._path, self._owner = path, owner
-        os.stat(path)  # a part that a writer merged is no damaged one
+        os.stat(path)  # raises a FileNotFoundError if a writer has merged the part: not damage
         with blaming(self._path, *_DAMAGED):
             check_regular(path)
-            file = pa.OSFile(os.fsencode(path))  # not mapped: a failing disk is then an error instead of a signal
+            file = pa.OSFile(os.fsencode(path))  # not mapped: a failing disk raises an error, not a signal
             name = _NAME.fullmatch(path.name)
             if name[3] and name[3] != _digest(iter(lambda: file.read(_CHUNK), b"")):
                 raise ValueError("not the bytes its name speaks of")
@@ -241,9 +241,9 @@ class ParquetFile:
         self._file.close()
 
     def check_owner(self) -> None:
-        """Refuse rows of another run: a part that was moved between folders is whole, and still not of this one."""
+        """Raise an error if the rows are of another run, because an intact part may have been moved between folders."""
         owner = self._owner()
-        if owner.get("model") is None or "run_id" not in self._file.schema_arrow.names:  # images that no run made
+        if owner.get("model") is None or "run_id" not in self._file.schema_arrow.names:  # images from elsewhere
             return
         run_id = owner["run_id"]
         with blaming(self._path, *_DAMAGED):
@@ -262,12 +262,12 @@ class ParquetFile:
                 yield self._current(pa.Table.from_batches([batch]), schema)
 
     def _stored(self, schema: pa.Schema) -> list[str]:
-        """The columns by the names that they have in the file."""
+        """Return the columns by their names in the file."""
         former = FORMER_NAMES if self.version < SCHEMA_VERSION else {}
         return [former.get(name, name) for name in schema.names]
 
     def _current(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
-        """Convert a table to the current schema; columns missing in older versions are the owner's, or null."""
+        """Convert a table to the current schema. Columns that older versions lack get the owner's values, or null."""
         if self.version < SCHEMA_VERSION:
             now = {former: name for name, former in FORMER_NAMES.items()}
             table = table.rename_columns([now.get(name, name) for name in table.column_names])
@@ -287,7 +287,7 @@ def _digest(pieces: Iterable[bytes | pa.Buffer]) -> str:
 
 
 def completed(table: pa.Table, schema: pa.Schema, owner: Callable[[], Mapping[str, object]]) -> pa.Table:
-    """The table with the columns of `schema` that it lacks: the owner's, or null."""
+    """Add the missing columns of `schema` to a table, with the owner's values or null."""
     if lacking := [field for field in schema if field.name not in table.column_names]:
         defaults = owner()
         for field in lacking:
@@ -297,7 +297,7 @@ def completed(table: pa.Table, schema: pa.Schema, owner: Callable[[], Mapping[st
 
 
 def _joined(left: pa.Table, right: pa.Table) -> pa.Table:
-    """Columns of both tables, which have the same rows."""
+    """Join the columns of two tables that have the same rows."""
     return pa.table([*left.columns, *right.columns], names=[*left.column_names, *right.column_names])
 
 

@@ -18,8 +18,8 @@ from specbench.system.files import files_named
 
 SHARDS = "shard-*-of-*"
 Names = str | Path | Iterable[str | Path]
-"""Runs as users name them: a run id or its unique beginning, its decoder, or its folder; or a list or column of these;
-or the result of `run`."""
+"""Names of runs as users give them: a run id or its unique beginning, a decoder, or a folder; a list or column of
+these; or the result of `run`."""
 
 
 def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
@@ -50,7 +50,7 @@ def shards_in(out: str | Path) -> list[Path]:
 
 
 def find_run(out: Path | str, name: str | Path) -> Path:
-    """Find the run folder of a name; raises like `find_runs`, and if several runs have the name."""
+    """Find the run folder of a name. Raises the errors of `find_runs`, and an error if several runs have the name."""
     if len(folders := find_runs(out, [name])) > 1:
         raise SpecbenchError(f"{name} holds {len(folders)} runs", f"name one of them, with --out {name}")
     return folders[0]
@@ -80,15 +80,15 @@ def _find(name: str, runs: Sequence[Path]) -> list[Path]:
 
 
 def _is_named(folder: Path, name: str) -> bool:
-    """Whether `name` is the whole id of a run but for its hash: "shapes-sjd" is not of a run of sjd-isp."""
+    """Return whether `name` is a run id without its hash. "shapes-sjd" does not match a run of sjd-isp."""
     try:
         return folder.name.rpartition("-")[0] == name == read_info(folder).spec.run_id.rpartition("-")[0]
-    except SpecbenchError:  # damaged; its reader reports it
+    except SpecbenchError:  # damaged; reported when it is read
         return folder.name.rpartition("-")[0] == name
 
 
 def _decoder_of(folder: Path) -> str | None:
-    with suppress(SpecbenchError):  # damaged; its reader reports it
+    with suppress(SpecbenchError):  # damaged; reported when it is read
         return read_info(folder).spec.decoder.name
     return None
 
@@ -113,18 +113,18 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def find_runs_like(out: Path | str | Mapping[Path, RunInfo], **fields: object) -> dict[Path, RunInfo]:
-    """The runs of a results folder whose `RunSpec` has the given field values, by run folder. `out`: a results folder,
-    or the descriptions of its runs where several searches share them. A dict matches a part of a field: each of its
-    entries must agree, as in `decoder={"name": "gsd", "options": {"G": 10}}`."""
+    """Find the runs whose `RunSpec` has the given field values, by run folder. `out`: a results folder, or the
+    descriptions of its runs if several searches share them. A dict matches part of a field: only its entries must
+    agree, as in `decoder={"name": "gsd", "options": {"G": 10}}`."""
     infos = out if isinstance(out, Mapping) else read_infos(out)
-    if str(fields.get("device")).startswith("cuda"):  # its number and the threads of its host make no other run
+    if str(fields.get("device")).startswith("cuda"):  # GPU number and host threads are not part of a run's identity
         fields = {name: value for name, value in fields.items() if name not in ("device", "threads")}
         infos = {folder: info for folder, info in infos.items() if info.spec.device.startswith("cuda")}
     return {folder: info for folder, info in infos.items() if _agrees(info.spec, fields)}
 
 
 def _agrees(stored: object, expected: object) -> bool:
-    """Whether a value of a spec has the wanted value, or with a dict the wanted parts."""
+    """Return whether a spec's value equals the wanted value, or has the entries of the wanted dict."""
     if not isinstance(expected, Mapping):
         return stored == expected
     parts = stored if isinstance(stored, Mapping) else vars(stored)
@@ -132,7 +132,7 @@ def _agrees(stored: object, expected: object) -> bool:
 
 
 def without_options(decoder: DecoderSpec, *names: str) -> dict[str, object]:
-    """The part of a decoder that leaves the named options open, for `find_runs_like`."""
+    """Return a decoder's part without the named options, which `find_runs_like` then ignores."""
     return {**vars(decoder), "options": {name: value for name, value in decoder.options.items() if name not in names}}
 
 
@@ -153,7 +153,7 @@ def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
 
 
 def distinctions(infos: Mapping[str, RunInfo]) -> dict[str, str]:
-    """By run, a description of how it differs from the others: in options of its decoder, or in settings."""
+    """By run: the decoder options or the settings in which it differs from the other runs."""
     settings = {run: setting_texts(info.spec) for run, info in infos.items()}
     options = {run: info.spec.decoder.options for run, info in infos.items()}
     texts = {}
@@ -176,7 +176,7 @@ def setting_texts(spec: RunSpec) -> dict[str, str]:
 
 
 def _differing(values: Mapping[str, object], others: Iterable[Mapping[str, object]]) -> list[str]:
-    """The entries of `values` that not all `others` have."""
+    """Return the entries of `values` that at least one of the `others` lacks."""
     others = list(others)
     return [f"{name}={plain(values[name])}" for name in values if any(o.get(name) != values[name] for o in others)]
 

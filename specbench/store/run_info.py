@@ -1,5 +1,5 @@
-"""`run.json`: what a run is, which invocations wrote it, and facts for reports. `RunStore` alone writes it. Imports
-nothing heavy."""
+"""`run.json`: the settings of a run, the invocations that wrote it, and facts for reports. Only `RunStore` writes it.
+Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ every row, and one schema for the scores of all metrics; version 6 renamed what 
 FORMER_NAMES = {"latency_ms": "ar_ms", "latency_e2e_ms": "e2e_ms"}  # Names of columns before schema version 6
 OLDEST_VERSION = 1  # Oldest readable version; the next run that writes to the folder upgrades its files
 
-_RUN_ID = re.compile(r"[^\W_][\w+.-]{0,150}")  # becomes the name of a folder
+_RUN_ID = re.compile(r"[^\W_][\w+.-]{0,150}")  # run ids are folder names
 _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
@@ -38,11 +38,11 @@ _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 class Invocation:
     """One call of specbench that wrote to the run."""
 
-    # started_at, finished_at: UTC, ISO 8601; `finished_at` is None until the call ends in order
+    # started_at, finished_at: UTC, ISO 8601; `finished_at` is None until the call ends normally
     started_at: str | None
     versions: Mapping[str, str | None]  # of Python and packages; None if not installed
     git: Mapping[str, object]  # `revision` and `dirty` of the checkout
-    hardware: Mapping[str, object]  # `platform, cpu, cores, memory_gib, gpus`, the last being all that torch sees
+    hardware: Mapping[str, object]  # `platform, cpu, cores, memory_gib, gpus` (all that torch sees)
     load: float | None = None  # load average at the start
     # compile_s, compiled_forms, graph_bytes: seconds of compilation, compiled functions, bytes of captured CUDA graphs;
     # None if nothing was compiled
@@ -79,7 +79,7 @@ class Invocation:
         return cls(**{name: content.get(name) for name in _names(cls)}, stored=content)
 
     def to_json(self) -> dict[str, object]:
-        """The JSON object; optional facts are left out while unknown."""
+        """The JSON object. Unknown optional facts are left out."""
         return _merged(self, always=("started_at", "versions", "git", "hardware", "load", "finished_at"))
 
     @property
@@ -93,7 +93,7 @@ class Invocation:
 
     @property
     def gpus(self) -> list[str]:
-        """The GPU that decoded; empty for the CPU. Each worker sees only its own GPU, as the first."""
+        """The GPU that decoded; empty for the CPU. A worker sees only its own GPU, which is then the first."""
         seen = list(map(str, self.hardware.get("gpus") or ()))
         kind, _, number = (self.device or "cuda").partition(":")
         return (seen[int(number or 0) :] or seen)[:1] if kind == "cuda" else []
@@ -147,7 +147,7 @@ class RunInfo:
     schema: int = SCHEMA_VERSION  # version of the files in the folder
     # the object as read from the file, with keys of other versions
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
-    # of the invocations' stacks, the stack whose times count; not in the file
+    # the stack (versions) whose times count, if invocations differ; not in the file
     stack: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -187,7 +187,7 @@ class RunInfo:
 
     @property
     def owner(self) -> dict[str, str]:
-        """Columns of every stored row that say whose it is."""
+        """Columns of every stored row that identify its run."""
         return {"run_id": self.run_id, "model": self.spec.model, "decoder": self.spec.decoder.name}
 
     @property
@@ -208,7 +208,7 @@ class RunInfo:
 
     @property
     def steps(self) -> str:
-        """How the steps ran: "eager", or "compiled" and what of them with which options."""
+        """How the steps ran: "eager", or "compiled" with the compiled parts and their options."""
         if not self.compiled:
             return "eager"
         parts = {part: options for call in self.invocations for part, options in (call.compile_options or {}).items()}
@@ -223,7 +223,7 @@ class RunInfo:
 
     @property
     def stacks(self) -> list[str]:
-        """Of each invocation the `stack`, as far as all of them know it: equal lines mean comparable latencies."""
+        """`stack` of each invocation, without facts that one of them lacks; equal lines mean comparable latencies."""
         of_matrices = ("torchao",) if self.spec.dtype == EIGHT_BITS else ()
         stacks = [
             call.stack | {name: str(version) for name in of_matrices if (version := call.versions.get(name))}
@@ -255,7 +255,7 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 def _merged(item: Invocation | RunInfo, always: tuple[str, ...]) -> dict[str, object]:
-    """The fields of a description over what was read from the file; None is written for `always` and known keys."""
+    """Update the object from the file with a description's fields. None is written only for `always` and old keys."""
     content = dict(item.stored)
     for name in _names(type(item)):
         key, value = _KEYS.get(name, name), getattr(item, name)
@@ -275,7 +275,7 @@ def read_info(folder: Path) -> RunInfo:
 
 
 def check_version(path: Path, version: object) -> None:
-    """Refuse a file of an unsupported schema version."""
+    """Raise an error if the schema version of a file is not supported."""
     if not isinstance(version, int) or not OLDEST_VERSION <= version <= SCHEMA_VERSION:
         newer = isinstance(version, int) and version > SCHEMA_VERSION
         what = f"{path} has schema version {version}; this specbench reads {OLDEST_VERSION} to {SCHEMA_VERSION}"
@@ -283,12 +283,12 @@ def check_version(path: Path, version: object) -> None:
 
 
 def spec_json(spec: RunSpec) -> dict[str, object]:
-    """A spec as in `run.json`: options as an object, infinity as "inf", which every JSON reader accepts."""
+    """A spec as in `run.json`: options as an object, infinity as the text "inf", because JSON has no infinity."""
     return nonfinite_as_text({**spec.content(), "decoder": decoder_json(spec.decoder)})
 
 
 def identity_json(spec: RunSpec) -> dict[str, object]:
-    """The part of `spec_json` that makes two runs the same."""
+    """The part of `spec_json` that identifies a run: two runs are the same if it is equal."""
     identity = spec.identity()
     kept = {name: value for name, value in spec_json(spec).items() if name in identity}
     return kept | {"device": identity["device"]}
@@ -300,7 +300,7 @@ def decoder_json(decoder: DecoderSpec) -> dict[str, object]:
 
 
 def check_same_run(folder: Path, stored: RunInfo, spec: RunSpec) -> None:
-    """Refuse a run folder, described by `stored`, that holds another run than `spec`."""
+    """Raise an error if a run folder, described by `stored`, contains another run than `spec`."""
     there, here = _flat(identity_json(stored.spec)), _flat(identity_json(spec))
     if differing := [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]:
         name = differing[0]
@@ -350,7 +350,7 @@ _PLAIN = {
 
 
 def _build(kind: type, content: Mapping):
-    """Build a spec's dataclass; an error if a field is missing, unknown or of another type."""
+    """Build a spec's dataclass. Raise an error if a field is missing, unknown or of another type."""
     for name, expected, optional, number in _types(kind):
         if optional and name not in content:
             continue
@@ -364,7 +364,7 @@ def _build(kind: type, content: Mapping):
 
 @cache
 def _types(kind: type) -> tuple[tuple[str, object, bool, bool], ...]:
-    """Name, accepted type, whether it may be absent, and whether it is a float, of each field of a spec's dataclass."""
+    """For each field of a spec's dataclass: name, accepted type, whether it may be absent, whether it is a float."""
     return tuple(
         (kept.name, _PLAIN.get(str(kept.type), object), kept.default is None, kept.type == "float")
         for kept in fields(kind)
@@ -386,7 +386,7 @@ def describe_point(point: Mapping[str, float | None]) -> str:
     rate = point.get("acceptance")
     accepted = "" if rate is None else f", {rate:.2f} of the drafts accepted"
     speed = f", {point['speed_up']:.2f} times AR's speed" if "speed_up" in point else ""
-    tokens = point.get("tokens_per_step", point.get("step_compression"))  # the name until version 0.3
+    tokens = point.get("tokens_per_step", point.get("step_compression"))  # its key until version 0.3
     return (
         f"{tokens:.2f} tokens per forward, which costs {point['window_cost']:.2f} times one "
         f"token's{accepted}: {point['latency_ms']:,.0f} ms per image{speed}"

@@ -1,6 +1,6 @@
 """Results folders: `<out>/<run id>/` with `run.json`, `samples/*.parquet`, `images/*.png` and `scores/`. A row is on
-disk before the next image starts, a rerun continues from the rows that are there, and one process writes at a time. A
-folder may come from others: rows are checked. No torch here."""
+disk before the next image starts, a rerun continues after the existing rows, and one process writes at a time. Rows
+are checked, because a folder may come from others. Imports no torch."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ _NOT_NEGATIVE = re.compile(r"nfe|prefills|batch|attempts|logp_spread|.*_ms")
 _ALWAYS = (*KEY, "prompt", "status", *SUMS.names)
 _DECODED = ("batch", "tokens", "forced", "logp")
 _STEPS = ("nfe", "prefills", "committed_step", "drafted", "tested", "accepted")
-"""Columns that no row, and no row of a decoded image, lacks a value in; and those that only imported tokens lack, all
-of them."""
+"""Columns with a value in every row; those with a value in every decoded row; and those that are all null for imported
+tokens and have values otherwise."""
 _REDO = "delete the file if it is there, and run again to redo it"
 _WAIT = "wait until it is done; tasks of one job share the images with --shard auto, processes by hand with --shard I/N"
 
 
 class RunStore:
-    """One run folder. Reading needs no preparation; writing goes through `lock` and `begin` and ends with `close`."""
+    """One run folder. Reading needs no preparation. Writing begins with `lock` and `begin` and ends with `close`."""
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
@@ -66,12 +66,12 @@ class RunStore:
         self._traces = ParquetLog(self.folder / "traces", TRACES, KEY, owner=self._owner)
         self._lock: int | None = None
         self._made: list[Path] = []
-        self._held: dict[Path, int] = {}  # open handles of the folders that are written
+        self._held: dict[Path, int] = {}  # open handles of locked folders
         self._began = False
         self._known_owner: dict[str, str] = {}
 
     def lock(self, spec: RunSpec) -> RunStore:
-        """Keep other writers out of the folder until `close`; unless `begin` follows, nothing of it is left then."""
+        """Lock the folder against other writers until `close`. If `begin` does not follow, a new folder is removed."""
         self.check(spec)
         self._take_lock()
         with self.undone_on_error():
@@ -81,7 +81,7 @@ class RunStore:
         return self
 
     def _check_place(self) -> None:
-        """Refuse to go on if the locked folder was replaced: new rows would land in another folder."""
+        """Raise an error if the locked folder was replaced, because new rows would be in another folder."""
         for folder in (self.folder, *(self.folder / name for name in ("samples", "images", "traces"))):
             if folder not in self._held:
                 with suppress(FileNotFoundError):
@@ -103,7 +103,7 @@ class RunStore:
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
-        """`_check_place` before and after the block, whatever it raises."""
+        """Call `_check_place` before and after the block, also if the block raises an error."""
         self._check_place()
         try:
             yield
@@ -124,8 +124,8 @@ class RunStore:
     def begin(
         self, spec: RunSpec, provenance: Mapping[str, object], facts: Mapping[str, object] | None = None
     ) -> RunStore:
-        """Put `run.json` into the locked folder, or join the same run that is already there. `provenance`: of this
-        invocation; `facts`: fields of `specbench.store.run_info.RunInfo` determined by it, for example `origins`."""
+        """Write `run.json` into the locked folder, or add an invocation if it has the same run. `provenance`: of
+        this invocation; `facts`: fields of `specbench.store.run_info.RunInfo` determined by it, for example `origins`."""
         info = self.info() if (self.folder / RUN_JSON).exists() else RunInfo(spec)
         where = {"device": spec.device, "threads": spec.threads}
         call = Invocation.from_json({**provenance, **where, "finished_at": None})
@@ -135,7 +135,7 @@ class RunStore:
         return self
 
     def decoded_also_on(self, hardware: Mapping[str, object]) -> None:
-        """Put a further invocation into `run.json`, on the hardware of a worker which is not the first one's."""
+        """Add an invocation to `run.json` for a worker whose hardware differs from the first worker's."""
         info = self.info()
         *before, call = info.invocations
         unknown = dict.fromkeys(("compile_s", "compiled_forms", "compile_options", "graph_bytes"))
@@ -167,7 +167,7 @@ class RunStore:
             raise
 
     def check(self, spec: RunSpec) -> None:
-        """Refuse a folder that holds another run than `spec`, or rows that nothing explains."""
+        """Raise an error if the folder contains another run than `spec`, or rows without `run.json`."""
         if (self.folder / RUN_JSON).exists():
             check_same_run(self.folder, self.info(), spec)
         elif self._samples.read(columns=[]).num_rows:
@@ -176,7 +176,7 @@ class RunStore:
 
     @property
     def locked(self) -> bool:
-        """Whether this object holds the folder."""
+        """Whether this object holds the lock of the folder."""
         return self._lock is not None
 
     def info(self) -> RunInfo:
@@ -189,12 +189,12 @@ class RunStore:
         return self._known_owner
 
     def unfinished(self) -> bool:
-        """Whether the last one who wrote here was killed, so that there may be something to tidy up."""
+        """Whether the last writer was killed, so that there may be leftovers to remove."""
         return (self.folder / RUN_JSON).exists() and self.info().invocations[-1].finished_at is None
 
     def completed(self, traced: bool = False) -> set[Key]:
-        """Keys of the images that are done, with `traced` those with a trace. Failed images and images whose picture is
-        missing are decoded again; in a folder without any pictures, only numbers were kept, so none is missing."""
+        """Keys of the finished images; if `traced`, of those with a trace. Failed images and images without their file
+        are decoded again. A folder without any image files keeps only numbers, so that no file counts as missing."""
         rows = self._checked(self._samples.read(["status", "image"]))
         done = pc.equal(rows["status"], "ok")
         if (self.folder / "images").is_dir():
@@ -212,7 +212,7 @@ class RunStore:
         images: Mapping[str, np.ndarray] | None = None,
         traces: Sequence[Mapping[str, object]] = (),
     ) -> None:
-        """Put images and traces and then their rows on disk before returning; all rows appear together or not at all.
+        """Write images and traces to disk, then their rows. All rows appear together or not at all.
         `rows, traces`: see `specbench.store.schema`; `images`: uint8 [3, H, W] by path inside the run folder."""
         with self._in_place():
             for name in ["images"] * bool(images) + ["traces"] * bool(traces):
@@ -235,7 +235,7 @@ class RunStore:
         return self._checked(self._samples.read(columns)).to_pandas()
 
     def batches(self, columns: Sequence[str] | None, size: int = 65_536) -> Iterator[pa.Table]:
-        """The same a piece of at most `size` rows at a time, for runs of any size."""
+        """Yield the stored rows in batches of at most `size` rows, for runs of any size."""
         return map(self._checked, self._samples.batches(SAMPLES.names if columns is None else columns, size))
 
     def batches_with_facts(self, columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -249,7 +249,7 @@ class RunStore:
             yield self._checked(rows)
 
     def _checked(self, rows: pa.Table) -> pa.Table:
-        """The rows, unless they cannot be specbench's: a folder may come from strangers."""
+        """Return the rows. Raise an error if specbench cannot have written them, because a folder may be untrusted."""
         wrong = [name for name in _ALWAYS if name in rows.column_names and rows[name].null_count]
         if "status" in rows.column_names:
             gaps = [name for name in _DECODED if name in rows.column_names and rows[name].null_count]
@@ -270,7 +270,7 @@ class RunStore:
                     wrong.append(name)
         for name in filter(_NOT_NEGATIVE.fullmatch, rows.column_names):
             least, most = pc.min_max(rows[name]).as_py().values()
-            # A token of probability 0 makes the spread of log p infinite, or not a number.
+            # A token of probability 0 makes the spread of log p infinite or NaN.
             bound = math.inf if name == "logp_spread" else sys.float_info.max
             wrong += [name] * (least is not None and (least < (name == "nfe") or most > bound))
         wrong += _uneven(rows)
@@ -303,7 +303,7 @@ class RunStore:
         return samples if traces.empty else samples.merge(traces, on=[*KEY, *OWNER], how="left")
 
     def close(self, finished: bool = True) -> None:
-        """End writing. With `finished`, tidy the parts up and note the time in `run.json`."""
+        """End writing. If `finished`, merge small parts and record the time in `run.json`."""
         if self._lock is None:
             return
         try:
@@ -317,7 +317,7 @@ class RunStore:
             self._leave()
 
     def _finish(self) -> None:
-        """Note in `run.json` when this invocation ended, one for each kind of worker."""
+        """Record in `run.json` when this invocation ended, for each kind of worker."""
         info, ended = self.info(), now()
         for call in info.invocations:
             if call.started_at == info.invocations[-1].started_at:
@@ -325,10 +325,10 @@ class RunStore:
         self._write_info(info)
 
     def _leave(self) -> None:
-        """Unlock, and take away a folder that was made for a run that never began."""
+        """Unlock the folder, and remove it if it was created for a run that never began."""
         if self._made:
             (self.folder / ".lock").unlink(missing_ok=True)
-            with suppress(OSError):  # somebody else's files are in it
+            with suppress(OSError):  # it contains other files
                 for folder in self._made:
                     folder.rmdir()
             self._made = []
@@ -343,7 +343,7 @@ class RunStore:
         self.close(finished=kind is None)
 
     def _upgraded(self, info: RunInfo) -> RunInfo:
-        """Rewrite the parquet files of an older schema version; the description of the result."""
+        """Rewrite the parquet files of an older schema version. Return the description of the result."""
         if info.schema < SCHEMA_VERSION:
             self._samples.upgrade()
             self._traces.upgrade()
@@ -362,7 +362,7 @@ class RunStore:
 
 
 def _uneven(rows: pa.Table) -> list[str]:
-    """List columns with gaps, or with other lengths than the columns of their group."""
+    """List columns with missing values, or with other list lengths than the columns of their group."""
     for group in LENGTHS:
         there = [name for name in group if name in rows.column_names]
         lengths = {name: pc.list_value_length(rows[name]) for name in there}
@@ -380,7 +380,7 @@ def read_image(folder: Path, image: str, sha256: object) -> np.ndarray:
 
 
 def image_bytes(folder: Path, image: str, sha256: object) -> bytes:
-    """Bytes of a stored image, not decoded; raises what `read_image` raises, except for damage."""
+    """Bytes of a stored image, not decoded. Raises the errors of `read_image`, except for damage."""
     return picture_bytes(folder / image, _REDO, _digest(sha256), folder)
 
 
@@ -393,7 +393,7 @@ _MAX_BYTES = 2**26
 
 
 def images_fingerprint(rows: pd.DataFrame) -> str:
-    """Digest of the images an audit is about: the key and `started_at` of each of `rows`."""
+    """Digest of the audited images: the key and `started_at` of all `rows`."""
     stamps = sorted(zip(*(rows[name].astype(str) for name in (*KEY, "started_at")), strict=True))
     return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:16]
 

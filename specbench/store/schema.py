@@ -1,5 +1,5 @@
-"""One stored image: the columns of a sample row, and how a Generation or a failure becomes one. Raw facts
-only."""
+"""Schema of stored images: the columns of a sample row, and the conversion of a Generation or a failure to a row. Raw
+facts only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, int]
 KEY = ("prompt_id", "sample")
-AR_SPANS = ("prefill", "target", "draft", "verify", "host")  # Spans of the `ar` latency; `e2e` is all of them
+AR_SPANS = ("prefill", "target", "draft", "verify", "host")  # Spans of the `ar` latency; `e2e` has all spans
 
 _FACT = r'"(?:[^"\\]|\\.)*": (?:null|-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)'
 _FACTS = rf"^\{{(?:{_FACT}(?:, {_FACT})*)?\}}$"
@@ -38,9 +38,9 @@ LENGTHS = (
     ("tokens", "forced", "logp", "entropy", "top1", "committed_step", *ORDERS),
     ("drafted", "tested", "accepted"),
 )
-"""Columns whose lists are equally long in a row: by stream slot, and by window offset."""
+"""Groups of columns whose lists have the same length in a row: by stream slot, and by window offset."""
 
-OWNER = ("run_id", "model", "decoder")  # Columns of every file that say whose row it is
+OWNER = ("run_id", "model", "decoder")  # Columns of every file that identify the run of a row
 
 
 def column_facts(schema: pa.Schema) -> dict[str, dict[str, str]]:
@@ -77,7 +77,7 @@ _OWNER = _TABLES.pop("OWNER")
 
 IMAGE_TABLE = _declared(**_TABLES.pop("samples"))
 FILE_KINDS = {place: _declared(**table) for place, table in _TABLES.items()}
-"""Every kind of parquet file, by its place; a glob matches files of one kind only."""
+"""Every kind of parquet file, by the glob of its paths. A glob matches files of one kind only."""
 TABLES = {kind.metadata[b"specbench.kind"].decode(): kind for kind in (*FILE_KINDS.values(), IMAGE_TABLE)}
 """Declared tables by name, whether they are files or not."""
 SAMPLES, TRACES, IMAGE_SCORES = (TABLES[name] for name in ("images", "traces", "image scores"))
@@ -88,7 +88,7 @@ itself fills in `OWNER`. `run_info.SCHEMA_VERSION` lists what older versions lac
 
 
 def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) -> dict[str, object]:
-    """The row of a decoded image. `timed`: the run's batch is 1, so its spans are latencies."""
+    """The row of a decoded image. `timed`: the run's batch is 1, so that its spans are latencies."""
     spans = generation.spans_ms
     arrays = {name: np.asarray(getattr(generation, name)).tolist() for name in _ARRAYS}
     return {
@@ -125,7 +125,7 @@ def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
     if not len(texts):
         return pa.table({})
     texts = pc.fill_null(texts, "{}")
-    if not pc.all(pc.match_substring_regex(texts, _FACTS)).as_py():  # others may kill Arrow's reader, "null" does
+    if not pc.all(pc.match_substring_regex(texts, _FACTS)).as_py():  # others may crash Arrow's reader: "null" does
         raise ValueError("not a JSON object of numbers")
     every = (texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts).cast(pa.string())
     [lines] = pc.binary_join(pa.ListArray.from_arrays([0, len(every)], every), "\n")
@@ -142,7 +142,7 @@ def read_meta(text: object) -> dict[str, object]:
 
 
 def read_metas(texts: pa.ChunkedArray) -> list[dict[str, object]]:
-    """`read_meta` of a column."""
+    """Apply `read_meta` to a column."""
     return [read_meta(text) for text in texts.to_pylist()]
 
 
@@ -174,7 +174,7 @@ def with_facts(rows: pa.Table) -> pa.Table:
 def base_row(
     request: Request, seed: int, started_at: str, machine: Mapping[str, object] | None = None
 ) -> dict[str, object]:
-    """The columns that do not depend on what came out."""
+    """The columns that do not depend on the result of decoding."""
     return {
         "schema": SCHEMA_VERSION,
         "prompt_id": request.prompt_id,

@@ -1,5 +1,5 @@
-"""Sums over the per-token lists of a sample row. Every part stores them, so that a report of many images reads a few
-numbers per image instead of its tokens."""
+"""Sums over the per-token lists of a sample row. Every part stores them, so that reports read a few numbers per image
+instead of its tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUMS = pa.schema(
 )
 """Columns of `token_sums`, none of them ever null."""
 VERSION = "token sums 1"
-"""Increase it with every change of `token_sums`; sums of another version are computed again."""
+"""Version of `token_sums`: increase it with every change. Sums of another version are computed again."""
 
 
 def token_sums(rows: pa.Table) -> pa.Table:
