@@ -94,7 +94,7 @@ def default_prompts(model: str) -> str | None:
 
 
 def fetched_prompts(name_or_path: str | Path, column: str | None = None) -> PromptSet:
-    """`load_prompts`, after downloading a missing public set."""
+    """Call `load_prompts`, after downloading a public set if it is missing."""
     if not offline():
         fetch_all(public.missing_set(set_name(str(name_or_path))))
     return load_prompts(name_or_path, column)
@@ -118,7 +118,7 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
     if name == "-":
         return build_prompt_set(name, read_stdin())
     path = Path(name)
-    if not os.path.exists(path):  # false for names that are too long or have a NUL, for which Path.exists raises
+    if not os.path.exists(path):  # Path.exists raises an error for long names or NUL
         if plugins.is_reference(name):
             return build_prompt_set(name, read_file(_path_of(plugins.load_user_object(name, "prompt set"), name)))
         if any(character.isspace() for character in name.strip()) and not path.suffix:
@@ -142,8 +142,8 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
 
 
 def class_labels(count: int = 50_000, classes: int = 1000) -> list[Prompt]:
-    """Labels drawn one by one, so that classes are not equally frequent, as in LlamaGen's `sample_c2i_ddp.py` for
-    FID-50k (with another generator)."""
+    """Draw labels independently, as LlamaGen's `sample_c2i_ddp.py` does for FID-50k (with another generator), so that
+    classes are not equally frequent."""
     draw = random.Random(_LABEL_SEED).random
     labels = [int(classes * draw()) for _ in range(count)]
     return [Prompt(f"{number:05d}", str(label), meta={"class": label}) for number, label in enumerate(labels)]

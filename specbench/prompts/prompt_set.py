@@ -19,8 +19,8 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str).e
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt: `id`, its stable name within its set, never a position; `text`, stripped except in public sets
-    published otherwise; `category`, the tested ability; `meta`, further facts, for example the scene of a caption."""
+    """One prompt. `id`: stable name within the set, never a position; `text`: stripped, except in public sets that are
+    published with white space; `category`: the tested ability; `meta`: further facts, such as a caption's scene."""
 
     id: str
     text: str
@@ -39,9 +39,9 @@ class PromptSet:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Selection of prompts, applied in the order of the attributes (empty: all); the selected prompts keep the order of
-    the file. `sample`: a random sample of this size that depends on the ids only, so that it is the same for every
-    decoder and order of the file; a larger sample contains all smaller samples."""
+    """Selection of prompts, applied in the order of the attributes (empty: all). Selected prompts keep the order of the
+    file. `sample`: size of a random sample that depends on the ids only, so that all decoders and orders of the file
+    give the same sample. A larger sample contains all smaller samples."""
 
     ids: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Drawing:
     limit: int | None = None
 
     def of(self, prompts: PromptSet) -> list[Prompt]:
-        """The prompts that are drawn."""
+        """Return the selected prompts."""
         self._check_categories(prompts)
         chosen = select(prompts, None, self.ids) if self.ids else prompts.prompts
         if self.categories:
@@ -86,8 +86,8 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Request:
-    """One image to decode: `text`, `category` and `meta` of its prompt, and `prompt_id` and `sample` (its number among
-    the prompt's images), which determine its noise together with the seed of the run."""
+    """One image to decode. `text`, `category`, `meta`: from the prompt. `prompt_id` and `sample` (its number among the
+    prompt's images) determine its noise, together with the seed of the run."""
 
     text: str
     prompt_id: str
@@ -152,7 +152,7 @@ def content_sha256(prompts: Sequence[Prompt]) -> str:
 
 
 def text_id(text: str) -> str:
-    """Compute the id of a prompt that has none: a hash of its text."""
+    """Compute an id for a prompt without id, as a hash of its text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -39,8 +39,8 @@ class PublishedImages:
 
 @dataclass(frozen=True)
 class PublicSet:
-    """Manifest entry of a public set, available before its download. `prompts`: their number. `files`: by name; with an
-    `archive`, their `url` is the path inside it. `categories`: prompts of each category that is also a set."""
+    """Manifest entry of a public set, available before its download. `prompts`: number of prompts. `files`: by name; if
+    there is an `archive`, `url` is the path in it. `categories`: number of prompts of each category that is a set."""
 
     name: str
     summary: str
@@ -168,7 +168,7 @@ def _mirrored(entry: PublicSet, remote: Remote, name: str) -> Remote:
 def adopt_set(entry: PublicSet, source: Path) -> Path:
     """Import a set from a local copy (archive, file, or folder with the files), verified by digest."""
     if source.exists() and not source.is_dir():
-        check_regular(source)  # a pipe would be waited for
+        check_regular(source)  # opening a pipe would block
     candidates = [path for path in sorted(source.rglob("*")) if path.is_file()] if source.is_dir() else [source]
     if entry.archive is not None and len(candidates) == 1 and zipfile.is_zipfile(candidates[0]):
         _require_right(entry.archive, candidates[0])

@@ -19,7 +19,7 @@ _NUMBERS = {"a": 1, "an": 1} | {
 ONEIG_CATEGORIES = {"anime": "Anime_Stylization", "human": "Portrait", "object": "General_Object",
                     "text": "Text_Rendering", "reasoning": "Knowledge_Reasoning"}  # fmt: skip
 """Categories of OneIG-Bench by the name of their folders in its program."""
-_WISE_FIELDS = {"Cultural knowledge": "culture", "Physical Knowledge": "physics"}  # others differ in case only
+_WISE_FIELDS = {"Cultural knowledge": "culture", "Physical Knowledge": "physics"}  # the other names differ only in case
 _COMPLEX_KINDS = ("spatial", "action", "spatialaction")
 
 
@@ -32,7 +32,7 @@ def read_coco(folder: Path) -> list[Prompt]:
 
 
 def read_coco_train(folder: Path) -> list[Prompt]:
-    """`read_coco` without the names of the images, which are no reference images."""
+    """As `read_coco`, but without the names of the images, because they are no reference images."""
     return [replace(prompt, meta={"annotation": prompt.meta["annotation"]}) for prompt in read_coco(folder)]
 
 
@@ -77,7 +77,7 @@ def read_geneval(folder: Path) -> list[Prompt]:
 
 
 def official_row(category: str, text: str, meta: dict) -> dict:
-    """Rebuild a GenEval prompt's line of the official metadata, which the evaluator reads next to the images."""
+    """Rebuild a GenEval prompt's line of the official metadata. The evaluator reads it from the images' folder."""
     return {"tag": category, **_clauses(meta), "prompt": text}
 
 
@@ -113,9 +113,9 @@ def _compbench_prompts(folder: Path, category: str) -> list[Prompt]:
 
 
 def read_dpg_bench(folder: Path) -> list[Prompt]:
-    """Read the prompts of DPG-Bench, one for each item of the published table, whose id is the name of its image file.
-    `meta` has `line`, the item's place in the table, and `questions`: per question its id, the ids it depends on (0 is
-    none), the tuple whose beginning is its category, and its text."""
+    """Read the prompts of DPG-Bench, one for each item of the published table. The id is the name of the image file.
+    `meta` has `line`, the item's position in the table, and `questions`: for each its id, the ids it depends on (0:
+    none), a tuple that begins with its category, and its text."""
     with (folder / "dpg_bench.csv").open(encoding="utf-8-sig", newline="") as file:
         return dpg_prompts(csv.DictReader(file))
 
@@ -219,8 +219,8 @@ def read_tiif(folder: Path) -> list[Prompt]:
 
 
 def read_cvtg_2k(folder: Path) -> list[Prompt]:
-    """Read the prompts of CVTG-2K by its files, whose folder and number of texts are the category; `meta` has `line`,
-    the index in the file."""
+    """Read the prompts of CVTG-2K from its files. A file's folder and number of texts are the category; `meta` has
+    `line`, the index in the file."""
     return [
         Prompt(f"{kind}-{row['index']:03d}", row["prompt"], kind, {"line": row["index"]})
         for file in sorted(folder.glob("CVTG*/[2-5].json"))

@@ -45,7 +45,7 @@ _LINE = re.compile(rb"[^\r\n]+(?:\r\n|[\r\n])?|\r\n|[\r\n]")
 
 
 def read_file(path: Path, column: str | None = None) -> list[Prompt]:
-    """Read the prompts of a file, in order, and print every choice that was made. `column`: holds the texts."""
+    """Read the prompts of a file, in order, and print every choice that was made. `column`: the column of the texts."""
     source = TableFile(path, column, {})
     prompts = _once_an_item(source, _entries(source))
     _refuse_repeated(path, prompts)
@@ -55,7 +55,7 @@ def read_file(path: Path, column: str | None = None) -> list[Prompt]:
 
 
 def read_entries(path: Path, column: str | None = None) -> list[Prompt]:
-    """`read_file` with a prompt for every entry of the file, repeated prompts included."""
+    """As `read_file`, with a prompt for every entry of the file, also for repeated entries."""
     return [prompt for _, prompt in _entries(TableFile(path, column, {}))]
 
 
@@ -73,7 +73,7 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
         raise SpecbenchError(f"--prompt-column {column}: '{path}' has no columns", "omit it")
     try:
         if reader is not _read_run:
-            check_regular(path)  # a pipe may be waited for, and cannot be read again to resume a run
+            check_regular(path)  # a pipe may block, and cannot be read again when a run resumes
             if is_lfs_pointer(path):
                 what = f"prompt file '{path}' is a Git LFS pointer, not the file itself"
                 raise SpecbenchError(what, "git lfs pull, or download the file from its page")
@@ -137,8 +137,8 @@ def _refused(path: Path, why: str, fix: str = "") -> SpecbenchError:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Iterate over numbered lines with their line ends, LF, CRLF or CR; without byte order marks of joined files, and
-    without the end mark of DOS files."""
+    """Iterate over numbered lines with their line ends (LF, CRLF or CR). Byte order marks of joined files and the end
+    mark of DOS files are removed."""
     for number, match in enumerate(_LINE.finditer(_content(path)), 1):
         try:
             if len(match[0]) > MAX_LINE_BYTES:
@@ -160,14 +160,14 @@ def _content(path: Path) -> bytes:
             raise _refused(path, f"larger than {MAX_FILE_BYTES:,} bytes", "split it")
     else:
         content = read_regular(path, MAX_FILE_BYTES)
-    with suppress(UnicodeDecodeError):  # the error with its line comes later
+    with suppress(UnicodeDecodeError):  # the line is reported later
         return text_of(content).encode()
     return content
 
 
 def _read_run(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     """The images of a first stage's run as prompts of the second stage: their tokens as codes ("<I5>")."""
-    import pyarrow.parquet as pq  # not for other files
+    import pyarrow.parquet as pq  # needed for runs only
 
     folder = source.path
     names = ["prompt_id", "sample", "status", "category", "meta", "tokens", "facts"]
@@ -240,7 +240,7 @@ def _listed(content: dict, source: TableFile) -> object:
 
 
 def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
-    """Quotes enclose fields of CSV files; in TSV files quotes around a part of a field are text."""
+    """In CSV files quotes enclose fields. In TSV files quotes around a part of a field are text."""
     delimiter, above = _delimiter(source)
     if delimiter != "\t":
         yield from _rows(source, delimiter, csv.QUOTE_MINIMAL, above)
@@ -254,8 +254,8 @@ def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
 
 
 def _delimiter(source: TableFile) -> tuple[str, int]:
-    """Delimiter of the headings, and the number of lines above them: from Excel's line "sep=;", else by the file's
-    ending, unless only another delimiter gives a heading for texts."""
+    """Return the delimiter of the headings and the number of lines above them. It is from Excel's line "sep=;", else
+    from the file's ending, unless only another delimiter gives a heading for texts."""
     usual = "\t" if _suffix(source.path) == ".tsv" else ","
     filled = ((number, line) for number, line in _lines(source.path) if line.strip())
     first, header = next(filled, (1, ""))
@@ -316,8 +316,8 @@ def _read_parquet(source: TableFile) -> Iterator[tuple[str, Prompt]]:
 
 
 def _is_binary(kind: pyarrow.DataType) -> bool:
-    """Whether values of a type hold bytes, such as pictures and sounds of datasets ("image": {"bytes", "path"})."""
-    for inside in ("storage_type", "value_type"):  # of extensions, dictionaries and lists
+    """Return whether values of a type contain bytes, such as images and sounds ("image": {"bytes", "path"})."""
+    for inside in ("storage_type", "value_type"):  # inner types of extensions, dictionaries and lists
         kind = getattr(kind, inside, kind)
     parts = [kind.field(number).type for number in range(kind.num_fields)]
     return "binary" in str(kind).partition("<")[0].partition("[")[0] or any(map(_is_binary, parts))
@@ -356,7 +356,7 @@ class TableFile(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Keys of a row by role. `others`: metadata; `rivals`: keys named like texts in another case or in the plural."""
+    """Keys of a row by role. `others`: metadata; `rivals`: text keys in another case or in the plural."""
 
     text: tuple[str, ...]
     rivals: tuple[str, ...]
@@ -406,7 +406,7 @@ def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
         raise SpecbenchError(f"prompt file '{path}': {where}: the id must be text or a whole number, not {name!r:.40}")
     category = row[columns.category] if columns.category else None
     meta = _metadata(path, where, row, columns) if columns.others or columns.meta else {}
-    if len(columns.text) > 1:  # LongText-Bench has a prompt, and a list of texts to write
+    if len(columns.text) > 1:  # LongText-Bench: a prompt, and a list of texts to write
         meta = {key: row[key] for key in columns.text if isinstance(row[key], list) and row[key][:1] != [text]} | meta
     name = text_id(text) if name is None or name == "" else str(name).strip()
     category = "" if category is None else str(category).strip()
@@ -417,7 +417,7 @@ def _text(source: TableFile, row: dict, columns: _Columns) -> object:
     """The text of a row: the first of `prompt`, `text` and `caption` if they differ; the first text of a list."""
     filled, rivals = ([key for key in keys if row[key] not in (None, "")] for keys in (columns.text, columns.rivals))
     if filled and len({str(row[key]) for key in (*filled, *rivals)}) > 1:
-        # Texts for generation come before descriptions.
+        # Texts for generation have precedence over descriptions.
         filled.sort(key=lambda key: ("prompt", "text", "caption").index(singular(str(key).strip(), ())))
         other = next(key for key in (*filled, *rivals) if str(row[key]) != str(row[filled[0]]))
         source.notes[f"texts are read from '{filled[0]}', not from '{other}'; to choose: --prompt-column"] = None
@@ -433,13 +433,13 @@ def _metadata(path: Path, where: str, row: dict, columns: _Columns) -> dict:
     if columns.meta and isinstance(row[columns.meta], dict):
         meta |= row[columns.meta]
     try:
-        return meta and json.loads(json.dumps(meta, default=str, allow_nan=False))  # parquet has types unknown to JSON
+        return meta and json.loads(json.dumps(meta, default=str, allow_nan=False))  # JSON lacks some types of parquet
     except ValueError:
         raise SpecbenchError(f"prompt file '{path}': {where}: metadata has NaN or infinity", "write null") from None
 
 
 def _single(path: Path, where: str, row: dict, keys: tuple[str, ...]) -> object:
-    """Value of the first of these equivalent columns, if there is any; rows in which they differ are rejected."""
+    """Value of the first of these equivalent columns, if there are any. Rows in which they differ are rejected."""
     if len(keys) > 1:
         filled = [key for key in keys if row[key] not in (None, "")]
         if any(row[key] != row[filled[0]] for key in filled):

@@ -124,8 +124,8 @@ class RunStore:
     def begin(
         self, spec: RunSpec, provenance: Mapping[str, object], facts: Mapping[str, object] | None = None
     ) -> RunStore:
-        """Write `run.json` into the locked folder, or add an invocation if it has the same run. `provenance`: of
-        this invocation; `facts`: fields of `specbench.store.run_info.RunInfo` determined by it, for example `origins`."""
+        """Write `run.json` into the locked folder, or add an invocation if it has the same run. `provenance`:
+        of this invocation; `facts`: fields of `specbench.store.run_info.RunInfo` that it determines, as `origins`."""
         info = self.info() if (self.folder / RUN_JSON).exists() else RunInfo(spec)
         where = {"device": spec.device, "threads": spec.threads}
         call = Invocation.from_json({**provenance, **where, "finished_at": None})

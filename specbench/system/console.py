@@ -24,7 +24,7 @@ _progress = {"shown": True}
 
 
 class _LossyStream(io.TextIOWrapper):
-    """stderr that drops what its file does not take: a log on a full disk ends no run and changes no exit code."""
+    """stderr that ignores write errors, so that a log on a full disk neither ends a run nor changes its exit code."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):
@@ -37,19 +37,19 @@ class _LossyStream(io.TextIOWrapper):
 
 
 def prepare_streams() -> None:
-    r"""Let stdout and stderr take every text, also when closed: characters outside the encoding become \uXXXX."""
+    r"""Make stdout and stderr accept every text, also if closed. Characters outside the encoding become \uXXXX."""
     for name in ("stdout", "stderr"):
         if (stream := getattr(sys, name)) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the rest of the process
             warn(f"{name} is closed: what belongs there is not printed")
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    if (raw := sys.stderr) is sys.__stderr__ and isinstance(raw, io.TextIOWrapper):  # not the stream of a test
+    if (raw := sys.stderr) is sys.__stderr__ and isinstance(raw, io.TextIOWrapper):  # not a test's stream
         sys.stderr = _LossyStream(raw.buffer, raw.encoding, raw.errors, line_buffering=True)
 
 
 def show_progress(shown: bool) -> None:
-    """Choose whether progress of images, scores and downloads is printed; results and warnings are in any case."""
+    """Choose whether progress of images, scores and downloads is printed. Results and warnings always are."""
     _progress["shown"] = shown
 
 
@@ -62,7 +62,7 @@ def stderr() -> Console:
 
 
 def stdout() -> Console:
-    """Console of results that are laid out for a terminal."""
+    """Console for results that are laid out for a terminal."""
     return Console(highlight=False)
 
 
@@ -71,14 +71,14 @@ def is_terminal() -> bool:
 
 
 def has_bars(screen: Console) -> bool:
-    """Whether progress is a bar on `screen`, as opposed to lines."""
+    """Return whether progress is shown as a bar on `screen` instead of lines."""
     return progress_shown() and screen.is_terminal and not screen.is_dumb_terminal
 
 
 @contextmanager
 def transfer(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show the progress of downloads: a bar on a terminal, a line every few seconds elsewhere. Yields a function of
-    the bytes received and the total bytes, None if unknown."""
+    """Show the progress of downloads: a bar on a terminal, a line every few seconds elsewhere. Yield a function of the
+    bytes received and the total bytes (None if unknown)."""
     terminal = stderr()
     if not has_bars(terminal):
         yield _transfer_lines(what)
@@ -115,7 +115,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def say(text: str, screen: Console | None = None) -> None:
-    """Print one line for the user; on `screen` if a progress bar is shown there."""
+    """Print one line for the user, on `screen` if it shows a progress bar."""
     _print_line(screen or stderr(), one_line(text))
 
 
@@ -150,7 +150,7 @@ def one_line(text: str, limit: int = 2000) -> str:
 
 
 def _print_line(console: Console, line: str) -> None:
-    """Print a line, on a terminal broken between words; longer words and errors stay whole, to be copied."""
+    """Print a line. On a terminal it is broken between words, but long words and errors stay whole, to be copied."""
     if console.is_terminal:
         line = textwrap.fill(line, console.width, break_long_words=False, break_on_hyphens=False)
     text = Text(line)

@@ -1,4 +1,4 @@
-"""Failures of a device, one line each: too little memory, and errors after which it computes nothing more."""
+"""Failures of a device as one-line errors: too little memory, and errors after which it cannot compute."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from specbench.errors import FAILURE, SpecbenchError
 from specbench.system.console import one_line
 from specbench.system.monitor import gpu_users
 
-# Imports inside functions: torch, which commands load when they need it.
+# Imports inside functions: torch, which commands load only if needed.
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
 def release_memory() -> None:
-    """Free what nothing refers to any more, such as a model and its compiled steps, and give it back to the device."""
+    """Free unreferenced memory, such as a deleted model and its compiled steps, and return it to the device."""
     import torch
 
     gc.collect()
@@ -25,12 +25,12 @@ def release_memory() -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on a GPU or in main memory."""
+    """Return whether an error is a failed allocation, on a GPU or in main memory."""
     return isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY)
 
 
 def out_of_memory(what: str, device: object, error: BaseException, advice: str) -> SpecbenchError:
-    """The error that says what did not fit on a device, who else uses it, and what helps."""
+    """Make the error for a failed allocation: what did not fit, which processes use the device, and a remedy."""
     others = f"; {users}" if (users := gpu_users(str(device))) else ""
     reason = one_line(str(error), 200).partition(". GPU ")[0] or type(error).__name__
     return SpecbenchError(f"{what} does not fit into the memory of {device}: {reason}{others}", advice, FAILURE)
@@ -38,10 +38,10 @@ def out_of_memory(what: str, device: object, error: BaseException, advice: str) 
 
 @contextmanager
 def memory_for(what: str, device: object, advice: str) -> Iterator[None]:
-    """Report a failed allocation of the block as a SpecbenchError."""
+    """Raise a SpecbenchError if an allocation in the block fails."""
     try:
         yield
-    except SpecbenchError:  # a plug-in's, which names it
+    except SpecbenchError:  # a plug-in's error, which names the plug-in
         raise
     except Exception as error:
         if not is_out_of_memory(error):
@@ -49,12 +49,12 @@ def memory_for(what: str, device: object, advice: str) -> Iterator[None]:
         problem = out_of_memory(what, device, error, advice)
     else:
         return
-    raise problem  # not from the error, whose traceback holds what was allocated
+    raise problem  # without the error, whose traceback keeps tensors alive
 
 
 def check_alive(device: object, error: Exception) -> None:
-    """Raise a SpecbenchError if `error` left the device unusable, as a failed assertion of a kernel does, an illegal
-    access, or a GPU that fell off its bus: every later call of the process fails."""
+    """Raise a SpecbenchError if `error` left the device unusable, so that every later call of the process fails.
+    Examples are a failed assertion in a kernel, an illegal access, and a GPU that fell off its bus."""
     try:
         _probe(device)
     except Exception as answer:

@@ -25,14 +25,14 @@ _SHEETS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="
 KNOWN: dict[str, tuple[float, float, float, str]] = {
     name: (sheet["gb_per_s"], sheet["half"], sheet["single"], sheet["source"]) for name, sheet in _SHEETS.items()
 }
-"""By name as the driver reports it: GB/s; TFLOP/s in half precision, and in float32; source."""
+"""By name that the driver reports: GB/s; TFLOP/s in half precision and in float32; source."""
 SHORT_NAMES = {short: name for name, sheet in _SHEETS.items() for short in sheet.get("short", ())}
-"""Names without a variant, and the fastest variant of them in `KNOWN`."""
+"""By name without a variant: the fastest variant in `KNOWN`."""
 _GIVEN = re.compile(r"\s*([\d.]+)\s*([GT])B/s\s*,\s*([\d.]+)\s*([TP])FLOP/s\s*", re.IGNORECASE)
 _RATES_FORM = "bandwidth and operations, for example 2039GB/s,312TFLOP/s"
 COPIES_MIB = (1, 4, 16, 64, 256)
 COLUMNS, SIDE = (1, 2, 4, 8, 16, 32, 64, 128), 1024
-"""Columns of the measured products, and rows and columns of each of their matrices of weights."""
+"""Numbers of columns in the measured products, and the size of their square weight matrices."""
 _MEASURED = "devices.json"
 _SECONDS, _CALLS, _GLIMPSE_S = 0.4, 8, 0.08  # Minimum duration and number of calls of each measurement
 
@@ -45,12 +45,12 @@ class Peak:
     bytes_per_s: dict[int, float]  # memory bandwidth by buffer size in bytes; small buffers may be served from a cache
     flops: float  # floating-point operations per second of a matrix product
     source: str  # the data sheet, or the date of the measurement
-    # FLOP/s of products of as many columns with weights too large for the caches; empty where only the two peaks are
+    # by number of columns, FLOP/s of products with weights larger than the caches; empty if only the two peaks are
     # known
     products: dict[int, float] = field(default_factory=dict)
 
     def bandwidth(self, size: int) -> float:
-        """Bytes per second for reading `size` bytes repeatedly: the rate of the largest measured copy not above it."""
+        """Bytes per second for reading `size` bytes repeatedly: the rate of the largest copy up to this size."""
         fitting = [copied for copied in self.bytes_per_s if copied <= size]
         return self.bytes_per_s[max(fitting, default=min(self.bytes_per_s))]
 
@@ -73,8 +73,8 @@ def known_peak(name: str, dtype: str) -> Peak:
 
 
 def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
-    """The peak of a device that need not be here: a name in `KNOWN` or `SHORT_NAMES`, "2039GB/s,312TFLOP/s", or a
-    device here such as "cpu" or "cuda:0"."""
+    """Peak of a device, which may be on another machine: a name in `KNOWN` or `SHORT_NAMES`, "2039GB/s,312TFLOP/s", or
+    a device of this machine such as "cpu" or "cuda:0"."""
     text = text.strip()
     if match := _GIVEN.fullmatch(text):
         try:
@@ -98,13 +98,13 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
 
 
 def _folded(name: str) -> str:
-    """A device's name without its maker and series, and without case and what separates its words."""
+    """Normalise a device's name: remove maker, series, case, and separators between words."""
     return re.sub("nvidia|geforce|rtx", "", folded(name))
 
 
 def measure_peak(device: str, dtype: str, threads: int) -> Peak:
     """Time copies of several sizes and matrix products, and store the fastest of each, unless other processes used the
-    machine meanwhile; `threads` of a CPU."""
+    machine meanwhile. `threads`: number of threads on a CPU."""
     import torch
 
     before, monitor = torch.get_num_threads(), MachineMonitor(device)
@@ -125,8 +125,8 @@ def measure_peak(device: str, dtype: str, threads: int) -> Peak:
 
 @cache
 def glimpse_peak(device: str, dtype: str, threads: int) -> tuple[Peak, bool]:
-    """The peak of a device from half a second of measuring, once a process, and whether the machine was idle meanwhile;
-    nothing is stored. Of a CPU with `threads`, or those that torch has."""
+    """Measure the peak of a device for half a second, once per process. Return it and whether the machine was idle;
+    nothing is stored. `threads`: number of threads on a CPU; None: torch's number."""
     import torch
 
     before, monitor = torch.get_num_threads(), MachineMonitor(device)
@@ -163,8 +163,8 @@ def _measure(device: str, dtype, seconds: float = _SECONDS) -> tuple[dict[int, f
 
 
 def measure_products(device: str, dtype, columns: Sequence[int] = COLUMNS, side: int = SIDE) -> dict[int, float]:
-    """FLOP/s of products of each number of columns with square matrices, together as large as the largest copy, read
-    in sequence as a model reads its weights; few columns, like the rows of AR."""
+    """FLOP/s of products of square matrices with each number of columns (few, as in AR). The matrices have the total
+    size of the largest copy and are read in sequence, as a model reads its weights."""
     import torch
 
     from specbench.system.matrix_products import product  # imports torch
@@ -185,7 +185,7 @@ def measure_products(device: str, dtype, columns: Sequence[int] = COLUMNS, side:
 
 
 def _best(call: Callable[[], object], wait: Callable[[], None], seconds: float = _SECONDS) -> float:
-    """Time `call` repeatedly; returns the seconds of the fastest call."""
+    """Time `call` repeatedly. Return the seconds of the fastest call."""
     best, calls, end = float("inf"), 0, time.perf_counter() + seconds
     while (calls < _CALLS and seconds == _SECONDS) or time.perf_counter() < end:
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Digests of files, and what this machine remembers in its cache folder. Imports no torch."""
+"""Digests of files, and values that are stored in this machine's cache folder. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from specbench.errors import SpecbenchError
 
-# Imports inside functions: specbench.system.files brings rich, only where something is written.
+# Imports inside functions: specbench.system.files imports rich, which only writers need.
 
 _DIGESTS = "digests.json"
-_SMALL_BYTES = 2**24  # Bytes up to which remembering a digest costs more than it saves
-_LARGE_BYTES = 2**30  # Bytes from which people wait for a digest
+_SMALL_BYTES = 2**24  # For files up to this size, caching a digest costs more than it saves
+_LARGE_BYTES = 2**30  # From this size on, users notice the time of a digest
 
 
 def digest_of(path: Path, kind: str = "sha256") -> str:
@@ -30,10 +30,10 @@ def digest_of(path: Path, kind: str = "sha256") -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content; of a large one from the cache folder where neither its inode nor its times have
-    changed since it was computed.
+    """SHA-256 of a file's content. For a large file it is read from the cache folder, if the file's inode and times
+    have not changed since it was computed.
 
-    What changes with the content is remembered, never a file's name.
+    The cache key consists of facts that change with the content; the file's name is not part of it.
     """
     from specbench.system.console import say
 
@@ -46,7 +46,7 @@ def sha256_of(path: Path) -> str:
         say(f"computing the digest of {path} ({path.stat().st_size / 1e9:.1f} GB), once on this machine")
     digest = digest_of(path).partition(":")[2]
     if _file_state(path) == key:
-        with suppress(SpecbenchError, OSError):  # it is computed again then
+        with suppress(SpecbenchError, OSError):  # without a cache, it is computed again
             remember(_DIGESTS, {key: digest})
     return digest
 
@@ -77,7 +77,7 @@ def cache_folder() -> Path:
 
 
 def remembered(name: str) -> dict[str, Any]:
-    """Content of the file `name` in this machine's cache folder; empty if the file is not ours."""
+    """Content of the file `name` in this machine's cache folder; empty if it cannot be read."""
     try:
         content = json.loads((cache_folder() / name).read_text())
     except (OSError, ValueError):
@@ -86,7 +86,7 @@ def remembered(name: str) -> dict[str, Any]:
 
 
 def remember(name: str, entries: Mapping[str, object]) -> None:
-    """Add `entries` to what `remembered` returns; a SpecbenchError if the cache cannot be written."""
+    """Add `entries` to the content that `remembered` returns; a SpecbenchError if the cache cannot be written."""
     from specbench.system.files import write_atomically
 
     write_atomically(cache_folder() / name, json.dumps(remembered(name) | entries, indent=1).encode())

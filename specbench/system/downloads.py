@@ -1,8 +1,8 @@
 """Published files over the network: resumable downloads verified by digest.
 
 A download of a single file uses TLS, is written to `<target>.part`, is aborted above its expected size, and is renamed
-only after its digest was verified, so a file under its final name is complete and correct. In offline mode there is
-none. Imports no torch.
+only after its digest was verified, so a file under its final name is complete and correct. Offline mode forbids
+downloads. Imports no torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, Specbench
 from specbench.system.digests import digest_of, sha256_of
 from specbench.system.version import __version__
 
-# Imports inside functions: specbench.system.files brings rich, only where something is written.
+# Imports inside functions: specbench.system.files imports rich, which only writers need.
 
 
 K = TypeVar("K")
@@ -36,18 +36,18 @@ Progress = Callable[[int, int | None], None]
 """Progress callback with (bytes received, total bytes or None)."""
 TIMEOUT_S = 30.0
 DOWNLOAD_ATTEMPTS = 4
-"""Tries in a row that gain no bytes before a download is given up."""
+"""Consecutive tries without new bytes after which a download is given up."""
 PAUSE_S = 1.0
 PATIENCE_S = 10
-"""Longest wait at a server's request before the user gets a message."""
+"""Longest wait that a server may ask for. If it asks for more, the download fails with a message."""
 HUB = "https://huggingface.co"
 OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _CHUNK = 1 << 20
 _MAX_BYTES = 32 * 2**30
-"""Size limit of files whose size is not known beforehand."""
+"""Size limit of files whose size is not known in advance."""
 _HERE = ("127.0.0.1", "::1", "localhost")
 TRANSIENT = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
-"""Errors of a try that the next one may not meet."""
+"""Errors after which another try may succeed."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class Remote:
         url: address of the publication.
         digest: "sha256:...", "md5:..." or "git:..." (id of a file in a git repository), as recorded by the publisher or
             this project; empty if unknown.
-        size: bytes, where known.
-        by_hand: what a user can do who cannot download it.
+        size: bytes, if known.
+        by_hand: advice for a user who cannot download the file.
     """
 
     url: str
@@ -69,15 +69,15 @@ class Remote:
 
     @property
     def place(self) -> str:
-        """Its name and its server, for messages."""
+        """Name and server of the file, for messages."""
         parts = urllib.parse.urlsplit(self.url)
         return f"{parts.path.rpartition('/')[2]} of {parts.netloc}"
 
 
 @dataclass(frozen=True)
 class Download:
-    """Published files of a repository (at a `commit`), prompt set or address that are not on this disk yet; `get`
-    stores them in `folder`; `size` is the number of bytes to receive, None if the publisher does not state it."""
+    """Published files of a repository (at a `commit`), prompt set or address that are not on this disk yet. `get`:
+    stores them in `folder`; `size`: number of bytes to receive, None if the publisher does not state it."""
 
     name: str
     files: tuple[str, ...]
@@ -89,9 +89,9 @@ class Download:
 
 
 def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchError] | None = None) -> list[Download]:
-    """Download what is missing under one progress bar, after a line for each part; equal ones are one. Where they do
-    not fit on the disk, nothing is received, and exit code 5. `failed` receives why parts cannot be had, instead of
-    the first such error being raised."""
+    """Download missing files with one progress bar, after a line for each part; equal parts are downloaded once. If
+    they do not fit on the disk, nothing is downloaded, with exit code 5. `failed` receives the errors of parts; if it
+    is None, the first error is raised."""
     from rich.filesize import decimal
 
     from specbench.system import console
@@ -123,8 +123,8 @@ def fetch_what_can_be_had(
     needs: Mapping[K, Callable[[], Sequence[Download]]],
     announce: Callable[[Mapping[K, Sequence[Download]]], None] = lambda needed: None,
 ) -> dict[K, SpecbenchError]:
-    """Download what several things need, all of it together; return why some of them cannot have it. `announce`
-    receives what each of them needs, before anything is downloaded."""
+    """Download the files of several things together. Return the errors of things whose files cannot be downloaded.
+    `announce` is called before the downloads with the needs of each thing."""
     problems: dict[K, SpecbenchError] = {}
     downloads: dict[K, Sequence[Download]] = {}
     for thing, ask in needs.items():
@@ -139,7 +139,7 @@ def fetch_what_can_be_had(
 
 
 def _that_fit(downloads: Iterable[Download], failed: dict[Download, SpecbenchError] | None) -> list[Download]:
-    """The downloads for which their disk has room; the others are added to `failed`, or refused if it is None."""
+    """Return the downloads that fit on their disk. The others are added to `failed`, or raise an error if None."""
     from rich.filesize import decimal
 
     needed: dict[int, int] = {}
@@ -164,8 +164,8 @@ def _that_fit(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
 
 
 def fetch_file(remote: Remote, target: Path, progress: Progress | None = None, forbidden: bool = False) -> Path:
-    """Download to `target` unless the correct file exists, resuming a partial download. `forbidden`: do not
-    use the network, as in offline mode."""
+    """Download to `target` unless the correct file exists; resume a partial download. `forbidden`: do not use the
+    network, as in offline mode."""
     if target.is_file() and matches(target, remote):
         return target
     if forbidden or offline():
@@ -178,7 +178,7 @@ def fetch_file(remote: Remote, target: Path, progress: Progress | None = None, f
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = lock_when_free(target.with_name(f".{target.name}.lock"), target.name)
         try:
-            if not (target.is_file() and matches(target, remote)):  # another process may have brought it meanwhile
+            if not (target.is_file() and matches(target, remote)):  # another process may have downloaded it
                 _complete(remote, part, progress)
                 os.replace(part, target)
         finally:
@@ -191,14 +191,14 @@ def fetch_file(remote: Remote, target: Path, progress: Progress | None = None, f
 
 
 def matches(path: Path, remote: Remote) -> bool:
-    """Whether a local file has the published size and digest."""
+    """Return whether a local file has the published size and digest."""
     if remote.size is not None and path.stat().st_size != remote.size:
         return False
     return not remote.digest or _digest(path, remote) == remote.digest
 
 
 def mismatch(path: Path, remote: Remote) -> str:
-    """In what a local file differs from the published one."""
+    """Describe how a local file differs from the published file."""
     size = path.stat().st_size
     if remote.size is not None and size != remote.size:
         return f"{size:,} bytes instead of {remote.size:,}"
@@ -212,7 +212,7 @@ def _digest(path: Path, remote: Remote) -> str:
 
 
 def size_of(remote: Remote) -> int | None:
-    """Bytes of a published file, by request to its server if not known here; None if unknown."""
+    """Size of a published file in bytes, asked from its server if not known; None if unknown."""
     if remote.size is not None or offline():
         return remote.size
     with suppress(*TRANSIENT, ValueError), _open_url(remote.url, {}, "HEAD") as response:
@@ -222,7 +222,7 @@ def size_of(remote: Remote) -> int | None:
 
 
 def require_certificates() -> None:
-    """Refuse an SSL_CERT_FILE that holds no certificates, with which no server could be verified."""
+    """Raise an error if SSL_CERT_FILE contains no certificates, because no server could be verified with it."""
     if path := os.environ.get("SSL_CERT_FILE"):
         try:
             _read_certificates(path)
@@ -234,12 +234,12 @@ def require_certificates() -> None:
 
 @functools.cache
 def _read_certificates(path: str) -> None:
-    """Read a file of certificates, once for all downloads that a plan checks: it takes 20 ms."""
+    """Read a file of certificates, which takes 20 ms, once for all downloads that a plan checks."""
     ssl.create_default_context(cafile=path)
 
 
 def asked_wait(headers: Mapping[str, str]) -> tuple[str, bool]:
-    """How long a server asks to wait, for the end of a message, and whether that is longer than `PATIENCE_S`."""
+    """Return the wait that a server asks for, as the end of a message, and whether it exceeds `PATIENCE_S`."""
     limit = re.search(r"\bt=(\d+)", headers.get("RateLimit") or "")
     after = headers.get("Retry-After") or (limit[1] if limit else "")
     if after.isdecimal():
@@ -248,7 +248,7 @@ def asked_wait(headers: Mapping[str, str]) -> tuple[str, bool]:
 
 
 def offline(env: Mapping[str, str] | None = None) -> bool:
-    """Whether one of `OFFLINE_VARIABLES` disables the network."""
+    """Return whether one of `OFFLINE_VARIABLES` disables the network."""
     return any(is_on(name, env) for name in OFFLINE_VARIABLES)
 
 
@@ -271,7 +271,7 @@ def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
 
 
 def _receive(remote: Remote, part: Path, progress: Progress | None) -> None:
-    """Request the rest of `part` until all of it is here, or `DOWNLOAD_ATTEMPTS` in a row have added no bytes."""
+    """Request the rest of `part` until it is complete, or `DOWNLOAD_ATTEMPTS` requests in a row have added no bytes."""
     idle = 0
     while True:
         before = part.stat().st_size if part.exists() else 0
@@ -322,13 +322,13 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
 
 
 def _open_url(url: str, headers: Mapping[str, str], method: str = "GET") -> http.client.HTTPResponse:
-    """Send one request, over TLS unless the server is on this machine; an error of urllib if it is refused."""
+    """Send one request, over TLS unless the server is on this machine. Raises urllib's error if it is refused."""
     _require_tls(url)
     return send(urllib.request.Request(url, method=method, headers=dict(headers)), TIMEOUT_S)
 
 
 def send(request: urllib.request.Request, timeout: float) -> http.client.HTTPResponse:
-    """Send a request, past any proxy to a server on this machine; an error of urllib if it is refused."""
+    """Send a request; servers on this machine are reached without a proxy. Raises urllib's error if it is refused."""
     request.add_header("User-Agent", f"specbench/{__version__}")
     return _opener(urllib.parse.urlsplit(request.full_url).hostname in _HERE).open(request, timeout=timeout)
 
@@ -336,7 +336,7 @@ def send(request: urllib.request.Request, timeout: float) -> http.client.HTTPRes
 def _require_tls(url: str) -> None:
     """Reject addresses without TLS, except servers on this machine."""
     parts = urllib.parse.urlsplit(url)
-    chosen = url.startswith(os.environ.get("HF_ENDPOINT") or HUB)  # digests are checked in any case
+    chosen = url.startswith(os.environ.get("HF_ENDPOINT") or HUB)  # digests are checked anyway
     if parts.scheme != "https" and not (parts.scheme == "http" and (chosen or parts.hostname in _HERE)):
         raise SpecbenchError(f"{url:.100}: not an https address", "name an https address")
 
@@ -349,7 +349,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 @functools.cache
 def _opener(direct: bool = False) -> urllib.request.OpenerDirector:
-    """Opener that also trusts certifi's certificates, unless SSL_CERT_FILE names others: some Pythons have none."""
+    """Opener that also trusts certifi's certificates (some Pythons have none), unless SSL_CERT_FILE names others."""
     import certifi
 
     require_certificates()
@@ -361,9 +361,9 @@ def _opener(direct: bool = False) -> urllib.request.OpenerDirector:
 
 
 def _transient_reason(remote: Remote, error: Exception) -> str:
-    """Why a try failed, in words; a SpecbenchError if the next try would fail in the same way."""
+    """Describe why a try failed. Raise a SpecbenchError if the next try would fail in the same way."""
     if isinstance(error, urllib.error.HTTPError):
-        text = str(error.reason).partition("\n")[0]  # urllib may say three lines
+        text = str(error.reason).partition("\n")[0]  # urllib's text may have three lines
         wait, too_long = asked_wait(error.headers)
         reason = f"it answers {error.code} {text}{wait}"
         if too_long or (error.code < 500 and error.code not in (408, 429)):

@@ -40,7 +40,7 @@ def environment_facts() -> dict[str, object]:
 
 
 def versions() -> dict[str, str | None]:
-    # The metadata of an editable installation keeps the version that it was made with.
+    # The metadata of an editable installation keep the version at the time of the installation.
     present: dict[str, str | None] = {"python": platform.python_version(), "specbench": __version__}
     for package in ("torch", "transformers", "numpy", "pandas", "pyarrow", "safetensors", "torchao"):
         try:
@@ -86,7 +86,7 @@ def checkout_state() -> dict[str, object] | None:
 
 
 def hardware() -> dict[str, object]:
-    """CPU model, cores available to this process, memory, GPUs, and with a GPU, CUDA, driver, and whether TF32 is
+    """CPU model, cores available to this process, memory and GPUs. With a GPU also CUDA, driver, and whether TF32 is
     used."""
     torch, memory = sys.modules.get("torch"), pages_bytes("SC_PHYS_PAGES")
     gpus = torch.cuda.device_count() if torch and torch.cuda.is_available() else 0
@@ -168,7 +168,7 @@ def _cpu_model() -> str | None:
 
 @cache
 def cpu_features() -> str:
-    """Features of this processor for compiled code, as text: its name, and on Linux its instructions."""
+    """Processor features that compiled code depends on, as text: name, and on Linux the instruction sets."""
     try:
         table = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Files on disk: atomic writes, locks between processes, reads of foreign or damaged files, and where data files lie.
+"""Files on disk: atomic writes, locks between processes, reads of foreign or damaged files, and paths of data files.
 
-File systems of the network or of user space may lack locks or the syncing of folders; work goes on there, after a
-warning, once per process, that says what is not guaranteed.
+Network and user-space file systems may lack locks or the syncing of folders. Work continues there, after a warning,
+once per process, about the missing guarantee.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ PACKAGE = Path(__file__).parents[1]
 _LACKING = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 """Errors of a file system that does not support a call; every other error is a failure of the call."""
 FULL = {errno.ENOSPC, errno.EDQUOT}  # Errors of a full disk, or of a quota that is used up
-MAX_NAME_BYTES = 255  # Of a file or folder, by the file systems of Linux
+MAX_NAME_BYTES = 255  # Longest name of a file or folder on Linux file systems
 STDOUT = ("-", "/dev/stdout")  # Paths of output that mean stdout
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_PROBE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe must not wait for a writer
+_PROBE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # with it, opening a pipe does not wait for a writer
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",  # begins as UTF-16's does
+    codecs.BOM_UTF32_LE: "utf-32",  # UTF-16's mark is a prefix of it
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-_UNMARKED = {(1, 0, 1, 0): "utf-16-le", (0, 1, 0, 1): "utf-16-be"}  # by which of the first bytes are not 0
-_warned: set[str] = set()  # What was said to be missing
+_UNMARKED = {(1, 0, 1, 0): "utf-16-le", (0, 1, 0, 1): "utf-16-be"}  # keys: which of the first bytes are not 0
+_warned: set[str] = set()  # Missing features that were reported
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically and sync it to disk; creates the folder, and replaces a symbolic link. Of
-    several writers at once the last one to finish wins, and nobody reads a part; a failed write leaves none."""
-    aside = _hidden(path, f"{uuid.uuid4().hex}.tmp")  # no other writer's
+    """Write `data` to `path` atomically and sync it to disk. Creates the folder, and replaces a symbolic link. If
+    several processes write at once, the last to finish wins. Nobody reads a part of it; a failed write leaves none."""
+    aside = _hidden(path, f"{uuid.uuid4().hex}.tmp")  # unique to this writer
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -69,13 +69,13 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_output(path: Path, data: bytes) -> None:
     """Write `data` to the user's path: atomically to a file, also through a symbolic link; directly into a device, a
-    pipe or a mounted file; for "-" to stdout. A SpecbenchError if it cannot be written."""
-    if str(path) in STDOUT:  # opened by its name, a redirected stdout would be cut and overwritten
+    pipe or a mounted file; to stdout for "-". Raise a SpecbenchError if it cannot be written."""
+    if str(path) in STDOUT:  # opening it by name would truncate a redirected stdout
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         return
     place = Path(os.path.realpath(path))
-    if place.is_file() or not os.path.lexists(place):  # links in a circle are there, and cannot be opened
+    if place.is_file() or not os.path.lexists(place):  # circular links exist, but cannot be opened
         try:
             return write_atomically(place, data)
         except SpecbenchError as error:  # a mounted file cannot be replaced by another
@@ -98,16 +98,16 @@ def sync_folder(folder: Path) -> None:
 
 
 def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> int:
-    """Lock the file `path` for as long as the returned handle is open; a SpecbenchError, `busy` with `advice`, if
-    another process holds the lock."""
+    """Lock the file `path` as long as the returned handle is open. If another process holds the lock, raise a
+    SpecbenchError: `busy`, with `advice`."""
     while True:
-        # A pipe is not waited for. The umask decides who else may lock: folders are shared by groups.
+        # Do not wait for a pipe. The umask decides who else may lock, because groups share folders.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = ""
-            with suppress(OSError):  # it only helps people
+            with suppress(OSError):  # only information for the message
                 owner = os.read(handle, 32).decode(errors="replace").strip()
             os.close(handle)
             raise SpecbenchError(f"{busy}{f' ({owner})' if owner else ''}", advice) from None
@@ -119,7 +119,7 @@ def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> i
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             break
         os.close(handle)  # the previous owner removed the file between open and lock
-    with suppress(OSError):  # the owner's number only helps people
+    with suppress(OSError):  # the process id is only information
         os.ftruncate(handle, 0)
         os.write(handle, f"pid {os.getpid()}".encode())
     return handle
@@ -127,8 +127,8 @@ def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> i
 
 @contextmanager
 def replacing(place: Path, busy: str) -> Iterator[Path]:
-    """A path that becomes `place` at the end, for one writer at a time; other writers get the error `busy`. Its name is
-    fixed, so that a file or folder left by a killed process is found and removed."""
+    """Yield a path that replaces `place` at the end, for one writer at a time. Other writers get the error `busy`. The
+    path has a fixed name, so that leftovers of a killed process are found and removed."""
     aside, lock_path = _hidden(place, "tmp"), _hidden(place, "lock")
     lock = take_lock(lock_path, busy)
     try:
@@ -142,7 +142,7 @@ def replacing(place: Path, busy: str) -> Iterator[Path]:
 
 
 def _hidden(path: Path, ending: str) -> Path:
-    """The path of a file next to `path` while `path` is written; its name is short enough if `path`'s name is."""
+    """Path of a temporary file next to `path`. Its name is short enough if `path`'s name is."""
     name = path.name.encode(errors="ignore")[:160].decode(errors="ignore")
     return path.with_name(f".{name}.{ending}")
 
@@ -155,7 +155,7 @@ def _remove(path: Path) -> None:
 
 
 def lock_when_free(path: Path, name: str) -> int:
-    """Lock a file, after the process that holds it is done; `name` is what to say it waits for, nothing if empty."""
+    """Lock a file, after waiting for its holder. `name`: subject of a note on waiting; empty: no note."""
     while True:
         try:
             return take_lock(path, "")
@@ -167,7 +167,7 @@ def lock_when_free(path: Path, name: str) -> int:
 
 
 def read_regular(path: Path, limit: int, inside: Path | None = None) -> bytes:
-    """All bytes of a regular file of at most `limit` bytes; a pipe or a device is refused instead of waited for.
+    """All bytes of a regular file of at most `limit` bytes. Pipes and devices raise an error: reading might block.
     `inside`: folder that no symbolic link may leave; None allows links anywhere."""
     # realpath and not Path.resolve, which raises a RuntimeError at links that lead in a circle.
     place = Path(os.path.realpath(path)) if inside is not None else path
@@ -181,14 +181,14 @@ def read_regular(path: Path, limit: int, inside: Path | None = None) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a pipe or a device, which would be waited for; an OSError if it cannot be examined."""
+    """Raise an error for a pipe or a device, on which a read may block; an OSError if it cannot be examined."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise SpecbenchError(f"{path} is not a regular file")
 
 
 def text_of(data: bytes) -> str:
-    """Text of a file: UTF-8, or what its byte-order mark says, as programs on Windows write it, or UTF-16 that begins
-    with ASCII characters. A UnicodeDecodeError for anything else."""
+    """Text of a file in UTF-8, in the encoding of its byte-order mark (written by programs on Windows), or in UTF-16
+    that begins with ASCII characters. A UnicodeDecodeError for anything else."""
     marked = (encoding for mark, encoding in _MARKS.items() if data.startswith(mark) and data != mark)
     return data.decode(next(marked, _UNMARKED.get(tuple(map(bool, data[:4])), "utf-8")))
 
@@ -196,7 +196,7 @@ def text_of(data: bytes) -> str:
 def files_named(folder: Path, pattern: str) -> list[Path]:
     """Paths in `folder` whose names match `pattern`, sorted; empty if there is no such folder.
 
-    `Path.glob` would do, but since Python 3.12 it takes a folder that the operating system refuses for an empty one.
+    `Path.glob` is not used, because since Python 3.12 it returns nothing for a folder that cannot be read.
     """
     try:
         names = os.listdir(folder)
@@ -209,19 +209,19 @@ def files_named(folder: Path, pattern: str) -> list[Path]:
 
 @contextmanager
 def blaming(path: Path, damaged: str, try_this: str = "", exit_code: int = BAD_INPUT) -> Iterator[None]:
-    """Name `path` in whatever the block raises while it reads that file, a SpecbenchError for every error, see
-    `read_error`; "{}" in `damaged` is replaced by the reader's message."""
+    """Turn every error of the block, which reads `path`, into a SpecbenchError that names the file, see `read_error`.
+    "{}" in `damaged` is replaced by the reader's message."""
     try:
         yield
     except SpecbenchError:
         raise
-    except Exception as error:  # readers promise nothing about damaged content
+    except Exception as error:  # readers raise various types for damaged files
         reason = one_line(str(error).partition("\n")[0], 120) or type(error).__name__
         raise read_error(path, error, damaged.replace("{}", reason), try_this, exit_code) from error
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Whether Git LFS has left its placeholder instead of the file."""
+    """Return whether the content is a placeholder of Git LFS instead of the file."""
     start = b"version https://git-lfs.github.com/spec/"
     try:
         with path.open("rb") as file:
@@ -233,9 +233,9 @@ def is_lfs_pointer(path: Path) -> bool:
 def read_error(
     path: Path, error: BaseException, damaged: str, try_this: str = "", exit_code: int = BAD_INPUT
 ) -> SpecbenchError:
-    """The error of a failed read of `path`. A refusal by the operating system says nothing about the content, so only
-    content is called `damaged` ("is damaged: not readable as scores"), and only then `try_this` is advised. Raises
-    `error` itself if no content can be its cause."""
+    """Make the error of a failed read of `path`. Only if the cause is the content, not the operating system, the file
+    is called `damaged` ("is damaged: not readable as scores") with the advice `try_this`. Raise `error` itself if
+    neither can be its cause."""
     if isinstance(error, ImportError | NameError):
         raise error
     if (reason := refusal(path, error)) is not None:
@@ -246,7 +246,7 @@ def read_error(
 def refusal(path: Path, error: BaseException) -> str | None:
     """The operating system's reason behind `error`; None if the error is about the content of `path`.
 
-    Libraries drop error numbers, so an error without one is settled by reading the file's first byte.
+    Libraries drop error numbers. If there is no number, the file's first byte is read to find the cause.
     """
     if isinstance(error, OSError) and error.errno and error.errno != errno.EINVAL:  # torch seeks before a cut file
         return os.strerror(error.errno)

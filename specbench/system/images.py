@@ -17,11 +17,11 @@ from specbench.system.console import counted
 from specbench.system.files import files_named, read_error, read_regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-_DEEPEST = 100  # Folders inside each other that are searched for images
+_DEEPEST = 100  # Levels of nested folders that are searched for images
 _LEFT_BEHIND = (".*", "__MACOSX", "@eaDir", "[Tt]humbs.db", "THUMBS.DB", "[Dd]esktop.ini", "Icon\r", "$RECYCLE.BIN")
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-"""Formats by content, whatever the suffix: Pillow's readers of others may start programs."""
-MAX_PIXELS = 2**26  # Pixels an image may have by its header (8192 x 8192), before any is decoded
+"""Accepted formats by content, regardless of the suffix. Pillow's readers of other formats may start programs."""
+MAX_PIXELS = 2**26  # Maximum number of pixels (8192 x 8192) in an image's header, checked before decoding
 _MAX_BYTES = 2**28
 
 
@@ -43,7 +43,7 @@ def read_picture(path: Path, try_this: str = "", sha256: str | None = None, insi
         raise _too_large(path, "far too many") from None
     except SpecbenchError:
         raise
-    except Exception as error:  # a decoder promises nothing about damaged data
+    except Exception as error:  # decoders raise various types for damaged data
         raise read_error(path, error, "is damaged: not a PNG, JPEG, WebP or BMP image", try_this) from error
     if pixels is None:
         raise SpecbenchError(f"{path} has transparent pixels",
@@ -73,14 +73,14 @@ def png_bytes(pixels: np.ndarray) -> bytes:
 
 
 def members(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
-    """List files and folders directly inside a folder, sorted, without hidden files and files that systems and packers
-    create; `beside` are patterns of other names to leave out."""
+    """List files and folders directly inside a folder, sorted, without hidden files and files that operating systems
+    and archivers create. `beside`: patterns of other names to leave out."""
     return [path for path in files_named(folder, "*") if not any(map(path.match, (*_LEFT_BEHIND, *beside)))]
 
 
 def pictures_in(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
-    """List the image files of a folder, sorted: `members` directly inside, or else in its folders, at any depth.
-    Refuse a folder that has both, because thumbnails or another set would count as its images."""
+    """List the image files of a folder, sorted: `members` directly inside, or else in subfolders at any depth. Raise an
+    error if a folder has both, because thumbnails or another set would count as its images."""
     if not folder.is_dir():
         raise SpecbenchError(f"image folder {folder} does not exist")
     if not (pictures := _pictures(folder, beside, ())):

@@ -1,4 +1,4 @@
-"""Values as strict JSON, which has no NaN and no infinity, repeats no key, and nests no deeper than anybody writes."""
+"""Values as strict JSON: without NaN, infinity and repeated keys, and with limited nesting."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 
-MAX_DEPTH = 64  # Levels of nesting; Python's own writers and many others fail at a thousand
+MAX_DEPTH = 64  # Levels of nesting; many writers, also Python's, fail at a thousand
 
 
 def parse_json(text: str | bytes) -> object:
-    """Parse JSON from others; a ValueError for what is none, a key repeated within an object, or nesting above
+    """Parse untrusted JSON. Raise a ValueError for invalid JSON, a key repeated within an object, or nesting above
     `MAX_DEPTH`."""
     try:
         text = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
@@ -20,14 +20,14 @@ def parse_json(text: str | bytes) -> object:
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         parts = (item.values() if item.__class__ is dict else item for item in level)
-        level = [item for inner in parts for item in inner if item.__class__ in (dict, list)]  # the parser's only kinds
+        level = [item for inner in parts for item in inner if item.__class__ in (dict, list)]  # the only containers
         if not level:
             return value
     raise ValueError(f"nested more than {MAX_DEPTH} deep")
 
 
 def json_text(rows: Iterable[Mapping]) -> str:
-    """Rows as one JSON array; missing and non-finite numbers are null, other types text."""
+    """Rows as one JSON array. Missing and non-finite numbers are null, other types are text."""
     return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
@@ -39,7 +39,7 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
-"""Made once: `json.loads` makes a decoder for every text, which takes longer than a line of a prompt file."""
+"""Shared decoder: `json.loads` would make a decoder per text, which takes longer than parsing a line of prompts."""
 
 
 def nonfinite_as_null(value: object) -> object:

@@ -27,18 +27,18 @@ def available_cores() -> int:
 
 
 def whole_number(text: str) -> int:
-    """The number of a variable of up to ten ASCII digits, which every library reads alike; 0 for anything else."""
+    """Return the number in a variable if it has up to ten ASCII digits, which all libraries read alike; else 0."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else 0
 
 
 def available_threads() -> int:
-    """Cores of this process, limited by the threads that the user asks for."""
+    """Number of cores of this process, limited by the number of threads that the user requests."""
     return min(available_cores(), asked_threads() or sys.maxsize)
 
 
 def asked_threads() -> int | None:
-    """Threads that MKL_NUM_THREADS, else OMP_NUM_THREADS, requests, as torch reads them: the first of a list
-    (OpenMP's, for nested regions). At most OMP_THREAD_LIMIT. None if neither is set."""
+    """Number of threads in MKL_NUM_THREADS, else in OMP_NUM_THREADS, as torch reads them: the first number of a list
+    (OpenMP's, for nested regions), at most OMP_THREAD_LIMIT. None if neither is set."""
     most = _threads_of("OMP_THREAD_LIMIT")
     asked = _threads_of("MKL_NUM_THREADS") or _threads_of("OMP_NUM_THREADS") or most
     return asked and min(asked, most or asked)
@@ -75,7 +75,7 @@ def available_memory() -> int | None:
 
 
 def pages_bytes(pages: str) -> int | None:
-    """Bytes of the pages of memory that the system counts under a name of `os.sysconf`; None if unknown."""
+    """Bytes of memory from a page count of `os.sysconf`; None if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages)
     except (ValueError, OSError, AttributeError):
@@ -83,7 +83,7 @@ def pages_bytes(pages: str) -> int | None:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """The folders of this process's cgroup, of either version, and of those around it."""
+    """Folders of this process's cgroup (version 1 or 2) and of the cgroups that contain it."""
     for line in _text(_PROCESS / "self" / "cgroup").splitlines():
         _, _, entry = line.partition(":")
         controllers, _, path = entry.partition(":")

@@ -1,8 +1,8 @@
-"""Products of weight matrices with few hidden states, as in AR: by the fastest method of a CPU; and linear layers with
-the same input as one product: queries, keys and values, and the inner matrices of a gated MLP.
+"""Fast products of weight matrices with few hidden states, as in AR: the fastest method of a CPU, and one product for
+linear layers with the same input (queries, keys and values, and the inner matrices of a gated MLP).
 
-On a GPU a matrix of 4,096 rows is too small to occupy it with one or two hidden states. The layers of every family call
-these matrices by name, so each is replaced by a module that returns its part of the product.
+With one or two hidden states, a matrix of 4,096 rows is too small to occupy a GPU. The layers of every family call
+these matrices by name, so each is replaced by a module that returns its part of the joined product.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 FEW_STATES = 4
-"""Number of hidden states, if more than one, up to which the product of the weights with the states is faster than that
-of the states with the weights."""
+"""Maximum number of hidden states, if more than one, for which the product W x' of weights and states is faster than
+x W'."""
 
-LARGE = 2**18  # Elements of a weight matrix from which this is so: smaller ones stay in a processor's cache
+LARGE = 2**18  # Minimum number of elements of such a weight matrix: smaller matrices stay in a CPU's cache
 
 SUMMED_STATES = (1, 2)
 """Numbers of hidden states (AR without and with guidance) whose products are compiled to sums."""
@@ -27,7 +27,7 @@ _READ_AS_FLOAT = (torch.float32, torch.bfloat16)
 
 def linear_output(layer: nn.Linear, hidden: Tensor) -> Tensor:
     """Output [R, T, o] of a linear layer for hidden states [R, T, d]."""
-    # Not in eight bits; a tracer replaces tensors by its own kind.
+    # Not for eight-bit weights; a tracer replaces tensors by another type.
     plain = type(layer) is nn.Linear and (type(layer.weight) in (Tensor, nn.Parameter) or torch.compiler.is_exporting())
     return product(hidden, layer.weight, layer.bias) if plain else layer(hidden)
 
@@ -35,9 +35,9 @@ def linear_output(layer: nn.Linear, hidden: Tensor) -> Tensor:
 def product(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Hidden states [R, T, d] times the transpose of a weight matrix [o, d], plus a bias [o]: [R, T, o].
 
-    Compiled, one state and two take 1.2 and 1.3 times as long as the reading of the weights, 0.8 and 0.4 of the time
-    that MKL takes for x W'. Eager, W x' takes 0.4 of that time with two and three states and a matrix that no cache
-    holds, and 0.8 of it with four; with eight, and in bfloat16, x W' is as fast or faster.
+    Compiled, one and two states take 1.2 and 1.3 times as long as reading the weights, which is 0.8 and 0.4 times MKL's
+    time for x W'. Eager, for a matrix larger than the caches, W x' takes 0.4 times MKL's time with two and three states
+    and 0.8 times with four. With eight states, and in bfloat16, x W' is at least as fast.
     """
     rows, columns, _ = hidden.shape
     kind, dtype = hidden.device.type, hidden.dtype
@@ -54,20 +54,20 @@ def _plus(output: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def weights_times_states(hidden: Tensor, weight: Tensor) -> Tensor:
-    """`product` as W x'."""
+    """Compute `product` as W x'."""
     return (weight @ hidden.flatten(0, 1).T).T.contiguous().view(*hidden.shape[:2], -1)
 
 
 def _are_few(rows: int, columns: int) -> bool:
-    # Compiled, only a lone column is tested, which is a separate form anyway: a test of rows times columns would also
-    # make a form of narrow windows.
+    # Compiled code tests only for a single column, which is compiled separately anyway. A test of rows times columns
+    # would also compile narrow windows separately.
     if columns == 1:
         return 1 < rows <= FEW_STATES
     return not torch.compiler.is_compiling() and 1 < rows * columns <= FEW_STATES
 
 
 def sums_by_state(hidden: Tensor, weight: Tensor) -> Tensor:
-    """`product` of one column as sums, one per state and row of the matrix, which compiled code reads once for all."""
+    """Compute `product` of one column as a sum per state and matrix row. Compiled code reads the matrix only once."""
     import torch._inductor.inductor_prims  # registers the operation below
 
     # Otherwise Inductor recomputes the states for every row of the matrix. `as_strided` would also store them, but
@@ -79,7 +79,7 @@ def sums_by_state(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Latest:
-    """The product computed last in a network; no module, which torch is slow to change after each compiled call."""
+    """Last product in a network. Not a module, because torch is slow to change modules after each compiled call."""
 
     by: nn.Module | None = None
     hidden: Tensor | None = None
@@ -87,7 +87,7 @@ class _Latest:
 
 
 class _Joined(nn.Module):
-    """Weights and biases of several linear layers, one below the other."""
+    """Concatenated weights and biases of several linear layers."""
 
     def __init__(self, layers: list[nn.Linear], latest: _Latest):
         super().__init__()
@@ -124,7 +124,7 @@ class _Part(nn.Module):
 
 
 def join_products(network: nn.Module) -> None:
-    """Join what can be in every layer of a network, one layer after the other: no device has to hold all twice."""
+    """Join all joinable matrices of a network, layer by layer, so that a device never holds all weights twice."""
     latest = _Latest()
     for names in _TOGETHER:
         for module in [module for module in network.modules() if hasattr(module, names[0])]:

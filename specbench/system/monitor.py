@@ -1,4 +1,4 @@
-"""Machine state during a measurement: cores that other processes used, clocks, and of an NVIDIA GPU power and heat."""
+"""Machine state during a measurement: cores used by other processes, clocks, and power and heat of an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-BUSY_CORES = 0.25  # Cores taken by other processes on average above which latencies count as disturbed
+BUSY_CORES = 0.25  # If other processes took more cores than this on average, latencies count as disturbed
 
 
 class MachineMonitor:
@@ -26,10 +26,10 @@ class MachineMonitor:
     def read(self) -> dict[str, object]:
         """Return the available measurements.
 
-        Keys: `host`; `other_cores`, average number of cores used by other processes, among the cores available to this
-        process; `taken_cores`, how many of them this process has threads for, on a GPU one; and of an NVIDIA GPU
-        `gpu_mhz, gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (why the driver holds its clock back, a list) and `gpu_others`,
-        other processes computing on it.
+        Keys: `host`; `other_cores`, average number of this process's available cores that other processes used;
+        `taken_cores`, the part of `other_cores` that this process needed for its threads (one thread on a GPU); and of
+        an NVIDIA GPU `gpu_mhz, gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (list of reasons why the driver limits its clock)
+        and `gpu_others`, the number of other processes that compute on it.
         """
         seconds = max(time.perf_counter() - self._started, 1e-9)
         busy, ours = _busy_s(), time.process_time() - self._own
@@ -51,15 +51,15 @@ def cores_in_use() -> float:
 
 
 def others_at_work(machine: Mapping[str, object]) -> str | None:
-    """Describe other users of the machine in a reading of `MachineMonitor`; None if it was idle otherwise."""
+    """Describe other users of the machine in a reading of `MachineMonitor`; None if there were none."""
     if (cores := taken_cores(machine) or 0) > BUSY_CORES:
         return f"other processes took {cores:.1f} of the cores needed"
     return next(iter(gpu_disturbances([machine])), None)
 
 
 def taken_cores(machine: Mapping[str, object]) -> float | None:
-    """Needed cores that others used during a reading of `MachineMonitor`; older readings have all cores that others
-    used."""
+    """Cores that this process needed and others used in a reading of `MachineMonitor`. Older readings give all cores
+    that others used."""
     cores = machine.get("taken_cores", machine.get("other_cores"))
     return None if cores is None else float(cores)
 
@@ -93,8 +93,8 @@ def gpu_users(device: str) -> str:
 
 
 def _other_processes(processes: Sequence) -> list:
-    """NVML's processes of a GPU without this one: in a container, which hides its number, without the largest
-    process."""
+    """NVML's processes of a GPU without this process. In a container, which hides the process ids, the largest process
+    is left out instead."""
     others = [process for process in processes if process.pid != os.getpid()]
     torch = sys.modules.get("torch")
     if len(others) == len(processes) and torch is not None and torch.cuda.is_initialized():
@@ -115,7 +115,7 @@ def _busy_s() -> float | None:
 
 @functools.cache
 def gpu_of(device: str):
-    """NVML handle of a CUDA device; None otherwise or without nvidia-ml-py."""
+    """NVML handle of a CUDA device; None for other devices or without nvidia-ml-py."""
     if not device.startswith("cuda"):
         return None
     try:
@@ -124,7 +124,7 @@ def gpu_of(device: str):
 
         pynvml.nvmlInit()
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    except Exception:  # no library, no permission, a GPU that is not NVIDIA's: values stay unknown
+    except Exception:  # no library, no permission, or not an NVIDIA GPU: values are unknown
         return None
 
 

@@ -1,8 +1,8 @@
 """Plug-ins: entry points of installed packages, and imports by reference.
 
 A plug-in is any installed package with an entry point in `specbench.decoders`, `specbench.models`,
-`specbench.metrics` or `specbench.prompts`. A decoder entry point is a `Preset`, a model's a `ModelInfo`, a
-metric's its class (a `specbench.metrics.base.Metric`), and a prompt set's the path of its file or a function returning
+`specbench.metrics` or `specbench.prompts`. The entry point of a decoder is a `Preset`, of a model a `ModelInfo`, of a
+metric its class (a `specbench.metrics.base.Metric`), of a prompt set the path of its file or a function that returns
 it. A broken plug-in is skipped with a warning. The same objects can be named as "package.module:NAME" without being
 installed.
 """
@@ -26,7 +26,7 @@ from specbench.system.console import one_line
 
 _NAME = re.compile(r"\w[\w.+ \[\]-]{0,99}")
 PLUGIN_KINDS = ("decoders", "models", "metrics", "prompts")
-_loaded: set[str] = set()  # Top names of the modules that plug-ins came from
+_loaded: set[str] = set()  # Top-level packages of the loaded plug-ins
 
 
 class PluginWarning(UserWarning):
@@ -34,8 +34,7 @@ class PluginWarning(UserWarning):
 
 
 class PluginError(SpecbenchError):
-    """Failure of code that is not specbench's. `who`: what it is and how it is called, "metric 'mine'"; `owner`: its
-    name alone."""
+    """Failure of code that is not specbench's. `who`: kind and name, as in "metric 'mine'"; `owner`: only the name."""
 
     def __init__(self, who: str, error: BaseException, owner: str = ""):
         where = f" ({place})" if (place := foreign_place(error)) else ""
@@ -49,7 +48,7 @@ class PluginError(SpecbenchError):
 
 
 def foreign_place(error: BaseException) -> str | None:
-    """The last line of a plug-in's code on the way to an error, "mine.py:12"; None without such a line."""
+    """Last line of a plug-in's code in the traceback of an error, "mine.py:12"; None if it has none."""
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__")).partition(".")[0] in _loaded:
@@ -59,8 +58,8 @@ def foreign_place(error: BaseException) -> str | None:
 
 @contextmanager
 def naming_plugin(kind: str, owner: str, module: str) -> Iterator[None]:
-    """Name `owner` in whatever the block raises, if the `module` that it is from is not specbench's: a PluginError in
-    place of every error but a SpecbenchError, and Ctrl-C."""
+    """Turn the errors of the block into a PluginError that names `owner`, if its `module` is not specbench's.
+    SpecbenchError and Ctrl-C do not change."""
     try:
         yield
     except (SpecbenchError, KeyboardInterrupt):
@@ -86,7 +85,7 @@ def load_object(target: str, kind: str = "object") -> object:
         raise
     except AttributeError:
         raise SpecbenchError(f"{kind} '{target}': module '{module_name}' has no '{attribute}'") from None
-    except (Exception, SystemExit) as error:  # importing runs third-party code, which may raise anything
+    except (Exception, SystemExit) as error:  # importing runs third-party code, which may raise any error
         if isinstance(error, ModuleNotFoundError) and error.name:
             what = f"{kind} '{target}': no module named '{error.name}'"
             itself = error.name == module_name.partition(".")[0]
@@ -121,7 +120,7 @@ def load_plugin(kind: str, name: str, check: Callable[[object], bool], expected:
 
 
 def load_user_object(reference: str, kind: str) -> object:
-    """Import a reference typed by a user; unlike `load_object`, modules in the current folder are found too."""
+    """Import a reference typed by a user. Unlike `load_object`, it also finds modules in the current folder."""
     search_current_folder()
     return load_object(reference, kind)
 
@@ -132,10 +131,10 @@ def search_current_folder() -> None:
 
 
 def path_component(name: object) -> bool:
-    """Whether a plug-in's name can be a file name on every system."""
+    """Return whether a plug-in's name can be a file name on every system."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def is_reference(name: str) -> bool:
-    """Whether a name is written as a reference, "package.module:NAME"."""
+    """Return whether a name has the form of a reference, "package.module:NAME"."""
     return re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", name) is not None

@@ -1,7 +1,7 @@
 """Signals that ask a command to stop: Ctrl-C, SIGTERM, and the signals of closed terminals and batch schedulers.
 
-Python raises KeyboardInterrupt wherever the main thread is, also in a destructor, which swallows it. `install` keeps
-the signal's number, so that phases can `look`, and raises again every second until the command has answered.
+Python raises KeyboardInterrupt at any point of the main thread, also in a destructor, which ignores it. `install`
+therefore keeps the signal's number, which `look` checks, and raises again every second until the command reacts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specbench.errors import SpecbenchError
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 NUMBERS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 TERMINATION_S = 20.0
-"""Seconds from a signal other than Ctrl-C until unfinished images are dropped; schedulers kill 30 s after SIGTERM."""
+"""Seconds after which a signal other than Ctrl-C drops unfinished images. Schedulers kill 30 s after SIGTERM."""
 _AGAIN_S = 1.0
 
 
@@ -34,13 +34,13 @@ _state = _State()
 
 
 class Stop(threading.Event):
-    """Set when the images in work are the last to decode. `number`: the signal that set it."""
+    """Event: finish the current images and decode no others. `number`: the signal that set it."""
 
     number = 0
 
 
 def install() -> None:
-    """Handle the signals for the rest of this process. Those that it was started to ignore, as by nohup,
+    """Handle the signals for the rest of this process. Signals that were ignored at its start, for example by nohup,
     stay ignored."""
     _state.process = os.getpid()
     signal.signal(signal.SIGALRM, _raise_again)
@@ -58,8 +58,8 @@ def take_back() -> None:
 
 @contextmanager
 def kept_from_children() -> Iterator[None]:
-    """Processes that are started within the block do not end by signals that a scheduler sends to the whole process
-    group and that this process answers; by SIGTERM they do."""
+    """Context in which started processes ignore the signals that a scheduler sends to the whole process group and that
+    this process handles, except SIGTERM."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*NUMBERS} - {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -68,26 +68,26 @@ def kept_from_children() -> Iterator[None]:
 
 
 def look() -> None:
-    """Raise KeyboardInterrupt if a signal came, wherever the first one may have got lost."""
+    """Raise KeyboardInterrupt if a signal was received, because the first exception may have been lost."""
     if _state.asked:
         raise KeyboardInterrupt
 
 
 def asked() -> int:
-    """Number of the first signal that came since `install`; 0 if none did."""
+    """Number of the first signal since `install`; 0 if there was none."""
     return _state.asked
 
 
 def answered() -> None:
-    """The command ends: nothing is raised any more, and one more signal ends the process at once."""
+    """Mark the command as ending: no more exceptions are raised, and one more signal ends the process at once."""
     _state.ending = True
     if _state.asked:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def stopped(done: str = "", number: int = 0) -> SpecbenchError:
-    """The error of a command that was stopped, with exit code 128 + the signal's number. `done`: how far it is, as in "
-    with 3 of 8 images done". `number`: the signal; by default the received signal, or Ctrl-C."""
+    """Make the error of a stopped command, with exit code 128 + the signal's number. `done`: its progress, for example
+    " with 3 of 8 images done". `number`: the signal; by default the received signal, or Ctrl-C."""
     number = number or _state.asked or signal.SIGINT
     what = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
     kept = "" if done else "what is finished is kept; "
@@ -95,15 +95,15 @@ def stopped(done: str = "", number: int = 0) -> SpecbenchError:
 
 
 def in_place_of(error: SpecbenchError) -> SpecbenchError:
-    """The error to show: an interrupt that C code or a library turned into another error is an interrupt."""
+    """Return the error to show: the interrupt, if C code or a library turned it into another error."""
     return stopped() if _state.asked and error.exit_code <= 128 else error
 
 
 @contextmanager
 def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
-    """Within the block the first signal sets the `Stop` in place of raising. A second Ctrl-C raises at once, and so do
-    all other signals after `TERMINATION_S`. `tell` is called from the handler, with the seconds that are left if the
-    signal sets a limit."""
+    """Context in which the first signal sets the `Stop` instead of raising. A second Ctrl-C raises at once; any other
+    signal raises after `TERMINATION_S`. The handler calls `tell`, with the remaining seconds if the signal sets a
+    limit."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -117,13 +117,13 @@ def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
         if _state.process == os.getpid():
             _state.asked = stop.number
         if number != signal.SIGINT:
-            if not limited:  # a second one gives no more time
+            if not limited:  # another signal does not extend the time
                 signal.setitimer(signal.ITIMER_REAL, TERMINATION_S, _AGAIN_S)
             limited.append(number)
         elif again:
             raise KeyboardInterrupt
         if not again:
-            with suppress(RuntimeError):  # a signal in the middle of a write to the same stream
+            with suppress(RuntimeError):  # the signal interrupted a write to the same stream
                 tell(None if number == signal.SIGINT else TERMINATION_S)
 
     before = {number: signal.signal(number, on_signal) for number in _free(NUMBERS)}
@@ -137,8 +137,8 @@ def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
 
 
 def _free(numbers: tuple[int, ...]) -> list[int]:
-    """The signals to handle: those that this process was not started to ignore (nohup) and, but for Ctrl-C and SIGTERM,
-    nobody else uses. Shells make background jobs deaf to Ctrl-C; `kill -INT` should stop these nonetheless."""
+    """The signals to handle: those not ignored at the start of this process (nohup) and, except Ctrl-C and SIGTERM, not
+    handled by others. Shells make background jobs ignore Ctrl-C; `kill -INT` should stop these anyway."""
     handlers = {number: signal.getsignal(number) for number in numbers}
     unused = {n for n, handler in handlers.items() if handler in (signal.SIG_DFL, _on_signal)}
     term = {signal.SIGTERM} if handlers.get(signal.SIGTERM) not in (signal.SIG_IGN, None) else set()
@@ -146,7 +146,7 @@ def _free(numbers: tuple[int, ...]) -> list[int]:
 
 
 def _on_signal(number, _frame):
-    if os.getpid() != _state.process:  # a forked process, which this is not for
+    if os.getpid() != _state.process:  # not in forked processes
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         return
@@ -167,7 +167,7 @@ def _raise_again(_number, _frame):
 
 
 def _without_interrupts(hook: Callable) -> Callable:
-    """A hook of `sys` that gets no interrupts, which are raised again."""
+    """Wrap a hook of `sys` so that it gets no interrupts; these are raised again."""
 
     def guarded(what, *rest):
         if not issubclass(getattr(what, "exc_type", what), KeyboardInterrupt):

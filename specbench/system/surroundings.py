@@ -1,5 +1,5 @@
 """Surroundings of the process: home folder and user name, working folder, width of the terminal. `settle` corrects
-whatever libraries cannot use, before they are imported."""
+values that libraries cannot use, before these are imported."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from specbench.system.console import stderr, warn
 from specbench.system.limits import whole_number
 
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
-_LEAST_COLUMNS = 40  # Narrower tables have no room for words: the terminal breaks their lines
+_LEAST_COLUMNS = 40  # Narrower tables cannot hold words, so the terminal may break their lines
 _MOST_COLUMNS = 10_000
 
 
 def settle() -> None:
     """Settle the surroundings of a command."""
     settle_home()
-    if os.environ.get("HF_ENDPOINT") == "":  # which the hub's client takes for an address
+    if os.environ.get("HF_ENDPOINT") == "":  # the hub's client would use "" as an address
         del os.environ["HF_ENDPOINT"]
     if (named := os.environ.get(COMPILED)) is not None and not os.path.isdir(named):
         try:
-            os.makedirs(named, exist_ok=True)  # as torch does when it is imported, compiled or not
+            os.makedirs(named, exist_ok=True)  # torch does this on import, even if nothing is compiled
         except OSError as error:
             warn(f"{COMPILED}={named} is ignored: {error.strerror}")
             del os.environ[COMPILED]
-    for variable in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):  # rich's and typer's
+    for variable in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):  # variables of rich and typer
         if not 0 < whole_number(os.environ.get(variable, "")) <= _MOST_COLUMNS:
             os.environ.pop(variable, None)
     if stderr().width < _LEAST_COLUMNS:
@@ -42,7 +42,7 @@ def settle() -> None:
 
 
 def check_working_folder() -> None:
-    """Refuse a working folder that was deleted: numerical libraries end the process there."""
+    """Raise an error if the working folder was deleted, because numerical libraries would end the process."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -50,8 +50,8 @@ def check_working_folder() -> None:
 
 
 def settle_home() -> None:
-    """Give a process without home folder or user name (containers, batch systems) the user's or private ones, because
-    libraries put their caches there."""
+    """Set HOME and LOGNAME if the process lacks them (containers, batch systems): the user's home, else a private
+    folder. Libraries put their caches there."""
     try:
         user = pwd.getpwuid(os.getuid())
     except KeyError:
@@ -63,8 +63,8 @@ def settle_home() -> None:
 
 @contextmanager
 def plain_matplotlib() -> Iterator[None]:
-    """Context of the first import of matplotlib, without the user's backend and settings: MPLBACKEND may be of a
-    notebook's package that is not here, and only files are drawn. A notebook keeps its backend for its own figures."""
+    """Context to import matplotlib first without the user's backend and settings. MPLBACKEND may name a notebook's
+    package that is not installed, and only files are drawn. A notebook keeps its backend for its own figures."""
     asked = {name: os.environ.pop(name, None) for name in ("MPLBACKEND", "MATPLOTLIBRC")}
     os.environ["MATPLOTLIBRC"] = os.devnull
     try:
@@ -79,8 +79,8 @@ def plain_matplotlib() -> Iterator[None]:
 
 @cache
 def private_folder() -> Path:
-    """A folder for temporary files that no other user can write to, the same for all processes of this one; its path
-    has neither spaces nor quotes, if any folder for such files has none."""
+    """Folder for temporary files that only this user can write to, the same for all processes of this user. Its path
+    has no spaces or quotes if any temporary folder has such a path."""
     places = [tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]
     plain = [place for place in places if re.fullmatch(r"[^\s'\"\\]+", place) and os.access(place, os.W_OK)]
     within = next(iter(plain), places[0])

@@ -1,4 +1,4 @@
-"""Formats of tables: endings of files, the kinds of output that are written in them, and what else they can hold.
+"""Formats of tables: file endings, the kinds of output that can be written in a format, and its abilities.
 
 Nothing heavy is imported: commands list and refuse formats before any work. The writer of a format is the function
 `OUTPUT_FORMAT`, such as `report_csv`, in the module of its kind of output.
@@ -19,7 +19,7 @@ _MODULES = {
     "comparison": "reporting.text_formats",
     "over": "reporting.over",
 }
-"""Where the writers of each kind of output are: reports of runs, papers' tables, two runs compared, and runs over
+"""Module of the writers of each kind of output: reports of runs, papers' tables, comparisons of two runs, and runs over
 their seeds (`report --over`)."""
 
 
@@ -27,9 +27,9 @@ their seeds (`report --over`)."""
 class Format:
     """Uses of a format."""
 
-    endings: tuple[str, ...]  # of files; the first is also a name of the format
+    endings: tuple[str, ...]  # file endings; the first is also a name of the format
     outputs: tuple[str, ...]  # keys of `_MODULES`; every other kind of output refuses the format
-    to_file: bool = False  # not for a terminal
+    to_file: bool = False  # is not printed on a terminal
     columns: bool = False  # whether the columns of a report can be chosen
     long: bool = False  # whether a report can have a row per run and number
     one_table: bool = False  # whether it holds only one of the papers' tables
@@ -46,12 +46,12 @@ FORMATS = {
 
 
 def formats_with(fact: str) -> list[str]:
-    """The formats of a kind of output, or whose field `fact` is true."""
+    """The formats for a kind of output, or the formats whose field `fact` is true."""
     return [name for name, form in FORMATS.items() if fact in form.outputs or getattr(form, fact, False)]
 
 
 def format_name(output: str, name: str) -> str:
-    """The format that a typed name means for a kind of output."""
+    """Return the format that a typed name means for a kind of output."""
     formats = formats_with(output)
     return read_name("format", name, formats, {name: FORMATS[name].endings[:1] for name in formats})
 

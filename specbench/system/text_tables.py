@@ -1,4 +1,4 @@
-"""Tables of texts: one document, and a writer of it for markdown, for LaTeX and for terminals."""
+"""Tables of texts: one data structure, and writers for markdown, LaTeX and terminals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specbench.system.console import one_line, printable
 LATEX_NEEDS = "% needs \\usepackage{booktabs}\n"
 _NO_CELL = "-"
 COLUMN_GAP = 2
-_WHOLE = 28  # Table cells up to this width are not wrapped while another panel can be opened
+_WHOLE = 28  # Cells up to this width are not wrapped if columns can move to another panel
 
 
 class TextCell(NamedTuple):
@@ -31,8 +31,8 @@ class TextCell(NamedTuple):
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of texts, whatever its format: rows of cells in groups with a name or none, and notes below. `labels`:
-    how many columns at the left name a row."""
+    """Table of texts, independent of the format: rows of cells in groups (with or without a name), and notes below.
+    `labels`: number of columns at the left that name a row."""
 
     headings: Sequence[str]
     groups: Sequence[tuple[str | None, Sequence[Sequence[TextCell]]]]
@@ -47,7 +47,7 @@ class TextTable:
 
     @property
     def marked(self) -> bool:
-        """Whether a cell is bold."""
+        """Return whether a cell is bold."""
         return any(cell.bold for row in self.rows for cell in row)
 
 
@@ -60,8 +60,8 @@ def plain_table(
 
 
 def distinct_columns(table: TextTable, kept: Container[str]) -> TextTable:
-    """A table with a single group, without empty columns; values that all of several rows share are in its first note.
-    `kept`: headings of columns that stay if they are constant."""
+    """Table with a single group, without empty columns. If there are several rows, values that all of them share move
+    to the first note. `kept`: headings of columns that stay even if they are constant."""
     rows, used, shared = table.rows, [], []
     if not rows:
         return table
@@ -82,8 +82,8 @@ def distinct_columns(table: TextTable, kept: Container[str]) -> TextTable:
 
 
 def markdown_table(table: TextTable, aligned: bool = False) -> str:
-    """The rows as markdown: labels left, the others right, names of groups bold. `aligned`: columns are
-    padded, for reading as text."""
+    """The rows as markdown: labels aligned left, other columns right, names of groups bold. `aligned`: columns are
+    padded, so that the text itself is readable."""
     write = (lambda text: one_line(text).replace("|", "\\|")) if aligned else escape
     rows = [list(map(write, table.headings))]
     for group, lines in table.groups:
@@ -110,7 +110,7 @@ def prose(text: str) -> str:
 
 
 _COLUMN, _PAGE, _CHARACTER, _POINTS = 229, 469, 4.5, 8
-"""Points: width of a column and of the text of a two-column article, of a character of \\small, and between columns."""
+"""Widths in points: column and text of a two-column article, a character in \\small, the space between columns."""
 
 
 def latex_table(table: TextTable, label: str, wide: bool = False) -> str:
@@ -146,7 +146,7 @@ def latex_table(table: TextTable, label: str, wide: bool = False) -> str:
 
 
 def latex_label(name: str | None, *content: str) -> str:
-    """Label of a table by its name, else by a number of its content: two tables of a paper have different ones."""
+    """Label of a table from its name, else from a digest of its content, so that labels in a paper differ."""
     number = int(hashlib.sha256("\n".join(content).encode()).hexdigest(), 16) % 10**6
     return "tab:" + (re.sub(r"[^\w-]+", "-", name) if name else f"specbench-{number:06d}")
 
@@ -179,7 +179,7 @@ def tex(text: str) -> str:
 def terminal_table(table: TextTable, width: int, left: Container[str] = (), dim: Container[int] = ()) -> Group:
     """Lay out for a terminal of `width` characters: cells wrap only between words, and columns that do not fit follow
     in a panel below. Each panel repeats the labels; rows without further text are in the first. `left`: headings of
-    columns aligned left, in addition to the labels; `dim`: places of pale columns."""
+    columns aligned left, in addition to the labels; `dim`: indices of pale columns."""
     headings = [one_line(text) for text in table.headings]
     rows = [
         [cell._replace(text=one_line(cell.text)) for cell in row]
@@ -211,12 +211,12 @@ def terminal_table(table: TextTable, width: int, left: Container[str] = (), dim:
 
 
 def panel_count(table: TextTable, width: int) -> int:
-    """Into how many panels `terminal_table` cuts the table."""
+    """Number of panels into which `terminal_table` divides the table."""
     return len(_panels(_widths(table.headings, table.rows, width, table.labels), width, table.labels))
 
 
 def _panels(widths: Sequence[int], width: int, labels: int) -> list[list[int]]:
-    """Places of the columns of each panel; a column that is too wide is alone in its panel."""
+    """Indices of the columns in each panel. A column that is too wide is alone in its panel."""
     room = width - sum(wide + COLUMN_GAP for wide in widths[:labels])
     panels: list[list[int]] = []
     for place, wide in enumerate(widths[labels:], labels):
@@ -228,8 +228,8 @@ def _panels(widths: Sequence[int], width: int, labels: int) -> list[list[int]]:
 
 
 def _widths(headings: Sequence[str], rows: Sequence[Sequence[TextCell]], width: int, labels: int) -> list[int]:
-    """Width of each column: of unwrapped cells if all columns fit, else at most `_WHOLE` or its longest word; labels
-    take half of the terminal at most."""
+    """Width of each column: the width of unwrapped cells if all columns fit, else at most `_WHOLE` or the longest word.
+    Labels take at most half of the terminal."""
     columns = [[heading, *(row[place].text for row in rows if len(row) > 1)] for place, heading in enumerate(headings)]
     least = [min(width, max(len(word) for text in column for word in (*text.split(), ""))) for column in columns]
     most = [max(small, *map(len, (*column[1:], ""))) for small, column in zip(least, columns, strict=True)]

@@ -1,4 +1,4 @@
-"""Torch devices by name: which names are valid, which of them this machine has."""
+"""Torch devices by name: checks that a name is valid and that this machine has the device."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 
-# Imports inside functions: torch, not for plans on a CPU, which do without.
+# Imports inside functions: torch, which plans on a CPU do not need.
 
 AUTO = "auto"
 _NAME = re.compile(r"(?P<kind>cpu|mps|cuda)(:(?P<index>\d{1,3}))?")
 
 
 def check_device_name(device: str) -> None:
-    """Raise a SpecbenchError for a name that no machine has."""
+    """Raise a SpecbenchError for an invalid name."""
     if "," in device:
         advice = "--dtype int8wo halves its weights; --workers and --ray load a model on each GPU"
         raise SpecbenchError(f"--device {device:.40}: a model decodes on one device", advice)
@@ -43,12 +43,12 @@ def require_device(device: str) -> None:
 
 
 def has_gpu_driver() -> bool:
-    """Whether the system has the device files of a GPU driver."""
+    """Return whether the system has the device files of a GPU driver."""
     return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")))
 
 
 def no_gpu_reason() -> str:
-    """Why torch has no CUDA device: its build, or what it says itself of driver and devices."""
+    """Reason why torch has no CUDA device: its build, or torch's message on driver and devices."""
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:
@@ -63,7 +63,7 @@ def no_gpu_reason() -> str:
 
 
 def check_decoding_device(device: str) -> None:
-    """Raise a SpecbenchError for a name that no machine has, and for mps, on which no decoder runs."""
+    """Raise a SpecbenchError for an invalid name, and for mps, on which no decoder runs."""
     check_device_name(device)
     if device == "mps":
         raise SpecbenchError("--device mps: decoding needs float64, which mps does not have", "use --device cpu")
@@ -86,7 +86,7 @@ def use_device(device: str) -> None:
 
 
 def emulates_bfloat16(device: str) -> bool:
-    """Whether a CUDA device that is here computes bfloat16 by way of float32, as those before Ampere do."""
+    """Return whether a CUDA device of this machine computes bfloat16 through float32, as devices before Ampere do."""
     if not device.startswith("cuda"):
         return False
     import torch
@@ -99,10 +99,10 @@ def emulates_bfloat16(device: str) -> bool:
 
 
 def best_device(float64: bool = True) -> str:
-    """Name the fastest kind of torch device available: "cuda", "mps" or "cpu". `float64`: whether the work needs it, as
-    decoding does; Apple's GPUs ("mps") do not have it."""
+    """Name the fastest available kind of torch device: "cuda", "mps" or "cpu". `float64`: whether the work needs
+    float64, as decoding does; Apple's GPUs ("mps") do not have it."""
     if sys.platform == "linux" and "torch" not in sys.modules and not has_gpu_driver():
-        return "cpu"  # known without the seconds that torch takes to import
+        return "cpu"  # no need to import torch, which takes seconds
     import torch
 
     if torch.cuda.is_available():

@@ -16,7 +16,7 @@ _Function = TypeVar("_Function", bound=Callable)
 class _State(NamedTuple):
     read: Callable[[], Any]
     write: Callable[[Any], None]
-    pinned: Any = None  # None: restored, but left to whatever a run sets
+    pinned: Any = None  # None: restored afterwards, but not set here
 
 
 def _attribute(of: object, name: str, pinned: object) -> _State:
@@ -24,7 +24,7 @@ def _attribute(of: object, name: str, pinned: object) -> _State:
 
 
 def _precision(unit: Any) -> _State:
-    """Precision of float32 in one unit: "none" if it follows the setting of all units."""
+    """Setting of float32 precision for one kind of operation; "none" if it follows the global setting."""
 
     def write(value: str) -> None:
         unit.fp32_precision = "none"
@@ -56,16 +56,15 @@ _STATES = (*_OF_THREAD, *_OF_PROCESS)
 
 
 class PinnedTorch(torch.inference_mode):
-    """Context or decorator that computes in the dtype and on the device that a run names: no autocast, no TF32 or
-    bfloat16 in the products of float32, new tensors in float32 on the CPU. `mode`: whether in inference mode, else with
-    gradients. The earlier state is restored afterwards, also the number of threads; for the whole process, after the
-    last thread that decodes."""
+    """Context or decorator for computing in a run's dtype and on its device: no autocast, no TF32 or bfloat16 in
+    float32 products, new tensors in float32 on the CPU. `mode`: inference mode if true, else with gradients. The
+    earlier state, also the number of threads, is restored afterwards; global state after the last decoding thread ends."""
 
     _lock, _open = Lock(), 0  # contexts of all threads, and what their process had before the first
     _shared: Iterable = ()
 
     def __call__(self, function: _Function) -> _Function:
-        return super().__call__(function)  # type checkers know nothing of torch's
+        return super().__call__(function)  # type checkers do not know torch's decorator
 
     def __enter__(self) -> None:
         super().__enter__()
@@ -75,7 +74,7 @@ class PinnedTorch(torch.inference_mode):
                 PinnedTorch._shared = [(state, _read(state)) for state in _OF_PROCESS]
             PinnedTorch._open += 1
             _set((state, state.pinned) for state in _STATES)
-        # Every call is slower in such a context, so it is entered only to hide another device.
+        # The context slows down every call, so it is entered only if it must hide another device.
         self._device = None if torch.get_default_device().type == "cpu" else torch.device("cpu")
         if self._device:
             self._device.__enter__()
@@ -96,7 +95,7 @@ def _set(values: Iterable[tuple[_State, Any]]) -> None:
 
 
 def _read(state: _State) -> Any:
-    """The value of a state; None if other functions of torch have set it, in which case torch refuses to read it."""
+    """The value of a state; None if it was set by other functions of torch, because torch then refuses to read it."""
     try:
         return state.read()
     except RuntimeError:
