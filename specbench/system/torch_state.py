@@ -58,7 +58,7 @@ _STATES = (*_OF_THREAD, *_OF_PROCESS)
 class PinnedTorch(torch.inference_mode):
     """Context or decorator for computing in a run's dtype and on its device: no autocast, no TF32 or bfloat16 in
     float32 products, new tensors in float32 on the CPU. `mode`: inference mode if true, else with gradients. The
-    earlier state, also the number of threads, is restored afterwards; global state after the last thread that decodes."""
+    earlier state and number of threads are restored afterwards; global state after the last thread that decodes."""
 
     _lock, _open = Lock(), 0  # contexts of all threads, and what their process had before the first
     _shared: Iterable = ()
