@@ -293,7 +293,7 @@ def wide_faults(
     kind, distance, share = WIDE_DTYPES[dtype]
     model = EnumerableTransformer(_WIDE, _PROMPTS, seed)
     embedding = model.backbone.embed_tokens.weight[: _WIDE.vocab]
-    # Similar logits after all tokens: drafts drawn after other tokens are often kept, up to the end of the window.
+    # Similar embeddings: drafts drawn after other tokens are often kept, up to the end of the window.
     embedding.mul_(0.1).add_(10 * embedding[0])
     model.backbone.to(kind)
     model.codebook, model.matrix = model.codebook.to(kind), model.matrix.to(kind)

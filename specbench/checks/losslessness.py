@@ -189,7 +189,7 @@ def verdict_line(row: Mapping) -> str:
         return f"{LOSSY} ({p})" + "".join(f"; images of other {kind} are not independent" for kind in row["dependent"])
     seen = f"would have seen a total variation of {row['detectable_tv']:.3f}"
     if row["weakest_tv"]:
-        seen += f", of {row['weakest_tv']:.3f} where least is seen: {row['weakest_setting']}"
+        seen += f", of {row['weakest_tv']:.3f} in the least sensitive setting: {row['weakest_setting']}"
     other = f"; {row['alone_differ']} images or more have other tokens alone than in a batch" * (
         row["alone_differ"] > 0
     )

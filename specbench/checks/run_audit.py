@@ -205,7 +205,7 @@ def _explained(
         return {"causes": [], "cause": None, "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
     if not causes and not audit["deviates"]:
         found = audit["logp_fits"]
-        of_what = f"{LOGP_KINDS[found]}: --logp {found}" if found else "of no kind that was tried"
+        of_what = f"{LOGP_KINDS[found]}: --logp {found}" if found else "of an unknown kind"
         return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}; their log p is {of_what}"}
     place = concentrated(load_model(facts, device, spec.dtype).layout, values, _free(rows))
     where = f", most in {place}" if place else f", most at entropy {audit['entropy']}" if audit["entropy"] else ""
@@ -396,7 +396,7 @@ def _logp_kind(
     `control`: the images whose rounding was measured, and the rounding."""
     model = load_model(facts, device, spec.dtype)
     if forced and forced.endswith("words") and getattr(model, "vocabulary", None) is None:
-        what = f"--logp {forced}: '{model.name}' is loaded without its other words"
+        what = f"--logp {forced}: '{model.name}' loads only the image tokens of its vocabulary"
         raise SpecbenchError(what, "valid: raw, tempered")
     kinds = [*dict.fromkeys([forced or SAMPLED, *kinds_of(model, spec.sampling)])]
     found, rounded = log_p_of(model, rows, spec.sampling, kinds), {}

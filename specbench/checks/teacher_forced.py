@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _CHUNK = (
     2**22
 )  # Maximum number of probabilities in a tensor: larger tensors get fresh memory from the kernel in every call
-EDGE = 0.001  # A token is possible if it is with this many nats more, and with so much more top-p
+EDGE = 0.001  # A token counts as possible if it is possible with this many more nats and this much more top-p
 EDGES = 0.02  # Share of tokens that may be beyond a filter if the setting is an estimate
 COMPARED = {"logp": "log p", "u_id": "u by token id", "u_p": "u by p descending", "entropy": "entropy"}
 """Printed names of the recorded values that are compared with recomputed values."""
@@ -37,7 +37,7 @@ _JUDGED = ("logp", "u_id")
 _TOLERANCE = 0.01
 """Tolerance for a float32 run: difference of recorded and recomputed value (nats, or u) beyond the last digits."""
 _BEYOND = 0.001
-"""Share of a float32 run's tokens that may exceed it, because a token at the edge of top-p may be on either side."""
+"""Share of a float32 run's tokens that may exceed this: a token at the edge of top-p may be on either side."""
 _ROUNDING = 2.0
 """Largest ratio of the distance between two rounded values to the distance between a rounded and the exact value."""
 _ERRORS = 5.0  # Standard errors (over tokens or over images, the larger) by which a mean must exceed rounding

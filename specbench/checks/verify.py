@@ -131,9 +131,9 @@ def _prompts(run: Path) -> Iterator[tuple[str, str, str]]:
     """Seeds are the run's, and captions are the set's, if the set is on this disk."""
     spec, rows = RunStore(run).info().spec, RunStore(run).samples(["prompt", "seed"])
     if spec.tokens_sha256 is None and (rows["seed"] != spec.seed).any():  # another program may use other seeds
-        yield "prompts", WRONG, f"rows of another seed than {spec.seed}"
+        yield "prompts", WRONG, f"rows with a seed other than {spec.seed}"
     if spec.prompts not in prompt_set_names() or spec.prompts in plugins("prompts"):
-        yield "prompts", OPEN, "they are no set of specbench's, so their captions are not known"
+        yield "prompts", OPEN, "not a prompt set of specbench, so the captions are unknown"
         return
     try:
         prompt_set = load_prompts(spec.prompts)
@@ -159,7 +159,7 @@ def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
         for row in rows.assign(summed=summed)[rows["status"] == "ok"].to_dict("records"):
             wrong.update(_contradictions(row, bool(decoder.lossless)))
             if decoder.drafter == "none" and np.any(row["drafted"]):
-                wrong["drafts of a decoder without any"] += 1
+                wrong["drafts, although the decoder makes none"] += 1
     if not wrong:
         yield "facts", OK, "steps, log p, entropy, drafts and times agree with each other"
     for text, count in wrong.items():
@@ -171,10 +171,10 @@ def _contradictions(row: Mapping, lossless: bool) -> Iterator[str]:
         return
     last = int(np.max(row["committed_step"]))
     if not last <= row["nfe"] <= last + 1:  # a GPU may run one step in vain
-        yield "the steps are not those that its tokens were committed in"
+        yield "the number of steps disagrees with the steps of its tokens"
     forced, logp, entropy = (np.asarray(row[name]) for name in ("forced", "logp", "entropy"))
     if logp[forced].any() or entropy[forced].any():
-        yield "tokens that the grammar forces have other probabilities than 1"
+        yield "tokens that the grammar forces do not have probability 1"
     p = np.exp(logp.astype(np.float64))
     with np.errstate(divide="ignore", invalid="ignore"):
         least = -np.nan_to_num(p * np.log(p)) - np.nan_to_num((1 - p) * np.log(1 - p))
@@ -183,7 +183,7 @@ def _contradictions(row: Mapping, lossless: bool) -> Iterator[str]:
     finite = np.isfinite(logp) & np.isfinite(entropy)
     most = least + (1 - p) * math.log(_MOST_WORDS)
     if (finite & ((logp > _SLACK) | (entropy < least - _SLACK) | (entropy > most + _SLACK))).any():
-        yield "log p and entropy are of no distribution"
+        yield "no distribution has this log p and entropy"
     if row["top1"] is not None and (finite & (np.asarray(row["top1"]) < p - _SLACK)).any():
         yield "a token has a higher probability than the most probable token"
     if not row["summed"]:

@@ -1,7 +1,7 @@
 """Metric interface: images -> features -> statistics -> scores, one method per arrow.
 
-A metric is one class. `scoring` iterates over the images, stores their features on disk under a fingerprint of the
-code and weights that made them, and then computes statistics and scores. A metric never reads a run folder itself.
+A metric is one class. `scoring` iterates over the images, stores their features on disk under a fingerprint of all
+that determines them, and then computes statistics and scores. A metric never reads a run folder itself.
 """
 
 from __future__ import annotations

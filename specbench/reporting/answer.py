@@ -237,7 +237,7 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
 
 
 def _untold(unclear: Mapping[str, Sequence[Compared]], needed: Sequence[int | None]) -> list[str]:
-    """Differences that are not real, by decoder, and the prompts needed to detect one: from these, or else `needed`."""
+    """Name the differences that are not real, and the prompts needed to detect one: theirs if known, else `needed`."""
     if not unclear:
         return []
     scores = [score for of_one in unclear.values() for score in of_one]

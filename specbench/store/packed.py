@@ -142,7 +142,7 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, object]:
     for member in members:
         name = member.filename
         if name != MANIFEST and not _MEMBER.fullmatch(name):
-            raise SpecbenchError(f"{path}: member '{name:.80}' is no file of a run", "do not trust this file")
+            raise SpecbenchError(f"{path}: member '{name:.80}' is not a file of a run", "do not trust this file")
         compressed = member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size
         encrypted = member.flag_bits & 1
         if compressed or encrypted or member.file_size > _MOST_BYTES:
@@ -164,7 +164,7 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, object]:
     for name in files:
         too_long = any(len(part.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES for part in name.split("/"))
         if not _MEMBER.fullmatch(name) or name in parents or too_long:
-            what = "no file of a run" if name not in parents else "a file and a folder at once"
+            what = "not a file of a run" if name not in parents else "a file and a folder at once"
             raise SpecbenchError(f"{path}: {MANIFEST} names '{name:.80}', {what}", "do not trust this file")
     if not any(name.endswith(f"/{RUN_JSON}") for name in files):
         raise SpecbenchError(f"{path} holds no run: no member is called {RUN_JSON}", "specbench pack writes one")

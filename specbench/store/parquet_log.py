@@ -42,8 +42,8 @@ _COMPUTED_AT_ONCE = 4096  # Rows per batch of derived columns, because the sourc
 
 @dataclass(frozen=True)
 class Derived:
-    """Columns computed from others of the same row. Every part stores them, under the same digest, so that reading them
-    takes no computation; they do not belong to the schema, and are read only by name.
+    """Columns computed from other columns of the same row. Every part stores them, under the same digest, so that
+    readers need not compute them. They are not in the schema, and are read only by name.
     """
 
     # version of `compute`; missing columns and columns of other versions are computed again
@@ -226,7 +226,7 @@ class ParquetFile:
             file = pa.OSFile(os.fsencode(path))  # not mapped: a failing disk raises an error, not a signal
             name = _NAME.fullmatch(path.name)
             if name[3] and name[3] != _digest(iter(lambda: file.read(_CHUNK), b"")):
-                raise ValueError("not the bytes its name speaks of")
+                raise ValueError("its digest differs from the digest in its name")
             self._file = pq.ParquetFile(file)
             metadata = self._file.schema_arrow.metadata or {}
             version = metadata.get(_VERSION_KEY, b"unknown").decode()

@@ -146,7 +146,7 @@ def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
             groups.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[name] = content["threads"]
     return [
         " and ".join(f"{name} ({threads})" for name, threads in sorted(group.items()))
-        + " are the same but for threads; --threads N makes them one run"
+        + " differ only in threads; --threads N makes them one run"
         for group in groups.values()
         if len(group) > 1
     ]

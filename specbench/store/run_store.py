@@ -53,7 +53,7 @@ _STEPS = ("nfe", "prefills", "committed_step", "drafted", "tested", "accepted")
 """Columns with a value in every row; those with a value in every decoded row; and those that are all null for imported
 tokens and have values otherwise."""
 _REDO = "delete the file if it is there, and run again to redo it"
-_WAIT = "wait until it is done; tasks of one job share the images with --shard auto, processes by hand with --shard I/N"
+_WAIT = "wait until it is done; to share the images: --shard auto in tasks of a job, --shard I/N in other processes"
 
 
 class RunStore:

@@ -115,7 +115,7 @@ def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> i
             if error.errno not in _LACKING:
                 os.close(handle)
                 raise
-            _warn(path.parent, "file locks: two commands that write here at once are not kept apart")
+            _warn(path.parent, "file locks: two commands may write here at the same time")
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             break
         os.close(handle)  # the previous owner removed the file between open and lock
@@ -234,8 +234,8 @@ def read_error(
     path: Path, error: BaseException, damaged: str, try_this: str = "", exit_code: int = BAD_INPUT
 ) -> SpecbenchError:
     """Make the error of a failed read of `path`. Only if the cause is the content, not the operating system, the file
-    is called `damaged` ("is damaged: not readable as scores") with the advice `try_this`. Raise `error` itself if
-    neither can be its cause."""
+    is called `damaged` ("is damaged: not readable as scores") with the advice `try_this`. Raise an
+    ImportError or a NameError itself, because no content can be its cause."""
     if isinstance(error, ImportError | NameError):
         raise error
     if (reason := refusal(path, error)) is not None:

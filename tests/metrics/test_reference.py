@@ -153,8 +153,8 @@ _EYE = {"mu": np.zeros(8), "sigma": np.eye(8)}
     [
         ({"feats": np.eye(8)}, "no mu and sigma in it, but feats"),
         (_EYE | {"mu": np.zeros(7)}, r"a mu of \[7\] and a sigma of \[8, 8\]"),
-        (_EYE | {"sigma": np.full((8, 8), np.nan)}, "numbers that no mean"),
-        (_EYE | {"sigma": -np.eye(8)}, "numbers that no mean"),
+        (_EYE | {"sigma": np.full((8, 8), np.nan)}, "numbers that are not a valid mean"),
+        (_EYE | {"sigma": -np.eye(8)}, "numbers that are not a valid mean"),
         (_EYE | {"sigma": np.eye(8) * 0.1 + 1 - np.eye(8)}, "correlations above 1"),
         (None, "it is no file"),
         (_EYE | {"sigma": np.triu(np.ones((8, 8)))}, "not symmetric"),

@@ -179,10 +179,10 @@ def reversed_tokens(row):
 @pytest.mark.parametrize(
     ("change", "check", "problem"),
     [
-        (lambda row: {"nfe": max(1, row["nfe"] // 2)}, "facts", "the steps are not those"),
+        (lambda row: {"nfe": max(1, row["nfe"] // 2)}, "facts", "the number of steps disagrees"),
         (lambda row: fewer_steps(row, 1 / 3), "facts", "do not add up to its tokens"),
         (lambda row: fewer_steps(row, 2), "facts", "a step committed no token"),
-        (lambda row: {"logp": [0.0] * len(row["logp"])}, "facts", "log p and entropy are of no distribution"),
+        (lambda row: {"logp": [0.0] * len(row["logp"])}, "facts", "no distribution has this log p and entropy"),
         (lambda row: {"top1": [value / 9 for value in row["top1"]]}, "facts", "probability than the most probable"),
         (lambda row: {"accepted": [10**6] * len(row["accepted"])}, "facts", "more drafts are accepted than tested"),
         (
@@ -196,7 +196,7 @@ def reversed_tokens(row):
             "latency_e2e_ms is not the sum of its spans",
         ),
         (lambda row: {"u_p": [2.0] * len(row["u_p"])}, "facts", "are not between 0 and 1"),
-        (lambda row: {"seed": row["seed"] + 5}, "prompts", "rows of another seed than 0"),
+        (lambda row: {"seed": row["seed"] + 5}, "prompts", "rows with a seed other than 0"),
         (lambda row: {"prompt": "no caption"}, "prompts", "unlike the set's"),
         (reversed_tokens, "tokens", ""),
         (reversed_tokens, "drawing", "grey levels from what the tokens give"),
@@ -246,7 +246,7 @@ def test_rows_of_another_run_are_none_of_this_one(here, tmp_path, cli):
     ]
     shutil.rmtree(ar / "samples")
     ParquetLog(ar / "samples", SAMPLES, KEY).append([row | RunStore(ar).info().owner for row in rows])
-    assert ("facts", f"{counted(len(rows), 'image')}: drafts of a decoder without any") in [
+    assert ("facts", f"{counted(len(rows), 'image')}: drafts, although the decoder makes none") in [
         (row["check"], row["detail"]) for row in verify(ar)
     ]
 
@@ -281,7 +281,7 @@ def test_a_packed_file_writes_nowhere_else(tmp_path, cli, name, monkeypatch):
         archive.writestr(name, "{}")
         archive.writestr("pack.json", json.dumps({"specbench_pack": 1, "files": {name: "0" * 64}}))
     outcome = cli("report", tmp_path / "evil.zip")
-    assert outcome.code == 2 and "no file of a run" in outcome.err and not (tmp_path / "cache" / "packs").exists()
+    assert outcome.code == 2 and "not a file of a run" in outcome.err and not (tmp_path / "cache" / "packs").exists()
 
 
 def test_seeds_methods_figures_and_a_data_set(here, cli):

@@ -186,7 +186,7 @@ def test_what_log_p_is_is_found_and_a_kind_that_it_is_not_is_refused(kind, asked
 
 def test_wrong_log_p_of_tokens_that_fit_is_not_said_of_the_tokens(ours, tmp_path, cli, monkeypatch):
     monkeypatch.setattr("specbench.checks.likely_causes.likely_causes", lambda *_: ([], []))
-    for name, logp, asked, said in (("none", None, None, "of no kind that was tried"), ("ours", 0, "raw", "sampling")):
+    for name, logp, asked, said in (("none", None, None, "of an unknown kind"), ("ours", 0, "raw", "sampling")):
         rows = [row | {"logp": [-3.0] * 256} if logp is None else row for row in as_rows(ours)]
         folder = imported(cli, written(tmp_path / f"{name}.jsonl", rows), "--out", tmp_path).out.strip()
         audit = audit_run(folder, keep=False, logp=asked)
