@@ -237,7 +237,7 @@ class EnumerableSession:
 
 
 class _ReducedTable(NamedTuple):
-    """A session's logits of some ids [B, K]."""
+    """Logits of a session for selected ids [B, K]."""
 
     session: EnumerableSession
     ids: Tensor

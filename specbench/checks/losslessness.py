@@ -197,7 +197,7 @@ def verdict_line(row: Mapping) -> str:
 
 
 def _refused(decoder: DecoderSpec | Decode, settings: Sequence[AuditSetting], seed: int) -> list[str]:
-    """Settings whose model the decoder does not accept."""
+    """List the settings whose model the decoder does not accept."""
     if not isinstance(decoder, DecoderSpec):
         return []
     refused = {}

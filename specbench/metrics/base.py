@@ -336,7 +336,7 @@ def described(name: str, *functions: Callable) -> str:
 T, R = TypeVar("T"), TypeVar("R")
 BATCHES_AHEAD = 2
 MOST_AHEAD = 256
-"""Items, for batches that are large themselves: an image of 1024 x 1024 with its network's input takes 4 MB."""
+"""Maximum number of items read ahead, for large batches: a 1024 x 1024 image with its network's input takes 4 MB."""
 MOST_THREADS = 32
 
 

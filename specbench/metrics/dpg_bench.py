@@ -68,7 +68,7 @@ def released_score(questions: Sequence[Mapping], answers: Answers) -> float | No
 
 
 def category(question: Mapping) -> str:
-    """Category of a question: what its tuple begins with, before any detail."""
+    """Category of a question: the beginning of its tuple, without details."""
     return str(question["tuple"]).partition("(")[0].partition("-")[0].strip()
 
 

@@ -142,7 +142,7 @@ def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 
 def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
-    """The layout that fits, and its images; if no layout fits, the error of the layout by id is raised."""
+    """Return the layout that fits, and its images. If none fits, raise the error of the nearest layout, else of `ids`."""
     fitting: dict[str, dict[Key, Path]] = {}
     problems: dict[str, SpecbenchError] = {}
     for name in IMAGE_LAYOUTS:

@@ -81,7 +81,7 @@ class RewardNetwork(nn.Module):
         self.head = linear_layers(part_of(weights, "mlp.layers."))
 
     def forward(self, images_BCHW: Tensor, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        """Rewards [B]; published to have mean 0 and deviation 1 on the authors' data."""
+        """Rewards [B], normalised as published: mean 0 and standard deviation 1 on the authors' data."""
         seen = self.vision(images_BCHW).last_hidden_state
         states_BTD = self.text(
             input_ids=ids_BT,

@@ -177,7 +177,7 @@ def stalled_images(rows: pd.DataFrame) -> Stalled | None:
 
 
 def _disturbances(folder: Path | None) -> dict[str, object]:
-    """Needed cores that other processes took on average, and what disturbed the GPU; None if not measured."""
+    """Mean number of needed cores that other processes took, and disturbances of the GPU; None if not measured."""
     batches = RunStore(folder).batches(["machine"]) if folder else ()
     readings = [json.loads(text) for rows in batches for text in rows["machine"].to_pylist() if text]
     cores = [taken for reading in readings if (taken := taken_cores(reading)) is not None]

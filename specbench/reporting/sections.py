@@ -130,7 +130,7 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
             raise unknown_name("column", name, dict.fromkeys(name for columns in by_heading for name in columns))
     shown = []
     for section, columns in zip(grouped, short, strict=True):
-        # A chosen baseline: every choice keeps it.
+        # Columns of a chosen baseline are always kept.
         over = (heading for heading in columns if heading.startswith("over "))
         names = (name for name in (DECODER.heading.lower(), *headings, *over) if name in columns)
         kept = list(dict.fromkeys(columns[name] for name in names))

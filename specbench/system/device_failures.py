@@ -68,7 +68,7 @@ def check_alive(device: object, error: Exception) -> None:
 
 
 def _probe(device: object) -> None:
-    """A first piece of work for a device."""
+    """Run a minimal computation on a device."""
     import torch
 
     torch.zeros(1, device=device).cpu()

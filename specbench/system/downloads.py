@@ -253,7 +253,7 @@ def offline(env: Mapping[str, str] | None = None) -> bool:
 
 
 def is_on(variable: str, env: Mapping[str, str] | None = None) -> bool:
-    """Whether an environment variable switches something on."""
+    """Return whether an environment variable is set to anything but 0, false, no or off."""
     return (os.environ if env is None else env).get(variable, "").lower() not in ("", "0", "false", "no", "off")
 
 
