@@ -168,8 +168,12 @@ def figure(
     from specbench.store.run_folders import find_runs
 
     fmt = fmt or (to and to.suffix[1:]) or "pdf"
-    if fmt not in _FIGURE_FORMATS or width not in _WIDTHS:
-        raise SpecbenchError("a figure takes --format pdf, svg or png, and --width column or page")
+    if fmt not in _FIGURE_FORMATS:
+        raise SpecbenchError(
+            f"no figure is written as '{fmt}'", "--format pdf, svg or png, or --to FILE with this ending"
+        )
+    if width not in _WIDTHS:
+        raise SpecbenchError(f"--width {width}", "column or page")
     opt.warn_of_ending(to, fmt, {*_FIGURE_FORMATS} - {fmt})
     tables = [measured_table(load_table(run), model, prompts, out) for run in runs or () if is_table(run)]
     rows = [] if tables or (name == FIGURE and not runs) else report_rows(find_runs(out, runs or ()))

@@ -47,7 +47,19 @@ _Sweep = option(
     rich_help_panel="What to run",
 )
 _COLUMNS = (
-    *("model", "decoder", "options", "guidance", "temperature", "top_k", "top_p", "prompts", "samples", "seed"),
+    *(
+        "model",
+        "decoder",
+        "options",
+        "guidance",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "prompts",
+        "samples",
+        "seed",
+    ),
     *("batch", "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "weights", "head"),
     "run_id",
 )

@@ -10,8 +10,9 @@ up `mass` of the distribution. Otherwise it is the sum of
     p(y) of each node y for which the head predicts a similar distribution: their cosine is above `pair-cosine`
 
 To compare the n-th and m-th nodes of a level, the code compares the predictions of the n-th and m-th nodes with
-children in the level below (`pairs = released`); `level` compares the nodes' own predictions. Lossy: acceptance depends
-on other drafts. The paper's text was not read, so whether it has this rule is unknown.
+children in the level below (`pairs = released`). If these are more than the level has nodes, the pairs go on with nodes
+of the next level. `level` compares the nodes' own predictions. Lossy: acceptance depends on other drafts. The paper's
+text was not read, so whether it has this rule is unknown.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def _read(kind: type, value: object) -> Any:
     if kind is bool:
         if isinstance(value, bool):
             return value
-        return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
+        return {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}[str(value).lower()]
     if isinstance(value, bool) and kind is not str:
         raise ValueError(value)
     if kind is int and isinstance(value, float) and not value.is_integer():

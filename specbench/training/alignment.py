@@ -105,4 +105,4 @@ def _summary(tv: Tensor) -> dict[str, float | None]:
     if len(tv) < 2:
         return {"tv": mean, "tv_low": None, "tv_high": None, "acceptance": 1 - mean}
     half = 1.96 * float(tv.std(unbiased=True)) / math.sqrt(len(tv))
-    return {"tv": mean, "tv_low": max(0.0, mean - half), "tv_high": mean + half, "acceptance": 1 - mean}
+    return {"tv": mean, "tv_low": max(0.0, mean - half), "tv_high": min(1.0, mean + half), "acceptance": 1 - mean}

@@ -22,7 +22,7 @@ from specbench.models.interface import TokenLayout
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 
-V, WIDTH, TREE = 12, 6, "0 1 2 00 01 10 11 20 000 001 010 100 101"
+V, WIDTH, TREE = 12, 6, "0 1 2 00 01 10 11 20 000 001 010 100 101 110"
 SOURCE = Path(os.environ.get("CASCADE_FOLDER", ""), "models", "ea_model_lumina_mgpt.py")
 PARTS = {"safe_topk_cosine_similarity", "compute_confidence_gate", "pad_path", "generate_tree_buffers"}
 CPU = torch.device("cpu")
