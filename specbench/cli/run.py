@@ -146,7 +146,7 @@ def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
             differences.append(f"{name} ({', '.join(f'{decoder} {value}' for decoder, value in values.items())})")
             equal.append(f"--{name} {min(values.values())}")
     if differences:
-        reporter.note(f"decoders differ in {' and '.join(differences)}; to equalise: {' '.join(equal)}")
+        reporter.note(f"decoders differ in {' and '.join(differences)}; for equal values: {' '.join(equal)}")
 
 
 def _read(flags: Mapping[str, object], config: str | None) -> RunSettings:

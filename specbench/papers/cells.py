@@ -216,8 +216,8 @@ def _words(text: str) -> frozenset[str]:
 
 
 SEEDS = (
-    "Rows of several seeds: numbers are over the images of all seeds, with prompts as the independent units, each with "
-    "all its seeds. Scores and their bounds are means over the seeds, so these intervals are too wide rather than too "
+    "Rows of several seeds: numbers are over the images of all seeds. The independent units are prompts, each with all "
+    "its seeds. Scores and their bounds are means over the seeds, so these intervals are too wide rather than too "
     "narrow."
 )
 
