@@ -3,7 +3,7 @@
     import specbench
     specbench.generate("a red circle left of a blue square", model="shapes", decoder="gsd", G=50)
 
-Public names are imported on first use, so that `import specbench` costs nothing.
+Public names are imported on first use, so that `import specbench` is fast.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _ELSEWHERE = {
     "train_head": "specbench.training.head",
     "verify": "specbench.checks.verify",
 }
-"""Modules of the public names outside `specbench.api`, with the names that they have there if different."""
+"""Modules of the public names outside `specbench.api`; with the name in the module, if it differs."""
 
 
 def __getattr__(name: str) -> object:

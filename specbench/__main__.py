@@ -39,7 +39,7 @@ def program() -> NoReturn:
     except BaseException:
         if not signals.asked():
             raise
-        signals.answered()  # in an import, or between two lines
+        signals.answered()  # interrupted during an import, or between two lines
         stopped = signals.stopped()
         sys.stderr.write(f"error: {stopped}\n")
         code = stopped.exit_code

@@ -1,4 +1,4 @@
-"""The error type shown to users (message, hint, exit code) and the exit codes."""
+"""The error type for users (message, hint, exit code), and the exit codes."""
 
 from __future__ import annotations
 
@@ -44,33 +44,33 @@ class CompileError(SpecbenchError):
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names separated by commas as they are typed; names with a comma are quoted."""
+    """Join names with commas, as they are typed; quote names that contain a comma."""
     return ", ".join(f'"{name}"' if "," in name else name for name in names)
 
 
 def enumerated(texts: Iterable[str], last: str = "and") -> str:
-    """Distinct texts in the form of a sentence: "csv, json and parquet"."""
+    """Join distinct texts as in a sentence: "csv, json and parquet"."""
     *first, end = dict.fromkeys(texts)
     return f"{', '.join(first)} {last} {end}" if first else end
 
 
 def chosen(what: str, values: Any) -> list[Any]:
-    """The chosen values, given as a value or an iterable: [] for None and (), which mean all; other empty iterables are
-    an error."""
+    """Return the chosen values, given as a value or an iterable: [] for None and (), which mean all. Any other empty
+    iterable is an error."""
     one = isinstance(values, str) or not isinstance(values, Iterable)
     kept = list(() if values is None else [values] if one else values)
     if not kept and not isinstance(values, tuple | None):
-        raise SpecbenchError(f"no {what} given", "the list is empty; leave it out for all")
+        raise SpecbenchError(f"no {what} given", "the list is empty; omit it to choose all")
     return kept
 
 
 _LISTS = {**{kind: f"{kind}s" for kind in ("decoder", "model", "metric", "table", "run")}, "prompt set": "prompts"}
-"""What `specbench list` lists, by kind of name."""
+"""Argument of `specbench list`, by kind of name."""
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str], most: int = 12) -> SpecbenchError:
-    """Build the error for a name not in `valid`. Its hint is the probably intended name, else all valid names, or for
-    more than `most` the command that lists them."""
+    """Build the error for a name not in `valid`. Its hint is the probably intended name, else all valid names; for more
+    than `most` names the command that lists them."""
     valid = sorted(valid)
     near = names.guess(name, valid)
     hint = f"did you mean '{near}'?" if near else f"valid: {listed(valid) or 'none'}"
@@ -87,7 +87,7 @@ def read_name(
     also: Mapping[str, Iterable[str]] | None = None,
     fallback: Sequence[str] = (),
 ) -> str:
-    """Resolve a typed name to a valid name by `names.fitting`, or, if none fits, to a name of `fallback`."""
+    """Resolve a typed name to a valid name by `names.fitting`; if no name fits, to a name of `fallback`."""
     valid = list(valid)
     if len(fitting := names.fitting(name, valid, kind, also) or list(fallback)) > 1:
         raise SpecbenchError(f"{kind} '{name}' is ambiguous", ", ".join(fitting))

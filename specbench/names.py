@@ -1,8 +1,8 @@
 """Names as users type them: normalisation, synonyms, and guesses for misspelt names.
 
-Case, accents, spaces and punctuation do not matter, nor words such as "decoding" in a decoder's name. Synonyms come
-from the facts of the catalogue, all others from `names.toml`. Nothing here is stored: callers get the name of the
-catalogue.
+Case, accents, spaces, punctuation, and words such as "decoding" in a decoder's name are ignored. Synonyms of models
+come from the facts of the catalogue, all others from `names.toml`. Callers get the name of the catalogue, so that no
+typed spelling is stored.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="
 
 
 def _by_each(meant: Mapping[str, str]) -> dict[str, str]:
-    """Invert a table of names by their meaning: meaning by name."""
+    """Invert a table of names by meaning to meanings by name."""
     return {name: meaning for meaning, names in meant.items() for name in names.split(", ")}
 
 
 SYNONYMS: Mapping[str, Mapping[str, str]] = {kind: _by_each(meant) for kind, meant in _TABLES["synonyms"].items()}
-"""Synonyms: catalogue name by kind and other name. Synonyms of models are in their facts."""
+"""Catalogue name by kind and synonym. Synonyms of models are in their facts."""
 OPTIONS: Mapping[str, tuple[str, ...]] = {name: tuple(text.split(", ")) for name, text in _TABLES["options"].items()}
 """Names of the same option in other programs, by our name."""
 ADVICE: Mapping[str, str] = _by_each(_TABLES["advice"])  # Hints for options without an equivalent here
@@ -45,7 +45,7 @@ def composed(name: str) -> str:
 
 
 def encodable(name: str) -> str:
-    r"""Escape bytes of a name that are not UTF-8, which archives of older systems have: "\udcff"."""
+    r"""Escape bytes of a name that are not UTF-8, as in archives of older systems: "\udcff"."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
@@ -65,8 +65,8 @@ def _spellings(name: str) -> list[str]:
 def fitting(
     name: str, valid: Iterable[str], kind: str = "", also: Mapping[str, Iterable[str]] | None = None
 ) -> list[str]:
-    """The names of `valid` that a typed name may mean: itself, or names of the same spelling; none for unknown names.
-    `also`: synonyms of the valid names."""
+    """Return the names of `valid` that a typed name may mean: the name itself, or names with the same spelling; empty
+    for an unknown name. `also`: synonyms of the valid names."""
     valid = list(valid)
     if name in valid:
         return [name]
@@ -82,14 +82,14 @@ def fitting(
 
 
 def by_words(name: str, facts: Mapping[str, Sequence[str]], families: Mapping[str, str]) -> list[str]:
-    """The names whose facts have all words of a typed name ("LlamaGen-XL"). If one of them is a prefix of all others of
-    its family, only that name. `facts`: texts about each name, title first; a title without further words except sizes
-    has priority."""
+    """Return the names whose facts contain all words of a typed name ("LlamaGen-XL"). If one of them is a prefix of all
+    others of its family, return only it. `facts`: texts about each name, title first; a title that has no further words
+    except sizes has priority."""
     words = set(_words(name))
     meant = [
         entry
         for entry, texts in facts.items()
-        # Words, and each with its neighbour: "mgpt" of "LuminamGPT" is "luminamgpt".
+        # Words, and neighbours joined: "LuminamGPT" matches "Lumina-mGPT".
         if words and words <= {word for row in map(_words, texts) for word in (*row, *map("".join, pairwise(row)))}
     ]
     bare = words - _sizes(words)
@@ -107,13 +107,13 @@ def _sizes(words: Iterable[str]) -> set[str]:
 
 
 def _words(text: str) -> list[str]:
-    """The words and numbers of a name, 2.0 as 2; "7b" is a single word."""
+    """Split a name into words and numbers; 2.0 becomes 2, and "7b" is a single word."""
     words = re.findall(r"\d+(?:\.\d+)?b?(?![a-z])|[a-z]+|\d+", text.casefold())
     return [word.removesuffix(".0") for word in words]
 
 
 def option(typed: str, options: Iterable[str]) -> str | None:
-    """Find the option of `options` by another program's name or by another spelling."""
+    """Find an option of `options` by its name in another program, or by another spelling."""
     options = list(options)
     if typed in options:
         return typed
@@ -128,19 +128,19 @@ def option(typed: str, options: Iterable[str]) -> str | None:
 
 
 def _bare(option: str) -> str:
-    """An option without the word for the kind of its value: "prompts" for "prompts-path"; "" if it has no such word."""
+    """Drop the word for the kind of value from an option: "prompts" for "prompts-path"; return "" if there is none."""
     bare, dash, _ = option.rpartition("-")
     return bare if option[len(bare) + 1 :] in ("path", "file", "dir", "folder", "name") and dash else ""
 
 
 def size(text: str) -> str:
-    """An image size as WIDTHxHEIGHT, also from "512", "768*512" and "(768, 512)"; other text unchanged."""
+    """Write an image size such as "512", "768*512" or "(768, 512)" as WIDTHxHEIGHT; other text is unchanged."""
     sides = re.fullmatch(r"(\d+)\s*(?:px)?(?:\s*[x×X*, ]\s*(\d+)\s*(?:px)?)?", text.strip(" ()[]"))
     return f"{sides[1]}x{sides[2] or sides[1]}" if sides else text
 
 
 def command(words: Sequence[str], commands: Iterable[str]) -> str | None:
-    """Find the command for typed words such as "models", "list-models" or "model list"; None for unknown words, and for
+    """Find the command for typed words such as "models", "list-models" or "model list"; None for unknown words and for
     names of `commands`."""
     first = words[0].casefold()
     bare = re.sub(r"^(list|ls|show)[-_]|[-_](list|ls)$", "", first)
@@ -155,16 +155,16 @@ def command(words: Sequence[str], commands: Iterable[str]) -> str | None:
 
 
 def advice(typed: str) -> str | None:
-    """Hint for an option that no command has."""
+    """Return a hint for an option that no command has."""
     plain = typed.lstrip("-").replace("_", "-").casefold()
     return ADVICE.get(typed) or ADVICE.get(plain) or ADVICE.get(_bare(plain))
 
 
 def guess(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name nearest to a misspelt name, if any is near enough.
+    """Return the valid name nearest to a misspelt name, if a name is near enough.
 
-    Near means one slip in four letters, two in eight. Swapping two neighbouring letters is one slip; digits never match
-    other digits. A name is also near if it is the only name that begins with the typed text of three letters or more.
+    At most one slip is allowed below seven letters, else two. Swapping two neighbouring letters is one slip; digits
+    must be the same. A name is also near if only this name begins with the typed text of at least three letters.
     """
     typed, spellings = folded(name), {}
     for entry in sorted(valid, reverse=True):
@@ -186,14 +186,14 @@ def _digits(text: str) -> list[str]:
 
 
 def _likely(typed: str, other: str) -> bool:
-    """Whether a short name is a slip of the other (a swapped or doubled letter) and not another word."""
+    """Return whether a short name differs only by swapped or doubled letters; True for longer names."""
     if min(len(typed), len(other)) > 4:
         return True
     return sorted(typed) == sorted(other) or re.sub(r"(.)\1", r"\1", typed) == re.sub(r"(.)\1", r"\1", other)
 
 
 def _slips(typed: str, other: str) -> int:
-    """Letters to insert, leave out, replace or swap with their neighbour (optimal string alignment)."""
+    """Count letters to insert, omit, replace or swap with a neighbour (optimal string alignment distance)."""
     if abs(len(typed) - len(other)) > 2:
         return 9
     before: list[int] = []

@@ -45,27 +45,27 @@ Rows = list[dict[str, object]]
 
 
 class Runs(RunSummary):
-    """The runs of a call of `run`; a notebook shows their report. For the counts see
+    """The runs of a call of `run`, with their report as display in notebooks. For the counts see
     `specbench.runs.run_progress.RunSummary`."""
 
     def __iter__(self) -> Iterator[Path]:
         return iter(self.folders)
 
     def report(self, long: bool = False) -> pd.DataFrame:
-        """`specbench.report` of these runs."""
+        """Return `specbench.report` of these runs."""
         return report(self.folders, long=long)
 
     def samples(self) -> pd.DataFrame:
-        """`specbench.samples` of these runs."""
+        """Return `specbench.samples` of these runs."""
         return samples(self.folders)
 
     def images(self, prompts: str | Sequence[str] = ()) -> Figure:
-        """Pictures of the runs for the same prompts, see `specbench.reporting.notebook.Report.images`."""
+        """Draw pictures of the runs for the same prompts, see `specbench.reporting.notebook.Report.images`."""
         figure: Figure = self.report().images(prompts)
         return figure
 
     def plot(self, *names: str) -> Figures:
-        """The page's charts of these runs, all or only `names`, as matplotlib figures by name."""
+        """Draw the HTML page's charts of these runs, all or only `names`, as matplotlib figures by name."""
         figures: Figures = self.report().plot(*names)
         return figures
 
@@ -89,14 +89,14 @@ def generate(
     """Decode images without storing anything.
 
     Args:
-        prompt: a caption, or several to decode as a batch.
+        prompt: a caption, or several captions to decode as a batch.
         model: a name of `specbench list models`.
         decoder: a name of `specbench list decoders`, with inline options if wanted.
         settings: `seed`, `cfg`, `temperature`, `top_k`, `top_p`, `dtype`, `device`, `threads`, `compile`, `weights`,
             `revision`, `random_weights`, `scale`, `trace`, and every option of the decoder, for example `G=50`.
 
     Returns:
-        A `Generation` for one caption, a list for several. Pixels are in `.image`, uint8 [3, H, W].
+        A `Generation` for one caption, a list for several captions. Pixels are in `.image`, uint8 [3, H, W].
 
     Raises:
         SpecbenchError: an unknown or invalid setting, missing weights, or an image that failed.
@@ -119,15 +119,15 @@ def run(
     """Decode a prompt set with one or several decoders into the results folder; stored images are not decoded again.
 
     Args:
-        reporter: receives progress in place of the bar, a subclass of `specbench.runs.run_progress.Reporter`.
-        sweep: settings with several values each, for example `{"G": [3, 10], "window": [8, 16]}`; every combination is
+        reporter: a subclass of `specbench.runs.run_progress.Reporter`, which receives progress instead of the bar.
+        sweep: several values of some settings, for example `{"G": [3, 10], "window": [8, 16]}`; every combination is
             run.
-        progress: False for no bar and no notes.
+        progress: if False, print no bar and no notes.
         settings: as for `specbench run`, for example `decoder=["ar", "gsd:G=50"], prompts="shapes", limit=8`.
 
     Returns:
         Run folders and counts, with `.report()`, `.samples()`, `.images()` and `.plot()`. Failed images and an
-        interruption, for example of a notebook cell, are in `.problem()`, not raised; the same call resumes the work.
+        interruption, for example of a notebook cell, are not raised but in `.problem()`; the same call resumes.
 
     Raises:
         SpecbenchError: an unknown or invalid setting, something that must be installed or downloaded first, an
@@ -151,8 +151,8 @@ def dry_run(sweep: Mapping[str, Iterable[object]] | None = None, **settings: obj
         sweep, settings: as for `run`.
 
     Returns:
-        One dict per run: `run_id`, every setting, `images, done, seconds, megabytes, memory_gib`, where `weights` and
-        `head` are, and `obstacles`; see `specbench.runs.dry_run.Outlook`.
+        One dict per run: `run_id`, every setting, `images, done, seconds, megabytes, memory_gib`, places of `weights`
+        and `head`, and `obstacles`; see `specbench.runs.dry_run.Outlook`.
 
     Raises:
         SpecbenchError: an unknown or invalid setting.
@@ -176,15 +176,15 @@ def bench(
 
     Args:
         table: a name of `specbench list tables`.
-        scoring: device, batch, reference images, offline.
-        reporter, score_reporter: receive progress in place of the bars.
-        progress: False for no bars.
+        scoring: settings of the metrics: device, batch, reference images, offline.
+        reporter, score_reporter: receive progress instead of the bars.
+        progress: if False, print no bars.
         warn: called with a line for each row that cannot run and each metric that cannot score.
         settings: as for `specbench bench`, for example `model="shapes", limit=16`.
 
     Returns:
         The joined table, which `specbench.papers.render.render_tables` writes in any format. Failed images and an
-        interruption are in its `problem`, not raised.
+        interruption are not raised but in its `problem`.
 
     Raises:
         SpecbenchError: an unknown table, an invalid setting, or nothing could be run.
@@ -234,10 +234,10 @@ def import_tokens(
     Args:
         path: file of JSON lines, parquet or npz with `prompt` and `tokens`, see `specbench.runs.token_import`; or the
             address of a serving engine ("http://127.0.0.1:8000"), which draws them now, see `specbench.runs.engine`.
-        program: name and version of the program; None for an engine's answer.
-        ids: of a file, "codes" (of the codebook) or "model" (of its vocabulary); None for the matching kind.
-        served: the name of the model at the engine, if it differs from the checkpoint's.
-        settings: the model and its stated sampling, for example `model="janus", cfg=5.0`; for an engine also
+        program: name and version of the program; None if an engine reports them.
+        ids: kind of a file's ids, "codes" (codebook) or "model" (vocabulary of the model); None for the matching kind.
+        served: the engine's name for the model, if it differs from the checkpoint's.
+        settings: the model and the claimed sampling, for example `model="janus", cfg=5.0`; for an engine also
             `limit` and `batch`.
 
     Returns:
@@ -262,11 +262,11 @@ def show_prompts(
     ids: Sequence[str] | None = None,
     column: str | None = None,
 ) -> Rows:
-    """The prompts of a set or file (`specbench prompts show`).
+    """Return the prompts of a set or file (`specbench prompts show`).
 
     Args:
         prompts: a name of `specbench list prompts`, or a file.
-        limit: number of prompts, from the first; all if None.
+        limit: number of prompts, from the first; None for all.
         offset, sample, per_category, categories, ids: as for `specbench run`, applied in the same order.
         column: the column of a file that holds the texts.
 
@@ -284,7 +284,7 @@ def show_prompts(
 
 
 def _axes(sweep: Mapping[str, Iterable[object]] | None) -> dict[str, list[object]]:
-    """The values to sweep by flag; a text is read as on the command line."""
+    """Return the values to sweep by flag; a text is read as on the command line."""
     texts = {name: split_list(values) if isinstance(values, str) else values for name, values in (sweep or {}).items()}
     return _flags({name: [*values] if isinstance(values, Iterable) else [values] for name, values in texts.items()})
 

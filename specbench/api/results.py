@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def report(runs: Names = (), out: str | Path = "results", long: bool = False) -> pd.DataFrame:
-    """The numbers of runs, one row per run.
+    """Return the numbers of runs, one row per run.
 
     Args:
         runs: run id, unique prefix of an id, or folder, or a list of them; all runs in `out` by default.
-        long: one row per run and number or score instead, with its interval, images and unit.
+        long: if True, one row per run and number or score, with its interval, images and unit.
 
     Returns:
         DataFrame with the columns of `specbench.columns("report")`, or of `specbench.columns("numbers")` if `long`.
@@ -43,7 +43,7 @@ def report(runs: Names = (), out: str | Path = "results", long: bool = False) ->
 
 
 def samples(runs: Names = (), out: str | Path = "results") -> pd.DataFrame:
-    """The images of runs, one row per image.
+    """Return the images of runs, one row per image.
 
     Args:
         runs, out: as for `report`.
@@ -61,7 +61,7 @@ def samples(runs: Names = (), out: str | Path = "results") -> pd.DataFrame:
 
 
 def load(runs: Names = (), out: str | Path = "results") -> pd.DataFrame:
-    """The stored sample rows of runs, tokens and other lists included.
+    """Return the stored sample rows of runs, including tokens and other lists.
 
     Args:
         runs, out: as for `report`.
@@ -83,7 +83,7 @@ def load(runs: Names = (), out: str | Path = "results") -> pd.DataFrame:
 
 
 def columns(table: str | None = None) -> pd.DataFrame:
-    """Definitions of all columns of tables and parquet files.
+    """Return definitions of all columns of tables and parquet files.
 
     Args:
         table: "report", "numbers" (of `report(long=True)`), "samples", "images" (of `load`), "traces", "run scores" (of
@@ -114,8 +114,8 @@ def compare(
 
     Args:
         baseline: a run id, a unique prefix of an id, or a folder.
-        runs: as for `report`; the baseline among them is left out.
-        settings: of the metrics, for example a reference folder.
+        runs: as for `report`; the baseline is left out.
+        settings: settings of the metrics, for example a reference folder.
 
     Returns:
         DataFrame with one row per run and number: `run_id, baseline, name, value, low, high, p, p_holm, n,
@@ -137,7 +137,7 @@ def compare(
 
 
 def show(run: str, prompt: str | None = None, sample: int = 0, out: str | Path = "results") -> list[dict[str, object]]:
-    """The card of a run, or of an image of it (`specbench show`).
+    """Return the card of a run, or of one of its images (`specbench show`).
 
     Args:
         run: a run id, a unique prefix of an id, or a folder.
@@ -195,11 +195,11 @@ def methods_paragraph(runs: Names = (), out: str | Path = "results") -> tuple[st
 def report_table(
     table: str, model: str | None = None, prompts: str | None = None, out: str | Path = "results"
 ) -> PaperTable:
-    """A paper's table joined with the runs in a results folder (`specbench report TABLE`); nothing is run.
+    """Join a paper's table with the runs in a results folder (`specbench report TABLE`); nothing is run.
 
     Args:
         table: a name of `specbench list tables`.
-        model, prompts: used instead of the table's model and prompts.
+        model, prompts: replace the table's model and prompts.
 
     Returns:
         The joined table, which `specbench.papers.render.render_tables` writes in any format.
@@ -225,19 +225,19 @@ def score(
     long: bool = False,
     progress: bool = True,
 ) -> pd.DataFrame:
-    """Score the images of runs; scores that exist are not computed again.
+    """Score the images of runs; existing scores are not computed again.
 
     Args:
         runs: run id, unique prefix of an id, or folder, or a list of them; all runs in `out` by default.
-        metrics: a name or several; with neither metrics nor protocol, all of
+        metrics: one or several names; without metrics and protocol, all of
             `specbench.metrics.catalog.default_metrics` that apply to the prompts.
         protocol: "sjd" or "cool-sd" adds the metrics of that protocol that apply to the prompts.
-        settings: device, batch, reference images, offline.
-        reporter: receives progress in place of the bar.
-        problems: receives the reason why a run could not be scored, which is otherwise raised after the others.
-        bundled_only: with neither metrics nor protocol, only the metrics that need no download.
-        long: one row per run and score.
-        progress: False for no bar.
+        settings: settings of the metrics: device, batch, reference images, offline.
+        reporter: receives progress instead of the bar.
+        problems: receives errors of runs that could not be scored; by default they are raised after the other runs.
+        bundled_only: without metrics and protocol, use only the metrics that need no download.
+        long: if True, one row per run and score.
+        progress: if False, print no bar.
 
     Returns:
         DataFrame with one row per run: `run_id, model, decoder`, and for each stored metric its value, `METRIC_low` and
@@ -280,10 +280,10 @@ def score_folder(
     """Score images of other programs, named by prompt id or in the formats of the papers' programs.
 
     Args:
-        images: their folder.
+        images: folder of the images.
         prompts: the set or file of their prompts; None for the folder's metadata file.
-        column: the column of that file that holds the texts.
-        layout: of the folder, see `specbench score --help`; None for the matching layout.
+        column: the column with the texts in that file.
+        layout: layout of the folder, see `specbench score --help`; None for the matching layout.
         metrics, out, protocol, settings, reporter, bundled_only, long, progress: as for `score`.
 
     Returns:
@@ -311,18 +311,18 @@ def differences(
     out: str | Path = "results",
     settings: Settings | None = None,
 ) -> pd.DataFrame:
-    """Scored runs minus a scored baseline over their common images, with paired 95 % intervals.
+    """Subtract a baseline's scores from scores of runs over common images, with paired 95 % intervals.
 
     Args:
         baseline, runs: as for `compare`.
-        metrics: a name or several, of metrics that the runs were scored with.
+        metrics: one or several names of metrics with which the runs were scored.
 
     Returns:
         DataFrame with one row per run and metric: `run_id, baseline, metric, difference, low, high, p, spread, n,
         fingerprint`.
 
     Raises:
-        SpecbenchError: an unknown run or metric, no metric, or only one of two runs is scored.
+        SpecbenchError: an unknown run or metric, no metric, or a pair of which only one run is scored.
     """
     import pandas as pd
 

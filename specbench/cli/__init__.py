@@ -33,20 +33,20 @@ from specbench.system.surroundings import check_working_folder, settle
 _UsageError = typer.BadParameter.__mro__[1]
 _DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY = "--debug", "--no-color", "--no-progress", "--pinned-only"
 _ANYWHERE = (_DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY)  # Switches that are allowed anywhere on the command line
-_OF_COMPLETION = ("--show-completion", "--install-completion")  # Options with which typer ends the program itself
-_LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # Variables in which bash, and zsh and fish, hand over the command line
+_OF_COMPLETION = ("--show-completion", "--install-completion")  # For these options, typer itself ends the program
+_LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # The command line, as bash, and as zsh and fish pass it
 _BRIEF = ("report", "figure", "methods", "compare", "show", "list")
-"""Commands whose time is mostly imports, which make many objects and little garbage."""
+"""Commands that spend most of their time on imports, which create many objects and little garbage."""
 _COLLECT_AFTER = 100_000
 
 
 def build_app(named: str | None = None, root_options: bool = True) -> typer.Typer:
     """Build the app with all commands, or only with the commands of the module that defines `named`.
 
-    Plug-ins are looked up first, because options of plug-in decoders become flags. `root_options`: accept options
-    before the command, and requests of a shell to complete the line. Each option costs typer time, the first one 80 ms
-    of imports."""
-    from specbench.specs.presets import add_plugin_decoders  # looks through the packages; the index does not need it
+    Plug-ins are looked up first, because options of plug-in decoders become flags. `root_options`: whether to accept
+    options before the command, and a shell's requests to complete the line. Each option costs typer time, and the first
+    option also 80 ms of imports."""
+    from specbench.specs.presets import add_plugin_decoders  # searches all packages; the index does not need this
 
     add_plugin_decoders()
     app = _empty_app(root_options)
@@ -83,7 +83,7 @@ def _empty_app(root_options: bool) -> CommandLine:
 
 def _version(version: bool) -> None:
     if version:
-        from specbench.system.environment import describe_installation  # only this option waits for it
+        from specbench.system.environment import describe_installation  # only for this option
 
         print(describe_installation())
         raise typer.Exit
@@ -98,12 +98,12 @@ def _root(
     ),
     no_color: bool = typer.Option(False, _NO_COLOR, help="Print without colours; allowed anywhere (also NO_COLOR=1)."),
     no_progress: bool = typer.Option(
-        False, _NO_PROGRESS, help="Print no progress of images and downloads; allowed anywhere."
+        False, _NO_PROGRESS, help="Do not print the progress of images and downloads; allowed anywhere."
     ),
     pinned_only: bool = typer.Option(
         False,
         _PINNED_ONLY,
-        help="Download no repository at a commit that neither specbench nor you have named; allowed anywhere (also "
+        help="Download repositories only at commits that specbench or you have named; allowed anywhere (also "
         "SPECBENCH_PINNED_ONLY=1).",
     ),
 ) -> None:
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments[:1] == ["--"]:
         del arguments[0]
     warnings.showwarning = _show_warning
-    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao, which names kernels it cannot load
+    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao, which warns of kernels
         logging.getLogger(name).setLevel(logging.ERROR)
     if next(iter(arguments), None) in _BRIEF:
         gc.set_threshold(_COLLECT_AFTER)
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _code_of(error: BaseException, arguments: Sequence[str], debug: bool) -> int:
-    """Print an error as one line, unless the reader has left, and return its exit code."""
+    """Print an error as one line, unless the reader of stdout has left, and return the exit code."""
     if isinstance(error, SpecbenchError):
         return _fail(error, debug)
     if isinstance(error, _UsageError):
@@ -166,20 +166,20 @@ def _code_of(error: BaseException, arguments: Sequence[str], debug: bool) -> int
     if isinstance(error, BrokenPipeError):
         return 0 if _reader_left() else _fail(_bug(error), debug)
     if isinstance(error, OSError):
-        from specbench.system.files import FULL  # for this error alone
+        from specbench.system.files import FULL  # only for this error
 
         where = f"{error.filename}: " if error.filename else ""
         advice = "free some space" if error.errno in FULL else "check the path"
         return _fail(SpecbenchError(f"{where}{error.strerror or error}", advice), debug)
     if isinstance(error, MemoryError):
-        return _fail(SpecbenchError("not enough memory", "see 'ulimit -v' and what else runs here", FAILURE), debug)
+        return _fail(SpecbenchError("not enough memory", "check 'ulimit -v' and other processes", FAILURE), debug)
     return _fail(_bug(error), debug)
 
 
 def _stopped(debug: bool) -> int:
-    """The exit code of a run that was asked to stop."""
+    """Print that the run was asked to stop, and return the exit code."""
     code = _fail(signals.stopped(), debug)
-    # Threads of a download retry for minutes, and Python's exit would wait for them.
+    # Threads of a download may retry for minutes, and Python would wait for them at exit.
     if any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -188,7 +188,7 @@ def _stopped(debug: bool) -> int:
 
 
 def _bug(error: BaseException) -> SpecbenchError:
-    from specbench.system.plugins import PluginError, foreign_place  # for this error alone
+    from specbench.system.plugins import PluginError, foreign_place  # only for this error
 
     if foreign_place(error):
         return PluginError("a plug-in", error)
@@ -197,7 +197,7 @@ def _bug(error: BaseException) -> SpecbenchError:
 
 
 def _reader_left() -> bool:
-    """Whether the reader of stdout has left; stdout is then discarded."""
+    """Return whether the reader of stdout has left; if so, discard stdout from now on."""
     try:
         sys.stdout.flush()
         return False
@@ -207,7 +207,7 @@ def _reader_left() -> bool:
 
 
 def _as_named(arguments: Sequence[str]) -> list[str]:
-    """The command line with its command by the name that it has here; `help` and `version` as the options they are."""
+    """Return the command line with the command's name in specbench; `help` and `version` become options."""
     first, *rest = arguments or [""]
     if COMPLETION in os.environ or not first or first.startswith("-"):
         return list(arguments)
@@ -219,7 +219,7 @@ def _as_named(arguments: Sequence[str]) -> list[str]:
 
 
 def _app_of(arguments: Sequence[str]) -> typer.Typer:
-    """The commands of the module that a command line needs, or the index if it begins with no command."""
+    """Build the commands of the module that a command line needs, or the index if it begins with no command."""
     if COMPLETION in os.environ:
         named = command_completed(os.environ)
         return build_app(named) if named in COMMANDS else build_index()
@@ -228,7 +228,7 @@ def _app_of(arguments: Sequence[str]) -> typer.Typer:
 
 
 def command_completed(environment: Mapping[str, str]) -> str | None:
-    """Name of the command whose line a shell asks to complete; None while it is being typed."""
+    """Return the command of the line that a shell asks to complete; None while the command is still being typed."""
     line = next((environment[name] for name in _LINES if environment.get(name)), "")
     try:
         words = shlex.split(line)
@@ -242,7 +242,7 @@ def _fail(error: SpecbenchError, debug: bool) -> int:
     error = signals.in_place_of(error)
     if debug and sys.exc_info()[1] is not None:
         traceback.print_exc()
-    if COMPLETION not in os.environ:  # a shell that asks would print it into the line that is being typed
+    if COMPLETION not in os.environ:  # a shell would print it into the line that is being typed
         console.show_error(error)
     return error.exit_code
 
@@ -268,8 +268,8 @@ def _usage_problem(error: Exception, arguments: Sequence[str]) -> SpecbenchError
 
 
 def _own_option(option: str, arguments: Sequence[str]) -> str:
-    """How to set an option of a decoder of the user's own files."""
-    from specbench.specs.presets import PRESETS, decoder_name, options_of  # for this error alone
+    """Return how to set an option of a decoder that the user's files define."""
+    from specbench.specs.presets import PRESETS, decoder_name, options_of  # only for this error
 
     for reference in re.findall(r"[^\W\d][\w.]*:[^\W\d]\w*", " ".join(arguments)):
         with suppress(SpecbenchError):
@@ -282,7 +282,7 @@ def _option_meant(option: str, context: Any) -> str:
     """Advice for an option that a command does not have."""
     command, path = context.info_name, context.command_path
     answers = {
-        ("--decoder", "bench"): "a table names its decoders; add yours with --with",
+        ("--decoder", "bench"): "the table defines its decoders; add yours with --with",
         ("--metric", "run"): "images are scored afterwards: specbench score --metric NAME",
     }
     options = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
@@ -295,20 +295,20 @@ def _option_meant(option: str, context: Any) -> str:
         return f"did you mean '{near}'?"
     others = [name for name in COMMANDS if name != command and option in _options_of(name)]
     if others and option.startswith("--"):
-        return f"it is one of {', '.join(f'specbench {name}' for name in others[:3])}"
+        return f"it is an option of {', '.join(f'specbench {name}' for name in others[:3])}"
     return f"see '{path} --help{' all' if command == 'run' else ''}'"
 
 
 def _options_of(command: str) -> list[str]:
-    """The options of another command, under the names of other programs too."""
+    """Return the options of another command, with all their names."""
     group = typer.main.get_command(build_app(command, root_options=False))
     chosen = group.commands[command] if command in getattr(group, "commands", {}) else group
     return [name for parameter in chosen.params for name in parameter.opts]
 
 
 def _extra_argument(words: Sequence[str], arguments: Sequence[str]) -> SpecbenchError:
-    """The error for words after `run`, which takes flags alone, with the flag that they were meant for."""
-    from specbench.models.hub_model import MODELS  # names, for this error alone
+    """Make the error for words after `run`, which takes only flags; its hint names the flag that was probably meant."""
+    from specbench.models.hub_model import MODELS  # only names, for this error
     from specbench.specs.presets import PRESETS
 
     named = {"--decoder": PRESETS, "--model": ["shapes", *(model.name for model in MODELS)]}
@@ -321,7 +321,7 @@ def _extra_argument(words: Sequence[str], arguments: Sequence[str]) -> Specbench
 
 
 def _show_warning(message, category, *_rest) -> None:
-    from specbench.system.plugins import PluginWarning  # only where something warns
+    from specbench.system.plugins import PluginWarning  # only if something warns
 
     if issubclass(category, PluginWarning):
         console.warn(str(message))

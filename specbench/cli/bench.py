@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 _HELP = help_of(
     "bench",
-    "Images and scores in the results folder are not computed again; rows with the same model and prompts "
-    "alternate on one loaded model. Rows that cannot run on this machine are reported and left out.",
+    "Images and scores in the results folder are not computed again. Rows with the same model and prompts "
+    "take turns on one loaded model. Rows that cannot run on this machine are reported and left out.",
     "--model replaces the paper's model: specbench bench gsd-1 --model shapes --limit 16 runs on a laptop.",
 )
 _SETTINGS = run_settings(OPEN_IN_TABLES)
-_Table = opt.argument("NAME", "A table or figure, see 'specbench list tables', or a file of yours (FILE.toml).")
+_Table = opt.argument("NAME", "Table or figure of 'specbench list tables', or your own file (FILE.toml).")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -77,7 +77,7 @@ def bench(
     joined = _against(joined, baseline)
     print_tables([joined], fmt, to, split_list(columns or ""), notes, caption)
     if settings.shard:
-        console.say("when all parts have ended: specbench merge, then the same command without --shard")
+        console.say("when all shards have ended: specbench merge, then this command without --shard")
     if joined.problem:
         raise joined.problem
 
@@ -108,7 +108,7 @@ def report_tables(
         table, folders = _with_own(load_table(name), added, out)
         joined.append(_against(measured_table(table, model, prompts, out, folders), baseline))
         if model is None and not any(line.runs for line in joined[-1].lines):
-            console.say(f"no runs in {out} for {name}; for runs of another model or prompt set use --model, --prompts")
+            console.say(f"no runs in {out} for {name}; for runs of another model or prompts use --model, --prompts")
     if html:
         print_tables(joined, "html", html, columns)
     if to or not html:
@@ -119,7 +119,7 @@ def report_tables(
 
 
 def _with_own(table: Table, added: Sequence[str], out: str) -> tuple[Table, list[Path]]:
-    """The table with a row for each decoder of `--with`, and the folders of stored runs among these names."""
+    """Return the table with a row for each decoder of `--with`, and the folders of the stored runs that it names."""
     from specbench.papers.table import with_own_rows
     from specbench.specs.presets import PRESETS
     from specbench.store.run_folders import find_runs, runs_in
@@ -171,15 +171,15 @@ def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) ->
     planned = plan_table(table, flags)
     rows = estimate(table, planned, flags.get("model"))
     if not rows:
-        raise SpecbenchError(f"no row of {table.name} can be run", f"specbench report {table.name} says why")
+        raise SpecbenchError(f"no row of {table.name} can be run", f"specbench report {table.name} prints the reasons")
     if as_json:
         print_json(rows)
     else:
         print_dry_run(seeds_together(rows), first=("rows",), notes=("chosen",))
         if lacking := [] if flags.get("model") else scoring_needs(table):
-            print("\nTo score (specbench fetch brings it):", *lacking, sep="\n")
-        print("\nThe same images, without scores and table:", *run_lines(planned), sep="\n")
+            print("\nMissing for scores (specbench fetch downloads it):", *lacking, sep="\n")
+        print("\nTo decode the same images, without scores and table:", *run_lines(planned), sep="\n")
         console.say(total(rows))
     if all(row["problem"] for row in rows):
         what = f"no row of {table.name} can run here"
-        raise SpecbenchError(what, "its obstacles are listed above", MISSING_PREREQUISITE)
+        raise SpecbenchError(what, "the obstacles are listed above", MISSING_PREREQUISITE)

@@ -20,31 +20,31 @@ from specbench.system import console
 from specbench.system.torch_device import AUTO, best_device, chosen_device
 
 _DEFAULT_SAMPLES = 290_000
-_RandomWeights = opt.switch("--random-weights", "Do not require its checkpoint, as run --random-weights does not.")
+_RandomWeights = opt.switch("--random-weights", "Do not require a checkpoint; run --random-weights needs none.")
 _Measure = opt.switch(
-    "--measure", "Measure memory bandwidth and peak FLOP/s, for the roofline in reports; on an idle machine only."
+    "--measure", "Measure memory bandwidth and peak FLOP/s for the roofline in reports; only on an idle machine."
 )
 _Metrics = opt.metric_option("Also require this metric to be ready; may be repeated.")
 _Protocol = opt.protocol_option("Also require the metrics")
-_All = opt.switch("--all", "Print every check, also packages, models and peaks that are in order.")
+_All = opt.switch("--all", "Print every check, including packages, models and peaks without problems.")
 _Samples = opt.option("--samples", "N", "Images per decoder.", int, min=1000)
 _Seed = opt.option("--seed", "N", "Random seed of the models and of the decoding noise.", int, min=0)
 _Compile = opt.switch("--compile", "Also audit compiled steps (a minute or more per decoder).")
 _Thorough = opt.switch("--thorough", "Decode ten times as many images in the least sensitive settings.")
 _StoredRuns = opt.option(
-    "--run", "RUN", "Audit stored runs instead: run ids, prefixes of these, decoders, or folders.", list[str] | None
+    "--run", "RUN", "Audit stored runs instead: run ids, prefixes of ids, decoders, or folders.", list[str] | None
 )
-_Recompute = opt.switch("--recompute", "With --run: recompute p, teacher-forced.")
-_RunWeights = opt.option("--weights", "DIR|OWNER/NAME", "With --recompute or --engine: checkpoint, if not official.")
+_Recompute = opt.switch("--recompute", "With --run: recompute p with the model, teacher-forced.")
+_RunWeights = opt.option("--weights", "DIR|OWNER/NAME", "With --recompute or --engine: unofficial checkpoint.")
 _RunRevision = opt.option("--revision", "REF", "With --recompute or --engine: revision of its hub repository.")
 _Target = opt.option(
     "--dtype",
     "TYPE",
     "For runs of --dtype int8wo: recompute p with the same weights in this number format (float32, bfloat16 or "
-    "float16), so that tv says how far the two targets are apart at least. With --engine: what it claims.",
+    "float16); tv is then a lower bound on the distance of the two targets. With --engine: the claimed format.",
 )
 _Engine = opt.option(
-    "--engine", "ADDRESS", "Let a serving engine draw images, and audit these.", rich_help_panel="Engine"
+    "--engine", "ADDRESS", "Let a serving engine draw images, and audit them.", rich_help_panel="Engine"
 )
 _Served = opt.served_option(rich_help_panel="Engine")
 _UNSERVED = {"entropy-scale", "top-n-sigma", "guidance-rows", "guidance-schedule", "random-weights"}
@@ -53,11 +53,11 @@ _OF_ENGINE = tuple(replace(setting, panel="Engine") for setting in run_settings(
 _LogP = opt.option(
     "--logp",
     "KIND",
-    "Kind of another program's log p, by default detected: sampled, tempered, raw, tempered-words or raw-words, also "
-    "with the prefix conditional-.",
+    "Kind of log p that another program recorded: sampled, tempered, raw, tempered-words or raw-words, each also with "
+    "the prefix conditional-; detected by default.",
 )
-_TestedPrompts = opt.prompts_option("Set or file whose prompts the tests of the model and the metric use.")
-_ContractSamples = opt.option("--samples", "N", "Images for losslessness.", int, min=10_000)
+_TestedPrompts = opt.prompts_option("Prompt set or file for the tests of the model and the metric.")
+_ContractSamples = opt.option("--samples", "N", "Images for the test of losslessness.", int, min=10_000)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -68,8 +68,8 @@ def add_to(app: typer.Typer) -> None:
 
 def doctor(
     model: opt.model_option("Require this model to be ready.") = None,
-    weights: opt.option("--weights", "DIR|OWNER/NAME", "Its checkpoint instead of the official one.") = None,
-    revision: opt.option("--revision", "REF", "Revision of its hub repository.") = None,
+    weights: opt.option("--weights", "DIR|OWNER/NAME", "Checkpoint of the model, if not the official one.") = None,
+    revision: opt.option("--revision", "REF", "Revision of the checkpoint's hub repository.") = None,
     random_weights: _RandomWeights = False,
     scale: opt.option("--scale", "SIZE", "full or tiny, as for run.", str) = "full",
     measure: _Measure = False,
@@ -107,7 +107,7 @@ def _in_short(rows: Sequence[Mapping]) -> list[Mapping]:
 
 
 def _print_readiness(rows: Sequence[Mapping]) -> None:
-    """Print the rows of the doctor; on a terminal the fixes follow the table, unbroken so that they can be copied."""
+    """Print the rows of the doctor. On a terminal the fixes follow the table, unwrapped so that they can be copied."""
     if not console.is_terminal():
         return print_table(rows, ("name", "status", "detail", "fix"))
     print_table(rows, ("name", "status", "detail"))
@@ -121,22 +121,22 @@ def _print_readiness(rows: Sequence[Mapping]) -> None:
 
 _AUDIT_HELP = help_of(
     "audit",
-    "Decodes models small enough to enumerate and compares the images with the exact joint distribution: images "
-    "several windows long, row ends and other grammar tokens, guidance, temperature, top-k with ties, top-p, "
-    "continuous batching, lone images, a transformer with a KV cache; and looks for dependence between images of other "
-    "prompts, samples and seeds. The settings replace the decoder's window. The verdict is "
-    'lossy, or lossless, or "no deviation seen" if the images are too few to find a distance of 0.05, or the '
-    "decoder is declared lossy; tv is the measured total variation distance with its 95 % interval, and detectable tv "
+    "Decodes models small enough to enumerate, and compares the images with the exact joint distribution. The settings "
+    "cover images several windows long, row ends and other grammar tokens, guidance, temperature, top-k with ties, "
+    "top-p, continuous batching, single images, and a transformer with a KV cache; they replace the decoder's window. "
+    "Images of different prompts, samples and seeds are also tested for dependence. The verdict is lossy, lossless, or "
+    '"no deviation seen" (too few images to find a distance of 0.05, or a decoder that is declared lossy). '
+    "tv is the measured total variation distance with its 95 % interval; detectable tv is "
     "the distance that would have been found with probability 0.95.",
     "A decoder is a name with optional inline options (gsd:G=50), or a plug-in as package.module:Name. Without "
     "one, every decoder is audited.",
-    "With --run, the stored images of a run of any model are tested instead: are its tokens exact samples of the "
-    "model's distribution (Rosenblatt transform)? tv is then a lower bound on the mean total variation per token. "
+    "With --run, the stored images of a run of any model are tested instead: whether their tokens are exact samples of "
+    "the model's distribution (Rosenblatt transform). tv is then a lower bound on the mean total variation per token. "
     "The exit code is 4 if a decoder that is declared lossless deviates. With --recompute it is also 4 if the recorded "
-    "values are not the model's, and tokens of probability 0, more than rounding makes, are a verdict by themselves.",
-    "With --engine, vLLM or SGLang at an address draws the first --limit prompts, which become a run that is audited: "
-    "specbench audit --engine http://127.0.0.1:8000 --model tar-1.5b --prompts FILE --limit 16. Only then are the "
-    "options of an engine read.",
+    "values are not the model's; more tokens of probability 0 than rounding explains are a separate verdict.",
+    "With --engine, vLLM or SGLang at an address draws images of the first --limit prompts, and this run is audited: "
+    "specbench audit --engine http://127.0.0.1:8000 --model tar-1.5b --prompts FILE --limit 16. The options of the "
+    "panel Engine require --engine.",
 )
 
 
@@ -164,16 +164,16 @@ def audit(
     asked = {name: value for name, value in flags.items() if value is not None}
     if engine:
         if decoders or run or recompute or compiled or thorough or samples != _DEFAULT_SAMPLES or seed:
-            raise SpecbenchError("--engine audits what an engine draws", "omit decoders, --run and their options")
+            raise SpecbenchError("--engine audits images of an engine", "omit decoders, --run and their options")
         if not engine.startswith(("http://", "https://")):
-            raise SpecbenchError(f"--engine {engine}: no address", f"--engine http://{engine}")
+            raise SpecbenchError(f"--engine {engine}: not an address", f"--engine http://{engine}")
         from specbench.api import import_tokens
 
         asked |= {"weights": weights or "", "revision": revision or "", "device": chosen_device(device)}
         folder = import_tokens(engine, out=out, served=served, **asked, **({"dtype": dtype} if dtype else {}))
         return audit_runs([str(folder)], out, False, weights, revision, device, None, json, quiet, logp)
     if asked or served:
-        raise SpecbenchError(f"--{next(iter(asked), 'served')} is for an engine", "--engine ADDRESS")
+        raise SpecbenchError(f"--{next(iter(asked), 'served')} requires --engine", "--engine ADDRESS")
     recomputed, elsewhere = bool(recompute or dtype), bool(weights or revision)
     _check_audit(decoders or (), bool(run), compiled, thorough, recomputed, elsewhere, device)
     if run and (samples != _DEFAULT_SAMPLES or seed):
@@ -182,7 +182,7 @@ def audit(
     if run:
         return audit_runs(run, out, recompute, weights, revision, device, dtype, json, quiet, logp)
     if logp:
-        raise SpecbenchError("--logp requires --run", "it is of the tokens of another program")
+        raise SpecbenchError("--logp requires --run", "it describes the tokens of another program")
     rows = _audit_decoders(decoders or (), samples, seed, compiled, thorough, quiet)
     print_json(rows) if json else _print_audit(rows)
     from specbench.checks.losslessness import LOSSLESS, LOSSY
@@ -194,7 +194,7 @@ def audit(
 def _check_audit(
     decoders: Sequence[str], runs: bool, compiled: bool, thorough: bool, recomputed: bool, elsewhere: bool, device: str
 ) -> None:
-    """Refuse flags of `audit` that contradict or need each other; `elsewhere`: a checkpoint is named to recompute p."""
+    """Refuse flags of `audit` that contradict or need each other; `elsewhere`: whether a checkpoint is named."""
     if runs and decoders:
         raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other", "write --run before every run")
     if runs and (compiled or thorough):
@@ -204,16 +204,16 @@ def _check_audit(
     if runs and not recomputed and (elsewhere or device != AUTO):
         raise SpecbenchError("--weights, --revision and --device require --recompute", "recorded values need no model")
     if device != AUTO and not runs:
-        raise SpecbenchError(f"--device {device} requires --run", "models to enumerate run on the CPU")
+        raise SpecbenchError(f"--device {device} requires --run", "the enumerable models run on the CPU")
 
 
 def _audit_decoders(
     decoders: Sequence[str], samples: int, seed: int, compiled: bool, thorough: bool, quiet: bool
 ) -> list[dict]:
-    """Audit decoders on models small enough to enumerate, and say how far it is."""
+    """Audit decoders on models small enough to enumerate, and report the progress."""
     started, every, done = time.monotonic(), len(decoders or PRESETS), count(1)
     if not decoders and not quiet:
-        console.say(f"auditing all {every} decoders; one alone: specbench audit sjd")
+        console.say(f"auditing all {every} decoders; for a single decoder: specbench audit sjd")
     from specbench.checks.losslessness import audit_decoders, verdict_line
 
     def tell(row: Mapping) -> None:
@@ -280,7 +280,7 @@ def audit_runs(
     failures = ((row["run_id"], f"{row['verdict']}: {decided_by(row)}") for row in rows if row["failed"])
     if failed := [f"{name} ({why}{causes.get(name, '')})" for name, why in failures]:
         what = f"tokens or recorded values do not follow the model's distribution: {', '.join(failed)}"
-        raise SpecbenchError(what, "the table and the lines above say what deviates most", GATE)
+        raise SpecbenchError(what, "the table and the lines above show what deviates most", GATE)
 
 
 def _cells(row: Mapping) -> dict[str, object]:
@@ -302,7 +302,7 @@ def _cells(row: Mapping) -> dict[str, object]:
 
 
 def decided_by(row: Mapping) -> str:
-    """The number that decides a verdict, in words."""
+    """Return the number that decides a verdict, as text."""
     from specbench.checks.run_audit import IMPOSSIBLE, OTHERS
 
     if row["verdict"] == OTHERS:
@@ -317,7 +317,7 @@ def decided_by(row: Mapping) -> str:
 
 
 def notes(row: Mapping) -> list[str]:
-    """Results that have no column in the table, one line each."""
+    """Return the results that have no column in the table, one line each."""
     from specbench.checks.logp_kinds import LOGP_KINDS, SAMPLED
 
     lines = [row["sentence"]] if "sentence" in row else []
@@ -346,40 +346,40 @@ def notes(row: Mapping) -> list[str]:
         lines.append(f"the values depend on the values of the {before}")
     if not row["deviates"]:
         lines.append(
-            f"no deviation at level {row['level']:g}; one of {row['detectable']:.3f} per token in one of these orders "
-            "would have been found with probability 0.95"
-            + ("" if row["recomputed"] else "; this trusts what the decoder recorded; --recompute asks the model")
+            f"no deviation at level {row['level']:g}; a deviation of {row['detectable']:.3f} per token in one of these "
+            "orders would have been found with probability 0.95"
+            + ("" if row["recomputed"] else "; this relies on recorded values; --recompute asks the model")
         )
     return lines
 
 
 def _distance(name: str, gap: Mapping) -> str:
-    """Line on the agreement of a recorded value."""
+    """Describe the agreement of a recorded value with the model in a line."""
     mean, rounding, side = gap["mean"], gap["rounding"], "from"
     if name == "entropy" and rounding is not None:  # the mean has a sign
         side = "below" if mean < 0 else "above"
     line = (
-        f"recorded {name}: {abs(mean):.2g} {side} the recomputed value on average, {gap['beyond']:.2%} of the tokens "
-        "more than 0.01"
+        f"recorded {name}: {abs(mean):.2g} {side} the recomputed value on average, and more than 0.01 for "
+        f"{gap['beyond']:.2%} of the tokens"
     )
     if rounding is not None:
-        line += f"; rounding makes {abs(rounding):.2g}"
+        line += f"; rounding explains {abs(rounding):.2g}"
     if gap["images"]:
         line += f", but not the distance of {console.counted(gap['images'], 'image')}"
-    return line + ("; this is not the model's" if gap["differs"] else "")
+    return line + ("; this is not the model's value" if gap["differs"] else "")
 
 
 _CHECK_HELP = help_of(
     "check",
     "The tests cover: losslessness as declared (on the settings of audit); counters; log-probabilities; forced "
     "grammar tokens; that an image depends only on seed, prompt and sample, not on interruptions, batches, "
-    "continuous batching or traces; the tokens of a vocabulary of 4,160, in a window of eleven drafts and refilled "
-    "rows under guidance, in float32 and bfloat16; and the time per step outside the target forwards. A decoder is a "
+    "continuous batching or traces; the tokens of a vocabulary of 4,160 (eleven drafts per window, refilled rows, "
+    "guidance, float32 and bfloat16); and the time per step outside the target forwards. A decoder is a "
     "name with optional inline options (gsd:G=50), or a plug-in as package.module:NAME. The exit code is 4 "
     "if a test fails.",
-    "--model tests that logits do not depend on how forwards are cut up: windows, rejected drafts, batches, "
-    "refilled rows. --metric tests that features depend on their image alone. "
-    "All of them take names or package.module:NAME.",
+    "--model tests that logits do not depend on how the forwards are split: windows, rejected drafts, batches, "
+    "refilled rows. --metric tests that the features of an image depend only on that image. "
+    "Decoders, models and metrics are names or package.module:NAME.",
 )
 
 

@@ -1,7 +1,7 @@
-"""Commands of the command line: the module that defines each, the first paragraph of its help, and the groups that hold
+"""Commands of the command line: module and first paragraph of the help of each command, and the groups that contain
 them.
 
-`specbench --help` prints this and imports none of these modules.
+`specbench --help` prints these paragraphs and imports none of the modules.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from specbench import names
 
-COMPLETION = "_SPECBENCH_COMPLETE"  # Variable by which a shell asks for completion of a line
+COMPLETION = "_SPECBENCH_COMPLETE"  # Variable with which a shell requests completion of a line
 COMMANDS = {
     "run": ("run", "Decode a prompt set with one or several decoders, and store images and measurements."),
-    "status": ("stored", "Print how far runs are: images, tokens per second, speed-up so far, time left."),
+    "status": ("stored", "Print the progress of runs: images, tokens per second, speed-up so far, time left."),
     "merge": ("stored", "Merge the shards of runs, and print the run folders."),
     "score": ("score", "Score the images of runs; existing scores are kept."),
     "report": ("report", "Print the tables of runs: speed, quality, and the definition of each number."),
@@ -32,7 +32,7 @@ COMMANDS = {
     "import": ("stored", "Import scores of a benchmark's official evaluator, or image tokens of another program."),
     "pack": ("stored", "Write runs to one file, which every command that reads runs can read."),
     "verify": ("stored", "Check runs, packed or in a folder: digests, facts, pictures, scores, tokens and latencies."),
-    "fetch": ("listing", "Download models, prompts and metrics beforehand; complete files are kept after a cut."),
+    "fetch": ("listing", "Download models, prompts and metrics beforehand; complete files survive an interruption."),
     "doctor": ("checks", "Check whether this machine is ready to run, and print how to fix problems."),
     "audit": ("checks", "Measure whether a decoder is lossless."),
     "check": ("checks", "Run the conformance tests on a decoder, a model or a metric."),
@@ -53,8 +53,8 @@ _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class _PlainSwitches:
-    """Mixin of commands: a switch is printed as --quiet, not as `--quiet <bool>`; --help is one of them. One that can
-    be switched off (--zero-p, --no-zero-p) takes its value as other options do, too: `--zero-p false`."""
+    """Mixin of commands that prints a switch as `--quiet`, not as `--quiet <bool>`, also --help. A switch that can be
+    switched off (--zero-p, --no-zero-p) also accepts a value, as other options do: `--zero-p false`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters = super().get_params(ctx)  # type: ignore[misc]
@@ -65,7 +65,7 @@ class _PlainSwitches:
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for parameter in self.params:  # type: ignore[attr-defined]
-            parameter.secondary_opts = []  # a column of --no-NAME would take the room of all texts
+            parameter.secondary_opts = []  # a column of --no-NAME would leave no room for the texts
         super().format_help(ctx, formatter)  # type: ignore[misc]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -76,7 +76,7 @@ class _PlainSwitches:
 
 
 def _as_here(args: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """The arguments with the options of other programs by the names that they have here."""
+    """Return the arguments with other programs' names of options replaced by the names here."""
     ends = args.index("--") if "--" in args else len(args)
     words = list(args)
     for place, word in enumerate(args[:ends]):
@@ -88,7 +88,7 @@ def _as_here(args: Sequence[str], flags: Sequence[str]) -> list[str]:
 
 
 def _as_switches(args: Sequence[str], off: Mapping[str, str]) -> list[str]:
-    """The arguments with `--name true` and `--name=false` as switches. `off`: by switch, what switches it off."""
+    """Return the arguments with `--name true` and `--name=false` as switches. `off`: each switch negated."""
     words: list[str] = []
     for word in args:
         name, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""`specbench forecast`: the speed of a decoder on a device that is not here, by a model."""
+"""`specbench forecast`: the speed of a decoder on another device, predicted by a model."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from specbench.errors import SpecbenchError
 
 _HELP = help_of(
     "forecast",
-    "Tokens per step come from runs, or from what a paper printed; the time of a step from the roofline of the "
-    "model: weights, KV cache, attention and logits of all rows, by window, batch and context, plus an overhead. "
-    "Ranges follow from the shares of the device's peaks and the overhead that are assumed; each assumption is "
+    "Tokens per step come from runs, or from values that a paper prints. The time of a step is a roofline estimate "
+    "(weights, KV cache, attention and logits of all rows, by window, batch and context) plus an overhead. "
+    "The ranges follow from the assumed shares of the device's peaks and the assumed overhead; each assumption is "
     "printed.",
 )
 _KNOWN = ("source", "decoder", "window", "tokens_per_step")
 _Sources = runs_argument(
-    "RUN|TABLE", "Run ids, prefixes of run ids, their decoders, run folders, or tables of the papers."
+    "RUN|TABLE", "Run ids, prefixes of run ids, decoders of runs, run folders, or tables of papers."
 )
 _On = option("--on", "DEVICE", "Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s.")
 _Overhead = option(
     "--overhead-ms",
     "LOW,HIGH",
-    "Milliseconds of a step outside forward and drafting; run: as measured by each run.",
+    "Milliseconds of a step outside forward and drafting; run: the overhead that each run measured.",
     str,
 )
 
@@ -76,14 +76,14 @@ def _print_forecast(rows: Sequence[Mapping]) -> None:
 
 
 def _numbers(row: Mapping) -> dict[str, str]:
-    """Forecast numbers of the table: key of the row, by column. Images of a batch share its seconds."""
+    """Return the forecast numbers of the table: key of the row, by column. Images of a batch share its seconds."""
     batched = {"s_per_batch": "seconds", "images_per_hour": "images_per_hour"}
     seconds = {"s_per_image": "seconds"} if row["batch"] == 1 else batched
     return {"ms_per_step": "step_ms", **seconds, "speed_up": "speed_up", "window_cost": "window_cost"}
 
 
 def _told(row: Mapping) -> dict[str, object]:
-    """One row as texts, each number with its range."""
+    """Return one row as texts, each number with its range."""
     shown = {name: _ranged(row, key) for name, key in _numbers(row).items()}
     cells = {name: row[name] for name in ("source", "window")}
     return {**cells, "decoder": row["label"], "tokens_per_step": _ranged(row, "tokens_per_step"), **shown}

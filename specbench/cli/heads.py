@@ -20,27 +20,27 @@ def add_to(app: typer.Typer) -> None:
 
 _TRAIN_HELP = help_of(
     "train-head",
-    "--kind eagle: an EAGLE-1 head, for the EAGLE decoders. --kind eagle3: one that reads several layers and learns "
-    "from its own outputs, for eagle3. --kind vertical: a head that looks at the image row above, for vertical. The "
-    "target's features are computed once; the head learns to predict from them. Run the same command again to resume "
-    "an interrupted training, with identical weights. Use the result with --head FOLDER.",
+    "--kind eagle: an EAGLE-1 head, for the EAGLE decoders. --kind eagle3: a head that reads several layers and "
+    "learns from its own outputs, for eagle3. --kind vertical: a head that looks at the image row above, for vertical. "
+    "The target's features are computed once; the head learns to predict from them. To resume an interrupted training, "
+    "run the same command again; the weights will be identical. Use the result with --head FOLDER.",
 )
 _CHECK_HELP = help_of(
     "check-head",
     "tv: mean total variation between the guided distributions of target and head along training images, with its "
-    "95 % confidence interval. acceptance: expected acceptance of an exact chain. The last row pairs each feature "
-    "with the previous instead of the next token; a head with a lower tv there was trained on misaligned pairs "
-    "(EAGLE heads only).",
+    "95 % confidence interval. acceptance: expected acceptance of an exact chain. In the last row, each feature "
+    "is paired with the previous instead of the next token; a head with a lower tv in that row was trained on "
+    "misaligned pairs (EAGLE heads only).",
 )
 
 _Model = model_option("Target model.", kind=str, show_default="shapes")
 _Device = option("--device", "DEVICE", "Torch device.", str)
 _Threads = option("--threads", "N", "CPU threads; 0 uses all.", int)
 _Data = option("--data", "FOLDER", "Folder of a run whose images replace the model's training data.", Path | None)
-_Head = option("--head", "FOLDER", "Folder of the head; without it, the head that comes with the model.", str)
+_Head = option("--head", "FOLDER", "Folder of the head; by default the head that is bundled with the model.", str)
 _Kind = option("--kind", "KIND", "Kind of head: eagle, eagle3 or vertical.", str)
 _Out = option("--out", "FOLDER", "Folder of the trained head.", Path)
-_SelectionSeed = option("--seed", "N", "Seed of the image selection; the default differs from training.", int, min=0)
+_SelectionSeed = option("--seed", "N", "Seed of the image selection; the default differs from training's.", int, min=0)
 
 
 def train_head(

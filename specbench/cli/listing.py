@@ -36,19 +36,19 @@ _COLUMNS = {
     "tables": ("name", "source", "rows", "models", "prompts", "title"),
     "runs": ("name", "model", "source", "decoder", "differs", "prompts", "seed", "images"),
 }
-"""Columns shown of each kind; --json has them all."""
+"""Printed columns of each kind; --json prints all columns."""
 _Kind = argument("WHAT", f"One of {', '.join(_COLUMNS)}.")
 
-_Name = argument("NAME", "This one alone; of a decoder its options, with value and source.", str | None)
-_Model = model_option("Model that the decoder's options are for.", kind=str)
+_Name = argument("NAME", "Only this item; for a decoder, its options with value and source.", str | None)
+_Model = model_option("Model for which a decoder's options are listed.", kind=str)
 _FETCH = help_of(
     "fetch",
-    "A model, a table of a paper (its models, prompts and metrics), a prompt set, a metric, or a repository or file of "
-    "weights. 'run', 'bench' and 'score' download missing files by themselves.",
+    "NAME: a model, a paper's table (its models, prompts and metrics), a prompt set, a metric, or a repository or file "
+    "of weights. 'run', 'bench' and 'score' download missing files by themselves.",
 )
 _Names = argument("NAME", "Models, prompt sets or metrics to download.", list[str] | None, show_default=False)
 _From = option(
-    "--from", "PATH", "Import this local copy of a prompt set, or with --images, of its images.", Path | None
+    "--from", "PATH", "Import this local copy of a prompt set or, with --images, of its images.", Path | None
 )
 _Images = switch("--images", "Also download the reference images of a prompt set.")
 _Scores = switch("--scores", "With a model: also download the networks of its metrics.")
@@ -59,9 +59,9 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="fetch", help=_FETCH)(fetch)
     prompts = CommandLine(help=help_of("prompts"), no_args_is_help=True)
     prompts.callback()(lambda: None)
-    prompts.command(
-        name="show", help="Print the prompts of a set or file, or those that a run with the same options decodes."
-    )(show)
+    prompts.command(name="show", help="Print the prompts of a set or file that a run with these options would decode.")(
+        show
+    )
     app.add_typer(prompts, name="prompts")
 
 
@@ -93,7 +93,7 @@ def list_things(
 
 
 def _print_decoders(rows: Sequence[dict]) -> None:
-    """Decoders in groups: lossless ones, lossy ones, those with a trained head, and those as released."""
+    """Print decoders in groups: lossless, lossy, with a trained head, and as released by the authors."""
     screen, groups = console.stdout(), {}
     for row in rows:
         released = row["name"].endswith("-released")
@@ -108,7 +108,7 @@ def _print_decoders(rows: Sequence[dict]) -> None:
             screen.print(Text(f"  {name:{width}}  {lines[0]}"))
             screen.print(*(Text(" " * (width + 4) + line) for line in lines[1:]), sep="\n", end="\n" * (len(lines) > 1))
     heads = next(row["published_heads"] for row in rows if row["published_heads"])
-    console.say(f"Heads that are published: {', '.join(f'{repo} ({model})' for model, repo in heads.items())}")
+    console.say(f"Published heads: {', '.join(f'{repo} ({model})' for model, repo in heads.items())}")
     console.say("Options, paper and equation of a decoder: specbench list decoders sjd")
 
 
@@ -128,7 +128,7 @@ def fetch(
         from specbench.prompts import fetch_prompts
 
         if len(names or ()) != 1:
-            raise SpecbenchError("--from is a copy of one prompt set", "name it: specbench fetch coco --from COPY")
+            raise SpecbenchError("--from is for one prompt set", "for example: specbench fetch coco --from COPY")
         return print(fetch_prompts(names[0], images, source))
     from specbench.papers import downloads
 

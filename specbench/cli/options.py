@@ -1,7 +1,7 @@
-"""Options and arguments of commands: those that several share, and the flags of `run` and `bench`, which are generated
-from `specbench.runs.settings`.
+"""Options and arguments that several commands share, and the flags of `run` and `bench`, which are generated from
+`specbench.runs.settings`.
 
-A type such as `Runs` or `Out` is a whole parameter. Where only the help differs, a function makes the annotation:
+A type such as `Runs` or `Out` is a whole parameter. If commands differ in the help, a function makes the annotation:
 `model: model_option("Test this model.")`.
 """
 
@@ -38,7 +38,7 @@ def switch(name: str, help: str, *short: str, **more: Any) -> Any:
 
 
 def argument(metavar: str, help: str, kind: Any = str, **more: Any) -> Any:
-    """A word of a command; further arguments as for `typer.Argument`."""
+    """A positional argument; further arguments as for `typer.Argument`."""
     return Annotated[kind, typer.Argument(metavar=metavar, help=help, **more)]
 
 
@@ -63,12 +63,12 @@ def metric_option(help: str, kind: Any = list[str] | None) -> Any:
 
 
 def protocol_option(what: str) -> Any:
-    """`what` a protocol's metrics are for; their names follow."""
+    """Make --protocol. `what`: beginning of its help, before the names of the protocols."""
     return option("--protocol", "NAME", f"{what} of a paper: {enumerated(PROTOCOLS, 'or')}.")
 
 
 def served_option(**more: Any) -> Any:
-    return option("--served", "NAME", "Name of the model at the engine.", show_default="the checkpoint's", **more)
+    return option("--served", "NAME", "The engine's name for the model.", show_default="the checkpoint's", **more)
 
 
 def prompts_option(help: str, **more: Any) -> Any:
@@ -80,7 +80,7 @@ def decoders_argument(show_default: str) -> Any:
 
 
 def runs_argument(
-    metavar: str = "RUN", help: str = "Run ids, prefixes of run ids, their decoders, or run folders."
+    metavar: str = "RUN", help: str = "Run ids, prefixes of run ids, decoders of runs, or run folders."
 ) -> Any:
     return argument(metavar, help, list[str] | None, show_default="all runs")
 
@@ -96,9 +96,9 @@ def format_option(formats: Sequence[str], usual: str = "markdown") -> Any:
 
 
 def require_ending(flag: str, path: Path, *endings: str) -> None:
-    """Refuse a file whose ending says that it holds something else than what is written."""
+    """Reject a file whose ending belongs to another format than the written format."""
     if path.suffix[1:2].isalpha() and path.suffix.lower() not in endings:
-        raise SpecbenchError(f"{flag} {path}: nothing is written as {path.suffix} here", f"{' or '.join(endings)}")
+        raise SpecbenchError(f"{flag} {path}: {path.suffix} files are not written here", f"use {' or '.join(endings)}")
 
 
 def warn_of_ending(to: Path | None, fmt: str, others: Collection[str]) -> None:
@@ -108,7 +108,7 @@ def warn_of_ending(to: Path | None, fmt: str, others: Collection[str]) -> None:
 
 
 def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) -> str:
-    """The named format of a kind of output, else the format of the file's ending, else markdown."""
+    """Return the requested format of a kind of output, else the format of the file's ending, else markdown."""
     fmt, ending = "json" if as_json else fmt, to.suffix.lower()[1:] if to else ""
     if fmt is None:
         endings = {name: FORMATS[name].endings for name in formats_with(output)}
@@ -118,20 +118,24 @@ def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) 
         )
         if fmt is None:
             valid = ", ".join(f".{text}" for texts in endings.values() for text in texts)
-            figures = "; a figure: specbench figure NAME" if ending in ("pdf", "png", "svg") else ""
-            raise SpecbenchError(f"--to {to}: no table is written as .{ending}", f"{valid}{figures}")
+            figures = "; for a figure: specbench figure NAME" if ending in ("pdf", "png", "svg") else ""
+            raise SpecbenchError(f"--to {to}: tables cannot be written as .{ending}", f"valid: {valid}{figures}")
     fmt = format_name(output, fmt)
     if FORMATS[fmt].to_file and to is None:
-        raise SpecbenchError(f"--format {fmt}: not for a terminal", "name a file with --to")
+        raise SpecbenchError(f"--format {fmt} cannot be printed", "name a file with --to")
     others = {text for name, other in FORMATS.items() if name != fmt for text in other.endings}
     warn_of_ending(to, fmt, others - {"txt"})
     return fmt
 
 
 Runs = runs_argument()
-Run = argument("RUN", "Run id, prefix of a run id, its decoder, or run folder.")
+Run = argument("RUN", "Run id, prefix of a run id, decoder of the run, or run folder.")
 Reference = option(
-    "--reference", "DIR|FILE", "Images, or their mu, sigma (.npz).", Path | None, show_default="COCO's images"
+    "--reference",
+    "DIR|FILE",
+    "Folder of images, or file of their mu, sigma (.npz).",
+    Path | None,
+    show_default="COCO's images",
 )
 Columns = option("--columns", "NAME,...", "Markdown and LaTeX: only these columns, by heading, in this order.")
 OwnRows = option(

@@ -26,7 +26,7 @@ def write_or_print(content: str | bytes, to: Path | None) -> None:
     if to is None:
         sys.stdout.write(content)
         return
-    from specbench.system.files import write_output  # not for `list`
+    from specbench.system.files import write_output  # `list` does not need it
 
     write_output(to, content if isinstance(content, bytes) else content.encode("utf-8"))
     print_written(to)
@@ -41,8 +41,8 @@ def print_written(path: Path) -> None:
 def print_table(
     rows: Sequence[dict], columns: Sequence[str], kept: Sequence[str] = (), elsewhere: int | None = None
 ) -> None:
-    """Print rows as a table on stdout: fitted to the width of a terminal, without empty columns, but for those `kept`;
-    elsewhere as markdown, or fitted to the width `elsewhere`."""
+    """Print rows as a table on stdout. On a terminal, it has the terminal's width, and no empty columns except those
+    `kept`; elsewhere it is markdown, or has the width `elsewhere` if that is given."""
     cells = [[_cell(row.get(column)) for column in columns] for row in rows]
     table = plain_table([column.replace("_", " ") for column in columns], cells)
     if not (console.is_terminal() or elsewhere):

@@ -25,8 +25,8 @@ _REPORT = help_of(
 )
 _FIGURE = help_of(
     "figure",
-    "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of chosen prompts, or field: the "
-    "published results of all papers, and the named runs. A wrong name lists all. The numbers are also written as csv.",
+    "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of chosen prompts, or field (the "
+    "published results of all papers, and the named runs). A wrong name lists all. The numbers are also saved as csv.",
 )
 
 
@@ -43,12 +43,12 @@ _Explain = opt.switch("--explain", "Print the definition of every column.")
 _Long = opt.switch(
     "--long", f"Write one row per run and number, with interval and unit: {enumerated(formats_with('long'), 'or')}."
 )
-_All = opt.switch("--all", "Print every number of a run, in the tables behind the first one.")
+_All = opt.switch("--all", "Print every number of a run, in further tables after the first.")
 _TableModel = opt.model_option("Model to report instead of the table's model.", show_default="the table's")
 _TablePrompts = opt.prompts_option("Prompts to report instead of the table's prompts.", show_default="the table's")
 _Over = opt.option("--over", "seed", "One row for runs that differ only in the seed, with swept options as columns.")
 _FIGURE_FORMATS, _WIDTHS = ("pdf", "svg", "png"), ("column", "page")
-_Width = opt.option("--width", "KIND", "Width of a paper's column or page.", str)
+_Width = opt.option("--width", "KIND", "Width of the figure: a column or a page of a paper.", str)
 
 
 def report(
@@ -106,13 +106,13 @@ def report(
 
 
 def _check_outputs(html: Path | None, given: Sequence[str]) -> None:
-    """Refuse a page without a name, and flags that --over excludes."""
+    """Reject a page without a file name, and flags that --over excludes."""
     if html and str(html).startswith("--"):
         raise SpecbenchError("--html: no file is named", "for example: specbench report --html page.html")
     if html:
         opt.require_ending("--html", html, ".html", ".htm")
     if given[1:] and given[0] == "--over":
-        raise SpecbenchError(f"--over excludes {given[1]}", "two commands write both")
+        raise SpecbenchError(f"--over excludes {given[1]}", "use two commands")
 
 
 def _print_report(
@@ -213,9 +213,9 @@ def methods(runs: opt.Runs = None, to: opt.To = None, out: opt.Out = "results") 
 
 
 def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
-    """Print runs over their seeds."""
+    """Print runs, each over all its seeds."""
     if over != "seed" or fmt not in formats_with("over"):
-        raise SpecbenchError(f"--over takes seed, and the formats {enumerated(formats_with('over'))}")
+        raise SpecbenchError(f"--over takes the value seed, and the formats {enumerated(formats_with('over'))}")
     from specbench.reporting.over import over_seeds, over_table
     from specbench.store.run_folders import find_runs
 
@@ -233,7 +233,7 @@ _FailIf = opt.option(
 
 
 def compare(
-    run_a: opt.argument("RUN_A", "Baseline run: run id, prefix of a run id, its decoder, or run folder."),
+    run_a: opt.argument("RUN_A", "Baseline run: run id, prefix of a run id, decoder, or run folder."),
     run_b: opt.argument("RUN_B", "Run to compare with the baseline."),
     fail_if: _FailIf = None,
     reference: opt.Reference = None,

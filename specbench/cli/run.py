@@ -64,7 +64,7 @@ _COLUMNS = (
     "run_id",
 )
 """Columns of a dry run."""
-_FIRST_LOOK = 8  # Prompts if neither prompts nor decoders are named; an interval needs as many
+_FIRST_LOOK = 8  # Prompts if neither prompts nor decoders are named; the fewest for an interval
 _FIRST = SettingOrigin(SettingSource.DEFAULT, "where neither decoders nor prompts are named")
 _PIPED_WIDTH = 160  # Characters of a dry run's lines without a terminal
 _MOST_USED = ("decoder", "prompts", "limit", "model", "window", "device", "out", "dry-run")
@@ -72,7 +72,7 @@ _EVERYTHING = "all"
 
 
 class _RunCommand(Command):
-    """`run`, whose help begins with what most people use; `--help gsd` has a decoder's options, `--help all` all."""
+    """Command `run`: its help begins with the most used options; `--help gsd` prints a decoder's, `--help all` all."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         asked = next((place for place, text in enumerate(args) if text in ("--help", "-h")), None)
@@ -97,7 +97,7 @@ class _RunCommand(Command):
 
 
 def add_to(app: typer.Typer) -> None:
-    epilog = "Options of a decoder: specbench run --help gsd; all of them: --help all. Then: specbench score"
+    epilog = "Options of a decoder: specbench run --help gsd; all options: --help all. Then: specbench score"
     app.command(name="run", help=_HELP, epilog=epilog, cls=_RunCommand)(run)
     epilog = "The same step by step: specbench run, specbench score, specbench report"
     app.command(name="demo", help=help_of("demo"), epilog=epilog)(demo)
@@ -131,12 +131,12 @@ def run(
         raise problem
     if not settings.quiet and settings.origins["limit"] == _FIRST:
         console.say(
-            f"These are {_FIRST_LOOK} prompts; all of the set: specbench run --decoder ar,sjd; then: specbench score"
+            f"Only {_FIRST_LOOK} prompts were decoded; for all: specbench run --decoder ar,sjd; then: specbench score"
         )
 
 
 def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
-    """Say where published values of some decoders, and the defaults of others, make them incomparable."""
+    """Report settings in which decoders differ, because of published values or defaults, and are not comparable."""
     differences, equal = [], []
     for name in ("window", "fresh-q"):
         decoders = [decoder for plan in plans for decoder in plan.decoders]
@@ -146,7 +146,7 @@ def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
             differences.append(f"{name} ({', '.join(f'{decoder} {value}' for decoder, value in values.items())})")
             equal.append(f"--{name} {min(values.values())}")
     if differences:
-        reporter.note(f"decoders differ in {' and '.join(differences)}; equal, for example: {' '.join(equal)}")
+        reporter.note(f"decoders differ in {' and '.join(differences)}; for equal values: {' '.join(equal)}")
 
 
 def _read(flags: Mapping[str, object], config: str | None) -> RunSettings:
@@ -179,8 +179,8 @@ def _show_dry_run(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -
 def print_dry_run(
     rows: Sequence[Mapping], first: Sequence[str] = (), notes: Sequence[str] = (), needed: Sequence[str] = ()
 ) -> None:
-    """Print rows of `specbench.runs.dry_run`, after the columns `first`. The texts of `notes` are below the table, and
-    numbers in it, as obstacles always are. `needed`: what is not on this disk; what the rows say of it, if empty."""
+    """Print rows of `specbench.runs.dry_run`, after the columns `first`. The table numbers the texts of `notes` and of
+    obstacles, which follow it. `needed`: lines on files that are not on this disk; if empty, taken from the rows."""
     from specbench.prompts.public import missing_set
     from specbench.runs.dry_run import ON_DISK
 
@@ -210,12 +210,12 @@ def print_dry_run(
     absent = [name for name in dict.fromkeys(str(row["prompts"]) for row in rows) if missing_set(name) and not needed]
     lines += [f"prompts of {name}: specbench fetch {name.partition('/')[0]}" for name in absent]
     _print_lines(list(dict.fromkeys(text for row in rows if (text := row["captions"]))))
-    title = "Not on this disk:" if offline() else "The run would download this first; to do it now:"
+    title = "Not on this disk:" if offline() else "The run would download these files first; to download them now:"
     _print_lines([title, *lines] if lines else [*needed, *of_heads])
 
 
 def _needed(settings: Iterable[RunSettings]) -> list[str]:
-    """Everything that runs of these settings and their scores lack on this disk, and the command that brings it."""
+    """List the files that runs of these settings and their scores lack on this disk, with the commands to fetch."""
     from specbench.runs.needs import fetch_command, needs_of, score_needs
     from specbench.runs.plan import plan_model
 
@@ -223,14 +223,14 @@ def _needed(settings: Iterable[RunSettings]) -> list[str]:
     for model, prompts in dict.fromkeys((plan_model(asked), str(asked.prompts)) for asked in settings):
         needs, scores = needs_of(model, prompts), score_needs(model, prompts)
         when = "Not on this disk" if offline() else "Downloaded first"
-        for title, some, every in ((f"{when}, or now", needs, False), ("For score, by default", scores, True)):
+        for title, some, every in ((f"{when}; to fetch now", needs, False), ("For score; to fetch now", scores, True)):
             lines += [f"{title}: {fetch_command(model, prompts, every)}"] if some else []
             lines += [f"  {need.what} {need.text()}" for need in some]
     return lines
 
 
 def _print_lines(lines: Sequence[str]) -> None:
-    """Print lines below an empty one; nothing without any."""
+    """Print lines after an empty line; print nothing if there are none."""
     if lines:
         print()
     for line in lines:
@@ -242,7 +242,7 @@ def _short(value: float | None) -> float | None:
 
 
 def _show_table(folders: Sequence[Path]) -> None:
-    """The first table of `specbench report` of these runs, for whoever waits in front of a terminal."""
+    """Print the first table of `specbench report` of these runs on the terminal."""
     from specbench.reporting.report_rows import report_rows
     from specbench.reporting.sections import sections
     from specbench.reporting.terminal import first_table
@@ -255,7 +255,7 @@ def _show_table(folders: Sequence[Path]) -> None:
 
 _Limit = of_run("limit", int, help="Number of prompts.", min=1)
 _Out = of_run("out", Path, help="Folder of the runs, the table and the image grid.")
-_Compile = option("--compile", "WHEN", "Compile the steps: on, off, or auto: on if a compiler is installed.", str)
+_Compile = option("--compile", "WHEN", "Compile the steps: on, off, or auto (on if a compiler is installed).", str)
 
 
 def demo(

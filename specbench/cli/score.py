@@ -30,10 +30,13 @@ _Batch = opt.option(
 )
 _LAYOUTS = ("ids", "lines", "annotations", "captions", "starts", "geneval", "dataset", "grids")
 _Images = opt.option(
-    "--images", "DIR", "Score external images, named by prompt id, as papers' programs do, or by metadata.", Path | None
+    "--images",
+    "DIR",
+    "Score external images, named by prompt id or by a paper's program, or with metadata.",
+    Path | None,
 )
 _Layout = opt.option(
-    "--layout", "NAME", f"Names of the files of --images: {', '.join(_LAYOUTS)}.", show_default="the layout that fits"
+    "--layout", "NAME", f"Naming of the files of --images: {', '.join(_LAYOUTS)}.", show_default="the layout that fits"
 )
 _Against = opt.option("--against", "RUN", "Print paired score differences from this run instead.")
 _Python = opt.option(
@@ -75,7 +78,7 @@ def score(
     if images is None and named:
         _find_scored(named, out)  # before torch is loaded
     if python and not python.is_file():
-        raise SpecbenchError(f"--python {python} does not exist", "name the python of an environment")
+        raise SpecbenchError(f"--python {python} does not exist", "name the Python executable of an environment")
     from specbench.metrics.base import Settings
     from specbench.metrics.external_images import images_to_score
     from specbench.metrics.score_store import difference_rows
@@ -107,7 +110,7 @@ def score(
 
 
 def _no_score(out: str, names: Sequence[str] | None) -> SpecbenchError:
-    """Why nothing was scored of runs; None for a folder of images."""
+    """Make the error for runs without any score. `names`: of the runs; None for a folder of images."""
     import pandas as pd
 
     from specbench.store.run_folders import find_runs
@@ -118,7 +121,7 @@ def _no_score(out: str, names: Sequence[str] | None) -> SpecbenchError:
     if len(rows) and rows["status"].ne("ok").all():
         return SpecbenchError(f"no score: no image was decoded; the first failed: {rows['error'].iloc[0]}")
     if len(rows) and rows["image"].isna().all():
-        return SpecbenchError("no score: these runs have no pictures", "their `specbench run` warned why")
+        return SpecbenchError("no score: these runs have no pictures", "`specbench run` printed the reason")
     return SpecbenchError(
         "no score: these metrics need reference images for these prompts",
         "--reference FOLDER of real images, or --metric; see: specbench list metrics",
@@ -126,7 +129,7 @@ def _no_score(out: str, names: Sequence[str] | None) -> SpecbenchError:
 
 
 def _find_scored(names: Sequence[str], out: str) -> None:
-    """Refuse names of no run; for the name of a metric, print the flag to use."""
+    """Reject names of no run; if a name is a metric's, the hint is the flag to use."""
     from specbench.metrics.catalog import metric_names
     from specbench.store.run_folders import find_runs
 
@@ -136,7 +139,7 @@ def _find_scored(names: Sequence[str], out: str) -> None:
         metric = next((name for name in names if name in {text.partition("[")[0] for text in metric_names()}), None)
         if metric is None:
             raise
-        flag = f"a metric is named with its flag: specbench score --metric {metric}"
+        flag = f"to choose a metric: specbench score --metric {metric}"
         raise SpecbenchError(error.what, flag) from None
 
 
@@ -151,7 +154,7 @@ def _check_score(images: Path | None, prompts: str | None, runs: bool, metrics: 
 
 
 def _say_drawn(out: str, names: Sequence[str]) -> None:
-    """Say which prompts the scored runs decoded, where these are a part of their set."""
+    """Report which prompts the scored runs decoded, if these are only part of their set."""
     from specbench.store.run_folders import find_runs
     from specbench.store.run_store import RunStore
 
@@ -183,13 +186,13 @@ def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> Non
 
 
 def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
-    """Scores as texts: a run is named in its first line only, and parts follow their metric."""
+    """Return scores as texts: a run is named only in its first line, and parts follow their metric."""
     from specbench.reporting.columns import TOO_FEW, between, number
 
     lines, last = [], None
     for row in rows:
         metric, _, part = row["metric"].partition(":")
-        few = row.get("too_few", "p" in row)  # a difference always has an interval, unless it is of too few prompts
+        few = row.get("too_few", "p" in row)  # a difference lacks an interval only if there are too few prompts
         bounds = between(row["low"], row["high"], 3) if row["low"] is not None else TOO_FEW if few else None
         lines.append(
             {

@@ -31,13 +31,13 @@ from specbench.system import console
 
 _STATUS_HELP = help_of(
     "status",
-    "Another terminal, workers, a cluster or shards may be decoding; nothing is written. A run is silent if nothing "
-    "was stored for a minute and for the time of ten images: its process may have been killed.",
+    "The runs may still be decoded, by another terminal, workers, a cluster or shards; nothing is written. A run is "
+    "silent if nothing was stored for a minute and for the time of ten images; its process may have been killed.",
 )
 _MERGE_HELP = help_of(
     "merge",
-    "Rows and images are copied into --out; the shards are not changed. Merging again copies only what is new. Files "
-    "of older versions are rewritten if the runs are in --out already (specbench merge results).",
+    "Rows and images are copied into --out; the shards are not changed. Merging again copies only new images. Files "
+    "of older versions are rewritten if their runs are already in --out (specbench merge results).",
 )
 _PLAIN_WIDTH = 120  # Characters of a card's lines without a terminal
 _LAYOUTS = (*BENCHMARKS, "cvtg-2k", "dataset")
@@ -48,27 +48,27 @@ _Shards = argument("DIR", "Results folders of shards.", list[Path] | None, show_
 _Prompt = argument("PROMPT", "Prompt id, prefix of an id, or words of the prompt.", str | None, show_default="the run")
 _Benchmark = argument("BENCHMARK", f"One of {', '.join(BENCHMARKS)}, or tokens.")
 _Layout = argument("LAYOUT", f"One of {', '.join(_LAYOUTS)} (a folder for Hugging Face's datasets).")
-_Imported = argument("RUN", "Run that the results are of.", str | None, show_default="none, of tokens")
+_Imported = argument("RUN", "Run whose images were evaluated.", str | None, show_default="none for tokens")
 _Results = option(
     "--from",
     "PATH|ADDRESS",
     "Results of GenEval or LongText-Bench, exported folder of T2I-CompBench++ or WISE, _detail.txt of DPG-Bench, "
-    "folder of the results of TIIF-Bench or OneIG-Bench, tokens (jsonl, parquet, npz), "
-    "or a serving engine, as http://127.0.0.1:8000.",
+    "results folder of TIIF-Bench or OneIG-Bench, tokens (jsonl, parquet, npz), "
+    "or the address of a serving engine, such as http://127.0.0.1:8000.",
     str,
 )
 _Program = option(
     "--program",
     "TEXT",
-    "Name and version of what drew the tokens.",
-    show_default="of an engine, what it answers",
+    "Name and version of the program that drew the tokens.",
+    show_default="for an engine, its own answer",
     rich_help_panel="Tokens",
 )
 _Served = served_option(rich_help_panel="Tokens")
 _Ids = option(
     "--ids",
     "KIND",
-    "Ids of the codebook (codes) or of the model's vocabulary (model).",
+    "Kind of the token ids: of the codebook (codes) or of the model's vocabulary (model).",
     show_default="the kind that fits",
     rich_help_panel="Tokens",
 )
@@ -76,16 +76,16 @@ _IMPORT_HELP = help_of(
     "import",
     "With `tokens`, image tokens that another program has drawn become a run: specbench import tokens --model NAME "
     "--program 'vLLM-Omni 0.12' --from FILE. The file has the columns prompt and tokens, and may have prompt_id, seed, "
-    "logp, seconds and batch (images of the call). Name the sampling that the program claims; audit --run says whether "
-    "they are samples of it. "
-    "From the address of vLLM or SGLang, the first --limit prompts are drawn now, --batch at once; the same command "
-    "goes on after a cut.",
+    "logp, seconds and batch (images of the call). State the sampling that the program claims; audit --run tests "
+    "whether the tokens are samples of it. "
+    "At the address of vLLM or SGLang, images of the first --limit prompts are drawn now, --batch at a time; after an "
+    "interruption, run the same command again.",
 )
 _WithoutPictures = switch("--without-pictures", "Leave the pictures out.")
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(name="status", help=_STATUS_HELP, epilog="Each two seconds: watch specbench status")(status)
+    app.command(name="status", help=_STATUS_HELP, epilog="To repeat it: watch specbench status")(status)
     app.command(name="merge", help=_MERGE_HELP, epilog="Then: specbench score, specbench report")(merge)
     app.command(name="show", help=help_of("show"))(show)
     app.command(name="export", help=help_of("export"))(export)
@@ -124,7 +124,7 @@ def merge(folders: _Shards = None, out: Out = "results", quiet: Quiet = False, j
     for run in () if json else merged:
         print(run.folder)
     if missing := incomplete_shards(folders or shards_in(out)):
-        advice = "what is there is merged; run these again, then merge again"
+        advice = "all available images are merged; run these shards again, then merge again"
         raise SpecbenchError("; ".join(missing), advice, PARTIAL)
 
 
@@ -181,11 +181,11 @@ def import_results(
     values = {name: value for name, value in flags.items() if value is not None}
     if benchmark == _TOKENS:
         if run:
-            raise SpecbenchError("tokens are of a program, not of a run", "--program 'NAME VERSION', and no RUN")
+            raise SpecbenchError("tokens come from a program, not from a run", "--program 'NAME VERSION', and no RUN")
         folder = api.import_tokens(results, program, out, ids, served, **values)
         return print_json([{"run_id": folder.name, "folder": str(folder)}]) if json else print(folder)
     if not run or program or ids or served or values:
-        raise SpecbenchError(f"results of {benchmark} are of a run", "name it, without the options of tokens")
+        raise SpecbenchError(f"results of {benchmark} belong to a run", "name the run, without the options for tokens")
     rows = api.import_results(benchmark, run, Path(results), out)
     print_json(rows) if json else print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))
 
@@ -208,7 +208,7 @@ def pack(
 
 def verify(
     path: argument("PATH", "File of specbench pack, results folder, or a run.", Path),
-    recompute: switch("--recompute", "Take p from the model instead of the recorded values.") = False,
+    recompute: switch("--recompute", "Recompute p with the model instead of using the recorded values.") = False,
     device: option("--device", "DEVICE", "With --recompute: torch device.", str) = "cpu",
     json: Json = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Cells of a paper's table: printed value, measured value with its interval, or the reason why it is missing."""
+"""Cells of a paper's table: printed value, and measured value with its interval or the reason why it is missing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Measured:
     run: Run
     row: ReportRow  # with `real`
     ar: Run | None  # the AR baseline run, if any
-    unlike: tuple[str, ...]  # differences from the paper's configuration; if any, `difference` is not computed
+    unlike: tuple[str, ...]  # differences from the paper's configuration; if there are any, no `difference`
     same_machine: bool | None  # whether the run used the paper's hardware; None if the paper names no hardware
     expected: int | None = None  # images that the table asks for; None if unknown
 
@@ -80,7 +80,7 @@ class Cell:
 
 
 def make_cell(row: Row, column: Column, measured: Measured | None, why: str | None, fingerprint: str | None) -> Cell:
-    """Make the cell of a row and a column. `why`: reason for a missing run; `fingerprint`: of the column's scores."""
+    """Make the cell of a row and a column. `why`: reason for a missing run; `fingerprint`: that scores must have."""
     remarks = tuple(note for note in (row.notes.get(column.name), _above_steps(row.paper, column)) if note)
     printed, spread = row.paper.get(column.name), row.spread.get(column.name)
     as_printed = Cell(printed, spread, printed_notes=remarks, bold=column.name in row.bold)
@@ -110,7 +110,7 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
 
 
 def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
-    """Most common metric fingerprint of a column; ties: the code that was edited last, or else the first."""
+    """Return the most common metric fingerprint of a column; if tied, of the code edited last, or else the first."""
     scores = [score for measured in runs for score in _scores(column, measured)]
     edits, digests = (
         {score.fingerprint: score.edited or "" for score in scores},
@@ -120,7 +120,7 @@ def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
 
 
 def same_hardware(printed: str | None, run: Run) -> bool | None:
-    """Whether all machines of a run have a processor named in the paper; None if it names no processor."""
+    """Return whether all machines of a run have a processor that the paper names; None if the paper names none."""
     if printed is None:
         return None
     names = [_words(part) for part in re.sub(r"\(.*?\)", "", printed).split(",")]
@@ -129,7 +129,7 @@ def same_hardware(printed: str | None, run: Run) -> bool | None:
 
 
 def _number(column: Column, measured: Measured) -> Cell:
-    """The measured number of a column without a score, or the reason if it is missing."""
+    """Return the measured number of a column without a score, or the reason why it is missing."""
     row, key = measured.row, column.key
     estimate, over = row.number(key), row.over_ar
     if estimate is None:
@@ -146,7 +146,7 @@ def _number(column: Column, measured: Measured) -> Cell:
 
 
 def _missing(column: Column, measured: Measured) -> Cell:
-    """A missing number, with the reason as a short text and as a sentence."""
+    """Return a missing number, with the reason as a short text and as a sentence."""
     if column.key in RATIOS_TO_AR:
         unlike = mismatched_fields(measured.run.info, measured.ar.info) if measured.ar else []
         if unlike:
@@ -184,7 +184,7 @@ def _scores(column: Column, measured: Measured) -> list[ShownScore]:
 
 
 def _interval(key: str, measured: Measured, estimate: stats.Estimate) -> tuple[float | None, float | None, bool]:
-    """95 % interval of a number of a report row, if available, and whether it is left out for too few prompts."""
+    """Return the 95 % interval of a report row's number, if available, and whether too few prompts exclude it."""
     if key == "speedup":
         return estimate.low, estimate.high, estimate.low is None
     if key == "step_ratio" and measured.ar is not None:
@@ -199,7 +199,7 @@ _SUSPICIOUS = "fewer forwards alone cannot explain this, so another factor diffe
 
 
 def _above_steps(paper: Mapping[str, float], column: Column) -> str | None:
-    """Note on a printed latency ratio above the printed step ratio of its row."""
+    """Return a note if the printed latency ratio of a row is above its printed step ratio."""
     ratios = [paper[name] for name in STEP_RATIOS if name in paper]
     if column.key != "speedup" or column.name not in paper or not ratios or paper[column.name] <= ratios[0]:
         return None
@@ -207,7 +207,7 @@ def _above_steps(paper: Mapping[str, float], column: Column) -> str | None:
 
 
 def _processors(call: Invocation) -> list[str]:
-    """The GPU of an invocation, or the CPU if it decoded."""
+    """Return the GPUs of an invocation, or the CPU if there is no GPU."""
     return call.gpus or [str(call.hardware.get("cpu"))]
 
 
@@ -216,8 +216,8 @@ def _words(text: str) -> frozenset[str]:
 
 
 SEEDS = (
-    "Rows of several seeds: numbers are over the images of all seeds, with prompts as the independent units, each with "
-    "all its seeds. Scores and their bounds are means over the seeds, so these intervals are too wide rather than too "
+    "Rows of several seeds: numbers are over the images of all seeds. The independent units are prompts, each with all "
+    "its seeds. Scores and their bounds are means over the seeds, so these intervals are too wide rather than too "
     "narrow."
 )
 
@@ -242,7 +242,7 @@ class _Seeds(Run):
         return self._together(lambda run: run.traced)
 
     def _together(self, read: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:
-        """Rows of all runs; samples are named by seed, so that they match the same sample of another decoder."""
+        """Return the rows of all runs; sample names contain the seed, so that they match samples of other decoders."""
         parts = [(run.info.spec.seed, read(run)) for run in self.runs]
         named = [
             rows.assign(sample=[f"{seed}/{sample}" for sample in rows["sample"]]) for seed, rows in parts if len(rows)
@@ -251,14 +251,14 @@ class _Seeds(Run):
 
 
 def seeds_of(run: Run) -> Sequence[Run]:
-    """The single runs of a run that may combine several seeds."""
+    """Return the single runs of a run that may combine several seeds."""
     return run.runs if isinstance(run, _Seeds) else [run]
 
 
 def runs_as_one(members: Sequence[tuple[Run, Sequence[Run]]]) -> tuple[Run, ReportRow, Run | None]:
-    """The report row of a run (or of the runs of several seeds), and the nearest AR run among the AR runs given with
-    each. `real` of the row lists the numbers that differ from AR's: for several seeds, the numbers that differ with
-    each seed."""
+    """Return the run (or the runs of several seeds as one), its report row, and the nearest AR run among the AR runs
+    given with each run. `real` of the row lists the numbers that differ from AR's; for several seeds, those that differ
+    with every seed."""
     nearest = [nearest_ar(run, beside) for run, beside in members]
     run, beside = members[0]
     if len(members) == 1:
@@ -280,7 +280,7 @@ def runs_as_one(members: Sequence[tuple[Run, Sequence[Run]]]) -> tuple[Run, Repo
 
 
 def _mean_scores(runs: Sequence[Run]) -> list[ShownScore]:
-    """Scores that all runs have; values and bounds are means over the runs."""
+    """Return the scores that all runs have; values and bounds are means over the runs."""
     by_seed = [
         {(score["metric"], score["fingerprint"]): score for score in scores_to_show(run.folder, run.rows["prompt_id"])}
         for run in runs

@@ -1,4 +1,4 @@
-"""Downloads for a name (`specbench fetch`): a model, a paper's table, a prompt set, a metric, or a repository."""
+"""Downloads by name (`specbench fetch`): of a model, a paper's table, a prompt set, a metric, or a repository."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def fetch(
 
 
 def downloads_of(name: str, images: bool = False) -> list[Download]:
-    """Files for a name that are missing on this disk; arguments and errors as in `fetch`."""
+    """Return the missing files for a name; arguments and errors as in `fetch`."""
     if name in models():
         prompt_set = prompts.default_prompts(name)
         return find_model(name).downloads() + (missing_set(prompt_set) if prompt_set else [])
@@ -87,7 +87,7 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
 
 
 def table_downloads(table: Table) -> list[Download]:
-    """Needs of a table: models, draft heads, prompts, and the metrics of its columns with their reference images."""
+    """Return the missing files of a table: models, draft heads, prompts, metrics of its columns, reference images."""
     cells = [cell.values for cell in resolve_cells(table, {}, env={}) if cell.values]
     sets = dict.fromkeys(str(values.prompts) for values in cells)
     needs = [need for name in sets for need in missing_set(name)]
@@ -101,7 +101,7 @@ def table_downloads(table: Table) -> list[Download]:
 
 
 def _sources() -> dict[str, list[Source]]:
-    """Files of models and draft heads, by hub repository."""
+    """Return the files of models and draft heads, by hub repository."""
     sources: dict[str, list[Source]] = {}
     for model in models().values():
         if isinstance(model, HubModel):

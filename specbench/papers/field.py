@@ -19,7 +19,7 @@ from specbench.store.run_folders import Names, find_runs
 from specbench.system.device_peaks import SHORT_NAMES
 
 FIGURE = "field"
-APART = 1.2  # AR seconds of one model and GPU contradict if they differ by a larger factor
+APART = 1.2  # AR seconds of a model on a GPU contradict each other if they differ by a larger factor
 _FASTEST = ("A100", "H100", "H200")
 AR_SECONDS, MORE_LATENCY = "AR seconds", "latency ratio above step ratio"
 UNEXPLAINED, NO_GPU = "not explained by the papers", "one of the two papers names no GPU"
@@ -31,9 +31,9 @@ def field() -> list[dict[str, object]]:
     Returns:
         One dict per row with seconds of AR or a latency ratio: `model, prompts, paper, table, source, row, gpu` (None
         if none is named), `decoder` (with the options that its table varies), `seconds`, `latency_ratio`,
-        `step_ratio` (printed, or else from printed seconds and NFE), `ar_step_ms`, `step_ms`, `contradiction`
-        (`AR seconds`: above 1.2 times the lowest of the model, over all prompt sets, on this kind of GPU or on a GPU
-        that is not named; `latency ratio above step ratio`), its `reason`, and for AR `times_lowest`. None if unknown.
+        `step_ratio` (printed, or else from printed NFE), `ar_step_ms`, `step_ms`, `contradiction`
+        (`AR seconds`: above 1.2 times the model's lowest seconds, over all prompt sets, on this kind of GPU or on an
+        unnamed GPU; or `latency ratio above step ratio`), its `reason`, for AR `times_lowest`. None if unknown.
 
     Raises:
         SpecbenchError: a damaged table.
@@ -43,7 +43,7 @@ def field() -> list[dict[str, object]]:
 
 
 def field_figure(runs: Names = (), out: str | Path = "results", width: str = "column") -> Drawn:
-    """Draw latency ratios against step ratios, printed and of runs (`specbench figure field RUNS`).
+    """Draw latency ratios against step ratios, both printed and measured in runs (`specbench figure field RUNS`).
 
     Args:
         runs: run id, unique beginning of a run id, or folder, or a list of these; default: no runs.
@@ -60,13 +60,13 @@ def field_figure(runs: Names = (), out: str | Path = "results", width: str = "co
 
 
 def chart_of_field(measured: Sequence[ReportRow]) -> Chart:
-    """Chart of all printed rows with both ratios, by paper, and of the report rows."""
+    """Make the chart of all printed rows with both ratios, by paper, and of the report rows."""
     printed = [row for row in field() if row["decoder"] != "ar" and row["latency_ratio"] and row["step_ratio"]]
     return field_chart(printed, [row for row in measured if row.decoder != "ar" and row.over_ar.speedup is not None])
 
 
 def _speeds(table: Table) -> Iterator[dict[str, object]]:
-    """The rows of a table with seconds of AR or a latency ratio."""
+    """Yield the rows of a table with seconds of AR or a latency ratio."""
     for row in table.rows:
         printed, settings = printed_values(table, row), row.settings
         ar = next((printed_values(table, one) for one in table.rows if _is_ar(one) and _place(one) == _place(row)), {})
@@ -105,7 +105,7 @@ def _over(value: float | None, by: float | None) -> float | None:
 
 
 def _name(table: Table, row: Row) -> str:
-    """The decoder with the options that the table varies; the row's label if it cannot be run."""
+    """Return the decoder with the options that the table varies; the row's label if the row cannot be run."""
     if not (name := row.settings.get("decoder")):
         return row.label
     same = [one.settings for one in table.rows if one.settings.get("decoder") == name]
@@ -121,11 +121,11 @@ def _name(table: Table, row: Row) -> str:
 
 
 def _contradiction(row: Mapping, rows: Sequence[Mapping]) -> dict[str, object]:
-    """The kind of a row's contradiction (None without a contradiction) and its reason."""
+    """Return the kind of a row's contradiction (None if there is none), and its reason."""
     if row["decoder"] == "ar":
         family = gpu_family(row["gpu"])
         alike = [one for one in rows if (one["decoder"], one["model"]) == ("ar", row["model"])]
-        comparable = {family, None} if family in _FASTEST else {family}  # a slow GPU may be slower than one not named
+        comparable = {family, None} if family in _FASTEST else {family}  # a slow GPU may be slower than an unnamed GPU
         alike = [one for one in alike if family is None or gpu_family(one["gpu"]) in comparable]
         least = min(alike, key=lambda one: one["seconds"])
         times, named = row["seconds"] / least["seconds"], family and gpu_family(least["gpu"])
@@ -137,5 +137,5 @@ def _contradiction(row: Mapping, rows: Sequence[Mapping]) -> dict[str, object]:
 
 
 def gpu_family(gpu: str | None) -> str | None:
-    """The GPU without its variant, such as "A100"; None if the GPU is unknown."""
+    """Return the GPU without its variant, such as "A100"; None if the GPU is unknown."""
     return next((short for short in SHORT_NAMES if gpu and re.search(rf"\b{short}\b", gpu)), None)

@@ -28,8 +28,8 @@ from specbench.store.run_folders import Names, find_runs
 from specbench.system.device_peaks import peak_of
 
 BANDWIDTH, FLOPS, OVERHEAD_MS = (0.6, 0.9), (0.4, 0.75), (0.5, 5.0)
-"""Default assumptions: shares of a data sheet's peaks, and milliseconds of a step."""
-OWN_OVERHEAD = "run"  # Value of --overhead-ms for the overhead measured by each run
+"""Default assumptions: shares of the data sheet's peaks that are reached, and overhead in milliseconds per step."""
+OWN_OVERHEAD = "run"  # Value of --overhead-ms for the overhead that each run measured
 MOST_IMAGES, MOST_MS = 65_536, 60_000  # Largest batch and overhead of a step in a forecast
 
 
@@ -49,13 +49,13 @@ def forecast(
 
     Args:
         on: device, for example "A100", "RTX 4090", "cpu" or "2039GB/s,312TFLOP/s".
-        sources: run ids, unique beginnings of run ids, run folders, or names of papers' tables; all runs in `out` by
+        sources: run ids, unique prefixes of run ids, run folders, or names of papers' tables; all runs in `out` by
             default.
-        model: a name of `specbench list models`; the sources' own if None.
-        batch, dtype: images decoded together, and number format; the model's own if None.
+        model: a name of `specbench list models`; if None, the sources' model.
+        batch, dtype: images decoded together, and number format; if None, the model's format.
         bandwidth, flops: shares of the device's peaks that are reached, from low to high.
-        overhead_ms: milliseconds of a step without forward and drafting; None: as measured in each run.
-        threads: of a measured CPU.
+        overhead_ms: milliseconds of a step outside forward and drafting; None: as measured in each run.
+        threads: number of threads of a measured CPU.
 
     Returns:
         One dict per source with `kind` "forecast", see `specbench.reporting.forecast.forecast_rows`.
@@ -75,7 +75,7 @@ def forecast(
         raise SpecbenchError(f"no runs in {out}", "name a run, or a paper's table: specbench list tables")
     models = sorted({entry.model for entry in accepted})
     if not model and len(models) > 1:
-        raise SpecbenchError(f"these are of several models ({', '.join(models)})", "choose one with --model")
+        raise SpecbenchError(f"the sources have several models ({', '.join(models)})", "choose one with --model")
     name, choice = ModelChoice.of_name(model or models[0])
     facts = find_model(name).configured(replace(choice, eight_bits=choice.eight_bits or dtype == EIGHT_BITS))
     accepted = [
@@ -89,18 +89,18 @@ def forecast(
 
 def _check_ranges(batch: int, dtype: str | None, bandwidth: Range, flops: Range, overhead_ms: Range | None) -> None:
     if not 1 <= batch <= MOST_IMAGES:
-        raise SpecbenchError(f"--batch {batch}: at least 1, at most {MOST_IMAGES:,}")
+        raise SpecbenchError(f"--batch {batch}: must be at least 1 and at most {MOST_IMAGES:,}")
     if dtype not in (None, *DTYPES):
         raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(DTYPES)}")
     for name, (low, high) in (("bandwidth-share", bandwidth), ("flops-share", flops)):
         if not 0 < low <= high <= 1:
-            raise SpecbenchError(f"--{name} {low:g},{high:g}: no shares", "LOW,HIGH with 0 < LOW <= HIGH <= 1")
+            raise SpecbenchError(f"--{name} {low:g},{high:g}: invalid shares", "LOW,HIGH with 0 < LOW <= HIGH <= 1")
     if overhead_ms and not 0 <= overhead_ms[0] <= overhead_ms[1] <= MOST_MS:
-        raise SpecbenchError("--overhead-ms: no range", f"LOW,HIGH with 0 <= LOW <= HIGH <= {MOST_MS:,}, or run")
+        raise SpecbenchError("--overhead-ms: invalid range", f"LOW,HIGH with 0 <= LOW <= HIGH <= {MOST_MS:,}, or run")
 
 
 def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
-    """Printed tokens per step of a table's rows; only of the rows of `model` if it has any."""
+    """Return the printed tokens per step of a table's rows; only of rows of `model`, if there are any."""
     lengths = []
     for row in table.rows:
         settings = row_settings(table, row)
@@ -115,8 +115,8 @@ def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
 
 
 def printed_elsewhere(accepted: Accepted) -> tuple[Printed, ...]:
-    """Tokens per step that papers print for this decoder, or for exact decoders with its kind of draft head, on other
-    models than the measured model."""
+    """Return the tokens per step that papers print for this decoder on models other than the measured model, or for
+    exact decoders with its kind of draft head."""
     elsewhere = [
         Printed(tokens, settings.model, f"{table.name}, {row.label}")
         for table in load_tables()
@@ -130,7 +130,7 @@ def printed_elsewhere(accepted: Accepted) -> tuple[Printed, ...]:
 
 
 def row_settings(table: Table, row: Row) -> CellSettings | None:
-    """Settings of the first run of a row that can be run."""
+    """Return the settings of the first run of a row; None if the row cannot be run."""
     return next(iter(table.runs_of_row(row)), None)
 
 
@@ -140,7 +140,7 @@ def decoder_of(settings: CellSettings) -> DecoderSpec:
 
 
 def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float | None:
-    """From the first printed number among NFE, step compression, step ratio and accepted length; 1 for AR."""
+    """Return it from the first printed number of NFE, step ratio, step compression, accepted length; 1 for AR."""
     printed = printed_values(table, row)
     if row.settings.get("decoder") == "ar":
         return 1.0
@@ -150,16 +150,16 @@ def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float 
 
 
 def printed_values(table: Table, row: Row) -> dict[str, float]:
-    """Printed values by key, in the unit of the measured values."""
+    """Return the printed values by key, in the unit of the measured values."""
     return {column.key: row.paper[column.name] / column.scale for column in table.columns if column.name in row.paper}
 
 
 def read_range(name: str, text: str) -> Range:
-    """A range from "LOW,HIGH" or one number."""
+    """Parse a range from "LOW,HIGH" or one number."""
     try:
         low, high = [float(part) for part in (text if "," in text else f"{text},{text}").split(",")]
     except ValueError:
-        raise SpecbenchError(f"--{name} {text}: no range", "LOW,HIGH, for example 0.6,0.9") from None
+        raise SpecbenchError(f"--{name} {text}: not a range", "LOW,HIGH, for example 0.6,0.9") from None
     if not (abs(low) < float("inf") and abs(high) < float("inf")):  # also false for NaN
         raise SpecbenchError(f"--{name} {text}: not finite", "LOW,HIGH, for example 0.6,0.9")
     return low, high
@@ -170,8 +170,8 @@ _SPEEDS = {"nfe": "NFE", "latency_ms": "latency", "speedup": "speed-up", "step_c
 
 
 def printed_beside(rows: Sequence[ReportRow]) -> list[str]:
-    """A line for each of up to three cells of papers with the decoder, options and model of a report row, cells with
-    most speeds first; empty for models that no paper has."""
+    """Return a line for each of up to three cells of papers with the decoder, options and model of a report row. Cells
+    with most speeds come first; there are no lines for models that no paper has."""
     models = {model.name for model in MODELS}
     ours = [row for row in rows if row.decoder != "ar" and RANDOM not in row.model]
     ours = [row for row in ours if row.model.partition("+")[0] in models]
@@ -179,14 +179,14 @@ def printed_beside(rows: Sequence[ReportRow]) -> list[str]:
     like_ours.sort(key=lambda cell: -cell[0])
     lines, seen = [], set()
     for _, name, numbers, line in like_ours:
-        if (name, numbers[0]) not in seen:  # otherwise it repeats a cell of this paper or of another paper
+        if (name, numbers[0]) not in seen:  # otherwise, the line would repeat a cell of this or another paper
             lines.append(line)
         seen |= {(name, text) for text in numbers}
     return lines[:_MOST]
 
 
 def _cells(table: Table, ours: ReportRow) -> Iterator[tuple[int, str, list[str], str]]:
-    """Number of printed speeds, our label, printed numbers and line of each cell of a table like one of our rows."""
+    """Yield number of printed speeds, our label, printed numbers and line of each cell that is like our row."""
     for row in table.rows:
         try:
             settings = None if row.own or not row.paper else row_settings(table, row)
@@ -203,7 +203,7 @@ def _cells(table: Table, ours: ReportRow) -> Iterator[tuple[int, str, list[str],
 
 
 def _line(table: Table, row: Row, label: str, window: object, numbers: Sequence[str]) -> str:
-    """The line with the printed values of the cell of our row of this label."""
+    """Return the line with the printed values of a cell for our row with this label."""
     place = f"{table.paper}, {table.source}{f', {row.group}' if row.group else ''}"
     place += f", window {window}" if window is not None else ""
     on = f"; on {hardware.partition(' (')[0]}" if (hardware := row.hardware or table.hardware) else ""
@@ -211,7 +211,7 @@ def _line(table: Table, row: Row, label: str, window: object, numbers: Sequence[
 
 
 def _numbers(table: Table, row: Row) -> list[str]:
-    """The printed NFE, latency, speed-up and scores."""
+    """Return the printed NFE, latency, speed-up and scores."""
     printed = {column.key: column for column in table.columns if column.name in row.paper}
     shown = []
     for key in (*_SPEEDS, *[key for key in printed if key.startswith(SCORE)][:_MOST_SCORES]):

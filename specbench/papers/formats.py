@@ -1,6 +1,6 @@
 """Joined tables for writers: a table of texts, or records.
 
-As texts each row has up to three lines: printed, measured, difference.
+As texts, each row has up to three lines: printed, measured, difference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CELL_NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")
 
 
 def text_table(joined: PaperTable, footnoted: bool = True, intervals_apart: bool = False) -> TextTable:
-    """The joined table as texts, whatever its format, see `row_texts`; footnotes, definitions and notes below."""
+    """Return the joined table as texts for any format (see `row_texts`); footnotes, definitions and notes below."""
     headings = ["", "", *map(heading, joined.table.columns)]
     groups = [
         (group, [line for row in members for line in row_texts(joined, row, intervals_apart, footnoted)])
@@ -40,9 +40,9 @@ def text_table(joined: PaperTable, footnoted: bool = True, intervals_apart: bool
 
 
 def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
-    """The joined table with the named columns, in that order, in any case: names of numbers in reports of runs ("NFE"),
-    headings of the table, or names of columns, numbers or metrics in the table's file; speed-ups over a baseline
-    stay."""
+    """Return the joined table with only the named columns, in that order, in any case. Names are those of numbers in
+    reports ("NFE"), headings of the table, or names of columns, numbers or metrics in the table's file. Speed-ups over
+    a baseline stay."""
     usual = {plain_name(column): column for column in joined.table.columns}
     by_name = {
         text.lower(): column
@@ -64,7 +64,7 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
 
 
 def records(joined: PaperTable) -> list[dict[str, object]]:
-    """One dict per row: `table, group, label, runs, images, notes, chosen`, and `cells`, by column name a dict of
+    """Return a dict per row: `table, group, label, runs, images, notes, chosen`, and `cells`: by column name, a dict of
     `header, paper, spread, measured, low, high, difference, n, why, notes`."""
     return [
         {
@@ -86,7 +86,7 @@ def records(joined: PaperTable) -> list[dict[str, object]]:
 
 
 def flat(joined: PaperTable) -> list[dict[str, object]]:
-    """Records with flattened cells: "NAME paper", "NAME measured", ..., "NAME n", "NAME why"."""
+    """Return records with flattened cells: "NAME paper", "NAME measured", ..., "NAME n", "NAME why"."""
     rows = []
     for record in records(joined):
         row = {name: value for name, value in record.items() if name not in ("cells", "runs", "notes", "chosen", "own")}
@@ -106,8 +106,8 @@ def by_group(lines: Sequence[Line]) -> Iterator[tuple[str | None, list[Line]]]:
 def row_texts(
     joined: PaperTable, line: Line, intervals_apart: bool = False, footnoted: bool = True
 ) -> list[list[TextCell]]:
-    """The lines of a row: label (only in the first), kind of value, a text for each column. Lines without values are
-    omitted; a row without any values keeps its printed line."""
+    """Return the lines of a row: label (only in the first line), kind of value, a text for each column. Lines without
+    values are omitted, but a row without any values keeps its printed line."""
     notes, columns = joined.footnotes if footnoted else (), joined.table.columns
     cells = [(column, line.cells[column.name]) for column in columns]
     some = any(cell.low is not None for other in joined.lines for cell in other.cells.values())
@@ -146,7 +146,7 @@ def row_texts(
 
 
 def _best_measured(joined: PaperTable, group: str | None, column: Column) -> list[Line]:
-    """The row of a group with the best measured value, if it differs from AR's; None for untested numbers."""
+    """Return the rows of a group with the best measured value, if it differs from AR's; empty for untested numbers."""
     pairs = [(line, line.cells[column.name]) for line in joined.lines if line.group == group]
     values = [cell.value for _, cell in pairs if cell.value is not None]
     if column.better == "none" or not values:
@@ -156,7 +156,7 @@ def _best_measured(joined: PaperTable, group: str | None, column: Column) -> lis
 
 
 def _below(joined: PaperTable, bold: bool) -> list[str]:
-    """Footnotes, definitions and notes below the table, one line each. `bold`: whether a cell is."""
+    """Return footnotes, definitions and notes below the table, one line each. `bold`: whether any cell is bold."""
     notes = [f"{_superscript(place)} {text}" for place, text in enumerate(joined.footnotes, 1)]
     marked = any(cell.outside for line in joined.lines for cell in line.cells.values())
     few = any(cell.too_few for line in joined.lines for cell in line.cells.values())
@@ -175,7 +175,7 @@ def _printed(column: Column, cell: Cell) -> str:
 
 
 def _exactly(value: float, column: Column) -> str:
-    """A printed value with as many decimals as the paper prints."""
+    """Format a printed value with as many decimals as the paper prints."""
     return number(value, 0 if isinstance(value, int) else getattr(value, "decimals", column.precision))
 
 

@@ -19,7 +19,7 @@ _MAP_NAMES = {"accepted": "accepted drafts", "top1": "top-1 of p", "draft_top1":
 
 
 def tables_page(tables: Sequence[PaperTable]) -> str:
-    """HTML page of tables and figures, without external resources."""
+    """Make the HTML page of tables and figures, without external resources."""
     shown = [_shown(joined) for joined in tables]
     return template("tables.html.jinja").render(
         title=", ".join(joined.table.name for joined in tables),
@@ -36,7 +36,7 @@ def _shown(joined: PaperTable) -> dict:
         if (values := mean_map(folder, name)) is not None
     ]
     empty = dict.fromkeys(_labels(joined, axes)[1] for axes in joined.table.axes if not figure_curves(joined, axes))
-    undrawn = [f"{name} is not drawn: the paper prints no numbers for it, and no run has it." for name in empty]
+    undrawn = [f"{name} is not drawn: neither the paper nor a run has numbers for it." for name in empty]
     if joined.table.maps and not maps:
         names = ", ".join(_MAP_NAMES[name] for name in joined.table.maps)
         undrawn.append(f"No map of {names}: the paper prints a picture without numbers, and no run has the map.")
@@ -54,7 +54,7 @@ def _shown(joined: PaperTable) -> dict:
 
 
 def figure_charts(joined: PaperTable) -> list[charts.Chart]:
-    """The panels of a paper's figure that have points."""
+    """Return the panels of a paper's figure that have points."""
     return [
         charts.figure_chart(curves, *_labels(joined, axes), _order(joined, axes))
         for axes in joined.table.axes
@@ -63,7 +63,7 @@ def figure_charts(joined: PaperTable) -> list[charts.Chart]:
 
 
 def figure_curves(joined: PaperTable, axes: Mapping[str, str]) -> list[charts.Curve]:
-    """Curves of a panel of a figure: printed and measured points per group of rows."""
+    """Return the curves of a panel of a figure: printed and measured points per group of rows."""
     rows = list(zip(joined.table.rows, joined.lines, strict=True))
     curves = []
     for group, measured in product(dict.fromkeys(line.group for line in joined.lines), (False, True)):
@@ -78,7 +78,7 @@ def figure_curves(joined: PaperTable, axes: Mapping[str, str]) -> list[charts.Cu
 
 
 def _place(axis: str, row: Row, line: Line, measured: bool) -> Estimate | str | None:
-    """Position of a row on the x axis: a number, or a label."""
+    """Return the position of a row on the x axis: a number, or a label."""
     kind, _, name = axis.partition(":")
     if axis == "model":
         return line.label
@@ -102,6 +102,6 @@ def _labels(joined: PaperTable, axes: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _order(joined: PaperTable, axes: Mapping[str, str]) -> list[str]:
-    """The labels on the x axis in the order of the rows."""
+    """Return the labels on the x axis, in the order of the rows."""
     rows = zip(joined.table.rows, joined.lines, strict=True)
     return [x for row, line in rows if isinstance(x := _place(axes["x"], row, line, False), str)]

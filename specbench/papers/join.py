@@ -1,4 +1,4 @@
-"""A paper's table joined with measured runs: printed next to measured values, and the notes below."""
+"""A paper's table joined with measured runs: printed values next to measured values, with notes below."""
 
 from __future__ import annotations
 
@@ -52,24 +52,24 @@ class Line:
     label: str
     group: str | None
     cells: Mapping[str, Cell]  # by column name
-    runs: tuple[str, ...]  # ids of the runs behind it
+    runs: tuple[str, ...]  # ids of its runs
     images: int | None  # number of images of its run; the fewest if there are several runs
     notes: tuple[str, ...]  # remarks on the whole row
     # chosen, own: see `specbench.papers.table.Row`
     chosen: tuple[str, ...] = ()
     expected: int | None = None  # number of images that the table asks for, if it differs
-    folders: tuple[Path, ...] = ()  # of these runs
+    folders: tuple[Path, ...] = ()  # folders of these runs
     own: bool = False
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A joined table, ready to be written down."""
+    """A joined table, ready to be written in any format."""
 
     table: Table
     heading: str  # title and place in the paper
     lines: tuple[Line, ...]
-    remarks: tuple[str, ...]  # on the whole table
+    remarks: tuple[str, ...]  # remarks on the whole table
     definitions: tuple[str, ...]  # meaning of each column, a line each
     problem: SpecbenchError | None = None  # error of a run of the table; the table is still shown
 
@@ -85,7 +85,7 @@ class PaperTable:
 
 
 def join(table: Table, measured_in: Mapping[CellSettings, Path | str]) -> PaperTable:
-    """A table with its measured values. `measured_in`: the run folder of each cell, or a short reason why it is
+    """Join a table with its measured values. `measured_in`: the run folder of each cell, or a short reason why it is
     missing."""
     every = [folder for folder in (*measured_in.values(), *(row.run for row in table.rows)) if isinstance(folder, Path)]
     read, joined = with_ar_runs(every), cache(lambda folders: runs_as_one([read[folder] for folder in folders]))
@@ -133,7 +133,7 @@ def _measured(
 
 
 def _other_prompts(asked: Prompts | None, measured: Measured, settings: CellSettings) -> tuple[str, ...]:
-    """How the decoded prompts differ from the requested prompts; a requested prefix does not count as a difference."""
+    """Return how the decoded prompts differ from the requested prompts; those of a partial run may be fewer."""
     if asked is None:
         return ()
     rows = pd.concat(RunStore(run.folder).samples(["status", "prompt"]) for run in seeds_of(measured.run))
@@ -145,7 +145,7 @@ def _other_prompts(asked: Prompts | None, measured: Measured, settings: CellSett
 
 
 def _expected(settings: CellSettings) -> int | None:
-    """Images that a cell asks for; None if the size of its prompt set is unknown here."""
+    """Return the number of images that a cell asks for; None if the size of its prompt set is unknown here."""
     if settings.prompts is None:
         return None
     try:
@@ -161,7 +161,7 @@ def _expected(settings: CellSettings) -> int | None:
 
 
 def _unlike(settings: CellSettings, info: RunInfo) -> tuple[str, ...]:
-    """Differences between a run and the settings of the table, each as "model shapes instead of lumina"."""
+    """Return differences of a run from the settings of the table, each as "model shapes instead of lumina"."""
     spec = info.spec
     released = {name: getattr(settings, name) for name in ("guidance_rows", "prompt_form") if getattr(settings, name)}
     light = settings.dtype == EIGHT_BITS
@@ -215,7 +215,7 @@ def _line(
 
 
 def _mixed(there: Sequence[Measured]) -> list[str]:
-    """A note if the cells of a row are measured over different images."""
+    """Return a note if the cells of a row are measured over different images."""
     sets = {frozenset(measured.run.rows[list(KEY)].itertuples(index=False, name=None)) for measured in there}
     if len(sets) < 2:
         return []
@@ -253,17 +253,17 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
 
 
 def with_baseline(joined: PaperTable, name: str) -> PaperTable:
-    """The joined table with a column of speed-ups over a row of each group, and with marks on scores and speed-ups that
-    differ from the values of that row. `name`: the row's label, its decoder, or the start of its run's id."""
+    """Add a column of speed-ups over a row of each group, and marks on scores and speed-ups that differ from the values
+    of that row. `name`: the row's label, its decoder, or the start of its run's id."""
     if SEEDS in joined.remarks:
         what = f"--baseline {name}: {joined.table.name} has rows of several seeds"
-        raise SpecbenchError(what, f"choose one: specbench bench {joined.table.name} --seed N")
+        raise SpecbenchError(what, f"choose a single seed: specbench bench {joined.table.name} --seed N")
     bases: dict[str | None, Line] = {}
     for row, line in zip(joined.table.rows, joined.lines, strict=True):
         named = name.lower() in (line.label.lower(), str(row.settings.get("decoder")).lower())
         if len(line.folders) == 1 and (named or line.runs[0].startswith(name)):
             bases.setdefault(line.group, line)
-    for line in joined.lines if bases else ():  # a row of a stored run is a separate group
+    for line in joined.lines if bases else ():  # a stored run may have a separate group
         if line.own and line.group not in bases:
             bases[line.group] = next(iter(bases.values()))
     others = {place: line for place, line in enumerate(joined.lines) if line.group in bases and len(line.folders) == 1}
@@ -296,13 +296,13 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
 
 
 def definition(column: Column) -> str:
-    """Definition of a column, after its heading unless the definition already begins with it."""
+    """Return the definition of a column, after its heading unless the definition begins with the heading."""
     text = _meaning(column) + ("" if column.scale == 1 else f" Shown times {column.scale:g}.")
     return text if text.lower().startswith(f"{column.header.lower()}:") else f"{column.header}: {text}"
 
 
 def plain_name(column: Column) -> str:
-    """Name of a number in reports of runs, whatever the paper calls it: "nfe", "speed-up", "clip"."""
+    """Return the name of a number as in reports of runs, not as in the paper: "nfe", "speed-up", "clip"."""
     if column.score or not column.measurable:
         return column.name.removeprefix("score:")
     return _meaning(column).partition(":")[0].lower()

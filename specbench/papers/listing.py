@@ -26,17 +26,17 @@ def available(
     name: str | None = None,
     model: str = "shapes",
 ) -> _Rows:
-    """Available items of a kind (`specbench list`).
+    """List the available items of a kind (`specbench list`).
 
     Args:
         kind: "models", "decoders", "metrics", "prompts", "tables" or "runs".
         out: the results folder whose runs are listed.
         warn: called with a line for each damaged run.
-        name: a decoder, whose options on `model` are listed instead, or another item to list alone (a prompt set
+        name: a decoder, to list its options on `model` instead; or another item, to list only this item (a prompt set
             with its categories).
 
     Returns:
-        One dict per item, with its `name` first; for a decoder one dict per option (`name, value, source`) and per
+        One dict per item, with its `name` first. For a decoder, one dict per option (`name, value, source`) and per
         setting that all decoders of a run share, with the value `published` for this decoder.
 
     Raises:
@@ -56,7 +56,7 @@ def available(
 
 
 def kind_named(typed: str) -> str:
-    """The kind of items to list; the singular is also accepted."""
+    """Return the kind of items to list; the singular is also accepted."""
     also = {kind: [kind.removesuffix("s"), f"{kind.removesuffix('s')} sets"] for kind in LISTABLE}
     if (meant := names.SYNONYMS["thing to list"].get(typed.casefold())) is not None:
         raise SpecbenchError(f"unknown thing to list '{typed}'", f"specbench list {meant}")
@@ -85,7 +85,7 @@ def decoder_rows() -> _Rows:
 
 
 def _option_rows(name: str, model: str) -> _Rows:
-    """The options of a decoder on a model, then the settings that all decoders of a run share, with sources."""
+    """List the options of a decoder on a model, then the settings that all decoders of a run share, with sources."""
     from specbench.models.catalog import find_model
     from specbench.models.draft_head_files import published_head
     from specbench.prompts import default_prompts
@@ -203,7 +203,7 @@ def table_rows() -> _Rows:
 
 
 def _images(folder: Path) -> int:
-    """Number of images: counts pictures, faster than rows in many parts; counts rows if a pack left out pictures."""
+    """Count the images: pictures, which is faster than rows in many parts; rows, if a pack left out the pictures."""
     if (pictures := folder / "images").is_dir():
         return sum(1 for _ in pictures.glob("*.png"))
     from specbench.store.run_store import RunStore  # imports pandas

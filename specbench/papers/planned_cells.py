@@ -1,6 +1,6 @@
 """The cells of a table as runs: settings, plans, and the stored runs that measured them.
 
-A cell's settings come from the table; flags override the table, for example to use a smaller model.
+A cell's settings come from the table. Flags override the table, for example to use a smaller model.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NOT_FOUND = "not in the results"
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """The settings of one or more cells, with the plan of their run or the problem that prevents one."""
+    """The settings of one or more cells, with the plan of their run or the problem that prevents the run."""
 
     settings: CellSettings  # from the table
     values: RunSettings | None  # with flags and environment applied; None if they are rejected
@@ -44,8 +44,8 @@ class PlannedCell:
 
 
 def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, str] | None = None) -> list[PlannedCell]:
-    """The distinct cells of a table with their settings, without plans. `flags`: by the name of a setting of `specbench
-    run`; None means not given. `env`: the environment; None: the environment of the process. The table overrides it."""
+    """Return the distinct cells of a table with their settings, without plans. `flags`: by setting of `specbench run`;
+    None means not given. `env`: environment, by default of the process; the table overrides it."""
     settings, env = run_settings(), os.environ if env is None else env
     head_of(str(flags.get("head") or ""), "")
     every = table.all_settings()
@@ -83,7 +83,7 @@ def _resolve(
 
 
 def head_of(text: str, model: str) -> str | None:
-    """The head that `--head` names for a model: a folder or hub id for all, or MODEL=PATH, several with commas."""
+    """Return the head that `--head` names for a model: a folder or hub id for all models, or MODEL=PATH,MODEL=PATH."""
     if "=" not in text:
         return text
     named = dict(piece.partition("=")[::2] for piece in text.split(","))
@@ -93,7 +93,7 @@ def head_of(text: str, model: str) -> str | None:
 
 
 def _settings(asked: CellSettings, model: object) -> dict[str, object]:
-    """The cell's values by setting name; a substituted model also sets prompts, vocabulary and guidance."""
+    """Return the cell's values by setting name; a substituted model also changes prompts, top-k and guidance."""
     inline = ",".join(f"{name}={value}" for name, value in asked.options.items())
     settings = {
         name: getattr(asked, name) for name in ("model", "prompts", "limit", "samples", "seed", "batch", "dtype")
@@ -117,7 +117,7 @@ def _raise_if_all_refused(cells: Sequence[PlannedCell]) -> None:
 
 
 def plan_table(table: Table, flags: Mapping[str, object], env: Mapping[str, str] | None = None) -> list[PlannedCell]:
-    """The distinct cells of a table, each with its plan or the problem that prevents one; see `resolve_cells`."""
+    """Return the distinct cells of a table, each with its plan or the problem that prevents it; see `resolve_cells`."""
     planned, shared = [], Shared()
     for cell in resolve_cells(table, flags, env):
         try:
@@ -130,7 +130,7 @@ def plan_table(table: Table, flags: Mapping[str, object], env: Mapping[str, str]
 
 
 def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[CellSettings, Path | str]:
-    """The run folder of each cell in `out`, from any machine: the run with most images, then the newest."""
+    """Find the run folder of each cell in `out`, from any machine: the run with the most images, then the newest."""
     infos = read_infos(out)
     folders: dict[CellSettings, Path | str] = {}
     for cell in cells:
@@ -144,8 +144,8 @@ def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[CellSet
 
 
 def wanted_fields(settings: RunSettings) -> dict[str, object]:
-    """The fields of the `RunSpec` that the settings ask for; dtype, device and threads only if they were given; any
-    draft head."""
+    """Return the fields of the `RunSpec` that the settings ask for: dtype, device and threads only if given, and
+    without the draft head, which may be any."""
     model, (planned,) = plan_model(settings), plan_decoders(settings)
     fields = {name: getattr(settings, name) for name in ("prompts", "seed", "batch")} | {"model": model.name}
     fields |= {"sampling": plan_sampling(model, settings), "decoder": without_options(planned.spec, "head")}
@@ -155,20 +155,20 @@ def wanted_fields(settings: RunSettings) -> dict[str, object]:
 
 
 def replaced_settings(cell: PlannedCell) -> set[str]:
-    """Names of the settings whose values differ from the table."""
+    """Return the names of the settings whose values differ from the table."""
     stated = _settings(cell.settings, None)
     values = cell.values.by_name if cell.values else {}
     return {name for name, value in values.items() if name in stated and value != stated[name]} - {"decoder"}
 
 
 def as_run_here(table: Table, cells: Sequence[PlannedCell], model: object, folders: Iterable[Path]) -> Table:
-    """The table without replaced choices, and with `--model`, if given, instead of the paper's model."""
+    """Return the table without replaced choices; with `--model`, if given, instead of the paper's model."""
     table = without_replaced_choices(table, cells)
     return table if model is None else with_bundled_scores(with_model(table, cells, str(model)), folders)
 
 
 def without_replaced_choices(table: Table, cells: Sequence[PlannedCell]) -> Table:
-    """The table without the choices of settings that a flag or another model replaces."""
+    """Return the table without the choices for settings that a flag or another model replaces."""
     replaced = {cell.settings: replaced_settings(cell) for cell in cells}
 
     def kept(row: Row) -> tuple[str, ...]:
@@ -180,8 +180,8 @@ def without_replaced_choices(table: Table, cells: Sequence[PlannedCell]) -> Tabl
 
 
 def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
-    """The table of the distinct runs with another model, each named by its decoder, without values of the paper. Rows
-    that the paper prints for this model keep their values; rows that cannot be run are left out."""
+    """Return the table of the distinct runs with another model, named by decoder and without values of the paper. Rows
+    that the paper prints for this model keep their values. Rows that cannot be run are left out."""
     by_settings, alike = {cell.settings: cell for cell in cells}, {}
     printed = [(row, [by_settings[asked] for asked in runs]) for row in table.rows if (runs := table.runs_of_row(row))]
     for row, runs in printed:
@@ -222,7 +222,7 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
 
 
 def _labels(runs: Sequence[PlannedCell]) -> list[str]:
-    """A name for each run: its decoder with its options, and the settings in which runs of the same name differ."""
+    """Name each run by its decoder with its options, and by the settings in which runs of the same name differ."""
     names, facts = [], []
     for run in runs:
         if run.values:
@@ -244,8 +244,8 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
 
 
 def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
-    """For a substituted model: the table with a column for each bundled metric that scored any of the runs. If columns
-    sweep a setting, a metric has a column for each value; a figure also has panels with these columns."""
+    """For a substituted model, add a column for each bundled metric that scored any of the runs. If columns sweep a
+    setting, a metric has a column for each value. A figure also gets panels with these columns."""
     scored = {score["metric"]: score["better"] for folder in folders for score in read_scores(folder)}
     names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
     swept: dict[str, Column] = {}
@@ -262,7 +262,7 @@ def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
 
 
 def _panels(table: Table, columns: Sequence[Column]) -> Iterator[Mapping[str, str]]:
-    """For each panel of a figure with a score as y, a panel with the first of `columns` that is better the same way."""
+    """For each panel with a score as y, yield a panel with the first of `columns` with the same better direction."""
     columns_by_name = {column.name: column for column in table.columns}
     for axes in table.axes:
         y = columns_by_name[axes["y"]]

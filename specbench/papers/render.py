@@ -28,7 +28,7 @@ from specbench.system.text_tables import (
 
 
 def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown", notes: bool = False) -> str | bytes:
-    """The tables in one of `FORMATS`, parquet as bytes. LaTeX has footnotes and definitions only with `notes`."""
+    """Render the tables in one of `FORMATS`, parquet as bytes. LaTeX has footnotes, definitions only with `notes`."""
     fmt = format_name("tables", fmt)
     if FORMATS[fmt].one_table and len(tables) > 1:
         raise SpecbenchError(f"--format {fmt} can hold only one table", "name one table")
@@ -45,7 +45,7 @@ def tables_markdown(tables: Sequence[PaperTable], notes: bool = True) -> str:
 
 
 def tables_latex(tables: Sequence[PaperTable], notes: bool = False) -> str:
-    """Format as a booktabs `tabular` in a `table*` each; with `notes`, footnotes and notes follow it."""
+    """Format each table as a booktabs `tabular` in a `table*`; with `notes`, footnotes and notes follow it."""
     blocks = []
     for joined in tables:
         table = text_table(joined, notes)
@@ -90,7 +90,7 @@ def _arrow(name: str) -> pa.DataType:
 
 
 def terminal(joined: PaperTable, console: Console) -> Group:
-    """Terminal output of a joined table for a given width."""
+    """Lay out a joined table for the width of a terminal."""
     table = text_table(joined, intervals_apart=True)
     shown = terminal_table(replace(table, title="", notes=()), console.width, dim=(1,))
     return Group(Text(table.title, style="bold"), Text(), shown, Text(), *map(Text, table.notes))

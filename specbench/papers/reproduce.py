@@ -1,5 +1,5 @@
-"""Reproduce a paper's table: plan, run, score and join its cells (`specbench bench`), or join the runs that a results
-folder already holds, without planning or running anything. For settings see `specbench.papers.planned_cells`."""
+"""Reproduce a paper's table: plan, run, score and join its cells (`specbench bench`), or only join the stored runs of a
+results folder, without planning or running anything. For settings see `specbench.papers.planned_cells`."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def bench_table(
     warn: Warn = lambda text: None,
     runs: Sequence[Path] = (),
 ) -> PaperTable:
-    """A table with its measured values, see `specbench.bench`; stored images are not decoded again. `env`: the
-    environment; None: the environment of the process. Each stored run of `runs` gets a row."""
+    """Measure and join a table, see `specbench.bench`; stored images are not decoded again. `env`: environment, by
+    default of the process. `runs`: stored runs; each gets a row."""
     model = flags.get("model")
     _fetch_prompts(resolve_cells(table, flags, env), warn)
     planned = plan_table(table, flags, env)
     planned, problems = _fetch(planned, () if model is not None or scoring.offline else table.metrics())
     done = run_table(planned, reporter, warn)
-    if not flags.get("shard") and not done.stopped:  # scores of a shard differ from the scores of the merged run
+    if not flags.get("shard") and not done.stopped:  # the merged run has other scores than a shard
         score_table(table, done, scoring, model is not None, score_reporter, warn, problems)
     table = as_run_here(table, planned, model, done.folders.values())
     elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
@@ -77,13 +77,13 @@ def measured_table(
     out: Path | str = "results",
     runs: Sequence[Path] = (),
 ) -> PaperTable:
-    """A table joined with the runs of a results folder. `model` and `prompts` replace the table's; each of `runs`,
-    stored anywhere, gets a row."""
+    """Join a table with the runs of a results folder. `model` and `prompts` replace the table's. Each of `runs`, stored
+    anywhere, gets a row."""
     if prompts is not None:
         try:
             load_prompts(prompts)
         except SpecbenchError as error:
-            if error.exit_code == BAD_INPUT:  # there may be runs, although the prompt set is not on this disk
+            if error.exit_code == BAD_INPUT:  # runs may exist although the prompt set is not on this disk
                 raise
     cells = resolve_cells(table, {"model": model, "prompts": prompts, "out": str(out)}, env={})
     measured = find_measured(cells, out)
@@ -99,7 +99,7 @@ class TableRun:
     problems: dict[CellSettings, SpecbenchError] = field(
         default_factory=dict
     )  # by cell settings: reason for a missing run
-    # an error that ends the command once the table is shown, such as failed images
+    # an error to raise after the table is shown, such as failed images
     trouble: SpecbenchError | None = None
 
     @property
@@ -109,12 +109,12 @@ class TableRun:
 
     @property
     def found(self) -> dict[CellSettings, Path | str]:
-        """Argument of `specbench.papers.join.join`."""
+        """Run folders, and reasons for missing runs; argument of `specbench.papers.join.join`."""
         return {**{cell: problem.what for cell, problem in self.problems.items()}, **self.folders}
 
 
 def _fetch_prompts(cells: Iterable[PlannedCell], warn: Warn) -> None:
-    """Download the prompts of cells; if a download fails, the prompts are missing when cells are planned."""
+    """Download the prompts of cells; a failed download is a warning here, and a problem when cells are planned."""
     for name in dict.fromkeys(str(cell.values.prompts) for cell in cells if cell.values):
         try:
             fetch_all(() if offline() else missing_set(name))
@@ -147,7 +147,7 @@ def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda
     while waiting and not done.stopped:
         waiting += _run_together(waiting.pop(0), by_plan, done, reporter)
     stopped = None
-    if not done.folders:  # the first problem that an installation or download solves, else the first problem
+    if not done.folders:  # first, a problem that an installation or download solves
         problems = done.problems.values()
         stopped = min(problems, key=lambda problem: problem.exit_code != MISSING_PREREQUISITE, default=None)
     left_out: dict[tuple[str, str], dict[str, None]] = {}
@@ -162,7 +162,7 @@ def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda
 
 
 def _run_together(plans: list[Plan], by_plan: Mapping[int, CellSettings], done: TableRun, reporter) -> list[list[Plan]]:
-    """Run plans that share their work; if a plan is rejected, return each plan as a separate group."""
+    """Run plans that share their work; if one is rejected, return the plans as separate groups."""
     from specbench.runs.runner import run_plans  # imports torch, which plans and estimates do not need
 
     try:
@@ -172,7 +172,7 @@ def _run_together(plans: list[Plan], by_plan: Mapping[int, CellSettings], done: 
             return [[plan] for plan in plans]
         if error.exit_code not in (BAD_INPUT, MISSING_PREREQUISITE):
             raise
-        # A copy: the traceback of the error keeps the model in memory, which the next model may need.
+        # A copy, because the traceback would keep the model in memory, which the next model may need.
         done.problems |= {by_plan[id(plan)]: copy(error) for plan in plans}
         return []
     weights = plans[0].model.weights_sha256()
@@ -193,8 +193,8 @@ def score_table(
     problems: Mapping[str, SpecbenchError] = MappingProxyType({}),
 ) -> None:
     """Score the runs with the metrics of the table's columns that are available and apply to their prompts. `trial`:
-    the paper's model was substituted: nothing is downloaded, and the bundled metrics are added. `problems`: reasons for
-    unavailable metrics, by name."""
+    whether the paper's model was substituted; then nothing is downloaded, and bundled metrics are added. `problems`:
+    reasons for unavailable metrics, by name."""
     from specbench.metrics import scoring  # imports pandas and the metrics
 
     settings, fitting = replace(settings, offline=settings.offline or trial), []
@@ -233,13 +233,13 @@ def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = N
     for place, settings in enumerate(rows):
         row = _row(cells[settings], rows[settings], shared)
         same = by_run.setdefault(row["run_id"] or place, row)
-        if same is not row:  # cells of several columns or groups are one run
+        if same is not row:  # cells of several columns or groups may share a run
             same["rows"] = ", ".join(dict.fromkeys((*str(same["rows"]).split(", "), *str(row["rows"]).split(", "))))
     return list(by_run.values())
 
 
 def seeds_together(rows: Sequence[Mapping]) -> list[dict[str, object]]:
-    """Rows that differ only in the seed, merged with their sums, for a terminal."""
+    """Merge rows that differ only in the seed, with sums of their costs, for a terminal."""
     merged: dict[str, dict[str, object]] = {}
     for row in rows:
         alike = {name: value for name, value in row.items() if name not in (*_SUMS, "run_id", "seed")}
@@ -251,8 +251,8 @@ def seeds_together(rows: Sequence[Mapping]) -> list[dict[str, object]]:
 
 
 def run_lines(planned: Sequence[PlannedCell]) -> list[str]:
-    """The `specbench run` lines that decode the cells of a table; cells that share all but decoder and seed share a
-    line."""
+    """Return the `specbench run` commands that decode the cells of a table. Cells that differ only in decoder and seed
+    share a command."""
     seeds: dict[tuple[tuple[str, ...], str], dict[object, None]] = {}
     for cell in (cell for cell in planned if cell.values):
         given = cell.values.given
@@ -272,14 +272,14 @@ _ELSEWHERE, _SUMS = ("decoder", "seed", "quiet", "json"), ("images", "done", "se
 
 
 def _words(name: str, value: object) -> list[str]:
-    """The words of a setting on the command line; empty for a flag that is off."""
+    """Return the words of a setting on the command line; empty for a flag that is off."""
     if isinstance(value, bool):
         return [f"--{name}"] * value
     return [f"--{name}", ",".join(map(str, value)) if isinstance(value, tuple) else plain(value)]
 
 
 def scoring_needs(table: Table) -> list[str]:
-    """Networks and reference images that the metrics of a table lack on this disk, a line each."""
+    """Return a line on each metric of a table whose networks or reference images are not on this disk."""
     lines = []
     for name in table.metrics():
         try:
@@ -291,7 +291,7 @@ def scoring_needs(table: Table) -> list[str]:
 
 
 def total(rows: Sequence[Mapping]) -> str:
-    """Total cost in one sentence; rows of one run count once."""
+    """Return the total cost in one sentence; rows that share a run count once."""
     blocked = sum(row["problem"] is not None for row in rows)
     rest = f"{blocked} of {len(rows)} rows cannot run here"
     if blocked == len(rows):
@@ -303,7 +303,7 @@ def total(rows: Sequence[Mapping]) -> str:
     time = f"about {duration(sum(seconds))}" if len(seconds) == len(once) else "time unknown before the first image"
     if seconds and len(seconds) < len(once):
         unknown = len(once) - len(seconds)
-        time = f"about {duration(sum(seconds))}, and {unknown} run{'s' if unknown > 1 else ''} of unknown time"
+        time = f"about {duration(sum(seconds))}, plus {unknown} run{'s' if unknown > 1 else ''} of unknown time"
     disk = math.ceil(sum(row["megabytes"] or 0 for row in once))
     return f"{images} image{'s' * (images != 1)}{more} to make, {time}, at most {disk:,} MB" + (
         f"; {rest}" if blocked else ""
@@ -311,7 +311,7 @@ def total(rows: Sequence[Mapping]) -> str:
 
 
 def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:
-    """The rows of the table that use each run."""
+    """Return the rows of the table that use each run."""
     served: dict[CellSettings, list[Row]] = {}
     for row in table.rows:
         for settings in table.runs_of_row(row):

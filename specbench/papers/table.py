@@ -1,7 +1,7 @@
 """Data model of a paper's table or figure: rows, columns, printed values, settings per cell. Imports no torch.
 
-A cell is measured with the file's `[defaults]`, its row's settings and its column's, later ones taking precedence.
-`specbench.papers.table_files` reads them from `benchmarks/`.
+A cell is measured with the settings of its column, then of its row, then of the file's `[defaults]`, in order of
+precedence. `specbench.papers.table_files` reads tables from `benchmarks/`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ NUMBER_KEYS = (
 )
 """Keys of a report row (`specbench.reporting.report_rows`) that a column may show."""
 STEP_RATIOS = ("step_ratio", "step_compression", "acceptance_length")
-"""Keys of ratios of steps; a row uses the first printed ratio."""
+"""Keys of ratios of steps; a row uses the first of them that is printed."""
 MAPS = ("accepted", "top1", "draft_top1", "draft_tv")
-"""Quantities of tokens that a map over the image may show; see `specbench.reporting.image_tiles`."""
+"""Quantities per token that a map over the image may show; see `specbench.reporting.image_tiles`."""
 SCORE, PRINTED = "score:", "printed:"
 BETTER = ("higher", "lower", "none")
 _CHOSEN = "Chosen: "
@@ -44,11 +44,11 @@ class PrintedNumber(float):
 
 @dataclass(frozen=True)
 class CellSettings:
-    """Settings of a run behind a cell. None selects the default of the model or of specbench."""
+    """Settings of the run of a cell. None selects the default of the model or of specbench."""
 
     model: str
     decoder: str
-    options: Options = field(default_factory=Options)  # of the decoder, including its components
+    options: Options = field(default_factory=Options)  # options of the decoder, including its components
     prompts: str | None = None
     limit: int | None = None
     samples: int | None = None
@@ -72,7 +72,7 @@ class Column:
     precision: int  # printed decimals
     better: str  # one of `BETTER`
     scale: float  # factor from the measured to the printed unit
-    settings: Mapping[str, object]  # of the cells of the column
+    settings: Mapping[str, object]  # settings of the cells of the column
 
     @property
     def metric(self) -> str | None:
@@ -93,16 +93,16 @@ class Row:
 
     label: str
     group: str | None
-    settings: Mapping[str, object]  # of the cells of the row, including the file's defaults
+    settings: Mapping[str, object]  # settings of the cells of the row, including the file's defaults
     paper: Mapping[str, float]  # printed values by column name; values not given in the paper are absent
     spread: Mapping[str, float]  # printed spreads (in brackets or after a plus-minus sign) by column name
     notes: Mapping[str, str]  # remarks on printed values by column name, and on the whole row under "row"
     not_runnable_reason: str | None  # reason why specbench cannot run the row; None if it can
     hardware: str | None  # hardware of the printed values
-    # settings that the paper does not state, each with value and reason, a line each
+    # settings that the paper does not state, with value and reason, one line each
     chosen: tuple[str, ...] = ()
     own: bool = False  # whether the user added the row
-    run: Path | None = None  # the run folder behind an own row; None if its settings name one
+    run: Path | None = None  # the run folder of an added row; None if the settings define its run
     bold: tuple[str, ...] = ()  # columns whose printed value is bold in the paper, if its text marks bold values
 
 
@@ -116,15 +116,15 @@ class Table:
     title: str
     hardware: str | None  # hardware of the printed values, if known
     notes: tuple[str, ...]
-    # of each panel of a figure, by "x", "y": a column's name, "option:NAME", "sampling:NAME" or "model"
+    # axes "x", "y" of each panel of a figure: a column's name, "option:NAME", "sampling:NAME" or "model"
     axes: tuple[Mapping[str, str], ...]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    maps: tuple[str, ...] = ()  # quantities of which a figure shows a map over the image: names in `MAPS`
-    whole: bool = True  # whether all printed values are here; otherwise the best value is unknown
+    maps: tuple[str, ...] = ()  # quantities that a figure shows as a map over the image; names in `MAPS`
+    whole: bool = True  # whether all printed values are included; otherwise the best value is unknown
 
     def runs_of(self, row: Row, column: Column) -> tuple[CellSettings, ...]:
-        """Settings of the runs behind a cell, one per seed; empty for cells that cannot be run or are stored runs."""
+        """Return the settings of a cell's runs, one per seed; empty if the cell cannot be run or is a stored run."""
         if row.not_runnable_reason is not None or row.run is not None or not column.measurable:
             return ()
         merged = merge_settings(row.settings, column.settings)
@@ -133,28 +133,28 @@ class Table:
         return tuple(CellSettings(**merged, seed=seed) for seed in (seeds if isinstance(seeds, list) else [seeds]))
 
     def runs_of_row(self, row: Row) -> list[CellSettings]:
-        """The distinct settings of a row's runs, in order."""
+        """Return the distinct settings of a row's runs, in order."""
         return list(dict.fromkeys(settings for column in self.columns for settings in self.runs_of(row, column)))
 
     def all_settings(self) -> list[CellSettings]:
-        """The distinct settings of all runs, in order."""
+        """Return the distinct settings of all runs, in order."""
         return list(dict.fromkeys(settings for row in self.rows for settings in self.runs_of_row(row)))
 
     def shared_choices(self) -> tuple[str, ...]:
-        """The choices that all runnable rows share."""
+        """Return the choices that all runnable rows share."""
         rows = [row.chosen for row in self.rows if row.not_runnable_reason is None and not row.own]
         return tuple(text for text in rows[0] if all(text in chosen for chosen in rows)) if rows else ()
 
     def metrics(self) -> list[str]:
-        """Metrics of the columns."""
+        """Return the metrics of the columns."""
         return list(dict.fromkeys(column.metric for column in self.columns if column.metric))
 
 
 def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
-    """The table with a row for each of the given decoders at the end of each of its groups.
+    """Add a row for each of the given decoders at the end of each group of the table.
 
     A row has the settings of its group's SJD, or else of the group's first decoder that drafts: prompts, sampling,
-    and the options that the decoder takes. Inline options win.
+    and the options that the decoder takes. Inline options take precedence.
     """
     drafting = [row for row in table.rows if row.not_runnable_reason is None and takes(row.settings["decoder"], {})]
     likes: dict[str | None, Row] = {}
@@ -177,7 +177,7 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
 
 
 def with_runs(table: Table, runs: Sequence[Path]) -> Table:
-    """The table with a row for each run folder, in the group with the same prompts, or in a separate group of runs."""
+    """Add a row for each run folder to the table, in the group with the same prompts, or in a separate group."""
     rows = list(table.rows)
     for folder in runs:
         spec = read_info(folder).spec
@@ -192,17 +192,17 @@ def with_runs(table: Table, runs: Sequence[Path]) -> Table:
 
 
 def choice(setting: str, value: object, reason: str) -> str:
-    """A line of `Row.chosen`."""
+    """Make a line of `Row.chosen`."""
     return f"{_CHOSEN}{setting.replace('_', '-')} = {value}: {reason}."
 
 
 def chosen_setting(line: str) -> str:
-    """The setting of a line of `Row.chosen`, by the name of its flag."""
+    """Return the setting of a line of `Row.chosen`, by the name of its flag."""
     return line.removeprefix(_CHOSEN).partition(" = ")[0]
 
 
 def merge_settings(defaults: Mapping, stated: Mapping) -> dict[str, object]:
-    """Merge settings over the defaults; default options apply only to decoders that accept them."""
+    """Merge stated settings over the defaults; default options apply only to decoders that accept them."""
     merged = {**defaults, **stated}
     accepted = takes(str(merged.get("decoder")), stated.get("options", {}))
     options = {name: value for name, value in defaults.get("options", {}).items() if name in accepted}
@@ -212,7 +212,7 @@ def merge_settings(defaults: Mapping, stated: Mapping) -> dict[str, object]:
 
 
 def takes(decoder: str, overrides: Mapping[str, object]) -> set[str]:
-    """Options and component kinds that a decoder accepts under the given components; empty for AR."""
+    """Return options and component kinds that a decoder accepts with the given components; empty for AR."""
     if (preset := PRESETS.get(decoder_name(decoder))) is None or preset.choices["drafter"] == "none":
         return set()
     choices = {kind: overrides.get(kind, value) for kind, value in preset.choices.items()}

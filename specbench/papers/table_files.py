@@ -1,6 +1,6 @@
 """Reader of the papers' tables and figures: `benchmarks/<name>.toml`, see `benchmarks/README.md`. Imports no torch.
 
-Unknown, missing, mistyped and meaningless fields are rejected by name, as are mistyped names of tables.
+Unknown, missing, mistyped and meaningless fields, and mistyped names of tables, are rejected by name.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _NOUNS[int | list] = "a whole number or an array of seeds"
 
 
 def table_names() -> list[str]:
-    """List the bundled tables, in the order of the papers' numbering."""
+    """List the bundled tables, in the order of their numbers in the papers."""
     names = (path.stem for path in data_folder("benchmarks").glob("*.toml") if path.name != _PAPERS)
     return sorted(names, key=_natural)
 
@@ -73,12 +73,12 @@ def _natural(name: str) -> tuple:
 
 
 def is_table(name: str) -> bool:
-    """Whether a name belongs to a bundled table, or to a file with the user's table."""
+    """Return whether a name belongs to a bundled table, or to a file with the user's table."""
     return name.endswith(".toml") or table_name(name) in table_names()
 
 
 def table_name(typed: str) -> str:
-    """Name of the table for a text such as "SJD++ Table 2" or "2410.01699 fig. 6"; the text itself if none matches."""
+    """Return the table for a text such as "SJD++ Table 2" or "2410.01699 fig. 6"; the text itself if none matches."""
     valid = table_names()
     if typed in valid:
         return typed
@@ -89,7 +89,7 @@ def table_name(typed: str) -> str:
 
 
 def _paper_names(table: str) -> list[str]:
-    """Names of a table's paper: its short name, its decoder, its number on arXiv, and its title up to a colon."""
+    """Return names of a table's paper: short name, decoder, arXiv number, and title up to a colon."""
     paper = table.rpartition("-")[0]
     entry = papers().get(paper, {})
     title = str(entry.get("title", paper)).partition(":")[0]
@@ -116,9 +116,7 @@ def load_tables() -> list[Table]:
 
 
 def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
-    """Reject a name of a run or table that resembles a table's name, or has another number, and matches no run in
-    `out`.
-    """
+    """Reject a name of no run in `out` that resembles a table's name, or is a paper's name with another number."""
     runs, tables = [folder.name for folder in runs_in(Path(out))], table_names()
     papers = {table.rpartition("-")[0] for table in tables}
     for name in names:
@@ -134,7 +132,7 @@ def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
 
 @functools.cache
 def papers() -> Mapping[str, Mapping[str, object]]:
-    """Bibliographic data of each paper by short name: `title`, and if known `authors, venue, year, arxiv, url`."""
+    """Return bibliographic data of each paper by short name: `title`; if known, `authors, venue, year, arxiv, url`."""
     path = data_folder("benchmarks") / _PAPERS
     content = {name: entry for name, entry in _read_toml(path).items() if name != _CONVENTIONS}
     for name, entry in content.items():
@@ -144,7 +142,7 @@ def papers() -> Mapping[str, Mapping[str, object]]:
 
 @functools.cache
 def conventions() -> Mapping[str, object]:
-    """Default `options` of all tables, the reasons (`chosen`), and `effects` of other readings by setting."""
+    """Return default `options` of all tables, the reasons (`chosen`), and `effects` of other readings by setting."""
     path = data_folder("benchmarks") / _PAPERS
     content = _read_toml(path)[_CONVENTIONS]
     _check(
@@ -154,7 +152,7 @@ def conventions() -> Mapping[str, object]:
 
 
 def read_table(path: Path) -> Table:
-    """Read a table from its file. A user's table needs no `name`, `paper` and `source`; the conventions apply only to
+    """Read a table from its file. A user's table needs no `name`, `paper` and `source`. The conventions apply only to
     tables of papers.
     """
     content, file = _read_toml(path), path.name
@@ -210,7 +208,7 @@ def read_table(path: Path) -> Table:
 
 
 def _each(entries: Sequence, mistakes: list[SpecbenchError], read: Callable[[object, int], object]) -> list:
-    """Apply `read` to each entry; an entry with a mistake gives None, and its error is added to `mistakes`."""
+    """Apply `read` to each entry. An entry with a mistake gives None, and its error is added to `mistakes`."""
     entries_read = []
     for place, entry in enumerate(entries):
         try:
@@ -224,7 +222,7 @@ def _each(entries: Sequence, mistakes: list[SpecbenchError], read: Callable[[obj
 def _check_default_options(
     defaults: Mapping, rows: Sequence[Row | None], mistakes: list[SpecbenchError], file: str
 ) -> None:
-    """Reject options of the defaults that no decoder of the rows takes, if all rows could be read."""
+    """Reject default options that no decoder of the rows takes; only if all rows could be read."""
     runnable = [row.settings for row in rows if row and row.not_runnable_reason is None]
     taken = set().union(*(takes(settings["decoder"], settings["options"]) for settings in runnable))
     for name in defaults.get("options", {}) if taken and all(rows) else ():
@@ -248,7 +246,7 @@ def _column(entry: object, protocol: str | None, file: str, place: str) -> Colum
 
 
 def _score(text: str, protocol: str | None, file: str, place: str) -> str:
-    """The stored name of a score: "fid" by the protocol's variant, "geneval[hf-m2f]/counting" with a colon."""
+    """Return the stored name of a score: "fid" in the protocol's variant, "geneval[hf-m2f]/counting" with a colon."""
     metric, _, part = text.partition("/")
     try:
         if is_reference(metric):
@@ -267,7 +265,7 @@ def _row(
     _check(entry, _ROW, ("label",), file, place)
     runnable = entry.get("runnable", True)
     if runnable == ("why" in entry):
-        raise _wrong(file, f"{place}.why", "`why` is needed with `runnable = false`, and only there")
+        raise _wrong(file, f"{place}.why", "`why` is required with `runnable = false`, and allowed only there")
     stated = {name: entry[name] for name in _CASE if name in entry}
     _check_reasons(entry.get("chosen", {}), file, place)
     for needed in ("model", "decoder") if runnable else ():
@@ -295,7 +293,7 @@ def _row(
 
 
 def _settings(defaults: Mapping, stated: Mapping, runnable: bool, file: str, place: str) -> Mapping[str, object]:
-    """The settings of a row over the defaults; rejects an unknown decoder, and options that the decoder lacks."""
+    """Merge the settings of a row over the defaults; reject an unknown decoder, and options that it lacks."""
     try:
         settings = merge_settings(defaults, stated)
         if runnable and decoder_name(settings["decoder"]) not in PRESETS:
@@ -323,7 +321,7 @@ def _check_reasons(
 def _chosen(
     row: Row, shared: Mapping, reasons: Mapping[str, str], stated: Mapping[str, str], readings: Set[str]
 ) -> tuple[str, ...]:
-    """Choices of a row: the reason of a default counts if its option is set, or if the decoder takes it."""
+    """Return the choices of a row. The reason of a default counts if its option is set, or if the decoder takes it."""
     if row.not_runnable_reason is not None:
         return ()
     settings, options = row.settings, row.settings["options"]
@@ -340,7 +338,7 @@ def _chosen(
 
 def _check_axes(axes: object, columns: Sequence[str], file: str) -> None:
     if not isinstance(axes, Mapping) or set(axes) != {"x", "y"}:
-        raise _wrong(file, "axes", "exactly x and y are needed")
+        raise _wrong(file, "axes", "must have exactly x and y")
     for axis, value in axes.items():
         kind, colon, _ = str(value).partition(":")
         if axis == "x" and (value == "model" or (colon and kind in ("option", "sampling"))):

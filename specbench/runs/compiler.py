@@ -32,17 +32,17 @@ MODES = get_args(CompileMode)
 COMPILING_TORCH = {"cuda": (2, 11), "cpu": (2, 13)}
 """First version of torch that compiles every step, by kind of device; earlier versions fail."""
 _CALLS_S, _SAVED = 4e-4, 0.5
-"""Seconds that the calls of an eager layer cost on a CPU of 2023, and the share of AR's steps that decoders take."""
+"""Seconds that the calls of an eager layer take on a CPU of 2023, and steps of a decoder as a share of AR's steps."""
 _FIRST_S, _LAYER_S, _DECODER_S = 20.0, 2.5, 15.0
-"""Seconds of compiling the forwards, each of their layers, and the functions of a decoder."""
+"""Seconds to compile the forwards, each of their layers, and the functions of a decoder."""
 _LOADED_S = 1.5
-"""Seconds of loading code that is kept, for the forwards and for each decoder."""
+"""Seconds to load stored code, for the forwards and for each decoder."""
 _KEPT = "compiled/kept.json"  # deleted together with the code
 
 
 def should_compile(mode: CompileMode, device: str) -> tuple[bool, str | None]:
     """Decide whether to compile for `device`; the second value is a note if compilation was requested but cannot run.
-    "auto" compiles on CUDA; of a CPU `worth_compiling` decides."""
+    "auto" compiles on CUDA; for a CPU, `worth_compiling` decides."""
     if mode == "off" or (mode == "auto" and not device.startswith("cuda")):
         return False, None
     reason = missing(device)
@@ -50,9 +50,9 @@ def should_compile(mode: CompileMode, device: str) -> tuple[bool, str | None]:
 
 
 def worth_compiling(stored: Sequence[bool], layers: int, steps: int, keys: Sequence[str]) -> tuple[bool, str | None]:
-    """Whether "auto" compiles on a CPU, where compiling takes minutes, and a note if so. `stored`: for each stored run
-    of the model, whether it was compiled; one eager run decides, since runs are compared. `steps`: target forwards of
-    all images if each gives one token. `keys`: `code_key` of each decoder."""
+    """Return whether "auto" compiles on a CPU, where compiling takes minutes, and a note if it does. `stored`: whether
+    each stored run of the model was compiled; after one eager run, new runs are eager, to be comparable. `steps`:
+    target forwards of all images at one token each. `keys`: `code_key` of each decoder."""
     if stored and all(stored):
         return should_compile("on", "cpu")
     saved, cost = steps * layers * _CALLS_S * _SAVED, _FIRST_S + layers * _LAYER_S + len(keys) * _DECODER_S
@@ -71,7 +71,7 @@ def code_key(model: str, dtype: str, threads: int, batch: int, guidance: float, 
 
 
 def remember_compiled(specs: Sequence[RunSpec]) -> None:
-    """Record where the compiled code of runs on a CPU is kept, so that "auto" counts the time of loading it."""
+    """Record the folder of the compiled code of runs on a CPU, so that "auto" counts only the time to load it."""
     runs = [it for it in specs if it.device == "cpu"]
     keys = [code_key(it.model, it.dtype, it.threads, it.batch, it.sampling.guidance, it.decoder) for it in runs]
     with suppress(SpecbenchError, OSError):
@@ -80,7 +80,7 @@ def remember_compiled(specs: Sequence[RunSpec]) -> None:
 
 
 def _is_kept(keys: Sequence[str]) -> bool:
-    """Whether all code is in a folder that still exists, and that the environment names if it names a folder."""
+    """Return whether all code is in a folder that still exists; if the environment names a folder, in that folder."""
     folders, named = [remembered(_KEPT).get(key) for key in keys], os.environ.get(COMPILED)
     return all(isinstance(folder, str) and os.path.isdir(folder) and named in (None, folder) for folder in folders)
 
@@ -89,14 +89,14 @@ def settle_precision(
     asked: str | None, default: str, mode: CompileMode, device: str
 ) -> tuple[str, bool, tuple[str, ...]]:
     """Decide number format and compilation on `device`; also return notes on requests that cannot be
-    met. `asked`: the number format that the user wants; None: the model's `default`, also of "int8wo" but for its
-    matrices."""
+    met. `asked`: the number format that the user wants; None: the model's `default`, which "int8wo" also has except
+    for its matrices."""
     asked = None if asked == EIGHT_BITS else asked
     dtype = asked or default
     if not emulates_bfloat16(device):
         compiled, note = should_compile(mode, device)
         return dtype, compiled, (note,) if note else ()
-    # torch compiles no step in emulated bfloat16, and for the oldest of these GPUs none at all.
+    # torch cannot compile steps in emulated bfloat16, and no steps at all for the oldest of these GPUs.
     dtype = asked or ("float32" if default == "bfloat16" else default)
     compiled, note = should_compile(mode, device) if mode == "on" and dtype != "bfloat16" else (False, None)
     how = f"decoding in {dtype}{'' if compiled else ', eagerly'}"
@@ -107,14 +107,14 @@ def settle_precision(
 def compiled_or_eagerly(
     mode: CompileMode, compiled: bool, work: Callable[[bool], _Result], tell: Callable[[str], object]
 ) -> _Result:
-    """Do work with steps compiled or not; if they are under "auto" and cannot be, once more eagerly, after a line."""
+    """Do work with steps compiled or not; if compilation fails under "auto", print a line and repeat it eagerly."""
     try:
         return work(compiled)
     except CompileError as error:
         if mode != "auto":
             raise
         reason = error.what
-    tell(f"{reason}; running eagerly")  # after the error, whose traceback holds the model
+    tell(f"{reason}; running eagerly")  # outside `except`, because the traceback holds the model
     return work(False)
 
 
@@ -134,7 +134,7 @@ def missing(device: str) -> str | None:
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "Python's header files are not installed (package python3-dev or similar)"
     torch = find_spec("torch")
-    # Torch quotes the path of its libraries for the linker from then on.
+    # From 2.14 on, torch quotes the path of its libraries for the linker.
     if kind == "cpu" and torch and " " in str(torch.origin) and _minor_version("torch") < (2, 14):
         return f"torch before 2.14 cannot compile from a path with spaces: {torch.origin}"
     return None
@@ -146,8 +146,8 @@ def _minor_version(package: str) -> tuple[int, int]:
 
 
 def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
-    """The threads of stored runs that this one may resume or be compared with, else one for each core that other
-    processes leave, because more make a step many times slower; and a line where these are not all."""
+    """Return the number of threads, and a note if it is below the maximum. Stored runs, to be resumed or compared,
+    give the number. Otherwise it is the number of free cores, because more threads make a step many times slower."""
     most = available_threads()
     if most == 1 or device != "cpu" or asked_threads():
         return most, []
@@ -158,7 +158,7 @@ def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
         if SettingSource.of((info.origins or {}).get("threads")) is SettingSource.DEFAULT
     ]
     if unnamed and 0 < unnamed[-1] <= most:
-        threads, why = unnamed[-1], f"as the runs in {out} had"
+        threads, why = unnamed[-1], f"as in the runs in {out}"
     else:
         threads = min(most, max(1, round(most - cores_in_use())))
         why = f"because other processes use {cores_in_use():.1f} of {most} cores"

@@ -23,19 +23,19 @@ from specbench.specs.presets import (
 )
 from specbench.system import plugins
 
-BASELINE_PROMPTS = 8  # Prompts of the AR baseline of a run; an interval takes as many
+BASELINE_PROMPTS = 8  # Prompts of the AR baseline of a run, the fewest for an interval
 
 
 @dataclass(frozen=True)
 class PlannedDecoder:
     """A decoder of a plan."""
 
-    spec: DecoderSpec  # what runs; with `auto_window`, its window is still the default
+    spec: DecoderSpec  # the decoder to run; with `auto_window`, its window is still the default
     auto_window: bool  # the window is chosen by measuring, once the model is loaded
     origins: Mapping[str, str]  # source of each option or choice, by name
-    # with `auto_window`, the windows to measure: no wider than an image, and small enough for the memory
+    # with `auto_window`, the windows to measure; they are no wider than an image and fit in memory
     windows: tuple[int, ...] = ()
-    # of the baseline that a run adds: it decodes one image of each of the first so many prompts
+    # only for an added baseline: number of prompts, from the first, of which it decodes one image each
     first: int | None = None
 
     @property
@@ -45,7 +45,7 @@ class PlannedDecoder:
 
     @property
     def widest(self) -> DecoderSpec:
-        """The decoder with the widest window that it may get: what memory is planned for."""
+        """The decoder with the widest window that it may get, for which memory is planned."""
         return with_window(self.spec, max(self.windows)) if self.windows else self.spec
 
 
@@ -54,9 +54,9 @@ def with_window(decoder: DecoderSpec, window: int) -> DecoderSpec:
 
 
 def plan_decoders(settings: RunSettings) -> list[PlannedDecoder]:
-    """Decoders named as "gsd:G=50", "window=16", "ar", with the plain options that apply to them: each option applies
-    to every decoder that has it, but to `ar` only if no other decoder takes it. Options that are not given have the
-    value that is published for the decoder on the model, else the preset's."""
+    """Read decoders such as "gsd:G=50", "window=16", "ar", and apply the plain options: each option applies to every
+    decoder that has it, but to `ar` only if no other decoder takes it. An option that is not given has the value
+    published for the decoder on the model, or else the preset's."""
     if not (requests := parse_decoders(settings.decoder)):
         raise SpecbenchError("no decoder given", f"--decoder takes: {', '.join(sorted(PRESETS))}")
     planned: dict[tuple[DecoderSpec, bool], PlannedDecoder] = {}
@@ -82,7 +82,7 @@ def plan_decoders(settings: RunSettings) -> list[PlannedDecoder]:
 
 
 def with_ar(decoders: Sequence[PlannedDecoder], settings: RunSettings) -> list[PlannedDecoder]:
-    """The decoders of a run; if AR is not among them, AR is added on the first prompts for their speed-ups."""
+    """Return the decoders of a run. If AR is not among them, add it on the first prompts, for the speed-ups."""
     untimed = settings.batch != 1 or settings.mode == "throughput" or settings.workers or settings.ray
     timed = settings.mode == "latency" or not untimed
     prompts = settings.baseline if settings.baseline is not None else BASELINE_PROMPTS * timed
@@ -92,7 +92,7 @@ def with_ar(decoders: Sequence[PlannedDecoder], settings: RunSettings) -> list[P
 
 
 def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
-    """["ar", "gsd:G=50", "window=16"] to [("ar", {}), ("gsd", {"G": "50", "window": "16"})]."""
+    """Parse ["ar", "gsd:G=50", "window=16"] to [("ar", {}), ("gsd", {"G": "50", "window": "16"})]."""
     requests: list[tuple[str, dict[str, str]]] = []
     for piece in pieces:
         head, equals, value = piece.partition("=")
@@ -115,8 +115,8 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
 
 
 def labelled_decoders(names: Sequence[str]) -> list[tuple[str, Any]]:
-    """Decoders to audit or check, each with its label: names with inline options, or a user's own as "module:Name".
-    Returns labels like "gsd:G=50" with a `DecoderSpec`, or with the reference of an object that is no preset."""
+    """Read decoders to audit or check: names with inline options, or a user's own as "module:Name". Return labels
+    such as "gsd:G=50", each with a `DecoderSpec`, or with the reference if the object is not a preset."""
     decoders: list[tuple[str, Any]] = []
     for name, inline in parse_decoders([piece for text in names for piece in split_list(text)]):
         label = ",".join([name, *(f"{key}={value}" for key, value in inline.items())]).replace(",", ":", 1)
@@ -138,7 +138,7 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], settings: RunSettin
     auto_window = chosen.get("window") == "auto" and bool(chosen.pop("window"))
     valid = options_of(preset, choices_of(preset, chosen))
     usual = options_of(preset)
-    meant = {  # a published value is of the preset's own option, not of another component's with the same name
+    meant = {  # a published value is for the preset's option, not for another component's option of that name
         option for option in valid if option in asked or (option in usual and usual[option].help == valid[option].help)
     }
     options = {option: plain[option] for option in valid if option in meant & plain.keys() - inline.keys()}
@@ -150,7 +150,7 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], settings: RunSettin
 
 
 def _open_choices(preset: Preset, inline: Mapping[str, str], plain: Mapping[str, Any]) -> list[str]:
-    """The choices that plain flags make for this decoder: none for AR, and only those its drafter leaves an effect."""
+    """Return the choices that plain flags make for this decoder: none for AR, else those that its drafter uses."""
     if preset.choices["drafter"] == "none":
         return []
     drafter = inline.get("drafter") or plain.get("drafter") or preset.choices["drafter"]

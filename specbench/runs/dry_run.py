@@ -44,20 +44,20 @@ class Outlook:
     planned: PlannedDecoder
     spec: RunSpec | None
     images: int | None
-    done: int  # images that are stored
-    seconds: float | None  # for the others: from stored rows of the run, else of its model, decoder and device
-    megabytes: float | None  # on disk at most
-    memory_gib: float | None  # as estimated
+    done: int  # number of stored images
+    seconds: float | None  # for the missing images: from rows of this run, else of its model, decoder and device
+    megabytes: float | None  # upper bound of the images on disk
+    memory_gib: float | None  # estimate
     captions: str | None  # see `caption_note`
-    # weights, head: "on disk" or what brings them
+    # weights, head: "on disk", or the command that downloads them
     weights: str
     head: str | None
-    # what must be installed or changed before it can run; its own downloads do not count
+    # what must be installed or changed before the run; files that it downloads itself do not count
     obstacles: tuple[SpecbenchError, ...]
 
     @property
     def row(self) -> dict[str, object]:
-        """Its values by name, obstacles as texts."""
+        """The values by name, with obstacles as texts."""
         draft, planned, asked = self.draft, self.planned, self.draft.settings
         plan = draft if isinstance(draft, Plan) else None
         options = planned.chosen | planned.spec.options | ({"window": "auto"} if planned.auto_window else {})
@@ -76,7 +76,7 @@ class Outlook:
         )
 
     def of_seed(self, settings: RunSettings) -> Outlook | None:
-        """The same run with another seed, that of `settings`; None if one of the two is stored."""
+        """Return the same run with the seed of `settings`; None if either run is stored."""
         spec = self.spec and replace(self.spec, seed=settings.seed)
         if self.done or (spec and run_folder(self.draft.out, spec).is_dir()):
             return None
@@ -84,7 +84,7 @@ class Outlook:
 
 
 def row_of(obstacles: Iterable[SpecbenchError], **known: object) -> dict[str, object]:
-    """A row of a dry run; what is not known yet is None."""
+    """Make a row of a dry run; values that are not known yet are None."""
     return {name: known.get(name) for name in ROW} | {"obstacles": list(map(str, obstacles))}
 
 
@@ -101,7 +101,7 @@ class Costs(Shared):
 
 
 def outlooks(settings: RunSettings, shared: Costs | None = None) -> list[Outlook]:
-    """The runs of settings, one for each decoder. `shared`: for callers with several settings."""
+    """Return the runs of settings, one per decoder. `shared`: facts that a caller with several settings reuses."""
     shared = shared or Costs()
     draft = draft_plan(settings, shared, ahead=True)
     cut = None
@@ -112,13 +112,13 @@ def outlooks(settings: RunSettings, shared: Costs | None = None) -> list[Outlook
 
 
 def distinct_outlooks(swept: Iterable[RunSettings], shared: Costs | None = None) -> list[Outlook]:
-    """The distinct runs of several settings; what seeds have in common is found out once."""
+    """Return the distinct runs of several settings; work that does not depend on the seed is done once."""
     shared, by_key, runs = shared or Costs(), dict[str, list[Outlook]](), list[Outlook]()
     for settings in swept:
         key = repr(replace(settings, seed=0))
         first = by_key.get(key, [])
         alike = [outlook for each in first if (outlook := each.of_seed(settings))]
-        if len(alike) < len(first) or not first or settings.batch == "auto":  # which an earlier run may have settled
+        if len(alike) < len(first) or not first or settings.batch == "auto":  # an earlier run may have chosen the batch
             alike = by_key[key] = outlooks(settings, shared)
         runs += alike
     return list({json.dumps(outlook.row, default=str): outlook for outlook in reversed(runs)}.values())[::-1]
@@ -135,7 +135,7 @@ def obstacle(runs: Iterable[Outlook]) -> SpecbenchError | None:
 def _outlook(draft: Draft, planned: PlannedDecoder, cut: str | None, shared: Costs) -> Outlook:
     model, settings, spec = draft.model, draft.settings, None
     plan = draft if isinstance(draft, Plan) else None
-    with suppress(SpecbenchError):  # its draft head is not on disk
+    with suppress(SpecbenchError):  # if its draft head is not on disk
         known = plan and model.ready and not planned.auto_window
         spec = plan.spec(planned.spec, shared.digest(model)) if plan and known else None
     folder = run_folder(draft.out, spec) if spec else None
@@ -147,7 +147,7 @@ def _outlook(draft: Draft, planned: PlannedDecoder, cut: str | None, shared: Cos
     alike = Path(settings.out), model.name, planned.spec.name, settings.device
     pace = seconds_per_image(*alike, folder.name) if folder and done else None
     pace = pace or shared.pace(*alike)
-    # Upper bound of an image on disk: an incompressible PNG and the lists of its row.
+    # Upper bound for an image on disk: an incompressible PNG, and the lists in its row.
     image_bytes = math.prod(model.resolution) * 3 + model.tokens * 32 + 4096
     megabytes = None if missing is None else image_bytes * missing / 1e6
     batch = plan.batch if plan else settings.batch
@@ -171,7 +171,7 @@ def _outlook(draft: Draft, planned: PlannedDecoder, cut: str | None, shared: Cos
 
 
 def _expected_images(settings: RunSettings, first: int | None) -> int | None:
-    """Images (of a baseline: of the `first` prompts) of a public set that is not downloaded; None if unknown."""
+    """Return the number of images for a public set that is not downloaded (`first`: of a baseline); None if unknown."""
     name, drawing = str(settings.prompts), plan_drawing(settings)
     if name not in public_names() or drawing.ids or drawing.categories or drawing.per_category:
         return None
@@ -183,17 +183,17 @@ def _expected_images(settings: RunSettings, first: int | None) -> int | None:
 
 
 def caption_note(model: ModelFacts, captions: Sequence[str]) -> str | None:
-    """Note on the number of captions that the model truncates; None if it reads all of them whole."""
+    """Return a note on the number of captions that the model truncates; None if it truncates none."""
     if not (cut := model.captions_cut(captions)) or cut[0] == 0:
         return None
-    how_many = "how many are cut is known once its files are here"
+    how_many = "the number of cut captions is known once its files are here"
     if cut[0] is not None:
         how_many = f"{cut[0]:,} of {len(set(captions)):,} are cut"
     return f"{model.name} reads {cut[1]} tokens of a caption: {how_many}"
 
 
 def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: str | None = None) -> float | None:
-    """Mean seconds per image from stored rows: of one run, or of all runs of this model, decoder and device."""
+    """Return mean seconds per image from stored rows: of one run, or of all runs of a model, decoder and device."""
     if not out.is_dir():
         return None
     if run_id and (pace := _pace([out / run_id])) is not None:
@@ -204,7 +204,7 @@ def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: 
 def _pace(folders: Sequence[Path]) -> float | None:
     images, seconds, columns = 0, 0.0, ("status", "batch", *(f"{span}_ms" for span in SPANS))
     for folder in (folder for folder in folders if folder.is_dir()):
-        from specbench import stats  # half a second of imports, only where such a run is stored
+        from specbench import stats  # half a second of imports, only if such a run is stored
 
         pieces = [rows.filter(pc.equal(rows["status"], "ok")) for rows in RunStore(folder).batches(columns)]
         rows = stats.as_frame(pa.concat_tables(pieces)) if pieces else ()
@@ -216,7 +216,7 @@ def _pace(folders: Sequence[Path]) -> float | None:
 
 
 def _where(files: Callable[[], object]) -> str:
-    """Whether files are on this disk, or else what brings them."""
+    """Return "on disk", or the command that downloads the files."""
     try:
         files()
     except SpecbenchError as error:
@@ -225,17 +225,17 @@ def _where(files: Callable[[], object]) -> str:
 
 
 _SHORT_S, _LONG_S = 5.0, 3600.0
-"""Seconds of an image below which nothing is said, and above which something else is proposed."""
+"""Seconds per image below which no forecast is printed, and above which alternatives are proposed."""
 
 
 def cost_note(plan: Plan) -> str | None:
-    """Roofline estimate of the time per AR image; None if it is short, unknown, or measured by earlier runs."""
+    """Return the roofline estimate of the time per AR image; None if short, unknown, or measured by earlier runs."""
     model, network, size = plan.model, plan.model.network, plan.model.size
     earlier = seconds_per_image(plan.out, model.name, "ar", plan.settings.device)
     if not (size and network) or plan.workers.elsewhere or earlier is not None:
         return None
     machine = plan.settings.device, plan.dtype, plan.threads
-    peak = find_peak(*machine) or glimpse_peak(*machine)[0]  # a busy machine's, too: the run will be as slow
+    peak = find_peak(*machine) or glimpse_peak(*machine)[0]  # also measured on a busy machine: the run will be as slow
     guided, context = plan.sampling.guidance != 1, model.stream / 2
     forward = Forward(size, network.moved, model.v_image, BYTES[plan.dtype], 1, 1, guided, context)
     seconds = model.stream * sum(forward_ms(forward, peak, Reached()).values()) / 1e3
@@ -243,8 +243,8 @@ def cost_note(plan: Plan) -> str | None:
 
 
 def cost_text(steps: int, seconds: float, device: str, source: str) -> str:
-    """The forecast of AR's `steps` in words."""
-    forecast, where = f"forecast: {duration(seconds)} an image of ar", f"on {device} ({source})"
+    """Return the forecast for AR's `steps` as text."""
+    forecast, where = f"forecast: {duration(seconds)} per image with ar", f"on {device} ({source})"
     if seconds > _LONG_S:
         return f"{forecast} {where}; instead: a GPU, --model janus, or to try it --random-weights --scale tiny"
     return f"{forecast} ({steps:,} steps) {where}; k tokens per step divide the steps by k"

@@ -1,8 +1,8 @@
 """Image tokens from a serving engine at an address, by vLLM's `/v1/completions` or SGLang's `/generate`.
 
-Prompts are sent as the ids that the model's own template makes, and ids are asked for: as many as the image has, of the
-image's ids alone, with every sampling parameter named, so that no default of the engine counts. An image is a request.
-If its grammar forces tokens, or its grids hold other ids, each stretch of free slots is, and continues what is there.
+Prompts are sent as the ids that the model's template makes. A request asks for ids: as many as the image has, and only
+ids of the image. It names every sampling parameter, so that no default of the engine applies. An image is one request.
+If its grammar forces tokens, or its grids have different ids, each stretch of free slots is a further request.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from specbench.system import console
 from specbench.system.downloads import DOWNLOAD_ATTEMPTS, PAUSE_S, TRANSIENT, send
 from specbench.system.json_values import parse_json
 
-_QUICK_S, _IMAGE_S = 10.0, 3600.0  # Longest silence of an engine that is asked what it is, and for images
+_QUICK_S, _IMAGE_S = 10.0, 3600.0  # Timeouts of requests for facts, and for images
 _VLLM, _SGLANG = "vLLM", "SGLang"
-_PROGRAMS = {"vllm": _VLLM, "sglang": _SGLANG}  # By the owner of the models that an engine lists
-_BARRED = -1e4  # Logit bias of all ids outside the image, for engines that take no list of allowed ids
-_ROUNDING = 0.01  # Nats above 0 that the rounding of an engine may give
+_PROGRAMS = {"vllm": _VLLM, "sglang": _SGLANG}  # Program by the owner of the listed models
+_BARRED = -1e4  # Logit bias of ids outside the image, for engines without a list of allowed ids
+_ROUNDING = 0.01  # Nats by which log p may exceed 0, due to rounding
 _SGLANG_FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "weight_version")
 
 
@@ -43,7 +43,7 @@ class Engine:
     program: str
     version: str
     model: str  # the name under which it serves the model
-    fingerprint: str | None = None  # of its configuration, as the engine returns it
+    fingerprint: str | None = None  # fingerprint of its configuration, as returned
 
     @property
     def label(self) -> str:
@@ -60,15 +60,15 @@ class Answer:
 
 
 def find_engine(address: str, expected: Sequence[str], served: str | None = None) -> Engine:
-    """Identify the engine at an address. `expected`: names of the model's checkpoint, of which the last part counts;
-    `served`: the engine's name for the model, if it differs."""
+    """Identify the engine at an address. `expected`: names of the model's checkpoint, of which only the last part is
+    compared; `served`: the engine's name for the model, if it differs."""
     address = address.rstrip("/").removesuffix("/v1")
     try:
         cards = [dict(card) for card in ask_engine(f"{address}/v1/models", None, _QUICK_S)["data"]]
         program = _PROGRAMS.get(owner := str(cards[0]["owned_by"]), owner)
         names = {str(card["id"]): {str(card["id"]), str(card.get("root"))} for card in cards}
     except (LookupError, TypeError, ValueError):
-        raise SpecbenchError(f"{address} lists no models at /v1/models", "vLLM and SGLang do") from None
+        raise SpecbenchError(f"{address} lists no models at /v1/models", "is it vLLM or SGLang?") from None
     info: dict[str, Any] = {}
     if program == _SGLANG:
         # The earlier names of both pages begin with "get_".
@@ -78,7 +78,7 @@ def find_engine(address: str, expected: Sequence[str], served: str | None = None
     elif program == _VLLM:
         info = _facts(address, "version")
     else:
-        console.warn(f"{address} is of '{owner}', neither vLLM nor SGLang: it is asked as vLLM is")
+        console.warn(f"{address}: models of '{owner}', neither vLLM nor SGLang; requests are sent as to vLLM")
     wanted = {_last_part(name) for name in expected}
     fitting = [name for name, others in names.items() if served == name or wanted & set(map(_last_part, others))]
     if not fitting or served not in (None, *fitting):
@@ -89,7 +89,7 @@ def find_engine(address: str, expected: Sequence[str], served: str | None = None
 
 
 def _facts(address: str, page: str) -> dict[str, Any]:
-    """A page of facts about an engine, which are named in reports alone; empty if there is none."""
+    """Return a page of facts about an engine, which only reports show; empty if the page does not exist."""
     try:
         facts = ask_engine(f"{address}/{page}", None, _QUICK_S)
     except Unanswered:
@@ -104,18 +104,18 @@ def _last_part(name: str) -> str:
 
 
 class EngineModel:
-    """A model as an engine draws it. `seconds`: how long the answers of the last call of `draw` took."""
+    """A model served by an engine. `seconds`: time of the answers in the last call of `draw`."""
 
     def __init__(self, engine: Engine, model: ImageModel, sampling: Sampling):
         if not isinstance(model, FamilyModel) or type(model).prompt_ids is FamilyModel.prompt_ids:
-            raise SpecbenchError(f"{model.name} reads no prompts of token ids, which engines take")
+            raise SpecbenchError(f"{model.name} does not take prompts as token ids, as engines do")
         self._ids: list[int] = model.table_ids(torch.arange(model.layout.vocab, device=model.device)).tolist()
         self._words = model.backbone.embed_tokens.num_embeddings
         if max(self._ids) >= self._words:
-            raise SpecbenchError(f"the image tokens of {model.name} are no words of the language model that is served")
+            raise SpecbenchError(f"the image tokens of {model.name} are not in the served model's vocabulary")
         if sampling.guidance != 1:
             what = f"{model.name} is drawn with guidance {sampling.guidance:g}, which {engine.program} does not offer"
-            raise SpecbenchError(what, "--cfg 1: the conditional row alone")
+            raise SpecbenchError(what, "--cfg 1: only the conditional row")
         if sampling.entropy_scale or sampling.top_n_sigma:
             raise SpecbenchError(f"{engine.program} offers neither --entropy-scale nor --top-n-sigma", "omit them")
         self.engine, self.seconds, self._model = engine, 0.0, model
@@ -129,13 +129,13 @@ class EngineModel:
         }
 
     def probe(self, text: str) -> str | None:
-        """Draw the first tokens of an image, after which the engine is warm; return its fingerprint."""
+        """Draw the first tokens of an image to warm up the engine; return its fingerprint."""
         slots, ids = next(stretch for stretch in _stretches(self._model.layout) if stretch[1])
         prompt = self._model.prompt_ids(text)[0]
         return self._continued([prompt], self._ids[slice(*ids)], min(4, len(slots))).fingerprint
 
     def draw(self, texts: Sequence[str]) -> Answer:
-        """Draw an image of each prompt, all at once; returns whole streams, with the tokens that the grammar forces."""
+        """Draw an image of each prompt, all at once; return whole streams, including tokens that the grammar forces."""
         layout, prompts = self._model.layout, [self._model.prompt_ids(text)[0] for text in texts]
         tokens: list[list[int]] = [[] for _ in texts]
         logp: list[list[float]] = [[] for _ in texts]
@@ -153,7 +153,7 @@ class EngineModel:
         return Answer(tokens, logp)
 
     def _continued(self, prompts: list[list[int]], allowed: Sequence[int], count: int) -> Answer:
-        """Ask for `count` tokens, of the ids `allowed`, after each prompt."""
+        """Request `count` tokens after each prompt, only of the ids `allowed`."""
         address, model = self.engine.address, self.engine.model
         if self.engine.program == _SGLANG:
             barred = dict.fromkeys(map(str, sorted({*range(self._words)} - {*allowed})), _BARRED)
@@ -169,28 +169,28 @@ class EngineModel:
             answer, seen = read(content)
         except (LookupError, TypeError, ValueError, AttributeError):
             if reason := _reason(content):
-                raise SpecbenchError(f"{address} answers an error: {reason}") from None
-            raise SpecbenchError(f"{address}: no token ids in the answer", "vLLM has them from 0.10.2 on") from None
+                raise SpecbenchError(f"{address} returned an error: {reason}") from None
+            raise SpecbenchError(f"{address}: no token ids in the answer", "vLLM returns them from 0.10.2 on") from None
         if len(answer.tokens) != len(prompts):
-            raise SpecbenchError(f"{address} answered {len(answer.tokens)} images for {len(prompts)} prompts")
+            raise SpecbenchError(f"{address} returned {len(answer.tokens)} images for {len(prompts)} prompts")
         if wrong_ids := [number for ids in answer.tokens for number in ids if type(number) is not int]:
-            raise SpecbenchError(f"{address} answered the id {wrong_ids[0]!r}, and ids are whole numbers")
+            raise SpecbenchError(f"{address} returned the id {wrong_ids[0]!r}, which is not a whole number")
         if seen not in (prompts, [len(prompt) for prompt in prompts]):
-            raise SpecbenchError(f"{address} has read another prompt than the ids that were sent")
+            raise SpecbenchError(f"{address} read a prompt that differs from the ids that were sent")
         if wrong := [len(ids) for ids in answer.tokens if len(ids) != count]:
-            raise SpecbenchError(f"{address} has drawn {wrong[0]:,} tokens, and {count:,} were asked for")
+            raise SpecbenchError(f"{address} returned {wrong[0]:,} tokens instead of the requested {count:,}")
         _check_logp(address, answer)
         return answer
 
     def _tried(self, url: str, body: Mapping[str, object]) -> Any:
-        """The answer to the first of several tries that is not cut off, which alone is timed."""
+        """Return the first complete answer of several attempts; only its time is counted."""
         for number in range(1, DOWNLOAD_ATTEMPTS + 1):
             started = time.perf_counter()
             try:
                 content = ask_engine(url, body, _IMAGE_S)
             except Unanswered as error:
                 if number == DOWNLOAD_ATTEMPTS:
-                    raise SpecbenchError(error.what, "the same command goes on", FAILURE) from None
+                    raise SpecbenchError(error.what, "run the same command again to continue", FAILURE) from None
                 time.sleep(PAUSE_S * number)
             else:
                 self.seconds += time.perf_counter() - started
@@ -198,8 +198,8 @@ class EngineModel:
 
 
 def _stretches(layout: TokenLayout) -> list[tuple[list[int], tuple[int, int] | None]]:
-    """The slots of an image in order: those that follow each other and hold the same ids, with these, first and past
-    the last; None for tokens that are forced."""
+    """Split the slots of an image into stretches with the same ids; return each with its first id and the id after its
+    last; None instead of ids for forced tokens."""
     bounds = layout.bounds
     kinds = groupby(range(layout.length), lambda slot: bounds[slot] if layout.forced[slot] < 0 else None)
     return [(list(slots), ids) for ids, slots in kinds]
@@ -224,28 +224,28 @@ def _of_sglang(content: Any) -> tuple[Answer, list[list[int] | int]]:
 
 
 def _numbers(tokens: Sequence[Sequence[int]], values: Sequence[Sequence[float] | None]) -> list[list[float]]:
-    """log p of the tokens, NaN for those that have none."""
+    """Return log p of the tokens; NaN for tokens without log p."""
     rows = zip(tokens, values, strict=True)
     return [[float("nan") if p is None else float(p) for p in row or [None] * len(ids)] for ids, row in rows]
 
 
 def _check_logp(address: str, answer: Answer) -> None:
-    """Refuse numbers that are no log p of the answer's tokens, and set those to 0 that rounding has put above."""
+    """Reject numbers that are not log p of the answer's tokens; set values that rounding put above 0 to 0."""
     for ids, row in zip(answer.tokens, answer.logp, strict=True):
         if len(row) != len(ids) or any(p > _ROUNDING for p in row):
             what = (
                 f"{len(row)} log p for {len(ids)} tokens" if len(row) != len(ids) else f"log p {max(row):.3g}, above 0"
             )
-            raise SpecbenchError(f"{address} answered {what}")
+            raise SpecbenchError(f"{address} returned {what}")
         row[:] = [min(p, 0.0) for p in row]
 
 
 class Unanswered(SpecbenchError):
-    """A request that was cut off or met a busy server, so that the next one may be answered."""
+    """A request that was interrupted or met a busy server; the next request may be answered."""
 
 
 def ask_engine(url: str, body: Mapping[str, object] | None, timeout: float) -> Any:
-    """Send JSON, or ask for a page without a `body`, and return the JSON that is answered."""
+    """Send JSON, or request a page if `body` is None, and return the JSON of the answer."""
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
@@ -253,7 +253,7 @@ def ask_engine(url: str, body: Mapping[str, object] | None, timeout: float) -> A
             content = response.read()
     except urllib.error.HTTPError as error:
         kind = Unanswered if error.code >= 500 or error.code == 429 else SpecbenchError
-        raise kind(f"{url} answers {error.code}: {_message(error.read())}") from None
+        raise kind(f"{url} returned status {error.code}: {_message(error.read())}") from None
     except (ValueError, InvalidURL) as error:  # InvalidURL is also one of TRANSIENT
         raise SpecbenchError(f"{url}: {error}") from None
     except TRANSIENT as error:
@@ -263,11 +263,11 @@ def ask_engine(url: str, body: Mapping[str, object] | None, timeout: float) -> A
     try:
         return parse_json(content)
     except ValueError as error:
-        raise SpecbenchError(f"{url} answers no JSON: {error}", "is this the address of an engine?") from None
+        raise SpecbenchError(f"{url} returned no valid JSON: {error}", "is this the address of an engine?") from None
 
 
 def _message(body: bytes) -> str:
-    """The reason in the JSON of a refusal, or its text."""
+    """Return the reason in the JSON of an error response, or else its text."""
     try:
         reason = _reason(parse_json(body))
     except ValueError:
@@ -276,7 +276,7 @@ def _message(body: bytes) -> str:
 
 
 def _reason(content: Any) -> str | None:
-    """The message of an answer that is an error; None without an error or a message."""
+    """Return the message of an answer that reports an error; None if there is no error or no message."""
     fields = content if isinstance(content, dict) else {}
     error = fields.get("error") or fields.get("detail") or fields.get("message")
     reason = error.get("message") or error if isinstance(error, dict) else error

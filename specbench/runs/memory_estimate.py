@@ -5,9 +5,9 @@
 
     weights  the model, image decoder and text encoder; a draft head (`HEAD_SIZES`); LANTERN's table of neighbours;
              `table_bytes`
-    cache    rows x (prompt + stream slots + 2 x columns) x bytes per token, of all layers and a draft head's one; on a
-             GPU in whole blocks, the prompt's and all
-    inputs   rows x (prompt x embeddings and features [d] + stream slots x what the model adds to tokens there);
+    cache    rows x (prompt + stream slots + 2 x columns) x bytes per token, for all layers and the draft head's layers;
+             on a GPU, the prompt and the total are rounded up to whole blocks
+    inputs   rows x (prompt x embeddings and features [d] + stream slots x numbers that the model adds per token);
              a distribution [V] per stream slot and column for an init that samples from earlier ones, and one per
              stream slot for drafts in several image rows
     prefill  rows x prompt x a layer's activations
@@ -16,7 +16,7 @@
     picture  pixels x numbers per pixel x 4 bytes
 
 A layer's activations, per row and column, are 4 x d (input, residual stream before and after attention, norm) and 3 x
-inner (the gate, what it multiplies, their product). Rows are two per image with guidance, else one. Columns are those
+inner (gate, up projection, their product). Rows are two per image with guidance, else one. Columns are those
 of the widest forward: a window, the nodes of a tree, the rows of an image. Distributions are float32, the rest is in
 the model's dtype. A prompt has `ASSUMED_PROMPT_TOKENS` elements.
 
@@ -51,8 +51,8 @@ WINDOWS = (2, 4, 8, 16, 32, 64, 96, 128)  # Windows that `--window auto` tries
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes: `weights` once; `cache`, `inputs` and `step`, the largest of prefill, target and verify, per image decoded
-    together; `picture` per image drawn at once, which are all of a batch if `together`."""
+    """Bytes of memory: `weights` once; `cache`, `inputs` and `step` (the largest of prefill, target, verify) per image
+    of the batch; `picture` per image drawn at once (if `together`, the whole batch)."""
 
     weights: int
     cache: int
@@ -110,21 +110,21 @@ def _needs(decoder: DecoderSpec) -> Counter[str]:
 
 
 def single_image_bytes(model: ModelFacts) -> int | None:
-    """Memory to decode one image at a time with AR, the model's own sampling and dtype; None if not counted."""
+    """Return the memory for decoding one image with AR and the model's sampling and dtype; None if unknown."""
     need = footprint(model, resolve("ar"), model.sampling(), model.dtype)
     return need.total(1) if need else None
 
 
 def table_bytes(columns: int) -> int:
-    """Tables of draft trees up to `columns` wide: ancestors and earlier siblings in float32, routes in int64."""
+    """Return bytes of tables of trees up to `columns` wide: ancestors, earlier siblings (float32), routes (int64)."""
     return 16 * sum(width**2 for width in range(max(1, columns - TREES + 1), columns + 1))
 
 
 def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) -> int:
-    """Peak number of float32 distributions per column during verification; an int64 tensor counts as two. `forced`:
-    whether the grammar forces slots. Alive are the last p, q and the guided logits, what components keep, and the
-    maximum of: truncated logits and p; p padded for the forced slots, their one-hots and the combined p; temporaries of
-    top-p (scaled, sorted and summed logits) and of components."""
+    """Return the peak number of float32 distributions per column during verification; an int64 tensor counts as two.
+    `forced`: whether the grammar forces slots. Alive are the last p, q and guided logits, the tensors that components
+    keep, and the largest of these: truncated logits and p; p padded for forced slots, one-hots and combined p;
+    temporaries of top-p (scaled, sorted and summed logits); temporaries of components."""
     drawing = 3 if forced else 2
     # [scaled,] ranked, order (2), sum, sum before
     top_p = 5 + (sampling.temperature != 1) if sampling.top_p < 1 else 0
@@ -133,7 +133,7 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
 
 
 def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
-    """Number of columns of the widest forward: one window, or a window in every image row."""
+    """Return the columns of the widest forward: one window, or a window in every image row."""
     (height, width), columns = model.resolution, columns_fed(decoder.options)
     return columns * math.isqrt(model.tokens * height // width) if _needs(decoder)["image_rows"] else columns
 
@@ -155,7 +155,7 @@ def largest_batch(needs: Iterable[Footprint], free: int) -> int:
 def fitting_windows(
     model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype: str, device: str
 ) -> tuple[int, ...]:
-    """The `WINDOWS` that are no wider than an image of the model and leave one image room in memory, growing."""
+    """Return the `WINDOWS`, ascending, that are no wider than an image of the model and with which one image fits."""
     windows = [window for window in WINDOWS if window <= max(WINDOWS[0], model.stream)]
     free = free_memory(device)
     needs = {window: footprint(model, with_window(decoder, window), sampling, dtype, device) for window in windows}

@@ -1,4 +1,4 @@
-"""All that a run and its scores read and this disk lacks, with sizes and licences; known without a network."""
+"""Missing files that a run and its scores read, with sizes and licences; no network is needed to list them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _KILO, _UNITS = 1000, ("bytes", "kB", "MB", "GB", "TB")
 
 
 class Need(NamedTuple):
-    """Files from one source: content, repository, set or file, bytes (None: unknown here), licence, and whether the
-    bytes are counted in memory."""
+    """Files from one source: content; repository, set or file; bytes (None: unknown here); licence; and whether the
+    bytes are the size in memory."""
 
     what: str
     name: str
@@ -33,7 +33,7 @@ class Need(NamedTuple):
 
 
 def in_words(size: float) -> str:
-    """Bytes in a unit of their size: "14.0 GB"."""
+    """Format bytes in a suitable unit: "14.0 GB"."""
     place = 0
     while size >= _KILO and place < len(_UNITS) - 1:
         size, place = size / _KILO, place + 1
@@ -41,7 +41,7 @@ def in_words(size: float) -> str:
 
 
 def needs_of(model: ModelFacts, prompts: str | None) -> list[Need]:
-    """Files that decoding needs: the official model's, the prompts."""
+    """Return the missing files of the official model and of the prompts."""
     needs = _of_model(model)
     for download in missing_set(prompts) if prompts else ():
         needs.append(Need("prompts", download.name.removeprefix("prompts of "), download.size, download.licence))
@@ -49,7 +49,7 @@ def needs_of(model: ModelFacts, prompts: str | None) -> list[Need]:
 
 
 def score_needs(model: ModelFacts, prompts: str | None) -> list[Need]:
-    """Files that the default metrics of the model need; each network once."""
+    """Return the missing files of the model's default metrics; each network once."""
     needs: dict[str, Need] = {}
     for name in metric_catalog.default_metrics(model.name.partition("+")[0], prompts):
         if name in metric_catalog.IMPORTED:
@@ -65,19 +65,19 @@ def score_needs(model: ModelFacts, prompts: str | None) -> list[Need]:
 
 
 def fetch_command(model: ModelFacts, prompts: str | None, scores: bool = False) -> str:
-    """The one command that brings it."""
+    """Return the command that downloads all of it."""
     name = model.name.partition("+")[0]
     other = [prompts.partition("/")[0]] if prompts and prompts != default_prompts(name) and missing_set(prompts) else []
     return " ".join(["specbench", "fetch", name, *other, *(["--scores"] if scores else [])])
 
 
 def naming_all(error: SpecbenchError, model: ModelFacts, prompts: str) -> SpecbenchError:
-    """An error of something that cannot be had, with all else that is missing."""
+    """Return the error for a file that cannot be obtained, with a list of all missing files."""
     if error.exit_code == BAD_INPUT or len(needs := needs_of(model, prompts)) < 2:
         return error
     listed = "not on this disk: " + "; ".join(f"{need.what} {need.name}" for need in needs)
     what = listed if offline() else f"{error.what}; {listed}"
-    return SpecbenchError(what, f"with a network: {fetch_command(model, prompts)}", error.exit_code)
+    return SpecbenchError(what, f"on a machine with a network: {fetch_command(model, prompts)}", error.exit_code)
 
 
 def _of_model(model: ModelFacts) -> list[Need]:

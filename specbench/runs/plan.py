@@ -46,7 +46,7 @@ class Draft:
     model: ModelFacts
     decoders: tuple[PlannedDecoder, ...]
     sampling: Sampling
-    # dtype, compiled, out, mode: what the settings come to with this model, on this device, for this shard
+    # dtype, compiled, out, mode: resolved for this model, device and shard
     dtype: str
     compiled: bool
     out: Path
@@ -58,7 +58,7 @@ class Draft:
     def obstacles(
         self, planned: PlannedDecoder, memory: int | None, megabytes: float | None, shared: Shared
     ) -> tuple[SpecbenchError, ...]:
-        """The problems of one decoder's run, given its bytes of memory and megabytes on disk, if known."""
+        """Return the problems of one decoder's run. `memory`: bytes; `megabytes`: on disk; None if unknown."""
         problems = Problems(each for each in self.problems if each.of is planned or isinstance(each.of, str))
         if memory is not None and "memory" not in [each.of for each in problems]:
             free = shared.free_memory(self.settings.device)
@@ -70,7 +70,7 @@ class Draft:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Draft):
-    """Input of `specbench.runs.runner.run_plans`, of which nothing is missing."""
+    """Complete input of `specbench.runs.runner.run_plans`."""
 
     prompts: PromptSet
     chosen: tuple[Prompt, ...]  # the prompts of `prompts` to generate
@@ -89,7 +89,7 @@ class Plan(Draft):
         return self.model, self.settings.device, self.dtype, self.threads, self.compiled, workers, images
 
     def asked_of(self, decoder: PlannedDecoder) -> dict[str, object]:
-        """Values that the user gave, but for the decoder's; those that decode the same images of a baseline."""
+        """Return the user's settings without those of the decoder. Those of a baseline decode only its images."""
         names = (*RUN_ORIGINS, "samples", "out", *DRAWN)
         given = self.settings.given
         flags = {name: given[name] for name in names if name in given}
@@ -107,12 +107,12 @@ class Plan(Draft):
 
     @property
     def requests(self) -> list[Request]:
-        """Images to generate; of a shard, every n-th one."""
+        """Images to generate; for shard I of N, every N-th image."""
         number, shards = self.shard
         return requests_for(self.chosen, self.settings.samples)[number - 1 :: shards]
 
     def requests_of(self, decoder: PlannedDecoder) -> list[Request]:
-        """Those of `requests` that one of the decoders decodes: fewer of a baseline."""
+        """Return the requests that a decoder decodes; for a baseline, only some of `requests`."""
         if decoder.first is None:
             return self.requests
         first = {prompt.id for prompt in self.chosen[: decoder.first]}
@@ -122,13 +122,13 @@ class Plan(Draft):
         return self.images if decoder.first is None else len(self.requests_of(decoder))
 
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
-        """Origin of each value of one decoder's run, by setting name."""
+        """Return the origin of each value of one decoder's run, by setting name."""
         shared = {name: str(origin) for name, origin in self.settings.origins.items() if name in RUN_ORIGINS}
         options = {name: f"default of {decoder.spec.name}" for name, _ in decoder.spec.options.items()}
         return shared | options | dict(decoder.origins)
 
     def spec(self, decoder: DecoderSpec, weights_sha256: str) -> RunSpec:
-        """Run spec of one decoder; its draft head must be on disk."""
+        """Return the run spec of one decoder; its draft head must be on disk."""
         head = self.head(decoder)
         return RunSpec(
             model=self.model.name,
@@ -154,18 +154,18 @@ class Plan(Draft):
         return self.model.downloads() + self.missing_heads()
 
     def missing_heads(self) -> list[Download]:
-        """Those of `downloads` that are draft heads."""
+        """Return the `downloads` that are draft heads."""
         heads = [head_files(self.model, planned.spec) for planned in self.decoders]
         return [need for head in dict.fromkeys(heads) if head and (need := head.missing())]
 
     def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
-        """Files of the decoder's draft head; None without one."""
+        """Return the files of the decoder's draft head; None if it has no head."""
         head = head_files(self.model, decoder)
         return head.find(download) if head else None
 
 
 def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
-    """Files of the decoder's draft head: given, bundled with the model, or published; None if it uses no head."""
+    """Return the files of the draft head: given, bundled with the model, or published; None if there is no head."""
     if not decoder.head_kind:
         return None
     head, bundled = decoder.options.get("head"), model.heads.get(decoder.head_kind)
@@ -173,7 +173,7 @@ def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
 
 
 class Shared:
-    """Facts that the plans of one command share, each found out once; `load`: how to load prompts."""
+    """Facts that the plans of one command share, each determined once. `load`: function that loads prompts."""
 
     def __init__(self, load: Callable[[str, str | None], PromptSet] = load_prompts):
         self.load = cache(load)
@@ -186,7 +186,7 @@ class Shared:
 
 
 def make_plan(settings: RunSettings, shared: Shared | None = None) -> Plan:
-    """Make the plan of a `run` from its settings; raises the first of its problems."""
+    """Make the plan of a `run` from its settings; raise the first problem, if any."""
     draft = draft_plan(settings, shared)
     if isinstance(draft, Plan):
         return draft
@@ -195,8 +195,8 @@ def make_plan(settings: RunSettings, shared: Shared | None = None) -> Plan:
 
 
 def draft_plan(settings: RunSettings, shared: Shared | None = None, ahead: bool = False) -> Draft:
-    """The plan, or a draft if the prompts are not downloaded or a problem blocks every run. `ahead`: with the problems
-    that occur only at run time. Only wrong settings raise."""
+    """Return the plan, or a draft if the prompts are not downloaded or a problem blocks every run. `ahead`: whether to
+    add problems that occur only at run time. Only wrong settings raise an error."""
     (draft, unmet, alone), shared, problems = _draft(settings), shared or Shared(), Problems()
     model, drawing = draft.model, plan_drawing(settings)
     named = str(settings.prompts), settings.prompt_column
@@ -221,7 +221,7 @@ def draft_plan(settings: RunSettings, shared: Shared | None = None, ahead: bool 
             notes=(*unmet, *busy, *notes),
         )
         if not draft.workers.elsewhere:
-            # What depends on the plan's size and on this machine: steps compiled or not, windows, batch.
+            # Compilation, windows and batch depend on the plan's size and on this machine.
             settled = problems.check("memory", lambda: _settle_batch(_settle_windows(_settle_steps(plan, shared))))
             draft = settled or draft
         else:
@@ -256,7 +256,7 @@ def _draft(settings: RunSettings) -> tuple[Draft, tuple[str, ...], str]:
 
 
 def _threads(draft: Draft, shared: Shared) -> tuple[int, list[str]]:
-    """CPU threads of each worker, and a line where these are not all."""
+    """Return the CPU threads of each worker, and a note if they are not all threads of the machine."""
     if draft.settings.threads:
         return draft.settings.threads, []
     threads, busy = shared.free_threads(draft.out, draft.model.name, draft.settings.device)
@@ -264,17 +264,17 @@ def _threads(draft: Draft, shared: Shared) -> tuple[int, list[str]]:
 
 
 def _draw(draft: Draft, named: tuple[str, str | None], drawing: Drawing, shared: Shared) -> tuple[Prompt, ...]:
-    """The selected prompts, at most as many as a run can list."""
+    """Return the selected prompts; reject more images than a run can list."""
     chosen = shared.chosen(named, drawing)
     samples, shards = draft.settings.samples, draft.shard[1]
     if (images := -(-len(chosen) * samples // shards)) > MAX_IMAGES:
-        what = f"--samples {samples}: {images:,} images of {len(chosen):,} prompts, more than {MAX_IMAGES:,} of one run"
+        what = f"--samples {samples}: {images:,} images of {len(chosen):,} prompts; a run has at most {MAX_IMAGES:,}"
         raise SpecbenchError(what, "use --limit, or --shard I/N with another --out for each part")
     return chosen
 
 
 def _look_ahead(draft: Draft, problems: Problems) -> None:
-    """Add what a run meets once it has a plan, and leave out prompts that it downloads before."""
+    """Add problems that occur only at run time, and drop missing prompts that the run will download."""
     if not offline() and missing_set(str(draft.settings.prompts)):
         problems[:] = [problem for problem in problems if problem.of != "prompts"]
     problems.check("device", require_device, draft.settings.device)
@@ -285,7 +285,7 @@ def _look_ahead(draft: Draft, problems: Problems) -> None:
 
 
 def _rows_note(model: ModelFacts, settings: RunSettings) -> str | None:
-    """The form of the unconditional prompt, where `run` and the papers' tables differ in it and the user chose none."""
+    """Return a note on the form of the unconditional prompt, if `run` and `bench` differ and the user chose none."""
     source = settings.origins["guidance-rows"].source
     family = model.family if isinstance(model, HubModel) else None
     if family not in RELEASED["guidance_rows"] or source in (SettingSource.FLAG, SettingSource.ENVIRONMENT):
@@ -296,7 +296,7 @@ def _rows_note(model: ModelFacts, settings: RunSettings) -> str | None:
 
 
 def plan_drawing(asked: RunSettings) -> Drawing:
-    """The selection of prompts that the settings ask for."""
+    """Return the selection of prompts that the settings ask for."""
     return Drawing(asked.ids, asked.category, asked.offset, asked.per_category, asked.sample, asked.limit)
 
 
@@ -315,7 +315,7 @@ def _settle_windows(plan: Plan) -> Plan:
 
 
 def _settle_steps(plan: Plan, shared: Shared) -> Plan:
-    """Compile on a CPU under "auto" if the number of images makes it pay."""
+    """Under "auto" on a CPU, compile if there are enough images to save time."""
     if plan.settings.compile != "auto" or plan.settings.device != "cpu" or model_code(plan.model):
         return plan
     steps = plan.model.stream * sum(len(plan.requests_of(planned)) for planned in plan.decoders)
@@ -339,7 +339,7 @@ def _settle_batch(plan: Plan) -> Plan:
 
 
 def _earlier_batch(plan: Plan) -> int | None:
-    """Batch size that `--batch auto` chose earlier for one of the plan's runs, which a repeated command resumes."""
+    """Return the batch size that `--batch auto` chose before for a run of the plan, so that repetition resumes it."""
     if not plan.model.ready:
         return None
     weights, runs = plan.model.weights_sha256(), read_infos(plan.out)
@@ -353,7 +353,7 @@ def _earlier_batch(plan: Plan) -> int | None:
 
 
 def earlier_window(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int | None:
-    """The window that `--window auto` chose for the same run before, so that repeating a command resumes it."""
+    """Return the window that `--window auto` chose before for the same run, so that repetition resumes it."""
     fields = vars(plan.spec(decoder, weights_sha256)) | {"decoder": without_options(decoder, "window")}
     for info in find_runs_like(plan.out, **fields).values():
         if info.window_curve is not None:
@@ -373,7 +373,7 @@ def together(plans: Iterable[Plan]) -> list[list[Plan]]:
 
 
 def plan_model(settings: RunSettings) -> ModelFacts:
-    """Model with the weights and size given in the settings."""
+    """Return the model with the weights and size of the settings."""
     choice = ModelChoice(
         weights=settings.weights,
         revision=settings.revision,
@@ -389,7 +389,7 @@ def plan_model(settings: RunSettings) -> ModelFacts:
 
 
 def plan_sampling(model: ModelFacts, settings: RunSettings) -> Sampling:
-    """Model's sampling with the settings applied; rejects a top-k above the image vocabulary."""
+    """Return the model's sampling with the settings applied; reject a top-k above the image vocabulary."""
     values = vars(model.sampling()) | dict(settings.sampling)
     off = {name: None for name in ("entropy_scale", "min_p", "top_n_sigma") if not values[name]}
     sampling = Sampling(**values | off)
@@ -397,5 +397,5 @@ def plan_sampling(model: ModelFacts, settings: RunSettings) -> Sampling:
         raise SpecbenchError(f"--cfg {sampling.guidance:g}: {model.name} has no unconditional prompt", "omit it")
     if sampling.top_k > model.v_image:
         what = f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens"
-        raise SpecbenchError(what, "0 keeps all of them")
+        raise SpecbenchError(what, "0 disables the filter")
     return sampling

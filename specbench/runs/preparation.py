@@ -1,5 +1,5 @@
-"""Preparation of a run (model or workers, the window of `--window auto`, facts for run.json), and decoding without
-one."""
+"""Preparation of a run (model or workers, the window of `--window auto`, facts for run.json), and decoding without a
+run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from specbench.system.torch_state import PinnedTorch
 
 @contextmanager
 def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, ImageModel | None]]:
-    """Load the plan's model here, or start its workers; yields the executor, and the model if it is in this process."""
+    """Load the plan's model here, or start its workers; yield the executor, and the model if this process has it."""
     arguments = plan.model, plan.settings.device, plan.dtype, plan.threads, plan.compiled
     load = functools.partial(_load_in_worker, plan.workers.references, model_code(plan.model), *arguments)
     where = f"{plan.model.name} ({plan.dtype}, {plan.settings.device})"
@@ -77,7 +77,7 @@ def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, Im
 
 
 def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int, compiled: bool) -> ImageModel:
-    """Load a model with the number of threads of a run, compiled if wanted."""
+    """Load a model with the number of threads of a run, and compile it if `compiled`."""
     release_memory()
     torch.set_num_threads(threads or available_threads())
     with memory_for(f"model '{model.name}' ({dtype or model.dtype})", device, "a smaller --dtype or model"):
@@ -93,7 +93,7 @@ def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int
 
 
 def _load_in_worker(references: Sequence[str], code: Code | None, model: ModelFacts, *arguments: Any) -> ImageModel:
-    """`load_for_run` in a process that may not have imported the plan's own decoders yet, and must have its code."""
+    """Call `load_for_run` in a worker, after importing the plan's own decoders and checking the model's code."""
     add_plugin_decoders()
     plugins.search_current_folder()
     for reference in references:
@@ -106,8 +106,8 @@ def work_of(
     plans: Sequence[Plan], model: ImageModel | None, reporter: Reporter, tell: bool = True
 ) -> tuple[dict[RunSpec, list[Request]], dict[str, dict[str, object]]]:
     """Resolve every decoder of the plans to its run spec; return the images of each, and fields of run.json by run id.
-    `model`: the loaded model; None if workers have it; `tell`: whether to report how new runs differ from stored
-    ones."""
+    `model`: the loaded model, None if workers have it. `tell`: whether to report how new runs differ from stored
+    runs."""
     weights_sha256 = model.weights_sha256 if model else plans[0].model.weights_sha256()
     by_run: dict[str, tuple[RunSpec, list[Request]]] = {}
     facts = {}
@@ -143,7 +143,7 @@ def work_of(
 
 
 def _twins(out: Path, specs: Sequence[RunSpec]) -> list[str]:
-    """Stored runs from which new ones differ in their threads alone: a node with other cores meant to resume them."""
+    """Return notes on stored runs that differ only in the thread count, usually a resume on another node."""
     new = {spec.run_id: spec.identity() for spec in specs if not run_folder(out, spec).exists()}
     try:
         stored = {info.run_id: info.spec.identity() for info in read_infos(out).values()} if new else {}
@@ -173,8 +173,8 @@ def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping
 def roofline_facts(
     model: ModelFacts, guidance: float, dtype: str, device: str, threads: int
 ) -> dict[str, object] | None:
-    """Roofline inputs of a model on a device, for "floor" of `run.json`; None if the model's size is unknown, or if the
-    device's peaks are unknown and other processes prevent a measurement."""
+    """Return roofline inputs of a model on a device, for "floor" of `run.json`; None if the model's size is unknown, or
+    if the device's peaks are unknown and other processes prevent a measurement."""
     size = model.size
     peak, idle = (size and find_peak(device, dtype, threads)), True
     if size and peak is None:
@@ -195,12 +195,14 @@ def roofline_facts(
 def _choose_window(
     model: ImageModel | None, weights_sha256: str, plan: Plan, planned: PlannedDecoder, reporter: Reporter
 ) -> tuple[DecoderSpec, list[dict] | None]:
-    """Return the decoder with the fastest window and the measured curve; no curve if an earlier call chose it."""
+    """Return the decoder with the fastest window, and the measured curve; None if an earlier call chose the window."""
     decoder = planned.spec
     if earlier := earlier_window(plan, decoder, weights_sha256):
         return with_window(decoder, earlier), None
     if model is None:
-        raise SpecbenchError("--window auto: cannot be measured with --workers or --ray", "omit them, or set a number")
+        raise SpecbenchError(
+            "--window auto: cannot be measured with --workers or --ray", "omit these, or give a number"
+        )
     window, curve = _tuned_window(model, plan, decoder, planned.windows, reporter)
     return with_window(decoder, window), curve
 
@@ -222,9 +224,9 @@ def _tuned_window(
         reporter.note(f"{decoder.name}, window {point['window']}: {describe_point(point)}")
     fastest = max(curve, key=lambda point: point["speed_up"])
     ahead = "" if fastest["window"] == window else "; AR is faster than every window tried"
-    reporter.note(f"{decoder.name}: window {window} is the fastest here by the pilot images{ahead}")
+    reporter.note(f"{decoder.name}: window {window} is the fastest here, measured with pilot images{ahead}")
     if company:
-        reporter.note(f"{decoder.name}: {company} meanwhile; on a quiet machine another window may be the fastest")
+        reporter.note(f"{decoder.name}: {company} meanwhile; on an idle machine another window may be the fastest")
     return window, curve
 
 
@@ -270,18 +272,18 @@ def decode_loaded(
 
     Args:
         model: a causal language model of transformers on any device, which is not changed; or a
-            `specbench.models.interface.ImageModel`, which needs none of the arguments from `layout` to `render`.
+            `specbench.models.interface.ImageModel`, without the arguments from `layout` to `render`.
         prompts: one text, or several to decode as one batch.
         decoder: a name of `specbench list decoders`, with inline options if wanted.
         layout: height and width of the grid of image tokens, or a `specbench.models.interface.TokenLayout`.
         image_ids: vocabulary id of each image token.
-        prompt_ids: function of a text that returns two lists of vocabulary ids, both up to the first image token: of
-            the prompt, and of the unconditional prompt (for guidance).
+        prompt_ids: function of a text that returns two lists of vocabulary ids, both up to the first image token: for
+            the prompt, and for the unconditional prompt (for guidance).
         forced_ids: vocabulary ids of the tokens that the layout forces, such as row ends.
-        codebook: [image tokens, d] embedding of each image token, which GSD and LANTERN measure distances in.
+        codebook: [image tokens, d] embedding of each image token, for the distances of GSD and LANTERN.
         render: function that draws image tokens [B, height * width] as uint8 [B, 3, H, W].
-        probe: whether to compare decoding steps of a network with its own forward before the first image, once for a
-            network: seconds. The largest difference of log p is in `.facts["own_forward_gap"]`, NaN without a probe.
+        probe: whether to compare decoding steps of a network with its own forward, once per network before the
+            first image (seconds). The largest difference of log p is `.facts["own_forward_gap"]`, NaN without probe.
         settings: `cfg`, `temperature`, `top_k`, `top_p`, ..., by default plain sampling, and options of the
             decoder, for example `G=50`.
 
@@ -297,7 +299,7 @@ def decode_loaded(
             raise SpecbenchError("decode: a network needs layout, image_ids and prompt_ids", "see docs/python.md")
         model = LoadedModel(model, layout, image_ids, prompt_ids, forced_ids, codebook, render)
     elif not hasattr(model, "layout"):
-        what = f"decode: {model!r:.60} is no network and no ImageModel"
+        what = f"decode: {model!r:.60} is neither a network nor an ImageModel"
         raise SpecbenchError(what, "load the model first; specbench.generate takes names")
     flags = {name.replace("_", "-"): value for name, value in settings.items()} | {"decoder": decoder}
     accepted = (*run_settings({"decoder"}), *SAMPLING.values(), *decoder_settings())
@@ -322,7 +324,7 @@ def decode_loaded(
 def _one_decoder(settings: RunSettings) -> DecoderSpec:
     planned, *others = plan_decoders(settings)
     if others or planned.auto_window:
-        what = "generate takes one decoder, and a number as its window"
+        what = "generate takes one decoder, and its window is a number"
         raise SpecbenchError(what, "specbench.run takes several decoders and window='auto'")
     return planned.spec
 
@@ -342,7 +344,7 @@ def _decoded(
     return images
 
 
-_PILOTS = 2  # Images that a window is chosen with
+_PILOTS = 2  # Images with which a window is chosen
 
 
 def tune_window(
@@ -395,8 +397,8 @@ def _measure(
 
 
 def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation], alone: bool) -> dict[str, float]:
-    """A point of the curve, which begins with AR as window 1: tokens per target forward, accepted over tested drafts,
-    time of a forward over AR's, latency over forward time over AR's, latency of an image, speed-up over AR."""
+    """Make a point of the curve, which begins with AR as window 1. Tokens per step count target forwards; acceptance is
+    accepted over tested drafts. Window cost (time per forward) and overhead (latency over forward time): AR is 1."""
     forward_ms, overhead, latency_ms = _costs(images, alone)
     ar_forward_ms, ar_overhead, ar_latency_ms = _costs(ar, alone)
     tested = sum(int(image.tested.sum()) for image in images)
@@ -412,7 +414,7 @@ def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation], 
 
 
 def _costs(images: Sequence[Generation], alone: bool) -> tuple[float, float, float]:
-    """Milliseconds per forward, latency over forward time, milliseconds per image; `alone`: of the forwards."""
+    """Return milliseconds per forward, latency over forward time, milliseconds per image. `alone`: only forwards."""
     target = sum(image.spans_ms["target"] for image in images)
     latency = target if alone else sum(image.spans_ms.get(span, 0.0) for image in images for span in AR_SPANS)
     return target / sum(image.nfe for image in images), latency / target, latency / len(images)

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 class Problem(NamedTuple):
     """Something that must be installed, downloaded or changed before a run."""
 
-    of: object  # "prompts", "weights" and so on; the decoder, if only one is affected
+    of: object  # "prompts", "weights" and so on, or the only affected decoder
     error: SpecbenchError
 
 
@@ -46,14 +46,14 @@ def check_writable(out: Path) -> None:
 
 
 def check_memory(need: int, free: int | None, device: str) -> None:
-    """Reject bytes that are more than the free ones, where these are known."""
+    """Reject a need of more bytes than are free, if the free bytes are known."""
     if free is not None and need > free:
-        what = f"memory: the estimate is more than the {free // 2**30} GiB free on {device}"
+        what = f"memory: the estimate exceeds the {free // 2**30} GiB free on {device}"
         raise SpecbenchError(what, "another device, a smaller batch or a smaller model")
 
 
 def check_disk(megabytes: float, out: Path) -> None:
-    """Reject images that the disk of the results folder has no room for."""
+    """Reject images that do not fit on the disk of the results folder."""
     there = next((folder for folder in (out, *out.absolute().parents) if folder.is_dir()), None)
     if there is not None and (free := shutil.disk_usage(there).free / 1e6) < megabytes:
         what = f"disk: up to {megabytes:,.0f} MB needed, {free:,.0f} MB free in {out}"

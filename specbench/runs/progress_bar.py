@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class ProgressReporter:
-    """Progress of a runner (`specbench.runs.run_progress.Reporter`). `what`: is counted; `quick_s`: seconds below which
-    the end is not mentioned; `notes`: whether the runner's lines are printed."""
+    """Progress of a runner (`specbench.runs.run_progress.Reporter`). `what`: name of the items; `quick_s`: seconds
+    below which the end is not reported; `notes`: whether the runner's notes are printed."""
 
     def __init__(self, what: str = "images", quick_s: float = 0.0, notes: bool = True):
         self.what, self._quick_s, self._notes = what, quick_s, notes
@@ -53,15 +53,17 @@ class ProgressReporter:
         if not self._total and console.has_bars(self._console):
             self._show(description=what, total=total, completed=done, ahead=self._part.ahead())
         elif self._bar is not None:
-            left = self._ahead().rpartition(", ")[2]  # the line of a terminal is short
+            left = self._ahead().rpartition(", ")[2]  # a terminal's line is short
             ahead = f"{left}; {self._part}" if left else str(self._part)
             self._bar.update(self._task, completed=self._images_done(), ahead=ahead)
         else:
             self._line(lambda: f"{self._plain()}; {self._part}" if self._total else str(self._part))
 
     def stopping(self, within_s: float | None) -> None:
-        limit = f"what takes longer than {within_s:.0f} s is dropped" if within_s else "Ctrl-C again stops at once"
-        work = f"{console.counted(self._part.images or 1, 'image')} in work"
+        limit = (
+            f"images that take longer than {within_s:.0f} s are dropped" if within_s else "Ctrl-C again stops at once"
+        )
+        work = f"{console.counted(self._part.images or 1, 'image')} in progress"
         ends = f"{work}: {self._part}" if self._part.images else work
         self.note(f"ending after {ends} ({limit}; finished images are kept)")
 
@@ -80,7 +82,7 @@ class ProgressReporter:
         self._total, self._done, self._resumed, self._part = 0, 0, 0, _Part()
 
     def _show(self, **shown: object) -> None:
-        """Update the bar, which is opened first; do nothing without bars."""
+        """Update the bar, and open it before the first update; do nothing without a terminal."""
         if not console.has_bars(self._console):
             return
         if self._bar is None:
@@ -90,13 +92,13 @@ class ProgressReporter:
         self._bar.update(self._task, **shown)
 
     def _line(self, text: Callable[[], str]) -> None:
-        """A plain line, if the last one is old enough."""
+        """Print a plain line, if the last line is old enough."""
         if console.progress_shown() and time.monotonic() - self._last_line > console.LINE_EVERY_S:
             self._last_line = time.monotonic()
             console.say(text(), self._console)
 
     def _images_done(self) -> float:
-        """Images done, with the share of those in work."""
+        """Number of images done, including fractions of the images in progress."""
         return self._done + self._part.images * self._part.done / max(self._part.total, 1)
 
     def _plain(self) -> str:
@@ -104,13 +106,13 @@ class ProgressReporter:
         return f"{self._done}/{self._total} {self.what}{failed}{self._ahead()}"
 
     def _ahead(self) -> str:
-        """Pace of the images and the time that is left."""
+        """Pace of the images, and the time left."""
         return _ahead(self._images_done() - self._resumed, self._total - self._images_done(), self._started)
 
 
 @dataclass
 class _Part:
-    """Progress of the images in work or of a warm-up, and the time of the report."""
+    """Progress of the images being decoded or of a warm-up, and the time of its start."""
 
     what: str = ""
     total: int = 0
@@ -124,12 +126,12 @@ class _Part:
         return f"{self.done}/{self.total} {self.what}{f', {ahead}' if ahead else ''}"
 
     def ahead(self) -> str:
-        """Pace, and the time that is left."""
+        """Pace, and the time left."""
         return _ahead(self.done - self.first, self.total - self.done, self.since).removeprefix(", ")
 
 
 def _ahead(done: float, left: float, since: float) -> str:
-    """Pace of what was `done` since a time, and how long what is left takes at this pace; nothing if none is done."""
+    """Return the pace of `done` items since a time, and the time left at this pace; empty if nothing is done."""
     if not done:
         return ""
     each = (time.monotonic() - since) / done
@@ -150,7 +152,7 @@ def _bar(screen: Console) -> Bar:
 
 
 class ScoreProgress:
-    """Progress of scoring by run: of the metric with the most images left, because all go through them together."""
+    """Progress of scoring a run: of the metric with the most images left, as metrics share a pass over images."""
 
     def __init__(self) -> None:
         self._printed: set[str] = set()

@@ -1,5 +1,5 @@
-"""Progress and outcome of a run, and warnings on disturbed latencies: one is valid only on an idle machine with steady
-clocks."""
+"""Progress and outcome of a run, and warnings on disturbed latencies: a latency is valid only on an idle machine with
+steady clocks."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from specbench.errors import PARTIAL, SpecbenchError
 from specbench.system import signals
 from specbench.system.monitor import BUSY_CORES, gpu_disturbances, taken_cores
 
-STEADY_CLOCK = 0.9  # Lowest GPU clock over highest that still counts as steady
+STEADY_CLOCK = 0.9  # Smallest ratio of lowest to highest GPU clock that counts as steady
 
 
 class Reporter:
     """Progress callbacks of a run; no-ops by default. Implementations must be fast and must not raise."""
 
     def start(self, total: int, done: int, folders: Sequence[Path] = ()) -> None:
-        """Decoding starts: `total` images over all decoders, `done` of which are stored already in the run folders."""
+        """Decoding starts: `total` images over all decoders; `done` of them are already in the run folders."""
 
     def row(self, run_id: str, row: Mapping[str, object]) -> None:
-        """One more row of a run is on disk."""
+        """A further row of a run is on disk."""
 
     def part(self, what: str, done: int, total: int, images: int = 0) -> None:
-        """Less than a row is done: steps of a warm-up, compiled forms, windows tried, or tokens of the `images` in
-        work."""
+        """Part of a row or preparation is done: steps of a warm-up, compiled forms, windows tried, or tokens of the
+        `images` in progress."""
 
     def stopping(self, within_s: float | None) -> None:
-        """The run was asked to end, and finishes images that take `within_s` at most. Called from a signal handler."""
+        """The run was asked to end; images may take `within_s` more seconds. Called from a signal handler."""
 
     def note(self, text: str) -> None:
         """Show a line to the user."""
@@ -45,7 +45,7 @@ class RunSummary:
     """Outcome of one call of `run`."""
 
     folders: list[Path]  # run folders, in the order of the specs
-    # total, resumed: images requested over all decoders, and those that were stored before
+    # total, resumed: images requested over all decoders, and images that were stored before
     total: int
     resumed: int
     # done, failed: rows written by this call
@@ -55,13 +55,13 @@ class RunSummary:
     interrupted: int = 0  # number of the signal that stopped it before the end; 0 if none did
 
     def problem(self) -> SpecbenchError | None:
-        """Error with the exit code of an incomplete run; None if it is complete."""
+        """Return the error with the exit code of an incomplete run; None if the run is complete."""
         if self.interrupted:
             return signals.stopped(f" with {self.resumed + self.done} of {self.total} images done", self.interrupted)
         if self.failed:
             return SpecbenchError(
                 f"{self.failed} of {self.total} images failed; the first one: {self.errors[0]}",
-                "failed images are rows with their error; run the same command again to retry them",
+                "their rows contain the error; run the same command again to retry them",
                 PARTIAL,
             )
         return None
@@ -84,7 +84,7 @@ class RunSummary:
 
 
 def machine_warnings(machines: Sequence[dict[str, Any]]) -> list[str]:
-    """Describe what disturbed latencies measured in these machine states, one sentence each."""
+    """Describe the disturbances of latencies measured in these machine states, one sentence each."""
     others = [cores for state in machines if (cores := taken_cores(state)) is not None]
     busy = bool(others) and np.mean(others) > BUSY_CORES
     lines = [f"other processes took {np.mean(others):.1f} of the cores"] if busy else []

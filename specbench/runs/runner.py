@@ -29,13 +29,13 @@ from specbench.system import console, environment, signals
 from specbench.system.downloads import fetch_all
 from specbench.system.torch_device import require_device
 
-# Imports inside functions: torch, only where images are missing. The first line, and complete runs, do not wait for it.
+# Imports inside functions: torch is imported only if images are missing; complete runs do not wait for it.
 
 if TYPE_CHECKING:
     from specbench.runs.executors.local import Chunk, Executor
 
 _Item = TypeVar("_Item")
-_AT_ONCE = 100  # Runs whose folders are open at once, with five files each
+_AT_ONCE = 100  # Runs with open folders at once, of five files each
 _MOST_NAMED = 3  # Number of disturbances that are reported individually
 
 
@@ -67,7 +67,7 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
 
 
 def _complete(group: Sequence[Plan]) -> RunSummary | None:
-    """Outcome of plans whose images are all stored; None for those that have work left."""
+    """Return the outcome of plans whose images are all stored; None if work is left."""
     first = group[0]
     if not (first.model.ready and runs_in(first.out)):
         return None
@@ -90,8 +90,8 @@ def _complete(group: Sequence[Plan]) -> RunSummary | None:
 
 
 def _run_group(group: Sequence[Plan], reporter: Reporter, compiled: bool) -> RunSummary:
-    """Run plans on one loaded model, which nothing refers to when this returns: the next one may need its memory. Of
-    very many runs some at a time take turns, so that the first image does not wait for the folders of all."""
+    """Run plans on one loaded model. Nothing refers to the model on return, because the next model may need its memory.
+    If there are very many runs, only some at a time take turns: the first image need not wait for all folders."""
     group = [replace(plan, compiled=compiled) for plan in group]
     summary, first, executor, model = RunSummary([], total=0, resumed=0), group[0], None, None
     size = len(group) if first.workers.elsewhere else max(1, _AT_ONCE // len(first.decoders))
@@ -134,9 +134,9 @@ def run(
 ) -> RunSummary:
     """Decode every image of `requests` with every spec, interleaved, except those already stored.
 
-    `executor` decodes here or in other processes; this function alone writes, below `out`. `specs`: all of one model.
+    `executor` decodes here or in other processes; only this function writes, below `out`. `specs`: all of one model.
     `run_facts`: fields of `specbench.store.run_info.RunInfo` by run id. With `trace`, images stored without one are
-    decoded again. `fewer`: images of the specs that decode only some.
+    decoded again. `fewer`: the images of specs that decode only some of `requests`.
     """
     reporter = reporter or Reporter()
     specs = {spec.run_id: spec for spec in specs}.values()
@@ -159,7 +159,7 @@ def run(
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
         reporter.start(total, summary.resumed, summary.folders)
         stop = writing.enter_context(signals.finishing(reporter.stopping))
-        # Chunks that are being decoded when it is set are finished and written.
+        # Chunks that are being decoded when `stop` is set are finished and written.
         chunks = takewhile(lambda _: not stop.is_set(), _chunks(executor, work, by_spec, trace))
         for done in executor.decode(chunks, reporter) if todo else ():
             stores[done.spec].append(done.rows, done.images, done.traces)
@@ -171,9 +171,9 @@ def run(
         summary.interrupted = stop.number if summary.done + summary.failed < todo else 0
     disturbed = _disturbances([stores[spec] for spec in work if work[spec] and spec.timed])
     for text in disturbed[:_MOST_NAMED]:
-        reporter.note(f"{text}: repeat on a quiet machine, another --out")
+        reporter.note(f"{text}: repeat on an idle machine, with another --out")
     if (more := len(disturbed) - _MOST_NAMED) > 0:
-        reporter.note(f"{more} more such disturbance{'s' * (more > 1)}; specbench report names the worst")
+        reporter.note(f"{more} more such disturbance{'s' * (more > 1)}; specbench report shows the worst")
     return summary
 
 
@@ -193,7 +193,7 @@ def _pending(store: RunStore, requests: Sequence[Request], trace: bool) -> list[
 
 
 def _warm_up(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], reporter: Reporter) -> dict[str, object]:
-    """Prepare the executor for the runs that have work left; return facts about it for run.json."""
+    """Prepare the executor for the runs with missing images; return facts about it for run.json."""
     specs = [*{replace(spec, seed=0): spec for spec, requests in work.items() if requests}.values()]
     if not specs:
         return {}
@@ -212,7 +212,7 @@ def _chunks(
     trace: bool,
 ) -> Iterator[Chunk]:
     """Split the work into chunks. At batch 1 the decoders take turns image by image, so that slow drifts of the machine
-    affect all alike; larger batches stay with one decoder, so that their rows can be refilled."""
+    affect all decoders equally. Larger batches stay with one decoder, so that their rows can be refilled."""
     from specbench.runs.executors.local import Chunk
 
     for spec, requests in work.items():
@@ -230,8 +230,8 @@ def _chunks(
 
 
 def balanced_order(items: Sequence[_Item], number: int) -> list[_Item]:
-    """Order of round `number`: over a cycle each item has each place, and follows each other item, equally often
-    (Williams 1949: one Latin square, of an odd number of items also its mirror image)."""
+    """Return the order of round `number`. Over a cycle, each item has each place and follows each other item equally
+    often (Williams 1949: a Latin square; for an odd number of items, also its mirror image)."""
     count = len(items)
     zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
     order = [items[(step + number) % count] for step in zigzag]
@@ -239,14 +239,14 @@ def balanced_order(items: Sequence[_Item], number: int) -> list[_Item]:
 
 
 def _disturbances(stores: Sequence[RunStore]) -> list[str]:
-    """Describe what disturbed the latencies of these runs."""
+    """Describe the disturbances of the latencies of these runs."""
     rows = (store.samples(["status", "machine"]) for store in stores)
     texts = [text for frame in rows for text in frame.loc[frame["status"] == "ok", "machine"].dropna()]
     return machine_warnings([json.loads(text) for text in texts])
 
 
 def announcement(plans: Sequence[Plan]) -> list[str]:
-    """Say in a line what plans that share their work will do, and in another what their baseline is."""
+    """Return a line on what plans that share their work will do, and a line on their baseline, if they add AR."""
     first = plans[0]
     runs = {
         (plan.sampling, plan.settings.seed, plan.batch, planned.spec): (plan, planned, plan.images_of(planned))
@@ -266,12 +266,12 @@ def announcement(plans: Sequence[Plan]) -> list[str]:
     few, among = max((images, min(planned.first or 0, len(plan.chosen))) for plan, planned, images in added)
     first_few = f"the first {console.counted(few, 'prompt')}" if few == among else f"{few} of the first {among} prompts"
     there = all(_stored(plan, planned) for plan, planned, _ in added)
-    cost = ", stored already" if there else f"{_time(added)} (--baseline 0: none)"
+    cost = ", stored already" if there else f"{_time(added)} (--baseline 0 omits it)"
     return [line, f"baseline for the speed-up: ar on {first_few}{cost}"]
 
 
 def _stored(plan: Plan, decoder: PlannedDecoder) -> bool:
-    """Whether a run of these settings has the images of a decoder already."""
+    """Return whether a run of these settings already has the images of a decoder."""
     alike = {name: getattr(plan, name) for name in ("sampling", "batch", "dtype", "threads")}
     alike |= {"seed": plan.settings.seed, "device": plan.settings.device, "prompts_sha256": plan.prompts.sha256}
     folders = find_runs_like(plan.out, model=plan.model.name, decoder={"name": decoder.spec.name}, **alike)
@@ -279,8 +279,8 @@ def _stored(plan: Plan, decoder: PlannedDecoder) -> bool:
 
 
 def _time(runs: Sequence[tuple[Plan, PlannedDecoder, int]]) -> str:
-    """Expected time of the images of runs, estimated from earlier runs."""
+    """Return the expected time of the images of runs, estimated from earlier runs."""
     alike = [(plan.out, plan.model.name, planned.spec.name, plan.settings.device) for plan, planned, _ in runs]
     paces = {key: seconds_per_image(*key) for key in dict.fromkeys(alike)}
     seconds = None not in paces.values() and sum(paces[key] * run[2] for key, run in zip(alike, runs, strict=True))
-    return f"; about {console.duration(seconds)} in all by earlier runs" if seconds else ""
+    return f"; about {console.duration(seconds)} in all, estimated from earlier runs" if seconds else ""

@@ -1,5 +1,5 @@
-"""Settings of `specbench run`, and their resolution: flag, then environment, then config file, then default: `--top-k`,
-`SPECBENCH_TOP_K`, `top-k`. Every resolved value records its origin. Imports no torch."""
+"""Settings of `specbench run`, and their resolution: flag (`--top-k`), then environment (`SPECBENCH_TOP_K`), then
+config file (`top-k`), then default. Every resolved value records its origin. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from specbench.system.torch_device import AUTO, chosen_device
 
 MAX_SEED = 2**63 - 1
 OTHER_VARIABLES = {
-    "SPECBENCH_CONFIG": "a settings file, as `--config`",
+    "SPECBENCH_CONFIG": "settings file, as with `--config`",
     "SPECBENCH_CACHE": "folder of downloads and of this machine's measurements",
     "SPECBENCH_OFFLINE": "1: download nothing",
     "SPECBENCH_PROMPTS_MIRROR": "address of a copy of the [public prompt sets](prompts.md)",
     "SPECBENCH_REVISIONS": "[revisions of hub repositories](weights.md#pinned-commits), `owner/name@COMMIT`, separated "
     "by commas",
-    "SPECBENCH_PINNED_ONLY": "1: download no hub repository at a commit that neither specbench nor you have named, as "
+    "SPECBENCH_PINNED_ONLY": "1: download hub repositories only at commits that specbench or you have named, as with "
     "`--pinned-only`",
-    "SPECBENCH_DEBUG": "1: show tracebacks, as `--debug`",
+    "SPECBENCH_DEBUG": "1: show tracebacks, as with `--debug`",
 }
-"""Environment variables other than the settings' own, with their meaning, for docs/commands.md."""
+"""Environment variables that are no settings, with their meaning, for docs/commands.md."""
 
 
 def _in(panel: str, usual_unset: str = "") -> Callable[..., Any]:
-    """A maker of the settings of one help panel, as fields of a record."""
+    """Return a function that makes the settings of one help panel, as fields of a record."""
 
     def setting(default: Any, help: str, metavar: str = "", unset: str = usual_unset, **more: Any) -> Any:
         made = Setting("", default, help, panel=panel, metavar=metavar, unset=unset, **more)
@@ -55,10 +55,10 @@ _what, _where, _model, _output = map(_in, ("What to run", "Where to run", "Model
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """The record of a run's settings, into which flags, environment, files, sweeps and cells of papers are read.
+    """Settings of a run; flags, environment, files, sweeps and cells of papers' tables are read into this record.
 
     The field `top_k` is the flag `--top-k`, the variable `SPECBENCH_TOP_K` and the key `top-k`; its metadata has help,
-    bounds and default. A value is None if it is left to another source, for example the model.
+    bounds and default. A value is None if another source sets it, for example the model.
     """
 
     # fmt: off
@@ -76,15 +76,15 @@ class RunSettings:
         "use only a random sample of N prompts, the same one every time", "N", "all prompts", minimum=1)
     per_category: int | None = _what(1, "use only the first N prompts of each category", "N", "all prompts", minimum=1)
     category: tuple[str, ...] = _what("",
-        "use only the prompts of these categories (a comma: in quotes)", "NAME,...", many=True)
+        "use only the prompts of these categories; quote a name that contains a comma", "NAME,...", many=True)
     ids: tuple[str, ...] = _what("", "use only the prompts with these ids", "ID,...", many=True)
     samples: int = _what(1, "images per prompt", "N", minimum=1, maximum=10**6)
     seed: int = _what(0, "random seed", "N", minimum=0, maximum=MAX_SEED)
     baseline: int | None = _what(8,
-        "also decode AR on the first N prompts, for the speed-up, if no decoder is AR; 0: never", "N",
+        "if no decoder is AR, also decode AR on the first N prompts, for the speed-up; 0: never", "N",
         "8; none with a batch or workers, whose latencies are not measured", minimum=0)
     batch: int | Literal["auto"] = _what(1,
-        "images decoded together, or auto: as many as fit in memory (always 1 in latency mode)", "N|auto", minimum=1,
+        "images decoded together; auto: as many as fit in memory (always 1 in latency mode)", "N|auto", minimum=1,
         maximum=4096, words=("auto",))
 
     workers: int | None = _where(1,
@@ -92,36 +92,36 @@ class RunSettings:
         minimum=1, maximum=4096)
     ray: str | None = _where("", "address of a running Ray cluster, or auto", "ADDRESS", "this machine")
     shard: str | None = _where("",
-        "decode only part I of N equal parts; auto: of SLURM, LSF, MPI or torchrun", "I/N", "all")
+        "decode only part I of N equal parts; auto: the part that SLURM, LSF, MPI or torchrun assigns", "I/N", "all")
     mode: Mode | None = _where("",
         "purpose of the run; latency: one image at a time, alone on the device; throughput: no latency is reported",
         "MODE", "latency for one worker and batch 1", choices=_MODES)
 
-    model: str = _model("shapes", "model, one of 'specbench list models'", "NAME")
+    model: str = _model("shapes", "model, a name of 'specbench list models'", "NAME")
     weights: str | None = _model("", "checkpoint to load instead of the official one", "DIR|OWNER/NAME", "the model")
     revision: str | None = _model("", "revision of the checkpoint's Hugging Face repository", "REF", "the hub")
     guidance_rows: Form = _model("official",
-        "unconditional prompt of lumina and anole: official, or released as in SJD's and GSD's code, which keeps "
-        "the last token of the prompt", "NAME", choices=_FORMS)
+        "unconditional prompt of lumina and anole: official, or released (SJD's and GSD's code, which keeps "
+        "the last token of the prompt)", "NAME", choices=_FORMS)
     prompt_form: Form = _model("official",
         "prompt of anole: official (the bare text), or released (SJD's script: 'Generate an image of ' before it)",
         "NAME", choices=_FORMS)
     guidance_schedule: Form = _model("official",
-        "guidance of lumina2: official (the scale that is asked for), or released (its code: every scale below 4 is "
-        "raised to 4, above 4 it falls back to 4 within the first row)", "NAME", choices=_FORMS)
-    size: str | None = _model("", "image size in pixels, of models that were trained for several", "WIDTHxHEIGHT",
+        "guidance of lumina2: official (the requested scale), or released (its code raises every scale below 4 to 4; "
+        "a scale above 4 falls back to 4 within the first row)", "NAME", choices=_FORMS)
+    size: str | None = _model("", "image size in pixels, for models that were trained with several", "WIDTHxHEIGHT",
         "the model", reads=names.size, check=parse_size)
-    random_weights: bool = _model(False, "use random weights in the true architecture; measures speed only")
+    random_weights: bool = _model(False, "use random weights in the true architecture, to measure only speed")
     scale: Literal["full", "tiny"] = _model("full",
         "model size; tiny: 4 x 4 tokens, with --random-weights a small network", "SIZE", choices=("full", "tiny"))
     dtype: str | None = _model("float32",
-        f"number format of the weights: {', '.join(DTYPES)} (matrices in eight bits, by torchao: another target; "
+        f"number format of the weights: {', '.join(DTYPES)} (matrices in eight bits by torchao: another target; "
         f"{EIGHT_BITS_GAIN})", "TYPE", "the model", choices=DTYPES)
-    device: str = _model(AUTO, "torch device: cpu, cuda, cuda:1, or auto: CUDA where torch finds a GPU", "DEVICE")
+    device: str = _model(AUTO, "torch device: cpu, cuda, cuda:1, or auto (CUDA if torch finds a GPU)", "DEVICE")
     threads: int = _model(0,
-        "CPU threads; 0 uses the cores that other processes leave free", "N", minimum=0, maximum=1024)
+        "CPU threads; 0: as many as there are cores that other processes do not use", "N", minimum=0, maximum=1024)
     compile: compiler.CompileMode = _model("auto",
-        "compile the decode step before timing; auto: on CUDA, and on a CPU if there are enough images to pay for it",
+        "compile the decode step before timing; auto: on CUDA, and on a CPU if there are enough images to save time",
         "WHEN", choices=compiler.MODES)
 
     sampling: Mapping[str, Any] = field(default_factory=dict)  # given fields of `specbench.specs.run_spec.Sampling`
@@ -137,7 +137,7 @@ class RunSettings:
     # fmt: on
 
     def value(self, name: str) -> Any:
-        """The value of a setting by its name; None if it is left open."""
+        """Return the value of a setting by its name; None if it is left open."""
         if name in _OWN:
             return getattr(self, name.replace("-", "_"))
         return self.sampling.get(_SAMPLED[name]) if name in _SAMPLED else self.options.get(name)
@@ -152,11 +152,11 @@ class RunSettings:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The part of `by_name` that is not by default."""
+        """The values of `by_name` that are not defaults."""
         return {name: value for name, value in self.by_name.items() if self.origins[name].given}
 
     def changed(self, values: Mapping[str, Any], origins: Mapping[str, SettingOrigin]) -> RunSettings:
-        """The record with other values and origins, by name."""
+        """Return the record with other values and origins, by name."""
         own = {name.replace("-", "_"): value for name, value in values.items() if name in _OWN}
         sampling = {**self.sampling, **{kept: values[name] for name, kept in _SAMPLED.items() if name in values}}
         options = {**self.options, **{name: values[name] for name in values if name not in (*_OWN, *_SAMPLED)}}
@@ -182,13 +182,13 @@ OPEN_IN_TABLES = {
     *("batch", "shard", "dtype", "device", "threads", "compile", "cfg", "temperature", "top-k", "top-p"),
     *("entropy-scale", "min-p", "top-n-sigma", "head", "out", "quiet", "json"),
 }
-"""Settings of `specbench run` that a paper's table does not fix, or whose values may override the table's."""
+"""Settings of `specbench run` that a paper's table leaves open, or whose values may override the table's."""
 
 
 OF_TOKENS = {*_OF_MODEL, *_SAMPLED, "prompts"} - {"threads", "compile"}
-"""Settings of `specbench run` that an import of tokens takes: the model, and the sampling that is claimed."""
+"""Settings of `specbench run` for an import of tokens: the model, and the claimed sampling."""
 OF_ENGINES = OF_TOKENS | {"limit", "batch"}
-"""Settings that drawing by a serving engine takes."""
+"""Settings for images that a serving engine draws."""
 OF_IMAGES = OF_TOKENS - {"prompts"} | {"threads", "compile", "decoder", "seed", "trace"}
 """Settings of `specbench run` for images that are not stored, in addition to the options of their decoder."""
 
@@ -200,7 +200,7 @@ def decoder_settings() -> tuple[Setting, ...]:
 
 @cache
 def _settings_of(*_known: str | Component) -> tuple[Setting, ...]:
-    """`decoder_settings` of these presets and components, which plug-ins and cells add to."""
+    """Return `decoder_settings` of these presets and components; plug-ins and notebook cells may add some."""
     kinds = (
         Setting(
             kind, "", f"{COMPONENT_KINDS[kind]}: {', '.join(values)}", choices=tuple(values), panel="Decoder choices",
@@ -231,7 +231,7 @@ def _settings_of(*_known: str | Component) -> tuple[Setting, ...]:
 
 
 def run_settings(names: Collection[str] | None = None) -> tuple[Setting, ...]:
-    """The settings of `specbench run`, all or those with `names`, in help order."""
+    """Return the settings of `specbench run`, all or only `names`, in help order."""
     groups = {"sampling": tuple(SAMPLING.values()), "options": decoder_settings(), "origins": ()}
     groups |= {name.replace("-", "_"): (setting,) for name, setting in _OWN.items()}
     every = chain.from_iterable(groups[part.name] for part in fields(RunSettings))
@@ -239,7 +239,7 @@ def run_settings(names: Collection[str] | None = None) -> tuple[Setting, ...]:
 
 
 def read_config(path: str | Path, keys: Iterable[str]) -> dict[str, object]:
-    """Read settings from a TOML file, by name."""
+    """Read settings by name from a TOML file."""
     try:
         values = tomllib.loads(text_of(Path(path).read_bytes()))
     except OSError as error:
@@ -251,7 +251,7 @@ def read_config(path: str | Path, keys: Iterable[str]) -> dict[str, object]:
 
 
 def setting_name(kind: str, typed: str, keys: Iterable[str]) -> str:
-    """The setting that a key of a file or an argument means."""
+    """Return the setting that a key of a file or an argument names."""
     keys = list(keys)
     name = names.option(typed, keys)
     if name is None and (advice := names.advice(typed)):
@@ -268,8 +268,8 @@ def merge(
     config: Mapping[str, object] | None = None,
     config_name: str = "config file",
 ) -> RunSettings:
-    """Read settings into a record; precedence: flag (None and (): not given), environment (None: the process's), config
-    file (as `read_config` returns it), default."""
+    """Read settings into a record. Precedence: flag (None and () mean not given), environment (None: the process's),
+    config file (as returned by `read_config`), default."""
     env = os.environ if env is None else env
     keys = [setting.name for setting in settings]
     given = {flag: value for flag, value in flags.items() if not (isinstance(value, tuple) and not value)}
@@ -283,20 +283,20 @@ def merge(
 
 
 def _with_prompts(read: RunSettings) -> RunSettings:
-    """The record with the full name of the prompt set, by default the model's own."""
+    """Return the record with the full name of the prompt set, by default the model's own set."""
     from specbench.prompts import default_prompts, set_name  # not for `--help`
 
     if read.prompts is not None:
         return replace(read, prompts=set_name(read.prompts))
     model = _model_named(read.model)
     if (prompts := default_prompts(model)) is None:
-        what = f"'{model}' is a second stage, whose prompts are the images of a first one"
-        raise SpecbenchError(what, "--prompts results/RUN, a run of tar-1.5b or tar-7b")
+        what = f"'{model}' is a second stage; its prompts are the images of a first stage"
+        raise SpecbenchError(what, "use --prompts results/RUN with a run of tar-1.5b or tar-7b")
     return read.changed({"prompts": prompts}, {"prompts": SettingOrigin(SettingSource.DEFAULT, f"of {model}")})
 
 
 def _model_named(typed: str) -> str:
-    """Name of a model in the catalogue; an unknown name is returned as typed, and refused when the model is loaded."""
+    """Return the catalogue's name of a model; an unknown name stays as typed, and loading the model rejects it."""
     from specbench.models.catalog import model_name, models  # not for `--help`
 
     with suppress(SpecbenchError):
@@ -305,7 +305,7 @@ def _model_named(typed: str) -> str:
 
 
 def check_environment(env: Mapping[str, str] | None = None) -> None:
-    """Reject `SPECBENCH_` variables that no command reads; a mistyped name would otherwise be ignored."""
+    """Reject `SPECBENCH_` variables that no command reads, because a mistyped name would have no effect."""
     valid = [setting.env for setting in run_settings()] + list(OTHER_VARIABLES)
     for variable in os.environ if env is None else env:
         if variable.startswith(ENV_PREFIX) and variable not in valid:
@@ -315,7 +315,7 @@ def check_environment(env: Mapping[str, str] | None = None) -> None:
 def _pick(
     setting: Setting, flags: Mapping[str, Any], env: Mapping[str, str], config: Mapping[str, Any], config_name: str
 ) -> tuple[Any, SettingOrigin]:
-    """The value of a setting with its origin."""
+    """Return the value of a setting with its origin."""
     variable = env.get(setting.env) if setting.many else env.get(setting.env) or None
     sources = (
         (flags.get(setting.name), SettingOrigin(SettingSource.FLAG, f"--{setting.name}")),
@@ -328,7 +328,7 @@ def _pick(
                 return setting.parse(raw), origin
             except SpecbenchError as error:
                 if setting.panel == "Decoder options" and ":" in str(flags.get("decoder")):
-                    return raw, origin  # the option of the decoder that is run decides, be it of a user's file
+                    return raw, origin  # checked later by the decoder's option, which may be from a user's file
                 if origin.source is SettingSource.FLAG:
                     raise
                 raise SpecbenchError(f"{error.what} ({origin})", error.try_this, error.exit_code) from None

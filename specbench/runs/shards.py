@@ -1,4 +1,4 @@
-"""Which part of the images a process decodes: `--shard I/N`, or taken from its scheduler or launcher."""
+"""The part of the images that a process decodes: given by `--shard I/N`, or by its scheduler or launcher."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _TASKS = (
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
-"""Number of a task, from 0, and of all tasks, innermost launcher first: torchrun, mpirun, srun."""
+"""Variables of a task's index, from 0, and the number of tasks, innermost launcher first: torchrun, mpirun, srun."""
 _ARRAYS = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX")
 _FROM_1 = "number the array from 1: --array=1-N, -J 1-N or [1-N]"
 
 
 def plan_shard(text: str | None, env: Mapping[str, str]) -> tuple[tuple[int, int], str]:
-    """Part of a process and number of parts, and a note for the user. `text`: "2/8"; "auto": by the variables of SLURM,
-    LSF, MPI and torchrun; "auto/8": also for job arrays whose size is in no variable, such as PBS."""
+    """Return the part of a process, the number of parts, and a note for the user. `text`: "2/8"; "auto" (from variables
+    of SLURM, LSF, MPI and torchrun); "auto/8" also for job arrays without a variable for their size, such as PBS."""
     if not text:
         return (1, 1), ""
     if text == _AUTO or text.startswith(f"{_AUTO}/"):
@@ -35,18 +35,20 @@ def plan_shard(text: str | None, env: Mapping[str, str]) -> tuple[tuple[int, int
 
 
 def shard_folder(number: int, shards: int) -> str:
-    """Folder of a shard's runs inside --out, so that shards never write to the same folder."""
+    """Return the folder of a shard's runs inside --out; shards never write to the same folder."""
     return f"shard-{number}-of-{shards}" if shards > 1 else ""
 
 
 def _automatic(text: str, env: Mapping[str, str]) -> tuple[tuple[int, int], str]:
-    """The part of a task within the part of its array job."""
+    """Return the part of a task within the part of its array job."""
     size = text.partition("/")[2]
     array, task = _array(text, size, env), _task(env)
     if size and array is None:
-        raise SpecbenchError(f"--shard {text}: this is not an array job", "auto alone is for tasks of one job")
+        raise SpecbenchError(
+            f"--shard {text}: this is not an array job", "for tasks of one job, use auto without a number"
+        )
     if array is None and task is None:
-        return (1, 1), "--shard auto: no scheduler or launcher has set a part, so all images are decoded here"
+        return (1, 1), "--shard auto: no scheduler or launcher has assigned a part, so all images are decoded here"
     (job, jobs), (rank, tasks) = array or (1, 1), task or (0, 1)
     return ((job - 1) * tasks + rank + 1, jobs * tasks), ""
 
@@ -64,21 +66,21 @@ def _task(env: Mapping[str, str]) -> tuple[int, int] | None:
 
 
 def _array(text: str, size: str, env: Mapping[str, str]) -> tuple[int, int] | None:
-    """Number of a job in its array, from 1, and the array's size."""
+    """Return the number of a job in its array, from 1, and the array's size."""
     name = next((name for name in _ARRAYS if _number(env, name) is not None), None)
     number = _number(env, name) if name else None
     if number is None or (name == "LSB_JOBINDEX" and number == 0):  # LSF: no array
         return None
     if size:
         jobs, first = whole_number(size), 1
-    elif name == "SLURM_ARRAY_TASK_ID":  # if part of an array is submitted again, the count is smaller than the whole
+    elif name == "SLURM_ARRAY_TASK_ID":  # if only part of an array is resubmitted, the count is too small
         first, last = _number(env, "SLURM_ARRAY_TASK_MIN") or 0, _number(env, "SLURM_ARRAY_TASK_MAX") or 0
         jobs = _number(env, "SLURM_ARRAY_TASK_COUNT") or 0
         jobs = jobs if first in (0, 1) and last - first + 1 == jobs else 0
     else:
         jobs, first = _number(env, "LSB_JOBINDEX_END") or 0 if name == "LSB_JOBINDEX" else 0, 1
     if not first <= number < first + jobs <= MOST_SHARDS + first:
-        what = f"--shard {text}: {name}={number} does not say which part of how many"
+        what = f"--shard {text}: {name}={number} does not determine the part and the number of parts"
         raise SpecbenchError(what, f"give the size as --shard auto/N, and {_FROM_1}")
     return number - first + 1, jobs
 

@@ -15,7 +15,7 @@ from specbench.runs.settings import RUN_ORIGINS, RunSettings, decoder_settings, 
 from specbench.specs.options import SettingOrigin, SettingSource, split_list
 from specbench.system import console
 
-_MANY = 1000  # Runs that are planned without a word; each takes a millisecond
+_MANY = 1000  # Runs that are planned without a progress line; each takes a millisecond
 
 
 def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -24,7 +24,7 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
     for text in texts:
         name, _, values = text.partition("=")
         if name.strip() in axes:
-            raise SpecbenchError(f"--sweep {text}: {name.strip()} is swept twice", "list all its values once")
+            raise SpecbenchError(f"--sweep {text}: {name.strip()} is swept twice", "list all values in one --sweep")
         axes[name.strip()] = split_list(values)
     return axes
 
@@ -37,14 +37,14 @@ def sweep_plans(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -> 
     plans = []
     for chosen in sweep_values(settings, axes):
         key = tuple(chosen.value(name) for name in axes if name != "seed")
-        if key not in made or chosen.batch == "auto":  # an earlier run may have settled it
+        if key not in made or chosen.batch == "auto":  # an earlier run may have chosen the batch
             made[key] = make_plan(chosen, shared=shared)
         plans.append(replace(made[key], settings=chosen))
     return plans
 
 
 def sweep_values(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -> Iterator[RunSettings]:
-    """The settings of each combination of the axes' values, without plans; prints progress if there are many."""
+    """Yield the settings of each combination of the axes' values, without plans; print progress if there are many."""
     parsed, origin = _parsed_axes(axes), SettingOrigin(SettingSource.SWEEP)
     total = math.prod(map(len, parsed.values()))
     for number, chosen in enumerate(itertools.product(*parsed.values())):
@@ -75,8 +75,8 @@ def check_effects(settings: RunSettings, axes: Mapping[str, Sequence[object]], s
         two = sweep_values(settings, {**first, name: choices[:2]})
         first_runs, *other_runs = (_runs(make_plan(each, shared)) for each in two)
         if first_runs in other_runs:
-            what = f"--sweep {name}: changes nothing here"
-            raise SpecbenchError(what, f"--decoder sets {name} itself; omit it there")
+            what = f"--sweep {name}: its values make no difference"
+            raise SpecbenchError(what, f"--decoder already sets {name}; omit it there")
 
 
 def _runs(plan: Plan) -> tuple[object, ...]:

@@ -1,5 +1,5 @@
-"""Import of image tokens that another program has drawn, as a run like any other; what is not known of them is missing.
-They come from a file or from a serving engine at an address. A file has the columns `prompt` and `tokens`, and may have
+"""Import of image tokens that another program has drawn, as a run in which unknown values are missing. The tokens come
+from a file or from a serving engine at an address. A file has the columns `prompt` and `tokens`, and may have
 `prompt_id`, `seed`, `logp` (log p of each token), `seconds` (of the call that drew the image) and `batch` (images of
 that call)."""
 
@@ -65,8 +65,8 @@ class _Image:
     request: Request
     tokens: np.ndarray
     logp: np.ndarray
-    seconds: float | None  # of its call
-    batch: int | None  # images of its call
+    seconds: float | None  # duration of its call
+    batch: int | None  # number of images of its call
     seed: int = 0
 
     @property
@@ -77,26 +77,28 @@ class _Image:
 def import_run(
     source: str, program: str | None, flags: Mapping[str, object], out: Path, ids: str | None, served: str | None
 ) -> Path:
-    """Make a run of the tokens in a file, or of the tokens that an engine at an address draws now; see
+    """Make a run from tokens in a file, or from tokens that an engine at an address draws now; see
     `specbench.import_tokens`."""
     by_address = source.startswith(("http://", "https://"))
     names = OF_ENGINES if by_address else OF_TOKENS
     if others := sorted(OF_ENGINES.intersection(flags) - names):
-        raise SpecbenchError(f"--{others[0]} is for the address of an engine", f"omit it: {source} is read as a file")
+        raise SpecbenchError(f"--{others[0]} requires the address of an engine", f"omit it; {source} is read as a file")
     settings = merge(run_settings(names), flags, env={})
     if by_address:
         if ids:
-            raise SpecbenchError(f"ids {ids}: an engine is asked for ids of the model's vocabulary", "omit it")
+            raise SpecbenchError(f"--ids {ids}: an engine always returns ids of the model's vocabulary", "omit --ids")
         return run_of_engine(source, program, settings, out, served)
     if not program or served:
-        raise SpecbenchError("tokens in a file are of a program", "--program 'NAME VERSION', and no --served")
+        raise SpecbenchError(
+            "the program of the tokens in a file is missing", "--program 'NAME VERSION', and no --served"
+        )
     return run_of_tokens(Path(source), program, settings, out, ids)
 
 
 @PinnedTorch(False)
 def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, ids: str | None = None) -> Path:
-    """Make a run of the tokens of a file, and return its folder; images that are stored there already are skipped.
-    `program`: label of the run; `settings`: those of `OF_TOKENS`; `ids`: one of `ID_KINDS`, None for the kind that
+    """Make a run of the tokens of a file, and return its folder; images that are already stored are skipped.
+    `program`: label of the run; `settings`: named in `OF_TOKENS`; `ids`: one of `ID_KINDS`, or None for the kind that
     fits."""
     model, columns = plan_model(settings), _columns(path)
     prompts, requests = _requests(path, columns, settings)
@@ -130,18 +132,18 @@ def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, id
 def run_of_engine(
     address: str, program: str | None, settings: RunSettings, out: Path, served: str | None = None
 ) -> Path:
-    """Let a serving engine draw the images of a prompt set, `batch` at once, and return the folder of their run. An
-    image is stored as it comes, and those that are stored are not drawn again.
+    """Let a serving engine draw the images of a prompt set, `batch` at a time, and return the run's folder. Images are
+    stored as they arrive; stored images are not drawn again.
 
     Args:
         address: as http://127.0.0.1:8000; see `specbench.runs.engine`.
-        program: label of the run; the name and the version that answer if None.
-        settings: those of `OF_ENGINES`.
-        served: the name that the engine has for the model, if it is not the checkpoint's.
+        program: label of the run; if None, the name and version that the engine returns.
+        settings: named in `OF_ENGINES`.
+        served: the engine's name for the model, if it is not the checkpoint's.
     """
     model, batch = plan_model(settings), settings.batch
     if batch == "auto":
-        raise SpecbenchError("--batch auto: the engine's memory is not known here", "name a number")
+        raise SpecbenchError("--batch auto: the engine's memory is unknown", "give a number")
     prompts = load_prompts(str(settings.prompts))
     chosen = select(prompts, settings.limit)
     model.check_prompts(chosen)
@@ -188,9 +190,9 @@ def _claimed(
     tokens_sha256: str,
     batch: int,
 ) -> RunSpec:
-    """The run of another program's tokens, with the sampling that it claims."""
+    """Return the spec of a run of another program's tokens, with the sampling that it claims."""
     if not program.strip() or not program.isprintable():
-        raise SpecbenchError(f"--program {program!r}: no name", "name and version of what drew the tokens")
+        raise SpecbenchError(f"--program {program!r}: not a name", "give name and version of the program")
     dtype, _, _ = compiler.settle_precision(settings.dtype, model.dtype, "off", settings.device)
     return RunSpec(
         model=model.name,
@@ -211,7 +213,7 @@ def _claimed(
 def _begin(
     store: RunStore, spec: RunSpec, model: ModelFacts, images: Mapping[Key, _Item], **facts: object
 ) -> list[_Item]:
-    """Open a locked run for images, and return those that it lacks. `facts`: further fields of `run.json`."""
+    """Open a locked run, and return the images that it lacks. `facts`: further fields of `run.json`."""
     claim = ", ".join(f"{name} {plain(value)}" for name, value in spec.content()["sampling"].items())
     console.say(f"claimed: {claim}, {spec.dtype} (--cfg, --temperature, --top-k, --top-p, --dtype)")
     where = {
@@ -224,12 +226,12 @@ def _begin(
     done = store.completed() & images.keys()
     if done:
         there = "all" if len(done) == len(images) else f"{len(done)} of"
-        console.say(f"{store.folder.name}: {there} {console.counted(len(images), 'image')} were there")
+        console.say(f"{store.folder.name}: {there} {console.counted(len(images), 'image')} already stored")
     return [image for key, image in images.items() if key not in done]
 
 
 def _tell_copies(images: Sequence[np.ndarray]) -> None:
-    """Warn of images that are exact copies, for example in a file to which a second call has appended."""
+    """Warn of images that are exact copies, for example because a second call has appended to the file."""
     if copies := copies_among(images):
         shown = [f"image {number + 1} of {first + 1}" for number, first in list(copies.items())[:3]]
         more = ", ..." * (len(copies) > len(shown))
@@ -238,17 +240,17 @@ def _tell_copies(images: Sequence[np.ndarray]) -> None:
 
 
 def _tables(model: ImageModel) -> dict[str, np.ndarray]:
-    """The ids of stream tokens by their kind, which may be one or both of `ID_KINDS`."""
+    """Return the ids of stream tokens by kind: one or both of `ID_KINDS`."""
     codes = np.arange(model.layout.vocab)
     ids = getattr(model, "table_ids", lambda tokens: tokens)(torch.from_numpy(codes).to(model.device)).cpu().numpy()
     return {"codes": codes} if np.array_equal(ids, codes) else {"codes": codes, "model": ids}
 
 
 def read_stream(images: Sequence[np.ndarray], model: ImageModel, path: Path | str, ids: str | None) -> list[np.ndarray]:
-    """The stream tokens [N] of images, from ids of either kind, with or without those that the grammar forces."""
+    """Return the stream tokens [N] of images, from ids of either kind, with or without forced grammar tokens."""
     layout, tables = model.layout, _tables(model)
     if ids not in (None, *tables):
-        raise SpecbenchError(f"--ids {ids}: the ids of this model are its codebook's", "omit it")
+        raise SpecbenchError(f"--ids {ids}: the ids of this model are codebook indices", "omit it")
     tables = tables if ids is None else {ids: tables[ids]}
     streams: dict[str, list[np.ndarray]] = {}
     problems: list[tuple[float, str]] = []
@@ -268,10 +270,10 @@ def read_stream(images: Sequence[np.ndarray], model: ImageModel, path: Path | st
 
 
 def _stream(image: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str) -> np.ndarray | tuple[float, str]:
-    """Stream tokens of one image, or the share of its ids that fit and the problem."""
+    """Return the stream tokens of an image, or the share of its ids that fit, with the problem."""
     forced, free = np.array(layout.forced), layout.free_slots()
     if len(image) not in (layout.length, len(free)):
-        whole = f", or {layout.length:,} with those that close its rows" if layout.length != len(free) else ""
+        whole = f", or {layout.length:,} with row ends" if layout.length != len(free) else ""
         return 0.0, f"{len(image):,} tokens, but an image of the model has {len(free):,}{whole}"
     slots = np.arange(layout.length) if len(image) == layout.length else np.array(free)
     order = np.argsort(table, kind="stable")
@@ -295,7 +297,7 @@ def _stream(image: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str
 
 
 def _columns(path: Path) -> dict[str, list]:
-    """Columns of a file, as lists with one entry per image."""
+    """Read the columns of a file, as lists with one entry per image."""
     readers = {".parquet": _parquet, ".npz": _npz, ".jsonl": _json_lines, ".ndjson": _json_lines}
     if (read := readers.get(path.suffix.lower())) is None:
         raise SpecbenchError(f"{path}: unknown suffix '{path.suffix}'", f"valid: {', '.join(readers)}")
@@ -304,14 +306,14 @@ def _columns(path: Path) -> dict[str, list]:
         columns = read(path)
         if others := [name for name in columns if name not in _COLUMNS]:
             unread = console.one_line(", ".join(others), 200)
-            console.say(f"{path.name}: not read: {unread} (columns that are: {', '.join(_COLUMNS)})")
+            console.say(f"{path.name}: ignored columns: {unread} (known columns: {', '.join(_COLUMNS)})")
         columns = {name: columns[name] for name in _COLUMNS if name in columns}
         if scalars := [name for name, values in columns.items() if not isinstance(values, list)]:
             raise ValueError(f"'{scalars[0]}' is one value")
     lengths = set(map(len, columns.values()))
     if missing := [name for name in _COLUMNS[:2] if name not in columns]:
         what = f"has no column '{missing[0]}'" if any(lengths) else f"holds none of the columns {', '.join(_COLUMNS)}"
-        raise SpecbenchError(f"{path} {what}", "'prompt' and 'tokens' are needed, an entry an image")
+        raise SpecbenchError(f"{path} {what}", "'prompt' and 'tokens' are required, with one entry per image")
     if len(lengths) != 1 or not any(lengths):
         raise SpecbenchError(f"{path} holds no images, or columns of different lengths")
     return columns
@@ -341,7 +343,7 @@ def _json_lines(path: Path) -> dict[str, list]:
         with blaming(path, f"cannot be read: line {number} is no JSON ({{}})"):
             rows += [parse_json(line)] if line.strip() else []
     if not all(isinstance(row, dict) for row in rows):
-        raise ValueError("an image is one object a line")
+        raise ValueError("each line must be one object")
     names = dict.fromkeys(chain.from_iterable(rows))
     return {name: [row.get(name) for row in rows] if name in _COLUMNS else [] for name in names}
 
@@ -354,11 +356,11 @@ def _whole(path: Path, row: int, tokens: object) -> np.ndarray:
 
 
 def _requests(path: Path, columns: Mapping[str, list], settings: RunSettings) -> tuple[PromptSet, list[Request]]:
-    """The images' prompts in the requested set, else in a set made of them; samples are counted per prompt."""
+    """Find the images' prompts in the requested set, else in a set made of them; samples are counted per prompt."""
     texts, named = columns["prompt"], columns.get("prompt_id") or [None] * len(columns["prompt"])
     for row, text in enumerate(texts):
         if not isinstance(text, str):
-            raise SpecbenchError(f"{path}: image {row + 1}: its prompt is no text")
+            raise SpecbenchError(f"{path}: image {row + 1}: its prompt is not text")
     if settings.is_given("prompts"):
         prompts = load_prompts(str(settings.prompts))
     else:
@@ -375,7 +377,7 @@ def _requests(path: Path, columns: Mapping[str, list], settings: RunSettings) ->
     for row, (text, name) in enumerate(zip(texts, named, strict=True)):
         prompt = by_text.get(text.strip()) if name is None else by_id.get(str(name))
         if prompt is None or prompt.text.strip() != text.strip():
-            raise SpecbenchError(f"{path}: image {row + 1}: '{text:.60}' is no prompt of '{prompts.name}'")
+            raise SpecbenchError(f"{path}: image {row + 1}: '{text:.60}' is not a prompt of '{prompts.name}'")
         requests.append(Request.of(prompt, samples[prompt.id]))
         samples[prompt.id] += 1
     return prompts, requests
@@ -404,8 +406,8 @@ def _image(columns: Mapping[str, list], row: int, request: Request, tokens: np.n
 
 
 def _alone(images: Sequence[_Image]) -> list[_Image]:
-    """Images with their `batch`: 1 if the file has none, unless other images have the same `seconds` and so probably
-    shared a call. A `batch` that is not the number of images with the same `seconds` is unknown."""
+    """Return images with their `batch`. If the file has none, it is 1, unless other images have the same `seconds` and
+    so probably shared a call. If it does not match the number of images with the same `seconds`, it is unknown."""
     alike = Counter(image.seconds for image in images)
 
     def known(image: _Image) -> bool:
@@ -420,19 +422,19 @@ def _alone(images: Sequence[_Image]) -> list[_Image]:
 
 
 def _say_times(images: Sequence[_Image]) -> None:
-    """Report the latency, and which images have none because their calls drew several."""
+    """Report the latency, and the images without a latency because their calls drew several."""
     if times := [image.latency_ms for image in images if image.latency_ms]:
-        console.say(f"'seconds': {console.duration(float(np.median(times)) / 1e3)} an image (median)")
+        console.say(f"'seconds': {console.duration(float(np.median(times)) / 1e3)} per image (median)")
     if known := [image.seconds / image.batch for image in images if image.seconds and (image.batch or 1) > 1]:
         pace = console.duration(float(np.median(known)))
-        console.say(f"'seconds': {pace} an image (median) of {len(known)} that shared a call: no latency")
+        console.say(f"'seconds': {pace} per image (median) of {len(known)} that shared a call: no latency")
     if unknown := sum(image.batch is None for image in images):
         what = f"'seconds': {console.counted(unknown, 'image')} of calls with an unknown number of images: no latency"
-        console.say(f"{what} (a column 'batch' is the number, 1 for an image alone)")
+        console.say(f"{what} (add a column 'batch': images per call)")
 
 
 def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: RunStore) -> None:
-    """Render images, and store them at once; values that were not measured are missing in their rows."""
+    """Render images and store them together; values that were not measured are missing in their rows."""
     tokens = torch.from_numpy(np.stack([image.tokens for image in images])).long().to(model.device)
     with PinnedTorch():
         pictures = drawn(model, tokens, [image.request for image in images], spec.decoder, spec.seed)
@@ -442,7 +444,7 @@ def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: Ru
         if place:
             files[place] = pixels
         unknown = np.full(len(image.tokens), np.nan, np.float32)
-        whole_ms = image.seconds and image.batch and 1e3 * image.seconds  # another program's time has no parts
+        whole_ms = image.seconds and image.batch and 1e3 * image.seconds  # the time of another program has no parts
         rows.append(
             base_row(image.request, image.seed, now())
             | {"status": "ok", "image": place, "batch": image.batch or 1, "target_ms": whole_ms}

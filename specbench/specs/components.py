@@ -23,9 +23,9 @@ COMPONENT_KINDS = {
     "refine": "refinement of unverified draft tokens",
 }
 """Description of each kind of component, for help texts."""
-ANY_TAIL = "any-tail"  # Option that lets a verifier that looks ahead keep drafts, which is lossy
+ANY_TAIL = "any-tail"  # Option that lets a verifier keep drafts at which it has looked ahead, which is lossy
 WRITTEN = tomllib.loads(Path(__file__).with_name("decoders.toml").read_text(encoding="utf-8"))
-"""Components, options, papers, presets and EAGLE-1's static draft trees, as written down."""
+"""Contents of `decoders.toml`: components, options, papers, presets and EAGLE-1's static draft trees."""
 NAMED_TREES: Mapping[str, str] = WRITTEN["tree"]
 
 
@@ -51,11 +51,11 @@ def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 BRANCHING = {"tree", "siblings", "paths"}
-"""Options that make drafts branch; `eagle-paths.paths` does not, because only one of its paths is verified."""
+"""Options that make drafts branch. `eagle-paths.paths` does not, because only a single path is verified."""
 
 
 def _is_chain(option: str) -> Callable[[Mapping[str, object]], bool]:
-    """Return a test whether drafts form a chain: `option` is 1, or a tree of first children only."""
+    """Return a test of whether drafts form a chain: `option` is 1, or is a tree of only first children."""
     if option == "tree":
         return lambda values: not set("".join(node_paths(str(values["tree"])))) - {"0"}
     return lambda values: values[option] == 1
@@ -87,8 +87,8 @@ DRAFTERS, VERIFIERS = CHOICES["drafter"], CHOICES["verifier"]
 
 
 def columns_fed(options: Mapping[str, object]) -> int:
-    """Columns of a full target forward with these decoder options: the window, its siblings and further paths, or a
-    tree and the tokens skipped before it. For decoders of several image rows: the columns of a single row."""
+    """Return the columns of a full target forward with these decoder options: the window, its siblings and further
+    paths, or a tree and the tokens skipped before it. For decoders of several image rows: columns of a single row."""
     if "tree" in options:
         nodes = node_paths(str(options["tree"]))
         leaves = [len(path) for path in nodes if path + "0" not in nodes]

@@ -1,4 +1,4 @@
-"""Options, typed and validated values with a default and a help text, and components, which bring options to a decoder.
+"""Options (typed and validated values with a default and a help text), and components, which add options to a decoder.
 
 Importing this never imports torch.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from specbench import names
 from specbench.errors import SpecbenchError
 
-ENV_PREFIX = "SPECBENCH_"  # Of the environment variables of settings
+ENV_PREFIX = "SPECBENCH_"  # Prefix of the environment variables of settings
 
 
 class SettingSource(StrEnum):
@@ -35,7 +35,7 @@ class SettingSource(StrEnum):
 
 @dataclass(frozen=True)
 class SettingOrigin:
-    """Where a setting's value came from; `detail`: which flag, variable, file, model or publication."""
+    """Origin of a setting's value. `detail`: the flag, variable, file, model or publication."""
 
     source: SettingSource
     detail: str = ""
@@ -62,8 +62,8 @@ class Option:
     choices: tuple[str, ...] = ()  # the accepted values; empty if there is no list
     check: Callable[[str], object] | None = None  # raises a SpecbenchError for a value it does not accept
     reads: Callable[[str], str] | None = None  # normalises the spelling of a value
-    outside: str = ""  # hint for a number outside the bounds; the help if empty
-    # whether runs were stored before it existed: specs then omit it at its default value, so that run ids stay
+    outside: str = ""  # hint for a number outside the bounds; if empty, the help is the hint
+    # whether runs were stored before it existed; specs then omit its default value, so that run ids do not change
     later: bool = False
 
     @property
@@ -108,7 +108,7 @@ class Setting(Option):
     unset: str = ""  # source of the value when it is not set, for example "the model"; empty when `default` applies
     many: bool = False  # may be repeated, and accepts lists separated by commas
     words: tuple[str, ...] = ()  # extra words accepted in addition to the type, for example "auto" for a number
-    # options with the same name of other decoders; the value stays text until a decoder parses it
+    # options of other decoders with the same name; the value stays text until a decoder parses it
     others: tuple[Option, ...] = ()
 
     @property
@@ -141,7 +141,7 @@ class Setting(Option):
 
 
 class Options(dict[str, Any]):
-    """Values of a decoder's options by name, sorted; hashable, since nothing changes them."""
+    """Values of a decoder's options by name, sorted; hashable, because they never change."""
 
     def __init__(self, values: Mapping[str, Any] = MappingProxyType({})):
         super().__init__(sorted(values.items()))
@@ -150,11 +150,11 @@ class Options(dict[str, Any]):
         return hash(tuple(self.items()))
 
     def __repr__(self) -> str:
-        return repr(tuple(self.items()))  # part of the keys of compiled code that is kept
+        return repr(tuple(self.items()))  # part of the keys of stored compiled code
 
 
 def split_list(text: str) -> list[str]:
-    """Split at commas; a part that contains a comma is quoted."""
+    """Split at commas; quotes enclose a part that contains a comma."""
     parts = next(csv.reader([text], skipinitialspace=True)) if '"' in text and text.isprintable() else text.split(",")
     return [part.strip() for part in parts if part.strip()]
 
@@ -175,13 +175,13 @@ class Component:
     lossless: bool = True  # whether the joint distribution of the image tokens equals AR sampling
     only_with: tuple[str, ...] = ()  # components of other kinds it requires; empty if it combines with all
     ignores: tuple[str, ...] = ()  # component kinds that have no effect with it
-    loop: str = "specbench.decoding.loop:Loop"  # "module:attribute" of the decode loop that runs it; of drafters only
+    loop: str = "specbench.decoding.loop:Loop"  # "module:attribute" of the decode loop that runs it; only for drafters
     head_kind: str = ""  # kind of draft head that a drafter uses, if it is not the drafter's name
-    # whether the drafts form a chain with these option values; of drafters only
+    # whether the drafts form a chain with these option values; only for drafters
     is_chain: Callable[[Mapping[str, object]], bool] = lambda values: True
-    # whether the number of accepted drafts depends on the drafts after them; of verifiers only
+    # whether the number of accepted drafts depends on the drafts after them; only for verifiers
     looks_ahead: bool = False
-    # whether every unverified draft is redrawn, independently of the slot's draft and noise; of refinements only. A
+    # whether every unverified draft is redrawn, independently of the slot's draft and noise; only for refinements. A
     # verifier that looks ahead is lossless only with such a refinement.
     redraws: bool = False
     # memory in addition to the target, see `decoders.toml`
@@ -195,7 +195,7 @@ class Component:
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Height and width in pixels of a size written WIDTHxHEIGHT."""
+    """Parse WIDTHxHEIGHT to height and width in pixels."""
     if not (sides := re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)):
         raise SpecbenchError(f"--size {text}: not WIDTHxHEIGHT", "for example --size 768x512")
     return int(sides[2]), int(sides[1])

@@ -2,7 +2,7 @@
 
 `resolve("gsd", {"G": 50})` merges a preset with the caller's options into a frozen `DecoderSpec` and rejects unknown
 options by name. `published` reads `published.toml`: values that papers and their code state for a decoder on a model.
-Presets of plug-ins and of user modules join them. Importing this never imports torch.
+Plug-ins and user modules add presets. Importing this never imports torch.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DecoderSpec:
 
     @property
     def biased_elsewhere(self) -> bool:
-        """Whether it may be lossy for other reasons than its acceptance probability, as plug-in components may be."""
+        """Whether it may be lossy for reasons other than its acceptance probability, as plug-in components may be."""
         if self.lossless:
             return False
         if unknown := [kind for kind in CHOICES if getattr(self, kind) not in CHOICES[kind]]:
@@ -82,7 +82,7 @@ class DecoderSpec:
 
 
 def _built_in() -> dict[str, Preset]:
-    """Presets of `decoders.toml`; components that they do not name are SJD's."""
+    """Return the presets of `decoders.toml`; a component that a preset does not name is SJD's."""
     sjd = {"drafter": "jacobi", "init": "uniform", "verifier": "exact", "residual": "standard", "refine": "resample"}
     return {
         name: Preset(
@@ -121,18 +121,18 @@ def resolve(name: str, overrides: Mapping[str, object] | None = None) -> Decoder
 
 
 def choices_of(preset: Preset, overrides: Mapping[str, object]) -> dict[str, str]:
-    """The preset's components, replaced by those among `overrides`."""
+    """Return the preset's components, replaced by the components in `overrides`."""
     choices = dict(preset.choices)
     for kind in CHOICES.keys() & overrides.keys():
         choices[kind] = read_name(kind, str(overrides[kind]), CHOICES[kind])
     if preset.choices["drafter"] == "none" != choices["drafter"]:
-        what = f"decoder '{preset.name}' drafts nothing: --drafter {choices['drafter']} contradicts it"
+        what = f"decoder '{preset.name}' has no drafts, which excludes --drafter {choices['drafter']}"
         raise SpecbenchError(what, "start from a preset that drafts, such as sjd")
     return choices
 
 
 def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict[str, Option]:
-    """Options of the preset (with `choices` applied) and their defaults."""
+    """Return the options of the preset (with `choices` applied) with their defaults."""
     options = {option.name: option for part in _components(choices or preset.choices) for option in part.options}
     return {
         name: Option(**{**vars(option), "default": preset.defaults.get(name, option.default)})
@@ -159,8 +159,8 @@ def define_decoder(
         options: arguments of the component after the context, with their defaults, for example `power=0.5`.
 
     Returns:
-        A decorator that returns the class (or the function of a residual distribution), which is identified by module
-        and name. Runs store a digest of its source, so that a changed source makes another run.
+        A decorator that returns the class (or, for a residual, the function), which is identified by module and name.
+        Runs store a digest of its source, so that a changed source makes another run.
 
     Raises:
         SpecbenchError: a name that is taken, an unknown kind or decoder, or an option of another type.
@@ -186,18 +186,18 @@ def define_decoder(
 _Part = TypeVar("_Part", bound=Callable[..., object])
 _defined: set[str] = set()  # Names of decoders that `define_decoder` made
 _imported: dict[str, str] = {}
-"""Names of the decoders of user modules, by reference; a module and its decoder may have the same name."""
+"""Decoder names of user modules, by reference; a module and its decoder may have the same name."""
 
 
 def decoder_name(reference: str) -> str:
-    """Name of a decoder as in the catalogue, or as typed if there is none; "package.module:NAME" imports and registers
-    that preset first."""
+    """Return the catalogue's name of a decoder, or the typed name if it is unknown. "package.module:NAME" first imports
+    and registers that preset."""
     if ":" not in reference:
         fitting = names.fitting(reference, PRESETS, "decoder", _cited())
         return fitting[0] if len(fitting) == 1 else reference
     name, _, rest = reference.partition(":")
     loaded = reference in _imported or name in sys.modules
-    if name in PRESETS and not loaded and name not in _imported.values():  # a file's decoder may have the file's name
+    if name in PRESETS and not loaded and name not in _imported.values():  # a decoder may have the name of its file
         meant = f"did you mean {name}:{rest.replace(':', '=')}?" if ":" in rest else f"for example {name}:window=16"
         raise SpecbenchError(f"decoder '{reference}': an option is written NAME=VALUE", meant)
     preset = load_user_object(reference, "decoder")
@@ -205,7 +205,7 @@ def decoder_name(reference: str) -> str:
         raise SpecbenchError(f"decoder '{reference}' is a {type(preset).__name__}, not a specbench Preset")
     if unfit := _unfit(preset):
         raise SpecbenchError(f"decoder '{reference}': {unfit}", "specbench list components")
-    again = _imported.get(reference) == preset.name  # perhaps reloaded
+    again = _imported.get(reference) == preset.name  # its module may be reloaded
     if not again and PRESETS.setdefault(preset.name, preset) is not preset:
         raise SpecbenchError(f"decoder '{reference}' is called '{preset.name}', which is already taken")
     PRESETS[preset.name], _imported[reference] = preset, preset.name
@@ -213,7 +213,7 @@ def decoder_name(reference: str) -> str:
 
 
 def _unfit(preset: Preset) -> str:
-    """Error in a user's combination of components, or an empty string."""
+    """Return the error in a user's combination of components, or an empty string."""
     missing = [f"its choices lack '{kind}'" for kind in CHOICES if kind not in preset.choices]
     unknown = (
         f"there is no {kind} '{part}'" for kind, part in preset.choices.items() if part not in CHOICES.get(kind, ())
@@ -222,14 +222,14 @@ def _unfit(preset: Preset) -> str:
 
 
 def decoder_code(decoder: DecoderSpec) -> Code | None:
-    """Code of the decoder's components and preset from outside specbench, if any."""
+    """Return the code outside specbench of the decoder's components and preset, if any."""
     parts = [CHOICES[kind][getattr(decoder, kind)] for kind in CHOICES]
     presets = [reference for reference, name in _imported.items() if name == decoder.name]
     return code_of([*(part.target for part in parts), DRAFTERS[decoder.drafter].loop, *presets])
 
 
 def require_decoders(pieces: Sequence[str]) -> None:
-    """Refuse misspelt names of decoders before anything else is loaded; the rest is read with the options."""
+    """Reject misspelt names of decoders before anything else is loaded; the rest is checked with the options."""
     for piece in pieces:
         name, colon, rest = piece.split(",")[0].partition(":")
         plain = not colon or ("=" in rest and ":" not in rest)  # not a plug-in as package.module:NAME
@@ -250,7 +250,7 @@ def add_plugin_decoders() -> None:
 
 
 def _cited() -> dict[str, list[str]]:
-    """Names of the paper of each decoder: its title, its short name, its number on arXiv."""
+    """Return names of each decoder's paper: title, short name, arXiv number."""
     return {name: _names_in(preset.paper) for name, preset in PRESETS.items()}
 
 
@@ -260,7 +260,7 @@ def _names_in(paper: str) -> list[str]:
 
 
 def _kinds(choices: Mapping[str, str]) -> list[str]:
-    """Component kinds in effect: some drafters ignore others."""
+    """Return the component kinds in effect, because some drafters ignore other kinds."""
     return [kind for kind in CHOICES if kind not in DRAFTERS[choices["drafter"]].ignores]
 
 
@@ -269,7 +269,7 @@ def _components(choices: Mapping[str, str]) -> list[Component]:
 
 
 def _check_fit(name: str, choices: Mapping[str, str]) -> None:
-    """Reject a component without a component that it requires."""
+    """Reject a component if a component that it requires is missing."""
     for kind in _kinds(choices):
         needed = CHOICES[kind][choices[kind]].only_with
         others = {choices[other] for other in _kinds(choices) if other != kind}
@@ -280,12 +280,14 @@ def _check_fit(name: str, choices: Mapping[str, str]) -> None:
 
 
 def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str, object]) -> None:
-    """Reject a verifier that looks ahead if a later draft outlives the step, or if drafts branch."""
+    """Reject a verifier that looks ahead if a later draft is kept after the step, or if drafts branch."""
     if not _looks_ahead(choices):
         return
     verifier, refine = choices["verifier"], choices["refine"]
     if not DRAFTERS[choices["drafter"]].is_chain(values):
-        what = f"decoder '{name}': --verifier {verifier} verifies a chain of drafts, and this drafter's branch"
+        what = (
+            f"decoder '{name}': --verifier {verifier} verifies a chain of drafts, but the drafts of this drafter branch"
+        )
         raise SpecbenchError(what, "use --drafter jacobi, or eagle with --tree chain")
     if not CHOICES["refine"][refine].redraws and not values.get(ANY_TAIL):
         raise SpecbenchError(
@@ -296,7 +298,7 @@ def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str
 
 
 def _keeps_seen_drafts(choices: Mapping[str, str]) -> bool:
-    """Whether drafts that a verifier looks at before it decides outlive the step, which biases it."""
+    """Return whether drafts are kept after the step although the verifier looked at them, which biases the images."""
     return _looks_ahead(choices) and not CHOICES["refine"][choices["refine"]].redraws
 
 
@@ -317,15 +319,15 @@ def _published_entries() -> dict[str, list[dict[str, Any]]]:
 
 
 def published(decoder: str, model: str, kind: str = "options") -> dict[str, Published]:
-    """Published values of a decoder on a model, by the name of the setting. `kind`: "options", which a run takes by
-    default (components among them), or "shared", which it does not."""
+    """Return published values of a decoder on a model, by the name of the setting. `kind`: "options" (also components),
+    which a run uses by default, or "shared", which a run does not use."""
     entries = _published_entries()["entry"]
     here = [entry for entry in entries if decoder in entry["decoders"] and model in entry["models"]]
     return {name: Published(value, entry["source"]) for entry in here for name, value in entry.get(kind, {}).items()}
 
 
 def printed_acceptances(head: str) -> list[tuple[float, str, str]]:
-    """Published tokens per step of exact decoders with a kind of draft head ("eagle", or "vertical" for heads in two
-    dimensions), each with its model and source."""
+    """Return published tokens per step of exact decoders with a kind of draft head ("eagle", or "vertical" for heads in
+    two dimensions), each with its model and source."""
     entries = [entry for entry in _published_entries()["acceptance"] if entry["head"] == head]
     return [(entry["tokens_per_step"], entry["model"], entry["source"]) for entry in entries]

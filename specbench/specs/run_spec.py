@@ -12,19 +12,19 @@ from specbench.specs.options import Setting
 from specbench.specs.presets import DecoderSpec
 
 Mode = Literal["latency", "throughput"]
-"""Purpose of a run: one image at a time, alone on the device; or as many images as possible in an hour."""
+"""Purpose of a run: one image at a time on an exclusive device, or as many images per hour as possible."""
 
 
 def _sampling(default: float | None, name: str, help: str, metavar: str, off: float, **bounds: Any) -> Any:
-    """A field of `Sampling` with its setting; `off`: value of the setting that has no effect."""
+    """Make a field of `Sampling` with its setting. `off`: value of the setting that has no effect."""
     setting = Setting(name, off, help, panel="Sampling", metavar=metavar, unset="the model", **bounds)
     return field(default=default, metadata={"setting": setting})
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters: target distribution p from logits, in this order: guidance, temperature, top-k, top-n-sigma,
-    top-p, min-p; all float32. A filter that is None is off. top_k, top_p: ties are kept.
+    """Sampling parameters, from logits to the target distribution p. Order: guidance, temperature, top-k, top-n-sigma,
+    top-p, min-p, all in float32. A filter that is None is off. top_k and top_p keep ties.
 
     Attributes:
         guidance: classifier-free guidance scale s in u + s (c - u); 1 runs the conditional rows only.
@@ -37,7 +37,7 @@ class Sampling:
         "classifier-free guidance scale; 1 disables guidance", "X", 1.0, minimum=0.0, maximum=1e4)
     temperature: float = _sampling(1.0, "temperature",
         "sampling temperature, applied after guidance", "X", 1.0, minimum=1e-6, maximum=1e4,
-        outside="--top-k 1 takes the most probable token every time, as temperature 0 would")
+        outside="use --top-k 1: it always takes the most probable token, as temperature 0 would")
     top_k: int = _sampling(0, "top-k",
         "sample from the K most probable tokens; 0 disables the filter", "K", 0, minimum=0)
     top_p: float = _sampling(1.0, "top-p",
@@ -61,13 +61,13 @@ SAMPLING: Mapping[str, Setting] = {part.name: part.metadata["setting"] for part 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Full specification of a run; two runs are the same iff their `digest` agrees. On a GPU, the digest leaves out the
-    device index and the threads of the host.
+    """Full specification of a run; two runs are the same if and only if their digests agree. On a GPU, the digest omits
+    the device index and the threads of the host.
 
     `prompts` is a set's name or a file; `prompts_sha256` its content. `head_sha256` is the digest of the draft head's
     files, None for decoders without a head; `decoder_code` and `model_code` are digests of code outside specbench
     (`specbench.system.foreign_code`). `mode` is "throughput" if images decoded one at a time shared the machine with
-    other workers, so that no latency is measured, else None. `compiled` is True if the target's steps were compiled,
+    other workers (no latency is measured), else None. `compiled` is True if the target's steps were compiled,
     else None. `tokens_sha256` is the digest of the file with another program's tokens. The generated ids, their order
     and the workers are not part of the spec: rows are addressed by (prompt id, sample).
     """
@@ -96,14 +96,14 @@ class RunSpec:
         return self.batch == 1 and self.mode is None
 
     def content(self) -> dict[str, object]:
-        """Nested dicts of the spec, without unset fields."""
+        """Return nested dicts of the spec, without unset fields."""
         return _given(self) | {
             "decoder": {**vars(self.decoder), "options": list(self.decoder.options.items())},
             "sampling": _given(self.sampling),
         }
 
     def identity(self) -> dict[str, object]:
-        """`content` without settings that may differ between the invocations of a run."""
+        """Return `content` without settings that may differ between the invocations of a run."""
         content = self.content()
         if self.device.startswith("cuda"):
             content["device"] = "cuda"
@@ -121,8 +121,8 @@ class RunSpec:
 
     @property
     def earlier_ids(self) -> tuple[str, ...]:
-        """Ids in the formats of earlier versions (with the preset's name only; on a GPU with its name and the CPU
-        threads); the run's folder may have one of these names."""
+        """Ids in formats of earlier versions, which the run's folder may have: with only the preset's name; on a GPU
+        with its name and the CPU threads."""
         before = _hashed(self.content())
         return (
             _as_id(self.model, self.decoder.name, self.digest),

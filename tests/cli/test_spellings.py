@@ -192,7 +192,7 @@ ANSWERED = {
     "--num-images 8": "--samples", "--num-prompts 3": "--limit", "--seeds 1,2,3": "--sweep seed=1,2,3",
     "--max_num_new_tokens 16": "--window", "--checkpoint DIR": "--weights", "--drafter-path DIR": "--head",
     "--resume": "stored images are always kept", "--output json": "--out", "--metrics clip": "specbench score",
-    "--to x.md": "specbench", "--max-tokens 10": "as its size gives", "--config_path x": "--config x",
+    "--to x.md": "specbench", "--max-tokens 10": "its number of tokens", "--config_path x": "--config x",
     "--vq_model x": "--weights", "--model-dir x": "--weights", "--assistant-model x": "--head",
     "--frobnicate": "--help all",
 }  # fmt: skip

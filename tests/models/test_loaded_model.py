@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_one_line(network):
         with pytest.raises(SpecbenchError, match=line):
             specbench.decode(network, "a cup", **given | wrong)
     for no_model in (None, "gpt2"):
-        with pytest.raises(SpecbenchError, match="is no network and no ImageModel"):
+        with pytest.raises(SpecbenchError, match="is neither a network nor an ImageModel"):
             specbench.decode(no_model, "a cup", **given)
     with pytest.raises(SpecbenchError, match="GG"):
         decoded(network, "gsd", GG=3)

@@ -126,7 +126,7 @@ def test_a_second_stage_wants_a_run_of_a_first_one(cli, tmp_path):
     (run,) = tmp_path.glob("shapes-ar-*")
     second = "run", "--model", "tar-dtok-256", "--random-weights", "--scale", "tiny", *out
     for arguments, problem in (
-        ((), "whose prompts are the images"),
+        ((), "its prompts are the images"),
         (("--prompts", run), "is not a run of a model with a second"),
     ):
         refused = cli(*second, *arguments)

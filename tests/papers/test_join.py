@@ -343,7 +343,7 @@ def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):
     assert "default-src 'none'" in text and text.count("sha256-") == text.count("<script>") == 2
     assert "data-chart" not in render_tables([join(TABLE, {})], "html"), "a table has no plot"
     nothing = render_tables([join(replace(silent, maps=("top1",)), {})], "html")
-    assert "is not drawn: the paper prints no numbers for it" in nothing and "No map of top-1 of p" in nothing
+    assert "is not drawn: neither the paper nor a run has numbers" in nothing and "No map of top-1 of p" in nothing
     assert "not drawn" not in text and "No map" not in text
 
 

@@ -159,7 +159,7 @@ def test_nothing_that_can_run_is_5_and_names_each_reason_once(cli, tmp_path, mon
         (("gsd-1", "--model", "shaps"), "did you mean 'shapes'"),
         (("gsd-1", "--model", "shapes", "--limit", "0"), "--limit 0"),
         (("gsd-1", "--format", "xls"), "unknown format 'xls'"),
-        (("gsd-1", "--format", "parquet"), "not for a terminal"),
+        (("gsd-1", "--format", "parquet"), "cannot be printed"),
         (("gsd-1", "--with", "nothing"), "unknown decoder 'nothing'"),
         (("gsd-1", "--decoder", "sjd"), "add yours with --with"),
     ],

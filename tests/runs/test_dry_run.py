@@ -81,7 +81,7 @@ def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(b
     assert (
         outcome.code == 5
         and "no draft head" in outcome.err
-        and "Downloaded first, or now: specbench fetch lumina" in outcome.out
+        and "Downloaded first; to fetch now: specbench fetch lumina" in outcome.out
     )
     assert cli("run", "--model", "lumina", "--decoder", "ar", "--dry-run", "--out", bare).code == 0, "all can be had"
     published = cli("run", "--model", "anole", "--decoder", "eagle", "--dry-run", "--out", bare)

@@ -99,12 +99,12 @@ def test_a_run_goes_on_where_it_was_cut_off(folder, tmp_path, cli, monkeypatch):
 
     with engine(vllm, dies) as (address, asked):
         cut = drawn(cli, folder, address, tmp_path)
-        assert cut.code == FAILURE and "503: refused" in cut.err and "the same command goes on" in cut.err
+        assert cut.code == FAILURE and "503: refused" in cut.err and "run the same command again" in cut.err
         assert len([body for _, body in asked if body]) == 7, "a probe, two images, four tries"
         left[0] = 9
         asked.clear()
         whole = drawn(cli, folder, address, tmp_path)
-        assert "2 of 4 images were there" in whole.err
+        assert "2 of 4 images already stored" in whole.err
         assert len([body for _, body in asked if body]) == 3 and len(RunStore(whole.out.strip()).samples()) == 4
 
 
@@ -129,13 +129,13 @@ def test_rows_that_the_grammar_closes_are_a_request_each(tmp_path, cli):
     ("change", "problem"),
     [
         (lambda choice: choice.pop("token_ids"), "no token ids in the answer"),
-        (lambda choice: choice["token_ids"].pop(), "tokens, and 4 were asked for"),
-        (lambda choice: choice["token_ids"].__setitem__(2, "5"), "answered the id '5', and ids are whole numbers"),
-        (lambda choice: choice["token_ids"].__setitem__(2, 5.0), "answered the id 5.0, and ids are whole numbers"),
+        (lambda choice: choice["token_ids"].pop(), "tokens instead of the requested 4"),
+        (lambda choice: choice["token_ids"].__setitem__(2, "5"), "returned the id '5', which is not a whole number"),
+        (lambda choice: choice["token_ids"].__setitem__(2, 5.0), "returned the id 5.0, which is not a whole number"),
         (lambda choice: choice["token_ids"].__setitem__(2, 5), "image 1: slot 2 holds 5, a token of text"),
-        (lambda choice: choice["logprobs"]["token_logprobs"].pop(), "answered 3 log p for 4 tokens"),
-        (lambda choice: choice["logprobs"]["token_logprobs"].__setitem__(1, 3.0), "answered log p 3, above 0"),
-        (lambda choice: choice["prompt_token_ids"].append(1), "has read another prompt than the ids that were sent"),
+        (lambda choice: choice["logprobs"]["token_logprobs"].pop(), "returned 3 log p for 4 tokens"),
+        (lambda choice: choice["logprobs"]["token_logprobs"].__setitem__(1, 3.0), "returned log p 3, above 0"),
+        (lambda choice: choice["prompt_token_ids"].append(1), "read a prompt that differs from the ids"),
     ],
 )
 def test_answers_that_are_no_image_are_refused_in_a_line(change, problem, folder, tmp_path, cli):
@@ -154,11 +154,11 @@ def test_answers_that_are_no_image_are_refused_in_a_line(change, problem, folder
 @pytest.mark.parametrize(
     ("page", "content", "problem"),
     [
-        ("/v1/completions", {"error": {"message": "out of memory"}}, "answers an error: out of memory"),
-        ("/v1/completions", {"object": "error", "message": "too long"}, "answers an error: too long"),
-        ("/v1/completions", {"choices": [], "usage": {"prompt_tokens": 9}}, "answered 0 images for 1 prompts"),
-        ("/v1/completions", b"<html>", "answers no JSON: Expecting value"),
-        ("/v1/completions", (400, {"error": None, "code": None}), 'answers 400: {"error": null, "code": null}'),
+        ("/v1/completions", {"error": {"message": "out of memory"}}, "returned an error: out of memory"),
+        ("/v1/completions", {"object": "error", "message": "too long"}, "returned an error: too long"),
+        ("/v1/completions", {"choices": [], "usage": {"prompt_tokens": 9}}, "returned 0 images for 1 prompts"),
+        ("/v1/completions", b"<html>", "returned no valid JSON: Expecting value"),
+        ("/v1/completions", (400, {"error": None, "code": None}), 'returned status 400: {"error": null, "code": null}'),
         ("/v1/models", b"<html>", "is this the address of an engine?"),
         ("/v1/models", {"error": "no"}, "lists no models at /v1/models"),
     ],
@@ -182,7 +182,7 @@ def test_an_engine_without_a_version_and_one_of_another_name_draw(page, content,
     with engine(vllm, lambda path, body, usual: content if path == page else usual) as (address, _):
         outcome = drawn(cli, folder, address, tmp_path, "--limit", 1)
     assert outcome.code == 0, outcome.err
-    assert ("is of 'llamacpp', neither vLLM nor SGLang: it is asked as vLLM is" in outcome.err) == warned
+    assert ("models of 'llamacpp', neither vLLM nor SGLang" in outcome.err) == warned
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_an_engine_without_a_version_and_one_of_another_name_draw(page, content,
             "serves tar, not tar-7b or tar-7b-v0.1",
         ),
         (["--batch", "auto"], BAD_INPUT, "--batch auto"),
-        (["--ids", "codes"], BAD_INPUT, "an engine is asked for ids of the model's vocabulary"),
+        (["--ids", "codes"], BAD_INPUT, "an engine always returns ids of the model's vocabulary"),
         (["--entropy-scale", "2"], BAD_INPUT, "vLLM offers neither --entropy-scale nor --top-n-sigma"),
         (["--from", "http://127.0.0.1:9"], FAILURE, "http://127.0.0.1:9/v1/models does not answer: Connection refused"),
         (["--from", "http://127.0.0.1:x"], BAD_INPUT, "http://127.0.0.1:x/v1/models: nonnumeric port"),
@@ -209,8 +209,8 @@ def test_other_engines_and_settings_are_refused_in_a_line(more, code, problem, f
 
 def test_models_that_no_engine_serves_are_refused_in_a_line(folder, tmp_path, cli):
     problems = {
-        "shapes": "reads no prompts of token ids",
-        "janus": "are no words of the language model",
+        "shapes": "does not take prompts as token ids",
+        "janus": "are not in the served model's vocabulary",
         "simplear": "drawn with guidance 6, which vLLM does not offer (--cfg 1",
     }
     with engine(vllm) as (address, _):

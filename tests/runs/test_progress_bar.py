@@ -44,10 +44,10 @@ def test_within_an_image_the_progress_moves_in_units_for_people(capsys, monkeypa
         "1/5000 images, 3 min each, 10 days left",
         "1/5000 images, 3 min each, 10 days left; 900/8100 tokens",
         "1/5000 images, 3 min each, 10 days left; 1800/8100 tokens, 45 a second, 2 min left",
-        "ending after 1 image in work: 1800/8100 tokens, 45 a second, 2 min left (Ctrl-C again stops at once; "
+        "ending after 1 image in progress: 1800/8100 tokens, 45 a second, 2 min left (Ctrl-C again stops at once; "
         "finished images are kept)",
-        "ending after 1 image in work: 1800/8100 tokens, 45 a second, 2 min left (what takes longer than 20 s is "
-        "dropped; finished images are kept)",
+        "ending after 1 image in progress: 1800/8100 tokens, 45 a second, 2 min left (images that take longer than "
+        "20 s are dropped; finished images are kept)",
     ]
 
 

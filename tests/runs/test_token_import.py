@@ -86,18 +86,18 @@ def test_tokens_become_a_run_with_pictures_scores_report_and_verdict(suffix, our
         assert report.count("###") == 1, "of the same prompts and sampling: beside AR"
         # once more: nothing is stored twice
         again = imported(cli, path, "--prompts", "shapes", "--out", out)
-        assert again.out.strip() == folder and "all 4 images were there" in again.err
+        assert again.out.strip() == folder and "all 4 images already stored" in again.err
 
 
 CALLS = {  # columns of four images, their latencies and what is said
-    "alone": ({"seconds": [2.5, 1.5, 2.25, 1.75]}, [2500, 1500, 2250, 1750], "'seconds': 2.0 s an image (median)\n"),
+    "alone": ({"seconds": [2.5, 1.5, 2.25, 1.75]}, [2500, 1500, 2250, 1750], "'seconds': 2.0 s per image (median)\n"),
     "in turns": ({"seconds": [2.0, 3.0, 2.0, 3.0]}, [None] * 4, "4 images of calls with an unknown number of images"),
     "half a call": ({"seconds": [2.0] * 4, "batch": [8] * 4}, [None] * 4, "4 images of calls with an unknown number"),
-    "alone, by the file": ({"seconds": [2.0] * 4, "batch": [1] * 4}, [2000] * 4, "2.0 s an image (median)\n"),
+    "alone, by the file": ({"seconds": [2.0] * 4, "batch": [1] * 4}, [2000] * 4, "2.0 s per image (median)\n"),
     "one call": (
         {"seconds": [2.0] * 4, "batch": [4] * 4},
         [None] * 4,
-        "0.5 s an image (median) of 4 that shared a call",
+        "0.5 s per image (median) of 4 that shared a call",
     ),
     "not said": ({"seconds": [2.0] * 4}, [None] * 4, "4 images of calls with an unknown number of images: no latency"),
     "one of them": (
@@ -205,8 +205,8 @@ def test_wrong_log_p_of_tokens_that_fit_is_not_said_of_the_tokens(ours, tmp_path
         ({"tokens": [1] * 255 + [9999]}, "image 1: slot 255 holds 9999, outside the image's ids 0 to 511"),
         ({"tokens": ["a"] * 256}, "image 1: tokens are not a list of whole numbers"),
         ({"tokens": None}, "image 1: tokens are not a list of whole numbers"),
-        ({"prompt": "a red dog"}, "image 1: 'a red dog' is no prompt of 'shapes'"),
-        ({"prompt": 5}, "image 1: its prompt is no text"),
+        ({"prompt": "a red dog"}, "image 1: 'a red dog' is not a prompt of 'shapes'"),
+        ({"prompt": 5}, "image 1: its prompt is not text"),
         ({"logp": [0.1] * 256}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
         ({"logp": [-1.0]}, "1 log p of 256 tokens"),
         ({"logp": -1.0}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
@@ -237,8 +237,8 @@ def test_what_is_no_image_is_told_in_one_line(change, problem, ours, tmp_path, c
             "prompt_id '0' names two prompts, at image 1 and 3",
         ),
         ('{"prompt": "x"}\n', "has no column 'tokens'"),
-        ("[1]\n", "an image is one object a line"),
-        ('{"prompt": "x", "latency_ms": 3}\n', "t.jsonl: not read: latency_ms"),
+        ("[1]\n", "each line must be one object"),
+        ('{"prompt": "x", "latency_ms": 3}\n', "t.jsonl: ignored columns: latency_ms"),
         ('{"tokens": [1]}', "has no column 'prompt'"),
     ],
 )
@@ -286,7 +286,7 @@ def test_ids_of_the_vocabulary_are_read_with_and_without_row_ends(tmp_path):
     [
         ([101, 102, 103, 104, 101, 7], "slot 2 holds 103, but the grammar has 7 (the end of a row)"),
         ([101, 102, 103, 50], "slot 4 holds 50, a token of text or grammar, not of the image"),
-        ([101, 102, 103], "3 tokens, but an image of the model has 4, or 6 with those that close its rows"),
+        ([101, 102, 103], "3 tokens, but an image of the model has 4, or 6 with row ends"),
     ],
 )
 def test_tokens_of_text_and_missing_row_ends_are_told_with_their_slot(stream, problem, tmp_path):

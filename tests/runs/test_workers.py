@@ -201,7 +201,7 @@ def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("outcome", "problem"),
     [
-        (subprocess.TimeoutExpired("ray", 15), "no Ray cluster answers there: nothing within 15 s"),
+        (subprocess.TimeoutExpired("ray", 15), "no Ray cluster answers there: no answer within 15 s"),
         ("raw log\nray.exceptions.AuthenticationError: RPC error: InvalidAuthToken", "wants a token (export RAY_AUTH"),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_batch_that_does_not_fit_frees_its_memory_and_after_a_second_one_there
         "a batch of 4 does not fit into the memory of cpu: CUDA out of memory. Tried to allocate 2.00 GiB; "
         "process 4711 has 12.0 GiB (a smaller --batch); its images are decoded one by one"
     )
-    assert second.endswith("all images from here on are decoded one by one")
+    assert second.endswith("all further images are decoded one by one")
 
 
 def test_a_model_that_does_not_fit_is_one_line(monkeypatch):

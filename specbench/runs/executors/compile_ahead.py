@@ -20,18 +20,20 @@ from specbench.system import signals
 from specbench.system.limits import available_threads
 
 ModelLoader = Callable[[], ImageModel]
-Warm = Callable[[ImageModel, Sequence[RunSpec], Sequence[str]], object]  # Runs some steps of the runs, compiling them
+Warm = Callable[
+    [ImageModel, Sequence[RunSpec], Sequence[str]], object
+]  # Runs and thereby compiles some steps of the runs
 
 _USUAL_FORMS = 3  # Compiled forms of a decoder of `shapes` on a CPU
-_MOST_BYTES = 2**30  # Largest weights that a second process loads as well
+_MOST_BYTES = 2**30  # Largest weights that a second process also loads
 
 
 @contextmanager
 def compiled_ahead(
     load: ModelLoader, warm: Warm, model: ImageModel, specs: Sequence[RunSpec], texts: Sequence[str]
 ) -> Iterator[Callable[[RunSpec], None]]:
-    """While `specs` are compiled here from the first one, let other cores compile from the last one those that were
-    never compiled on this machine; yields a function that waits for a spec which another process has begun."""
+    """While `specs` are compiled here from the first to the last, let other cores compile those that are new on this
+    machine, from the last to the first. Yield a function that waits for a spec that another process has begun."""
     unknown = [spec for spec in specs[1:] if not _mark(spec).exists()]
     count = min(len(unknown), available_threads() - 1)
     parameters = getattr(getattr(model, "backbone", None), "parameters", list)
@@ -64,16 +66,16 @@ def compiled_ahead(
 def told_forms(
     model: CompilableModel, specs: Sequence[RunSpec], tell: Callable[[str, int, int], None]
 ) -> Iterator[Callable[[RunSpec], None]]:
-    """Tell how many forms are compiled, of how many, whenever torch begins another; yields a function that keeps the
-    number of a decoder's forms, once they are compiled, for the next time."""
-    from torch._dynamo.callback import callback_handler  # seconds of imports, only where something is compiled
+    """Report the number of compiled forms and their expected total whenever torch begins a form. Yield a function that
+    stores the number of a decoder's forms after compilation, as the expectation of later runs."""
+    from torch._dynamo.callback import callback_handler  # seconds of imports, only if something is compiled
 
     expected, counts = sum(map(_known_forms, specs)), [_forms(model)]
 
     def begins(*_: object) -> None:
         done = _forms(model) - counts[0]
         what = "forms compiled" if done else "forms compiled (the first takes longest)"
-        tell(what, done, max(expected, done + 1))  # another name: the first says nothing about the pace of the others
+        tell(what, done, max(expected, done + 1))  # a separate name for the first: its time does not predict the others
 
     def keep(spec: RunSpec) -> None:
         counts.append(_forms(model))
@@ -93,14 +95,14 @@ def _forms(model: CompilableModel) -> int:
 
 
 def _known_forms(spec: RunSpec) -> int:
-    """Forms that a decoder had before, or else the usual number."""
+    """Return the forms that a decoder had before, or else the usual number."""
     with suppress(OSError, ValueError):
         return int(_mark(spec).read_text())
     return _USUAL_FORMS
 
 
 def _start(work: tuple) -> subprocess.Popen:
-    """A process that does the `work` of `compile_given`; an interrupt of the terminal does not reach it."""
+    """Start a process that does the `work` of `compile_given`, out of reach of interrupts of the terminal."""
     command = [sys.executable, "-P", "-m", __name__]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, **pipes, start_new_session=True)
@@ -120,7 +122,7 @@ def compile_given() -> None:
 
 
 def _claim(claims: str, spec: RunSpec) -> bool:
-    """Whether this process is the first to begin `spec`."""
+    """Return whether this process is the first to begin `spec`."""
     try:
         (Path(claims) / _mark(spec).name).touch(exist_ok=False)
     except FileExistsError:
@@ -129,7 +131,7 @@ def _claim(claims: str, spec: RunSpec) -> bool:
 
 
 def _mark(spec: RunSpec) -> Path:
-    """A file that marks the decoder's code as compiled under these settings."""
+    """Return the file that marks the decoder's code as compiled under these settings."""
     compiled = spec.model, spec.dtype, spec.threads, spec.batch, spec.sampling, spec.decoder
     return compiled_folder() / f"specbench-{sha256(repr(compiled).encode()).hexdigest()[:16]}"
 

@@ -34,10 +34,10 @@ from specbench.system.monitor import MachineMonitor
 from specbench.system.plugins import foreign_place
 
 WARM_UP_ID = "(warm-up)"
-MISFITS = 2  # Batches that do not fit into memory before a run goes on without batches
-_FIRST_S, _EVERY_S = 1.0, 0.5  # Seconds from the start of an image to the first report of its tokens, and between two
+MISFITS = 2  # Batches that do not fit in memory, after which a run continues without batches
+_FIRST_S, _EVERY_S = 1.0, 0.5  # Seconds until the first report of an image's tokens, and between reports
 
-Tell = Callable[[str, int, int], None]  # Takes in the progress of a warm-up
+Tell = Callable[[str, int, int], None]  # Receives the progress of a warm-up
 _SILENT = Reporter()
 
 
@@ -48,7 +48,7 @@ class Chunk:
     spec: RunSpec  # of the run
     requests: tuple[Request, ...]  # the images
     trace: bool = False  # whether to record traces
-    turn: int | None = None  # place among the decoders of the same image, from 1; None if they take no turns
+    turn: int | None = None  # place among the decoders of the same image, from 1; None if decoders do not take turns
 
 
 @dataclass
@@ -56,9 +56,9 @@ class DecodedChunk:
     """Images of one run, ready for `specbench.store.run_store.RunStore.append`."""
 
     spec: RunSpec  # of the run
-    # one per image, failed ones included, with the columns of `specbench.store.schema.SAMPLES`
+    # one per image, including failed images, with the columns of `specbench.store.schema.SAMPLES`
     rows: list[dict[str, object]] = field(default_factory=list)
-    # uint8 [3, H, W] by file name as in the rows; none for failed images
+    # uint8 [3, H, W] by the file name in the rows; failed images have none
     images: dict[str, np.ndarray] = field(default_factory=dict)
     # with the columns of `specbench.store.schema.TRACES`, if traces are recorded
     traces: list[dict[str, object]] = field(default_factory=list)
@@ -72,12 +72,12 @@ class Executor(Protocol):
         """Number of images per chunk of this run."""
 
     def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _SILENT.part) -> dict[str, object]:
-        """Prepare to decode these runs with texts of prompts, the longest first; nothing is measured or stored. Returns
-        facts about where images will be decoded, for `run.json`."""
+        """Prepare to decode these runs, with texts of prompts, the longest first; nothing is measured or stored. Return
+        facts for `run.json` about the machine and software that decode."""
 
     def decode(self, chunks: Iterator[Chunk], reporter: Reporter = _SILENT) -> Iterator[DecodedChunk]:
-        """Decode every image of every chunk, in any order, failed ones included; a chunk is taken only when a worker
-        is free. `reporter` learns the tokens of the images in work, if they are known."""
+        """Decode every image of every chunk, in any order, and include failed images; a chunk is taken only when a
+        worker is free. `reporter` receives the tokens of the images in progress, if they are known."""
 
 
 def warm_up(
@@ -87,8 +87,8 @@ def warm_up(
     tell: Tell = _SILENT.part,
     wait: Callable[[RunSpec], None] = lambda spec: None,
 ) -> dict[str, object]:
-    """Run some steps of each spec, once `wait` returns for it. Errors of an image appear again in its row; wrong
-    settings are raised. Returns `compile_facts`."""
+    """Run some steps of each spec, after `wait` has returned for it, and return `compile_facts`. Wrong settings raise;
+    other errors will recur with the first image and be stored in its row."""
     for spec in specs:
         require_code(f"decoder '{spec.decoder.name}'", spec.decoder_code, decoder_code(spec.decoder))
     compiles = isinstance(model, CompilableModel) and model.compiles
@@ -106,7 +106,7 @@ def warm_up(
             except SpecbenchError as error:
                 if error.exit_code in (BAD_INPUT, MISSING_PREREQUISITE):
                     raise
-            except (Exception, SystemExit) as error:  # recurs, and is recorded, with the first measured image
+            except (Exception, SystemExit) as error:  # recurs with the first measured image, which records it
                 check_alive(model.device, error)
             if keep is not None and text == texts[-1]:
                 keep(spec)
@@ -116,7 +116,7 @@ def warm_up(
 
 
 class StepWatch:
-    """Tells how many tokens the images in work have, twice a second, without waiting for the device."""
+    """Reports the number of tokens of the images in progress twice a second, without waiting for the device."""
 
     def __init__(self, reporter: Reporter, length: int):
         """`length`: tokens of an image."""
@@ -124,7 +124,7 @@ class StepWatch:
         self._copy = AsyncHostCopy(latest=([], 0.0))
 
     def __call__(self, committed: Tensor | Sequence[int]) -> None:
-        """Take in the committed tokens by row, after a step."""
+        """Receive the committed tokens by row, after a step."""
         if (now := time.monotonic()) < self._due:
             return
         self._due = now + _EVERY_S
@@ -134,7 +134,7 @@ class StepWatch:
 
 
 def decode_chunk(model: ImageModel, chunk: Chunk, reporter: Reporter = _SILENT) -> DecodedChunk:
-    """Decode a chunk, failed images included."""
+    """Decode a chunk; the result includes failed images."""
     started_at = environment.now()
     monitor = MachineMonitor(model.device)
     outcomes = _decode(model, chunk.spec, chunk.requests, chunk.trace, reporter)
@@ -161,14 +161,14 @@ def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], reporter: Report
             for request, outcome in decode_each(model, requests(waiting), *settings, watch=watch):
                 chunk, started_at, monitor = begun.pop(request.key)
                 yield _rows(model, chunk, [outcome], started_at, monitor.read())
-        except (Exception, SystemExit) as error:  # an image broke the batch, or each fails: decode them one by one
+        except (Exception, SystemExit) as error:  # an image broke the batch, or all fail: decode them one by one
             check_alive(model.device, error)
             if is_out_of_memory(error):
                 misfits += 1
-                after = "its images" if misfits < MISFITS else "all images from here on"
+                after = "its images" if misfits < MISFITS else "all further images"
                 problem = out_of_memory(f"a batch of {spec.batch}", model.device, error, "a smaller --batch")
                 reporter.note(f"{problem}; {after} are decoded one by one")
-        # After the error, whose traceback holds the batch's tensors.
+        # Outside `except`, because the traceback holds the batch's tensors.
         broken = [chunk for chunk, _, _ in begun.values()]
         begun.clear()
         if broken:
@@ -215,7 +215,7 @@ def _decode(
     except (Exception, SystemExit) as error:  # any failure of an image becomes its row
         check_alive(model.device, error)
         failure = image_failure(error)
-    # After the error, whose traceback holds the tensors of the batch.
+    # Outside `except`, because the traceback holds the batch's tensors.
     if is_out_of_memory(failure):
         release_memory()
     if len(requests) == 1:
@@ -224,7 +224,7 @@ def _decode(
 
 
 def image_failure(error: BaseException) -> SpecbenchError:
-    """Any error of an image, with the line of a plug-in's code that it went through."""
+    """Make the error of an image from any exception, with the line of a plug-in's code in its traceback."""
     of_plugin = f" at {place}" if (place := foreign_place(error)) else ""
     return SpecbenchError(f"{type(error).__name__}{of_plugin}: {error}", exit_code=PARTIAL)
 

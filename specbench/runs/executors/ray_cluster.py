@@ -1,4 +1,4 @@
-"""Workers of a run, Ray itself, and whether a cluster answers; also for dry runs, which load no model."""
+"""Configuration of workers, import of Ray, and check of a cluster; dry runs also use it and load no model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbench.runs.decoder_args import parse_decoders
 from specbench.runs.settings import RunSettings
 from specbench.specs.run_spec import Mode
 
-_ANSWER_S = 15  # Seconds a cluster may take to answer; Ray itself would try for minutes
+_ANSWER_S = 15  # Timeout of a cluster's answer in seconds; Ray itself would try for minutes
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ THIS_PROCESS = Workers()
 
 
 def plan_workers(settings: RunSettings) -> Workers:
-    """Worker configuration from the settings; rejects settings incompatible with several workers."""
+    """Make the worker configuration; reject settings that are incompatible with several workers."""
     references = tuple(name for name, _ in parse_decoders(settings.decoder) if ":" in name)
     workers = Workers(settings.workers or (None if settings.ray else 1), settings.ray or None, references)
     if workers.elsewhere and ":" in settings.device:
@@ -45,7 +45,7 @@ def plan_workers(settings: RunSettings) -> Workers:
 
 
 def run_mode(mode: Mode | None, batch: int | str, workers: Workers, device: str) -> Mode:
-    """Latency mode, or throughput if images share a device, which invalidates their latencies."""
+    """Choose latency mode, or throughput mode if images share a device, because their latencies are invalid."""
     alone = not workers.elsewhere or (device == "cuda" and mode == "latency")
     if mode == "latency" and (batch != 1 or not alone):
         what = "--mode latency: needs one image at a time on an exclusive device"
@@ -54,7 +54,7 @@ def run_mode(mode: Mode | None, batch: int | str, workers: Workers, device: str)
 
 
 def import_ray() -> Any:
-    """Import Ray with logging and usage reports off; a SpecbenchError with exit code 5 if it is not installed."""
+    """Import Ray without usage reports; raise a SpecbenchError with exit code 5 if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -71,8 +71,8 @@ def import_ray() -> Any:
 
 
 def require_ray(address: str | None) -> None:
-    """Require Ray, and the cluster at `address` if given. Ray's own program asks the cluster, in a separate process
-    that can be stopped and keeps its log."""
+    """Require Ray, and the cluster at `address` if given. Ray's own program queries the cluster in a separate
+    process, which can be stopped and whose log stays separate."""
     import_ray()
     if not address or "://" in address:
         return
@@ -80,17 +80,17 @@ def require_ray(address: str | None) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S)
     except subprocess.TimeoutExpired:
-        raise no_cluster(address, f"nothing within {_ANSWER_S} s") from None
+        raise no_cluster(address, f"no answer within {_ANSWER_S} s") from None
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         raise no_cluster(address, lines[-1] if lines else f"exit code {done.returncode}")
 
 
 def no_cluster(address: str | None, why: str) -> SpecbenchError:
-    """The error of a cluster that cannot be used, None being one on this machine, with what helps."""
+    """Make the error of an unusable cluster, with a hint. `address`: None for a cluster on this machine."""
     if "uthentication" in why or "AuthToken" in why:
         return SpecbenchError(
-            f"--ray {address}: the Ray cluster wants a token",
+            f"--ray {address}: the Ray cluster requires a token",
             "export RAY_AUTH_MODE=token, and copy ~/.ray/auth_token from the machine of 'ray start --head'",
             MISSING_PREREQUISITE,
         )

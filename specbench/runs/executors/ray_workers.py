@@ -1,6 +1,6 @@
 """Worker pool (one queue of chunks, restarts of lost workers, bounded retries) and its workers as Ray actors, one model
 each, on this machine or on a cluster. Ray's own restarts and retries are off, because a call reported as failed may
-have run; decoding an image twice is harmless."""
+have run. Decoding an image twice is harmless."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class WorkerPool:
     def _next(self) -> tuple[dict | DecodedChunk | WorkerLost | None, Chunk | None]:
         """Handle the next result: facts, images, or the loss of a worker with images."""
         if not self._busy:
-            what = f"all {self._crew.size} workers were lost, the last one because {self._lost}"
+            what = f"all {self._crew.size} workers were lost; the last worker: {self._lost}"
             raise SpecbenchError(what, "finished images are kept; run the same command again to resume", FAILURE)
         ticket = self._crew.wait(list(self._busy))
         worker, chunk = self._busy.pop(ticket)
@@ -116,7 +116,7 @@ class WorkerPool:
         return final
 
     def _requeue_lost(self, chunk: Chunk, lost: WorkerLost) -> Iterator[DecodedChunk]:
-        """Requeue a lost worker's images; those already retried become rows with an error."""
+        """Requeue a lost worker's images; images that were already retried become rows with an error."""
         for request in chunk.requests:
             tried = self._count(chunk, request)
             if tried < ATTEMPTS:
@@ -139,8 +139,8 @@ class WorkerLost(Exception):
 
 
 class RayWorkers:
-    """Workers that are Ray actors, addressed by index, with at most one call in flight each; to be closed. `size` None:
-    one per GPU of the cluster with `gpu`, else one per node; `address` None: a cluster started here for this run."""
+    """Workers that are Ray actors, addressed by index, at most one call in flight each; close them after use. `size`:
+    None for one per GPU of the cluster with `gpu`, else one per node. `address`: None starts a cluster for this run."""
 
     def __init__(self, load: Load, size: int | None, address: str | None = None, gpu: bool = False):
         self._ray = import_ray()
@@ -169,7 +169,7 @@ class RayWorkers:
         return done[0]
 
     def result(self, ticket: Ticket) -> dict[str, object] | DecodedChunk:
-        """Result of a ticket; a `WorkerLost` if its process died, a SpecbenchError if it cannot be prepared."""
+        """Return a ticket's result; raise `WorkerLost` if the process died, SpecbenchError if it cannot be prepared."""
         errors = self._ray.exceptions
         try:
             outcome = self._ray.get(ticket)
@@ -188,7 +188,7 @@ class RayWorkers:
         return outcome
 
     def replace(self, worker: int) -> None:
-        with suppress(Exception):  # usually dead already
+        with suppress(Exception):  # usually already dead
             self._ray.kill(self._actors[worker])
         self._actors[worker] = self._start()
 
@@ -213,13 +213,13 @@ class RayWorkers:
                 self._ray.init(address=address or "local", **quiet, **({} if address else here))
         except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
             raise no_cluster(address, str(error)) from None
-        except SystemExit:  # what Ray does on SIGTERM
+        except SystemExit:  # raised by Ray on SIGTERM
             raise signals.stopped(number=signal.SIGTERM) from None
         finally:
             signals.take_back()
 
     def _fitting(self, size: int | None, gpu: bool) -> int:
-        """Number of workers; raises unless the cluster has resources for all at once."""
+        """Return the number of workers; raise unless the cluster has resources for all of them at once."""
         resource = "GPU" if gpu else "CPU"
         there = int(self._ray.cluster_resources().get(resource, 0))
         nodes = sum(node["Alive"] for node in self._ray.nodes())
@@ -260,7 +260,7 @@ class Worker:
             return decode_chunk(self._model, chunk)
         except CompileError as error:
             return error
-        except SpecbenchError:  # the device computes nothing more: only a new process can use it
+        except SpecbenchError:  # the device has failed: only a new process can use it
             os._exit(FAILURE)
 
     def pid(self) -> int:
