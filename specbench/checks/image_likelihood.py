@@ -201,7 +201,7 @@ class ImageLikelihood:
 
     @PinnedTorch()
     def _given(self, name: str, grid: np.ndarray, kept: Alternative) -> np.ndarray:
-        """[values] log likelihood of each guidance or temperature in `grid`. Each token's p is conditional on those
+        """[values] log likelihood of each guidance or temperature in `grid`. Each token's p is conditional on the
         tokens that the filters of `kept` keep."""
         scale, totals = kept.sampling.guidance, np.zeros(len(grid))
         for slots in self._slots({scale} if name == "temperature" else {1.0, 2.0, scale}):

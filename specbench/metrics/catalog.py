@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class MetricEntry(NamedTuple):
-    """Catalogue entry of a metric: "module:class" of its code, a line for `specbench list metrics`, the first argument
-    of a class with several variants, whether it needs no external files and is computed by default, and what it leaves
-    out of a picture."""
+    """Catalogue entry of a metric. `target`: "module:class" of its code; `summary`: line of `specbench list metrics`;
+    `variant`: first argument of a class with several variants; `bundled`: needs no external files and is computed by
+    default; `unjudged`: the parts of an image that it does not judge."""
 
     target: str
     summary: str

@@ -142,7 +142,7 @@ def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 
 def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
-    """Return the layout that fits, and its images; raise the error of the nearest layout, or of `ids`, if none fits."""
+    """Return the layout that fits, and its images. If none fits, raise the error of the nearest layout or of `ids`."""
     fitting: dict[str, dict[Key, Path]] = {}
     problems: dict[str, SpecbenchError] = {}
     for name in IMAGE_LAYOUTS:
