@@ -29,7 +29,7 @@ from specbench.system import console, environment, signals
 from specbench.system.downloads import fetch_all
 from specbench.system.torch_device import require_device
 
-# Imports inside functions: torch is imported only if images are missing; complete runs do not wait for it.
+# Imports inside functions: torch, only if images are missing. The first line and complete runs do not wait for it.
 
 if TYPE_CHECKING:
     from specbench.runs.executors.local import Chunk, Executor

@@ -76,7 +76,7 @@ class RunSettings:
         "use only a random sample of N prompts, the same one every time", "N", "all prompts", minimum=1)
     per_category: int | None = _what(1, "use only the first N prompts of each category", "N", "all prompts", minimum=1)
     category: tuple[str, ...] = _what("",
-        "use only the prompts of these categories; quote a name that contains a comma", "NAME,...", many=True)
+        "use only the prompts of these categories; quote a name with a comma", "NAME,...", many=True)
     ids: tuple[str, ...] = _what("", "use only the prompts with these ids", "ID,...", many=True)
     samples: int = _what(1, "images per prompt", "N", minimum=1, maximum=10**6)
     seed: int = _what(0, "random seed", "N", minimum=0, maximum=MAX_SEED)
@@ -92,7 +92,7 @@ class RunSettings:
         minimum=1, maximum=4096)
     ray: str | None = _where("", "address of a running Ray cluster, or auto", "ADDRESS", "this machine")
     shard: str | None = _where("",
-        "decode only part I of N equal parts; auto: the part that SLURM, LSF, MPI or torchrun assigns", "I/N", "all")
+        "decode only part I of N equal parts; auto: as set by SLURM, LSF, MPI or torchrun", "I/N", "all")
     mode: Mode | None = _where("",
         "purpose of the run; latency: one image at a time, alone on the device; throughput: no latency is reported",
         "MODE", "latency for one worker and batch 1", choices=_MODES)
@@ -119,7 +119,7 @@ class RunSettings:
         f"{EIGHT_BITS_GAIN})", "TYPE", "the model", choices=DTYPES)
     device: str = _model(AUTO, "torch device: cpu, cuda, cuda:1, or auto (CUDA if torch finds a GPU)", "DEVICE")
     threads: int = _model(0,
-        "CPU threads; 0: as many as there are cores that other processes do not use", "N", minimum=0, maximum=1024)
+        "CPU threads; 0: one per core that other processes leave free", "N", minimum=0, maximum=1024)
     compile: compiler.CompileMode = _model("auto",
         "compile the decode step before timing; auto: on CUDA, and on a CPU if there are enough images to save time",
         "WHEN", choices=compiler.MODES)

@@ -202,7 +202,7 @@ def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
     ("outcome", "problem"),
     [
         (subprocess.TimeoutExpired("ray", 15), "no Ray cluster answers there: no answer within 15 s"),
-        ("raw log\nray.exceptions.AuthenticationError: RPC error: InvalidAuthToken", "wants a token (export RAY_AUTH"),
+        ("raw log\nray.exceptions.AuthenticationError: RPC error: InvalidAuthToken", "requires a token (export RAY"),
     ],
 )
 def test_a_cluster_that_does_not_answer_is_one_line_of_a_dry_run(cli, tmp_path, monkeypatch, outcome, problem):
