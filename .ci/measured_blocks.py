@@ -134,7 +134,10 @@ def results(page: Path, argument: str) -> str:
     cells = ([column.cell(row) for column in columns] + [_forecast(elsewhere[f"run {row.run_id}"])] for row in rows)
     said = f"{rows[0].n} images a decoder, of `shapes`, compiled, AR too. Measured on {rows[0].environment[0]}."
     picture = f"![One row per prompt, one column per decoder]({link(page, RESULTS / PICTURE)})"
-    ranges = "A forecast's range is over its assumptions and what papers print of the decoder; -: none prints it."
+    ranges = (
+        "A forecast's range covers its assumptions and the values that papers print for the decoder. A decoder without "
+        "printed values has '-'."
+    )
     return f"{as_table(titles, cells)}\n\n{said} {ranges}\n\n{picture}"
 
 

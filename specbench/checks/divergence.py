@@ -76,7 +76,7 @@ class Counts:
 
     @cached_property
     def block_covariance(self) -> float:
-        """Sum of the covariances between the chi-square statistics of every two `blocks`, for an exact sampler.
+        """Sum of the covariances over all pairs of `blocks`, between their chi-square statistics, for an exact sampler.
 
         The statistics are squared norms of jointly normal vectors: the covariance of two blocks is twice the mean
         square contingency of their exact joint distribution.

@@ -20,7 +20,7 @@ from specbench.system import console
 from specbench.system.torch_device import AUTO, best_device, chosen_device
 
 _DEFAULT_SAMPLES = 290_000
-_RandomWeights = opt.switch("--random-weights", "Do not require a checkpoint; run --random-weights needs none.")
+_RandomWeights = opt.switch("--random-weights", "Do not require a checkpoint, as for `specbench run --random-weights`.")
 _Measure = opt.switch(
     "--measure", "Measure memory bandwidth and peak FLOP/s for the roofline in reports; only on an idle machine."
 )

@@ -129,7 +129,7 @@ def _no_score(out: str, names: Sequence[str] | None) -> SpecbenchError:
 
 
 def _find_scored(names: Sequence[str], out: str) -> None:
-    """Reject names of no run; if a name is a metric's, the hint is the flag to use."""
+    """Reject a name that is no run. If it is the name of a metric, the hint is `--metric`."""
     from specbench.metrics.catalog import metric_names
     from specbench.store.run_folders import find_runs
 

@@ -66,8 +66,8 @@ VARIANTS: Mapping[str, Variant] = {
 
 
 class CosineMetric(PerImageMetric):
-    """Cosine of the embeddings of image and caption under a network with open_clip's `encode_image` and `encode_text`,
-    times `scale`. `tokenize`: texts to ids, CLIP's own if None; `prefix`: before every caption."""
+    """Scaled cosine similarity of image and caption, by a network with open_clip's `encode_image` and `encode_text`.
+    `tokenize` turns texts into ids (CLIP's tokenizer if None); `prefix` is put before every caption."""
 
     packages = OPENCLIP_PACKAGES
     network: torch.nn.Module

@@ -38,7 +38,7 @@ class Grammar:
 
 
 def spacy_versions() -> Mapping[str, str]:
-    """Versions of spaCy and its model, for identities."""
+    """Versions of spaCy and its model; they are part of a metric's identity."""
     return {"phrases": f"{SPACY_MODEL} {version(SPACY_MODEL)}", "spacy": version("spacy")}
 
 

@@ -85,7 +85,8 @@ def questions_of(prompt_id: str, meta: Mapping[str, object]) -> list[Mapping]:
         whole = False
     if not whole:
         raise SpecbenchError(
-            f"prompt '{prompt_id}' has no questions of DPG-Bench", "take the prompts of: specbench fetch dpg-bench"
+            f"prompt '{prompt_id}' has no questions of DPG-Bench",
+            "use the prompt set with questions: specbench fetch dpg-bench",
         )
     return list({question["id"]: question for question in questions}.values())
 

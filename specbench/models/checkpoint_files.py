@@ -222,7 +222,7 @@ def _snapshot_in(folder: Path) -> Path:
         snapshots = [folder / "snapshots" / (folder / "refs" / "main").read_text().strip()]
     if len(snapshots) == 1 and snapshots[0].is_dir():
         return snapshots[0]
-    raise SpecbenchError(f"--weights {folder} holds no single snapshot", f"name one of {folder / 'snapshots'}")
+    raise SpecbenchError(f"--weights {folder} needs exactly one snapshot", f"name one of {folder / 'snapshots'}")
 
 
 def read_json(source: Source, path: Path) -> dict[str, object]:

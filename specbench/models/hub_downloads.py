@@ -226,12 +226,12 @@ def _remove_abandoned(storage: Path) -> None:
 
 
 def require_permission(repo: str, revision: str | None) -> None:
-    """Refuse a download if offline, or at a commit that nobody has named if only named commits are allowed."""
+    """Refuse a download if offline. If only named commits are allowed, also refuse an unnamed commit."""
     hub_endpoint()
     require_certificates()
     if offline():
         what = f"{repo} is not on this disk, and downloads are disabled"
-        raise SpecbenchError(what, f"with a network: specbench fetch {repo}", MISSING_PREREQUISITE)
+        raise SpecbenchError(what, f"connect to a network, then: specbench fetch {repo}", MISSING_PREREQUISITE)
     if is_pinned_only() and not (revision or _chosen(repo) or repo in REVISIONS):
         what = f"{repo} is not on this disk, and --pinned-only allows no commit that nobody has named"
         raise SpecbenchError(what, f"name one: {_VARIABLE}={repo}@COMMIT", MISSING_PREREQUISITE)

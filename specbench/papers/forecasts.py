@@ -100,7 +100,7 @@ def _check_ranges(batch: int, dtype: str | None, bandwidth: Range, flops: Range,
 
 
 def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
-    """Return the printed tokens per step of a table's rows; only of rows of `model`, if there are any."""
+    """Return the tokens per step that a table prints. If it has rows of `model`, only these rows count."""
     lengths = []
     for row in table.rows:
         settings = row_settings(table, row)

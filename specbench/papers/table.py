@@ -197,7 +197,7 @@ def choice(setting: str, value: object, reason: str) -> str:
 
 
 def chosen_setting(line: str) -> str:
-    """Return the setting of a line of `Row.chosen`, by the name of its flag."""
+    """Return the name of the flag whose setting a line of `Row.chosen` explains."""
     return line.removeprefix(_CHOSEN).partition(" = ")[0]
 
 

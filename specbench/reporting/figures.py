@@ -82,7 +82,7 @@ def saved(figure: Figure, fmt: str) -> bytes:
 
 
 def _places(chart: Chart) -> dict[str, list]:
-    """Categories of an axis (x, y, or y inside facets, as pairs) in their order."""
+    """Ordered categories of an axis: x, y, or pairs of facet and y."""
     places: dict[str, list] = {}
     for axis in ("x", "y"):
         scale = chart["scales"].get(axis, {})

@@ -268,8 +268,8 @@ def merge(
     config: Mapping[str, object] | None = None,
     config_name: str = "config file",
 ) -> RunSettings:
-    """Read settings into a record. Precedence: flag (None and () mean not given), environment (None: the process's),
-    config file (as returned by `read_config`), default."""
+    """Read settings into a record. A flag comes first (None and () mean not given), then the environment (the process's
+    if None), then the config file (as `read_config` returns it), then the default."""
     env = os.environ if env is None else env
     keys = [setting.name for setting in settings]
     given = {flag: value for flag, value in flags.items() if not (isinstance(value, tuple) and not value)}

@@ -22,8 +22,8 @@ from specbench.training.data import Corpus, teacher_forced
 def alignment(
     model: TransformerModel, head: EagleHead, images: Corpus, sampling: Sampling, depths: int = 5, starts: int = 8
 ) -> list[dict[str, object]]:
-    """Measure the total variation between target and head, both guided and truncated as in decoding, after `starts`
-    positions of each image.
+    """Measure the total variation between target and head after `starts` positions of each image. Both are guided and
+    truncated as in decoding.
 
     Returns:
         For each depth: `depth`; `tv` (mean over images, positions and true continuations); `tv_low`, `tv_high` (95 %
