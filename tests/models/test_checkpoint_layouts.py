@@ -115,7 +115,7 @@ def test_a_folder_of_the_hubs_cache_is_read_at_its_snapshot(written, tmp_path):
     shutil.copytree(written("janus"), cached / "snapshots" / "abc")
     (cached / "snapshots" / "older").mkdir()
     info = configured("janus", cached)
-    with pytest.raises(SpecbenchError, match="no single snapshot"):
+    with pytest.raises(SpecbenchError, match="needs exactly one snapshot"):
         info.files()
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("abc")
