@@ -492,7 +492,7 @@ def test_a_network_that_is_made_again_of_the_same_files_is_not_exported_again(mo
     wider.matrix = wider.matrix.double()
     assert made("a", wider)[1] == 4, "other number formats are other code"
     tapped = Steeper()
-    tapped.taps = (1,)
+    tapped.taps = (0,)
     assert made("a", tapped)[1] == 5, "and so are features of more layers"
     for note in tmp_path.glob("*.txt"):
         note.write_text("../elsewhere.so")
