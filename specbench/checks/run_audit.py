@@ -118,7 +118,7 @@ def audit_run(
     Returns:
         A flat dict: the keys of `_described`, `recomputed`, `target` (`dtype`, or None for the run's own),
         `unavailable` (orders without values), `fingerprint` (of the rows), the keys of `_recomputed` if p was
-        recomputed, and those of `_explained` for tokens of another program.
+        recomputed, and the keys of `_explained` for tokens of another program.
 
     Raises:
         SpecbenchError: no decoded images, no recorded values, other weights than the run's, or no model on this disk.
@@ -278,7 +278,7 @@ def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
     have p = 0; `failed`: the run is declared lossless and deviates, or its recorded values are not the model's; `tv,
     tv_low, tv_high`: lower bound on the mean total variation per token; `p_value`: the smallest, corrected; `order,
     kind, group`: of the test with this p-value; `place, entropy`: place in the window and range of entropy that deviate
-    most, None without a deviation; `detectable`: see `specbench.stats.rosenblatt.detectable`."""
+    most, None if nothing deviates; `detectable`: see `specbench.stats.rosenblatt.detectable`."""
     decoder, worst = info.spec.decoder, result.tests[0]
     return {
         "run_id": info.run_id,

@@ -21,6 +21,7 @@ from specbench.runs.settings import DRAWN, RunSettings, check_environment, merge
 from specbench.specs.components import CHOICES
 from specbench.specs.options import SettingOrigin, SettingSource, plain
 from specbench.specs.presets import PRESETS, options_of
+from specbench.specs.run_spec import OFF_IF_NONE
 from specbench.system import console
 from specbench.system.downloads import offline
 from specbench.system.torch_device import AUTO
@@ -55,7 +56,7 @@ _COLUMNS = (
         "temperature",
         "top_k",
         "top_p",
-        "min_p",
+        *OFF_IF_NONE,
         "prompts",
         "samples",
         "seed",

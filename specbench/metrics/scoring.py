@@ -82,8 +82,8 @@ class Scoring:
         return [problem for problem in problems.values() if problem]
 
     def problem(self) -> SpecbenchError | None:
-        """One error for all `problems`, plug-ins first; its hint says if other metrics are scored. None without
-        problems."""
+        """One error for all `problems`, plug-ins first; its hint says if other metrics are scored. None if
+        there are no problems."""
         if not (problems := sorted(self.problems, key=lambda problem: not isinstance(problem, PluginError))):
             return None
         first, more = problems[0], len(problems) - 1

@@ -12,6 +12,7 @@ from specbench.metrics.score_store import read_scores
 from specbench.reporting.marks import natural
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, resolve
+from specbench.specs.run_spec import OFF_IF_NONE, SAMPLING
 from specbench.stats.intervals import FEW_UNITS
 from specbench.store.run_info import RunInfo, read_info
 from specbench.system.text_tables import tex
@@ -90,7 +91,8 @@ def _sampling(info: RunInfo) -> str:
     parts = [f"classifier-free guidance {sampling.guidance:g}", f"temperature {sampling.temperature:g}"]
     parts += [f"top-$k$ {sampling.top_k}" if sampling.top_k else "no top-$k$"]
     parts += [f"top-$p$ {sampling.top_p:g}"] if sampling.top_p < 1 else []
-    parts += [f"entropy scale {sampling.entropy_scale:g}"] if sampling.entropy_scale else []
+    filters = {SAMPLING[name].name: getattr(sampling, name) for name in OFF_IF_NONE}
+    parts += [f"{name} {value:g}" for name, value in filters.items() if value]
     parts += [tex(info.processors_text)] if info.processors_text else []
     return ", ".join(parts)
 

@@ -32,6 +32,7 @@ from specbench.reporting.columns import (
 )
 from specbench.reporting.compare import MARKED, marks, real_differences
 from specbench.reporting.row import Compared, ReportRow
+from specbench.specs.run_spec import OFF_IF_NONE, SAMPLING
 from specbench.stats import RULE
 from specbench.store.run_folders import same_but_for_threads
 from specbench.system.text_tables import TextCell, TextTable, plain_table
@@ -296,8 +297,7 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     threads = setting.get("threads")
     parts += [f"top-p {sampling['top_p']:g}"] if sampling["top_p"] < 1 else []
     parts += [row.processors] if row.processors else []
-    named = {"entropy_scale": "entropy scale", "min_p": "min-p", "top_n_sigma": "top-n-sigma"}
-    parts += [f"{text} {sampling[name]:g}" for name, text in named.items() if sampling.get(name)]
+    parts += [f"{SAMPLING[name].name} {sampling[name]:g}" for name in OFF_IF_NONE if sampling.get(name)]
     parts += [setting["dtype"], *([setting["device"]] if ours else [])]
     parts += [f"{threads} thread{'s' * (threads != 1)}"] if threads else []
     parts += dict.fromkeys(row.steps.partition(" ")[0] for row in runs if tells_steps(row))

@@ -29,7 +29,7 @@ from specbench.runs.settings import DRAWN, RUN_ORIGINS, RunSettings
 from specbench.runs.shards import plan_shard, shard_folder
 from specbench.specs.options import SettingSource
 from specbench.specs.presets import DecoderSpec, decoder_code
-from specbench.specs.run_spec import Mode, RunSpec, Sampling
+from specbench.specs.run_spec import OFF_IF_NONE, Mode, RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.system.downloads import Download, offline
 from specbench.system.foreign_code import refuse_edited
@@ -391,7 +391,7 @@ def plan_model(settings: RunSettings) -> ModelFacts:
 def plan_sampling(model: ModelFacts, settings: RunSettings) -> Sampling:
     """Return the model's sampling with the settings applied; reject a top-k above the image vocabulary."""
     values = vars(model.sampling()) | dict(settings.sampling)
-    off = {name: None for name in ("entropy_scale", "min_p", "top_n_sigma") if not values[name]}
+    off = {name: None for name in OFF_IF_NONE if not values[name]}
     sampling = Sampling(**values | off)
     if sampling.guidance != 1 and not model.guided:
         raise SpecbenchError(f"--cfg {sampling.guidance:g}: {model.name} has no unconditional prompt", "omit it")

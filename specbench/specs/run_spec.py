@@ -57,6 +57,8 @@ class Sampling:
 
 SAMPLING: Mapping[str, Setting] = {part.name: part.metadata["setting"] for part in fields(Sampling)}
 """The setting of each field of `Sampling`."""
+OFF_IF_NONE = tuple(part.name for part in fields(Sampling) if part.default is None)
+"""Fields of `Sampling` that are off if None, and that texts name only if they are set."""
 
 
 @dataclass(frozen=True)

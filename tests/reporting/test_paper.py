@@ -291,6 +291,8 @@ def test_seeds_methods_figures_and_a_data_set(here, cli):
     info = read_info(next(Path("results").glob("shapes-ar-*")))
     [sampling] = _samplings([info, replace(info, spec=replace(info.spec, seed=7)), info])
     assert sampling.endswith(f", seeds {info.spec.seed} and 7") and text.count("Sampling used") == 1
+    filtered = replace(info.spec, sampling=replace(info.spec.sampling, min_p=0.03, top_n_sigma=2.0))
+    assert "min-p 0.03, top-n-sigma 2, seed" in _samplings([replace(info, spec=filtered)])[0]
     assert (
         r"\cite{accelerating-auto-regressive-text-to-image-generation-with-t}" in text and "Speculative Jacobi" in text
     )

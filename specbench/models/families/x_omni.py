@@ -21,6 +21,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMS
 from specbench.errors import SpecbenchError
 from specbench.models import checkpoint_loading as stored
 from specbench.models.checkpoint_files import CheckpointFiles, read_json
+from specbench.models.facts import BYTES
 from specbench.models.families.base import LoadRequest, stand_in_tokenizer
 from specbench.models.families.generation_config import read_repetition_penalty
 from specbench.models.families.simplear import QWEN, TINY_QWEN, SimpleAR
@@ -33,6 +34,7 @@ _USUAL = {"mm_vocab_size": 16_448, "image_vocab_size": 16_384, "mm_special_token
 _USUAL |= {"num_mm_adap_layers": 4, "num_mm_head_layers": 4}
 """Entries of the authors' configuration and their defaults."""
 _TINY = TINY_QWEN | {"num_hidden_layers": 4, "num_mm_adap_layers": 1, "num_mm_head_layers": 1}
+_DTYPES = {name: getattr(torch, name) for name in BYTES}
 _NORMS = {"model.lm_norm.weight": "model.norm.words.weight", "model.mm_norm.weight": "model.norm.codes.weight"}
 _TABLES = ("model.lm_embed_tokens.weight", "model.mm_embed_tokens.weight")
 
@@ -154,16 +156,16 @@ class XOmni(SimpleAR):
         if not isinstance(settings, dict):
             return warn(f"{self.name} draws no pictures: {config} has no vision_config")
         with files.source.blaming(config):
-            decoder, dtype = settings["decoder"], getattr(torch, settings["dtype"])
+            decoder, dtype = settings["decoder"], _DTYPES[settings["dtype"]]
             projector = _inside(folder, settings["encoder"]["projector_path"])
             transformer = _inside(folder, decoder["model_path"])
         if projector.is_file():
             stated = CheckpointFiles(files.source, (projector,))
             with files.source.blaming(projector):
                 self._features = CodeProjector(stored.read_tensors(stated))
-                self.codebook = (
-                    self._features.quantize["embedding"].weight.float()[: self.layout.v_image].to(self.device)
-                )
+                self.codebook = self._features.quantize["embedding"].weight.float().to(self.device)
+                if len(self.codebook) != self.layout.v_image:
+                    raise ValueError(f"{len(self.codebook)} codes in place of {self.layout.v_image}")
         bases = [place / "FLUX.1-dev" for place in (folder, folder.resolve().parent)]
         base = next((base for base in bases if base.is_dir()), bases[0])
         needed = (projector, transformer, base / "vae", base / "scheduler")
@@ -193,6 +195,18 @@ def _inside(folder: Path, name: str) -> Path:
     return folder / name
 
 
+def _one_table(files: CheckpointFiles, copies: bool) -> dict[str, Tensor]:
+    """Read the tensors, with one table of words and codes; without `copies`, its values are not the stored ones."""
+    tensors = stored.rename(stored.drop(stored.read_tensors(files), ("lm_head.",)), _NORMS.get)
+    if absent := [name for name in _TABLES if name not in tensors]:
+        raise files.refusal(f" lacks '{absent[0]}'")
+    words, codes = (tensors.pop(name) for name in _TABLES)
+    if words.shape[1:] != codes.shape[1:]:
+        raise files.refusal(f": its tables have rows of {words.shape[1:]} and {codes.shape[1:]} numbers")
+    table = torch.cat([words, codes]) if copies else words[:1].expand(len(words) + len(codes), -1)
+    return tensors | {"model.embed_tokens.weight": table}
+
+
 def load(request: LoadRequest) -> XOmni:
     if not request.files:
         config = Qwen2Config(**_USUAL | request.sized_network(QWEN | {"tie_word_embeddings": False}, _TINY))
@@ -206,18 +220,14 @@ def load(request: LoadRequest) -> XOmni:
         config = stored.read_model_config(files, Qwen2Config)
         for name, value in _USUAL.items():
             setattr(config, name, getattr(config, name, value))
+        with files.source.blaming(files.named("config.json")):
+            codes, marks = config.image_vocab_size, config.mm_special_tokens
+            if not 0 < codes <= config.mm_vocab_size or [type(mark) for mark in marks] != [str] * 3:
+                raise ValueError(f"image_vocab_size {codes}, mm_special_tokens {marks}")
         if config.use_sliding_window:
             raise files.refusal(": sliding-window attention is not supported", files.named("config.json"))
         network = stored.build_network(XOmniNetwork, config, files=files)
-        tensors = stored.rename(stored.drop(stored.read_tensors(files), ("lm_head.",)), _NORMS.get)
-        if absent := [name for name in _TABLES if name not in tensors]:
-            raise files.refusal(f" lacks '{absent[0]}'")
-        words, codes = (tensors.pop(name) for name in _TABLES)
-        if words.shape[1:] != codes.shape[1:]:
-            raise files.refusal(f": its tables have rows of {words.shape[1:]} and {codes.shape[1:]} numbers")
-        # If files are only checked, avoid copying gigabytes.
-        both = words[:1].expand(len(words) + len(codes), -1) if request.device == "meta" else torch.cat([words, codes])
-        tensors["model.embed_tokens.weight"] = both
+        tensors = _one_table(files, copies=request.device != "meta")
         tokenizer = stored.read_tokenizer(files)
         first, last = config.vocab_size, config.image_vocab_size - 1
         if [stored.token_id(tokenizer, f"<MM-Token-{code}>") for code in (0, last)] != [first, first + last]:
