@@ -5,7 +5,9 @@ Colour follows the terminal and the variables NO_COLOR, FORCE_COLOR and TERM=dum
 
 from __future__ import annotations
 
+import codecs
 import io
+import json
 import os
 import sys
 import textwrap
@@ -37,15 +39,30 @@ class _LossyStream(io.TextIOWrapper):
 
 
 def prepare_streams() -> None:
-    r"""Make stdout and stderr accept every text, also if closed. Characters outside the encoding become \uXXXX."""
+    r"""Make stdout and stderr accept every text, also if closed. Characters outside the encoding become \uXXXX.
+    Names of files that are not UTF-8 keep their bytes if the stream passes bytes on."""
+    codecs.register_error("specbench", _escaped)
+    codecs.register_error("specbench+bytes", _as_given)
+    instead = {"strict": "specbench", "backslashreplace": "specbench", "surrogateescape": "specbench+bytes"}
     for name in ("stdout", "stderr"):
         if (stream := getattr(sys, name)) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the rest of the process
             warn(f"{name} is closed: what belongs there is not printed")
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors in instead:
+            stream.reconfigure(errors=instead[stream.errors])
     if (raw := sys.stderr) is sys.__stderr__ and isinstance(raw, io.TextIOWrapper):  # not a test's stream
         sys.stderr = _LossyStream(raw.buffer, raw.encoding, raw.errors, line_buffering=True)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+def _as_given(error: UnicodeError) -> tuple[bytes | str, int]:
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return _escaped(error)
 
 
 def show_progress(shown: bool) -> None:

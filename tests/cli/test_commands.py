@@ -4,6 +4,7 @@ documented keys and exit codes.
 It concerns several modules: the modules of these commands.
 """
 
+import io
 import json
 import os
 import shlex
@@ -26,6 +27,7 @@ from specbench.runs.runner import announcement
 from specbench.runs.settings import merge, run_settings
 from specbench.store.merge_shards import incomplete_shards, merge_runs
 from specbench.store.run_folders import find_runs, shards_in
+from specbench.system.console import prepare_streams
 from specbench.system.images import read_picture
 
 PROGRAM = f"{shlex.quote(sys.executable)} -m specbench"
@@ -76,6 +78,25 @@ def test_an_ascii_terminal_gets_every_line(folder, command, encoding):
     whole, ascii_only = shell(folder, *command), shell(folder, *command, PYTHONIOENCODING=encoding)
     assert ascii_only.returncode == 0 and ascii_only.stderr.isascii()
     assert ascii_only.stdout.encode().decode("unicode-escape" if "\\" not in whole.stdout else "ascii") == whole.stdout
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "printed"),
+    [
+        ("utf-8", "surrogateescape", "é → ".encode() + b"n\xff"),
+        ("utf-8", "strict", "é → n\\udcff".encode()),
+        ("ascii", "surrogateescape", b"\\u00e9 \\u2192 n\xff"),
+        ("ascii", "replace", b"? ? n?"),
+    ],
+)
+def test_a_name_that_is_not_utf_8_keeps_its_bytes_and_a_letter_outside_the_encoding_is_its_number(
+    encoding, errors, printed, monkeypatch
+):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, errors=errors))
+    prepare_streams()
+    print("é → n\udcff", end="", flush=True)
+    assert written.getvalue() == printed
 
 
 @pytest.mark.parametrize("command", ["list decoders", "list nothing"])
