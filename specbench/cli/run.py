@@ -48,20 +48,8 @@ _Sweep = option(
     rich_help_panel="What to run",
 )
 _COLUMNS = (
-    *(
-        "model",
-        "decoder",
-        "options",
-        "guidance",
-        "temperature",
-        "top_k",
-        "top_p",
-        *OFF_IF_NONE,
-        "prompts",
-        "samples",
-        "seed",
-    ),
-    *("batch", "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "weights", "head"),
+    *("model", "decoder", "options", "guidance", "temperature", "top_k", "top_p", *OFF_IF_NONE, "prompts", "samples"),
+    *("seed", "batch", "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "weights", "head"),
     "run_id",
 )
 """Columns of a dry run."""
