@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.hub_downloads import cached_snapshot, refuse_changed, repository_download
@@ -94,6 +95,14 @@ class CheckpointFiles:
 
     def named(self, name: str) -> Path:
         return next(path for path in self.paths if path.name == name)
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Read the file `name`, which holds one JSON object."""
+        return read_json(self.source, self.named(name))
+
+    def blaming(self, name: str) -> AbstractContextManager[None]:
+        """See `Source.blaming`, for the file `name`."""
+        return self.source.blaming(self.named(name))
 
     def holds(self, name: str) -> bool:
         return any(path.name == name for path in self.paths)
@@ -225,7 +234,7 @@ def _snapshot_in(folder: Path) -> Path:
     raise SpecbenchError(f"--weights {folder} needs exactly one snapshot", f"name one of {folder / 'snapshots'}")
 
 
-def read_json(source: Source, path: Path) -> dict[str, object]:
+def read_json(source: Source, path: Path) -> dict[str, Any]:
     """Read a file of the source that holds one JSON object."""
     with source.blaming(path):
         content = parse_json(read_regular(path, MAX_JSON_BYTES))

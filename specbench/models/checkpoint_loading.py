@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, read_json
+from specbench.models.checkpoint_files import CheckpointFiles, Source
 from specbench.models.facts import require_torchao
 from specbench.models.interface import ImageModel
 from specbench.models.script_archive import read_script_tensors
@@ -54,13 +55,13 @@ def _read_file(source: Source, path: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
 
 
-def _unpickled(source: Source, path: Path) -> object:
+def _unpickled(source: Source, path: Path) -> Any:
     # Training scripts often store their parsed arguments with the weights.
     with source.blaming(path), torch.serialization.safe_globals([argparse.Namespace]):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
-def read_arguments(files: CheckpointFiles) -> dict[str, object]:
+def read_arguments(files: CheckpointFiles) -> dict[str, Any]:
     """Read the arguments of the network in a pickled file: the "args" of its "model"."""
     [path] = files.paths
     content = _unpickled(files.source, path)
@@ -68,19 +69,17 @@ def read_arguments(files: CheckpointFiles) -> dict[str, object]:
         return dict(content["model"]["args"])
 
 
-def read_model_config(files: CheckpointFiles, kind: type):
+def read_model_config(files: CheckpointFiles, kind: Any) -> Any:
     """Read `config.json` of a source as a transformers configuration of class `kind`."""
-    path = files.named("config.json")
-    config = read_json(files.source, path)
-    with files.source.blaming(path):
+    config = files.json("config.json")
+    with files.blaming("config.json"):
         return kind.from_dict(config)
 
 
 def read_tokenizer(files: CheckpointFiles, name: str = "tokenizer.json") -> Tokenizer:
     """Load a tokenizers file exactly as it describes itself, without reinterpretation by a tokenizer class."""
-    path = files.named(name)
-    with files.source.blaming(path):
-        return Tokenizer.from_file(str(path))
+    with files.blaming(name):
+        return Tokenizer.from_file(str(files.named(name)))
 
 
 def token_id(tokenizer: Tokenizer, name: str) -> int:
@@ -92,12 +91,11 @@ def token_id(tokenizer: Tokenizer, name: str) -> int:
 
 def named_token(files: CheckpointFiles, *roles: str) -> str:
     """Return the token's name in `tokenizer_config.json` for the first of `roles` that the file has."""
-    path = files.named("tokenizer_config.json")
-    for entry in map(read_json(files.source, path).get, roles):
+    for entry in map(files.json("tokenizer_config.json").get, roles):
         name = entry.get("content") if isinstance(entry, dict) else entry
         if isinstance(name, str):
             return name
-    raise files.refusal(f" names no {roles[0]}", path)
+    raise files.refusal(f" names no {roles[0]}", files.named("tokenizer_config.json"))
 
 
 def rename(tensors: Mapping[str, Tensor], names: Callable[[str], str | None]) -> dict[str, Tensor]:
@@ -120,7 +118,7 @@ META_NAMES = {
 
 def meta_name(name: str, names: Mapping[str, str]) -> str:
     """Return transformers' name for a tensor name of Meta's Llama. `names`: prefixes, as in `META_NAMES`."""
-    layer, inner = re.fullmatch(r"(layers\.\d+\.)?(.*)", name).groups("")
+    layer, inner = re.split(r"^((?:layers\.\d+\.)?)", name)[1:]
     old = next((old for old in names if inner.startswith(old)), "")
     return (f"model.{layer}" if layer else "") + names.get(old, "") + inner.removeprefix(old)
 

@@ -47,7 +47,7 @@ class TokenLayout:
         """Build a raster grid in which a forced special token closes every row."""
         return cls(height, width, v_image, ((-1,) * width + (v_image,)) * height)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if sum(slot < 0 for slot in self.forced) != sum(rows * columns for rows, columns in self.grids):
             named = " and ".join(f"{rows}x{columns}" for rows, columns in self.grids)
             raise ValueError(f"{named} grid needs as many free slots in `forced`")
@@ -118,7 +118,7 @@ class Tree:
 
     parents: tuple[int, ...]  # parent of each column, an earlier column; -1 for column 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.parents or self.parents[0] != -1:
             raise ValueError("column 0 is the root: its parent must be -1")
         if any(not 0 <= parent < column for column, parent in enumerate(self.parents) if column):
@@ -190,7 +190,7 @@ class DraftPrompt(NamedTuple):
     """Prompts of a batch in the form that a draft head reads: R rows of P elements each, padded at the end."""
 
     lengths: Tensor  # [R] number of elements P
-    features: Tensor | None  # [R, longest P - 1, d] hidden states of all elements but the last; None if there are none
+    features: Any  # [R, longest P - 1, d] tensor: hidden states of all elements but the last; None if there are none
     ids: Tensor | None  # [R, longest P] ids of the elements in the head's token table
 
 

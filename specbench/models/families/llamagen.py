@@ -25,8 +25,8 @@ from specbench.errors import SpecbenchError
 from specbench.models import checkpoint_loading as stored
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head import EagleHead
-from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.vq_decoder import ImageDecoder
 from specbench.models.family_sizes import llamagen_shape
 from specbench.models.interface import DraftPrompt, TokenLayout
 from specbench.models.network_sizes import NetworkSize
@@ -57,7 +57,7 @@ class LlamaGen(FamilyModel):
         network: Network,
         encoder: nn.Module,
         tokenizer: Tokenizer,
-        decoder: vq_decoder.ImageDecoder,
+        decoder: ImageDecoder,
     ):
         codes = network.output.out_features
         super().__init__(request, tokenizer, network.model, network.output.weight, range(codes), decoder)
@@ -170,29 +170,23 @@ def _check_grid(published_as: str, model: str, layout: TokenLayout) -> None:
 
 
 def load(request: LoadRequest) -> LlamaGen:
-    if not request.files:
-        return _random(request)
-    files, text_files = request.files
-    language, image = files.only("t2i_*.pt"), files.only("vq_ds16_t2i.pt")
-    tensors, config = converted(request, language, "uncond_embedding")
-    network = stored.build_network(Network, config, tensors["uncond_embedding"].shape[-1])
-    request.fill(network, tensors, language)
-    encoder = stored.build_network(T5EncoderModel, stored.read_model_config(text_files, T5Config), files=text_files)
-    text_tensors = stored.drop(stored.read_tensors(text_files), ["decoder.", "lm_head."])
-    stored.fill(encoder, text_tensors, text_files, request.device, _text_dtype(request))
-    decoder = vq_decoder.load_llamagen_vq(stored.read_tensors(image), image, request.device)
-    return LlamaGen(request, network, encoder, caption_tokenizer(request.files), decoder)
-
-
-def _random(request: LoadRequest) -> LlamaGen:
-    config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.head_size)
-    text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
-    network = request.randomise(stored.build_network(Network, config, text_config.d_model))
-    encoder = stored.randomise(stored.build_network(T5EncoderModel, text_config), request.device, _text_dtype(request))
-    decoder = vq_decoder.random_taming(
-        request.sized(vq_decoder.LLAMAGEN_VQ, vq_decoder.TINY_VQ), normalise=True, attention=True, device=request.device
-    )
-    return LlamaGen(request, network, encoder, caption_tokenizer(()), decoder)
+    # T5 overflows in float16.
+    text_dtype = torch.float32 if request.dtype == torch.float16 else request.dtype
+    if request.files:
+        files, text_files = request.files
+        language, image = files.only("t2i_*.pt"), files.only("vq_ds16_t2i.pt")
+        tensors, config = converted(request, language, "uncond_embedding")
+        network = stored.build_network(Network, config, tensors["uncond_embedding"].shape[-1])
+        request.fill(network, tensors, language)
+        encoder = stored.build_network(T5EncoderModel, stored.read_model_config(text_files, T5Config), files=text_files)
+        text_tensors = stored.drop(stored.read_tensors(text_files), ["decoder.", "lm_head."])
+        stored.fill(encoder, text_tensors, text_files, request.device, text_dtype)
+    else:
+        image, text_config = None, T5Config(**request.sized(_T5_XL, _TINY_T5))
+        network = request.randomise(stored.build_network(Network, random_config(request), text_config.d_model))
+        encoder = stored.build_network(T5EncoderModel, text_config)
+        stored.randomise(encoder, request.device, text_dtype)
+    return LlamaGen(request, network, encoder, caption_tokenizer(request.files), request.llamagen_vq(image))
 
 
 class LlamaGenClass(FamilyModel):
@@ -202,7 +196,7 @@ class LlamaGenClass(FamilyModel):
     to every slot; the official `cfg_interval` is also off by default.
     """
 
-    def __init__(self, request: LoadRequest, network: ClassNetwork, decoder: vq_decoder.ImageDecoder):
+    def __init__(self, request: LoadRequest, network: ClassNetwork, decoder: ImageDecoder):
         codes = range(network.output.out_features)
         unused = stand_in_tokenizer({}, first_byte=0)
         super().__init__(request, unused, network.model, network.output.weight, codes, decoder)
@@ -227,22 +221,19 @@ class ClassNetwork(nn.Module):
 
 
 def load_by_class(request: LoadRequest) -> LlamaGenClass:
-    if not request.files:
-        config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.head_size)
-        network = request.randomise(stored.build_network(ClassNetwork, config, request.info.classes))
-        settings = request.sized(vq_decoder.LLAMAGEN_VQ, vq_decoder.TINY_VQ)
-        decoder = vq_decoder.random_taming(settings, normalise=True, attention=True, device=request.device)
-        return LlamaGenClass(request, network, decoder)
-    [files] = request.files
-    language, image = files.only("c2i_*.pt"), files.only("vq_ds16_c2i.pt")
-    tensors, config = converted(request, language, "embedding_table.weight")
-    classes = len(tensors["embedding_table.weight"]) - 1
-    if classes != request.info.classes:
-        raise language.refusal(f" has {classes} classes, {request.info.name} has {request.info.classes}")
-    network = stored.build_network(ClassNetwork, config, classes)
-    request.fill(network, tensors, language)
-    decoder = vq_decoder.load_llamagen_vq(stored.read_tensors(image), image, request.device)
-    return LlamaGenClass(request, network, decoder)
+    image = None
+    if request.files:
+        [files] = request.files
+        language, image = files.only("c2i_*.pt"), files.only("vq_ds16_c2i.pt")
+        tensors, config = converted(request, language, "embedding_table.weight")
+        classes = len(tensors["embedding_table.weight"]) - 1
+        if classes != request.info.classes:
+            raise language.refusal(f" has {classes} classes, {request.info.name} has {request.info.classes}")
+        network = request.fill(stored.build_network(ClassNetwork, config, classes), tensors, language)
+    else:
+        network = stored.build_network(ClassNetwork, random_config(request), request.info.classes)
+        request.randomise(network)
+    return LlamaGenClass(request, network, request.llamagen_vq(image))
 
 
 def caption_tokenizer(files: Sequence[CheckpointFiles]) -> Tokenizer:
@@ -263,15 +254,11 @@ def tokens_cut(tokenizer: Tokenizer, caption: str) -> int:
     return sum(len(part) - tokenizer.num_special_tokens_to_add(False) for part in rest)
 
 
-def _text_dtype(request: LoadRequest) -> torch.dtype:
-    """Return the number format of T5: float32 instead of float16, in which T5 overflows."""
-    return torch.float32 if request.dtype == torch.float16 else request.dtype
-
-
-def llama_config(sizes: Mapping[str, int], head: int) -> LlamaConfig:
+def random_config(request: LoadRequest) -> LlamaConfig:
+    """Return the configuration of a language model with random weights."""
+    sizes, head = request.sized_network({}, TINY_SIZES), request.info.network.head_size
     heads = sizes["hidden_size"] // head
-    sizes = {**sizes, "num_attention_heads": heads, "num_key_value_heads": heads}
-    return LlamaConfig(**sizes, rms_norm_eps=1e-5)
+    return LlamaConfig(**sizes | {"num_attention_heads": heads, "num_key_value_heads": heads}, rms_norm_eps=1e-5)
 
 
 _NAMES = stored.META_NAMES | {"cls_embedding.cap_proj.": "", "cls_embedding.": ""}
@@ -285,7 +272,8 @@ def converted(request: LoadRequest, files: CheckpointFiles, condition: str) -> t
     except KeyError as error:
         raise files.refusal(f" lacks {error}") from None
     size = NetworkSize(codes, width, inner, layers, width // head, width // head)
-    return convert(stored.drop(tensors, ["freqs_cis"]), files, condition, head), llama_config(size.config(), head)
+    config = LlamaConfig(**size.config(), rms_norm_eps=1e-5)
+    return convert(stored.drop(tensors, ["freqs_cis"]), files, condition, head), config
 
 
 def convert(tensors: Mapping[str, Tensor], files: CheckpointFiles, condition: str, head: int) -> dict[str, Tensor]:

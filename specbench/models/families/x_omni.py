@@ -129,7 +129,7 @@ class XOmni(SimpleAR):
 
     draws = False
     codebook = None
-    _features = None
+    _features: CodeProjector | None = None
 
     def __init__(self, request: LoadRequest, tokenizer: Tokenizer, network: XOmniNetwork):
         config = network.model.config
@@ -162,8 +162,8 @@ class XOmni(SimpleAR):
         if projector.is_file():
             stated = CheckpointFiles(files.source, (projector,))
             with files.source.blaming(projector):
-                self._features = CodeProjector(stored.read_tensors(stated))
-                self.codebook = self._features.quantize["embedding"].weight.float().to(self.device)
+                self._features = features = CodeProjector(stored.read_tensors(stated))
+                self.codebook = features.quantize["embedding"].weight.float().to(self.device)
                 if len(self.codebook) != self.layout.v_image:
                     raise ValueError(f"{len(self.codebook)} codes in place of {self.layout.v_image}")
         bases = [place / "FLUX.1-dev" for place in (folder, folder.resolve().parent)]

@@ -242,6 +242,8 @@ class TransformerSession:
     forward, and hidden states of tapped layers, conditional rows first.
     """
 
+    features: Tensor
+
     def __init__(
         self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int, length: int | None = None
     ):
@@ -270,7 +272,6 @@ class TransformerSession:
         self._extent = CacheExtent()
         self._fed: Tensor | None = None
         self._hidden = (0, 0)
-        self.features: Tensor | None = None
         self._prompt_features = self._prefill(max(lengths) - 1)
 
     def _hold(self) -> None:
