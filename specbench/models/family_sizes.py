@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specbench.models.network_sizes import SIZES, NetworkSize
 
@@ -27,7 +28,7 @@ _LLAMAGEN_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 32
 """Attention heads of the authors' models by width; their tensors do not show them."""
 
 
-def llamagen_shape(tensors: Mapping, named: NetworkSize) -> tuple[int, int, int, int, int]:
+def llamagen_shape(tensors: Mapping[str, Any], named: NetworkSize) -> tuple[int, int, int, int, int]:
     """Return codes, width, feed-forward width, layers and head width of LlamaGen's tensors. The head width comes from
     the rotary table, else from the authors' model of this width, else from the `named` model."""
     codes, width = tensors["output.weight"].shape

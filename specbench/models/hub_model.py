@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, local_folder, read_json
+from specbench.models.checkpoint_files import CheckpointFiles, Source, local_folder
 from specbench.models.checkpoint_layouts import Layout, ModelFiles, stored_size
 from specbench.models.facts import BYTES, TINY_BEFORE, TINY_GRID, ModelChoice, ModelFacts, require_torchao
 from specbench.models.family_sizes import glm_preview, network_size
@@ -104,10 +104,10 @@ class HubModel(ModelFacts):
             raise SpecbenchError(
                 f"--revision {choice.revision}: --weights {choice.weights} is a folder, not a hub repository"
             )
-        for name, families in RELEASED.items():
-            if getattr(choice, name) == "released" and self.family not in families:
+        for name in choice.released:
+            if self.family not in RELEASED[name]:
                 what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
-                raise SpecbenchError(what, f"it is for models of these families: {', '.join(families)}")
+                raise SpecbenchError(what, f"it is for models of these families: {', '.join(RELEASED[name])}")
         grid, second = TINY_GRID if choice.tiny else self.grid, self.second
         if choice.size:
             if choice.tiny:
@@ -119,7 +119,7 @@ class HubModel(ModelFacts):
             if second:
                 second = tuple(stage for stage in second if stage.resolution == asked)
             else:
-                grid = tuple(side // self.patch for side in asked)
+                grid = asked[0] // self.patch, asked[1] // self.patch
             choice = replace(choice, size=choice.size if asked != self.resolution else None)
         companions, alike = self.companions, ModelChoice(random=choice.random, tiny=choice.tiny)
         if second:
@@ -148,6 +148,10 @@ class HubModel(ModelFacts):
     @property
     def parameters(self) -> int:
         return self.network.parameters
+
+    @property
+    def layers(self) -> int:
+        return self.network.layers
 
     @property
     def licence(self) -> str:
@@ -266,10 +270,11 @@ def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
     """Return the sampling of `generate`: the generation settings in `files`, else transformers' defaults."""
     if not files.holds("generation_config.json"):
         return defaults
-    path, usual = files.named("generation_config.json"), {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
-    kept = {name: value for name, value in read_json(files.source, path).items() if name in usual and value is not None}
+    usual: dict[str, Any] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+    stored = files.json("generation_config.json")
+    kept = {name: stored[name] for name in stored if name in usual and stored[name] is not None}
     sampling = replace(defaults, **usual | kept)
-    with files.source.blaming(path):
+    with files.blaming("generation_config.json"):
         top_k = sampling.top_k
         if not (sampling.temperature > 0 and top_k >= 0 and top_k % 1 == 0 and 0 < sampling.top_p <= 1):
             raise ValueError(f"{kept} is no sampling")
@@ -279,21 +284,6 @@ def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
 def digest(parts: tuple[CheckpointFiles, ...]) -> str:
     """Return one digest over all files of a model."""
     return hashlib.sha256("".join(part.sha256() for part in parts).encode()).hexdigest()
-
-
-_PLAIN = (
-    "summary",
-    "patch",
-    "row_ends",
-    "v_image",
-    "caption_tokens",
-    "classes",
-    "codes",
-    "guided",
-    "generates",
-    "pixel_numbers",
-)
-"""Entries that become fields of the model without conversion."""
 
 
 def _tuples(value: Any) -> Any:
@@ -320,9 +310,8 @@ def _model(
         layout: [companions[part["companion"]] if "companion" in part else _source_of(part) for part in parts]
         for layout, parts in entry.get("also", {}).items()
     }
-    return HubModel(
+    made: dict[str, Any] = dict(
         name=name,
-        family=entry["family"],
         target=f"specbench.models.families.{entry.get('loader', entry['family'] + ':load')}",
         source=_source_of(entry["source"]),
         companions=needed,
@@ -335,8 +324,8 @@ def _model(
         defaults=Sampling(**entry["sampling"]),
         network=network_size(entry["family"], **entry["network"]),
         other_bytes=sum(other) if isinstance(other, list) else other,
-        **{field: entry[field] for field in _PLAIN if field in entry},
     )
+    return HubModel(**{field: entry[field] for field in entry if field in HubModel.__dataclass_fields__} | made)
 
 
 def _read() -> tuple[HubModel, ...]:

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
-from specbench.models.draft_head import NO_HEAD, HeadLoading, write_head
+from specbench.models.draft_head import NO_HEAD, ready_head, write_head
 from specbench.models.interface import ImageModel, TokenLayout, VerticalHeadModel
 from specbench.system.files import blaming, read_regular
 from specbench.system.json_values import parse_json
@@ -106,7 +106,7 @@ def embedded(table: Tensor, ids: Tensor, places: Tensor, exists: Tensor) -> Tens
 
 def vertical_head_for(model: ImageModel, path: str) -> VerticalHead:
     """Load the vertical head `path` (a folder or hub id; empty for the model's head) for `model`."""
-    return _VERTICAL.ready(model, path)
+    return ready_head(model, path, VerticalHeadModel, "own_vertical_head", load_vertical_head)
 
 
 def new_vertical_head(width: int, hidden: int, seed: int) -> VerticalHead:
@@ -135,8 +135,3 @@ def load_vertical_head(files: CheckpointFiles) -> VerticalHead:
 def save_vertical_head(head: VerticalHead, folder: Path, extra: Mapping[str, object]) -> None:
     """Write `head` as float16 safetensors; `extra` entries go into config.json."""
     write_head(head, folder, {"kind": KIND, "width": head.width, "hidden": head.hidden, **extra})
-
-
-_VERTICAL = HeadLoading(
-    VerticalHeadModel, lambda model: model.own_vertical_head(), load_vertical_head, lambda head: head.width
-)

@@ -243,8 +243,7 @@ def test_a_stored_head_comes_back_and_others_are_refused(model, tmp_path):
 def test_a_head_is_loaded_once_for_many_batches_and_again_once_its_file_or_the_model_has_changed(tmp_path, monkeypatch):
     model, loads = Speaker(), []
     honest = load_head
-    counted = draft_head._EAGLE._replace(load=lambda folder: loads.append(folder) or honest(folder))
-    monkeypatch.setattr(draft_head, "_EAGLE", counted)
+    monkeypatch.setattr(draft_head, "load_head", lambda folder: loads.append(folder) or honest(folder))
     for name, seed in (("one", 1), ("other", 2)):
         save_head(new_head(head_config(), torch.randn(VOCAB, D), seed), tmp_path / name, {})
 

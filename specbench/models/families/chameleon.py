@@ -109,8 +109,8 @@ class Anole(FamilyModel):
     marks = START, END_OF_TURN, BEGIN_IMAGE
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
-        first = END_OF_TURN if self.released["rows"] else START
-        text = RELEASED_WORDS * self.released["prompt"] + text
+        first = END_OF_TURN if "guidance_rows" in self.released else START
+        text = RELEASED_WORDS * ("prompt_form" in self.released) + text
         return self.words(START + text + END_OF_TURN + BEGIN_IMAGE), self.words(first + BEGIN_IMAGE)
 
 
@@ -145,7 +145,7 @@ class Lumina(FamilyModel):
         asked = f"Generate an image of {width}x{height} according to the following prompt:\n{text}"
         sizes = "".join(f"<reserved{_FIRST_SIZE + side // _SIZE_UNIT:05d}>" for side in (height, width))
         image = self.words(BEGIN_IMAGE + sizes)
-        unconditional = self.words(END_OF_TURN) + image if self.released["rows"] else image
+        unconditional = self.words(END_OF_TURN) + image if "guidance_rows" in self.released else image
         return self.words(self.start + asked + END_OF_TURN) + image, unconditional
 
 
@@ -166,7 +166,7 @@ class Lumina2(Lumina):
     _scales: Tensor | None = None
 
     def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
-        if self.released["guidance"]:
+        if "guidance_schedule" in self.released:
             height, width = self.layout.height, self.layout.width
             scales = released_scales(guidance, height * width, self.layout.length)
             self._scales = torch.tensor([*scales, scales[-1]], device=self.device)

@@ -106,7 +106,7 @@ class GlmImage(FamilyModel):
             return f"the end of the image was drawn at token {ends[0]}, where GLM-Image's pipeline stops and fails"
         first = len(tokens) - self.layout.height * self.layout.width
         if len(others := np.flatnonzero(tokens[first:] >= self._codes)):
-            slot = first + others[0]
+            slot = first + int(others[0])
             return f"token {slot} is {tokens[slot]}, no code of an image, on which GLM-Image's pipeline fails"
         return None
 
