@@ -12,7 +12,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ def call_eager(function: Callable[Args, Result], *args: Args.args, **kwargs: Arg
     return function(*args, **kwargs)
 
 
-def in_turn(step: Callable, carry: tuple[Tensor, ...], given: Sequence[Tensor]) -> list[Tensor]:
+def in_turn(step: Callable[..., Any], carry: tuple[Tensor, ...], given: Sequence[Tensor]) -> list[Tensor]:
     """Run `step` on each column of `given` [B, n, ...] from left to right: step(carry, columns [B, 1, ...]) returns
     the next carry and outputs [B, 1, ...], which are joined to [B, n, ...].
 
@@ -45,7 +45,7 @@ def in_turn(step: Callable, carry: tuple[Tensor, ...], given: Sequence[Tensor]) 
     if torch.compiler.is_compiling() and given[0].device.type == "cpu" and given[0].shape[1] > 1:
         from torch._higher_order_ops.scan import scan  # only where something is compiled
 
-        def column(carry: tuple[Tensor, ...], columns: Sequence[Tensor]) -> tuple[tuple, tuple]:
+        def column(carry: tuple[Tensor, ...], columns: Sequence[Tensor]) -> tuple[Any, Any]:
             carry, outputs = step(carry, [tensor.unsqueeze(1) for tensor in columns])
             return carry, tuple(output.squeeze(1).clone() for output in outputs)  # not sharing memory with the carry
 
@@ -63,7 +63,7 @@ def in_turn(step: Callable, carry: tuple[Tensor, ...], given: Sequence[Tensor]) 
 class Compiled:
     """One function, compiled. `seconds`: time of the calls that compiled a form; `forms`: their number."""
 
-    def __init__(self, function: Callable, dynamic: bool, options: dict[str, object]):
+    def __init__(self, function: Any, dynamic: bool, options: dict[str, Any]):
         """`dynamic`: whether one form has symbolic sizes, else there is a form per set of sizes. `options`: of
         Inductor."""
         self.seconds, self.forms = 0.0, 0
@@ -74,7 +74,7 @@ class Compiled:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FORMS)
         self._call = torch.compile(copied, fullgraph=True, dynamic=dynamic, options=options)
 
-    def __call__(self, *args: object) -> object:
+    def __call__(self, *args: Any) -> Any:
         before, start = _graphs(), time.perf_counter()
         try:
             result = self._call(*args)
@@ -150,9 +150,9 @@ class CompiledForms:
     """Several compiled functions."""
 
     part: str  # part of a step, for run.json
-    options: dict[str, object]  # of Inductor
+    options: dict[str, Any]  # of Inductor
 
-    def all_compiled(self) -> Iterable[Compiled]:
+    def all_compiled(self) -> Iterable[Any]:
         raise NotImplementedError
 
     @property
@@ -175,15 +175,16 @@ class CompiledFunctions(CompiledForms):
 
     part = "sampling"
 
-    def __init__(self, options: dict[str, object]):
-        """`options` of Inductor."""
+    def __init__(self, device: torch.device):
+        # On a GPU no CUDA graph is captured, because its next run would overwrite outputs that the drafter still reads.
         # A hash uses each intermediate result twice; unless these are materialised early, the fused expression grows
         # exponentially, and compiling takes minutes.
         # In-place buffers are off: for a loop's results torch 2.13 would declare a buffer twice.
-        self.options = {"realize_opcount_threshold": 8, "inplace_buffers": False, **options}
-        self._compiled: dict[Callable, Compiled] = {}
+        self.options = {"realize_opcount_threshold": 8, "inplace_buffers": False}
+        self.options |= {} if device.type == "cuda" else {"cpp_wrapper": True}
+        self._compiled: dict[Callable[..., Any], Compiled] = {}
 
-    def __call__(self, function: Callable[Args, Result], *args: Args.args) -> Result:
+    def __call__(self, function: Callable[..., Result], *args: Any) -> Result:
         if function not in self._compiled:
             self._compiled[function] = Compiled(function, False, {**self.options, "guard_filter_fn": _on_shapes})
         return self._compiled[function](*args)
@@ -192,7 +193,7 @@ class CompiledFunctions(CompiledForms):
         return self._compiled.values()
 
 
-def _on_shapes(guards: Sequence) -> list[bool]:
+def _on_shapes(guards: Sequence[Any]) -> list[bool]:
     """Select the guards on shapes and tensors."""
     return [guard.guard_type in ("TENSOR_MATCH", "SHAPE_ENV") for guard in guards]
 
@@ -208,9 +209,3 @@ def compile_facts(compiled: Sequence[CompiledForms], device: torch.device) -> di
     }
     graphs = graph_bytes() if device.type == "cuda" else None
     return facts if graphs is None else facts | {"graph_bytes": graphs}
-
-
-def compiled_functions(device: torch.device) -> CompiledFunctions:
-    """Return a `CompiledFunctions` for the device. On a GPU no CUDA graph is captured, because its next run would
-    overwrite outputs that the drafter still reads."""
-    return CompiledFunctions({} if device.type == "cuda" else {"cpp_wrapper": True})

@@ -5,14 +5,16 @@ In a sync the host waits for all work queued on a GPU. Decode steps use bounds o
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-_Copy = tuple[Tensor, float, torch.cuda.Event]
+_Copy = tuple[Tensor, Any, torch.cuda.Event]
 """A pending copy, the `when` of its start, and the event that marks its completion."""
 
 
-def to_host(numbers: Tensor) -> list:
+def to_host(numbers: Tensor) -> list[Any]:
     """Copy a tensor to nested lists; a host sync."""
     return numbers.tolist()
 
@@ -21,12 +23,12 @@ class AsyncHostCopy:
     """Latest host copy of a changing tensor. It is current on a CPU. On a GPU it may be some steps old; only the first
     is a sync."""
 
-    def __init__(self, latest: tuple[list[int], float] | None = None):
+    def __init__(self, latest: tuple[list[int], Any] | None = None):
         """`latest`: numbers and their `when`, if the host knows them already."""
         self._latest = latest
         self._pending: _Copy | None = None
 
-    def latest(self, numbers: Tensor, when: float) -> tuple[list[int], float]:
+    def latest(self, numbers: Tensor, when: float) -> tuple[list[int], Any]:
         """Start a copy of `numbers` [n] unless a copy is pending. Return the latest complete copy and its `when`."""
         if not numbers.is_cuda or self._latest is None:
             self._latest = to_host(numbers), when

@@ -7,6 +7,7 @@ different positions, and prompts of different length need no padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,13 +39,15 @@ class PositionLayer(CacheLayerMixin):
     """Keys and values of one layer, [R, heads, slots, d]."""
 
     is_compileable = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, capacity: int, placement: Placement, keys: Tensor | None = None, values: Tensor | None = None):
         """`keys` and `values`: existing buffers, if any."""
         super().__init__()
         self._capacity = capacity
         self._placement = placement
-        if keys is not None:
+        if keys is not None and values is not None:
             self.keys, self.values = keys, values
             self._rows = torch.arange(len(keys), device=keys.device)[:, None]
             self.is_initialized = True
@@ -64,7 +67,7 @@ class PositionLayer(CacheLayerMixin):
             # CUDA graphs write to a fixed address.
             torch._dynamo.mark_static_address(buffer, guard=False)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         slots, run = self._placement.slots.to(key_states.device), self._placement.run

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from specbench.models.transformer.compilation import (
     CompiledForms,
     CompiledFunctions,
     call_eager,
-    compiled_functions,
     keep_compiled,
 )
 from specbench.models.transformer.compiled_forward import CUDA_OPTIONS, CompiledStep, nest_layers
@@ -66,7 +65,8 @@ class TransformerModel:
     made_of: str | None = None
     """Identity of the network's files and code: equal for the same network in another process; None if unknown."""
     taps: tuple[int, ...] = ()
-    _compiled_steps: dict[float, CompiledStep | PackagedStep] | None = None
+    compiles = False
+    _compiled_steps: dict[float, CompiledStep | PackagedStep]
     _views: dict[tuple[int, ...], TransformerModel] | None = None
     _compiled_functions: dict[Hashable, CompiledFunctions]
     _spare_cache: PositionCache | None = None
@@ -176,11 +176,8 @@ class TransformerModel:
             join_products(self.backbone)
             nest_layers(self.backbone)
         keep_compiled()
+        self.compiles = True
         self._compiled_steps, self._compiled_functions = {}, {}
-
-    @property
-    def compiles(self) -> bool:
-        return self._compiled_steps is not None
 
     def compiled_step(self, guidance: float) -> CompiledStep | PackagedStep | None:
         """Return the compiled step for a guidance scale; None without `compile`."""
@@ -190,10 +187,10 @@ class TransformerModel:
             return None
         if guidance not in self._compiled_steps:
             on_gpu = self.device.type == "cuda"
-            step = CompiledStep(self, guidance, CUDA_OPTIONS) if on_gpu else PackagedStep(self, guidance)
-            self._compiled_steps[guidance] = step
-        self._compiled_steps[guidance].follow_model()
-        return self._compiled_steps[guidance]
+            new = CompiledStep(self, guidance, CUDA_OPTIONS) if on_gpu else PackagedStep(self, guidance)
+            self._compiled_steps[guidance] = new
+        (step := self._compiled_steps[guidance]).follow_model()
+        return step
 
     def lend_cache(self, session: TransformerSession, rows: int, slots: int) -> PositionCache:
         """Return an empty cache for a compiled session. Reuse the cache of an earlier session of the same shape, if
@@ -212,7 +209,7 @@ class TransformerModel:
             return call_eager
         key = key, rows, self.device, self.dtype
         if key not in self._compiled_functions:
-            self._compiled_functions[key] = compiled_functions(self.device)
+            self._compiled_functions[key] = CompiledFunctions(self.device)
         return self._compiled_functions[key]
 
     @contextmanager
@@ -225,13 +222,11 @@ class TransformerModel:
 
     @property
     def compiled(self) -> list[CompiledForms]:
-        models = {id(model): model for model in (self, *(self._views or {}).values()) if model.compiles}.values()
-        return [
-            part
-            for model in models
-            for parts in (model._compiled_steps, model._compiled_functions)
-            for part in parts.values()
-        ]
+        parts: list[CompiledForms] = []
+        for model in (self, *(self._views or {}).values()):
+            if model.compiles:
+                parts += [*model._compiled_steps.values(), *model._compiled_functions.values()]
+        return parts
 
 
 class TransformerSession:
@@ -270,7 +265,7 @@ class TransformerSession:
         if self._compiled and length is None:
             self._hold()
         self._extent = CacheExtent()
-        self._fed: Tensor | None = None
+        self._fed: Any = None  # slots of the latest forward
         self._hidden = (0, 0)
         self._prompt_features = self._prefill(max(lengths) - 1)
 
@@ -294,20 +289,16 @@ class TransformerSession:
             return None
         embeds = nn.utils.rnn.pad_sequence([embeds[:-1] for embeds in self._prefix.embeds], batch_first=True)
         slots = self._index[:longest].expand(len(embeds), -1)
-        if self._compiled and self._compiled.prefills and self._cache.is_ready:
-            return self._compiled.prefill(self._cache, embeds, slots + self._shift, slots)
+        positions, backbone = slots + self._shift, self._model.backbone
+        # On a CPU the time of a prefill goes into products, not calls.
+        if isinstance(self._compiled, CompiledStep) and self._cache.is_ready:
+            return self._compiled.prefill(self._cache, embeds, positions, slots)
         self._cache.place(slots, longest)
         mask = (self._index[:longest] <= slots[..., None])[:, None]
-        positions, backbone = slots + self._shift, self._model.backbone
         if self._model.taps:
             return last_hidden_state(backbone, embeds, positions, mask, self._cache, self._model.taps)
-        return backbone(
-            inputs_embeds=embeds,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=self._cache,
-            use_cache=True,
-        ).last_hidden_state
+        fed = {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": mask}
+        return backbone(**fed, past_key_values=self._cache, use_cache=True).last_hidden_state
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         tokens, positions = self._twice(tokens), self._twice(positions)
