@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source
 from specbench.models.facts import require_torchao
-from specbench.models.interface import ImageModel
 from specbench.models.script_archive import read_script_tensors
 
 _IN_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
@@ -257,7 +256,7 @@ def quantise_network(network: nn.Module) -> nn.Module:
     return network
 
 
-def round_to_eight_bits(model: ImageModel) -> None:
+def round_to_eight_bits(model: Any) -> None:
     """Round a model's weights as `quantise_network` does, in their own number format, without torchao."""
     if not isinstance(getattr(model, "backbone", None), nn.Module):
         raise SpecbenchError(f"'{model.name}' has no transformer to round")

@@ -206,7 +206,7 @@ def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
     computing the first column alone and with the others, if that is larger."""
     generators: dict[torch.device, torch.Generator] = {}
 
-    def change(module: nn.Module, inputs: tuple[object, ...], output: object) -> object:
+    def change(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         both = (inputs[0] if inputs else None, output)
         if not all(isinstance(value, Tensor) and value.is_floating_point() for value in both):
             return output  # an embedding does not round

@@ -2,10 +2,10 @@
 
 A forward has four parts that run in sequence, each bound by memory or by arithmetic:
 
-    weights all matrix products with weights; the weights are read once for any number of columns attention the KV cache
-    of every row is read once and its new entries are written; two products per query between norms, rotation, sums and
-    gates, which move activations through memory, as eager kernels do logits logits of the image vocabulary are written,
-    converted to float32, and mixed if there is guidance
+    weights     all matrix products with weights, which are read once for any number of columns
+    attention   the KV cache of every row is read once and its new entries are written; two products per query
+    between     norms, rotation, sums and gates, which move activations through memory, as eager kernels do
+    logits      of the image vocabulary: written, converted to float32, and mixed if there is guidance
 
 Nothing here is a measurement.
 """

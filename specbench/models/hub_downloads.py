@@ -115,10 +115,9 @@ def repository_download(
     """Return the files of a repository to download, with the commit, sizes and digests that the hub states now.
 
     `revision`: chosen by the user; if None, from SPECBENCH_REVISIONS, else the pinned revision, else `main`. A commit
-        that
-    the user has not named and the hub does not have is replaced by `main`. `groups`: glob patterns, each of which must
-    match a file; "a|b" takes b if nothing matches a. Files of `optional` are downloaded if they exist. An error has
-    exit code 1 if the hub did not answer, else 5.
+    that the user has not named and the hub does not have is replaced by `main`. `groups`: glob patterns, each of which
+    must match a file; "a|b" takes b if nothing matches a. Files of `optional` are downloaded if they exist. An error
+    has exit code 1 if the hub did not answer, else 5.
     """
     require_permission(repo, revision)
     named = revision or _chosen(repo)
@@ -164,7 +163,7 @@ def _ask_hub(repo: str, revision: str, required: bool) -> tuple[str, dict[str, R
     ask = partial(HfApi().model_info, repo, files_metadata=True)
     try:
         info = ask(revision=revision)
-        return info.sha, _stated(info, revision), ""
+        return str(info.sha), _stated(info, revision), ""
     except errors.RevisionNotFoundError:
         if required or revision == "main":
             raise
@@ -173,7 +172,7 @@ def _ask_hub(repo: str, revision: str, required: bool) -> tuple[str, dict[str, R
         fix = f"name one: {_VARIABLE}={repo}@COMMIT"
         raise SpecbenchError(f"{unknown}, and --pinned-only allows no other", fix, MISSING_PREREQUISITE)
     info = ask(revision="main")
-    return info.sha, _stated(info, ""), f"{unknown}; main is used, at {info.sha[:12]}"
+    return str(info.sha), _stated(info, ""), f"{unknown}; main is used, at {str(info.sha)[:12]}"
 
 
 def _stated(info: ModelInfo, asked: str) -> dict[str, Remote]:
@@ -304,9 +303,9 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
     )
 
 
-def _behind(error: BaseException) -> list[BaseException]:
+def _behind(error: BaseException) -> list[Any]:
     """Return an error and its causes, the innermost last."""
-    causes = [error]
+    causes: list[Any] = [error]
     while True:
         last = causes[-1]
         inner = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
@@ -317,7 +316,9 @@ def _behind(error: BaseException) -> list[BaseException]:
 
 def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[], str]) -> str:
     """Call `receive` in a thread, so that Ctrl-C works at once, and report the bytes in a repository's folder."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    import huggingface_hub
+
+    bars: Any = huggingface_hub.utils
 
     def received() -> int:
         total = 0
@@ -326,7 +327,7 @@ def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[],
                 total += path.stat().st_size
         return total
 
-    before, hidden, done = received(), are_progress_bars_disabled(), Future()
+    before, hidden, done = received(), bars.are_progress_bars_disabled(), Future[str]()
 
     def work() -> None:
         try:
@@ -334,7 +335,7 @@ def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[],
         except BaseException as error:  # raised again with the result
             done.set_exception(error)
 
-    disable_progress_bars()
+    bars.disable_progress_bars()
     try:
         threading.Thread(target=work, daemon=True).start()
         while wait([done], _LOOK_EVERY_S).not_done:
@@ -344,4 +345,4 @@ def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[],
         return folder
     finally:
         if not hidden:
-            enable_progress_bars()
+            bars.enable_progress_bars()

@@ -78,7 +78,8 @@ class LoadedModel(TransformerModel):
             hidden = base(input_ids=self._image_ids[None, :3], **accepted(base, use_cache=False))[0]
             self._head = own_head(inner, self._image_ids, hidden)
         self.codebook = None if codebook is None else codebook.detach().float().to(self.device)
-        self._ids_of, self._draw = prompt_ids, render
+        self._ids_of: Any = prompt_ids
+        self._draw: Any = render
 
     @property
     def device(self) -> torch.device:
@@ -169,6 +170,8 @@ def _grid(layout: Any, codes: int) -> TokenLayout:
 
 
 class _Session(TransformerSession):
+    _model: LoadedModel
+
     def _step(self, tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor | None, *more: Any) -> Tensor:
         if mask is not None and self._model.no_trees is not None:
             raise SpecbenchError(*self._model.no_trees)
@@ -334,15 +337,15 @@ def _holds(known: _Known, model: LoadedModel, prompt: int) -> bool:
 def _compare(model: LoadedModel, network: nn.Module, prefix: Prefix, own: str) -> _Known:
     """Find the first attention implementation whose decoding steps agree with the network's own forward. If the
     network's implementation takes any mask, only it is tried; otherwise it is tried last."""
-    reference, refused = own_forward(model, prefix), None
+    reference, refused = own_forward(model, prefix), list[SpecbenchError]()
     for implementation in [own] if own in _ANY_MASK else [*_ANY_MASK, own]:
         try:
             with _attention(network, implementation), refusing(model.name):
                 result = probe(model, reference)
             return _Known(implementation, result, max(map(len, prefix.embeds)), reference.beginning(8))
         except SpecbenchError as error:
-            refused = refused or error
-    raise refused
+            refused.append(error)
+    raise refused[0]
 
 
 @contextmanager

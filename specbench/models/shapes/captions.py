@@ -30,7 +30,7 @@ class CaptionError(SpecbenchError, ValueError):
 
 def words(text: str) -> list[str]:
     """Return the meaningful words of a caption; a `CaptionError` names an unknown word."""
-    kept = []
+    kept: list[str] = []
     for raw in re.findall(r"[^\s,.;]+|,", text.lower()):
         word = ALIASES.get(raw, raw)
         if word in FILLERS:

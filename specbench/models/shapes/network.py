@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +25,6 @@ from transformers import LlamaConfig, LlamaModel
 from specbench.models.shapes import WEIGHTS, captions
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES
 from specbench.models.shapes.tokenizer import GRID, TOKENS, ShapesTokenizer
-
-Device = str | torch.device
 
 
 class ShapesNetwork(nn.Module):
@@ -138,22 +137,22 @@ def _is(ids: Tensor, names: Iterable[str]) -> Tensor:
     return torch.isin(ids, torch.tensor([captions.WORD_ID[name] for name in names], device=ids.device))
 
 
-def settings(folder: Path = WEIGHTS) -> dict:
+def settings(folder: Path = WEIGHTS) -> dict[str, Any]:
     """Read the shipped config.json: sizes of both modules, fields of the default `Sampling`, and training samples."""
     return json.loads((folder / "config.json").read_text())
 
 
-def load_network(device: Device = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS) -> ShapesNetwork:
+def load_network(
+    device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS
+) -> ShapesNetwork:
     """Load the shipped network in evaluation mode. The file must have exactly the network's tensors."""
     network = ShapesNetwork(**settings(folder)["network"])
     network.load_state_dict(load_file(folder / "network.safetensors"), strict=True)
     return network.to(device, dtype).eval().requires_grad_(False)
 
 
-def load_tokenizer(
-    device: Device = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS
-) -> ShapesTokenizer:
-    """Load the shipped tokenizer in evaluation mode."""
+def load_tokenizer(device: str | torch.device = "cpu", folder: Path = WEIGHTS) -> ShapesTokenizer:
+    """Load the shipped tokenizer in evaluation mode, in float32."""
     tokenizer = ShapesTokenizer(**settings(folder)["tokenizer"])
     tokenizer.load_state_dict(load_file(folder / "tokenizer.safetensors"), strict=True)
-    return tokenizer.to(device, dtype).eval().requires_grad_(False)
+    return tokenizer.to(device).eval().requires_grad_(False)

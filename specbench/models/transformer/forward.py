@@ -100,7 +100,7 @@ def last_hidden_state(
         more = {"output_hidden_states": True} if taps else {}
         fed = {"inputs_embeds": embeds, "position_ids": position_ids, "attention_mask": mask, "past_key_values": cache}
         seen = backbone(**fed, use_cache=True, **more)
-        last, states = seen.last_hidden_state, seen.hidden_states
+        last, states = seen.last_hidden_state, seen.hidden_states if taps else {}
     return torch.cat([last, *(backbone.norm(states[tap]) for tap in taps)], -1) if taps else last
 
 
