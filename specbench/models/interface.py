@@ -174,16 +174,13 @@ class Session(Protocol):
         Returns:
             [B, T, v_image] float32.
         """
-        ...
 
     def keep(self, columns: Tensor, positions: Tensor) -> None:
         """After a tree forward, copy the cache entries of `columns` [B, D] to the slots of trunk columns that predict
         `positions` [B, D], so that the branch becomes part of the committed prefix."""
-        ...
 
     def refill(self, rows: Tensor, prefix: Any) -> None:
         """Start new images in `rows` [K], with the K prompts of `prefix`."""
-        ...
 
 
 class DraftPrompt(NamedTuple):
@@ -201,15 +198,12 @@ class FeatureSession(Session, Protocol):
 
     def draft_prompt(self) -> DraftPrompt:
         """Return the prompts of all rows."""
-        ...
 
     def logits(self, features: Tensor) -> Tensor:
         """Compute guided logits [B, T, v_image] of features [R, T, d], which may be the target's or a head's."""
-        ...
 
     def reduced_head(self, ids: Tensor) -> Any:
         """Return the output head for image ids [B, K] only; its `logits` are [B, T, K]."""
-        ...
 
 
 @runtime_checkable
@@ -218,7 +212,6 @@ class PartedSession(Protocol):
 
     def part_starts(self) -> list[int]:
         """Stream slots from which a forward reads one more part."""
-        ...
 
 
 class ScatteredSession(Protocol):
@@ -238,7 +231,6 @@ class ScatteredSession(Protocol):
         Returns:
             [B, T, v_image] float32.
         """
-        ...
 
 
 class ImageModel(Protocol):
@@ -253,18 +245,15 @@ class ImageModel(Protocol):
 
     def encode(self, prompts: Sequence[str]) -> Any:
         """Encode prompts into the prefix that `begin` takes, with conditional and unconditional rows."""
-        ...
 
     def begin(self, prefix: Any, guidance: float, columns: int) -> Session:
         """Prefill the KV cache for a batch; no forward will have more than `columns` columns."""
-        ...
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         """Decode image tokens [B, free slots] into pixels, uint8 [B, 3, H, W].
 
         `prompts` and `seeds` of the images are for decoders that draw from noise, such as diffusion.
         """
-        ...
 
 
 @runtime_checkable
@@ -276,7 +265,6 @@ class StagedModel(Protocol):
 
     def second_text(self, text: str, tokens: Sequence[int]) -> str:
         """Prompt of the second model, for a prompt and the stream tokens [N] of its image."""
-        ...
 
 
 @runtime_checkable
@@ -285,7 +273,6 @@ class CuttingModel(Protocol):
 
     def tokens_cut(self, caption: str) -> int:
         """Return the number of tokens of a caption that it does not read."""
-        ...
 
 
 @runtime_checkable
@@ -296,7 +283,6 @@ class FallibleModel(Protocol):
 
     def problem(self, tokens: np.ndarray) -> str | None:
         """Reason why stream tokens [N] make no picture; None if they do."""
-        ...
 
 
 @runtime_checkable
@@ -308,16 +294,13 @@ class CompilableModel(Protocol):
 
     def compile(self) -> None:
         """Run the steps of later sessions compiled."""
-        ...
 
     def call_for(self, key: Hashable, rows: int) -> Call:
         """Return the `Call` for functions of a decoder and sampling (`key`) on batches of `rows` images; eager if the
         model does not compile."""
-        ...
 
     def forwards_alone(self) -> AbstractContextManager[None]:
         """Context in which only the target's forwards run compiled; functions of decoders run eagerly."""
-        ...
 
 
 @runtime_checkable
@@ -326,11 +309,9 @@ class TokenTableModel(Protocol):
 
     def token_table(self) -> Tensor:
         """Return the embeddings [ids, d]."""
-        ...
 
     def table_ids(self, tokens: Tensor) -> Tensor:
         """Map stream tokens to ids of the table."""
-        ...
 
 
 @runtime_checkable
@@ -341,15 +322,12 @@ class DraftHeadModel(Protocol):
 
     def table_ids(self, tokens: Tensor) -> Tensor:
         """Map stream tokens to ids of a draft head's token table."""
-        ...
 
     def own_head(self) -> nn.Module | None:
         """Load the draft head that comes with the model; None if there is none."""
-        ...
 
     def adopt_head(self, head: nn.Module) -> nn.Module:
         """Adapt a loaded draft head to this model."""
-        ...
 
 
 @runtime_checkable
@@ -358,11 +336,9 @@ class TappedModel(DraftHeadModel, Protocol):
 
     def tapped(self, taps: tuple[int, ...]) -> Any:
         """Return this model with sessions whose features also hold the hidden states after these numbers of layers."""
-        ...
 
     def own_eagle3_head(self) -> nn.Module | None:
         """Load the EAGLE-3 head that comes with the model; None if there is none."""
-        ...
 
 
 @runtime_checkable
@@ -373,4 +349,3 @@ class VerticalHeadModel(TokenTableModel, Protocol):
 
     def own_vertical_head(self) -> nn.Module | None:
         """Load the vertical draft head that comes with the model; None if there is none."""
-        ...

@@ -149,10 +149,9 @@ def draft_weights(width: int) -> int:
     return 2 * width * hidden + hidden**2
 
 
-def _vertical_weights(size: NetworkSize) -> int:
-    """Three layers, without biases."""
-    hidden = vertical_hidden(size.width)
-    return first_layer_weights(size.width) + hidden**2 + hidden * size.width
+def vertical_weights(width: int) -> int:
+    """Return the weights of the three layers of a vertical draft head, without biases."""
+    return first_layer_weights(width) + vertical_hidden(width) * (vertical_hidden(width) + width)
 
 
 class HeadSize(NamedTuple):
@@ -162,11 +161,10 @@ class HeadSize(NamedTuple):
     cached_layers: int = 0  # layers with a KV cache as wide as the target's
 
 
-HEAD_SIZES = {
+HEAD_SIZES = {  # by kind of draft head
     # a layer of the target, a projection of 2d x d, a token table
     "eagle": HeadSize(lambda size: size.layer_weights + 2 * size.width**2 + size.table * size.width, cached_layers=1),
     # the same with a projection of four hidden states
     "eagle3": HeadSize(lambda size: size.layer_weights + 6 * size.width**2 + size.table * size.width, cached_layers=1),
-    "vertical": HeadSize(_vertical_weights),
+    "vertical": HeadSize(lambda size: vertical_weights(size.width)),
 }
-"""By kind of draft head."""

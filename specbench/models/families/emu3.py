@@ -43,19 +43,10 @@ _QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Words of a text, from Qwen's tokenizer: a leading space or mark stays with its word, and every digit is separate."""
-_IMAGE_SETTINGS = {
-    "codebook_size": "codebook_size",
-    "embed_dim": "embed_dim",
-    "z_channels": "latent_channels",
-    "double_z": "double_latent",
-    "in_channels": "in_channels",
-    "out_channels": "out_channels",
-    "temporal_downsample_factor": "temporal_downsample_factor",
-    "ch": "base_channels",
-    "ch_mult": "channel_multiplier",
-    "num_res_blocks": "num_res_blocks",
-    "attn_resolutions": "attn_resolutions",
-}
+_SAME_NAMES = ("codebook_size", "embed_dim", "in_channels", "out_channels", "num_res_blocks", "attn_resolutions")
+_IMAGE_SETTINGS = {name: name for name in (*_SAME_NAMES, "temporal_downsample_factor")}
+_IMAGE_SETTINGS |= {"z_channels": "latent_channels", "double_z": "double_latent", "ch": "base_channels"}
+_IMAGE_SETTINGS |= {"ch_mult": "channel_multiplier"}
 """Names of the image tokenizer's settings in BAAI's and in transformers' configuration; the defaults are equal."""
 END_IMAGE, ANSWER = "<|image end|>", "<|extra_100|>"
 _SPECIALS_35 = {**SPECIALS, END_IMAGE: 151_853, ANSWER: 151_746}

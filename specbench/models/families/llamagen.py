@@ -28,7 +28,7 @@ from specbench.models.draft_head import EagleHead
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.vq_decoder import ImageDecoder
 from specbench.models.family_sizes import llamagen_shape
-from specbench.models.interface import DraftPrompt, TokenLayout
+from specbench.models.interface import DraftPrompt
 from specbench.models.network_sizes import NetworkSize
 from specbench.models.transformer.model import Prefix
 
@@ -108,12 +108,18 @@ class LlamaGen(FamilyModel):
         """Adapt a published head (with `input_type`): it rotates adjacent pairs, and its grid begins a position
         early."""
         if head.published_as:
-            _check_grid(head.published_as, self.name, self.layout)
+            height, width, side = self.layout.height, self.layout.width, HEAD_GRIDS.get(head.published_as)
+            if not side == height == width:
+                grids = ", ".join(f"{name} is {side} x {side}" for name, side in HEAD_GRIDS.items())
+                raise SpecbenchError(
+                    f"--head: made for the grid of input_type '{head.published_as}' ({grids}); "
+                    f"'{self.name}' decodes {height} x {width}",
+                    "use a head of this model, without --scale tiny",
+                )
             attention = head.layers[0].self_attn
             for matrix in (attention.q_proj.weight, attention.k_proj.weight):
                 matrix.data = stored.rotary_halves(matrix.data, attention.head_dim)
-            grid = self.layout.height, self.layout.width
-            head.rotary_emb = GridRotary(*grid, attention.head_dim, caption=CAPTION - 1)
+            head.rotary_emb = GridRotary(height, width, attention.head_dim, caption=CAPTION - 1)
         return head
 
 
@@ -156,17 +162,6 @@ class GridRotary(nn.Module):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         index = position_ids.clamp(max=len(self.cos) - 1)
         return self.cos[index].to(x.dtype), self.sin[index].to(x.dtype)
-
-
-def _check_grid(published_as: str, model: str, layout: TokenLayout) -> None:
-    side = HEAD_GRIDS.get(published_as)
-    if side != layout.height or side != layout.width:
-        grids = ", ".join(f"{name} is {side} x {side}" for name, side in HEAD_GRIDS.items())
-        raise SpecbenchError(
-            f"--head: made for the grid of input_type '{published_as}' ({grids}); "
-            f"'{model}' decodes {layout.height} x {layout.width}",
-            "use a head of this model, without --scale tiny",
-        )
 
 
 def load(request: LoadRequest) -> LlamaGen:

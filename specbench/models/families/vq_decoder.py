@@ -30,7 +30,6 @@ class ImageDecoder(Protocol):
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode image tokens [1, h, w] to [1, 3, H, W] in about [-1, 1]."""
-        ...
 
 
 def to_pixels(image: Tensor) -> Tensor:
@@ -108,11 +107,8 @@ def load_chameleon_vq(tensors: Mapping[str, Tensor], files: CheckpointFiles, dev
     prefix = next((name.removesuffix(first) for name in tensors if name.endswith(first)), "")
     inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     levels = 1 + max((int(name.split(".")[2]) for name in inner if name.startswith("decoder.up.")), default=0)
-
-    def reversed_level(name: str) -> str:
-        return re.sub(r"^decoder\.up\.(\d+)", lambda level: f"decoder.up.{levels - 1 - int(level[1])}", name)
-
-    renamed = rename(inner, reversed_level)
+    up = re.compile(r"^decoder\.up\.(\d+)")
+    renamed = rename(inner, lambda name: up.sub(lambda level: f"decoder.up.{levels - 1 - int(level[1])}", name))
     attention = any(name.startswith("decoder.up.0.attn.") for name in renamed)
     return _load_taming(renamed, files, device, normalise=False, attention=attention)
 

@@ -22,6 +22,7 @@ from specbench.system.digests import cache_folder
 from specbench.system.environment import cpu_features
 from specbench.system.surroundings import COMPILED, private_folder
 
+_SHAPE_GUARDS = ("TENSOR_MATCH", "SHAPE_ENV")  # Kinds of guards on shapes and tensors
 FORMS = 64  # Maximum number of compiled forms of a function; windows of different widths need more than torch's 8
 
 _UNFIT = re.compile(r"[\s'\"\\]")  # unfit for paths: Inductor splits the compiler's command line like a shell
@@ -186,16 +187,12 @@ class CompiledFunctions(CompiledForms):
 
     def __call__(self, function: Callable[..., Result], *args: Any) -> Result:
         if function not in self._compiled:
-            self._compiled[function] = Compiled(function, False, {**self.options, "guard_filter_fn": _on_shapes})
+            guards_kept = {"guard_filter_fn": lambda guards: [guard.guard_type in _SHAPE_GUARDS for guard in guards]}
+            self._compiled[function] = Compiled(function, False, self.options | guards_kept)
         return self._compiled[function](*args)
 
     def all_compiled(self) -> Iterable[Compiled]:
         return self._compiled.values()
-
-
-def _on_shapes(guards: Sequence[Any]) -> list[bool]:
-    """Select the guards on shapes and tensors."""
-    return [guard.guard_type in ("TENSOR_MATCH", "SHAPE_ENV") for guard in guards]
 
 
 def compile_facts(compiled: Sequence[CompiledForms], device: torch.device) -> dict[str, object]:

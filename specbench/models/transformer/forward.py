@@ -22,15 +22,12 @@ class StepModel(Protocol):
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
         """Input embeddings [R, T, d] of `tokens` [R, T] consumed by the columns that predict `positions` [R, T]."""
-        ...
 
     def head(self, hidden: Tensor) -> Tensor:
         """Image logits [R, T, v_image] of hidden states [R, T, d]."""
-        ...
 
     def guide(self, logits: Tensor, guidance: float, positions: Tensor) -> Tensor:
         """Guided logits [B, T, v_image] of float32 logits [R, T, v_image] that predict stream slots [R, T]."""
-        ...
 
 
 class ForwardInputs(NamedTuple):

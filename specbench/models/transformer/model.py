@@ -256,28 +256,20 @@ class TransformerSession:
         # After the last stream slot: scratch slots for windows that extend past it, then for placeholder columns.
         self._scratch = self._room(max(lengths)) + (model.layout.length if length is None else length) + columns
         self._columns = columns
-        slots = self._capacity()
-        if self._compiled and length is None:
-            self._cache = model.lend_cache(self, len(lengths), slots)
-        else:
-            self._cache = PositionCache(model.backbone.config.num_hidden_layers, slots)
+        slots = self._room(self._scratch + self._columns)
         self._index = torch.arange(slots, device=model.device)
         if self._compiled and length is None:
-            self._hold()
+            self._cache = cache = model.lend_cache(self, len(lengths), slots)
+            for name in ("_last", "_shift", "_start", "_index"):  # every step reads them at fixed addresses
+                setattr(self, name, cache.hold(name, getattr(self, name)))
+            state = [cache.hold(f"state {number}", tensor) for number, tensor in enumerate(self._prefix.state)]
+            self._prefix = replace(self._prefix, state=tuple(state))
+        else:
+            self._cache = PositionCache(model.backbone.config.num_hidden_layers, slots)
         self._extent = CacheExtent()
         self._fed: Any = None  # slots of the latest forward
         self._hidden = (0, 0)
         self._prompt_features = self._prefill(max(lengths) - 1)
-
-    def _hold(self) -> None:
-        """Keep tensors that every step reads at fixed addresses."""
-        for name in ("_last", "_shift", "_start", "_index"):
-            setattr(self, name, self._cache.hold(name, getattr(self, name)))
-        state = (self._cache.hold(f"state {number}", tensor) for number, tensor in enumerate(self._prefix.state))
-        self._prefix = replace(self._prefix, state=tuple(state))
-
-    def _capacity(self) -> int:
-        return self._room(self._scratch + self._columns)
 
     def _room(self, slots: int) -> int:
         """Return the slots to allocate for `slots`: on a GPU whole blocks, so that there are few shapes."""
@@ -416,7 +408,7 @@ class TransformerSession:
         conditional = len(self._last) // 2 if len(fresh._last) > len(rows) else 0
         rows = torch.cat([rows, rows + conditional]) if conditional else rows
         self._scratch = max(self._scratch, self._room(fresh._longest) + self._model.layout.length + self._columns)
-        if (more := self._capacity() - len(self._index)) > 0:
+        if (more := self._room(self._scratch + self._columns) - len(self._index)) > 0:
             self._cache.grow(more)
             self._index = torch.arange(len(self._index) + more, device=rows.device)
         self._cache.put(rows, fresh._cache)
