@@ -70,11 +70,7 @@ def _qwen(size: NetworkSize, head_rows: int = 0) -> dict[str, int]:
 
 def _x_omni(size: NetworkSize, codes: int = 16_448) -> dict[str, int]:
     """X-Omni: a Qwen2 with a second table and norm, and a head for codes only."""
-    return _qwen(size, codes) | {
-        "extra": (codes + 1) * size.width,
-        "step_extra": size.width,
-        "image_rows": codes,
-    }
+    return _qwen(size, codes) | {"extra": (codes + 1) * size.width, "step_extra": size.width, "image_rows": codes}
 
 
 def _glm(size: NetworkSize, codes: int = 16_512) -> dict[str, int]:

@@ -136,14 +136,7 @@ class FamilyModel(TransformerModel):
         self._decoder = decoder
 
     @classmethod
-    def of_words(
-        cls,
-        request: LoadRequest,
-        tokenizer: Tokenizer,
-        network: nn.Module,
-        ids: range,
-        decoder: Any,
-    ) -> Self:
+    def of_words(cls, request: LoadRequest, tokenizer: Tokenizer, network: nn.Module, ids: range, decoder: Any) -> Self:
         """Build a model whose image tokens are the words `ids` of a network with an output matrix of all words."""
         matrix = network.lm_head.weight
         stream_ids = [*ids, *(token_id(tokenizer, name) for name in cls.forced)]

@@ -52,12 +52,7 @@ class LlamaGen(FamilyModel):
     """Args: network: see `Network`; encoder: T5; tokenizer: of T5, it ends every text with </s>."""
 
     def __init__(
-        self,
-        request: LoadRequest,
-        network: Network,
-        encoder: nn.Module,
-        tokenizer: Tokenizer,
-        decoder: ImageDecoder,
+        self, request: LoadRequest, network: Network, encoder: nn.Module, tokenizer: Tokenizer, decoder: ImageDecoder
     ):
         codes = network.output.out_features
         super().__init__(request, tokenizer, network.model, network.output.weight, range(codes), decoder)

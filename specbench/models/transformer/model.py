@@ -16,12 +16,7 @@ from torch import Tensor, nn
 from specbench.errors import SpecbenchError
 from specbench.models.interface import Call, DraftPrompt, TokenLayout, Tree
 from specbench.models.network_sizes import whole_blocks
-from specbench.models.transformer.compilation import (
-    CompiledForms,
-    CompiledFunctions,
-    call_eager,
-    keep_compiled,
-)
+from specbench.models.transformer.compilation import CompiledForms, CompiledFunctions, call_eager, keep_compiled
 from specbench.models.transformer.compiled_forward import CUDA_OPTIONS, CompiledStep, nest_layers
 from specbench.models.transformer.forward import ForwardInputs, OutputRows, guide, last_hidden_state, run_step
 from specbench.models.transformer.host_sync import to_host
