@@ -105,11 +105,9 @@ class ModelInfo(ModelFacts):
     def files(self) -> tuple[Path, ...]:
         paths = self.config, *self.weights
         if missing := [path for path in paths if not path.is_file()]:
-            raise SpecbenchError(
-                f"model '{self.name}' is not on this disk: {missing[0]} is missing",
-                "reinstall specbench; a checkout makes the weights with 'make train-shapes'",
-                MISSING_PREREQUISITE,
-            )
+            what = f"model '{self.name}' is not on this disk: {missing[0]} is missing"
+            hint = "reinstall specbench; a checkout makes the weights with 'make train-shapes'"
+            raise SpecbenchError(what, hint, MISSING_PREREQUISITE)
         return paths
 
     def weights_sha256(self) -> str:
@@ -134,9 +132,8 @@ class ModelInfo(ModelFacts):
             try:
                 check(prompt.text)
             except ValueError as error:
-                raise SpecbenchError(
-                    f"prompt '{prompt.id}': {error}", f"'{self.name}' knows a small vocabulary only"
-                ) from None
+                hint = f"'{self.name}' knows a small vocabulary only"
+                raise SpecbenchError(f"prompt '{prompt.id}': {error}", hint) from None
 
     @functools.cached_property
     def _content(self) -> dict[str, Any]:
@@ -196,8 +193,7 @@ def _is_model(model: object) -> bool:
 
 
 def find_model(name: str) -> ModelFacts:
-    """Find a model by name, or import it as "package.module:NAME". The SpecbenchError for an unknown name suggests a
-    name."""
+    """Find a model by name, or import it as "package.module:NAME". The error for an unknown name suggests a name."""
     if plugins.is_reference(name):
         return _users_model(name)
     return models()[model_name(name)]

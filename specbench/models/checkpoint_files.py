@@ -77,7 +77,6 @@ class Source:
             raise self.damaged(path, error) from error
 
     def damaged(self, path: Path, error: Exception) -> SpecbenchError:
-        """Return the error for a damaged file."""
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         if is_lfs_pointer(path):
             reason = "it is a Git LFS pointer, not the file itself"
@@ -128,15 +127,12 @@ class CheckpointFiles:
 
     def refusal(self, problem: str, path: Path | None = None) -> SpecbenchError:
         """Return the error for unusable weights, or for an unusable file `path`."""
-        return SpecbenchError(
-            f"{path or self.where}{problem}", f"is this {self.source.what}? the official: {self.source.how_to_get()}"
-        )
+        hint = f"is this {self.source.what}? the official: {self.source.how_to_get()}"
+        return SpecbenchError(f"{path or self.where}{problem}", hint)
 
     def sha256(self) -> str:
-        """Digest over the names and contents of all files.
-
-        File names are not trusted, although the hub's cache names large files by their digest.
-        """
+        """Digest over the names and contents of all files. File names are not trusted, although the hub's cache names
+        large files by their digest."""
         digest = hashlib.sha256()
         for path in self.paths:
             digest.update(path.name.encode() + b"\0" + sha256_of(path).encode())
@@ -169,8 +165,7 @@ class WantedFiles:
         return snapshot
 
     def find(self) -> CheckpointFiles:
-        """Find the files on this disk. A SpecbenchError with exit code 5 names a missing file, its source and
-        licence."""
+        """Find the files on this disk. The error, with exit code 5, names a missing file, its source and licence."""
         source, beside = self.source, self.beside
         if beside:
             for name in source.beside:
@@ -194,8 +189,7 @@ class WantedFiles:
         return files
 
     def missing(self) -> Download | None:
-        """Return the files that `fetch` downloads; None if all are on this disk. A SpecbenchError if they are not
-        available."""
+        """Return the files that `fetch` downloads; None if all are on this disk. An error if they are not available."""
         try:
             self.find()
         except SpecbenchError:

@@ -201,7 +201,6 @@ class ModelFiles:
 
     @property
     def official(self) -> bool:
-        """True if the official checkpoint is requested."""
         return self.choice.weights in (None, self._main.source.repo) and not self.choice.revision
 
     def folder(self, download: bool = False) -> Path | None:
@@ -342,8 +341,7 @@ def _meta_size(content: dict[str, Any]) -> NetworkSize:
 
 
 def _llamagen_size(files: CheckpointFiles, named: NetworkSize) -> NetworkSize:
-    """Return the size from the shapes of LlamaGen's tensors, which has no configuration. Tensors are mapped, not
-    read."""
+    """Return the size from the shapes of LlamaGen's tensors, which are mapped, not read: it has no configuration."""
     from specbench.models.checkpoint_loading import read_tensors  # imports torch
 
     tensors = read_tensors(files)

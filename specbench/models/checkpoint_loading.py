@@ -25,10 +25,8 @@ _IN_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 
 def read_tensors(files: CheckpointFiles) -> dict[str, Tensor]:
     """Read all tensors of the source's weight files, mapped into memory instead of copied if the format allows it.
-
     Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module", "state_dict" or
-    "sd". From a TorchScript archive only the tensors are read.
-    """
+    "sd". From a TorchScript archive only the tensors are read."""
     tensors: dict[str, Tensor] = {}
     for path in files.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit"):
         stored = _read_file(files.source, path)
@@ -69,7 +67,6 @@ def read_arguments(files: CheckpointFiles) -> dict[str, Any]:
 
 
 def read_model_config(files: CheckpointFiles, kind: Any) -> Any:
-    """Read `config.json` of a source as a transformers configuration of class `kind`."""
     config = files.json("config.json")
     with files.blaming("config.json"):
         return kind.from_dict(config)
@@ -82,7 +79,6 @@ def read_tokenizer(files: CheckpointFiles, name: str = "tokenizer.json") -> Toke
 
 
 def token_id(tokenizer: Tokenizer, name: str) -> int:
-    """Return the id of a special token, given its name."""
     if (number := tokenizer.token_to_id(name)) is None:
         raise SpecbenchError(f"the tokenizer has no token '{name}'", "check that it is the tokenizer of this model")
     return number
@@ -123,7 +119,6 @@ def meta_name(name: str, names: Mapping[str, str]) -> str:
 
 
 def drop(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[str, Tensor]:
-    """Drop the tensors whose name starts with one of `prefixes`."""
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(prefixes))}
 
 
@@ -184,10 +179,8 @@ def fill(
 def randomise(
     network: nn.Module, device: str, dtype: torch.dtype, seed: int = 0, eight_bits: bool = False
 ) -> nn.Module:
-    """Draw every parameter of a built network: norms are 1, biases 0, matrices keep the variance of their input.
-
-    On the device "meta" the network has shapes, but no values.
-    """
+    """Draw every parameter of a built network: norms are 1, biases 0, matrices keep the variance of their input. On the
+    device "meta" the network has shapes, but no values."""
     network.to(dtype)
     if device == "meta":
         return network.requires_grad_(False).eval()
@@ -238,9 +231,7 @@ def _unaccounted(files: CheckpointFiles, verb: str, names: Sequence[str]) -> Spe
 
 def quantise(module: nn.Module, name: str) -> None:
     """Store the weight of one module in eight bits, with a scale per row, if it is a matrix of a layer by its `name`.
-
-    Weights are converted individually, so that no device has to hold all of them in sixteen bits.
-    """
+    Weights are converted individually, so that no device has to hold all of them in sixteen bits."""
     if not _in_layer(module, name):
         return
     require_torchao()

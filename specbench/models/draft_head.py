@@ -80,10 +80,8 @@ class EagleHead(LlamaModel):
         past_key_values: PositionCache | None = None,
     ) -> Tensor:
         """Predict the next features [R, T, d] from table ids of tokens [R, T] and the features [R, T, d] before them.
-
         Without mask and `rotary`, the elements are a causal sequence from position 0. The layer is called directly,
-        because the rest of `LlamaModel.forward` takes a quarter of a small layer's time.
-        """
+        because the rest of `LlamaModel.forward` takes a quarter of a small layer's time."""
         inputs = self.fc(torch.cat([self.embed_tokens(ids), features], dim=-1))
         if rotary is None:
             rotary = self.rotary(torch.arange(ids.shape[1], device=ids.device)[None])
@@ -198,7 +196,6 @@ def head_for(model: ImageModel, path: str) -> EagleHead:
 
 
 def eagle3_head_for(model: ImageModel, path: str) -> Eagle3Head:
-    """Load an EAGLE-3 head, see `head_for`."""
     return ready_head(model, path, TappedModel, "own_eagle3_head", partial(load_head, tapped=True))
 
 
@@ -300,7 +297,6 @@ def save_head(head: EagleHead, folder: Path, extra: Mapping[str, object]) -> Non
 
 
 def write_head(head: nn.Module, folder: Path, config: Mapping[str, object]) -> None:
-    """Write the files of a head of any kind."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().half().contiguous() for name, tensor in head.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

@@ -137,7 +137,6 @@ class ModelFacts:
 
     @property
     def eight_bits(self) -> bool:
-        """True if the matrices of its layers are in eight bits."""
         return self.choice.eight_bits
 
     @property
@@ -147,7 +146,6 @@ class ModelFacts:
 
     @property
     def ready(self) -> bool:
-        """True if all files are on this disk."""
         try:
             self.files()
         except SpecbenchError:

@@ -15,8 +15,6 @@ CHAMELEON_WORDS = 65_536
 
 @dataclass(frozen=True)
 class FamilySizes:
-    """Sizes of one family."""
-
     # returns further fields of `NetworkSize` from the six sizes and from sizes that only this family has
     beside: Callable[..., dict[str, int]]
     # transformers' values for entries that a configuration leaves out; without the last, kv_heads = heads
@@ -110,8 +108,7 @@ FAMILIES: Mapping[str, FamilySizes] = {
 def network_size(
     family: str, words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int, **more: int
 ) -> NetworkSize:
-    """Return the size of a family's network, from the numbers in `families/models.toml` or in a configuration. `more`:
-    sizes that only this family has."""
+    """Return the size of a family's network from the six numbers and, in `more`, sizes that only this family has."""
     size = NetworkSize(words, width, inner, layers, heads, kv_heads)
     return replace(size, **FAMILIES[family].beside(size, **more))
 

@@ -23,8 +23,6 @@ from specbench.system.device_peaks import Peak
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward of a batch."""
-
     size: Size  # of the model
     moved: float  # numbers per column that the layers read and write outside their products
     v_image: int  # image vocabulary
@@ -42,8 +40,6 @@ class Forward:
 
 
 class Work(NamedTuple):
-    """Bytes moved and floating-point operations."""
-
     bytes: float
     flops: float
 
@@ -73,10 +69,8 @@ def forward_work(forward: Forward) -> dict[str, Work]:
 
 
 def forward_ms(forward: Forward, peak: Peak, reached: Reached) -> dict[str, float]:
-    """Return milliseconds by part: the larger of its memory time and its arithmetic time.
-
-    If products were measured by number of columns, the measured time replaces both for the weights.
-    """
+    """Return milliseconds by part: the larger of its memory time and its arithmetic time. If products were measured by
+    number of columns, the measured time replaces both for the weights."""
     work = forward_work(forward)
     spent = {}
     for name, part in work.items():

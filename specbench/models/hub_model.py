@@ -59,8 +59,7 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True)
 class HubModel(ModelFacts):
-    """A model whose weights are published elsewhere. Its `target` is called with a
-    `specbench.models.families.base.LoadRequest`."""
+    """A model with published weights. Its `target` is called with a `specbench.models.families.base.LoadRequest`."""
 
     v_image: int
     network: NetworkSize
@@ -93,17 +92,13 @@ class HubModel(ModelFacts):
     renders_together = False
 
     def configured(self, choice: ModelChoice, download: bool = False) -> HubModel:
-        """Return a copy with other weights or size; its name records any deviation from the official model.
-
-        Sizes are read from the checkpoint in a `weights` folder or hub repository, for the plans of memory, windows and
-        roofline. `download` fetches the small files with the sizes of a repository that is not on this disk.
-        """
+        """See `ModelFacts.configured`. Sizes are read from the checkpoint in a folder or hub repository, for the plans
+        of memory, windows and roofline. The name records any deviation from the official model."""
         if choice.random and (choice.weights or choice.revision):
             raise SpecbenchError("--random-weights excludes --weights and --revision")
         if choice.revision and local_folder(choice.weights):
-            raise SpecbenchError(
-                f"--revision {choice.revision}: --weights {choice.weights} is a folder, not a hub repository"
-            )
+            what = f"--revision {choice.revision}: --weights {choice.weights} is a folder, not a hub repository"
+            raise SpecbenchError(what)
         for name in choice.released:
             if self.family not in RELEASED[name]:
                 what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
@@ -130,10 +125,7 @@ class HubModel(ModelFacts):
         return chosen.as_stored(download)
 
     def as_stored(self, download: bool = False) -> HubModel:
-        """Return a copy with the size of the checkpoint on this disk, if this is not the official checkpoint.
-
-        LlamaGen has no configuration, so the size of another hub repository is unknown before its download.
-        """
+        # LlamaGen has no configuration, so the size of another hub repository is unknown before its download.
         if self.choice.tiny or self.choice.random or self.checkpoint.official:
             return self
         folder = self.checkpoint.folder(download)
@@ -169,7 +161,6 @@ class HubModel(ModelFacts):
 
     @property
     def tokens(self) -> int:
-        """Image tokens of an image, over all its grids."""
         return sum(rows * columns for rows, columns in (*self.grids_before, self.grid))
 
     @property
@@ -185,7 +176,6 @@ class HubModel(ModelFacts):
 
     @property
     def checkpoint(self) -> ModelFiles:
-        """Its files, in any supported layout."""
         return ModelFiles(self.name, (Layout(self.family, (self.source, *self.companions)), *self.also), self.choice)
 
     def require_weights(self) -> None:
@@ -197,17 +187,15 @@ class HubModel(ModelFacts):
         return self.checkpoint.missing()
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Accept any text; for a model by class, only class numbers; for a second stage, only codes. Other models
-        refuse a run's codes."""
+        """Accept texts, or only class numbers, or only codes, as the model reads; others refuse a run's codes."""
         for prompt in prompts:
             if (codes := codes_in(prompt.text)) and "codes" in prompt.meta and (self.second or not self.codes):
                 what = f"prompt '{prompt.id:.40}': '{self.name}' reads no codes of a run, which are for a second stage"
                 raise SpecbenchError(what, "--prompts SET or FILE with the prompts of that run")
             if self.codes and max(codes, default=0 if self.second else self.codes) >= self.codes:
-                raise SpecbenchError(
-                    f"prompt '{prompt.id:.40}': {prompt.text!r:.40} has no codes, or one above {self.codes - 1}",
-                    "" if self.second else "--prompts FOLDER, of a run of the first stage (results/tar-1.5b-...)",
-                )
+                what = f"prompt '{prompt.id:.40}': {prompt.text!r:.40} has no codes, or one above {self.codes - 1}"
+                first = "--prompts FOLDER, of a run of the first stage (results/tar-1.5b-...)"
+                raise SpecbenchError(what, "" if self.second else first)
             if not self.classes and str(prompt.meta.get("class")) == prompt.text:
                 raise SpecbenchError(f"prompt '{prompt.id:.40}' is a class number; '{self.name}' takes captions")
             if self.classes and not (prompt.text.isdecimal() and int(prompt.text) < self.classes):
@@ -226,8 +214,7 @@ class HubModel(ModelFacts):
         return sum(family.tokens_cut(tokenizer, text) > 0 for text in long), self.caption_tokens
 
     def sampling(self) -> Sampling:
-        """Return the model's recommended sampling. If the authors publish it in a file of generation settings, return
-        the file's once it is downloaded."""
+        """Return the recommended sampling; of the file of generation settings, if the authors use it and it is here."""
         if not self.generates or self.choice.random or not self.ready:
             return self.defaults
         return read_sampling(self.checkpoint.find()[0], self.defaults)
@@ -282,7 +269,6 @@ def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
 
 
 def digest(parts: tuple[CheckpointFiles, ...]) -> str:
-    """Return one digest over all files of a model."""
     return hashlib.sha256("".join(part.sha256() for part in parts).encode()).hexdigest()
 
 

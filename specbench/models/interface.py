@@ -156,10 +156,8 @@ class Tree:
 
 
 class Session(Protocol):
-    """One batch of images being decoded, with prompt and committed tokens in a position-addressed KV cache.
-
-    No call is needed for rejected drafts: a slot is overwritten before anything may attend to it.
-    """
+    """One batch of images being decoded, with prompt and committed tokens in a position-addressed KV cache. No call is
+    needed for rejected drafts: a slot is overwritten before anything may attend to it."""
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         """Compute guided logits over the image vocabulary.
@@ -239,9 +237,12 @@ class ImageModel(Protocol):
     name: str
     layout: TokenLayout
     codebook: Tensor | None  # [v_image, d] float32 embedding of each image token for distance rules, or None
-    device: torch.device
-    dtype: torch.dtype
     weights_sha256: str  # digest of the weights
+
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
 
     def encode(self, prompts: Sequence[str]) -> Any:
         """Encode prompts into the prefix that `begin` takes, with conditional and unconditional rows."""
@@ -250,10 +251,8 @@ class ImageModel(Protocol):
         """Prefill the KV cache for a batch; no forward will have more than `columns` columns."""
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
-        """Decode image tokens [B, free slots] into pixels, uint8 [B, 3, H, W].
-
-        `prompts` and `seeds` of the images are for decoders that draw from noise, such as diffusion.
-        """
+        """Decode image tokens [B, free slots] into pixels, uint8 [B, 3, H, W]. `prompts` and `seeds` of the images are
+        for decoders that draw from noise, such as diffusion."""
 
 
 @runtime_checkable
@@ -296,8 +295,7 @@ class CompilableModel(Protocol):
         """Run the steps of later sessions compiled."""
 
     def call_for(self, key: Hashable, rows: int) -> Call:
-        """Return the `Call` for functions of a decoder and sampling (`key`) on batches of `rows` images; eager if the
-        model does not compile."""
+        """Return the `Call` for functions of a decoder and sampling (`key`) on `rows` images; eager unless compiled."""
 
     def forwards_alone(self) -> AbstractContextManager[None]:
         """Context in which only the target's forwards run compiled; functions of decoders run eagerly."""

@@ -20,8 +20,6 @@ from specbench.system.matrix_products import product
 
 
 class OwnHead(NamedTuple):
-    """A network's head on its image tokens."""
-
     logits: Callable[[Tensor], Tensor]  # [R, T, v_image] of hidden states [R, T, d]
     matrix: Tensor | None  # [v_image, d] if the head is only the product with this matrix, else None
     masked: bool  # whether the network's own forward hides the image tokens
@@ -96,7 +94,6 @@ class _Outputs(tuple[Any, ...]):
 
 
 def base_of(network: Any) -> nn.Module:
-    """Return the network below its head."""
     for base in (network.base_model, getattr(network, "model", network)):
         if base is not network:
             return base
@@ -104,8 +101,7 @@ def base_of(network: Any) -> nn.Module:
 
 
 def after_base(network: Any, replaced: dict[nn.Module, nn.Module] | None = None) -> Callable[[Tensor], Tensor]:
-    """Return a function that computes the logits of hidden states [R, T, d] by the network's forward. `replaced`:
-    substitutes for some of its modules."""
+    """Return the network's forward from hidden states [R, T, d] to logits. `replaced`: substitutes for its modules."""
     base = base_of(network)
     given = _Hidden(base)
     twin = _with_modules(network, {**(replaced or {}), base: given})

@@ -41,9 +41,8 @@ class Size:
         return forwards * weights + itemsize * rows * visible * self.kv
 
     def operations(self, columns: float, rows: int, seen: float) -> float:
-        """Return the floating-point operations of the matrix products. `columns`: per row; `seen`: tokens that they
-        attend to; both summed over forwards. Each weight, and each number of a query's keys and values, costs a
-        multiplication and an addition."""
+        """Return the floating-point operations of the matrix products, two for each weight and each number of a query's
+        keys and values. `columns`: per row; `seen`: tokens that they attend to; both summed over forwards."""
         return rows * (2 * columns * self.weights + 4 * seen * self.attention)
 
 
@@ -143,8 +142,7 @@ def first_layer_weights(width: int) -> int:
 
 
 def draft_weights(width: int) -> int:
-    """Return the weights of a vertical draft head that each draft reads again: the other layers, and the first layer's
-    part for the previous token."""
+    """Return the weights of a vertical head that each draft reads: two layers, and a sixth of the first layer."""
     hidden = vertical_hidden(width)
     return 2 * width * hidden + hidden**2
 

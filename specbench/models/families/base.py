@@ -32,8 +32,6 @@ TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """How to load a family."""
-
     info: HubModel  # the model's facts, with the grid to decode
     files: tuple[CheckpointFiles, ...]  # the model's files, the language model's first; empty for random weights
     weights_sha256: str  # digest of the files
@@ -81,10 +79,8 @@ class LoadRequest:
 
 
 def load(info: HubModel, device: str, dtype: str, files: tuple[CheckpointFiles, ...]) -> FamilyModel:
-    """Load the model of these facts from `files`; without files, with random weights.
-
-    On the device "meta" everything is checked, but no weight is read or drawn.
-    """
+    """Load the model of these facts from `files`; without files, with random weights. On the device "meta" everything
+    is checked, but no weight is read or drawn."""
     weights_sha256 = "" if device == "meta" else digest(files) if files else info.weights_sha256()
     request = LoadRequest(info, files, weights_sha256, device, getattr(torch, dtype))
     load_family: Any = load_object(info.target, f"model {info.name}")

@@ -42,9 +42,8 @@ Parts = tuple[Tokenizer, nn.Module, range]
 
 
 def _parts(request: LoadRequest, image_ids: range | None = None, specials: Mapping[str, int] = SPECIALS_1) -> Parts:
-    """Load the language model; its tokenizer comes from the last source that has a tokenizer. `image_ids`: vocabulary
-    ids of the image tokens, if the checkpoint's `vocabulary_map` does not list them. `specials`: special tokens of the
-    tokenizer for random weights."""
+    """Load the language model; its tokenizer comes from the last source that has one. `image_ids`: vocabulary ids of
+    the image tokens, if the checkpoint's `vocabulary_map` does not list them. `specials`: tokens for random weights."""
     if not request.files:
         # Models larger than 7B have norms after, not before, attention and feed-forward layers.
         swin = {"swin_norm": request.info.network.width > 4096}
@@ -155,12 +154,10 @@ def load_lumina(request: LoadRequest) -> Lumina:
 
 
 class Lumina2(Lumina):
-    """Chameleon's architecture trained from scratch on another vocabulary, with MoVQGAN's image decoder.
-
-    The first token is the tokenizer's begin-of-text, or its end-of-text if it has no begin-of-text. The official code
-    raises guidance scales below 4 to 4, and lets larger scales fall to 4; `--guidance-schedule released` does the same.
-    At the readme's scale of 4 both are constant.
-    """
+    """Chameleon's architecture trained from scratch on another vocabulary, with MoVQGAN's image decoder. The first
+    token is the tokenizer's begin-of-text, or its end-of-text if it has no begin-of-text. The official code raises
+    guidance scales below 4 to 4, and lets larger scales fall to 4; `--guidance-schedule released` does the same. At the
+    readme's scale of 4 both are constant."""
 
     patch = 8
     _scales: Tensor | None = None
@@ -180,9 +177,8 @@ class Lumina2(Lumina):
 
 
 def released_scales(scale: float, tokens: int, slots: int) -> list[float]:
-    """Return the guidance scale of each slot in the official code, for an image of `tokens` tokens. Each slot
-    multiplies the previous slot's scale by 1 - (slot + 2) / (tokens / 4), but not below 4; the 2 counts the size
-    tokens."""
+    """Return the guidance scale of each slot in the official code, for an image of `tokens` tokens: the previous slot's
+    scale times 1 - (slot + 2) / (tokens / 4), but not below 4; the 2 counts the size tokens."""
     scales = []
     for slot in range(slots):
         scale = max(LEAST_GUIDANCE, scale * (1 - (slot + 2) / (tokens // 4)))

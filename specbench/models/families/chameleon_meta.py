@@ -26,7 +26,6 @@ _ROTATED = ("attention.wq.", "attention.wk.", "attention.q_normalization.", "att
 
 
 def is_meta(files: CheckpointFiles) -> bool:
-    """Return whether files are in Meta's layout."""
     return files.holds(PARAMS)
 
 

@@ -133,10 +133,8 @@ def ranked_tokenizer(files: CheckpointFiles, words: int) -> Tokenizer:
         ranks = read_ranks(path.read_bytes())
         names = files.named(VISION_TOKENS).read_text(encoding="utf-8").split("\n")
     specials = (*TEXT_SPECIALS, *(name.strip() for name in names if name.strip()))
-    if len(ranks) + len(specials) != words:
-        raise files.refusal(
-            f" and {VISION_TOKENS} have {len(ranks) + len(specials)} tokens, the model has {words}", path
-        )
+    if (count := len(ranks) + len(specials)) != words:
+        raise files.refusal(f" and {VISION_TOKENS} have {count} tokens, the model has {words}", path)
     return ranked_bpe(ranks, {name: len(ranks) + index for index, name in enumerate(specials)})
 
 
@@ -184,8 +182,7 @@ def split_as_qwen(tokenizer: Tokenizer) -> None:
 
 
 def read_ranks(lines: bytes) -> dict[bytes, int]:
-    """Parse the lines of a `.tiktoken` file to token bytes and ids. A ValueError if a line is not base64 and a number,
-    or if a byte has no token."""
+    """Parse a `.tiktoken` file to token bytes and ids; a ValueError for a damaged line, or a byte without a token."""
     ranks = {}
     for number, line in enumerate(lines.splitlines(), 1):
         if not (parts := line.split()):

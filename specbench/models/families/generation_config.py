@@ -47,8 +47,7 @@ def read_repetition_penalty(files: CheckpointFiles, set_by_script: Container[str
 
 
 def refuse_processors(files: CheckpointFiles) -> None:
-    """Raise a SpecbenchError with exit code 2 for any logits processor that `generate` would apply, a repetition
-    penalty included; 5 for a damaged file."""
+    """Refuse any logits processor that `generate` would apply, a repetition penalty included."""
     if (penalty := read_repetition_penalty(files)) != 1.0:
         raise _unsupported(files.named(GENERATION_CONFIG), "repetition_penalty", penalty)
 

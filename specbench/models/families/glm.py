@@ -39,8 +39,7 @@ _TINY = TINY | {"num_key_value_heads": 2}
 class GridsRotary(nn.Module):
     """Rotation by temporal position, row and column. A grid's tokens share the temporal position at which the grid
     begins; the next grid begins after the longer side of this grid. Positions count from the first image token. Words
-    have negative positions, the same in all three coordinates. `rotary`: the network's, which takes positions [3, R,
-    T]."""
+    have negative positions, the same in all three coordinates. `rotary`: the network's, for [3, R, T]."""
 
     def __init__(self, rotary: nn.Module, layout: TokenLayout):
         super().__init__()

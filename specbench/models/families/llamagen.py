@@ -65,10 +65,8 @@ class LlamaGen(FamilyModel):
         return tokens_cut(self.tokenizer, caption)
 
     def encode(self, prompts: Sequence[str]) -> Prefix:
-        """Encode captions without their padding, which is masked everywhere; only the positions count it.
-
-        The unconditional rows have the learned vectors at the positions of the caption's elements.
-        """
+        """Encode captions without their padding, which is masked everywhere; only the positions count it. The
+        unconditional rows have the learned vectors at the positions of the caption's elements."""
         captions = []
         for text in prompts:
             ids = torch.tensor([self.tokenizer.encode(clean_caption(text)).ids], device=self.device)
@@ -100,17 +98,14 @@ class LlamaGen(FamilyModel):
         return self.backbone(inputs_embeds=alone, use_cache=False).last_hidden_state[:, 0]
 
     def adopt_head(self, head: EagleHead) -> EagleHead:
-        """Adapt a published head (with `input_type`): it rotates adjacent pairs, and its grid begins a position
-        early."""
+        """Adapt a published head (with `input_type`): it rotates adjacent pairs; its grid begins a position early."""
         if head.published_as:
             height, width, side = self.layout.height, self.layout.width, HEAD_GRIDS.get(head.published_as)
             if not side == height == width:
                 grids = ", ".join(f"{name} is {side} x {side}" for name, side in HEAD_GRIDS.items())
-                raise SpecbenchError(
-                    f"--head: made for the grid of input_type '{head.published_as}' ({grids}); "
-                    f"'{self.name}' decodes {height} x {width}",
-                    "use a head of this model, without --scale tiny",
-                )
+                made = f"--head: made for the grid of input_type '{head.published_as}' ({grids})"
+                what = f"{made}; '{self.name}' decodes {height} x {width}"
+                raise SpecbenchError(what, "use a head of this model, without --scale tiny")
             attention = head.layers[0].self_attn
             for matrix in (attention.q_proj.weight, attention.k_proj.weight):
                 matrix.data = stored.rotary_halves(matrix.data, attention.head_dim)
@@ -136,12 +131,9 @@ class Network(nn.Module):
 
 
 class GridRotary(nn.Module):
-    """Rotation by row in one half of a head, and by column in the other half; no rotation for the caption.
-
-    At caption positions cosine and sine are both 0, so queries and keys vanish there, and attention to captions is
-    uniform. The table has `caption + height * width` positions. Later positions, which only windows past the end have,
-    use the last.
-    """
+    """Rotation by row in one half of a head, and by column in the other half; no rotation for the caption. At caption
+    positions cosine and sine are both 0, so queries and keys vanish there, and attention to captions is uniform. The
+    table has `caption + height * width` positions; later positions, of windows past the end, use the last."""
 
     def __init__(self, height: int, width: int, head: int, base: float = 10_000.0, caption: int = CAPTION):
         super().__init__()
@@ -181,10 +173,8 @@ def load(request: LoadRequest) -> LlamaGen:
 
 class LlamaGenClass(FamilyModel):
     """LlamaGen by class (ImageNet), B to 3B: a learned vector per class replaces the caption; another is unconditional.
-
     Prompts are class labels. A label has one position, whose queries and keys vanish as for a caption. Guidance applies
-    to every slot; the official `cfg_interval` is also off by default.
-    """
+    to every slot; the official `cfg_interval` is also off by default."""
 
     def __init__(self, request: LoadRequest, network: ClassNetwork, decoder: ImageDecoder):
         codes = range(network.output.out_features)
@@ -245,7 +235,6 @@ def tokens_cut(tokenizer: Tokenizer, caption: str) -> int:
 
 
 def random_config(request: LoadRequest) -> LlamaConfig:
-    """Return the configuration of a language model with random weights."""
     sizes, head = request.sized_network({}, TINY_SIZES), request.info.network.head_size
     heads = sizes["hidden_size"] // head
     return LlamaConfig(**sizes | {"num_attention_heads": heads, "num_key_value_heads": heads}, rms_norm_eps=1e-5)
@@ -261,9 +250,9 @@ def converted(request: LoadRequest, files: CheckpointFiles, condition: str) -> t
         codes, width, inner, layers, head = llamagen_shape(tensors, request.info.network)
     except KeyError as error:
         raise files.refusal(f" lacks {error}") from None
+    network = convert(stored.drop(tensors, ["freqs_cis"]), files, condition, head)
     size = NetworkSize(codes, width, inner, layers, width // head, width // head)
-    config = LlamaConfig(**size.config(), rms_norm_eps=1e-5)
-    return convert(stored.drop(tensors, ["freqs_cis"]), files, condition, head), config
+    return network, LlamaConfig(**size.config(), rms_norm_eps=1e-5)
 
 
 def convert(tensors: Mapping[str, Tensor], files: CheckpointFiles, condition: str, head: int) -> dict[str, Tensor]:
@@ -334,12 +323,10 @@ _ENDS = _rules((r"^[\"']([\w\W]+)[\"']$", r"\1"), (r"^['_,\-:;]", ""), (r"['_,\-
 
 
 def clean_caption(caption: str) -> str:
-    """Clean a caption as in LlamaGen's training: lower case, and without remains of web pages and shops.
-
-    The rules and their order are the official rules (`language/t5.py` of LlamaGen, after PixArt-alpha and DeepFloyd
-    IF). As in the official code a caption is cleaned twice, because a pass may uncover more to remove. Most prompts
-    only become lower case and get a blank after a comma or full stop without blank.
-    """
+    """Clean a caption as in LlamaGen's training: lower case, and without remains of web pages and shops. The rules and
+    their order are the official rules (`language/t5.py` of LlamaGen, after PixArt-alpha and DeepFloyd IF). As in the
+    official code a caption is cleaned twice, because a pass may uncover more to remove. Most prompts only become lower
+    case and get a blank after a comma or full stop without blank."""
     return _clean_once(_clean_once(caption))
 
 
@@ -366,8 +353,6 @@ def _apply_rules(rules: _Rules, text: str) -> str:
 
 
 class _PageText(HTMLParser):
-    """Collector of a page's visible text."""
-
     def __init__(self) -> None:
         super().__init__()
         self.pieces: list[str] = []

@@ -82,11 +82,9 @@ def load_qwen(request: LoadRequest, files: CheckpointFiles, *unused: str) -> tup
 
 class PenalisedSession(TransformerSession):
     """Session for chains of drafts whose target has a repetition penalty (Keskar et al., CTRL, arXiv 1909.05858).
-
     Before guidance, conditional logits of image tokens that the image already contains are divided by the penalty if
     positive, else multiplied; transformers' `generate` uses the same order. Every column of a window is also penalised
-    for the drafts before it, so lossless decoders stay lossless.
-    """
+    for the drafts before it, so lossless decoders stay lossless."""
 
     def __init__(self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int, penalty: float):
         super().__init__(model, prefix, guidance, columns)

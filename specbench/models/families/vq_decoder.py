@@ -44,8 +44,7 @@ def render_codes(decoder: ImageDecoder, codes: Tensor) -> Tensor:
 
 class TamingDecoder:
     """The VQGAN of taming-transformers, which transformers ships as `JanusVQVAE`: Chameleon, LlamaGen and Janus; only
-    its codebook, `post_quant_conv` and decoder are used. `normalise`: whether codes are l2-normalised before decoding
-    (LlamaGen and Janus)."""
+    its codebook, `post_quant_conv` and decoder are used. `normalise`: l2-normalise codes (LlamaGen and Janus)."""
 
     def __init__(self, network: JanusVQVAE, normalise: bool):
         self._network = network
@@ -145,8 +144,7 @@ def llamagen_name(name: str) -> str:
 
 
 def movq_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a MoVQ's tensors from its authors' names, as BAAI stores them, to `Emu3VQVAE`'s; 1 x 1 convolutions of
-    attention become matrices."""
+    """Rename a MoVQ's tensors from its authors' names to `Emu3VQVAE`'s; 1 x 1 convolutions become matrices."""
     renamed = rename(tensors, _movq_name)
     return {name: tensor.flatten(1) if "_proj.weight" in name else tensor for name, tensor in renamed.items()}
 
@@ -177,8 +175,7 @@ _SLICE = 64  # Channels of a slice of `spatial_norm`
 
 
 class MovqDecoder:
-    """The decoder of MoVQGAN: the decoder of Emu3's video tokenizer without its layers over time, see
-    `movq_network`."""
+    """MoVQGAN's decoder: the decoder of Emu3's video tokenizer without layers over time, see `movq_network`."""
 
     def __init__(self, network: nn.Module):
         self._network = network

@@ -52,8 +52,7 @@ class MarkedEmbedding(nn.Embedding):
 
 
 class MarkedLayer(Qwen2DecoderLayer):
-    """A layer for marked hidden states [R, T, d + 1]. All states give keys and values. Unless `for_words`, the layer
-    does not change states without a mark."""
+    """A layer for marked hidden states [R, T, d + 1]. Unless `for_words`, states without a mark do not change."""
 
     for_words = True
 
@@ -125,8 +124,6 @@ class XOmniNetwork(nn.Module):
 
 
 class XOmni(SimpleAR):
-    """Attributes: draws: whether it draws pictures."""
-
     draws = False
     codebook = None
     _features: CodeProjector | None = None

@@ -37,8 +37,7 @@ class ImageBlock(nn.Module):
 
 
 class CodeFlux(FluxTransformer2DModel):
-    """The transformer: from latents [R, N, c], features [R, N, z] of the codes, a time [R] and positions [N, 3] to
-    velocities [R, N, c]."""
+    """The transformer: latents [R, N, c], code features [R, N, z], time [R] and positions [N, 3] to velocities."""
 
     @register_to_config
     def __init__(

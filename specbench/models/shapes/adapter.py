@@ -76,7 +76,6 @@ class ShapesModel(TransformerModel):
 
 def load(device: str = "cpu", dtype: torch.dtype = torch.float32) -> ShapesModel:
     """Load the shipped weights. The tokenizer always runs in float32."""
-    digest = hashlib.sha256()
-    for name in ("network.safetensors", "tokenizer.safetensors"):
-        digest.update((WEIGHTS / name).read_bytes())
-    return ShapesModel(shapes.load_network(device, dtype), shapes.load_tokenizer(device), digest.hexdigest())
+    files = b"".join((WEIGHTS / name).read_bytes() for name in ("network.safetensors", "tokenizer.safetensors"))
+    digest = hashlib.sha256(files).hexdigest()
+    return ShapesModel(shapes.load_network(device, dtype), shapes.load_tokenizer(device), digest)

@@ -26,8 +26,6 @@ _PALETTE = np.array([RGB[name] for name in COLORS], np.float32)
 
 @dataclass(frozen=True)
 class Detection:
-    """An object in a picture."""
-
     shape: str
     color: str
     # x, y: centre of the bounding box, in pixels
@@ -84,7 +82,6 @@ def connected(mask: np.ndarray) -> np.ndarray:
 
 
 def judge(request: SceneRequest, detections: list[Detection]) -> Judgement:
-    """Judge whether detections satisfy a request."""
     matches = [[d for d in detections if d.shape == c.shape and c.color in (None, d.color)] for c in request.clauses]
     shape = all(any(d.shape == c.shape for d in detections) for c in request.clauses)
     pairs = list(zip(request.clauses, matches, strict=True))

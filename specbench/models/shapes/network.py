@@ -97,10 +97,8 @@ class ShapesNetwork(nn.Module):
         return self.llama.embed_tokens(tokens) + slot_embeds.gather(1, index)
 
     def inputs(self, ids: Tensor, tokens: Tensor) -> Tensor:
-        """Return the teacher-forced inputs [R, 271, d] of whole images: ids [R, 16] and tokens [R, 256].
-
-        The last 256 outputs predict the 256 tokens.
-        """
+        """Return the teacher-forced inputs [R, 271, d] of whole images: ids [R, 16] and tokens [R, 256]. The last 256
+        outputs predict the 256 tokens."""
         slots = torch.arange(1, TOKENS, device=tokens.device).expand(len(tokens), -1)
         image = self.token_embeds(tokens[:, :-1], slots, self.slot_embeds(ids))
         return torch.cat([self.prefix_embeds(ids), image], dim=1)
@@ -118,11 +116,9 @@ def objects_before(ids: Tensor) -> Tensor:
 
 
 def roles(ids: Tensor) -> Tensor:
-    """Return the role of each word of a caption, int [R, 16], below 16.
-
-    Joiner, color and shape of object k have roles 3k - 1, 3k and 3k + 1, at any place in the caption; numbers have 11
-    and above, the texture 14. The role of padding and of words after it is their slot.
-    """
+    """Return the role of each word of a caption, int [R, 16], below 16. Joiner, color and shape of object k have roles
+    3k - 1, 3k and 3k + 1, at any place in the caption; numbers have 11 and above, the texture 14. The role of padding
+    and of words after it is their slot."""
     before = objects_before(ids)
     role = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     role = torch.where(_is(ids, SHAPES), 3 * before + 1, role)

@@ -237,8 +237,8 @@ def in_reading_order(scene: Scene) -> Scene | None:
 def worded_in_reading_order(request: SceneRequest, scene: Scene) -> SceneRequest:
     """Order the clauses of `request`, which `scene` satisfies, like its objects. A relation's subject stays first."""
     fixed = 1 if request.relations else 0
-    order = [*range(fixed), *range(fixed, len(request.clauses))]
-    order[fixed:] = sorted(order[fixed:], key=lambda i: _first(request.clauses[i], scene))
+    rest = sorted(range(fixed, len(request.clauses)), key=lambda i: _first(request.clauses[i], scene))
+    order = [*range(fixed), *rest]
     clauses = tuple(request.clauses[i] for i in order)
     relations = sorted((name, order.index(i), order.index(j)) for name, i, j in request.relations)
     return replace(request, clauses=clauses, relations=tuple(sorted(relations, key=lambda relation: relation[2])))

@@ -109,7 +109,6 @@ class FeatureNetwork(nn.Sequential):
 
 
 def load_features(device: str = "cpu") -> FeatureNetwork:
-    """Load the shipped network in float32."""
     network = FeatureNetwork()
     network.load_state_dict(load_file(FEATURE_FILE))
     return network.eval().requires_grad_(False).to(device)

@@ -65,8 +65,7 @@ class Compiled:
     """One function, compiled. `seconds`: time of the calls that compiled a form; `forms`: their number."""
 
     def __init__(self, function: Any, dynamic: bool, options: dict[str, Any]):
-        """`dynamic`: whether one form has symbolic sizes, else there is a form per set of sizes. `options`: of
-        Inductor."""
+        """`dynamic`: one form with symbolic sizes, else a form per set of sizes. `options`: of Inductor."""
         self.seconds, self.forms = 0.0, 0
         # torch finds compiled code by code object, and there are no guards that distinguish two models.
         copied = FunctionType(
@@ -76,22 +75,20 @@ class Compiled:
         self._call = torch.compile(copied, fullgraph=True, dynamic=dynamic, options=options)
 
     def __call__(self, *args: Any) -> Any:
-        before, start = _graphs(), time.perf_counter()
+        counters, start = torch._dynamo.utils.counters, time.perf_counter()
+        before = counters["stats"]["unique_graphs"]
         try:
             result = self._call(*args)
         except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit, OSError) as error:
-            if isinstance(error, OSError) and not _while_compiling(error):
-                raise
+            if isinstance(error, OSError):
+                frames = traceback.walk_tb(error.__traceback__)
+                if all(frame.f_globals.get("__name__") != torch._dynamo.convert_frame.__name__ for frame, _ in frames):
+                    raise  # it is not an error of the compiler
             raise compile_error(error) from error
-        if _graphs() != before:
+        if counters["stats"]["unique_graphs"] != before:
             self.seconds += time.perf_counter() - start
             self.forms += 1
         return result
-
-
-def _while_compiling(error: OSError) -> bool:
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_globals.get("__name__") == torch._dynamo.convert_frame.__name__ for frame, _ in frames)
 
 
 def compiled_folder() -> Path:
@@ -132,14 +129,8 @@ def keep_compiled() -> None:
         os.environ[COMPILED] = str(folder)
 
 
-def _graphs() -> int:
-    """Return the number of graphs that this process has compiled."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-
 def graph_bytes() -> int | None:
-    """Return the GPU memory of captured CUDA graphs, which torch keeps in separate memory pools; None if the allocator
-    does not report it."""
+    """Return the GPU memory of CUDA graphs, which have separate pools; None if the allocator does not report it."""
     try:
         segments = torch.cuda.memory_snapshot()
     except RuntimeError:  # cudaMallocAsync
@@ -148,8 +139,6 @@ def graph_bytes() -> int | None:
 
 
 class CompiledForms:
-    """Several compiled functions."""
-
     part: str  # part of a step, for run.json
     options: dict[str, Any]  # of Inductor
 
@@ -167,12 +156,9 @@ class CompiledForms:
 
 
 class CompiledFunctions(CompiledForms):
-    """Compiled `call` for the drafting, sampling and verification of a decoder.
-
-    On a small model the hundred small operations of these functions take as long as the target's forward. Each function
-    is compiled for one set of shapes; only shapes are guarded, so everything else that a function depends on must be
-    the same in all calls.
-    """
+    """Compiled `call` for the drafting, sampling and verification of a decoder. On a small model the hundred small
+    operations of these functions take as long as the target's forward. Each function is compiled for one set of shapes;
+    only shapes are guarded, so everything else that a function depends on must be the same in all calls."""
 
     part = "sampling"
 

@@ -36,7 +36,6 @@ class CompiledStep(CompiledForms):
     part = "forward"
 
     def __init__(self, model: StepModel, guidance: float, options: dict[str, Any]):
-        """`options` of Inductor."""
         self._model, self._guidance, self.options = model, guidance, options
         self._kind: list[object] = []
         self._made: list[Compiled] = []  # a forward and a prefill for each kind of model; the last two are in use

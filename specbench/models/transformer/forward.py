@@ -14,20 +14,15 @@ from specbench.models.transformer.llama_layer import rotary_of, run_layer, runs_
 
 
 class StepModel(Protocol):
-    """The parts of a model that one forward uses: embedding, transformer and image head."""
+    """The parts of a `TransformerModel` that one forward uses: embedding, transformer and image head."""
 
     backbone: nn.Module
     taps: tuple[int, ...]  # hidden states after these numbers of layers are also features
-    made_of: str | None  # see `TransformerModel`
+    made_of: str | None
 
-    def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
-        """Input embeddings [R, T, d] of `tokens` [R, T] consumed by the columns that predict `positions` [R, T]."""
-
-    def head(self, hidden: Tensor) -> Tensor:
-        """Image logits [R, T, v_image] of hidden states [R, T, d]."""
-
-    def guide(self, logits: Tensor, guidance: float, positions: Tensor) -> Tensor:
-        """Guided logits [B, T, v_image] of float32 logits [R, T, v_image] that predict stream slots [R, T]."""
+    def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor: ...
+    def head(self, hidden: Tensor) -> Tensor: ...
+    def guide(self, logits: Tensor, guidance: float, positions: Tensor) -> Tensor: ...
 
 
 class ForwardInputs(NamedTuple):
@@ -102,8 +97,7 @@ def last_hidden_state(
 
 
 def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:
-    """Apply classifier-free guidance u + s (c - u) to float32 logits [R, ...], conditional rows first. The scale s may
-    differ by column."""
+    """Apply guidance u + s (c - u) to float32 logits [R, ...], conditional rows first. s may differ by column."""
     if isinstance(guidance, float) and guidance == 1.0:
         return logits
     conditional, unconditional = logits.chunk(2)

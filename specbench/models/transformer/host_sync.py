@@ -20,8 +20,7 @@ def to_host(numbers: Tensor) -> list[Any]:
 
 
 class AsyncHostCopy:
-    """Latest host copy of a changing tensor. It is current on a CPU. On a GPU it may be some steps old; only the first
-    is a sync."""
+    """Latest host copy of a changing tensor: current on a CPU, perhaps old on a GPU. Only the first is a sync."""
 
     def __init__(self, latest: tuple[list[int], Any] | None = None):
         """`latest`: numbers and their `when`, if the host knows them already."""
@@ -49,8 +48,7 @@ class LaggingHostCopy:
         self._pending: _Copy | None = None
 
     def take(self, numbers: Tensor, when: int) -> tuple[list[int], int] | None:
-        """Start a copy of `numbers` [n]; return the numbers and `when` of the previous call (on a CPU of this call);
-        None in the first call."""
+        """Start a copy of `numbers` [n]; return numbers and `when` of the previous call, if any (CPU: of this call)."""
         if not numbers.is_cuda:
             return to_host(numbers), when
         before, self._pending = self._pending, _started(numbers, when)

@@ -25,9 +25,8 @@ def whole_parts(end: int, capacity: int) -> int:
 
 
 class Placement:
-    """Cache slots that the next forward writes, `slots` [R, T], and the number `visible` of slots that attention reads,
-    subject to the mask. `run`: `slots` as a slice if all rows have the same consecutive slots, else None. Shared by all
-    layers."""
+    """Cache slots that the next forward writes, `slots` [R, T], and number `visible` of slots that attention may read.
+    `run`: `slots` as a slice if all rows have the same consecutive slots, else None. Shared by all layers."""
 
     def __init__(self) -> None:
         self.slots: Tensor
@@ -109,10 +108,8 @@ class PositionLayer(CacheLayerMixin):
 
 
 class CacheExtent:
-    """Upper bound on the cache slots that a forward uses, known on the host without a sync.
-
-    A row never moves further in a forward than it has columns, so an earlier host copy gives an upper bound.
-    """
+    """Upper bound on the cache slots that a forward uses, known on the host without a sync. A row never moves further
+    in a forward than it has columns, so an earlier host copy gives an upper bound."""
 
     def __init__(self) -> None:
         self._copy = AsyncHostCopy()
@@ -129,8 +126,7 @@ class CacheExtent:
 
 
 class PositionCache(Cache):
-    """A transformers cache of `PositionLayer`s; call `place` before every forward. `buffers`: existing keys and values
-    of every layer, if any."""
+    """A cache of `PositionLayer`s; call `place` before every forward. `buffers`: existing keys and values."""
 
     def __init__(self, layers: int, capacity: int, buffers: Sequence[tuple[Tensor, Tensor]] = ()):
         self.placement = Placement()

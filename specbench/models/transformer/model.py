@@ -80,9 +80,7 @@ class TransformerModel:
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
         """Embed stream tokens [R, T], consumed by the columns that predict stream slots `positions` [R, T]: [R, T, d].
-
-        Entries with position 0 are replaced by the prompt's last element; entries past the end are never read.
-        """
+        Entries with position 0 are replaced by the prompt's last element; entries past the end are never read."""
         raise NotImplementedError
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -139,7 +137,6 @@ class TransformerModel:
         return None
 
     def tapped(self, taps: tuple[int, ...]) -> TransformerModel:
-        """Return this model with sessions whose features also hold the hidden states after these numbers of layers."""
         if not taps:
             return self
         if wrong := [tap for tap in taps if not 0 <= tap < len(self.backbone.layers)]:
@@ -225,12 +222,10 @@ class TransformerModel:
 
 
 class TransformerSession:
-    """One batch being decoded. A row's prompt of P elements has cache slots 0 .. P - 1; stream slot i has slot P + i.
-
-    A column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is
-    fed by the first forward and prefill stops before it. `features`: [R, T, d] last hidden states of the latest
-    forward, and hidden states of tapped layers, conditional rows first.
-    """
+    """One batch being decoded. A row's prompt of P elements has cache slots 0 .. P - 1; stream slot i has slot P + i. A
+    column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is fed
+    by the first forward and prefill stops before it. `features`: [R, T, d] last hidden states of the latest forward,
+    and hidden states of tapped layers, conditional rows first."""
 
     features: Tensor
 

@@ -178,14 +178,12 @@ class _OfWeights(nn.Module):
 
 def _export(step: _Step, buffers: Buffers, inputs: ForwardInputs) -> tuple[ExportedProgram, tuple[Any, ...]]:
     """Trace a step for such arguments. Also return the arguments of the trace, whose values are never read."""
-    lone = inputs.tokens.shape[1] == 1
+    columns = {"columns": 1} if inputs.tokens.shape[1] == 1 else {}
+    shown, *allowed = (sizes._replace(**columns) for sizes in (_TRACED, *_ALLOWED))
+    fields = list(zip(ForwardInputs._fields[:-1], inputs[:-1], strict=True))
 
     def arguments(sizes: _Sizes, device: str) -> tuple[Any, ...]:
-        sizes = sizes._replace(columns=1) if lone else sizes
-        fed = [
-            None if value is None else _blank(value, sizes.of(name), device)
-            for name, value in zip(ForwardInputs._fields[:-1], inputs[:-1], strict=True)
-        ]
+        fed = [None if value is None else _blank(value, sizes.of(name), device) for name, value in fields]
         kept = [tuple(_blank(buffer, {2: sizes.slots}, device) for buffer in pair) for pair in buffers]
         weights = {name: _blank(tensor, None, device) for name, tensor in step.tensors().items()}
         return weights, kept, [*fed, tuple(_blank(tensor, {}, device) for tensor in inputs.state)]
@@ -193,10 +191,8 @@ def _export(step: _Step, buffers: Buffers, inputs: ForwardInputs) -> tuple[Expor
     def symbols(sizes: Mapping[int, int]) -> dict[int, object]:
         return {dim: Dim.DYNAMIC for dim, size in sizes.items() if size > 1}
 
-    traced = arguments(_TRACED, "cpu")
-    shown = _TRACED._replace(columns=1) if lone else _TRACED
-    names = zip(ForwardInputs._fields[:-1], inputs[:-1], strict=True)
-    fed = [None if value is None else symbols(shown.of(name)) for name, value in names]
+    traced = arguments(shown, "cpu")
+    fed = [None if value is None else symbols(shown.of(name)) for name, value in fields]
     cache = symbols({2: shown.slots})
     shapes: Any = (
         {name: {} for name in traced[0]},
@@ -206,7 +202,7 @@ def _export(step: _Step, buffers: Buffers, inputs: ForwardInputs) -> tuple[Expor
     exported = torch.export.export(_OfWeights(step.apart()), traced, dynamic_shapes=shapes, strict=False)
     # The library checks nothing, so the tracer's assumptions must hold in every call.
     assumed: Any = getattr(exported.module(), "_guards_fn", None)
-    for sizes in _ALLOWED if assumed else ():
+    for sizes in allowed if assumed else ():
         assumed(*pytree.tree_leaves(arguments(sizes, "meta")))
     if exported.constants:
         raise RuntimeError(f"the model keeps a tensor outside of its modules: {next(iter(exported.constants))}")
