@@ -27,7 +27,6 @@ from specbench.models.transformer.model import Prefix, TransformerSession
 
 START, END_OF_TURN, BEGIN_IMAGE, END_IMAGE = "<s>", "<reserved08706>", "<racm3:break>", "<eoss>"
 FIRST_IMAGE_ID = 4
-_IMAGE_MODEL = "model.vqmodel."  # Prefix of its tensors in transformers' layout
 _RESERVED = {f"<reserved{number:05d}>": number + 4 for number in range(8706, 8900)}
 SPECIALS_1 = {START: 0, "<pad>": 1, "</s>": 2, END_IMAGE: 8196, BEGIN_IMAGE: 8197, **_RESERVED}
 RELEASED_WORDS = "Generate an image of "  # Words that SJD's released script writes before Anole's prompt
@@ -60,7 +59,7 @@ def _parts(request: LoadRequest, image_ids: range | None = None, specials: Mappi
         image_ids = _image_ids(config.vocabulary_map, main, main.named(TOKENIZER))
         return stored.read_tokenizer(main, TOKENIZER), network, image_ids
     config = stored.read_model_config(main, ChameleonConfig)
-    network = _filled(request, config, stored.drop(stored.read_tensors(main), [_IMAGE_MODEL]), main)
+    network = _filled(request, config, stored.drop(stored.read_tensors(main), ["model.vqmodel."]), main)
     with_tokenizer = next(part for part in request.files if part.holds("tokenizer.json"))
     image_ids = image_ids or _image_ids(config.vocabulary_map, main, main.named("config.json"))
     if image_ids.stop > config.vocab_size:
