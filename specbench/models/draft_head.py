@@ -103,8 +103,7 @@ class EagleHead(LlamaModel):
 class Eagle3Head(EagleHead):
     """EAGLE-1's head trained like EAGLE-3's (Li et al., NeurIPS 2025, arXiv 2503.01840): it reads hidden states of
     several layers, and is trained on its own outputs, which need not resemble the target's features. It keeps the
-    target's output matrix.
-    """
+    target's output matrix."""
 
     def __init__(self, config: LlamaConfig, taps: tuple[int, ...]):
         super().__init__(config, input_norm=True)
@@ -200,11 +199,8 @@ def eagle3_head_for(model: ImageModel, path: str) -> Eagle3Head:
 
 
 def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[CheckpointFiles], Head]) -> Head:
-    """Return a head that is ready to draft for `model`: from `path` by `load`, or if it is empty by the method `own` of
-    models of the kind `able`.
-
-    The latest head is cached, and loaded again when its files or the model's device or dtype have changed.
-    """
+    """Return a head ready to draft for `model`: from `path` by `load`, or if it is empty by the method `own` of models
+    that are `able`. The latest head is cached, and loaded again if its files or the model's device or dtype change."""
     if not isinstance(model, able):
         what = f"model '{model.name}' cannot be used with a draft head"
         raise SpecbenchError(what, "choose a decoder without one")

@@ -1,5 +1,4 @@
-"""Repositories of the Hugging Face hub: the commit to use, the files missing on this disk, and explanations of
-failures.
+"""Repositories of the Hugging Face hub: the commit to use, files missing on this disk, explanations of failures.
 
 huggingface_hub downloads the files, so `HF_HOME`, `HF_ENDPOINT` and a login have their usual meaning. No torch here.
 """
@@ -45,8 +44,7 @@ if TYPE_CHECKING:
 
 _PINNED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 REVISIONS: Mapping[str, str] = _PINNED["revisions"]
-"""Pinned commits. For other repositories the revision is `--revision` or SPECBENCH_REVISIONS, else the commit of `main`
-in the hub's cache."""
+"""Pinned commits, unless `--revision` or SPECBENCH_REVISIONS names another. Others: `main` in the hub's cache."""
 _VARIABLE = "SPECBENCH_REVISIONS"
 """Environment variable with revisions chosen by the user: "owner/name@revision", separated by commas."""
 _LOOK_EVERY_S = 0.5

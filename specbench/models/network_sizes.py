@@ -1,5 +1,4 @@
-"""Sizes of language models and draft heads, and their numbers of parameters, memory reads and operations. No torch
-here."""
+"""Sizes of language models and draft heads, and their numbers of parameters, memory reads and operations. No torch."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ from typing import NamedTuple
 
 _BLOCK = 256  # Slots of a block of a KV cache
 _LARGEST_VERTICAL_LAYER = 1024
-"""Maximum number of hidden units of a vertical draft head. Each draft reads most layers again, so the layers must be
-small compared with the target."""
+"""Maximum hidden units of a vertical draft head: each draft reads most layers again, so they must be small."""
 _VERTICAL_INPUTS = 6  # Features and embeddings that a vertical draft head reads
 
 

@@ -1,6 +1,5 @@
 """Chameleon and its derived models, on transformers' `ChameleonForConditionalGeneration`: Anole 7B (512 px, in the
-authors' (Meta's) or transformers' layout), Lumina-mGPT (512, 768 and 1024 px) and Lumina-mGPT 2.0 (768 px, 8 pixels a
-token).
+authors' (Meta's) or transformers' layout), Lumina-mGPT (512, 768 and 1024 px) and Lumina-mGPT 2.0 (768 px).
 
 Hand-written parts: the head (the class hides all image logits), the repetition of query and key norms (stored once per
 model-parallel shard, which the class cannot read), and the image decoder (the class has none; see

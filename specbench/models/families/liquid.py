@@ -1,7 +1,6 @@
 """Liquid 7B (512 px): transformers' `GemmaForCausalLM` whose vocabulary ends with the 8192 codes of Chameleon's VQGAN.
 
-With top-k 0 and top-p 1, the official script can sample text tokens and clamps them to code 0; here only codes can be
-sampled.
+The official script (top-k 0, top-p 1) can sample text tokens and clamps them to code 0; here only codes are sampled.
 """
 
 from __future__ import annotations

@@ -76,8 +76,7 @@ def last_hidden_state(
     """Return the last hidden states of input embeddings [R, T, d], followed by the hidden states after each number of
     layers in `taps`, all normalised by the same norm: [R, T, d (1 + taps)]. `mask`: [R, 1, T, S] bool.
 
-    The layers of a Llama are called directly, because the checks and wrappers of its forward take a quarter of a
-    small model's step.
+    A Llama's layers are called directly: the checks and wrappers of its forward take a quarter of a small model's step.
     """
     if type(backbone) is LlamaModel and runs_directly(backbone.layers[0], embeds, mask):
         rotary = rotary_of(backbone.rotary_emb, embeds, position_ids)
