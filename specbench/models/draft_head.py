@@ -36,9 +36,6 @@ from specbench.models.transformer.llama_layer import rotary_of, run_layer, runs_
 from specbench.system.files import blaming, read_regular
 from specbench.system.json_values import parse_json
 
-_INPUT_NORM = "layers.0.input_layernorm.weight"
-_QUERY_NORM = "layers.0.self_attn.q_norm.weight"
-
 
 class EagleHead(LlamaModel):
     """A one-layer Llama without final norm that takes features as input. `input_norm`: whether the layer normalises its
@@ -259,7 +256,8 @@ def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
                     raise ValueError("no numbers of layers, `taps`, as an EAGLE-3 head has")
                 head = Eagle3Head(config, taps)
             else:
-                head = EagleHead(config, _INPUT_NORM in tensors, _QUERY_NORM in tensors)
+                norms = ("input_layernorm", "self_attn.q_norm")
+                head = EagleHead(config, *(f"layers.0.{norm}.weight" in tensors for norm in norms))
         expected = head.state_dict()
         odd = sorted(expected.keys() ^ tensors.keys())
         odd += sorted(n for n in expected.keys() & tensors.keys() if expected[n].shape != tensors[n].shape)

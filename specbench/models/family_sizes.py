@@ -82,12 +82,10 @@ def glm_preview(height: int, width: int) -> tuple[tuple[int, int], ...]:
     return ((int(math.sqrt(ratio) * 16), int(math.sqrt(1 / ratio) * 16)),)
 
 
-_CHAMELEON = FamilySizes(_chameleon, (CHAMELEON_WORDS, 4096, 11_008, 32, 32))
-_QWEN = FamilySizes(_qwen, (151_936, 4096, 22_016, 32, 32))
 _EMU3 = (184_622, 4096, 14_336, 32, 32, 8)
-FAMILIES: Mapping[str, FamilySizes] = {
-    **dict.fromkeys(("anole", "lumina", "lumina2"), _CHAMELEON),
-    **dict.fromkeys(("simplear", "tar"), _QWEN),
+FAMILIES: Mapping[str, FamilySizes] = {  # by family
+    **dict.fromkeys(("anole", "lumina", "lumina2"), FamilySizes(_chameleon, (CHAMELEON_WORDS, 4096, 11_008, 32, 32))),
+    **dict.fromkeys(("simplear", "tar"), FamilySizes(_qwen, (151_936, 4096, 22_016, 32, 32))),
     "llamagen": FamilySizes(_llamagen),
     # learned vectors of the classes, and one for no class
     "llamagen_class": FamilySizes(
@@ -102,7 +100,6 @@ FAMILIES: Mapping[str, FamilySizes] = {
     "emu35": FamilySizes(lambda size: {"head_width": 128, "head_norms": 2, "head_rows": size.words}, _EMU3, 128),
     "liquid": FamilySizes(lambda size, **more: more, (264_192, 3072, 24_576, 28, 16, 16), 256),
 }
-"""By family."""
 
 
 def network_size(

@@ -48,8 +48,6 @@ REVISIONS: Mapping[str, str] = _PINNED["revisions"]
 _VARIABLE = "SPECBENCH_REVISIONS"
 """Environment variable with revisions chosen by the user: "owner/name@revision", separated by commas."""
 _LOOK_EVERY_S = 0.5
-_MOST_SAID = 90
-"""Maximum number of characters quoted from another program's message."""
 _COMMIT = re.compile("[0-9a-f]{40}")
 _ADDRESS = re.compile(r"https?://([^\s/@]+@)?(\w[\w.-]*|\[[\da-fA-F:.]+\])(:\d{1,5})?(/\S*)?")
 
@@ -293,7 +291,7 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
         if getattr(reason, "errno", None) in FULL or (isinstance(reason, OSError) and reason.filename):
             what = f"{repo}: cannot use {reason.filename or constants.HF_HUB_CACHE}: {reason.strerror}"
             return what, "free space, or name another folder: HF_HOME", MISSING_PREREQUISITE
-    cause = (str(causes[-1]).splitlines() or [""])[0][:_MOST_SAID] or type(causes[-1]).__name__
+    cause = (str(causes[-1]).splitlines() or [""])[0][:90] or type(causes[-1]).__name__
     return (
         f"{repo}: no answer of a hub from {place}: {cause}",
         f"{again}; behind a proxy: HF_ENDPOINT, SSL_CERT_FILE",

@@ -9,7 +9,6 @@ from typing import NamedTuple
 _BLOCK = 256  # Slots of a block of a KV cache
 _LARGEST_VERTICAL_LAYER = 1024
 """Maximum hidden units of a vertical draft head: each draft reads most layers again, so they must be small."""
-_VERTICAL_INPUTS = 6  # Features and embeddings that a vertical draft head reads
 
 
 SIZES = (
@@ -136,7 +135,7 @@ def vertical_hidden(width: int) -> int:
 
 def first_layer_weights(width: int) -> int:
     """Return the weights of a vertical draft head's first layer, which is read once for a run of drafts."""
-    return _VERTICAL_INPUTS * width * vertical_hidden(width)
+    return 6 * width * vertical_hidden(width)  # of three features and three embeddings
 
 
 def draft_weights(width: int) -> int:

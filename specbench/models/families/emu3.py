@@ -49,10 +49,8 @@ _IMAGE_SETTINGS |= {"z_channels": "latent_channels", "double_z": "double_latent"
 _IMAGE_SETTINGS |= {"ch_mult": "channel_multiplier"}
 """Names of the image tokenizer's settings in BAAI's and in transformers' configuration; the defaults are equal."""
 END_IMAGE, ANSWER = "<|image end|>", "<|extra_100|>"
-_SPECIALS_35 = {**SPECIALS, END_IMAGE: 151_853, ANSWER: 151_746}
 _CONFIG_35: dict[str, Any] = default_sizes("emu35") | {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
 """Defaults of the authors' configuration that differ from transformers'."""
-_TINY_35 = TINY | {"num_key_value_heads": 2, "head_dim": 16}
 _VQ_35 = vq_decoder.CHAMELEON_VQ | {"num_embeddings": 131_072, "num_res_blocks": 4}
 
 
@@ -227,9 +225,10 @@ def load_emu35(request: LoadRequest) -> Emu35:
         decoder = vq_decoder.load_chameleon_vq(stored.read_tensors(vq_files), vq_files, request.device)
         ids = visual_ids(tokenizer, len(decoder.codebook), words, VISION_TOKENS)
     else:
-        config = Qwen3Config(**_CONFIG_35 | request.sized_network({}, _TINY_35))
+        tiny = TINY | {"num_key_value_heads": 2, "head_dim": 16}
+        config = Qwen3Config(**_CONFIG_35 | request.sized_network({}, tiny))
         network = request.randomise(stored.build_network(Qwen3ForCausalLM, config))
-        tokenizer = stand_in_tokenizer(_SPECIALS_35, first_byte=0)
+        tokenizer = stand_in_tokenizer({**SPECIALS, END_IMAGE: 151_853, ANSWER: 151_746}, first_byte=0)
         ids = range(FIRST_CODE, FIRST_CODE + request.info.v_image)
         settings = request.sized(_VQ_35, vq_decoder.TINY_CHAMELEON_VQ)
         decoder = vq_decoder.random_taming(settings, normalise=False, attention=True, device=request.device)

@@ -36,7 +36,6 @@ TEXTURE_SHARES = (0.08, 0.07, 0.07, 0.08, 0.35, 0.35)
 RELATIONS = ("left", "right", "above", "below")
 OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"}
 MAX_COUNT = 4
-TRIES = 1000
 CATEGORIES = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 RADII = {1: (10, 14), 2: (6, 10), 3: (6,), 4: (6,)}
 
@@ -215,7 +214,7 @@ def _clause(rng: np.random.Generator, count: int = 1) -> Clause:
 
 def realize_in_order(request: SceneRequest, rng: np.random.Generator) -> Scene:
     """Draw a scene in reading order that satisfies `request`. Without relations the clauses give the objects' order."""
-    for _ in range(TRIES):
+    for _ in range(1000):
         drawn = realize(request, rng)
         if (ordered := in_reading_order(drawn)) and request.relations:
             return ordered
