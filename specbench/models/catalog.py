@@ -16,6 +16,7 @@ from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, read_name
 from specbench.models.facts import ModelChoice, ModelFacts, require_torchao
 from specbench.models.hub_model import MODELS, HubModel
 from specbench.models.network_sizes import NetworkSize
+from specbench.models.shapes import WEIGHTS as _SHAPES
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 from specbench.system.foreign_code import Code, code_of
@@ -155,8 +156,6 @@ def wrongly_declared(facts: ModelFacts, model: ImageModel) -> list[str]:
     }
     return [f"{what}: {fact} declared, {value} found" for what, (fact, value) in pairs.items() if fact != value]
 
-
-_SHAPES = Path(__file__).parent / "shapes" / "weights"
 
 _BUILT_IN = (
     ModelInfo(
