@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -42,7 +43,7 @@ ROOFLINE_WRONG = (
     "the roofline is wrong: decoding was faster than it allows. The device was measured while the machine was busy, or "
     "its cache holds the weights; measure it again on an idle machine (specbench doctor --measure), then run again"
 )
-"""Replaces a roofline ratio below 1."""
+"""Replaces a roofline ratio below 1, which is impossible."""
 
 EAGER_RATIO = 2.0  # Above this roofline ratio, eager AR is limited by call overhead, not arithmetic
 
@@ -75,14 +76,16 @@ def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
 
 def _with_versions(rows: Sequence[ReportRow], infos: Sequence[RunInfo]) -> list[ReportRow]:
     """Add the edit time to equal labels with different plug-in code ("power, edited 26 Nov 14:02"). Return the rows."""
-    groups: dict[str, dict[str, str]] = {}
+    groups: dict[str, dict[str | None, str]] = {}
     keys = [json.dumps([row.model, row.setting, row.label, row.options], sort_keys=True) for row in rows]
     for key, info in zip(keys, infos, strict=True):
         groups.setdefault(key, {})[info.spec.decoder_code] = code_text(info)
     named = []
     for row, key, info in zip(rows, keys, infos, strict=True):
         times, code = groups[key], info.spec.decoder_code
-        version = times[code] if list(times.values()).count(times[code]) == 1 else f"{times[code]}, code {code[:6]}"
+        version = (
+            times[code] if list(times.values()).count(times[code]) == 1 else f"{times[code]}, code {str(code)[:6]}"
+        )
         named.append(replace(row, label=f"{row.label}, {version}") if len(times) > 1 else row)
     return named
 
@@ -92,9 +95,9 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
     info, rows = run.info, run.rows
     spec, batched = info.spec, info.spec.batch > 1
     over = cache(lambda ar: stats.speed_up(rows, ar.rows))
-    slow, few = (
-        category or (None, None) for category in (stats.slowest_category(rows), stats.fewest_tokens_category(rows))
-    )
+    slow, few = stats.slowest_category(rows) or (None, None), stats.fewest_tokens_category(rows) or (None, None)
+    ratio = stats.roofline_ratio(rows, info.roofline)
+    wrong = ratio is not None and ratio < 1
     cut = int((rows.get("caption_tokens_cut", pd.Series()) > 0).sum())
     return ReportRow(
         run_id=info.run_id,
@@ -106,7 +109,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
         label=label(spec.decoder, info.origins, spec.model),
         lossless=spec.decoder.lossless,
         imported=spec.tokens_sha256 or None,
-        options=nonfinite_as_text(spec.decoder.options),
+        options={name: nonfinite_as_text(value) for name, value in spec.decoder.options.items()},
         setting=setting(spec),
         steps=info.steps,
         n=len(rows),
@@ -120,7 +123,8 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
         fewest_tokens_category=few[0],
         throughput=stats.throughput(rows) if batched else None,
         images_per_hour=stats.images_per_hour(rows) if batched else None,
-        **_roofline(rows, info.roofline),
+        over_floor=None if wrong else ratio,
+        roofline_note=ROOFLINE_WRONG if wrong else None,
         floor=info.roofline,
         over_ar=over_ar(run, ar_runs, over),
         **_over_fastest(run, ar_runs, over),
@@ -139,18 +143,19 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
     )
 
 
-def _numbers(run: Run) -> dict[str, object]:
+def _numbers(run: Run) -> dict[str, Any]:
     """Compute `stats.RUN_NUMBERS` as fields of a `ReportRow`. Means over enough prompts have intervals."""
-    rows, numbers, enough = run.rows, {}, run.rows["prompt_id"].nunique() >= FEW_UNITS
+    rows, enough = run.rows, run.rows["prompt_id"].nunique() >= FEW_UNITS
+    numbers: dict[str, Any] = {}
     there = {IMAGES: True, TOKENS: stats.tokens_measured(rows), TRACES: len(run.traced) > 0}
     there |= {SECOND_STAGE: "stage2_nfe" in rows, ACCEPTANCE_BIAS: not run.info.spec.decoder.biased_elsewhere}
     for name, number in stats.RUN_NUMBERS.items():
-        value = number.compute(run.traced if number.of == TRACES else rows) if there[number.of] else None
+        value: Any = number.compute(run.traced if number.of == TRACES else rows) if there[number.of] else None
         if number.of == SECOND_STAGE and value is None:  # models without a second stage have no such keys
             continue
         if name in stats.MEANS and value is not None:
             bounded = stats.interval(name, rows) if enough else None
-            value = replace(bounded or Estimate(None), value=value)
+            value = replace(bounded, value=value) if bounded else Estimate(value)
         numbers[name] = value
     numbers = {name: numbers[name] for name in sorted(numbers, key=REPORT.names.index)}
     named = {field.name: numbers.pop(field.name) for field in fields(ReportRow) if field.name in numbers}
@@ -176,20 +181,13 @@ def stalled_images(rows: pd.DataFrame) -> Stalled | None:
     return Stalled(len(images), float(images["latency_ms"].max())) if len(images) else None
 
 
-def _disturbances(folder: Path | None) -> dict[str, object]:
+def _disturbances(folder: Path | None) -> dict[str, Any]:
     """Mean number of needed cores that other processes took, and disturbances of the GPU; None if not measured."""
     batches = RunStore(folder).batches(["machine"]) if folder else ()
     readings = [json.loads(text) for rows in batches for text in rows["machine"].to_pylist() if text]
     cores = [taken for reading in readings if (taken := taken_cores(reading)) is not None]
     mean = sum(cores) / len(cores) if cores else None
     return {"disturbed": mean, "gpu_disturbed": gpu_disturbances(readings) or None}
-
-
-def _roofline(rows: pd.DataFrame, floor: Mapping | None) -> dict[str, object]:
-    """The roofline ratio, or an explanation if the ratio is below 1, which is impossible."""
-    ratio = stats.roofline_ratio(rows, floor)
-    wrong = ratio is not None and ratio < 1
-    return {"over_floor": None if wrong else ratio, "roofline_note": ROOFLINE_WRONG if wrong else None}
 
 
 def _audit(run: Run) -> ShownAudit | None:
@@ -199,11 +197,11 @@ def _audit(run: Run) -> ShownAudit | None:
     return shown_audit(stored, images_fingerprint(rows[rows["status"] == "ok"]) == stored["fingerprint"])
 
 
-def shown_audit(stored: Mapping, current: bool = True) -> ShownAudit:
+def shown_audit(stored: Mapping[str, Any], current: bool = True) -> ShownAudit:
     """Summary of a stored audit."""
-    tv = stored.get("tv") is not None and Estimate(stored["tv"], stored.get("tv_low"), stored.get("tv_high"))
-    names = ("verdict", "failed", "p_value", "detectable", "images", "recomputed")
-    return ShownAudit(tv=tv or None, current=current, **{name: stored.get(name) for name in names})
+    tv = Estimate(stored["tv"], stored.get("tv_low"), stored.get("tv_high")) if stored.get("tv") is not None else None
+    kept: dict[str, Any] = {field.name: stored.get(field.name) for field in fields(ShownAudit)}
+    return ShownAudit(**kept | {"tv": tv, "current": current})
 
 
 def setting(spec: RunSpec) -> dict:
@@ -212,7 +210,7 @@ def setting(spec: RunSpec) -> dict:
     return {name: value for name, value in identity_json(spec).items() if name not in left_out}
 
 
-def _order(row: ReportRow) -> tuple:
+def _order(row: ReportRow) -> tuple[Any, ...]:
     names = list(PRESETS)
     place = names.index(row.decoder) if row.decoder in names else len(names)
     return row.model, str(row.setting), place, natural(row.label), row.options.get("window", 1), row.run_id
@@ -248,7 +246,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
     )  # fmt: skip
 
 
-def _over_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict[str, object]:
+def _over_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict[str, Any]:
     """Speed-up over the fastest comparable AR, and the speed-up to quote: over the fastest AR in the same dtype."""
     comparable = [ar for ar in ar_runs if not mismatched_fields(run.info, ar.info, any_configuration=True)]
     results = [(over(ar), ar) for ar in comparable]
