@@ -22,6 +22,9 @@ _MARKERS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "star
 _DASHES, _HATCHES = ("-", "--", "-.", ":"), ("", "///", "...", "xxx", "+++", "---")
 _BLACK = {"color": "0.1", "marker": "o", "hatch": "", "dash": "-"}
 _ROW, _LEGEND, _LEAST = 0.17, 0.16, 1.9  # Inches: a row of points, a line of the legend, the smallest height
+Point = Mapping[str, Any]
+Look = Mapping[str, str]
+Places = Mapping[str, list[Any]]
 
 
 class Drawn(Figure):
@@ -81,9 +84,9 @@ def saved(figure: Figure, fmt: str) -> bytes:
     return sink.getvalue()
 
 
-def _places(chart: Chart) -> dict[str, list]:
+def _places(chart: Chart) -> dict[str, list[Any]]:
     """Ordered categories of an axis: x, y, or pairs of facet and y."""
-    places: dict[str, list] = {}
+    places: dict[str, list[Any]] = {}
     for axis in ("x", "y"):
         scale = chart["scales"].get(axis, {})
         texts = [p.get(axis) for layer in chart["layers"] for p in layer["points"] if isinstance(p, Mapping)]
@@ -96,7 +99,7 @@ def _places(chart: Chart) -> dict[str, list]:
     return places
 
 
-def _place(point: Mapping, channel: str, places: Mapping[str, list]) -> Any:
+def _place(point: Point, channel: str, places: Places) -> Any:
     """Position of a point on an axis: a number, or the place of its category."""
     value, axis = point.get(channel), channel[0]
     if isinstance(value, str):
@@ -104,11 +107,11 @@ def _place(point: Mapping, channel: str, places: Mapping[str, list]) -> Any:
     return value
 
 
-def _draw_layer(axes: Axes, layer: Mapping, looks: Mapping[str, Mapping], places: Mapping[str, list]) -> None:
+def _draw_layer(axes: Axes, layer: Mapping[str, Any], looks: Mapping[str, Look], places: Places) -> None:
     if layer["mark"] == "one":
         axes.axvline(1, color="0.5", linewidth=0.6, linestyle=":")
         return
-    groups: dict[str | None, list[Mapping]] = {}
+    groups: dict[str | None, list[Point]] = {}
     for point in layer["points"]:
         groups.setdefault(point.get(layer["by"]), []).append(point)
     stacked: dict[Any, float] = {}
@@ -118,17 +121,17 @@ def _draw_layer(axes: Axes, layer: Mapping, looks: Mapping[str, Mapping], places
 
 def _draw_group(
     axes: Axes,
-    layer: Mapping,
+    layer: Mapping[str, Any],
     name: str | None,
-    points: Sequence[Mapping],
-    look: Mapping,
-    places: Mapping[str, list],
+    points: Sequence[Point],
+    look: Look,
+    places: Places,
     stacked: dict[Any, float],
 ) -> None:
     """Draw the points of one run or part. `stacked`: the present end of stacked bars, at which the next bar starts."""
     mark, colour = layer["mark"], look["color"]
 
-    def at(channel: str, some: Sequence[Mapping] = points) -> list:
+    def at(channel: str, some: Sequence[Point] = points) -> list[Any]:
         return [_place(point, channel, places) for point in some]
 
     if mark == "dot":
@@ -155,7 +158,7 @@ def _draw_group(
                   edgecolor="white", linewidth=0.3, label=name)  # fmt: skip
 
 
-def _axes(axes: Axes, scales: Mapping[str, Mapping], places: Mapping[str, list]) -> None:
+def _axes(axes: Axes, scales: Mapping[str, Mapping[str, Any]], places: Places) -> None:
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
         scale = scales.get(name, {})
         if scale.get("label"):
