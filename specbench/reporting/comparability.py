@@ -113,7 +113,7 @@ def decoded_apart(run: Run, other: Run) -> bool:
     return 2 * sum(apart) > len(common)
 
 
-def _calls(run: Run) -> dict[tuple, tuple[str, str]]:
+def _calls(run: Run) -> dict[tuple[str, int], tuple[str, str]]:
     """Start and end of the call that decoded each image: the last call that began before the image."""
     calls = sorted((str(call.started_at), str(call.finished_at or call.started_at)) for call in run.info.invocations)
     starts = [start for start, _ in calls]
@@ -145,7 +145,8 @@ def _apart(mine: str, theirs: str) -> tuple[str, str]:
         return mine, theirs
     these, those = (dict(part.rsplit(" ", 1) for part in text.split(", ") if part) for text in (mine, theirs))
     names = [name for name in these if name in those and these[name] != those[name]]
-    return tuple(", ".join(f"{name} {versions[name]}" for name in names) for versions in (these, those))
+    first, second = (", ".join(f"{name} {versions[name]}" for name in names) for versions in (these, those))
+    return first, second
 
 
 def configuration(info: RunInfo) -> str:
@@ -183,7 +184,8 @@ def with_ar_runs(folders: Iterable[Path]) -> dict[Path, tuple[Run, list[Run]]]:
 
 def copies(runs: Sequence[Run]) -> dict[Path, Path]:
     """Return folders with a copy of another folder's run (same run id, same start of an image), and that folder."""
-    groups, copied = {}, {}
+    groups: dict[str, list[Run]] = {}
+    copied: dict[Path, Path] = {}
     for run in sorted(runs, key=lambda run: run.folder.name != run.info.run_id):
         groups.setdefault(run.info.run_id, []).append(run)
     for first, *others in groups.values():

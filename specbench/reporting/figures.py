@@ -108,54 +108,42 @@ def _place(point: Point, channel: str, places: Places) -> Any:
 
 
 def _draw_layer(axes: Axes, layer: Mapping[str, Any], looks: Mapping[str, Look], places: Places) -> None:
-    if layer["mark"] == "one":
+    """Draw the points of a layer, those of each run or part in its look."""
+    mark = layer["mark"]
+    if mark == "one":
         axes.axvline(1, color="0.5", linewidth=0.6, linestyle=":")
         return
-    groups: dict[str | None, list[Point]] = {}
-    for point in layer["points"]:
-        groups.setdefault(point.get(layer["by"]), []).append(point)
-    stacked: dict[Any, float] = {}
-    for name, points in groups.items():
-        _draw_group(axes, layer, name, points, looks.get(str(name), _BLACK), places, stacked)
+    stacked: dict[Any, float] = {}  # the present end of stacked bars, at which the next bar starts
+    for name in dict.fromkeys(point.get(layer["by"]) for point in layer["points"]):
+        points = [point for point in layer["points"] if point.get(layer["by"]) == name]
+        look = looks.get(str(name), _BLACK)
+        colour = look["color"]
 
+        def at(channel: str, some: Sequence[Point] = points) -> list[Any]:
+            return [_place(point, channel, places) for point in some]
 
-def _draw_group(
-    axes: Axes,
-    layer: Mapping[str, Any],
-    name: str | None,
-    points: Sequence[Point],
-    look: Look,
-    places: Places,
-    stacked: dict[Any, float],
-) -> None:
-    """Draw the points of one run or part. `stacked`: the present end of stacked bars, at which the next bar starts."""
-    mark, colour = layer["mark"], look["color"]
-
-    def at(channel: str, some: Sequence[Point] = points) -> list[Any]:
-        return [_place(point, channel, places) for point in some]
-
-    if mark == "dot":
-        face = "white" if layer["hollow"] else colour
-        axes.scatter(at("x"), at("y"), s=14, marker=look["marker"], facecolors=face, edgecolors=colour,
-                     linewidths=0.9, label=name, zorder=3)  # fmt: skip
-    elif mark == "line":
-        dash = ":" if layer["dash"] == DASH else look["dash"]
-        axes.plot(at("x"), at("y"), color=colour, linestyle=dash, linewidth=1)
-    elif mark == "interval":
-        across, up = ([point for point in points if point.get(end) is not None] for end in ("x1", "y1"))
-        axes.hlines(at("y", across), at("x1", across), at("x2", across), color=colour, linewidth=0.9)
-        axes.vlines(at("x", up), at("y1", up), at("y2", up), color=colour, linewidth=0.9)
-    elif mark == "total":
-        axes.scatter(at("x"), at("y"), marker="|", s=90, color="black", linewidths=1.6, zorder=4)
-    elif mark == "bar":
-        starts, ends = at("x1"), at("x2")
-        if "x1" not in points[0]:
-            starts = [stacked.get(place, 0.0) for place in at("y")]
-            ends = [start + length for start, length in zip(starts, at("x"), strict=True)]
-            stacked |= dict(zip(at("y"), ends, strict=True))
-        widths = [end - start for start, end in zip(starts, ends, strict=True)]
-        axes.barh(at("y"), widths, left=starts, height=0.8, color=colour, hatch=look["hatch"],
-                  edgecolor="white", linewidth=0.3, label=name)  # fmt: skip
+        if mark == "dot":
+            face = "white" if layer["hollow"] else colour
+            axes.scatter(at("x"), at("y"), s=14, marker=look["marker"], facecolors=face, edgecolors=colour,
+                         linewidths=0.9, label=name, zorder=3)  # fmt: skip
+        elif mark == "line":
+            dash = ":" if layer["dash"] == DASH else look["dash"]
+            axes.plot(at("x"), at("y"), color=colour, linestyle=dash, linewidth=1)
+        elif mark == "interval":
+            across, up = ([point for point in points if point.get(end) is not None] for end in ("x1", "y1"))
+            axes.hlines(at("y", across), at("x1", across), at("x2", across), color=colour, linewidth=0.9)
+            axes.vlines(at("x", up), at("y1", up), at("y2", up), color=colour, linewidth=0.9)
+        elif mark == "total":
+            axes.scatter(at("x"), at("y"), marker="|", s=90, color="black", linewidths=1.6, zorder=4)
+        elif mark == "bar":
+            starts, ends = at("x1"), at("x2")
+            if "x1" not in points[0]:
+                starts = [stacked.get(place, 0.0) for place in at("y")]
+                ends = [start + length for start, length in zip(starts, at("x"), strict=True)]
+                stacked |= dict(zip(at("y"), ends, strict=True))
+            widths = [end - start for start, end in zip(starts, ends, strict=True)]
+            axes.barh(at("y"), widths, left=starts, height=0.8, color=colour, hatch=look["hatch"],
+                      edgecolor="white", linewidth=0.3, label=name)  # fmt: skip
 
 
 def _axes(axes: Axes, scales: Mapping[str, Mapping[str, Any]], places: Places) -> None:

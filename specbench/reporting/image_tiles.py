@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -85,7 +86,7 @@ def _rows(folder: Path, prompts: Sequence[str], sample: int) -> pd.DataFrame:
     return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=[*KEY, *_COLUMNS])
 
 
-def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
+def _tile(folder: Path, row: Any, scores: Mapping[str, float]) -> Tile:
     if row.status != "ok":
         return Tile(problem=f"failed: {row.error}")
     if not isinstance(row.image, str) or not os.path.lexists(folder / row.image):
@@ -168,7 +169,7 @@ def origins(
     total = 0 if accepted is None else int(np.sum(accepted))
     if not total:
         return np.full(grid, DRAWN)
-    kept = np.append(step[1:] == step[:-1], False)
+    kept: np.ndarray = np.append(step[1:] == step[:-1], False)
     kept[-1] = int(np.count_nonzero(kept & free)) < total
     return np.where(kept, ACCEPTED, DRAWN)[free].reshape(grid)
 
@@ -204,7 +205,7 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
             if grid is None:
                 return None
             if quantity == "accepted":
-                values = origins(row.committed_step, row.forced, row.accepted, grid).astype(float)
+                values: np.ndarray = origins(row.committed_step, row.forced, row.accepted, grid).astype(float)
             else:
                 free = ~np.asarray(row.forced, dtype=bool)
                 values = np.asarray(getattr(row, quantity), dtype=float)[free].reshape(grid)
@@ -220,24 +221,25 @@ def step_picture(steps: np.ndarray) -> bytes:
     from specbench.reporting.plotting import colormaps  # imported only if a picture is drawn
 
     shade = (steps - 1) / max(1, steps.max() - 1)
-    return _png((colormaps["viridis"](shade)[..., :3] * 255).astype(np.uint8))
+    return png((colormaps["viridis"](shade)[..., :3] * 255).astype(np.uint8))
 
 
 def origin_picture(origins: np.ndarray) -> bytes:
     """Draw accepted drafts and sampled tokens in two colours."""
-    return _png(np.where((origins == ACCEPTED)[..., None], ACCEPTED_COLOUR, DRAWN_COLOUR).astype(np.uint8))
+    return png(np.where((origins == ACCEPTED)[..., None], ACCEPTED_COLOUR, DRAWN_COLOUR).astype(np.uint8))
 
 
 def share_picture(shares: np.ndarray) -> bytes:
     """Draw a fraction per grid position, from 0 (dark) to 1 (light); NaN is transparent."""
     from specbench.reporting.plotting import colormaps  # imported only if a picture is drawn
 
-    return _png(
+    return png(
         (colormaps["cividis"].with_extremes(bad=(0, 0, 0, 0))(np.ma.masked_invalid(shares)) * 255).astype(np.uint8)
     )
 
 
-def _png(pixels: np.ndarray) -> bytes:
+def png(pixels: np.ndarray) -> bytes:
+    """Encode pixels as PNG."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="png")
     return buffer.getvalue()

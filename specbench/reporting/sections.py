@@ -110,7 +110,7 @@ _MOST_NOTES = 3
 
 def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
     """Notes that are needed to read the first table, at most `_MOST_NOTES` lines."""
-    over = [row.over_ar.pairs for row in runs if row.over_ar.speedup is not None and row.over_ar.speedup_note]
+    over = [row.over_ar.pairs or 0 for row in runs if row.over_ar.speedup is not None and row.over_ar.speedup_note]
     images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
     common = [f"The speed-up is over the {images} images in common with AR."] if over else []
     few = [FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
@@ -133,8 +133,8 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
     for section, columns in zip(grouped, short, strict=True):
         # Columns of a chosen baseline are always kept.
         over = (heading for heading in columns if heading.startswith("over "))
-        names = (name for name in (DECODER.heading.lower(), *headings, *over) if name in columns)
-        kept = list(dict.fromkeys(columns[name] for name in names))
+        wanted = (DECODER.heading.lower(), *headings, *over)
+        kept = list(dict.fromkeys(columns[name] for name in wanted if name in columns))
         notes = _notes(section.runs, _remarks(section.runs, {column.tested for column in kept}))
         shown.append(replace(section, first=ReportTable(kept), tables=(), notes=notes))
     return shown
@@ -203,7 +203,7 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
 
 def captions_cut(rows: Sequence[ReportRow]) -> list[str]:
     """Report captions that were too long: a sentence per model, from the run with the most of them."""
-    cut = sorted((row for row in rows if row.captions_cut), key=lambda row: row.captions_cut)
+    cut = sorted((row for row in rows if row.captions_cut), key=lambda row: row.captions_cut or 0)
     return [
         f"{model} truncated the captions of {row.captions_cut:,} of {row.n:,} images."
         for model, row in {row.model: row for row in cut}.items()

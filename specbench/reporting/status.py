@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Group
@@ -30,7 +31,7 @@ STATUS_COLUMNS = (
 )
 
 
-def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict]:
+def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Progress of the runs of a results folder and its shards; another process may be decoding them.
 
     Args:
@@ -54,7 +55,7 @@ def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict]:
     return _merged(status_of([*whole, *parts]), "; ".join(incomplete_shards(shards)))
 
 
-def _merged(rows: Sequence[dict], lacking: str) -> list[dict]:
+def _merged(rows: Sequence[dict[str, Any]], lacking: str) -> list[dict[str, Any]]:
     """The rows without shards whose images are in a merged run; a merged run is done if no shard is `lacking`."""
     shown = []
     for row in rows:
@@ -70,13 +71,13 @@ def _merged(rows: Sequence[dict], lacking: str) -> list[dict]:
     return shown
 
 
-def status_of(folders: Sequence[Path]) -> list[dict]:
+def status_of(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """`status` of these run folders; folders without rows are left out."""
     runs = with_ar_runs(folder for folder in folders if folder in runs_in(folder.parent))
     return [_status(run, ar_runs) for run, ar_runs in runs.values()]
 
 
-def _status(run: Run, ar_runs: Sequence[Run]) -> dict:
+def _status(run: Run, ar_runs: Sequence[Run]) -> dict[str, Any]:
     info, rows = run.info, run.rows
     call = info.invocations[-1]
     over = over_ar(run, ar_runs, cache(lambda ar: stats.speed_up(rows, ar.rows)))
@@ -130,7 +131,7 @@ def _now() -> float:
     return datetime.now(UTC).timestamp()
 
 
-def status_table(rows: Sequence[Mapping], width: int) -> Group:
+def status_table(rows: Sequence[Mapping[str, Any]], width: int) -> Group:
     """The rows of `status` as a table for a terminal of this width."""
     lines = [list(status_line(row).values()) for row in rows]
     cells = [[MISSING if cell is None else str(cell) for cell in line] for line in lines]
@@ -142,7 +143,7 @@ def status_table(rows: Sequence[Mapping], width: int) -> Group:
     )
 
 
-def status_line(row: Mapping) -> dict[str, object]:
+def status_line(row: Mapping[str, Any]) -> dict[str, object]:
     """A row of `status` as cells of a table with `STATUS_COLUMNS`."""
     low, high = row["speedup_low"], row["speedup_high"]
     interval = f" [{TOO_FEW if low is None else between(low, high)}]" if row["decoder"] != "ar" else ""  # AR's is 1

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -149,7 +150,7 @@ def run_view(folder: Path) -> RenderableType:
     )
 
 
-def _setting(card: Mapping, row: ReportRow) -> Iterator[tuple[str, str]]:
+def _setting(card: Mapping[str, Any], row: ReportRow) -> Iterator[tuple[str, str]]:
     origins = card["origins"]
     yield "model", card["model"]
     yield from ((name, card[name]) for name in ("source", "processors") if card[name])
@@ -166,7 +167,7 @@ def _with_origin(value: object, origin: str | None) -> str:
     return str(value) if origin in (None, "default") else f"{value}  ({origin})"
 
 
-def image_view(card: Mapping) -> RenderableType:
+def image_view(card: Mapping[str, Any]) -> RenderableType:
     """Lay out the card of an image."""
     spans = [(f"{span} ms", number(value)) for span, value in card["spans_ms"].items()]
     in_title = ("sample", "seed")
@@ -188,7 +189,7 @@ def _title(text: str, under: str) -> RenderableType:
     return Group(Text(one_line(text), style="bold"), Text(one_line(under), style="dim"))
 
 
-def _block(title: str, lines) -> RenderableType:
+def _block(title: str, lines: Iterable[tuple[str, object]]) -> RenderableType:
     """Names and values under a title; empty if there are no lines."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
@@ -207,7 +208,7 @@ def _numbers(values: Mapping[str, float | None]) -> list[tuple[str, str]]:
 _MOST_NAMED = 5  # Prompt ids that an error lists
 
 
-def card(folder: Path) -> dict:
+def card(folder: Path) -> dict[str, Any]:
     """Collect the facts of one run as nested plain values.
 
     Keys: `run_id, folder, model, source` (the checkpoint if it is not the official one), `processors` (logits
@@ -220,7 +221,7 @@ def card(folder: Path) -> dict:
     return _card(folder, row) | {"numbers": record(row)}
 
 
-def _card(folder: Path, row: ReportRow) -> dict:
+def _card(folder: Path, row: ReportRow) -> dict[str, Any]:
     store = RunStore(folder)
     info = store.info()
     preset = PRESETS.get(info.spec.decoder.name)
@@ -249,7 +250,7 @@ def _card(folder: Path, row: ReportRow) -> dict:
     }
 
 
-def image_card(folder: Path, prompt: str, sample: int = 0) -> dict:
+def image_card(folder: Path, prompt: str, sample: int = 0) -> dict[str, Any]:
     """Collect the facts of one image as nested plain values.
 
     Keys: `run_id, prompt_id, sample, prompt, category, seed, status, error, started_at, image` (a path), the numbers of
