@@ -2,16 +2,15 @@
 figures.
 
 A chart is a dict: `title`, `caption`, `label` (for screen readers), `scales` (of x, y, fy, colours and shapes) and
-`layers`. A layer is a dict with `points`, `mark` ("dot", "line", "interval", "bar", "total", "name", or "one", the line
-at 1), `by` (the key of a point that decides its colour; None: black), for dots also `hollow` and `size`, for lines
-`dash`.
+`layers`. A layer is a dict with `points`, `mark` (a `LayerMark`; "one" is the line at 1), `by` (the key of a point that
+decides its colour; None: black), for dots also `hollow` and `size`, for lines `dash`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,6 +28,7 @@ DASH = "5,4"  # Line style of values that are not measured times: from a paper, 
 _ROOM = 0.1  # Margin on both sides of an axis with a single value, as a fraction of the value
 MOST_NUMBERS = 100  # Points in the list of numbers of a chart
 Chart = dict[str, Any]
+LayerMark = Literal["dot", "line", "interval", "bar", "total", "name", "one"]
 Points = Sequence[Mapping[str, Any]]
 
 
@@ -247,7 +247,7 @@ def offsets_chart(rates: Mapping[str, Sequence[float | None]], marks: Marks) -> 
             "y": {"label": "acceptance", "domain": [0, 1], "grid": True},
             **_scales(marks, rates),
         },
-        [*_own_lines(points, marks), _dots(points, size=2.5), _ends(points)],
+        _curves(points, marks, 2.5),
     )
 
 
@@ -290,7 +290,7 @@ def logp_chart(shares: Mapping[str, np.ndarray], marks: Marks) -> Chart:
             "y": {"label": "% of free tokens", "type": "log", "grid": True, "ticks": 4, "tickFormat": "~g"},
             **_scales(marks, shares),
         },
-        [*_own_lines(points, marks), _dots(points, size=1.5), _ends(points)],
+        _curves(points, marks, 1.5),
     )
 
 
@@ -329,7 +329,7 @@ def _axis(label: str, **more: object) -> dict[str, object]:
     return {"label": label, "nice": True, "grid": True, **more}
 
 
-def _layer(mark: str, points: Sequence[object], by: str | None = "run", **more: object) -> dict[str, object]:
+def _layer(mark: LayerMark, points: Sequence[object], by: str | None = "run", **more: object) -> dict[str, object]:
     return {"mark": mark, "points": list(points), "by": by, **more}
 
 
@@ -339,11 +339,13 @@ def _bars(points: Points) -> list[dict[str, object]]:
     return [_layer("interval", bounded)] if bounded else []
 
 
-def _own_lines(points: Points, marks: Marks) -> list[dict[str, object]]:
+def _curves(points: Points, marks: Marks, size: float) -> list[dict[str, object]]:
+    """A line per run, with its dots and its name."""
     by_dash: dict[str | None, list[Mapping[str, object]]] = {}
     for point in points:
-        by_dash.setdefault(marks[str(point["run"])].dash, []).append(point)
-    return [_layer("line", of_dash, dash=dash) for dash, of_dash in by_dash.items()]
+        by_dash.setdefault(marks[point["run"]].dash, []).append(point)
+    lines = [_layer("line", of_dash, dash=dash) for dash, of_dash in by_dash.items()]
+    return [*lines, _dots(points, size=size), _ends(points)]
 
 
 def _dots(points: Points, hollow: bool = False, size: float = 4.5) -> dict[str, object]:

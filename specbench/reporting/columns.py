@@ -133,13 +133,13 @@ def _beside_ar(key: str, digits: int) -> Callable[[ReportRow], str]:
     return cell
 
 
-def _series(heading: str, define: _Define, most: int = 5) -> ReportColumn:
-    """The first `most` values of a list."""
+def _series(heading: str, define: _Define) -> ReportColumn:
+    """The first five values of a list."""
 
     def cell(row: ReportRow) -> str:
         values = row.series(define.__name__)
-        shown = [number(value) for value in values[:most]]
-        return " ".join([*shown, "..."] if len(values) > most else shown) or MISSING
+        shown = [number(value) for value in values[:5]]
+        return " ".join([*shown, "..."] if len(values) > 5 else shown) or MISSING
 
     return ReportColumn(heading, cell, define)
 
@@ -403,10 +403,21 @@ def part_columns(rows: Sequence[ReportRow]) -> dict[str, list[ReportColumn]]:
 
 def _columns_of(name: str, heading: str, rows: Sequence[ReportRow], definition: str | None) -> list[ReportColumn]:
     signs = {score.fingerprint: SIGNS[score.better] for row in rows for score in row.scores if score.metric == name}
-    return [
-        ReportColumn(heading + version, _score_cell(name, made), definition, signs[made], name, _score(name, made))
-        for made, version in score_versions(name, rows).items()
-    ]
+    columns = []
+    for fingerprint, version in score_versions(name, rows).items():
+
+        def cell(row: ReportRow, fingerprint: str = fingerprint) -> str:
+            if (score := row.score(name, fingerprint)) is None:
+                return MISSING
+            some = "" if not score.whole or score.n == row.n else f" (n={score.n})"
+            return with_interval(score.estimate, 3, too_few=score.too_few) + some
+
+        def value(row: ReportRow, fingerprint: str = fingerprint) -> float | None:
+            score = row.score(name, fingerprint)
+            return None if score is None or score.estimate.value is None else round(score.estimate.value, 3)
+
+        columns.append(ReportColumn(heading + version, cell, definition, signs[fingerprint], name, value))
+    return columns
 
 
 def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
@@ -416,24 +427,6 @@ def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
     alone = {digest for digest, text in edits.items() if text and list(edits.values()).count(text) == 1}
     which = {digest: text if digest in alone else f"{text} {digest}".strip() for digest, text in edits.items()}
     return {digest: f" ({text})" if len(which) > 1 else "" for digest, text in which.items()}
-
-
-def _score_cell(name: str, fingerprint: str) -> Callable[[ReportRow], str]:
-    def cell(row: ReportRow) -> str:
-        if (score := row.score(name, fingerprint)) is None:
-            return MISSING
-        some = "" if not score.whole or score.n == row.n else f" (n={score.n})"
-        return with_interval(score.estimate, 3, too_few=score.too_few) + some
-
-    return cell
-
-
-def _score(name: str, fingerprint: str) -> Callable[[ReportRow], float | None]:
-    def value(row: ReportRow) -> float | None:
-        score = row.score(name, fingerprint)
-        return None if score is None or score.estimate.value is None else round(score.estimate.value, 3)
-
-    return value
 
 
 def _summary(metric: str, bounded: Kind | None) -> str | None:

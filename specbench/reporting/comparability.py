@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
+from typing import Literal
 
 import pandas as pd
 import pyarrow as pa
@@ -203,7 +204,7 @@ def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None
     return min(candidates, key=lambda pair: (len(pair[0]), pair[1].folder.name), default=None)
 
 
-def code_text(info: RunInfo, kind: str = "decoder") -> str:
+def code_text(info: RunInfo, kind: Literal["decoder", "model"] = "decoder") -> str:
     """Edit time of the code of the decoder or model, in the local time zone."""
     digest = getattr(info.spec, f"{kind}_code")
     if digest is None:

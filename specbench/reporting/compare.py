@@ -49,7 +49,6 @@ _NAMES = {
     "median_b_ms": "latency p50 of B, ms",
 }
 """Printed names of the numbers about speed, "" if not printed. All other rows are score differences."""
-_TESTED = (None, _NAMES["speedup"])  # Names of tested numbers; None: a score
 MARKED = f"{MARK}: differs from the baseline. {stats.RULE}"
 _LEAST_P = 0.0001
 _BOUNDS = {"": "value", ".low": "low", ".high": "high"}
@@ -72,10 +71,10 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None, may_be_one:
     return corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
 
 
-def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None) -> list[dict[str, Compared]]:
-    """Compare each pair (baseline, run): return the speed-up and the score differences by name."""
-    compared = (compare_runs(*pair, settings, may_be_one=True) for pair in pairs)
-    return [{row.name: row for row in rows if _NAMES.get(row.name) in _TESTED} for rows in compared]
+def against(baseline: Path, run: Path) -> dict[str, Compared]:
+    """Compare a run with a baseline: return the speed-up and the score differences by name."""
+    rows = compare_runs(baseline, run, may_be_one=True)
+    return {row.name: row for row in rows if row.name == "speedup" or row.name not in _NAMES}
 
 
 def compare_rows(rows: Sequence[ReportRow], baseline: str) -> list[ReportRow]:
@@ -90,8 +89,7 @@ def compare_rows(rows: Sequence[ReportRow], baseline: str) -> list[ReportRow]:
         name, base = bases.get(_same_setting(row), ("", row))
         if base is row:
             return row
-        [numbers] = against([(base.folder, row.folder)])
-        return replace(row, against=Against(name, numbers))
+        return replace(row, against=Against(name, against(base.folder, row.folder)))
 
     shown = list(map(compared, rows))
     if not any(row.against for row in shown):

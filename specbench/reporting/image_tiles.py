@@ -55,11 +55,11 @@ class Shown:
     category: str | None
 
 
-def first_prompts(folder: Path, limit: int, sample: int = 0) -> dict[str, Shown]:
-    """Read the prompts by prompt id of the first images of a run."""
+def first_prompts(folder: Path, limit: int) -> dict[str, Shown]:
+    """Read the first prompts of a run by prompt id."""
     prompts: dict[str, Shown] = {}
     for piece in RunStore(folder).batches(["prompt", "category"]):
-        rows = piece.filter(pc.equal(piece["sample"], sample)).slice(0, limit - len(prompts))
+        rows = piece.filter(pc.equal(piece["sample"], 0)).slice(0, limit - len(prompts))
         columns = (rows[name].to_pylist() for name in ("prompt_id", "prompt", "category"))
         prompts |= {prompt: Shown(text, category) for prompt, text, category in zip(*columns, strict=True)}
         if len(prompts) >= limit:
@@ -69,21 +69,19 @@ def first_prompts(folder: Path, limit: int, sample: int = 0) -> dict[str, Shown]
 
 def tiles(folder: Path, prompts: Sequence[str], sample: int = 0) -> dict[str, Tile]:
     """Read the tiles of a run by prompt id; prompts without a row are absent."""
-    rows = _rows(folder, prompts, sample)
-    scores = _scores(folder, prompts, sample)
-    return {row.prompt_id: _tile(folder, row, scores.get(row.prompt_id, {})) for row in rows.itertuples(index=False)}
-
-
-def _rows(folder: Path, prompts: Sequence[str], sample: int) -> pd.DataFrame:
-    pieces, missing = [], set(prompts)
+    scores: dict[str, dict[str, float]] = {}
+    for name, values in values_per_image(folder).items():
+        shown = values[values["prompt_id"].isin(prompts) & (values["sample"] == sample)]
+        for row in shown.itertuples(index=False):
+            scores.setdefault(row.prompt_id, {})[name] = float(row.value)
+    read: dict[str, Tile] = {}
     for piece in RunStore(folder).batches(_COLUMNS):
         here = pc.and_(pc.is_in(piece["prompt_id"], pa.array(prompts, pa.string())), pc.equal(piece["sample"], sample))
-        rows = piece.filter(here).to_pandas()
-        pieces.append(rows)
-        missing -= set(rows["prompt_id"])
-        if not missing:
+        for row in piece.filter(here).to_pandas().itertuples(index=False):
+            read[row.prompt_id] = _tile(folder, row, scores.get(row.prompt_id, {}))
+        if len(read) == len(set(prompts)):
             break
-    return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=[*KEY, *_COLUMNS])
+    return read
 
 
 def _tile(folder: Path, row: Any, scores: Mapping[str, float]) -> Tile:
@@ -102,16 +100,6 @@ def _tile(folder: Path, row: Any, scores: Mapping[str, float]) -> Tile:
         origins=origins(row.committed_step, row.forced, row.accepted, grid) if grid else None,
         scores=scores,
     )
-
-
-def _scores(folder: Path, prompts: Sequence[str], sample: int) -> dict[str, dict[str, float]]:
-    """Read per-image scores by prompt id and metric; metrics without per-image values are left out."""
-    scores: dict[str, dict[str, float]] = {}
-    for name, values in values_per_image(folder).items():
-        shown = values[values["prompt_id"].isin(prompts) & (values["sample"] == sample)]
-        for row in shown.itertuples(index=False):
-            scores.setdefault(row.prompt_id, {})[name] = float(row.value)
-    return scores
 
 
 def sample_frame(folders: Sequence[Path]) -> pd.DataFrame:

@@ -13,17 +13,8 @@ import pandas as pd
 
 from specbench import stats
 from specbench.metrics.score_store import scores_to_show
-from specbench.reporting.comparability import (
-    Run,
-    code_text,
-    configuration,
-    copies,
-    decoded_apart,
-    is_ar,
-    mismatched_fields,
-    nearest_ar,
-    with_ar_runs,
-)
+from specbench.reporting import comparability
+from specbench.reporting.comparability import Run, code_text, is_ar, mismatched_fields, nearest_ar
 from specbench.reporting.marks import label, natural
 from specbench.reporting.row import OverAR, Quoted, ReportRow, ShownAudit, ShownScore, Stalled
 from specbench.specs.presets import PRESETS
@@ -51,8 +42,8 @@ EAGER_RATIO = 2.0  # Above this roofline ratio, eager AR is limited by call over
 def report_rows(folders: Sequence[Path]) -> list[ReportRow]:
     """Compute the report rows of the runs in `folders`, in the order of the presets (AR first). AR baselines are
     searched in the same results folders."""
-    runs = with_ar_runs({folder.resolve(): folder for folder in folders}.values())
-    copied = copies([run for run, _ in runs.values()])
+    runs = comparability.with_ar_runs({folder.resolve(): folder for folder in folders}.values())
+    copied = comparability.copies([run for run, _ in runs.values()])
     runs = {folder: with_ar for folder, with_ar in runs.items() if folder not in copied}
     rows = []
     for run, ar_runs in runs.values():
@@ -242,7 +233,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
     partial = f"over the {shared} in common with AR" if result.pairs < len(run.rows) else None
     return OverAR(
         _shown(result), result.p, result.steps, result.window_cost, result.overhead, result.end_to_end, result.pairs,
-        ar.info.run_id, decoded_apart(run, ar), ar.folder, eager_ar(ar), partial,
+        ar.info.run_id, comparability.decoded_apart(run, ar), ar.folder, eager_ar(ar), partial,
     )  # fmt: skip
 
 
@@ -255,11 +246,13 @@ def _over_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict[str, An
         return {"speedup_fastest": None, "fastest_ar": None, "quoted": None}
     fastest, quoted = pairs[0], None
     for result, ar in [pair for pair in pairs if pair[1].info.spec.dtype == run.info.spec.dtype][:1]:
-        how = configuration(ar.info)
+        how = comparability.configuration(ar.info)
         quoted = Quoted(_shown(result), result.p, result.pairs, ar.info.run_id, how, eager_ar(ar))
-    how, fewer = configuration(fastest[1].info), fastest[0].pairs < max(result.pairs for result, _ in pairs)
-    how += f", {fastest[0].pairs} image{'s' * (fastest[0].pairs > 1)} of {len(run.rows)}" * fewer
-    return {"speedup_fastest": _shown(fastest[0]), "fastest_ar": how, "quoted": quoted}
+    result, ar = fastest
+    how = comparability.configuration(ar.info)
+    if result.pairs < max(other.pairs for other, _ in pairs):
+        how += f", {result.pairs} image{'s' * (result.pairs > 1)} of {len(run.rows)}"
+    return {"speedup_fastest": _shown(result), "fastest_ar": how, "quoted": quoted}
 
 
 def _shown(result: stats.SpeedUp) -> Estimate:

@@ -25,10 +25,8 @@ from specbench.system.text_tables import distinct_columns, plain_table, terminal
 
 _SILENT_S, _SILENT_IMAGES = 60.0, 10
 """A run is silent if nothing was written for this many seconds and for the time of this many images."""
-STATUS_COLUMNS = (
-    *("model", "part", "decoder", "window", "images", "failed", "tokens per second", "speed-up [95 %]", "left"),
-    "state",
-)
+STATUS_COLUMNS = ("model", "part", "decoder", "window", "images", "failed", "tokens per second", "speed-up [95 %]",
+                  "left", "state")  # fmt: skip
 
 
 def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -147,12 +145,11 @@ def status_line(row: Mapping[str, Any]) -> dict[str, object]:
     """A row of `status` as cells of a table with `STATUS_COLUMNS`."""
     low, high = row["speedup_low"], row["speedup_high"]
     interval = f" [{TOO_FEW if low is None else between(low, high)}]" if row["decoder"] != "ar" else ""  # AR's is 1
+    wanted = f" of {row['wanted']}" if (row["wanted"] or 0) >= row["images"] else ""
     state = f"silent for {duration(row['silent_s'])}" if row["state"] == "silent" else row["state"]
     return {
         **{name: row[name] for name in ("model", "part", "decoder", "window")},
-        "images": f"{row['images']} of {row['wanted']}"
-        if (row["wanted"] or 0) >= row["images"]
-        else str(row["images"]),
+        "images": f"{row['images']}{wanted}",
         "failed": row["failed"] or None,
         "tokens per second": number(row["tokens_per_second"], 0),
         "speed-up [95 %]": MISSING if row["speedup"] is None else f"{number(row['speedup'])}x{interval}",

@@ -25,20 +25,10 @@ from specbench.reporting.sections import (
 )
 from specbench.store.image_scores import parquet_bytes
 from specbench.store.schema import LONG_REPORT, OWNER, REPORT, column_facts
+from specbench.system import text_tables
 from specbench.system.json_values import json_text, nonfinite_as_null
 from specbench.system.table_formats import FORMATS, format_name, formats_with, writer
-from specbench.system.text_tables import (
-    LATEX_NEEDS,
-    TextTable,
-    distinct_columns,
-    escape,
-    latex_label,
-    latex_table,
-    markdown_table,
-    plain_table,
-    prose,
-    tex,
-)
+from specbench.system.text_tables import LATEX_NEEDS, TextTable, escape, latex_label, prose, tex
 
 _FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # First characters of formulas, also of full width
 REPORT_SCHEMA = 2  # Incremented if a key of a report row is removed or changes its meaning, but not for new keys
@@ -80,7 +70,7 @@ def report_markdown(rows: Sequence[ReportRow], options: ReportOptions) -> str:
         for table in section.shown(everything):
             texts = _texts(section, table)
             blocks += [f"{escape(texts.title)}:"] if texts.title else []
-            blocks += [markdown_table(texts), *map(prose, texts.notes)]
+            blocks += [text_tables.markdown_table(texts), *map(prose, texts.notes)]
         below = [*section.notes, *([f"Measured on {section.machines}."] if section.machines else [])]
         blocks += [prose(text) for text in below] if not everything else []
     meanings = definitions(grouped, everything) if options.explain else ()
@@ -92,7 +82,7 @@ def report_markdown(rows: Sequence[ReportRow], options: ReportOptions) -> str:
 def _texts(section: Section, table: ReportTable, best: bool = False) -> TextTable:
     """The columns that are not empty, or all chosen columns. `best`: bold by `BOLD_RULE`."""
     texts = table.texts(section.runs, best)
-    return distinct_columns(texts, kept=texts.headings) if section.tables else texts
+    return text_tables.distinct_columns(texts, kept=texts.headings) if section.tables else texts
 
 
 def report_csv(rows: Sequence[ReportRow], options: ReportOptions) -> str:
@@ -105,12 +95,10 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines: list[list[Any]] = [[*names], *([row.get(name, "") for name in names] for row in rows)]
-    csv.writer(text, lineterminator="\n").writerows(map(_inert, line) for line in lines)
+    for line in lines:
+        inert = [f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in line]
+        csv.writer(text, lineterminator="\n").writerow(inert)
     return text.getvalue()
-
-
-def _inert(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def report_json(rows: Sequence[ReportRow], options: ReportOptions) -> str:
@@ -144,7 +132,7 @@ def report_latex(rows: Sequence[ReportRow], options: ReportOptions) -> str:
         texts = _texts(section, table, best=True)
         marked = marked or texts.marked
         captioned = replace(texts, title=f"{texts.title}; {heading}" if texts.title else heading)
-        floats.append(latex_table(captioned, label if place == 1 else f"{label}-{place}"))
+        floats.append(text_tables.latex_table(captioned, label if place == 1 else f"{label}-{place}"))
     answers = "".join(f"{tex(sentence)}\n\n" for section in grouped for sentence in section.answer)
     below = answers + "\n\n".join(map(tex, (*definitions(grouped), *circumstances(rows, load=False)))) + "\n"
     comment = f"% {BOLD_RULE}\n" if marked else ""
@@ -152,16 +140,20 @@ def report_latex(rows: Sequence[ReportRow], options: ReportOptions) -> str:
     return LATEX_NEEDS + comment + "\n".join(floats) + notes
 
 
+def _compared(rows: Sequence[Compared], title: str = "") -> TextTable:
+    return text_tables.plain_table(HEADINGS, comparison_lines(rows), title)
+
+
 def comparison_latex(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
     """The compared numbers as a booktabs `table`, with the verdict as its caption."""
     caption = f"{b} (B) compared with {a} (A). {verdict(rows)}"
-    return LATEX_NEEDS + latex_table(plain_table(HEADINGS, comparison_lines(rows), caption), latex_label(label, a, b))
+    return LATEX_NEEDS + text_tables.latex_table(_compared(rows, caption), latex_label(label, a, b))
 
 
 def comparison_markdown(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
     """The compared numbers as markdown, below the verdict in sentences."""
     text = "\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows), *reasons(rows)))
-    return f"{text}\n\n{markdown_table(plain_table(HEADINGS, comparison_lines(rows)), aligned=True)}\n"
+    return f"{text}\n\n{text_tables.markdown_table(_compared(rows), aligned=True)}\n"
 
 
 def comparison_json(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
