@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import compress
 from pathlib import Path
 from typing import Literal
@@ -80,6 +80,11 @@ class Run:
             rows.loc[other, [name for name in rows if name.endswith("_ms")]] = None
             rows.attrs["untimed"] = dict(Counter(stack for stack in stacks if stack != self.info.stack))
         return rows, failed
+
+    @cached_property
+    def speed_up(self) -> Callable[[Run], stats.SpeedUp | None]:
+        """Function that computes the speed-up over another run, once for each."""
+        return cache(lambda other: stats.speed_up(self.rows, other.rows))
 
     @property
     def started(self) -> list[str]:

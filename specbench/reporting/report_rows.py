@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,6 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
     """Compute the row of one run, with its speed-up over the comparable AR runs."""
     info, rows = run.info, run.rows
     spec, batched = info.spec, info.spec.batch > 1
-    over = cache(lambda ar: stats.speed_up(rows, ar.rows))
     slow, few = stats.slowest_category(rows) or (None, None), stats.fewest_tokens_category(rows) or (None, None)
     ratio = stats.roofline_ratio(rows, info.roofline)
     wrong = ratio is not None and ratio < 1
@@ -117,8 +115,8 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
         over_floor=None if wrong else ratio,
         roofline_note=ROOFLINE_WRONG if wrong else None,
         floor=info.roofline,
-        over_ar=over_ar(run, ar_runs, over),
-        **_over_fastest(run, ar_runs, over),
+        over_ar=over_ar(run, ar_runs),
+        **_over_fastest(run, ar_runs),
         beside_ar=_beside_ar(run, ar_runs),
         scores=[ShownScore.of(score) for score in scores_to_show(run.folder, rows["prompt_id"])],
         audit=_audit(run),
@@ -207,10 +205,7 @@ def _order(row: ReportRow) -> tuple[Any, ...]:
     return row.model, str(row.setting), place, natural(row.label), row.options.get("window", 1), row.run_id
 
 
-_Over = Callable[[Run], stats.SpeedUp | None]  # Computes the speed-up over an AR run
-
-
-def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
+def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:
     """Compare the run with the most similar AR run."""
     spec, nearest = run.info.spec, nearest_ar(run, ar_runs)
     if spec.tokens_sha256:
@@ -223,7 +218,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
     differing, ar = nearest
     if differing:
         return OverAR(speedup_note=f"differs from AR in {', '.join(differing)}")
-    if (result := over(ar)) is None:
+    if (result := run.speed_up(ar)) is None:
         how = f"batch {spec.batch}" if spec.batch > 1 else "throughput mode"
         untimed = not stats.paired(run.rows, ar.rows).empty and (run.untimed or ar.untimed)
         lacking = "no image was decoded" if run.rows.empty else "no images in common with AR"
@@ -237,10 +232,10 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
     )  # fmt: skip
 
 
-def _over_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict[str, Any]:
+def _over_fastest(run: Run, ar_runs: Sequence[Run]) -> dict[str, Any]:
     """Speed-up over the fastest comparable AR, and the speed-up to quote: over the fastest AR in the same dtype."""
     comparable = [ar for ar in ar_runs if not mismatched_fields(run.info, ar.info, any_configuration=True)]
-    results = [(over(ar), ar) for ar in comparable]
+    results = [(run.speed_up(ar), ar) for ar in comparable]
     pairs = sorted(((r, ar) for r, ar in results if r is not None), key=lambda pair: pair[0].total.value)
     if not pairs:
         return {"speedup_fastest": None, "fastest_ar": None, "quoted": None}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,13 @@ class ReportRow:
     against: Against | None = None
     real: Sequence[str] | None = None  # names of the numbers that differ from AR's
 
+    @cached_property
+    def by_key(self) -> Mapping[str, Any]:
+        """All values by key, also the values of `over_ar` and `numbers`; in the order of writers of data."""
+        nested = {"over_ar": vars(self.over_ar), "numbers": self.numbers}
+        named = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {key: item for name, value in named for key, item in nested.get(name, {name: value}).items()}
+
     def number(self, name: str) -> Estimate | None:
         """A number of the run by its name, with or without an interval."""
         value = self.value(name)
@@ -221,8 +229,7 @@ class ReportRow:
 
     def value(self, name: str) -> NumberValue:
         """The value of a number of the run, which may be a list."""
-        sources = (self.numbers, vars(self), vars(self.over_ar))
-        return next((value for source in sources if (value := source.get(name)) is not None), None)
+        return self.by_key.get(name)
 
     def score(self, metric: str, fingerprint: str) -> ShownScore | None:
         scores = (score for score in self.scores if (score.metric, score.fingerprint) == (metric, fingerprint))
@@ -250,10 +257,10 @@ def record(row: ReportRow) -> dict[str, object]:
     """The row as plain values by the keys of `specbench.store.schema.REPORT`, for writers of data."""
     means = {name: row.number(name) for name in MEANS}
     bounds = {name: [mean.low, mean.high] for name, mean in means.items() if mean and mean.low is not None}
-    over = {name: value for name, value in vars(row.over_ar).items() if name != "ar_folder"}
-    several = {"over_ar": over, "numbers": row.numbers}
-    several["beside_ar"] = {"intervals": bounds, "beside_ar": row.beside_ar}
-    values = {key: item for name, value in vars(row).items() for key, item in several.get(name, {name: value}).items()}
+    values: dict[str, Any] = {}
+    for key, value in row.by_key.items():
+        values |= {"intervals": bounds, key: value} if key == "beside_ar" else {key: value}
+    del values["ar_folder"]
     return {key: value for key, value in _by_key(values).items() if value is not None or key not in _RARE}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ def status_of(folders: Sequence[Path]) -> list[dict[str, Any]]:
 def _status(run: Run, ar_runs: Sequence[Run]) -> dict[str, Any]:
     info, rows = run.info, run.rows
     call = info.invocations[-1]
-    over = over_ar(run, ar_runs, cache(lambda ar: stats.speed_up(rows, ar.rows)))
+    over = over_ar(run, ar_runs)
     silent_s = _now() - _written(run.folder) if call.finished_at is None else None
     edited = [code_text(info)] if info.spec.decoder_code else []
     left = max((call.wanted or 0) - len(rows), 0)
