@@ -270,8 +270,7 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
     others = {place: line for place, line in others.items() if line is not bases[line.group]}
     if not others:
         raise SpecbenchError(f"--baseline {name}: no measured row of {joined.table.name} has that name or decoder")
-    pairs = [(bases[line.group].folders[0], line.folders[0]) for line in others.values()]
-    compared = dict(zip(others, against(pairs), strict=True))
+    compared = {place: against(bases[line.group].folders[0], line.folders[0]) for place, line in others.items()}
     label = next(iter(bases.values())).label
     column = Column(OVER_BASELINE, OVER_BASELINE, f"speed-up over {label}", None, 2, "higher", 1.0, {})
     lines = []

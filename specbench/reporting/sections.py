@@ -9,27 +9,9 @@ from itertools import groupby
 
 from specbench.errors import unknown_name
 from specbench.models.facts import EIGHT_BITS, EIGHT_BITS_GAIN
+from specbench.reporting import columns as col
 from specbench.reporting.answer import answer
-from specbench.reporting.columns import (
-    AUDIT,
-    DECODER,
-    DRAFTS,
-    FEW_PROMPTS,
-    MISSING,
-    QUALITY,
-    SPEED,
-    STAGES,
-    TAILS,
-    THROUGHPUT,
-    TRACED,
-    WINDOW,
-    ReportColumn,
-    first_columns,
-    part_columns,
-    score_columns,
-    score_versions,
-    with_interval,
-)
+from specbench.reporting.columns import MISSING, SPEED, THROUGHPUT, ReportColumn
 from specbench.reporting.compare import MARKED, marks, real_differences
 from specbench.reporting.row import Compared, ReportRow
 from specbench.specs.run_spec import OFF_IF_NONE, SAMPLING
@@ -110,10 +92,10 @@ _MOST_NOTES = 3
 
 def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
     """Notes that are needed to read the first table, at most `_MOST_NOTES` lines."""
-    over = [row.over_ar.pairs for row in runs if row.over_ar.speedup is not None and row.over_ar.speedup_note]
+    over = [row.over_ar.pairs or 0 for row in runs if row.over_ar.speedup is not None and row.over_ar.speedup_note]
     images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
     common = [f"The speed-up is over the {images} images in common with AR."] if over else []
-    few = [FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
+    few = [col.FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
     wrong = ["A roofline is wrong; see specbench report --all"] if any(row.roofline_note for row in runs) else []
     lines = [*common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
     left = len(lines) - _MOST_NOTES
@@ -125,7 +107,7 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
     case and without "[95 %]", or their short names."""
     by_heading = list(map(_by_heading, grouped))
     short = [_short_names(columns) | columns for columns in by_heading]
-    headings = [name.strip().lower() for name in names if name.strip().lower() != DECODER.heading]
+    headings = [name.strip().lower() for name in names if name.strip().lower() != col.DECODER.heading]
     for name in headings:
         if not any(name in columns for columns in short):
             raise unknown_name("column", name, dict.fromkeys(name for columns in by_heading for name in columns))
@@ -133,8 +115,8 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
     for section, columns in zip(grouped, short, strict=True):
         # Columns of a chosen baseline are always kept.
         over = (heading for heading in columns if heading.startswith("over "))
-        names = (name for name in (DECODER.heading.lower(), *headings, *over) if name in columns)
-        kept = list(dict.fromkeys(columns[name] for name in names))
+        wanted = (col.DECODER.heading.lower(), *headings, *over)
+        kept = list(dict.fromkeys(columns[name] for name in wanted if name in columns))
         notes = _notes(section.runs, _remarks(section.runs, {column.tested for column in kept}))
         shown.append(replace(section, first=ReportTable(kept), tables=(), notes=notes))
     return shown
@@ -144,7 +126,7 @@ def _by_heading(section: Section) -> dict[str, ReportColumn]:
     """Columns of all tables by name. If several have a name, the first, which is the shortest, is used; for decoders
     the last, whose label has no window, if it distinguishes the runs."""
     columns = [column for table in section.shown(True) for column in table.columns]
-    labels = [column for column in columns if column.heading == DECODER.heading]
+    labels = [column for column in columns if column.heading == col.DECODER.heading]
     alike = len(set(map(labels[-1].cell, section.runs))) < len(section.runs)
     order = [*columns[::-1], labels[0 if alike else -1]]
     return {column.heading.lower().removesuffix(" [95 %]"): column for column in order}
@@ -187,7 +169,7 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
         {row.run_id: {**row.setting, **{name: getattr(row, name) for name in same}} for row in rows}
     )
     wrong = dict.fromkeys(f"Roofline: {row.roofline_note}." for row in rows if row.roofline_note)
-    few = [FEW_PROMPTS] if lacks_interval(rows) else []
+    few = [col.FEW_PROMPTS] if lacks_interval(rows) else []
     light = any(f"+{EIGHT_BITS}" in row.model for row in rows)
     return (
         few
@@ -203,7 +185,7 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
 
 def captions_cut(rows: Sequence[ReportRow]) -> list[str]:
     """Report captions that were too long: a sentence per model, from the run with the most of them."""
-    cut = sorted((row for row in rows if row.captions_cut), key=lambda row: row.captions_cut)
+    cut = sorted((row for row in rows if row.captions_cut), key=lambda row: row.captions_cut or 0)
     return [
         f"{model} truncated the captions of {row.captions_cut:,} of {row.n:,} images."
         for model, row in {row.model: row for row in cut}.items()
@@ -223,21 +205,21 @@ def lacks_interval(rows: Sequence[ReportRow], parts: bool = True) -> bool:
 
 def _section(runs: list[ReportRow]) -> Section:
     speed = THROUGHPUT if runs[0].setting["batch"] > 1 else SPEED
-    traced = TRACED if any(row.number("draft_tv") for row in runs) else ()
-    audited = AUDIT if any(row.audit for row in runs) else ()
-    quality = (*QUALITY, *audited, *traced, *score_columns(runs))
+    traced = col.TRACED if any(row.number("draft_tv") for row in runs) else ()
+    audited = col.AUDIT if any(row.audit for row in runs) else ()
+    quality = (*col.QUALITY, *audited, *traced, *col.score_columns(runs))
     remarks = _remarks(runs)
-    parts = part_columns(runs).items()
+    parts = col.part_columns(runs).items()
     drafting = any("head" in row.options or row.value("theorem2_bound") for row in runs)
     tables = [
         ReportTable(speed, topic="Speed, every column"),
         ReportTable(quality, remark=remarks, topic="Quality, every column"),
-        *([ReportTable(DRAFTS, topic="Drafting")] if drafting else ()),
-        ReportTable(TAILS, topic="Tails: median, 95th percentile, slowest category"),
-        *([ReportTable(STAGES, topic="Second stage")] if any(row.number("stage2_nfe") for row in runs) else ()),
-        *(ReportTable((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
+        *([ReportTable(col.DRAFTS, topic="Drafting")] if drafting else ()),
+        ReportTable(col.TAILS, topic="Tails: median, 95th percentile, slowest category"),
+        *([ReportTable(col.STAGES, topic="Second stage")] if any(row.number("stage2_nfe") for row in runs) else ()),
+        *(ReportTable((col.DECODER, col.WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
-    first = ReportTable(first_columns(runs))
+    first = ReportTable(col.first_columns(runs))
     if any(row.against for row in runs):
         first, *tables = (replace(table, columns=_against(table.columns, runs)) for table in (first, *tables))
     notes = _notes(runs, remarks)
@@ -250,7 +232,7 @@ def _remarks(runs: Sequence[ReportRow], metrics: Set[str] | None = None) -> str:
     scores = [score for row in runs for score in row.scores if score.note]
     noted = dict.fromkeys((score.note, score.metric, score.fingerprint) for score in scores)
     shown = [
-        (note, name + score_versions(name, runs)[made])
+        (note, name + col.score_versions(name, runs)[made])
         for note, name, made in noted
         if metrics is None or name in metrics
     ]
@@ -272,7 +254,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
         speed = numbers(row).get("speedup")
         if not speed or speed.value is None:
             return MISSING
-        return with_interval(speed.estimate, unit="x", too_few=True) + marks(numbers(row)).get("speedup", "")
+        return col.with_interval(speed.estimate, unit="x", too_few=True) + marks(numbers(row)).get("speedup", "")
 
     with_marks: list[ReportColumn] = []
     for column in columns:
