@@ -14,19 +14,20 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 # Imports inside functions: each program has a separate environment, which contains nothing else.
 
 
 @functools.cache
-def _vqascore_network(model: str, device: str):
+def _vqascore_network(model: str, device: str) -> Any:
     import t2v_metrics
     from huggingface_hub import constants
 
     return t2v_metrics.VQAScore(model=model, device=device, cache_dir=constants.HF_HUB_CACHE)
 
 
-def vqascore(request: dict) -> dict:
+def vqascore(request: dict[str, Any]) -> dict[str, Any]:
     """Scores by t2v-metrics, each image with its own caption."""
     network = _vqascore_network(request["model"], request["device"])
     pairs = zip(request["images"], request["captions"], strict=True)
@@ -34,13 +35,13 @@ def vqascore(request: dict) -> dict:
 
 
 @functools.cache
-def _hpsv3_network(device: str):
+def _hpsv3_network(device: str) -> Any:
     from hpsv3 import HPSv3RewardInferencer
 
     return HPSv3RewardInferencer(device=device)
 
 
-def hpsv3(request: dict) -> dict:
+def hpsv3(request: dict[str, Any]) -> dict[str, Any]:
     """Rewards by hpsv3. It returns two numbers per image; the first, the mean, is used."""
     import torch
 
@@ -49,7 +50,7 @@ def hpsv3(request: dict) -> dict:
     return {"values": [float(reward[0]) for reward in rewards]}
 
 
-def _weights(hub: list[str]) -> dict:
+def _weights(hub: list[str]) -> dict[str, str]:
     """Digest cached files of hub repositories by name, or return what is missing. `hub`: arguments of `hf download`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -70,7 +71,7 @@ PROGRAMS = {"t2v-metrics": (vqascore, ("torch", "transformers")), "hpsv3": (hpsv
 """By package: its program, and the other distributions that it needs (not all are among its declared requirements)."""
 
 
-def answer_request(request: dict) -> dict:
+def answer_request(request: dict[str, Any]) -> dict[str, Any]:
     name = request["package"]
     program, others = PROGRAMS[name]
     try:

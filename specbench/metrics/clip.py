@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -15,12 +15,12 @@ from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import PerImageMetric, Sample, Settings, described
 from specbench.metrics.openclip import (
     OPENCLIP_PACKAGES,
-    Tokenize,
     center256,
     cut_by_clip,
     image_embeddings,
     load_openai,
     normalised,
+    planes,
     short_side_centre,
     text_embeddings,
 )
@@ -40,8 +40,7 @@ def bilinear299(pixels: np.ndarray) -> np.ndarray:
     import torch  # not needed if all images are scored
     from torch.nn import functional as F
 
-    x_BCHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None]
-    resized = F.interpolate(x_BCHW.float(), (299, 299), mode="bilinear", align_corners=False)
+    resized = F.interpolate(planes(pixels)[None], (299, 299), mode="bilinear", align_corners=False)
     return resized.round().clamp(0, 255).to(torch.uint8)[0].permute(1, 2, 0).numpy()
 
 
@@ -69,9 +68,9 @@ class CosineMetric(PerImageMetric):
     """Scaled cosine similarity of image and caption, by a network with open_clip's `encode_image` and `encode_text`.
     `tokenize` turns texts into ids (CLIP's tokenizer if None); `prefix` is put before every caption."""
 
-    packages = OPENCLIP_PACKAGES
+    packages: ClassVar = OPENCLIP_PACKAGES
     network: torch.nn.Module
-    tokenize: Tokenize | None = None
+    tokenize: Any = None
     prefix = ""
     scale = 1.0
 

@@ -21,7 +21,7 @@ from specbench.metrics.scoring import OWN_CAPTIONS, Images, ScoreReporter, with_
 from specbench.names import composed, encodable
 from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts, text_id
 from specbench.prompts.readers import read_entries
-from specbench.store.schema import Key, image_name
+from specbench.store.schema import Key, image_name, read_meta
 from specbench.system.console import counted
 from specbench.system.files import blaming, read_regular
 from specbench.system.images import members, picture_bytes, pictures_in, read_picture
@@ -61,21 +61,14 @@ def external_images(
     pair = f"{path.relative_to(folder)} is '{first.text:.60}'"
     found = counted(len(matched), "image")
     say(f"{folder}: {found}, layout {name} ({IMAGE_LAYOUTS[name].what}); first pair: {pair}")
-    rows = [
-        {
-            "prompt_id": prompt,
-            "sample": sample,
-            "prompt": by_id[prompt].text,
-            "category": by_id[prompt].category,
-            "meta": with_scene(by_id[prompt].text, json.dumps(by_id[prompt].meta)),
-            "started_at": _version(path, folder, name),
-            "path": path,
-        }
-        for (prompt, sample), path in sorted(matched.items())
-    ]
-    for row in rows:
-        if row["category"] is None and "scene" in parse_json(row["meta"]):
-            row["category"] = OWN_CAPTIONS
+    rows = []
+    for (prompt_id, sample), path in sorted(matched.items()):
+        prompt = by_id[prompt_id]
+        meta = with_scene(prompt.text, json.dumps(prompt.meta))
+        category = prompt.category or (OWN_CAPTIONS if "scene" in read_meta(meta) else None)
+        about = {"prompt": prompt.text, "category": category, "meta": meta}
+        file = {"started_at": _version(path, folder, name), "path": path}
+        rows.append({"prompt_id": prompt_id, "sample": sample, **about, **file})
     place = Path(encodable(str(folder.resolve())))
     digest = hashlib.sha256(f"{place}\n{prompts.sha256}{'#grid' * grid}".encode()).hexdigest()[:8]
     name = f"{place.name.encode()[:200].decode(errors='ignore')}-{digest}"  # it is also the name of a folder
@@ -204,8 +197,8 @@ def _by_line(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
         by_text = {composed(prompt.text): prompt.id for prompt in prompts}
         ids = {line: by_text[text] for line, text in kept.items() if text in by_text}
         return _numbered(paths, ids, "caption {} of its program")
-    first = 0 if any((number := _LINE.fullmatch(path.stem)) and not int(number["name"]) for path in paths) else 1
-    ids = {line: prompt.id for line, prompt in enumerate(prompts, first)}
+    numbers = [int(number["name"]) for path in paths if (number := _LINE.fullmatch(path.stem))]
+    ids = {line: prompt.id for line, prompt in enumerate(prompts, 0 if 0 in numbers else 1)}
     return _numbered(paths, ids, f"the list has {len(prompts)} lines")
 
 
@@ -230,7 +223,7 @@ def _by_start(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
             match = _STARTED.fullmatch(composed(path.stem))
             words = match["name"] if match else ""
             ends = (at for at, mark in enumerate(words, 1) if mark == "-")  # the model's name also contains "-"
-            if (name := next((ids[words[at:]] for at in ends if words[at:] in ids), None)) is None:
+            if match is None or (name := next((ids[words[at:]] for at in ends if words[at:] in ids), None)) is None:
                 raise _no_prompt(path)
             yield (name, int(match["sample"] or 0)), path
 

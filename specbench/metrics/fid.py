@@ -25,7 +25,6 @@ from specbench.metrics.distances import (
     KID_SUBSET_SIZE,
     KID_SUBSETS,
     Gaussian,
-    KnownMoments,
     Moments,
     NearestNeighbours,
     fid_infinity,
@@ -36,7 +35,7 @@ from specbench.metrics.distances import (
     kid_influence,
     neighbourhood,
 )
-from specbench.metrics.openclip import center256, whole
+from specbench.metrics.openclip import center256, planes, whole
 from specbench.metrics.reference import ReferenceImages, feature_matrix, with_influence
 from specbench.prompts import public
 from specbench.stats import Difference, Estimate, mean_difference, mean_interval, proportion_interval
@@ -109,7 +108,7 @@ class Fid(Metric):
         there = self.reference.path is not None or self.reference.folder.is_dir()
         return super().downloads() + ([] if there else public.missing_set("coco", images=True))
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         return self.reference.fits(meta)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
@@ -143,13 +142,13 @@ class Fid(Metric):
         if len(mean) != INCEPTION_FEATURES:
             what = f"{self.reference.path} is of {len(mean)} features, not of Inception's {INCEPTION_FEATURES}"
             raise SpecbenchError(what, "statistics as pytorch-fid and clean-fid keep them")
-        return KnownMoments(mean, covariance)
+        return Moments(mean, covariance)
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        images = Gaussian(feature_matrix(statistics["feature"], self._reference.d))
-        if images.n < 2:
+        features = feature_matrix(statistics["feature"], self._reference.d)
+        if len(features) < 2:
             return []
-        prompts = statistics["prompt_id"].to_list()
+        images, prompts = Gaussian(features), statistics["prompt_id"].to_list()
         distance = fid_estimate(images, self._reference, prompts)
         scores = self._inception_score(images)
         if not isinstance(self._reference, Gaussian):
@@ -180,7 +179,7 @@ class Fid(Metric):
 
         if images.n < 2 * IS_SPLITS:  # a split of one image scores 1, whatever it shows
             return []
-        mean, deviation = inception_score(self.network.unbiased_logits(torch.tensor(images.features)))
+        mean, deviation = inception_score(self.network.unbiased_logits(torch.from_numpy(images.features)))
         note = f"standard deviation over {IS_SPLITS} splits: {deviation:.3g}"
         return [Score(f"inception-score[{self.variant}]", Estimate(mean, None, None), images.n, note, **_NO_DISTANCE)]
 
@@ -188,9 +187,9 @@ class Fid(Metric):
         """Recall and coverage are means over reference images and have no interval over prompts."""
         n, m = len(neighbours.precise), len(neighbours.recalled)
         estimates = {
-            "precision": proportion_interval(neighbours.precise, prompts),
+            "precision": proportion_interval(neighbours.precise.tolist(), prompts),
             "recall": Estimate(float(neighbours.recalled.mean()), None, None),
-            "density": mean_interval(neighbours.density, prompts),
+            "density": mean_interval(neighbours.density.tolist(), prompts),
             "coverage": Estimate(float(neighbours.covered.mean()), None, None),
         }
         sizes = f"k = {K_NEAREST}, {n} images, {m} reference images; other sizes do not compare"
@@ -253,13 +252,13 @@ def pytorch_fid(pixels: np.ndarray) -> Tensor:
     """Resize uint8 [H, W, 3] to float32 [3, 299, 299] as pytorch-fid: bilinear without antialiasing, in 0..1."""
     from torch.nn import functional as F
 
-    scaled = _planes(pixels)[None] / 255
-    return 2 * F.interpolate(scaled, (INCEPTION_SIZE, INCEPTION_SIZE), mode="bilinear", align_corners=False)[0] - 1
+    x_BCHW = planes(pixels)[None] / 255
+    return 2 * F.interpolate(x_BCHW, (INCEPTION_SIZE, INCEPTION_SIZE), mode="bilinear", align_corners=False)[0] - 1
 
 
 def tf1(pixels: np.ndarray) -> Tensor:
     """Resize uint8 [H, W, 3] to float32 [3, 299, 299] as TensorFlow 1: bilinear, pixel positions at corners."""
-    x_CHW = _planes(pixels)
+    x_CHW = planes(pixels)
     top, bottom, down = _corner_grid(x_CHW.shape[1])
     left, right, across = _corner_grid(x_CHW.shape[2])
     upper = x_CHW[:, top][:, :, left] * (1 - across) + x_CHW[:, top][:, :, right] * across
@@ -271,10 +270,8 @@ def tm_aa(pixels: np.ndarray) -> Tensor:
     """Resize as torchmetrics since 1.8: bilinear with antialiasing. uint8 [H, W, 3] to float32 [3, 299, 299]."""
     from torch.nn import functional as F
 
-    x_BCHW = _planes(pixels)[None]
-    return _centred(
-        F.interpolate(x_BCHW, (INCEPTION_SIZE, INCEPTION_SIZE), mode="bilinear", align_corners=False, antialias=True)[0]
-    )
+    size = (INCEPTION_SIZE, INCEPTION_SIZE)
+    return _centred(F.interpolate(planes(pixels)[None], size, mode="bilinear", align_corners=False, antialias=True)[0])
 
 
 def clean(pixels: np.ndarray) -> Tensor:
@@ -282,14 +279,12 @@ def clean(pixels: np.ndarray) -> Tensor:
     not rounded. uint8 [H, W, 3] to float32 [3, 299, 299]."""
     import torch
 
-    channels = [Image.fromarray(pixels[..., channel].astype(np.float32)) for channel in range(3)]
-    resized = [
-        np.asarray(channel.resize((INCEPTION_SIZE, INCEPTION_SIZE), Image.Resampling.BICUBIC)) for channel in channels
-    ]
+    size, channels = (
+        (INCEPTION_SIZE, INCEPTION_SIZE),
+        map(Image.fromarray, np.moveaxis(pixels.astype(np.float32), 2, 0)),
+    )
+    resized = [np.asarray(channel.resize(size, Image.Resampling.BICUBIC)) for channel in channels]
     return _centred(torch.from_numpy(np.stack(resized).clip(0, 255)))
-
-
-clean.code_version = 2
 
 
 def bicubic256(pixels: np.ndarray) -> np.ndarray:
@@ -297,27 +292,16 @@ def bicubic256(pixels: np.ndarray) -> np.ndarray:
     import torch
     from torch.nn import functional as F
 
-    resized = F.interpolate(_planes(pixels)[None], (256, 256), mode="bicubic", align_corners=False)[0]
+    resized = F.interpolate(planes(pixels)[None], (256, 256), mode="bicubic", align_corners=False)[0]
     return resized.clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
 
 
 FRONT_ENDS: Mapping[str, Callable[[np.ndarray], Tensor]] = {
-    "pytorch-fid": pytorch_fid,
-    "tf1": tf1,
-    "tm-aa": tm_aa,
-    "clean": clean,
-}
+    "pytorch-fid": pytorch_fid, "tf1": tf1, "tm-aa": tm_aa, "clean": clean,
+}  # fmt: skip
 CROPS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "none": whole,
-    "center256": center256,
-    "bicubic256": bicubic256,
-}
-
-
-def _planes(pixels: np.ndarray) -> Tensor:
-    import torch
-
-    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32)
+    "none": whole, "center256": center256, "bicubic256": bicubic256,
+}  # fmt: skip
 
 
 def _centred(x: Tensor) -> Tensor:

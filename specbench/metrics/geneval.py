@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ from specbench.metrics.openclip import (
     image_embeddings,
     load_openai,
     normalised,
-    scaled,
+    planes,
     short_side_centre,
     text_embeddings,
 )
@@ -53,7 +53,7 @@ class JudgedMetric(Metric):
     kind = "proportions"
     columns: ClassVar = {"correct": pa.bool_(), "reason": pa.string(), "details": pa.string()}
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         return category is not None and "include" in meta
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
@@ -137,7 +137,7 @@ def mask2former_input(pixels: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
     scale = min(SHORT / min(height, width), LONG / max(height, width))
     size = (int(height * scale + 0.5), int(width * scale + 0.5))
     resized = Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    x_CHW = centred(scaled(np.asarray(resized)), IMAGENET_MEAN, IMAGENET_STD)
+    x_CHW = centred(planes(np.asarray(resized)) / 255, IMAGENET_MEAN, IMAGENET_STD)
     return F.pad(x_CHW, (0, -size[1] % DIVISOR, 0, -size[0] % DIVISOR)), size
 
 

@@ -12,14 +12,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError, read_name
-from specbench.metrics import compbench_rules as rules
 from specbench.metrics.base import RESULTS_FILE, Metric, Sample, Score, made_score, part_scores
 from specbench.metrics.catalog import BENCHMARKS
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
@@ -77,20 +76,30 @@ COMPLEX_PARTS: Mapping[str, str] = {
 """The same for the parts of the score of complex prompts. The official program that combines them takes exactly ten
 images per prompt. Without its result, the parts are combined here, for any number of images."""
 
-
 LOWEST: Mapping[str, float] = {"non_spatial": -1.0, "complex": -1.0, "complex/clip": -1.0}
 """Smallest possible answer of a cosine, or of a mean that contains a cosine. For others it is 0."""
+THREE_IN_ONE: Mapping[str, tuple[str, ...]] = {
+    "spatial": ("spatial", "blip"),
+    "action": ("clip", "blip"),
+    "spatialaction": ("spatial", "clip", "blip"),
+}
+"""By kind of complex prompt: the parts whose mean is the prompt's score, which none of the programs computes."""
 
 
 def export_images(benchmark: str, run: Path, target: Path) -> int:
     """Export a run's images in the layout of a benchmark's official evaluator, or as a `dataset`; return their
     number."""
-    benchmark = read_name("benchmark", benchmark, _LAYOUTS)
-    what, fits, files_of = _LAYOUTS[benchmark]
-    rows = _rows(run, fits, what)
-    files = files_of(rows)
+    what, fits, files_of = _LAYOUTS[read_name("benchmark", benchmark, _LAYOUTS)]
+    stored = RunStore(run).samples(["prompt", "category", "meta", "status", "image", "image_sha256"])
+    rows = [
+        _Row(run, row.prompt_id, row.prompt, int(row.sample), row.category, meta, row.image, row.image_sha256)
+        for row in stored[(stored["status"] == "ok") & stored["image"].notna()].itertuples()
+        if fits(row.category, meta := read_meta(row.meta))
+    ]
+    if not rows:
+        raise SpecbenchError(f"{run} has no images of {what} prompts")
     with export_folder(target) as folder:
-        for data, *names in files:
+        for data, *names in files_of(rows):
             folder.write(data, *names)
     return len(rows)
 
@@ -100,7 +109,8 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     `results`: GenEval's or LongText-Bench's results file, the folder that T2I-CompBench++ or WISE was exported to,
     DPG-Bench's `_detail.txt`, or the output folder of TIIF-Bench's or OneIG-Bench's program."""
     benchmark = read_name("benchmark", benchmark, BENCHMARKS)
-    images = replace(run_images(run), read=lambda row: None)  # verdicts need no pixels; image files may be missing
+    # Verdicts need no pixels; image files may be missing.
+    images = replace(run_images(run), read=lambda row: np.empty((0, 0, 3), np.uint8))
     if benchmark == "geneval":
         metric: Metric = OfficialGenEval(results)
     elif benchmark == "dpg-bench":
@@ -146,17 +156,19 @@ def dataset_files(rows: Sequence[_Row]) -> Files:
 
 def compbench_files(rows: Sequence[_Row]) -> Files:
     """Files for the official scripts: `<category>/samples/<prompt>_<line x images per prompt + sample>.png`."""
-    categories = {category: [row for row in rows if row.category == category] for category in COMPBENCH_CATEGORIES}
-    samples = {category: _samples_per_prompt(category, mine) for category, mine in categories.items() if mine}
+    samples = {}
+    for category in COMPBENCH_CATEGORIES:
+        if mine := [row for row in rows if row.category == category]:
+            _check_lines(mine)
+            samples[category] = 1 + max(row.sample for row in mine)
+            prompts = 1 + max(row.line for row in mine)
+            if len(mine) != prompts * samples[category]:
+                what = f"category '{category}' has {len(mine)} images of {prompts} x {samples[category]}"
+                need = "the official scripts need every sample of every prompt from the first on: finish the run"
+                raise SpecbenchError(what, need)
     for row in rows:
         number = row.line * samples[row.category] + row.sample
         yield row.png(), row.category, "samples", f"{row.prompt}_{number:06d}.png"
-
-
-def tiif_files(rows: Sequence[_Row]) -> Files:
-    """Files for the official program, with each sample as a model: `<kind>/sample-0/short_description/<line>.png`."""
-    for row in rows:
-        yield row.png(), row.category, f"sample-{row.sample}", f"{row.meta['length']}_description", f"{row.line}.png"
 
 
 def wise_files(rows: Sequence[_Row]) -> Files:
@@ -164,18 +176,6 @@ def wise_files(rows: Sequence[_Row]) -> Files:
     _check_lines(rows)
     for row in rows:
         yield row.png(), f"sample-{row.sample}", f"{row.line}.png"
-
-
-def longtext_files(rows: Sequence[_Row]) -> Files:
-    """Images for LongText-Bench's program: `<prompt>_<sample from 1 on>.png`."""
-    for row in rows:
-        yield row.png(), f"{row.prompt_id:0>4}_{row.sample + 1}.png"
-
-
-def cvtg_2k_files(rows: Sequence[_Row]) -> Files:
-    """Folders of images for the official program, one per sample: `sample-0/CVTG/2/<line>.png`."""
-    for row in rows:
-        yield row.png(), f"sample-{row.sample}", *row.category.rsplit("-", 1), f"{row.line}.png"
 
 
 def dpg_bench_files(rows: Sequence[_Row]) -> Files:
@@ -230,11 +230,9 @@ class OfficialCompBench(Metric):
     def identity(self) -> Mapping[str, str]:
         return imported("T2I-CompBench++'s scripts", self.results, self._files.values())
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         # An answer about a complex prompt may be combined from the answers of its parts.
-        parts = (
-            category == "complex" and "complex/blip" in self._answers and str(meta.get("kind")) in rules.THREE_IN_ONE
-        )
+        parts = category == "complex" and "complex/blip" in self._answers and str(meta.get("kind")) in THREE_IN_ONE
         return "line" in meta and (category in self._answers or parts)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
@@ -247,8 +245,8 @@ class OfficialCompBench(Metric):
 
         if sample.category in self._answers:
             return {"value": answer(sample.category)}
-        kind = sample.meta["kind"]
-        return {"value": rules.three_in_one(kind, {p: answer(f"complex/{p}") for p in rules.THREE_IN_ONE[kind]})}
+        parts = [answer(f"complex/{part}") for part in THREE_IN_ONE[sample.meta["kind"]]]
+        return {"value": sum(parts) / len(parts)}
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         return part_scores(self.name, statistics, "category", "value")
@@ -271,7 +269,7 @@ class OfficialTiif(Metric):
     def identity(self) -> Mapping[str, str]:
         return imported("TIIF-Bench's program", self.results, self._files)
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         return _of_tiif(category, meta)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
@@ -323,7 +321,7 @@ class _Row(NamedTuple):
     prompt: str
     sample: int
     category: str
-    meta: Mapping
+    meta: dict[str, Any]
     image: str
     sha256: object
 
@@ -339,40 +337,36 @@ class _Row(NamedTuple):
         return official_line(self.prompt_id, self.meta)
 
 
-def _rows(run: Path, fits, what: str) -> list[_Row]:
-    stored = RunStore(run).samples(["prompt", "category", "meta", "status", "image", "image_sha256"])
-    rows = [
-        _Row(run, row.prompt_id, row.prompt, int(row.sample), row.category, meta, row.image, row.image_sha256)
-        for row in stored[(stored["status"] == "ok") & stored["image"].notna()].itertuples()
-        if fits(row.category, meta := read_meta(row.meta))
-    ]
-    if not rows:
-        raise SpecbenchError(f"{run} has no images of {what} prompts")
-    return rows
+def _of_tiif(kind: str | None, meta: Mapping[str, Any]) -> bool:
+    return bool(kind) and "line" in meta and meta.get("length") in _LENGTHS
 
 
-_LAYOUTS: Mapping[str, tuple[str, Callable[[str, Mapping], bool], Callable[[Sequence[_Row]], Files]]] = {
-    "geneval": ("GenEval", lambda category, meta: category and {"include", "line"} <= meta.keys(), geneval_files),
-    "t2i-compbench": (
-        "T2I-CompBench",
-        lambda tag, meta: tag in COMPBENCH_CATEGORIES and "line" in meta,
-        compbench_files,
-    ),
+def _files(place: Callable[[_Row], tuple[str, ...]]) -> Callable[[Sequence[_Row]], Files]:
+    """Export of each image to a path: the names of its folders and its file name."""
+    return lambda rows: ((row.png(), *place(row)) for row in rows)
+
+
+_LAYOUTS: Mapping[str, tuple[str, Callable[[str, dict[str, Any]], bool], Callable[[Sequence[_Row]], Files]]] = {
+    "geneval": ("GenEval", lambda tag, meta: bool(tag) and {"include", "line"} <= meta.keys(), geneval_files),
+    "t2i-compbench":
+        ("T2I-CompBench", lambda tag, meta: tag in COMPBENCH_CATEGORIES and "line" in meta, compbench_files),
     "dpg-bench": ("DPG-Bench", lambda _, meta: {"questions", "line"} <= meta.keys(), dpg_bench_files),
-    "tiif": ("TIIF-Bench", lambda *about: _of_tiif(*about), tiif_files),
+    "tiif": ("TIIF-Bench", _of_tiif, _files(  # each sample is a model of the program
+        lambda row: (row.category, f"sample-{row.sample}", f"{row.meta['length']}_description", f"{row.line}.png")
+    )),
     "wise-verified": ("WISE (verified)", lambda _, meta: meta.get("wise") == "verified" and "line" in meta, wise_files),
     "wise-legacy": ("WISE (legacy)", lambda _, meta: meta.get("wise") == "legacy" and "line" in meta, wise_files),
     "oneig": ("OneIG-Bench", lambda category, _: category in ONEIG_CATEGORIES.values(), oneig_files),
-    "longtext-bench": ("LongText-Bench", is_longtext, longtext_files),
-    "cvtg-2k": ("CVTG-2K", lambda kind, meta: str(kind).startswith("CVTG-") and "line" in meta, cvtg_2k_files),
+    "longtext-bench": ("LongText-Bench", is_longtext, _files(
+        lambda row: (f"{row.prompt_id:0>4}_{row.sample + 1}.png",)
+    )),
+    "cvtg-2k": ("CVTG-2K", lambda kind, meta: str(kind).startswith("CVTG-") and "line" in meta, _files(
+        lambda row: (f"sample-{row.sample}", *row.category.rsplit("-", 1), f"{row.line}.png")
+    )),
     "dataset": ("any", lambda *_: True, dataset_files),
-}
+}  # fmt: skip
 """By export: the owner of the prompts, a function that accepts prompts by category and metadata, and the function that
 makes the files. `dataset` is the format of Hugging Face's `datasets`."""
-
-
-def _of_tiif(kind: str | None, meta: Mapping) -> bool:
-    return bool(kind) and "line" in meta and meta.get("length") in _LENGTHS
 
 
 def _check_lines(rows: Sequence[_Row]) -> None:
@@ -380,26 +374,15 @@ def _check_lines(rows: Sequence[_Row]) -> None:
     owners: dict[int, str] = {}
     for row in rows:
         if (owner := owners.setdefault(row.line, row.prompt_id)) != row.prompt_id:
-            raise SpecbenchError(f"prompts '{owner}' and '{row.prompt_id}' have the same line {row.line}",
-                                 "each needs a separate line")  # fmt: skip
+            what = f"prompts '{owner}' and '{row.prompt_id}' have the same line {row.line}"
+            raise SpecbenchError(what, "each needs a separate line")
 
 
-def _samples_per_prompt(category: str, rows: Sequence[_Row]) -> int:
-    _check_lines(rows)
-    samples = 1 + max(row.sample for row in rows)
-    prompts = 1 + max(row.line for row in rows)
-    if len(rows) != prompts * samples:
-        raise SpecbenchError(
-            f"category '{category}' has {len(rows)} images of {prompts} x {samples}",
-            "the official scripts need every sample of every prompt from the first on: finish the run",
-        )
-    return samples
-
-
-def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
-    verdicts: dict[tuple[int, int], dict] = {}
+def _read_geneval(path: Path) -> dict[tuple[int, int], dict[str, Any]]:
+    verdicts: dict[tuple[int, int], dict[str, Any]] = {}
     with blaming(path, "is not a result of the official GenEval evaluator ({})"):
-        for row in (parse_json(line) for line in read_results(path).split("\n") if line.strip()):
+        for line in filter(str.strip, read_results(path).split("\n")):
+            row: Any = parse_json(line)
             valid = isinstance(row, dict) and isinstance(row.get("filename"), str) and "correct" in row
             if not valid or not all(isinstance(row.get(name, ""), str | None) for name in _GENEVAL_TEXTS):
                 raise ValueError(f"every line is an object with 'correct' and the texts {', '.join(_GENEVAL_TEXTS)}")

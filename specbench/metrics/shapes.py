@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -49,7 +49,14 @@ _SEED = 0
 _DETECTOR, _RENDERER = "e2aadacd455f76e5", "a6f67b6da33bc51a"
 
 
-class ShapesDetector(Metric):
+class SceneMetric(Metric):
+    """Base class of metrics of images whose prompt has a scene."""
+
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
+        return read_request(meta) is not None
+
+
+class ShapesDetector(SceneMetric):
     """`shapes-detector`: fraction of images that satisfy their caption, per category; overall: mean over categories."""
 
     name = "shapes-detector"
@@ -63,9 +70,6 @@ class ShapesDetector(Metric):
     def identity(self) -> Mapping[str, str]:
         return {"detector": _DETECTOR, "image": "64x64, no resize"}
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return read_request(meta) is not None
-
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         return category_scores(self.name, statistics, "correct")
 
@@ -74,7 +78,7 @@ class ShapesDetector(Metric):
 
     def features_of(self, sample: Sample) -> dict[str, object]:
         objects = detector.detect(_of_size(self.name, sample.pixels))
-        verdict = detector.judge(read_request(sample.meta), objects)
+        verdict = detector.judge(SceneRequest.from_json(sample.meta["scene"]), objects)
         return {**vars(verdict), "objects": len(objects)}
 
 
@@ -86,7 +90,7 @@ def _of_size(metric: str, pixels: np.ndarray) -> np.ndarray:
     return pixels
 
 
-class ShapesClip(CosineMetric):
+class ShapesClip(SceneMetric, CosineMetric):
     """`shapes-clip`: cosine of image and caption under the small CLIP of `shapes`, -1 to 1."""
 
     name = "shapes-clip"
@@ -110,7 +114,7 @@ class ShapesClip(CosineMetric):
         return folder_tokenizer(CLIP_FOLDER)
 
 
-class ShapesFrechet(Metric):
+class ShapesFrechet(SceneMetric):
     """`shapes-frechet`: Frechet distance between generated images and renders of their captions, or a folder of
     reference images; no interval up to 64 images."""
 
@@ -157,13 +161,12 @@ class ShapesFrechet(Metric):
         if self.reference:
             return Gaussian(self.reference.features(whole, self.extract, self.feature_identity(), self.batch))
         scenes = sorted({str(text) for text in statistics["scene"]})
-        for text in scenes:
-            try:
-                sound = read_request({"scene": parse_json(text)}) is not None
-            except ValueError:
-                sound = False
-            if not sound:
-                raise damaged_features("a scene is malformed")
+        try:
+            sound = all(read_request({"scene": parse_json(text)}) for text in scenes)
+        except ValueError:
+            sound = False
+        if not sound:
+            raise damaged_features("a scene is malformed")
         key = [dict(self.feature_identity()), _rendered(), scenes]
         return Gaussian(kept_features(key, lambda: self._of_renders(scenes)))
 
@@ -207,7 +210,7 @@ def _rendered() -> dict[str, str]:
     }
 
 
-def read_request(meta: Mapping[str, object]) -> SceneRequest | None:
+def read_request(meta: Mapping[str, Any]) -> SceneRequest | None:
     """Parse `scene` of a prompt's metadata, which is untrusted input; None if absent or malformed."""
     try:
         request = SceneRequest.from_json(meta["scene"])
