@@ -17,17 +17,9 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from specbench.metrics import blip
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import PerImageMetric, Sample, Score, Settings, described, part_scores
-from specbench.metrics.blip import (
-    DECODE_TOKEN,
-    ENCODE_TOKEN,
-    Tokenizer,
-    load_weights,
-    part_of,
-    text_network,
-    vision_network,
-)
 from specbench.metrics.clip import Clip
 from specbench.metrics.openclip import normalised, squashed
 from specbench.stats import Difference
@@ -76,9 +68,10 @@ class VqaNetwork(nn.Module):
 
     def __init__(self, weights: Mapping[str, Tensor]):
         super().__init__()
-        self.vision = vision_network(part_of(weights, "visual_encoder."))
-        self.reader = text_network(part_of(weights, "text_encoder."), self.vision.config.hidden_size)
-        self.answerer = text_network(part_of(weights, "text_decoder."), self.reader.config.hidden_size, head=True)
+        self.vision = blip.vision_network(blip.part_of(weights, "visual_encoder."))
+        self.reader = blip.text_network(blip.part_of(weights, "text_encoder."), self.vision.config.hidden_size)
+        width = self.reader.config.hidden_size
+        self.answerer = blip.text_network(blip.part_of(weights, "text_decoder."), width, head=True)
 
     def forward(self, seen_BSD: Tensor, ids_BT: Tensor) -> Tensor:
         """Probabilities of "yes", float32 [B], from the images' features. Questions are not padded: cross-attention
@@ -89,7 +82,7 @@ class VqaNetwork(nn.Module):
             encoder_hidden_states=seen_BSD,
             encoder_attention_mask=torch.ones(seen_BSD.shape[:2], dtype=torch.long, device=ids_BT.device),
         ).last_hidden_state
-        start = torch.full((len(ids_BT), 1), DECODE_TOKEN, device=ids_BT.device)
+        start = torch.full((len(ids_BT), 1), blip.DECODE_TOKEN, device=ids_BT.device)
         logits_BV = self.answerer(
             input_ids=start,
             attention_mask=torch.ones_like(start),
@@ -124,12 +117,12 @@ class BlipVqa(CategoryMetric):
 
     @cached_property
     def network(self) -> VqaNetwork:
-        weights = load_weights(self.weights_file("blip-vqa"))
+        weights = blip.load_weights(self.weights_file("blip-vqa"))
         return VqaNetwork(weights).float().eval().requires_grad_(False).to(self.settings.device)
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
-        return Tokenizer(self.weights_file("bert-vocabulary"))
+    def tokenizer(self) -> blip.Tokenizer:
+        return blip.Tokenizer(self.weights_file("bert-vocabulary"))
 
     @cached_property
     def phrases(self) -> Callable[[str], list[str]]:
@@ -146,7 +139,7 @@ class BlipVqa(CategoryMetric):
         images_BCHW = torch.stack(self.preprocessed(samples)).to(self.settings.device)
         seen_BSD = self.network.vision(images_BCHW).last_hidden_state
         asked = [
-            (number, [ENCODE_TOKEN, *self.tokenizer.ids(question)[1:]])
+            (number, [blip.ENCODE_TOKEN, *self.tokenizer.ids(question)[1:]])
             for number, sample in enumerate(samples)
             for question in questions(self.phrases(sample.prompt))
         ]

@@ -16,25 +16,10 @@ import pyarrow as pa
 from PIL import Image
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.metrics import distances
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Metric, Sample, Score, Settings, described, paired_features
-from specbench.metrics.distances import (
-    IS_SPLITS,
-    K_NEAREST,
-    KID_SEED,
-    KID_SUBSET_SIZE,
-    KID_SUBSETS,
-    Gaussian,
-    Moments,
-    NearestNeighbours,
-    fid_infinity,
-    frechet_distance,
-    frechet_influence,
-    inception_score,
-    kid,
-    kid_influence,
-    neighbourhood,
-)
+from specbench.metrics.distances import IS_SPLITS, K_NEAREST, Gaussian, Moments, NearestNeighbours
 from specbench.metrics.openclip import center256, planes, whole
 from specbench.metrics.reference import ReferenceImages, feature_matrix, with_influence
 from specbench.prompts import public
@@ -50,6 +35,7 @@ if TYPE_CHECKING:
 
 INCEPTION_FEATURES = 2048
 INCEPTION_SIZE = 299
+_SIZE = (INCEPTION_SIZE, INCEPTION_SIZE)
 _NO_DISTANCE: Any = {"better": "higher", "kind": "plain"}
 _STATISTICS_ONLY = (
     "against statistics: right only if these were made with this front end; KID, precision, recall, density, "
@@ -85,7 +71,7 @@ class Fid(Metric):
         }
 
     def identity(self) -> Mapping[str, str]:
-        kid_of = f"mean over {KID_SUBSETS} pairs of subsets of {KID_SUBSET_SIZE}, seed {KID_SEED}"
+        subsets = f"{distances.KID_SUBSETS} pairs of subsets of {distances.KID_SUBSET_SIZE}, seed {distances.KID_SEED}"
         splits = f"{IS_SPLITS} splits at i n // {IS_SPLITS}"
         others = f"inception-score of {splits}; precision, recall, density, coverage of k = {K_NEAREST}"
         if self.reference.statistics:
@@ -93,7 +79,7 @@ class Fid(Metric):
             reference = {"reference": f"mu and sigma {digest[:16]}"}
         else:
             reference = self.reference.identity
-        about = {"kid": kid_of, "others": others, "torchmetrics": version("torchmetrics")}
+        about = {"kid": f"mean over {subsets}", "others": others, "torchmetrics": version("torchmetrics")}
         return {**self.feature_identity(), **reference, **about}
 
     def missing(self) -> list[tuple[str, str]]:
@@ -160,9 +146,9 @@ class Fid(Metric):
         self, images: Gaussian, reference: Gaussian, distance: Estimate, prompts: Sequence[str]
     ) -> list[Score]:
         """Compute FID, and the scores that need the reference's images instead of their statistics."""
-        limit = fid_infinity(images, reference, prompts, distance.value)
-        value = kid(images.features, self.reference_features)
-        own_kid = with_influence(value, kid_influence(images.features, self.reference_features), prompts)
+        limit = distances.fid_infinity(images, reference, prompts, distance.value)
+        value = distances.kid(images.features, self.reference_features)
+        own_kid = with_influence(value, distances.kid_influence(images.features, self.reference_features), prompts)
         bias = None if limit is None else distance.value - limit.value
         warning = joined(_warn_of_bias(images, reference, bias), warn_of_points(images, reference))
         scores = [Score(self.name, distance, images.n, warning)]
@@ -171,7 +157,7 @@ class Fid(Metric):
             scores.append(Score(f"fid-infinity[{self.variant}]", limit, images.n, note))
         note = "unbiased at any number of images" if images.n < reference.n else None
         scores.append(Score(f"kid[{self.variant}]", own_kid, images.n, note))
-        neighbours = neighbourhood(images.features, self.reference_features)
+        neighbours = distances.neighbourhood(images.features, self.reference_features)
         return scores + ([] if neighbours is None else self._neighbour_scores(neighbours, prompts))
 
     def _inception_score(self, images: Gaussian) -> list[Score]:
@@ -179,7 +165,7 @@ class Fid(Metric):
 
         if images.n < 2 * IS_SPLITS:  # a split of one image scores 1, whatever it shows
             return []
-        mean, deviation = inception_score(self.network.unbiased_logits(torch.from_numpy(images.features)))
+        mean, deviation = distances.inception_score(self.network.unbiased_logits(torch.from_numpy(images.features)))
         note = f"standard deviation over {IS_SPLITS} splits: {deviation:.3g}"
         return [Score(f"inception-score[{self.variant}]", Estimate(mean, None, None), images.n, note, **_NO_DISTANCE)]
 
@@ -202,7 +188,7 @@ class Fid(Metric):
 
 def fid_estimate(images: Gaussian, reference: Moments, prompts: Sequence[str]) -> Estimate:
     """FID with its 95 % interval over prompts, for a given reference; no interval if images.n <= d."""
-    value, influence = frechet_distance(images, reference), frechet_influence(images, reference)
+    value, influence = distances.frechet_distance(images, reference), distances.frechet_influence(images, reference)
     return Estimate(value, None, None) if influence is None else with_influence(value, influence, prompts)
 
 
@@ -211,8 +197,8 @@ def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Mo
     if len(both := paired_features(features, baseline, "feature")) < 2:
         return None
     mine, theirs = (Gaussian(feature_matrix(both[column], reference.d)) for column in ("feature", "feature_base"))
-    gap = frechet_distance(mine, reference) - frechet_distance(theirs, reference)
-    influence, other = (frechet_influence(images, reference) for images in (mine, theirs))
+    gap = distances.frechet_distance(mine, reference) - distances.frechet_distance(theirs, reference)
+    influence, other = (distances.frechet_influence(images, reference) for images in (mine, theirs))
     if influence is None:
         return Difference(gap, None, None), len(both)
     return mean_difference(influence - other, both["prompt_id"], gap), len(both)
@@ -253,7 +239,7 @@ def pytorch_fid(pixels: np.ndarray) -> Tensor:
     from torch.nn import functional as F
 
     x_BCHW = planes(pixels)[None] / 255
-    return 2 * F.interpolate(x_BCHW, (INCEPTION_SIZE, INCEPTION_SIZE), mode="bilinear", align_corners=False)[0] - 1
+    return 2 * F.interpolate(x_BCHW, _SIZE, mode="bilinear", align_corners=False)[0] - 1
 
 
 def tf1(pixels: np.ndarray) -> Tensor:
@@ -270,8 +256,7 @@ def tm_aa(pixels: np.ndarray) -> Tensor:
     """Resize as torchmetrics since 1.8: bilinear with antialiasing. uint8 [H, W, 3] to float32 [3, 299, 299]."""
     from torch.nn import functional as F
 
-    size = (INCEPTION_SIZE, INCEPTION_SIZE)
-    return _centred(F.interpolate(planes(pixels)[None], size, mode="bilinear", align_corners=False, antialias=True)[0])
+    return _centred(F.interpolate(planes(pixels)[None], _SIZE, mode="bilinear", align_corners=False, antialias=True)[0])
 
 
 def clean(pixels: np.ndarray) -> Tensor:
@@ -279,11 +264,8 @@ def clean(pixels: np.ndarray) -> Tensor:
     not rounded. uint8 [H, W, 3] to float32 [3, 299, 299]."""
     import torch
 
-    size, channels = (
-        (INCEPTION_SIZE, INCEPTION_SIZE),
-        map(Image.fromarray, np.moveaxis(pixels.astype(np.float32), 2, 0)),
-    )
-    resized = [np.asarray(channel.resize(size, Image.Resampling.BICUBIC)) for channel in channels]
+    channels = [Image.fromarray(pixels[..., channel].astype(np.float32)) for channel in range(3)]
+    resized = [np.asarray(channel.resize(_SIZE, Image.Resampling.BICUBIC)) for channel in channels]
     return _centred(torch.from_numpy(np.stack(resized).clip(0, 255)))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,92 +61,61 @@ def load_inception(path: Path, device: str = "cpu") -> Inception:
 
 
 def _block_35(channels: int, pooled: int) -> _Block:
-    return _Block(
-        "average",
-        {
-            "branch1x1": _Conv(channels, 64, 1),
-            "branch5x5_1": _Conv(channels, 48, 1),
-            "branch5x5_2": _Conv(48, 64, 5),
-            "branch3x3dbl_1": _Conv(channels, 64, 1),
-            "branch3x3dbl_2": _Conv(64, 96, 3),
-            "branch3x3dbl_3": _Conv(96, 96, 3),
-            "branch_pool": _Conv(channels, pooled, 1),
-        },
-    )
+    return _Block("average", {
+        "branch1x1": (channels, 64, 1),
+        "branch5x5_1": (channels, 48, 1), "branch5x5_2": (48, 64, 5),
+        "branch3x3dbl_1": (channels, 64, 1), "branch3x3dbl_2": (64, 96, 3), "branch3x3dbl_3": (96, 96, 3),
+        "branch_pool": (channels, pooled, 1),
+    })  # fmt: skip
 
 
 def _reduce_35(channels: int) -> _Block:
-    return _Block(
-        "reduce",
-        {
-            "branch3x3": _Conv(channels, 384, 3, 2),
-            "branch3x3dbl_1": _Conv(channels, 64, 1),
-            "branch3x3dbl_2": _Conv(64, 96, 3),
-            "branch3x3dbl_3": _Conv(96, 96, 3, 2),
-        },
-    )
+    return _Block("reduce", {
+        "branch3x3": (channels, 384, 3, 2),
+        "branch3x3dbl_1": (channels, 64, 1), "branch3x3dbl_2": (64, 96, 3), "branch3x3dbl_3": (96, 96, 3, 2),
+    })  # fmt: skip
 
 
 def _block_17(channels: int, inner: int) -> _Block:
     row, column = (1, 7), (7, 1)
-    return _Block(
-        "average",
-        {
-            "branch1x1": _Conv(channels, 192, 1),
-            "branch7x7_1": _Conv(channels, inner, 1),
-            "branch7x7_2": _Conv(inner, inner, row),
-            "branch7x7_3": _Conv(inner, 192, column),
-            "branch7x7dbl_1": _Conv(channels, inner, 1),
-            "branch7x7dbl_2": _Conv(inner, inner, column),
-            "branch7x7dbl_3": _Conv(inner, inner, row),
-            "branch7x7dbl_4": _Conv(inner, inner, column),
-            "branch7x7dbl_5": _Conv(inner, 192, row),
-            "branch_pool": _Conv(channels, 192, 1),
-        },
-    )
+    return _Block("average", {
+        "branch1x1": (channels, 192, 1),
+        "branch7x7_1": (channels, inner, 1), "branch7x7_2": (inner, inner, row), "branch7x7_3": (inner, 192, column),
+        "branch7x7dbl_1": (channels, inner, 1),
+        "branch7x7dbl_2": (inner, inner, column), "branch7x7dbl_3": (inner, inner, row),
+        "branch7x7dbl_4": (inner, inner, column), "branch7x7dbl_5": (inner, 192, row),
+        "branch_pool": (channels, 192, 1),
+    })  # fmt: skip
 
 
 def _reduce_17(channels: int) -> _Block:
-    return _Block(
-        "reduce",
-        {
-            "branch3x3_1": _Conv(channels, 192, 1),
-            "branch3x3_2": _Conv(192, 320, 3, 2),
-            "branch7x7x3_1": _Conv(channels, 192, 1),
-            "branch7x7x3_2": _Conv(192, 192, (1, 7)),
-            "branch7x7x3_3": _Conv(192, 192, (7, 1)),
-            "branch7x7x3_4": _Conv(192, 192, 3, 2),
-        },
-    )
+    return _Block("reduce", {
+        "branch3x3_1": (channels, 192, 1), "branch3x3_2": (192, 320, 3, 2),
+        "branch7x7x3_1": (channels, 192, 1), "branch7x7x3_2": (192, 192, (1, 7)),
+        "branch7x7x3_3": (192, 192, (7, 1)), "branch7x7x3_4": (192, 192, 3, 2),
+    })  # fmt: skip
 
 
-def _block_8(channels: int, pool: str) -> _Block:
+def _block_8(channels: int, pool: Literal["average", "maximum"]) -> _Block:
     row, column = (1, 3), (3, 1)
-    return _Block(
-        pool,
-        {
-            "branch1x1": _Conv(channels, 320, 1),
-            "branch3x3_1": _Conv(channels, 384, 1),
-            "branch3x3_2a": _Conv(384, 384, row),
-            "branch3x3_2b": _Conv(384, 384, column),
-            "branch3x3dbl_1": _Conv(channels, 448, 1),
-            "branch3x3dbl_2": _Conv(448, 384, 3),
-            "branch3x3dbl_3a": _Conv(384, 384, row),
-            "branch3x3dbl_3b": _Conv(384, 384, column),
-            "branch_pool": _Conv(channels, 192, 1),
-        },
-    )
+    return _Block(pool, {
+        "branch1x1": (channels, 320, 1),
+        "branch3x3_1": (channels, 384, 1), "branch3x3_2a": (384, 384, row), "branch3x3_2b": (384, 384, column),
+        "branch3x3dbl_1": (channels, 448, 1), "branch3x3dbl_2": (448, 384, 3),
+        "branch3x3dbl_3a": (384, 384, row), "branch3x3dbl_3b": (384, 384, column),
+        "branch_pool": (channels, 192, 1),
+    })  # fmt: skip
 
 
 class _Block(nn.Module):
-    """Parallel branches, each a chain of layers named by position. Two layers at a chain's last position run in
-    parallel. `pool` begins the last branch: "average", "maximum", or "reduce" (max pooling with stride 2 only)."""
+    """Parallel branches, each a chain of `_Conv` layers, by name and arguments, named by position. Two layers at a
+    chain's last position run in parallel. `pool` begins the last branch; "reduce" is max pooling with stride 2 only."""
 
-    def __init__(self, pool: str, layers: dict[str, _Conv]):
+    def __init__(self, pool: Literal["average", "maximum", "reduce"], layers: Mapping[str, tuple[Any, ...]]):
         super().__init__()
         self.pool, self.chains = pool, dict[str, dict[str, list[str]]]()
-        for name, layer in layers.items():
-            self.add_module(name, layer)
+        for name, arguments in layers.items():
+            self.add_module(name, _Conv(*arguments))
             branch, _, place = name.partition("_")
             if place != "pool":
                 self.chains.setdefault(branch, {}).setdefault(place[:1], []).append(name)
@@ -157,14 +128,11 @@ class _Block(nn.Module):
             for (name,) in inner:
                 x = getattr(self, name)(x)
             parts += [getattr(self, name)(x) for name in last]
-        return torch.cat([*parts, self._pooled(x_BCHW)], 1)
-
-    def _pooled(self, x: Tensor) -> Tensor:
         if self.pool == "reduce":
-            return F.max_pool2d(x, 3, 2)
-        if self.pool == "average":
-            return self.branch_pool(F.avg_pool2d(x, 3, 1, 1, count_include_pad=False))
-        return self.branch_pool(F.max_pool2d(x, 3, 1, 1))
+            return torch.cat([*parts, F.max_pool2d(x_BCHW, 3, 2)], 1)
+        average = self.pool == "average"
+        pooled = F.avg_pool2d(x_BCHW, 3, 1, 1, count_include_pad=False) if average else F.max_pool2d(x_BCHW, 3, 1, 1)
+        return torch.cat([*parts, self.branch_pool(pooled)], 1)
 
 
 class _Conv(nn.Module):

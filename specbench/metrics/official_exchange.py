@@ -19,22 +19,13 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError, read_name
+from specbench.metrics import official_results
 from specbench.metrics.base import RESULTS_FILE, Metric, Sample, Score, made_score, part_scores
 from specbench.metrics.catalog import BENCHMARKS
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
 from specbench.metrics.export_folder import export_folder
 from specbench.metrics.geneval import JudgedMetric
-from specbench.metrics.official_results import (
-    OfficialLongText,
-    OfficialOneig,
-    OfficialWise,
-    imported,
-    is_longtext,
-    official_line,
-    oneig_files,
-    read_results,
-    refuse_contradiction,
-)
+from specbench.metrics.official_results import imported, official_line, read_results, refuse_contradiction
 from specbench.metrics.reference import with_influence
 from specbench.metrics.score_store import forget, scores_to_show
 from specbench.metrics.scoring import run_images, samples_of, score, why_unfit
@@ -118,11 +109,11 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     elif benchmark == "tiif":
         metric = OfficialTiif(results)
     elif benchmark == "oneig":
-        metric = OfficialOneig(results, images.name, images.rows["prompt_id"])
+        metric = official_results.OfficialOneig(results, images.name, images.rows["prompt_id"])
     elif benchmark == "longtext-bench":
-        metric = OfficialLongText(results)
+        metric = official_results.OfficialLongText(results)
     elif benchmark.startswith("wise-"):
-        metric = OfficialWise(benchmark.removeprefix("wise-"), results)
+        metric = official_results.OfficialWise(benchmark.removeprefix("wise-"), results)
     else:
         metric = OfficialCompBench(results, 1 + int(images.rows["sample"].max()))
     if reason := why_unfit(images, metric):
@@ -356,8 +347,8 @@ _LAYOUTS: Mapping[str, tuple[str, Callable[[str, dict[str, Any]], bool], Callabl
     )),
     "wise-verified": ("WISE (verified)", lambda _, meta: meta.get("wise") == "verified" and "line" in meta, wise_files),
     "wise-legacy": ("WISE (legacy)", lambda _, meta: meta.get("wise") == "legacy" and "line" in meta, wise_files),
-    "oneig": ("OneIG-Bench", lambda category, _: category in ONEIG_CATEGORIES.values(), oneig_files),
-    "longtext-bench": ("LongText-Bench", is_longtext, _files(
+    "oneig": ("OneIG-Bench", lambda tag, _: tag in ONEIG_CATEGORIES.values(), official_results.oneig_files),
+    "longtext-bench": ("LongText-Bench", official_results.is_longtext, _files(
         lambda row: (f"{row.prompt_id:0>4}_{row.sample + 1}.png",)
     )),
     "cvtg-2k": ("CVTG-2K", lambda kind, meta: str(kind).startswith("CVTG-") and "line" in meta, _files(

@@ -18,16 +18,9 @@ import pandas as pd
 
 from specbench.errors import MISSING_PREREQUISITE, PARTIAL, SpecbenchError, chosen
 from specbench.metrics import catalog as metric_catalog
+from specbench.metrics import score_store
 from specbench.metrics.base import Metric, Sample, Settings, made_score, read_ahead
 from specbench.metrics.reference import ReferenceImages
-from specbench.metrics.score_store import (
-    feature_parts,
-    read_scores,
-    scores_are_current,
-    scores_to_show,
-    write_run_scores,
-    writing,
-)
 from specbench.models.facts import RANDOM
 from specbench.models.shapes.captions import parse
 from specbench.store.image_scores import ImageScores, owner_of
@@ -109,7 +102,7 @@ class Scoring:
         return [
             {**owner_of(images.folder), "run_id": images.name, **row}
             for images in self.images
-            for row in scores_to_show(images.folder, images.rows["prompt_id"])
+            for row in score_store.scores_to_show(images.folder, images.rows["prompt_id"])
             if images.name not in failed or "reference" not in json.loads(row["identity"])
         ]
 
@@ -272,7 +265,8 @@ def _had_other_code(images: Images, metric: Metric) -> bool:
     try:
         with _blamed(metric):
             mine = made_score(metric).facts
-        stored = [json.loads(row["identity"]) for row in read_scores(images.folder) if row["metric"] == metric.name]
+        scores = score_store.read_scores(images.folder)
+        stored = [json.loads(row["identity"]) for row in scores if row["metric"] == metric.name]
     except SpecbenchError:  # reported when the metric is computed
         return False
     codes = [facts.get("code") for facts in stored if {**facts, "code": None} == {**mine, "code": None}]
@@ -326,8 +320,8 @@ def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRe
     for metric in metrics:
         metric.prepare()
         with _blamed(metric):
-            logs.append(feature_parts(images.folder, metric))
-    with writing(images.folder, logs) if logs else nullcontext():
+            logs.append(score_store.feature_parts(images.folder, metric))
+    with score_store.writing(images.folder, logs) if logs else nullcontext():
         tasks = [_task(metric, rows, log) for metric, log in zip(metrics, logs, strict=True)]
         for task in tasks:
             reporter.start(images.name, task.metric.name, len(task.images), len(task.images) - len(task.missing))
@@ -360,8 +354,8 @@ def _finished(images: Images, task: _Task) -> ScoreOutcome:
         with _blamed(task.metric):
             task.log.compact()
             stale = task.missing or task.kept != len(task.images)
-            if stale or not scores_are_current(images.folder, task.metric, task.images):
-                write_run_scores(images.folder, task.metric, task.images)
+            if stale or not score_store.scores_are_current(images.folder, task.metric, task.images):
+                score_store.write_run_scores(images.folder, task.metric, task.images)
     except SpecbenchError as error:
         if isinstance(error, PluginError) or error.exit_code == MISSING_PREREQUISITE:
             raise
