@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from drawn import drawn_run
 
 import specbench
 from specbench.cli.score import _print_scores
 from specbench.errors import SpecbenchError
-from specbench.metrics.score_store import score_frame
+from specbench.metrics.score_store import read_scores, score_frame
 from specbench.store.schema import RUN_SCORES
 
 
@@ -66,3 +71,37 @@ def test_scores_and_notes_of_several_references_carry_their_fingerprints(capsys)
         "fid (b)",
         "other",
     ]
+
+
+NAN = """
+from specbench.metrics.base import Metric, Score
+from specbench.stats import Estimate
+
+class Undefined(Metric):
+    name, columns = "undefined", {}
+    def identity(self): return {}
+    def features_of(self, sample): return {}
+    def scores(self, statistics): return [Score(self.name, Estimate(float("nan"), float("nan")), len(statistics))]
+"""
+
+
+def test_a_score_that_is_nan_is_missing_and_only_one_of_earlier_versions_is_computed_again(tmp_path, cli, monkeypatch):
+    run, place = drawn_run(tmp_path / "out", 10), tmp_path / "undefined_metric.py"
+    place.write_text(NAN)
+    monkeypatch.syspath_prepend(tmp_path)
+    score = ("score", "--out", tmp_path / "out", "--metric", "shapes-clip", "--metric", "undefined_metric:Undefined")
+    assert cli(*score).code == 0
+    [clip], [undefined] = ([*run.glob(f"scores/{name}-*.parquet")] for name in ("shapes-clip", "undefined"))
+    honest, written = read_scores(run), undefined.stat().st_mtime_ns
+    assert pq.read_table(undefined)["value"].to_pylist() == pq.read_table(undefined)["low"].to_pylist() == [None]
+
+    older = pq.read_table(clip)
+    for column in ("value", "low", "high"):
+        older = older.set_column(older.column_names.index(column), column, [pa.array([math.nan] * len(older))])
+    pq.write_table(older, clip)
+    assert [row["value"] for row in read_scores(run)] == [None, None]
+    for form in ("markdown", "csv"):
+        shown = cli("report", "--out", tmp_path / "out", "--format", form)
+        assert shown.code == 0 and not re.search(r"\bnan\b", shown.out)
+    assert cli(*score).code == 0
+    assert read_scores(run) == honest and undefined.stat().st_mtime_ns == written
