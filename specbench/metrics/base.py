@@ -125,11 +125,9 @@ class Metric:
 
     def missing_packages(self) -> list[tuple[str, str]]:
         """List missing packages: the part of `missing` that cannot be downloaded."""
-        return [
-            (f"metric '{self.name}' needs {package}, which is not installed", hint)
-            for package, hint in self.packages.items()
-            if not any(metadata.distributions(name=package))
-        ]
+        absent = [name for name in self.packages if not any(metadata.distributions(name=name))]
+        lacking = f"metric '{self.name}' needs {{}}, which is not installed"
+        return [(lacking.format(name), self.packages[name]) for name in absent]
 
     def prepare(self) -> None:
         """Download the required files; called before any other method."""
@@ -164,9 +162,8 @@ class Metric:
 
     def preprocessed(self, samples: Sequence[Sample]) -> list[Any]:
         """List the network's inputs for samples, and preprocess those that scoring has not preprocessed."""
-        return [
-            self.preprocess(sample.pixels) if sample.preprocessed is None else sample.preprocessed for sample in samples
-        ]
+        done = ((sample.pixels, sample.preprocessed) for sample in samples)
+        return [self.preprocess(pixels) if made is None else made for pixels, made in done]
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         """Compute the values of `columns` per image; None if undefined."""

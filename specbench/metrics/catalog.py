@@ -179,21 +179,16 @@ def require_metric(name: str) -> str:
     if name in IMPORTED:
         metric(name)
     if name in _DERIVED and not variants:
-        raise SpecbenchError(
-            f"'{name}' is a number of metric fid", "for example --metric 'fid[pytorch-fid]' --reference DIR"
-        )
+        advice = "for example --metric 'fid[pytorch-fid]' --reference DIR"
+        raise SpecbenchError(f"'{name}' is a number of metric fid", advice)
     if not variants and (protocol := spellings.fitting(name, PROTOCOLS)):
         raise SpecbenchError(f"unknown metric '{name}'", f"it is a protocol: --protocol {protocol[0]}")
     if not variants:
         raise unknown_name("metric", name, metric_names())
     if len(variants) == 1:
         raise SpecbenchError(f"metric '{name}' has its variant in its name", f"--metric '{variants[0]}'")
-    papers = [
-        f"{variant} (--protocol {paper})"
-        for paper, names in PROTOCOLS.items()
-        for variant in names
-        if variant in variants
-    ]
+    found = ((paper, variant) for paper, names in PROTOCOLS.items() for variant in names if variant in variants)
+    papers = [f"{variant} (--protocol {paper})" for paper, variant in found]
     hint = f"the papers': {', '.join(papers)}" if papers else f"one of {', '.join(variants)}"
     raise SpecbenchError(f"metric '{name}' has {len(variants)} variants, which give different numbers", hint)
 

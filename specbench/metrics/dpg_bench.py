@@ -95,14 +95,12 @@ def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
         if len(mine) != samples or samples > GRID_IMAGES:
             what = f"prompt '{name}' has {len(mine)} images of {samples}"
             raise SpecbenchError(what, "a grid holds the same samples of each prompt, four at most: finish the run")
-    table, lines = (
-        io.StringIO(),
-        [
-            (name, question["id"], ",".join(map(str, question["parents"])), question["tuple"], question["question"])
-            for name, mine in grids.items()
-            for question in questions_of(name, mine[0].meta)
-        ],
-    )
+    lines = [
+        (name, question["id"], ",".join(map(str, question["parents"])), question["tuple"], question["question"])
+        for name, mine in grids.items()
+        for question in questions_of(name, mine[0].meta)
+    ]
+    table = io.StringIO()
     csv.writer(table).writerows([TABLE_COLUMNS, *lines[:1], *lines])  # the program skips the first row
     yield table.getvalue().encode(), "questions.csv"
     for name, mine in grids.items():

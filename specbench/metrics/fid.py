@@ -134,21 +134,14 @@ class Fid(Metric):
         features = feature_matrix(statistics["feature"], self._reference.d)
         if len(features) < 2:
             return []
-        images, prompts = Gaussian(features), statistics["prompt_id"].to_list()
-        distance = fid_estimate(images, self._reference, prompts)
-        scores = self._inception_score(images)
-        if not isinstance(self._reference, Gaussian):
-            note = joined(warn_of_few(images), warn_of_points(images, self._reference), _STATISTICS_ONLY)
-            return [Score(self.name, distance, images.n, note), *scores]
-        return self._of_images(images, self._reference, distance, prompts) + scores
-
-    def _of_images(
-        self, images: Gaussian, reference: Gaussian, distance: Estimate, prompts: Sequence[str]
-    ) -> list[Score]:
-        """Compute FID, and the scores that need the reference's images instead of their statistics."""
+        images, reference, prompts = Gaussian(features), self._reference, statistics["prompt_id"].to_list()
+        distance = fid_estimate(images, reference, prompts)
+        if not isinstance(reference, Gaussian):
+            note = joined(warn_of_few(images), warn_of_points(images, reference), _STATISTICS_ONLY)
+            return [Score(self.name, distance, images.n, note), *self._inception_score(images)]
         limit = distances.fid_infinity(images, reference, prompts, distance.value)
-        value = distances.kid(images.features, self.reference_features)
-        own_kid = with_influence(value, distances.kid_influence(images.features, self.reference_features), prompts)
+        value = distances.kid(images.features, reference.features)
+        own_kid = with_influence(value, distances.kid_influence(images.features, reference.features), prompts)
         bias = None if limit is None else distance.value - limit.value
         warning = joined(_warn_of_bias(images, reference, bias), warn_of_points(images, reference))
         scores = [Score(self.name, distance, images.n, warning)]
@@ -157,8 +150,9 @@ class Fid(Metric):
             scores.append(Score(f"fid-infinity[{self.variant}]", limit, images.n, note))
         note = "unbiased at any number of images" if images.n < reference.n else None
         scores.append(Score(f"kid[{self.variant}]", own_kid, images.n, note))
-        neighbours = distances.neighbourhood(images.features, self.reference_features)
-        return scores + ([] if neighbours is None else self._neighbour_scores(neighbours, prompts))
+        if neighbours := distances.neighbourhood(images.features, reference.features):
+            scores += self._neighbour_scores(neighbours, prompts)
+        return scores + self._inception_score(images)
 
     def _inception_score(self, images: Gaussian) -> list[Score]:
         import torch

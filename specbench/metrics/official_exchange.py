@@ -23,7 +23,7 @@ from specbench.metrics import official_results
 from specbench.metrics.base import RESULTS_FILE, Metric, Sample, Score, made_score, part_scores
 from specbench.metrics.catalog import BENCHMARKS
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
-from specbench.metrics.export_folder import export_folder
+from specbench.metrics.export_folder import export_files
 from specbench.metrics.geneval import JudgedMetric
 from specbench.metrics.official_results import imported, official_line, read_results, refuse_contradiction
 from specbench.metrics.reference import with_influence
@@ -89,9 +89,7 @@ def export_images(benchmark: str, run: Path, target: Path) -> int:
     ]
     if not rows:
         raise SpecbenchError(f"{run} has no images of {what} prompts")
-    with export_folder(target) as folder:
-        for data, *names in files_of(rows):
-            folder.write(data, *names)
+    export_files(target, files_of(rows))
     return len(rows)
 
 
@@ -102,20 +100,17 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     benchmark = read_name("benchmark", benchmark, BENCHMARKS)
     # Verdicts need no pixels; image files may be missing.
     images = replace(run_images(run), read=lambda row: np.empty((0, 0, 3), np.uint8))
-    if benchmark == "geneval":
-        metric: Metric = OfficialGenEval(results)
-    elif benchmark == "dpg-bench":
-        metric = OfficialDpgBench(_read_dpg_bench(results), digest_of(results), images.rows)
-    elif benchmark == "tiif":
-        metric = OfficialTiif(results)
-    elif benchmark == "oneig":
-        metric = official_results.OfficialOneig(results, images.name, images.rows["prompt_id"])
-    elif benchmark == "longtext-bench":
-        metric = official_results.OfficialLongText(results)
-    elif benchmark.startswith("wise-"):
-        metric = official_results.OfficialWise(benchmark.removeprefix("wise-"), results)
-    else:
-        metric = OfficialCompBench(results, 1 + int(images.rows["sample"].max()))
+    readers: Mapping[str, Callable[[], Metric]] = {
+        "geneval": lambda: OfficialGenEval(results),
+        "t2i-compbench": lambda: OfficialCompBench(results, 1 + int(images.rows["sample"].max())),
+        "dpg-bench": lambda: OfficialDpgBench(_read_dpg_bench(results), digest_of(results), images.rows),
+        "tiif": lambda: OfficialTiif(results),
+        "wise-verified": lambda: official_results.OfficialWise("verified", results),
+        "wise-legacy": lambda: official_results.OfficialWise("legacy", results),
+        "oneig": lambda: official_results.OfficialOneig(results, images.name, images.rows["prompt_id"]),
+        "longtext-bench": lambda: official_results.OfficialLongText(results),
+    }
+    metric = readers[benchmark]()
     if reason := why_unfit(images, metric):
         raise SpecbenchError(f"the results cannot be scores of {images.name}: {reason}")
     metric.features(samples_of(images, metric))  # raises errors before anything is replaced
@@ -208,9 +203,8 @@ class OfficialCompBench(Metric):
     def __init__(self, results: Path, samples: int):
         super().__init__()
         self.results, self.samples = results, samples
-        self._files = {
-            category: path for category, file in RESULTS.items() if (path := results / category / file).is_file()
-        }
+        places = {category: results / category / file for category, file in RESULTS.items()}
+        self._files = {category: path for category, path in places.items() if path.is_file()}
         if "complex" not in self._files:
             parts = {f"complex/{part}": results / "complex" / file for part, file in COMPLEX_PARTS.items()}
             self._files |= parts if all(file.is_file() for file in parts.values()) else {}
@@ -281,16 +275,12 @@ class OfficialTiif(Metric):
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         results = []
-        for length in _LENGTHS:
-            rows = statistics[statistics["long"] == (length == "long")]
-            group = rows["category"].map(
-                lambda kind: "+".join(sorted({_TIIF_PARTS.get(x, x) for x in kind.split("+")}))
-            )
-            if len(rows):
-                results.append(self._score(f"{self.name}:{length}", rows, group))
-                parts = rows.groupby(group, sort=False)
-                for name, part in parts:
-                    results.append(self._score(f"{self.name}:{length} {name}", part, group[part.index]))
+        subjects = lambda kind: "+".join(sorted({_TIIF_PARTS.get(part, part) for part in kind.split("+")}))  # noqa: E731
+        for long, rows in statistics.groupby("long"):
+            name, group = f"{self.name}:{'long' if long else 'short'}", rows["category"].map(subjects)
+            results.append(self._score(name, rows, group))
+            for subject, part in rows.groupby(group, sort=False):
+                results.append(self._score(f"{name} {subject}", part, group[part.index]))
         return results
 
     @staticmethod
@@ -342,18 +332,15 @@ _LAYOUTS: Mapping[str, tuple[str, Callable[[str, dict[str, Any]], bool], Callabl
     "t2i-compbench":
         ("T2I-CompBench", lambda tag, meta: tag in COMPBENCH_CATEGORIES and "line" in meta, compbench_files),
     "dpg-bench": ("DPG-Bench", lambda _, meta: {"questions", "line"} <= meta.keys(), dpg_bench_files),
-    "tiif": ("TIIF-Bench", _of_tiif, _files(  # each sample is a model of the program
-        lambda row: (row.category, f"sample-{row.sample}", f"{row.meta['length']}_description", f"{row.line}.png")
-    )),
+    "tiif": ("TIIF-Bench", _of_tiif, _files(lambda row: (  # each sample is a model of the program
+        row.category, f"sample-{row.sample}", f"{row.meta['length']}_description", f"{row.line}.png"))),
     "wise-verified": ("WISE (verified)", lambda _, meta: meta.get("wise") == "verified" and "line" in meta, wise_files),
     "wise-legacy": ("WISE (legacy)", lambda _, meta: meta.get("wise") == "legacy" and "line" in meta, wise_files),
     "oneig": ("OneIG-Bench", lambda tag, _: tag in ONEIG_CATEGORIES.values(), official_results.oneig_files),
-    "longtext-bench": ("LongText-Bench", official_results.is_longtext, _files(
-        lambda row: (f"{row.prompt_id:0>4}_{row.sample + 1}.png",)
-    )),
-    "cvtg-2k": ("CVTG-2K", lambda kind, meta: str(kind).startswith("CVTG-") and "line" in meta, _files(
-        lambda row: (f"sample-{row.sample}", *row.category.rsplit("-", 1), f"{row.line}.png")
-    )),
+    "longtext-bench": ("LongText-Bench", official_results.is_longtext,
+                       _files(lambda row: (f"{row.prompt_id:0>4}_{row.sample + 1}.png",))),
+    "cvtg-2k": ("CVTG-2K", lambda kind, meta: str(kind).startswith("CVTG-") and "line" in meta,
+                _files(lambda row: (f"sample-{row.sample}", *row.category.rsplit("-", 1), f"{row.line}.png"))),
     "dataset": ("any", lambda *_: True, dataset_files),
 }  # fmt: skip
 """By export: the owner of the prompts, a function that accepts prompts by category and metadata, and the function that

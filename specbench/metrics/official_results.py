@@ -12,7 +12,7 @@ from dataclasses import replace
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -49,7 +49,7 @@ class OfficialWise(Metric):
 
     columns: ClassVar = {"value": pa.float32()}
 
-    def __init__(self, release: str, results: Path):
+    def __init__(self, release: Literal["verified", "legacy"], results: Path):
         super().__init__()
         self.name, self.release, self.results = f"wise[{release}]", release, results
         self._files, self._scores = sorted(results.glob("sample-*/**/*_results.jsonl")), dict[tuple[str, int], float]()

@@ -50,9 +50,8 @@ def short_side_centre(pixels: np.ndarray, size: int) -> np.ndarray:
     """Resize as CLIP: short side to `size`, Pillow's bicubic, then the centre square, uint8 [size, size, 3]."""
     height, width = pixels.shape[:2]
     short = min(height, width)
-    resized = Image.fromarray(pixels).resize(
-        (int(size * width / short), int(size * height / short)), Image.Resampling.BICUBIC
-    )
+    sides = int(size * width / short), int(size * height / short)
+    resized = Image.fromarray(pixels).resize(sides, Image.Resampling.BICUBIC)
     left, top = round((resized.width - size) / 2), round((resized.height - size) / 2)
     return np.asarray(resized.crop((left, top, left + size, top + size)))
 

@@ -17,11 +17,8 @@ from specbench.system.downloads import HUB, Download, Remote, fetch_all, fetch_f
 
 _FILES = ("config.json", "model.safetensors")  # Of a model folder: no pickles
 GENEVAL2_JUDGE = "Qwen/Qwen3-VL-8B-Instruct"
-_TOKENIZED = {
-    GENEVAL2_JUDGE: ("config.json", "*.safetensors*", "tokenizer.json", "tokenizer_config.json",
-                     "preprocessor_config.json", "chat_template*")
-}  # fmt: skip
-"""Files of networks that come with a tokenizer and in several parts."""
+_JUDGE_FILES = ("config.json", "*.safetensors*", "tokenizer.json", "tokenizer_config.json", "preprocessor_config.json",
+                "chat_template*")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -135,6 +132,7 @@ def folder_identity(folder: Path) -> str:
 
 
 def _source(repository: str) -> Source:
-    optional = ("generation_config.json", "*processor_config.json") if repository in _TOKENIZED else ()
-    files = _TOKENIZED.get(repository, _FILES)
-    return Source("the metric's network", repository, files, "see its card", optional=optional)
+    if repository != GENEVAL2_JUDGE:
+        return Source("the metric's network", repository, _FILES, "see its card")
+    optional = ("generation_config.json", "*processor_config.json")
+    return Source("the metric's network", repository, _JUDGE_FILES, "see its card", optional=optional)

@@ -61,7 +61,7 @@ _ONE_A_PROMPT = "dpg-bench[released]:"  # These scores use only the last sample 
 def read_scores(folder: Path) -> list[dict[str, Any]]:
     """Read the run-level scores of a run folder: a dict per score with the columns of `RUN_SCORES` but `OWNER`."""
     scores: list[dict[str, Any]] = []
-    for path in files_named(Path(folder) / "scores", "*.parquet"):
+    for path in files_named(folder / "scores", "*.parquet"):
         with blaming(path, "is damaged: not readable as scores", "delete it and score again"):
             table = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES))).read()
             scores += [_known_score(row) for row in table.to_pylist()]
@@ -179,9 +179,8 @@ def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object])
     metric, identity = str(score["metric"]), json.loads(str(score["identity"]))
     if metric not in (*catalog.METRICS, *_OVER_TAGS) and identity.get("score") != MEAN_OF_IMAGES:
         return None
-    mine, theirs = [
-        stored_values(feature_place(path, f"{metric}-{score['fingerprint']}")) for path in (folder, baseline)
-    ]
+    stored = f"{metric}-{score['fingerprint']}"
+    mine, theirs = (stored_values(feature_place(path, stored)) for path in (folder, baseline))
     if mine is None or theirs is None:
         return None
     common = of_same_captions(folder, baseline)
@@ -291,7 +290,7 @@ def _scores_file(folder: Path, metric: Metric) -> Path:
 
 def feature_parts(folder: Path, metric: Metric) -> ImageScores:
     """The features that a metric stores per image of a run."""
-    return ImageScores(Path(folder), metric.name, made_features(metric).fingerprint, metric.columns)
+    return ImageScores(folder, metric.name, made_features(metric).fingerprint, metric.columns)
 
 
 @contextmanager

@@ -292,7 +292,6 @@ def run_images(folder: Path) -> Images:
         raise SpecbenchError(what, "name the runs to score")
     rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image", "image_sha256"])
     rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
-    folder = Path(folder)
     rows = rows.assign(path=[folder / image for image in rows["image"]])
     if info.spec.model == "shapes":
         rows["meta"] = [with_scene(prompt, meta) for prompt, meta in zip(rows["prompt"], rows["meta"], strict=True)]

@@ -214,20 +214,15 @@ def read_request(meta: Mapping[str, Any]) -> SceneRequest | None:
     """Parse `scene` of a prompt's metadata, which is untrusted input; None if absent or malformed."""
     try:
         request = SceneRequest.from_json(meta["scene"])
-        sound = _is_sound(request)
+        clauses, counts = request.clauses, [clause.count for clause in request.clauses]
+        sound = (
+            bool(clauses)
+            and all(isinstance(count, int) and count >= 1 for count in counts)
+            and sum(counts) <= MAX_COUNT
+            and all(clause.shape in SHAPES and clause.color in (None, *COLORS) for clause in clauses)
+            and all(name in RELATIONS and {i, j} <= set(range(len(clauses))) for name, i, j in request.relations)
+            and request.texture in (None, *TEXTURES)
+        )
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         return None
     return request if sound else None
-
-
-def _is_sound(request: SceneRequest) -> bool:
-    clauses = request.clauses
-    counts = [clause.count for clause in clauses]
-    return (
-        bool(clauses)
-        and all(isinstance(count, int) and count >= 1 for count in counts)
-        and sum(counts) <= MAX_COUNT
-        and all(clause.shape in SHAPES and clause.color in (None, *COLORS) for clause in clauses)
-        and all(name in RELATIONS and {i, j} <= set(range(len(clauses))) for name, i, j in request.relations)
-        and request.texture in (None, *TEXTURES)
-    )
