@@ -1,8 +1,8 @@
 """Compute metrics with their authors' packages, in an environment that need not contain specbench.
 
-`specbench.metrics.packages` runs this file with another Python. It reads one JSON object from stdin and writes one to
-stdout; with `--serve`, one per line, and the network stays loaded. Nothing is downloaded: images and weights are files
-that the request or the hub's cache names.
+`specbench.metrics.packages` runs this file with another Python. It reads JSON objects from stdin, one per line, and
+answers each on stdout; networks stay loaded. Nothing is downloaded: images and weights are files that the request or
+the hub's cache names.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def main() -> None:
     os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
     answer_to = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # packages print on stdout
-    for text in sys.stdin if "--serve" in sys.argv else [sys.stdin.read()]:
+    for text in sys.stdin:
         answer_to.write(json.dumps(answer_request(json.loads(text))) + "\n")
         answer_to.flush()
 

@@ -237,20 +237,16 @@ def category_scores(name: str, rows: pd.DataFrame, column: str) -> list[Score]:
 
 
 def column_difference(
-    features: pd.DataFrame,
-    baseline: pd.DataFrame,
-    column: str,
-    over_categories: bool = False,
-    all_of: Sequence[str] = (),
+    features: pd.DataFrame, baseline: pd.DataFrame, column: str, by_category: bool = False, all_of: Sequence[str] = ()
 ) -> tuple[Difference, int] | None:
-    """Mean paired difference of a column by prompt; if `over_categories`, the mean of the categories' means. None if a
+    """Mean paired difference of a column by prompt; if `by_category`, the mean of the categories' means. None if a
     category in `all_of` is missing."""
-    both = paired_features(features, baseline, column, ["category"] if over_categories else ())
+    both = paired_features(features, baseline, column, ["category"] if by_category else ())
     both = both.dropna(subset=[column, f"{column}_base"])
     if both.empty or (all_of and set(both["category"]) != set(all_of)):
         return None
     gaps = both[column].astype("float64") - both[f"{column}_base"].astype("float64")
-    if over_categories:
+    if by_category:
         category = both["category"].fillna("")
         gaps = gaps * len(both) / (category.nunique() * category.map(category.value_counts()))
     return mean_difference(gaps, both["prompt_id"]), len(both)

@@ -18,15 +18,8 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import (
-    MEAN_OF_IMAGES,
-    RESULTS_FILE,
-    PerImageMetric,
-    Sample,
-    Score,
-    answer_scores,
-    mean_score,
-)
+from specbench.metrics import base
+from specbench.metrics.base import MEAN_OF_IMAGES, RESULTS_FILE, PerImageMetric, Sample, Score
 from specbench.system.images import png_bytes
 
 TABLE_COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natural_language")
@@ -164,10 +157,10 @@ class OfficialDpgBench(PerImageMetric):
                 continue
             left_out = len(statistics) - len(rows)
             note = f"{left_out} images are left out: the program did not ask all of their questions"
-            scores.append(replace(mean_score(name, rows, column), note=note if left_out else None))
+            scores.append(replace(base.mean_score(name, rows, column), note=note if left_out else None))
             if column == "released":
                 rows = rows[rows["sample"] == rows["sample"].max()]
-            scores += answer_scores(name, rows, (json.loads(text)[column] for text in rows["answers"]))
+            scores += base.answer_scores(name, rows, (json.loads(text)[column] for text in rows["answers"]))
         return scores
 
 

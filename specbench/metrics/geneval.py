@@ -56,7 +56,7 @@ class JudgedMetric(Metric):
         return scores
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        return column_difference(features, baseline, "correct", over_categories=True, all_of=TAGS)
+        return column_difference(features, baseline, "correct", by_category=True, all_of=TAGS)
 
 
 class GenEval(JudgedMetric):

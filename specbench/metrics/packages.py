@@ -106,7 +106,7 @@ class PackageMetric(PerImageMetric):
     @cached_property
     def _process(self) -> Any:
         self._talk = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        command = [str(self.python), "-I", str(PROGRAM), "--serve"]
+        command = [str(self.python), "-I", str(PROGRAM)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._talk, text=True)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:

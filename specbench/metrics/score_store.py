@@ -18,18 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError, chosen
-from specbench.metrics import catalog
-from specbench.metrics.base import (
-    MEAN_OF_IMAGES,
-    Better,
-    Kind,
-    Metric,
-    Settings,
-    category_scores,
-    column_difference,
-    made_features,
-    made_score,
-)
+from specbench.metrics import base, catalog
+from specbench.metrics.base import MEAN_OF_IMAGES, Better, Kind, Metric, Settings, made_score
 from specbench.metrics.geneval_rules import TAGS
 from specbench.stats import Difference, Estimate, difference_to_show, mean_interval, prompts_for_change, without_few
 from specbench.store.image_scores import ImageScores, feature_place, owner_of, parquet_bytes, stored_values
@@ -73,8 +63,8 @@ def _known_score(row: dict[str, Any]) -> dict[str, Any]:
     absent in old files, whose metrics with another direction or kind than a plug-in's are specbench's."""
     row = dict.fromkeys(("note", "cut", "edited", "prompts", "unit", "better", "kind")) | row
     row |= {name: None for name in ("value", "low", "high") if row.get(name) != row.get(name)}
-    base = str(row.get("metric")).partition(":")[0].partition("[")[0]
-    older = ("lower", "distance") if base in _DISTANCES else ("higher", _OLDER_KINDS.get(base, "plain"))
+    name = str(row.get("metric")).partition(":")[0].partition("[")[0]
+    older = ("lower", "distance") if name in _DISTANCES else ("higher", _OLDER_KINDS.get(name, "plain"))
     row |= {name: row[name] or value for name, value in zip(("better", "kind"), older, strict=True)}
     if row["better"] not in get_args(Better) or row["kind"] not in get_args(Kind):
         raise ValueError("column better or kind")
@@ -186,7 +176,7 @@ def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object])
     common = of_same_captions(folder, baseline)
     mine, theirs = _kept(mine, common), _kept(theirs, common)
     tags = TAGS if metric in _OVER_TAGS else ()
-    return column_difference(mine, theirs, "value", over_categories=score["kind"] == "proportions", all_of=tags)
+    return base.column_difference(mine, theirs, "value", by_category=score["kind"] == "proportions", all_of=tags)
 
 
 def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estimate | None:
@@ -200,7 +190,7 @@ def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estima
     values = pd.concat(stored).dropna(subset="value")  # DPG-Bench: a question without an answer has no value
     estimate = mean_interval(values["value"], values["prompt_id"])
     if score["kind"] == "proportions":
-        estimate = category_scores(name, values, "value")[0].estimate
+        estimate = base.category_scores(name, values, "value")[0].estimate
     return without_few(estimate, values["prompt_id"].nunique())
 
 
@@ -290,7 +280,7 @@ def _scores_file(folder: Path, metric: Metric) -> Path:
 
 def feature_parts(folder: Path, metric: Metric) -> ImageScores:
     """The features that a metric stores per image of a run."""
-    return ImageScores(folder, metric.name, made_features(metric).fingerprint, metric.columns)
+    return ImageScores(folder, metric.name, base.made_features(metric).fingerprint, metric.columns)
 
 
 @contextmanager

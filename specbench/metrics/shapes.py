@@ -20,17 +20,8 @@ from specbench.metrics.base import Metric, Sample, Score, Settings, category_sco
 from specbench.metrics.clip import CosineMetric
 from specbench.metrics.openclip import Tokenize, folder_tokenizer, load_folder_model, whole
 from specbench.metrics.reference import ReferenceImages, damaged_features, feature_matrix, kept_features
-from specbench.models.shapes import FEATURE_FILE, FEATURES, WEIGHTS, detector, render
-from specbench.models.shapes.scene import (
-    COLORS,
-    MAX_COUNT,
-    RELATIONS,
-    SHAPES,
-    SIZE,
-    TEXTURES,
-    SceneRequest,
-    realize_in_order,
-)
+from specbench.models.shapes import FEATURE_FILE, FEATURES, WEIGHTS, detector, render, scene
+from specbench.models.shapes.scene import SceneRequest
 from specbench.stats import Difference
 from specbench.system.digests import digest_of
 from specbench.system.json_values import parse_json
@@ -74,7 +65,7 @@ class ShapesDetector(SceneMetric):
         return category_scores(self.name, statistics, "correct")
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        return column_difference(features, baseline, "correct", over_categories=True)
+        return column_difference(features, baseline, "correct", by_category=True)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
         objects = detector.detect(_of_size(self.name, sample.pixels))
@@ -84,8 +75,8 @@ class ShapesDetector(SceneMetric):
 
 def _of_size(metric: str, pixels: np.ndarray) -> np.ndarray:
     height, width = pixels.shape[:2]
-    if height != SIZE or width != SIZE:
-        what = f"{metric} reads images of {SIZE} x {SIZE} pixels, not of {width} x {height}"
+    if height != scene.SIZE or width != scene.SIZE:
+        what = f"{metric} reads images of {scene.SIZE} x {scene.SIZE} pixels, not of {width} x {height}"
         raise SpecbenchError(what, "--metric names another; see: specbench list metrics")
     return pixels
 
@@ -198,7 +189,7 @@ def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:
         request = SceneRequest.from_json(json.loads(text))
         rng = np.random.default_rng([_SEED, *hashlib.sha256(text.encode()).digest()])
         for _ in range(copies):
-            yield render.render(realize_in_order(request, rng))
+            yield render.render(scene.realize_in_order(request, rng))
 
 
 def _rendered() -> dict[str, str]:
@@ -218,10 +209,10 @@ def read_request(meta: Mapping[str, Any]) -> SceneRequest | None:
         sound = (
             bool(clauses)
             and all(isinstance(count, int) and count >= 1 for count in counts)
-            and sum(counts) <= MAX_COUNT
-            and all(clause.shape in SHAPES and clause.color in (None, *COLORS) for clause in clauses)
-            and all(name in RELATIONS and {i, j} <= set(range(len(clauses))) for name, i, j in request.relations)
-            and request.texture in (None, *TEXTURES)
+            and sum(counts) <= scene.MAX_COUNT
+            and all(clause.shape in scene.SHAPES and clause.color in (None, *scene.COLORS) for clause in clauses)
+            and all(name in scene.RELATIONS and {i, j} <= set(range(len(clauses))) for name, i, j in request.relations)
+            and request.texture in (None, *scene.TEXTURES)
         )
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         return None

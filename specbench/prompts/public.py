@@ -103,7 +103,7 @@ def public_names() -> list[str]:
 
 
 def find(name: str) -> tuple[PublicSet, str | None]:
-    """Find the set of a name of `names()`, and the category if the name ends with it."""
+    """Find the set of a name of `public_names()`, and the category if the name ends with it."""
     base, _, category = name.partition("/")
     return public_sets()[base], category or None
 
@@ -114,8 +114,7 @@ def read(name: str) -> list[Prompt]:
     if entry.missing:
         what = f"the prompts of '{entry.name}' are not on this disk"
         raise SpecbenchError(what, f"specbench fetch {entry.name}", MISSING_PREREQUISITE)
-    prompts = read_set(entry)
-    return [prompt for prompt in prompts if category in (None, prompt.category)]
+    return [prompt for prompt in read_set(entry) if category in (None, prompt.category)]
 
 
 def read_set(entry: PublicSet) -> list[Prompt]:
@@ -198,16 +197,15 @@ def fetch_images(
     entry: PublicSet, progress: Progress | None = None, forbidden: bool = False, source: Path | None = None
 ) -> Path:
     """Download the reference images of a set, or import them from `source`."""
-    folder, published = entry.folder / "images", _images_of(entry)
+    folder, published, archive = entry.folder / "images", _images_of(entry), source
     if _count(folder) == published.count:
         return folder
-    if source is not None:
-        _require_right(published.archive, source)
-        _unpack_images(source, folder)
-    else:
+    if archive is None:
         remote = _mirrored(entry, published.archive, published.archive.url.rpartition("/")[2])
         archive = fetch_file(remote, entry.folder / "images.zip", progress, forbidden)
-        _unpack_images(archive, folder)
+    else:
+        _require_right(published.archive, archive)
+    _unpack_images(archive, folder)
     if _count(folder) != published.count:
         what = f"{folder} contains {_count(folder)} images instead of {published.count}"
         raise SpecbenchError(what, "delete it and fetch again")
