@@ -4,7 +4,6 @@ runs. `specbench.store.image_scores` stores scores of images."""
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from collections import Counter
@@ -131,7 +130,7 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
         what = f"{lacking.name} is not scored by '{metric.name}' of fingerprint {made_score(metric).fingerprint}"
         raise SpecbenchError(what, f"score both again: specbench score --metric '{metric.name}'")
     pair = None if features.empty else metric.difference(features, theirs)
-    if pair is None or math.isnan(pair[0].value):
+    if pair is None or pair[0].value != pair[0].value:  # no number
         return None
     shown = difference_to_show(pair[0])
     row = {"run_id": folder.name, "baseline": baseline.name, "metric": metric.name, "difference": shown.value}
@@ -206,8 +205,8 @@ def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bo
     newest = max((part.stat().st_mtime_ns for part in parts), default=0)
     if not rows or any(rows[0].get(name) not in (None, fact) for name, fact in _declared(metric).items()):
         return False  # a class in a notebook may now declare another direction
-    same = (row.get("images") == len(images) and "cut" in row and row["value"] == row["value"] for row in rows)
-    return all(same) and path.stat().st_mtime_ns > newest
+    whole = all("cut" in row and row.get("value") == row.get("value") for row in rows)
+    return whole and {row.get("images") for row in rows} == {len(images)} and path.stat().st_mtime_ns > newest
 
 
 def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None:

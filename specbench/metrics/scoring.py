@@ -287,18 +287,17 @@ def why_unfit(images: Images, metric: Metric) -> str | None:
 def run_images(folder: Path) -> Images:
     store = RunStore(folder)
     info = store.info()
-    if RANDOM in info.spec.model:
-        what = f"{info.run_id}: {info.spec.model} has random weights, so its images mean nothing"
+    model = info.spec.model
+    if RANDOM in model:
+        what = f"{info.run_id}: {model} has random weights, so its images mean nothing"
         raise SpecbenchError(what, "name the runs to score")
     rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image", "image_sha256"])
     rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
     rows = rows.assign(path=[folder / image for image in rows["image"]])
-    if info.spec.model == "shapes":
+    if model == "shapes":
         rows["meta"] = [with_scene(prompt, meta) for prompt, meta in zip(rows["prompt"], rows["meta"], strict=True)]
         rows["category"] = rows["category"].fillna(OWN_CAPTIONS)
-    return Images(
-        info.run_id, folder, rows, lambda row: read_image(folder, row.image, row.image_sha256), info.spec.model
-    )
+    return Images(info.run_id, folder, rows, lambda row: read_image(folder, row.image, row.image_sha256), model)
 
 
 OWN_CAPTIONS = "own captions"  # Category of captions of `shapes` in a user's file without categories

@@ -273,9 +273,8 @@ def _rows(source: TableFile, delimiter: str, quotes: bool, above: int) -> Iterat
     lines = (line for number, line in _lines(path) if number > above)
     rows = csv.DictReader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     try:
-        rows.fieldnames = [
-            name if (ours := name.strip().lower()) not in OUR_COLUMNS else ours for name in rows.fieldnames or ()
-        ]
+        named = [(name, name.strip().lower()) for name in rows.fieldnames or ()]
+        rows.fieldnames = [ours if ours in OUR_COLUMNS else name for name, ours in named]
         _check_columns(path, rows.fieldnames)
         if {*rows.fieldnames} >= DPG_COLUMNS:
             source.notes["one row per question, as in dpg-bench"] = None

@@ -20,12 +20,8 @@ from specbench.store.schema import RUN_SCORES
 def test_scores_are_a_row_per_run_or_per_score(tmp_path, capsys):
     drawn_run(tmp_path, n=3)
     wide = specbench.score(metrics="shapes-clip", out=tmp_path)
-    assert [*wide.columns][:7] == [
-        "run_id",
-        "model",
-        "decoder",
-        *(f"shapes-clip{end}" for end in ("", "_low", "_high", "_n")),
-    ]
+    scores = [f"shapes-clip{end}" for end in ("", "_low", "_high", "_n")]
+    assert [*wide.columns][:7] == ["run_id", "model", "decoder", *scores]
     capsys.readouterr()
     long = specbench.score([*wide["run_id"]], ["shapes-clip"], tmp_path, long=True, progress=False)
     assert capsys.readouterr().err == ""
@@ -40,16 +36,8 @@ def test_scores_are_a_row_per_run_or_per_score(tmp_path, capsys):
 
 
 def test_a_metric_that_scored_a_run_in_two_ways_has_two_columns():
-    row = {
-        "run_id": "a",
-        "model": "m",
-        "decoder": "ar",
-        "metric": "clip",
-        "value": 1.0,
-        "low": None,
-        "high": None,
-        "n": 1,
-    }
+    row = {"run_id": "a", "model": "m", "decoder": "ar", "metric": "clip", "value": 1.0, "low": None, "high": None}
+    row["n"] = 1
     frame = score_frame([row | {"fingerprint": "x"}, row | {"fingerprint": "y", "value": 2.0}], long=False)
     assert frame.loc[0, ["clip (x)", "clip (y)"]].tolist() == [1.0, 2.0] and len(frame) == 1
     assert len(score_frame([], long=True)) == len(score_frame([], long=False)) == 0
@@ -65,12 +53,8 @@ def test_scores_and_notes_of_several_references_carry_their_fingerprints(capsys)
     _print_scores(rows, False, False)
     printed = capsys.readouterr()
     assert printed.err.splitlines() == ["fid (a), kid (a): as a", "fid (b): as b", "other: as c"]
-    assert [line.split(" | ")[1].strip() for line in printed.out.splitlines()[2:]] == [
-        "fid (a)",
-        "kid (a)",
-        "fid (b)",
-        "other",
-    ]
+    names = [line.split(" | ")[1].strip() for line in printed.out.splitlines()[2:]]
+    assert names == ["fid (a)", "kid (a)", "fid (b)", "other"]
 
 
 NAN = """
