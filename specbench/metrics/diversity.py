@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -96,8 +97,6 @@ class Lpips(Diversity):
     packages: ClassVar = {"lpips": "pip install lpips"}
 
     def identity(self) -> Mapping[str, str]:
-        from importlib.metadata import version  # of a package that may be absent
-
         versions = {name: version(name) for name in ("lpips", "torch", "torchvision")}
         return {"network": "alex 0.1", "resize": described("256 x 256, Pillow bicubic", squashed), **versions}
 

@@ -18,6 +18,8 @@ import pyarrow as pa
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Metric, Sample, Score, Settings, category_scores, column_difference
 from specbench.metrics.clip import CosineMetric
+from specbench.metrics.distances import Gaussian
+from specbench.metrics.fid import fid_difference, fid_estimate, joined, warn_of_few, warn_of_points
 from specbench.metrics.openclip import Tokenize, folder_tokenizer, load_folder_model, whole
 from specbench.metrics.reference import ReferenceImages, damaged_features, feature_matrix, kept_features
 from specbench.models.shapes import FEATURE_FILE, FEATURES, WEIGHTS, detector, render, scene
@@ -28,8 +30,6 @@ from specbench.system.json_values import parse_json
 
 if TYPE_CHECKING:
     import torch
-
-    from specbench.metrics.distances import Gaussian
 
 # Imports inside functions: torch and its users, not needed if all images are scored.
 
@@ -147,8 +147,6 @@ class ShapesFrechet(SceneMetric):
 
     def reference_features(self, statistics: pd.DataFrame) -> Gaussian:
         """Features of renders of the scored captions, or of the user's folder."""
-        from specbench.metrics.distances import Gaussian
-
         if self.reference:
             return Gaussian(self.reference.features(whole, self.extract, self.feature_identity(), self.batch))
         scenes = sorted({str(text) for text in statistics["scene"]})
@@ -164,17 +162,12 @@ class ShapesFrechet(SceneMetric):
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         if len(statistics) < 2:
             return []
-        from specbench.metrics.distances import Gaussian
-        from specbench.metrics.fid import fid_estimate, joined, warn_of_few, warn_of_points
-
         images = Gaussian(feature_matrix(statistics["feature"], FEATURES))
         reference = self.reference_features(statistics)
         distance = fid_estimate(images, reference, statistics["prompt_id"].to_list())
         return [Score(self.name, distance, images.n, joined(warn_of_few(images), warn_of_points(images, reference)))]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        from specbench.metrics.fid import fid_difference
-
         return fid_difference(features, baseline, self.reference_features(features))
 
     def _of_renders(self, scenes: Sequence[str]) -> np.ndarray:
