@@ -315,15 +315,15 @@ def described(name: str, function: Callable[..., Any]) -> str:
     return name if version == 1 else f"{name}, code {version}"
 
 
-T = TypeVar("T")
-R = TypeVar("R")
+Wanted = TypeVar("Wanted")
+Loaded = TypeVar("Loaded")
 BATCHES_AHEAD = 2
 MOST_AHEAD = 256
 """Maximum number of items read ahead, for large batches: a 1024 x 1024 image with its network's input takes 4 MB."""
 MOST_THREADS = 32
 
 
-def read_ahead(load: Callable[[T], R], items: Sequence[T], batch: int) -> Iterator[list[R]]:
+def read_ahead(load: Callable[[Wanted], Loaded], items: Sequence[Wanted], batch: int) -> Iterator[list[Loaded]]:
     """Iterate over `load(item)` of all items, in order, in lists of `batch`. Threads load the next two while one is in
     use, because reading, decoding and resizing release the interpreter lock. The caller's thread loads the first item,
     so that whatever `load` creates on first use is created only once."""
@@ -335,7 +335,7 @@ def read_ahead(load: Callable[[T], R], items: Sequence[T], batch: int) -> Iterat
     loaded = [load(items[0])]
     # One torch thread per loader: the images are already spread over the cores.
     with ThreadPoolExecutor(min(MOST_THREADS, available_cores()), "read", torch.set_num_threads, (1,)) as pool:
-        waiting: deque[Future[R]] = deque(pool.submit(load, item) for item in islice(rest, ahead))
+        waiting: deque[Future[Loaded]] = deque(pool.submit(load, item) for item in islice(rest, ahead))
         try:
             while waiting:
                 if len(loaded) == batch:
