@@ -80,7 +80,7 @@ def score(
     if python and not python.is_file():
         raise SpecbenchError(f"--python {python} does not exist", "name the Python executable of an environment")
     from specbench.metrics.base import Settings
-    from specbench.metrics.external_images import images_to_score
+    from specbench.metrics.external_images import external_images, prompts_of_images
     from specbench.metrics.score_store import difference_rows
     from specbench.metrics.scoring import score as score_images
     from specbench.store.run_folders import find_run, find_runs
@@ -92,7 +92,8 @@ def score(
     if layout and images is None:
         raise SpecbenchError("--layout requires --images", "it says how the files of a folder are named")
     if images is not None:
-        folders: Sequence = [images_to_score(images, prompts, prompt_column, Path(out), layout, progress)]
+        listed = prompts_of_images(images, prompts, prompt_column)
+        folders: Sequence = [external_images(images, listed, Path(out), layout, progress)]
     else:
         folders = find_runs(out, named if runs else ())
     options = {"protocol": protocol, "settings": settings, "reporter": progress, "bundled_only": bundled_only}

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.metrics.diversity import Lpips, ShapesDiversity
+from specbench.metrics.diversity import ClipDiversity, Lpips
 
 RIGHT, UP, LEFT = [1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]
 
@@ -21,7 +21,7 @@ def features(*prompts: list) -> pd.DataFrame:
 
 @pytest.fixture
 def metric():
-    return ShapesDiversity()
+    return ClipDiversity("shapes")
 
 
 def test_it_is_a_mean_over_pairs_and_then_over_prompts(metric):

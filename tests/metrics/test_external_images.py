@@ -5,6 +5,7 @@ import os
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import authors_formats as formats
 import numpy as np
@@ -260,8 +261,8 @@ def written(folder: Path, *names: str) -> Path:
 
 
 def paired(folder: Path, layout: str | None = None, lines: list | None = None) -> dict:
-    say = lines.append if lines is not None else lambda text: None
-    rows = external_images(folder, listed(folder), folder.parent / "out", layout, say).rows
+    reporter = None if lines is None else SimpleNamespace(note=lines.append)
+    rows = external_images(folder, listed(folder), folder.parent / "out", layout, reporter).rows
     return {(int(row.prompt_id[2:]), row.sample): row.path.relative_to(folder).as_posix() for row in rows.itertuples()}
 
 

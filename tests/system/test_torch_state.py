@@ -4,13 +4,16 @@ was. It concerns loading, decoding and audits alike."""
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from threading import Barrier, Event
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import synthetic
 import torch
+from drawn import drawn_run
 
 from specbench import api
+from specbench.metrics.inception_network import Inception
 from specbench.prompts import load_prompts
 from specbench.reporting.image_tiles import values_per_image
 from specbench.system.torch_state import _STATES, PinnedTorch, _read
@@ -112,3 +115,22 @@ def test_features_of_images_and_references_do_not_depend_on_the_state(tmp_path, 
         assert scored["shapes-frechet"].equals(api.score([clean], metrics=METRICS)["shapes-frechet"])
     seen, expected = (values_per_image(folder)["shapes-clip"]["value"].to_numpy() for folder in (run, clean))
     assert np.array_equal(seen, expected)
+
+
+def test_scores_and_differences_of_stored_features_do_not_depend_on_the_state(tmp_path, foreign, monkeypatch):
+    monkeypatch.setattr("specbench.metrics.shapes.RENDERS", 4)
+    runs = [drawn_run(tmp_path, 3, wrong, spec).name for spec, wrong in ((synthetic.AR, ()), (synthetic.SJD, (1,)))]
+
+    def numbers():
+        for stored in tmp_path.glob("*/scores/*.parquet"):
+            stored.unlink()
+        scored = api.score(metrics="shapes-frechet", out=tmp_path)["shapes-frechet"]
+        gap = api.differences(runs[0], runs[1:], metrics="shapes-frechet", out=tmp_path)["difference"]
+        features = torch.linspace(-1, 1, 6, dtype=torch.float32, device="cpu").reshape(2, 3)
+        logits = Inception.unbiased_logits(SimpleNamespace(fc=SimpleNamespace(weight=features)), features)
+        return [*scored, *gap, *logits.flatten().tolist()]
+
+    numbers()  # stores the features
+    with PinnedTorch(False):
+        expected = numbers()
+    assert numbers() == expected
