@@ -31,7 +31,6 @@ _HELP = help_of(
     "--model replaces the paper's model: specbench bench gsd-1 --model shapes --limit 16 runs on a laptop.",
 )
 _SETTINGS = run_settings(OPEN_IN_TABLES)
-_Table = opt.argument("NAME", "Table or figure of 'specbench list tables', or your own file (FILE.toml).")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -42,15 +41,15 @@ def add_to(app: typer.Typer) -> None:
 @opt.flags(_SETTINGS, dict.fromkeys(("model", "prompts", "samples", "seed", "batch"), "the table's"))
 def bench(
     flags: dict,
-    name: _Table,
-    added: opt.OwnRows = None,
-    dry_run: opt.dry_run_switch() = False,
-    fmt: opt.format_option(formats_with("tables")) = None,
-    to: opt.To = None,
-    columns: opt.Columns = None,
-    notes: opt.Notes = False,
-    baseline: opt.Baseline = None,
-    caption: opt.Caption = None,
+    name: str = opt.argument("NAME", "Table or figure of 'specbench list tables', or your own file (FILE.toml)."),
+    added: list[str] | None = opt.OwnRows,
+    dry_run: bool = opt.dry_run_switch(),
+    fmt: str | None = opt.format_option(formats_with("tables")),
+    to: Path | None = opt.To,
+    columns: str | None = opt.Columns,
+    notes: bool = opt.Notes,
+    baseline: str | None = opt.Baseline,
+    caption: str | None = opt.Caption,
 ) -> None:
     from specbench.papers.table_files import load_table
 

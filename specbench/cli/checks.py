@@ -20,44 +20,9 @@ from specbench.system import console
 from specbench.system.torch_device import AUTO, best_device, chosen_device
 
 _DEFAULT_SAMPLES = 290_000
-_RandomWeights = opt.switch("--random-weights", "Do not require a checkpoint, as for `specbench run --random-weights`.")
-_Measure = opt.switch(
-    "--measure", "Measure memory bandwidth and peak FLOP/s for the roofline in reports; only on an idle machine."
-)
-_Metrics = opt.metric_option("Also require this metric to be ready; may be repeated.")
-_Protocol = opt.protocol_option("Also require the metrics")
-_All = opt.switch("--all", "Print every check, including packages, models and peaks without problems.")
-_Samples = opt.option("--samples", "N", "Images per decoder.", int, min=1000)
-_Seed = opt.option("--seed", "N", "Random seed of the models and of the decoding noise.", int, min=0)
-_Compile = opt.switch("--compile", "Also audit compiled steps (a minute or more per decoder).")
-_Thorough = opt.switch("--thorough", "Decode ten times as many images in the least sensitive settings.")
-_StoredRuns = opt.option(
-    "--run", "RUN", "Audit stored runs instead: run ids, prefixes of ids, decoders, or folders.", list[str] | None
-)
-_Recompute = opt.switch("--recompute", "With --run: recompute p with the model, teacher-forced.")
-_RunWeights = opt.option("--weights", "DIR|OWNER/NAME", "With --recompute or --engine: unofficial checkpoint.")
-_RunRevision = opt.option("--revision", "REF", "With --recompute or --engine: revision of its hub repository.")
-_Target = opt.option(
-    "--dtype",
-    "TYPE",
-    "For runs of --dtype int8wo: recompute p with the same weights in this number format (float32, bfloat16 or "
-    "float16); tv is then a lower bound on the distance of the two targets. With --engine: the claimed format.",
-)
-_Engine = opt.option(
-    "--engine", "ADDRESS", "Let a serving engine draw images, and audit them.", rich_help_panel="Engine"
-)
-_Served = opt.served_option(rich_help_panel="Engine")
 _UNSERVED = {"entropy-scale", "top-n-sigma", "guidance-rows", "guidance-schedule", "random-weights"}
 _OWN = {"weights", "revision", "device", "dtype"}  # Options of `audit` itself, for any run
 _OF_ENGINE = tuple(replace(setting, panel="Engine") for setting in run_settings(OF_ENGINES - _OWN - _UNSERVED))
-_LogP = opt.option(
-    "--logp",
-    "KIND",
-    "Kind of log p that another program recorded: sampled, tempered, raw, tempered-words or raw-words, each also with "
-    "the prefix conditional-; detected by default.",
-)
-_TestedPrompts = opt.prompts_option("Prompt set or file for the tests of the model and the metric.")
-_ContractSamples = opt.option("--samples", "N", "Images for the test of losslessness.", int, min=10_000)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -67,17 +32,23 @@ def add_to(app: typer.Typer) -> None:
 
 
 def doctor(
-    model: opt.model_option("Require this model to be ready.") = None,
-    weights: opt.option("--weights", "DIR|OWNER/NAME", "Checkpoint of the model, if not the official one.") = None,
-    revision: opt.option("--revision", "REF", "Revision of the checkpoint's hub repository.") = None,
-    random_weights: _RandomWeights = False,
-    scale: opt.option("--scale", "SIZE", "full or tiny, as for run.", str) = "full",
-    measure: _Measure = False,
-    metric: _Metrics = None,
-    protocol: _Protocol = None,
-    everything: _All = False,
-    out: opt.Out = "results",
-    json: opt.Json = False,
+    model: str | None = opt.option("--model", "NAME", "Require this model to be ready."),
+    weights: str | None = opt.option(
+        "--weights", "DIR|OWNER/NAME", "Checkpoint of the model, if not the official one."
+    ),
+    revision: str | None = opt.option("--revision", "REF", "Revision of the checkpoint's hub repository."),
+    random_weights: bool = opt.switch(
+        "--random-weights", "Do not require a checkpoint, as for `specbench run --random-weights`."
+    ),
+    scale: str = opt.option("--scale", "SIZE", "full or tiny, as for run.", "full"),
+    measure: bool = opt.switch(
+        "--measure", "Measure memory bandwidth and peak FLOP/s for the roofline in reports; only on an idle machine."
+    ),
+    metric: list[str] | None = opt.option("--metric", "NAME", "Also require this metric to be ready; may be repeated."),
+    protocol: str | None = opt.protocol_option("Also require the metrics"),
+    everything: bool = opt.switch("--all", "Print every check, including packages, models and peaks without problems."),
+    out: str = opt.Out,
+    json: bool = opt.Json,
 ) -> None:
     from specbench.checks import doctor as machine
 
@@ -143,23 +114,41 @@ _AUDIT_HELP = help_of(
 @opt.flags(_OF_ENGINE)
 def audit(
     flags: dict,
-    decoders: opt.decoders_argument("all") = None,
-    samples: _Samples = _DEFAULT_SAMPLES,
-    seed: _Seed = 0,
-    compiled: _Compile = False,
-    thorough: _Thorough = False,
-    run: _StoredRuns = None,
-    recompute: _Recompute = False,
-    weights: _RunWeights = None,
-    revision: _RunRevision = None,
-    device: opt.option("--device", "DEVICE", "With --recompute or --engine: torch device.", str) = AUTO,
-    dtype: _Target = None,
-    engine: _Engine = None,
-    served: _Served = None,
-    logp: _LogP = None,
-    out: opt.Out = "results",
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
+    decoders: list[str] | None = opt.decoders_argument("all"),
+    samples: int = opt.option("--samples", "N", "Images per decoder.", _DEFAULT_SAMPLES, min=1000),
+    seed: int = opt.option("--seed", "N", "Random seed of the models and of the decoding noise.", 0, min=0),
+    compiled: bool = opt.switch("--compile", "Also audit compiled steps (a minute or more per decoder)."),
+    thorough: bool = opt.switch("--thorough", "Decode ten times as many images in the least sensitive settings."),
+    run: list[str] | None = opt.option(
+        "--run", "RUN", "Audit stored runs instead: run ids, prefixes of ids, decoders, or folders."
+    ),
+    recompute: bool = opt.switch("--recompute", "With --run: recompute p with the model, teacher-forced."),
+    weights: str | None = opt.option(
+        "--weights", "DIR|OWNER/NAME", "With --recompute or --engine: unofficial checkpoint."
+    ),
+    revision: str | None = opt.option(
+        "--revision", "REF", "With --recompute or --engine: revision of its hub repository."
+    ),
+    device: str = opt.option("--device", "DEVICE", "With --recompute or --engine: torch device.", AUTO),
+    dtype: str | None = opt.option(
+        "--dtype",
+        "TYPE",
+        "For runs of --dtype int8wo: recompute p with the same weights in this number format (float32, bfloat16 or "
+        "float16); tv is then a lower bound on the distance of the two targets. With --engine: the claimed format.",
+    ),
+    engine: str | None = opt.option(
+        "--engine", "ADDRESS", "Let a serving engine draw images, and audit them.", rich_help_panel="Engine"
+    ),
+    served: str | None = opt.served_option(rich_help_panel="Engine"),
+    logp: str | None = opt.option(
+        "--logp",
+        "KIND",
+        "Kind of log p that another program recorded: sampled, tempered, raw, tempered-words or raw-words, each also "
+        "with the prefix conditional-; detected by default.",
+    ),
+    out: str = opt.Out,
+    quiet: bool = opt.Quiet,
+    json: bool = opt.Json,
 ) -> None:
     asked = {name: value for name, value in flags.items() if value is not None}
     if engine:
@@ -384,13 +373,15 @@ _CHECK_HELP = help_of(
 
 
 def check(
-    decoders: opt.decoders_argument("none") = None,
-    model: opt.model_option("Test this model.") = None,
-    metric: opt.metric_option("Test this metric.", kind=str | None) = None,
-    prompts: _TestedPrompts = None,
-    samples: _ContractSamples = _DEFAULT_SAMPLES,
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
+    decoders: list[str] | None = opt.decoders_argument("none"),
+    model: str | None = opt.option("--model", "NAME", "Test this model."),
+    metric: str | None = opt.option("--metric", "NAME", "Test this metric."),
+    prompts: str | None = opt.option(
+        "--prompts", "SET|FILE", "Prompt set or file for the tests of the model and the metric."
+    ),
+    samples: int = opt.option("--samples", "N", "Images for the test of losslessness.", _DEFAULT_SAMPLES, min=10_000),
+    quiet: bool = opt.Quiet,
+    json: bool = opt.Json,
 ) -> None:
     if not (decoders or model or metric):
         raise SpecbenchError("nothing to check", "name decoders, or --model or --metric")

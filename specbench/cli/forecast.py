@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import typer
 
 from specbench.cli.commands import help_of
-from specbench.cli.options import Json, Out, model_option, option, runs_argument
+from specbench.cli.options import Json, Out, argument, option
 from specbench.cli.output import print_json, print_line, print_table
 from specbench.errors import SpecbenchError
 
@@ -19,16 +19,6 @@ _HELP = help_of(
     "printed.",
 )
 _KNOWN = ("source", "decoder", "window", "tokens_per_step")
-_Sources = runs_argument(
-    "RUN|TABLE", "Run ids, prefixes of run ids, decoders of runs, run folders, or tables of papers."
-)
-_On = option("--on", "DEVICE", "Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s.")
-_Overhead = option(
-    "--overhead-ms",
-    "LOW,HIGH",
-    "Milliseconds of a step outside forward and drafting; run: the overhead that each run measured.",
-    str,
-)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,17 +27,29 @@ def add_to(app: typer.Typer) -> None:
 
 
 def forecast(
-    sources: _Sources = None,
-    on: _On = None,
-    model: model_option("Model.", show_default="the sources' model") = None,
-    batch: option("--batch", "N", "Images decoded together.", int) = 1,
-    dtype: option("--dtype", "TYPE", "Number format.", show_default="the model's") = None,
-    bandwidth: option("--bandwidth-share", "LOW,HIGH", "Share of the peak bandwidth that is reached.", str) = "0.6,0.9",
-    flops: option("--flops-share", "LOW,HIGH", "Share of the peak FLOP/s that is reached.", str) = "0.4,0.75",
-    overhead: _Overhead = "0.5,5",
-    threads: option("--threads", "N", "Threads of --on cpu; 0 uses all.", int) = 0,
-    out: Out = "results",
-    json: Json = False,
+    sources: list[str] | None = argument(
+        "RUN|TABLE",
+        "Run ids, prefixes of run ids, decoders of runs, run folders, or tables of papers.",
+        None,
+        show_default="all runs",
+    ),
+    on: str | None = option(
+        "--on", "DEVICE", "Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s."
+    ),
+    model: str | None = option("--model", "NAME", "Model.", show_default="the sources' model"),
+    batch: int = option("--batch", "N", "Images decoded together.", 1),
+    dtype: str | None = option("--dtype", "TYPE", "Number format.", show_default="the model's"),
+    bandwidth: str = option("--bandwidth-share", "LOW,HIGH", "Share of the peak bandwidth that is reached.", "0.6,0.9"),
+    flops: str = option("--flops-share", "LOW,HIGH", "Share of the peak FLOP/s that is reached.", "0.4,0.75"),
+    overhead: str = option(
+        "--overhead-ms",
+        "LOW,HIGH",
+        "Milliseconds of a step outside forward and drafting; run: the overhead that each run measured.",
+        "0.5,5",
+    ),
+    threads: int = option("--threads", "N", "Threads of --on cpu; 0 uses all.", 0),
+    out: str = Out,
+    json: bool = Json,
 ) -> None:
     if on is None:
         raise SpecbenchError("--on is missing", "for example --on A100, or --on 2039GB/s,312TFLOP/s")

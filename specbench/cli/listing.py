@@ -17,8 +17,6 @@ from specbench.cli.options import (
     Quiet,
     argument,
     flags,
-    metric_option,
-    model_option,
     option,
     protocol_option,
     switch,
@@ -37,21 +35,12 @@ _COLUMNS = {
     "runs": ("name", "model", "source", "decoder", "differs", "prompts", "seed", "images"),
 }
 """Printed columns of each kind; --json prints all columns."""
-_Kind = argument("WHAT", f"One of {', '.join(_COLUMNS)}.")
 
-_Name = argument("NAME", "Only this item; for a decoder, its options with value and source.", str | None)
-_Model = model_option("Model for which a decoder's options are listed.", kind=str)
 _FETCH = help_of(
     "fetch",
     "NAME: a model, a paper's table (its models, prompts and metrics), a prompt set, a metric, or a repository or file "
     "of weights. 'run', 'bench' and 'score' download missing files by themselves.",
 )
-_Names = argument("NAME", "Models, prompt sets or metrics to download.", list[str] | None, show_default=False)
-_From = option(
-    "--from", "PATH", "Import this local copy of a prompt set or, with --images, of its images.", Path | None
-)
-_Images = switch("--images", "Also download the reference images of a prompt set.")
-_Scores = switch("--scores", "With a model: also download the networks of its metrics.")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -66,7 +55,11 @@ def add_to(app: typer.Typer) -> None:
 
 
 def list_things(
-    kind: _Kind, name: _Name = None, model: _Model = "shapes", out: Out = "results", json: Json = False
+    kind: str = argument("WHAT", f"One of {', '.join(_COLUMNS)}."),
+    name: str | None = argument("NAME", "Only this item; for a decoder, its options with value and source.", None),
+    model: str = option("--model", "NAME", "Model for which a decoder's options are listed.", "shapes"),
+    out: str = Out,
+    json: bool = Json,
 ) -> None:
     from specbench.papers.listing import available, kind_named
 
@@ -113,14 +106,16 @@ def _print_decoders(rows: Sequence[dict]) -> None:
 
 
 def fetch(
-    names: _Names = None,
-    metric: metric_option("A metric; may be repeated.") = None,
-    protocol: protocol_option("The metrics") = None,
-    source: _From = None,
-    images: _Images = False,
-    scores: _Scores = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    names: list[str] | None = argument("NAME", "Models, prompt sets or metrics to download.", None, show_default=False),
+    metric: list[str] | None = option("--metric", "NAME", "A metric; may be repeated."),
+    protocol: str | None = protocol_option("The metrics"),
+    source: Path | None = option(
+        "--from", "PATH", "Import this local copy of a prompt set or, with --images, of its images."
+    ),
+    images: bool = switch("--images", "Also download the reference images of a prompt set."),
+    scores: bool = switch("--scores", "With a model: also download the networks of its metrics."),
+    quiet: bool = Quiet,
+    json: bool = Json,
 ) -> None:
     if not (names or metric or protocol):
         raise SpecbenchError("nothing to fetch", "name a model, a table or a prompt set: specbench fetch janus")
@@ -142,14 +137,13 @@ def fetch(
         print(folder)
 
 
-_NameOrFile = argument("NAME|FILE", "Prompt set, or file with prompts.")
-
-
 _DRAWING = run_settings({"prompt-column", *DRAWN})
 
 
 @flags(_DRAWING)
-def show(flags: dict, name: _NameOrFile, json: Json = False) -> None:
+def show(
+    flags: dict, name: str = argument("NAME|FILE", "Prompt set, or file with prompts."), json: bool = Json
+) -> None:
     from specbench import api
 
     asked = merge(_DRAWING, flags)

@@ -1,8 +1,7 @@
 """Options and arguments that several commands share, and the flags of `run` and `bench`, which are generated from
 `specbench.runs.settings`.
 
-A type such as `Runs` or `Out` is a whole parameter. If commands differ in the help, a function makes the annotation:
-`model: model_option("Test this model.")`.
+An option is the default of its parameter: `out: str = Out`, `seed: int = option("--seed", "N", "Random seed.", 0)`.
 """
 
 from __future__ import annotations
@@ -24,42 +23,32 @@ from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 from specbench.system.table_formats import FORMATS, format_name, formats_with
 
-_DECODERS = "Decoder names, or plug-ins as package.module:Name."
 
-
-def option(name: str, metavar: str, help: str, kind: Any = str | None, **more: Any) -> Any:
+def option(name: str, metavar: str, help: str, default: Any = None, **more: Any) -> Any:
     """An option with the placeholder of its value; further arguments as for `typer.Option`."""
-    return Annotated[kind, typer.Option(name, metavar=metavar, help=help, **more)]
+    return typer.Option(default, name, metavar=metavar, help=help, **more)
 
 
-def switch(name: str, help: str, *short: str, **more: Any) -> Any:
+def switch(name: str, help: str, **more: Any) -> Any:
     """An option without a value; further arguments as for `typer.Option`."""
-    return Annotated[bool, typer.Option(name, *short, help=help, **more)]
+    return typer.Option(False, name, help=help, **more)
 
 
-def argument(metavar: str, help: str, kind: Any = str, **more: Any) -> Any:
-    """A positional argument; further arguments as for `typer.Argument`."""
-    return Annotated[kind, typer.Argument(metavar=metavar, help=help, **more)]
+def argument(metavar: str, help: str, default: Any = ..., **more: Any) -> Any:
+    """A positional argument, required without a default; further arguments as for `typer.Argument`."""
+    return typer.Argument(default, metavar=metavar, help=help, **more)
 
 
-def of_run(name: str, kind: Any, *short: str, help: str = "", **more: Any) -> Any:
+def of_run(name: str, default: Any, *short: str, help: str = "", **more: Any) -> Any:
     """A setting of `run` as an option of another command."""
     (setting,) = run_settings({name})
     more |= {"rich_help_panel": setting.panel} if setting.panel == "Output" else {}
     more |= {"metavar": setting.metavar or None, "help": help or f"{_sentence(setting.help)}.", "envvar": setting.env}
-    return Annotated[kind, typer.Option(f"--{name}", *short, show_envvar=False, **more)]
+    return typer.Option(default, f"--{name}", *short, show_envvar=False, **more)
 
 
 def _sentence(text: str) -> str:
     return escape(text[:1].upper() + text[1:])
-
-
-def model_option(help: str, **more: Any) -> Any:
-    return option("--model", "NAME", help, **more)
-
-
-def metric_option(help: str, kind: Any = list[str] | None) -> Any:
-    return option("--metric", "NAME", help, kind)
 
 
 def protocol_option(what: str) -> Any:
@@ -71,18 +60,9 @@ def served_option(**more: Any) -> Any:
     return option("--served", "NAME", "The engine's name for the model.", show_default="the checkpoint's", **more)
 
 
-def prompts_option(help: str, **more: Any) -> Any:
-    return option("--prompts", "SET|FILE", help, **more)
-
-
 def decoders_argument(show_default: str) -> Any:
-    return argument("DECODER", _DECODERS, list[str] | None, show_default=show_default)
-
-
-def runs_argument(
-    metavar: str = "RUN", help: str = "Run ids, prefixes of run ids, decoders of runs, or run folders."
-) -> Any:
-    return argument(metavar, help, list[str] | None, show_default="all runs")
+    text = "Decoder names, or plug-ins as package.module:Name."
+    return argument("DECODER", text, None, show_default=show_default)
 
 
 def dry_run_switch(**more: Any) -> Any:
@@ -128,27 +108,21 @@ def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) 
     return fmt
 
 
-Runs = runs_argument()
+Runs = argument("RUN", "Run ids, prefixes of run ids, decoders of runs, or run folders.", None, show_default="all runs")
 Run = argument("RUN", "Run id, prefix of a run id, decoder of the run, or run folder.")
 Reference = option(
-    "--reference",
-    "DIR|FILE",
-    "Folder of images, or file of their mu, sigma (.npz).",
-    Path | None,
-    show_default="COCO's images",
+    "--reference", "DIR|FILE", "Folder of images, or file of their mu, sigma (.npz).", show_default="COCO's images"
 )
 Columns = option("--columns", "NAME,...", "Markdown and LaTeX: only these columns, by heading, in this order.")
 OwnRows = option(
     "--with",
     "DECODER|RUN,...",
     "Add rows to a table: decoders (with the settings of the table's SJD row) or stored runs; may be repeated.",
-    list[str] | None,
 )
 Baseline = option("--baseline", "ROW", "Add speed-ups over this row, and mark differences from it.")
 Caption = option("--caption", "TEXT", "LaTeX: the caption of the tables.")
 Notes = switch("--notes", "LaTeX: also print footnotes, definitions and machines below the table.")
-To = option("--to", "FILE", "Write to this file, in the format of its ending.", Path | None)
-Offline = switch("--offline", "Disable downloads (also HF_HUB_OFFLINE=1).")
+To = option("--to", "FILE", "Write to this file, in the format of its ending.")
 
 
 def _hush(quiet: bool) -> bool:
@@ -157,9 +131,9 @@ def _hush(quiet: bool) -> bool:
     return quiet
 
 
-Out = of_run("out", str)
-Quiet = of_run("quiet", bool, "-q", callback=_hush)
-Json = of_run("json", bool)
+Out = of_run("out", "results")
+Quiet = of_run("quiet", False, "-q", callback=_hush)
+Json = of_run("json", False)
 
 
 def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None) -> Callable:

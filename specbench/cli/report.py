@@ -38,38 +38,36 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="compare", help=help_of("compare"), epilog=epilog)(compare)
 
 
-_Page = opt.option("--html", "FILE", "Write an HTML page with tables, plots and images to this file.", Path | None)
-_Explain = opt.switch("--explain", "Print the definition of every column.")
-_Long = opt.switch(
-    "--long", f"Write one row per run and number, with interval and unit: {enumerated(formats_with('long'), 'or')}."
+_TableModel = opt.option("--model", "NAME", "Model to report instead of the table's model.", show_default="the table's")
+_TablePrompts = opt.option(
+    "--prompts", "SET|FILE", "Prompts to report instead of the table's prompts.", show_default="the table's"
 )
-_All = opt.switch("--all", "Print every number of a run, in further tables after the first.")
-_TableModel = opt.model_option("Model to report instead of the table's model.", show_default="the table's")
-_TablePrompts = opt.prompts_option("Prompts to report instead of the table's prompts.", show_default="the table's")
-_Over = opt.option("--over", "seed", "One row for runs that differ only in the seed, with swept options as columns.")
 _FIGURE_FORMATS, _WIDTHS = ("pdf", "svg", "png"), ("column", "page")
-_Width = opt.option("--width", "KIND", "Width of the figure: a column or a page of a paper.", str)
 
 
 def report(
-    runs: opt.Runs = None,
-    fmt: opt.format_option(formats_with("report")) = None,
-    html: _Page = None,
-    everything: _All = False,
-    explain: _Explain = False,
-    long: _Long = False,
-    to: opt.To = None,
-    columns: opt.Columns = None,
-    notes: opt.Notes = False,
-    model: _TableModel = None,
-    prompts: _TablePrompts = None,
-    added: opt.OwnRows = None,
-    over: _Over = None,
-    baseline: opt.Baseline = None,
-    caption: opt.Caption = None,
-    out: opt.Out = "results",
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
+    runs: list[str] | None = opt.Runs,
+    fmt: str | None = opt.format_option(formats_with("report")),
+    html: Path | None = opt.option("--html", "FILE", "Write an HTML page with tables, plots and images to this file."),
+    everything: bool = opt.switch("--all", "Print every number of a run, in further tables after the first."),
+    explain: bool = opt.switch("--explain", "Print the definition of every column."),
+    long: bool = opt.switch(
+        "--long", f"Write one row per run and number, with interval and unit: {enumerated(formats_with('long'), 'or')}."
+    ),
+    to: Path | None = opt.To,
+    columns: str | None = opt.Columns,
+    notes: bool = opt.Notes,
+    model: str | None = _TableModel,
+    prompts: str | None = _TablePrompts,
+    added: list[str] | None = opt.OwnRows,
+    over: str | None = opt.option(
+        "--over", "seed", "One row for runs that differ only in the seed, with swept options as columns."
+    ),
+    baseline: str | None = opt.Baseline,
+    caption: str | None = opt.Caption,
+    out: str = opt.Out,
+    quiet: bool = opt.Quiet,
+    json: bool = opt.Json,
 ) -> None:
     from specbench.papers.table_files import is_table, refuse_mistyped
     from specbench.store.merge_shards import incomplete_shards
@@ -148,14 +146,14 @@ def _print_report(
 
 
 def figure(
-    name: opt.argument("NAME", "Chart, map of tokens, or pictures."),
-    runs: opt.Runs = None,
-    fmt: opt.format_option(_FIGURE_FORMATS, "pdf") = None,
-    to: opt.To = None,
-    width: _Width = "column",
-    model: _TableModel = None,
-    prompts: _TablePrompts = None,
-    out: opt.Out = "results",
+    name: str = opt.argument("NAME", "Chart, map of tokens, or pictures."),
+    runs: list[str] | None = opt.Runs,
+    fmt: str | None = opt.format_option(_FIGURE_FORMATS, "pdf"),
+    to: Path | None = opt.To,
+    width: str = opt.option("--width", "KIND", "Width of the figure: a column or a page of a paper.", "column"),
+    model: str | None = _TableModel,
+    prompts: str | None = _TablePrompts,
+    out: str = opt.Out,
 ) -> None:
     from specbench.papers.field import FIGURE, chart_of_field
     from specbench.papers.html_page import figure_charts
@@ -200,7 +198,7 @@ def figure(
     write_or_print(numbers, to.with_suffix(".csv"))
 
 
-def methods(runs: opt.Runs = None, to: opt.To = None, out: opt.Out = "results") -> None:
+def methods(runs: list[str] | None = opt.Runs, to: Path | None = opt.To, out: str = opt.Out) -> None:
     from specbench import api
     from specbench.papers.table_files import is_table
 
@@ -227,21 +225,18 @@ def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | 
     write_or_print(writer("over", fmt)(table, records, to and to.stem), to)
 
 
-_FailIf = opt.option(
-    "--fail-if", "CONDITION", "Exit with code 4 if this holds, e.g. 'speedup<0.98'; may be repeated.", list[str] | None
-)
-
-
 def compare(
-    run_a: opt.argument("RUN_A", "Baseline run: run id, prefix of a run id, decoder, or run folder."),
-    run_b: opt.argument("RUN_B", "Run to compare with the baseline."),
-    fail_if: _FailIf = None,
-    reference: opt.Reference = None,
-    fmt: opt.format_option(formats_with("comparison")) = None,
-    to: opt.To = None,
-    out: opt.Out = "results",
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
+    run_a: str = opt.argument("RUN_A", "Baseline run: run id, prefix of a run id, decoder, or run folder."),
+    run_b: str = opt.argument("RUN_B", "Run to compare with the baseline."),
+    fail_if: list[str] | None = opt.option(
+        "--fail-if", "CONDITION", "Exit with code 4 if this holds, e.g. 'speedup<0.98'; may be repeated."
+    ),
+    reference: Path | None = opt.Reference,
+    fmt: str | None = opt.format_option(formats_with("comparison")),
+    to: Path | None = opt.To,
+    out: str = opt.Out,
+    quiet: bool = opt.Quiet,
+    json: bool = opt.Json,
 ) -> None:
     from specbench.metrics.base import Settings
     from specbench.reporting.compare import HEADINGS, Gate, compare_runs, comparison_lines, directions, reasons, verdict

@@ -39,14 +39,6 @@ _HELP = help_of(
     "100); flags override the environment, the environment overrides the file.",
 )
 
-_Config = option("--config", "FILE", "Read settings from a TOML file.", rich_help_panel="Output")
-_Sweep = option(
-    "--sweep",
-    "NAME=VALUE,...",
-    "Run once with each of these values of a setting. Several --sweep run every combination.",
-    list[str] | None,
-    rich_help_panel="What to run",
-)
 _COLUMNS = (
     *("model", "decoder", "options", "guidance", "temperature", "top_k", "top_p", *OFF_IF_NONE, "prompts", "samples"),
     *("seed", "batch", "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "weights", "head"),
@@ -94,7 +86,15 @@ def add_to(app: typer.Typer) -> None:
 
 @flags(_SETTINGS)
 def run(
-    flags: dict, config: _Config = None, dry_run: dry_run_switch(rich_help_panel="Output") = False, sweep: _Sweep = None
+    flags: dict,
+    config: str | None = option("--config", "FILE", "Read settings from a TOML file.", rich_help_panel="Output"),
+    dry_run: bool = dry_run_switch(rich_help_panel="Output"),
+    sweep: list[str] | None = option(
+        "--sweep",
+        "NAME=VALUE,...",
+        "Run once with each of these values of a setting. Several --sweep run every combination.",
+        rich_help_panel="What to run",
+    ),
 ) -> None:
     from specbench.runs.sweep import parse_sweep, sweep_plans
 
@@ -242,17 +242,14 @@ def _show_table(folders: Sequence[Path]) -> None:
         screen.print(first_table(section.runs, screen.width))
 
 
-_Limit = of_run("limit", int, help="Number of prompts.", min=1)
-_Out = of_run("out", Path, help="Folder of the runs, the table and the image grid.")
-_Compile = option("--compile", "WHEN", "Compile the steps: on, off, or auto (on if a compiler is installed).", str)
-
-
 def demo(
-    limit: _Limit = 8,
-    out: _Out = Path("results/demo"),
-    compile: _Compile = AUTO,
-    quiet: Quiet = False,
-    json: Json = False,
+    limit: int = of_run("limit", 8, help="Number of prompts.", min=1),
+    out: Path = of_run("out", Path("results/demo"), help="Folder of the runs, the table and the image grid."),
+    compile: str = option(
+        "--compile", "WHEN", "Compile the steps: on, off, or auto (on if a compiler is installed).", AUTO
+    ),
+    quiet: bool = Quiet,
+    json: bool = Json,
 ) -> None:
     from rich.text import Text
 

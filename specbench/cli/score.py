@@ -20,52 +20,43 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="score", help=help_of("score"), epilog="Then: specbench report")(score)
 
 
-_Metrics = opt.metric_option("Compute only this metric; may be repeated.")
-_PromptColumn = opt.option("--prompt-column", "NAME", "Column of --prompts that holds the texts.")
-_Bundled = opt.switch("--bundled-only", "Compute only the metrics that need no download.")
-_Protocol = opt.protocol_option("Metrics and settings")
-_Device = opt.option("--device", "DEVICE", "Torch device of the metrics' networks.", show_default="the best here")
-_Batch = opt.option(
-    "--batch", "N", "Images per forward of a network.", int | None, min=1, max=4096, show_default="the metric's"
-)
 _LAYOUTS = ("ids", "lines", "annotations", "captions", "starts", "geneval", "dataset", "grids")
-_Images = opt.option(
-    "--images",
-    "DIR",
-    "Score external images, named by prompt id or by a paper's program, or with metadata.",
-    Path | None,
-)
-_Layout = opt.option(
-    "--layout", "NAME", f"Naming of the files of --images: {', '.join(_LAYOUTS)}.", show_default="the layout that fits"
-)
-_Against = opt.option("--against", "RUN", "Print paired score differences from this run instead.")
-_Python = opt.option(
-    "--python",
-    "FILE",
-    "Python of the environment with the package of VQAScore or HPSv3.",
-    Path | None,
-    show_default="as 'specbench doctor --metric' says",
-)
 
 
 def score(
-    runs: opt.Runs = None,
-    metric: _Metrics = None,
-    protocol: _Protocol = None,
-    bundled_only: _Bundled = False,
-    device: _Device = None,
-    batch: _Batch = None,
-    reference: opt.Reference = None,
-    offline: opt.Offline = False,
-    images: _Images = None,
-    prompts: opt.prompts_option("Prompts of --images, if they are not in its metadata.") = None,
-    layout: _Layout = None,
-    prompt_column: _PromptColumn = None,
-    against: _Against = None,
-    python: _Python = None,
-    out: opt.Out = "results",
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
+    runs: list[str] | None = opt.Runs,
+    metric: list[str] | None = opt.option("--metric", "NAME", "Compute only this metric; may be repeated."),
+    protocol: str | None = opt.protocol_option("Metrics and settings"),
+    bundled_only: bool = opt.switch("--bundled-only", "Compute only the metrics that need no download."),
+    device: str | None = opt.option(
+        "--device", "DEVICE", "Torch device of the metrics' networks.", show_default="the best here"
+    ),
+    batch: int | None = opt.option(
+        "--batch", "N", "Images per forward of a network.", min=1, max=4096, show_default="the metric's"
+    ),
+    reference: Path | None = opt.Reference,
+    offline: bool = opt.switch("--offline", "Disable downloads (also HF_HUB_OFFLINE=1)."),
+    images: Path | None = opt.option(
+        "--images", "DIR", "Score external images, named by prompt id or by a paper's program, or with metadata."
+    ),
+    prompts: str | None = opt.option("--prompts", "SET|FILE", "Prompts of --images, if they are not in its metadata."),
+    layout: str | None = opt.option(
+        "--layout",
+        "NAME",
+        f"Naming of the files of --images: {', '.join(_LAYOUTS)}.",
+        show_default="the layout that fits",
+    ),
+    prompt_column: str | None = opt.option("--prompt-column", "NAME", "Column of --prompts that holds the texts."),
+    against: str | None = opt.option("--against", "RUN", "Print paired score differences from this run instead."),
+    python: Path | None = opt.option(
+        "--python",
+        "FILE",
+        "Python of the environment with the package of VQAScore or HPSv3.",
+        show_default="as 'specbench doctor --metric' says",
+    ),
+    out: str = opt.Out,
+    quiet: bool = opt.Quiet,
+    json: bool = opt.Json,
 ) -> None:
     if bundled_only and (metric or protocol):
         raise SpecbenchError("--bundled-only excludes --metric and --protocol")
