@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -40,7 +40,7 @@ def add_to(app: typer.Typer) -> None:
 
 @opt.flags(_SETTINGS, dict.fromkeys(("model", "prompts", "samples", "seed", "batch"), "the table's"))
 def bench(
-    flags: dict,
+    flags: dict[str, Any],
     name: str = opt.argument("NAME", "Table or figure of 'specbench list tables', or your own file (FILE.toml)."),
     added: list[str] | None = opt.OwnRows,
     dry_run: bool = opt.dry_run_switch(),
@@ -112,9 +112,8 @@ def report_tables(
         print_tables(joined, "html", html, columns)
     if to or not html:
         print_tables(joined, fmt, to, columns, notes, caption)
-    for table in joined:
-        if table.problem:
-            raise table.problem
+    if problem := next((table.problem for table in joined if table.problem), None):
+        raise problem
 
 
 def _with_own(table: Table, added: Sequence[str], out: str) -> tuple[Table, list[Path]]:
@@ -162,7 +161,7 @@ def print_tables(
     write_or_print(render_tables(joined, fmt, notes), to)
 
 
-def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) -> None:
+def _print_estimate(table: Table, flags: Mapping[str, Any], as_json: bool) -> None:
     from specbench.cli.run import print_dry_run
     from specbench.papers.planned_cells import plan_table
     from specbench.papers.reproduce import estimate, run_lines, scoring_needs, seeds_together, total

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import typer
 
@@ -63,7 +64,7 @@ def doctor(
         console.say(f"ready{more}; type next: specbench {f'run {best}' if model or gpu else 'demo'}")
 
 
-def _in_short(rows: Sequence[Mapping]) -> list[Mapping]:
+def _in_short(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Rows that describe this machine, and rows with problems; missing models share one row."""
     names = ("python", "torch", "GPU", "limits", "results folder")
     kinds = ("model ", "memory", "metric ", "plug-in ")
@@ -77,7 +78,7 @@ def _in_short(rows: Sequence[Mapping]) -> list[Mapping]:
     return [row for row in shown if row not in absent] + [others]
 
 
-def _print_readiness(rows: Sequence[Mapping]) -> None:
+def _print_readiness(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the rows of the doctor. On a terminal the fixes follow the table, unwrapped so that they can be copied."""
     if not console.is_terminal():
         return print_table(rows, ("name", "status", "detail", "fix"))
@@ -113,7 +114,7 @@ _AUDIT_HELP = help_of(
 
 @opt.flags(_OF_ENGINE)
 def audit(
-    flags: dict,
+    flags: dict[str, object],
     decoders: list[str] | None = opt.decoders_argument("all"),
     samples: int = opt.option("--samples", "N", "Images per decoder.", _DEFAULT_SAMPLES, min=1000),
     seed: int = opt.option("--seed", "N", "Random seed of the models and of the decoding noise.", 0, min=0),
@@ -154,13 +155,10 @@ def audit(
     if engine:
         if decoders or run or recompute or compiled or thorough or samples != _DEFAULT_SAMPLES or seed:
             raise SpecbenchError("--engine audits images of an engine", "omit decoders, --run and their options")
-        if not engine.startswith(("http://", "https://")):
-            raise SpecbenchError(f"--engine {engine}: not an address", f"--engine http://{engine}")
-        from specbench.api import import_tokens
-
         asked |= {"weights": weights or "", "revision": revision or "", "device": chosen_device(device)}
-        folder = import_tokens(engine, out=out, served=served, **asked, **({"dtype": dtype} if dtype else {}))
-        return audit_runs([str(folder)], out, False, weights, revision, device, None, json, quiet, logp)
+        asked |= {"dtype": dtype} if dtype else {}
+        run = [_run_of_engine(engine, out, served, asked)]
+        return audit_runs(run, out, False, weights, revision, device, None, json, quiet, logp)
     if asked or served:
         raise SpecbenchError(f"--{next(iter(asked), 'served')} requires --engine", "--engine ADDRESS")
     recomputed, elsewhere = bool(recompute or dtype), bool(weights or revision)
@@ -172,12 +170,16 @@ def audit(
         return audit_runs(run, out, recompute, weights, revision, device, dtype, json, quiet, logp)
     if logp:
         raise SpecbenchError("--logp requires --run", "it describes the tokens of another program")
-    rows = _audit_decoders(decoders or (), samples, seed, compiled, thorough, quiet)
-    print_json(rows) if json else _print_audit(rows)
-    from specbench.checks.losslessness import LOSSLESS, LOSSY
+    _audit_decoders(decoders or (), samples, seed, compiled, thorough, quiet, json)
 
-    if failed := [str(row["decoder"]) for row in rows if row["declared"] == LOSSLESS and row["verdict"] == LOSSY]:
-        raise SpecbenchError(f"declared lossless, but measured lossy: {', '.join(failed)}", exit_code=GATE)
+
+def _run_of_engine(engine: str, out: str, served: str | None, asked: Mapping[str, Any]) -> str:
+    """Let an engine draw images, and return their run."""
+    if not engine.startswith(("http://", "https://")):
+        raise SpecbenchError(f"--engine {engine}: not an address", f"--engine http://{engine}")
+    from specbench.api import import_tokens
+
+    return str(import_tokens(engine, out=out, served=served, **asked))
 
 
 def _check_audit(
@@ -197,15 +199,15 @@ def _check_audit(
 
 
 def _audit_decoders(
-    decoders: Sequence[str], samples: int, seed: int, compiled: bool, thorough: bool, quiet: bool
-) -> list[dict]:
-    """Audit decoders on models small enough to enumerate, and report the progress."""
+    decoders: Sequence[str], samples: int, seed: int, compiled: bool, thorough: bool, quiet: bool, as_json: bool
+) -> None:
+    """Audit decoders on models small enough to enumerate, report the progress, and print the verdicts."""
     started, every, done = time.monotonic(), len(decoders or PRESETS), count(1)
     if not decoders and not quiet:
         console.say(f"auditing all {every} decoders; for a single decoder: specbench audit sjd")
-    from specbench.checks.losslessness import audit_decoders, verdict_line
+    from specbench.checks.losslessness import LOSSLESS, LOSSY, audit_decoders, verdict_line
 
-    def tell(row: Mapping) -> None:
+    def tell(row: Mapping[str, Any]) -> None:
         number = next(done)
         left = (every - number) * (time.monotonic() - started) / number
         ahead = f"; {number} of {every}, {console.duration(left)} left" if left and not decoders else ""
@@ -214,10 +216,13 @@ def _audit_decoders(
         if row["refused"]:
             console.say(f"{row['decoder']} does not accept these settings: {'; '.join(row['refused'])}")
 
-    return audit_decoders(decoders, samples, seed, compiled, thorough, os.cpu_count() or 1, tell)
+    rows = audit_decoders(decoders, samples, seed, compiled, thorough, os.cpu_count() or 1, tell)
+    print_json(rows) if as_json else _print_audit(rows)
+    if failed := [str(row["decoder"]) for row in rows if row["declared"] == LOSSLESS and row["verdict"] == LOSSY]:
+        raise SpecbenchError(f"declared lossless, but measured lossy: {', '.join(failed)}", exit_code=GATE)
 
 
-def _print_audit(rows: Sequence[dict]) -> None:
+def _print_audit(rows: Sequence[dict[str, Any]]) -> None:
     """Print the verdicts; on a terminal each value has its interval."""
     if not console.is_terminal():
         columns = ("decoder", "verdict", "tv", "tv_low", "tv_high", "samples", "p_value", "detectable_tv", "declared")
@@ -255,7 +260,7 @@ def audit_runs(
     from specbench.checks import run_audit
     from specbench.store.run_folders import find_runs
 
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for folder in find_runs(out, runs):
         rows += run_audit.audit_runs(folder, out, recompute, weights, revision, chosen_device(device), dtype, logp)
         for line in [] if as_json or quiet else notes(rows[-1]):
@@ -272,7 +277,7 @@ def audit_runs(
         raise SpecbenchError(what, "the table and the lines above show what deviates most", GATE)
 
 
-def _cells(row: Mapping) -> dict[str, object]:
+def _cells(row: Mapping[str, Any]) -> dict[str, object]:
     from specbench.reporting.columns import number, with_interval
     from specbench.stats import Estimate
 
@@ -290,7 +295,7 @@ def _cells(row: Mapping) -> dict[str, object]:
     }
 
 
-def decided_by(row: Mapping) -> str:
+def decided_by(row: Mapping[str, Any]) -> str:
     """Return the number that decides a verdict, as text."""
     from specbench.checks.run_audit import IMPOSSIBLE, OTHERS
 
@@ -305,7 +310,7 @@ def decided_by(row: Mapping) -> str:
     return f"{row['causes'][0]['nats']:,.0f} nats" if row.get("causes") else f"p {row['p_value']:.2g}"
 
 
-def notes(row: Mapping) -> list[str]:
+def notes(row: Mapping[str, Any]) -> list[str]:
     """Return the results that have no column in the table, one line each."""
     from specbench.checks.logp_kinds import LOGP_KINDS, SAMPLED
 
@@ -342,7 +347,7 @@ def notes(row: Mapping) -> list[str]:
     return lines
 
 
-def _distance(name: str, gap: Mapping) -> str:
+def _distance(name: str, gap: Mapping[str, Any]) -> str:
     """Describe the agreement of a recorded value with the model in a line."""
     mean, rounding, side = gap["mean"], gap["rounding"], "from"
     if name == "entropy" and rounding is not None:  # the mean has a sign
@@ -389,8 +394,11 @@ def check(
     from specbench.checks.contracts import check_all
     from specbench.checks.findings import FAILED
 
-    shown = {} if quiet else {"announce": lambda name: console.say(f"checking {name}")}
-    rows = check_all(decoders or (), samples, model, metric, prompts, **shown)
+    def announce(text: str) -> None:
+        if not quiet:
+            console.say(f"checking {text}")
+
+    rows = check_all(decoders or (), samples, model, metric, prompts, announce)
     several = len({row["name"] for row in rows}) > 1
     columns = ("name", "check", "status", "detail") if several else ("check", "status", "detail")
     print_json(rows) if json else print_table(rows, columns, ("status",))

@@ -115,5 +115,5 @@ class CommandLine(typer.Typer):
     def __init__(self, **settings: Any) -> None:
         super().__init__(cls=Group, **settings)
 
-    def command(self, name: str | None = None, **settings: Any) -> Callable:
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
         return super().command(name, cls=settings.pop("cls", Command), **settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import typer
 
@@ -18,7 +19,6 @@ _HELP = help_of(
     "The ranges follow from the assumed shares of the device's peaks and the assumed overhead; each assumption is "
     "printed.",
 )
-_KNOWN = ("source", "decoder", "window", "tokens_per_step")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -64,37 +64,33 @@ def forecast(
     print_json(rows) if json else _print_forecast(rows)
 
 
-def _print_forecast(rows: Sequence[Mapping]) -> None:
+def _print_forecast(rows: Sequence[Mapping[str, Any]]) -> None:
     first = rows[0]
     print_line(
         f"Forecast, not measured: {first['model']} on {first['device']}, {first['dtype']}, batch {first['batch']}. "
         "In brackets: low to high.\n"
     )
-    print_table([_told(row) for row in rows], (*_KNOWN, *_numbers(first)))
-    lines = list(dict.fromkeys(line for row in rows for line in row["assumptions"]))
+    print_table([_told(row) for row in rows], ("source", "decoder", "window", "tokens_per_step", *_numbers(first)))
     print("\nAssumed:\n")
-    for line in lines:
+    for line in dict.fromkeys(line for row in rows for line in row["assumptions"]):
         print_line(f"- {line}")
 
 
-def _numbers(row: Mapping) -> dict[str, str]:
+def _numbers(row: Mapping[str, Any]) -> dict[str, str]:
     """Return the forecast numbers of the table: key of the row, by column. Images of a batch share its seconds."""
     batched = {"s_per_batch": "seconds", "images_per_hour": "images_per_hour"}
     seconds = {"s_per_image": "seconds"} if row["batch"] == 1 else batched
     return {"ms_per_step": "step_ms", **seconds, "speed_up": "speed_up", "window_cost": "window_cost"}
 
 
-def _told(row: Mapping) -> dict[str, object]:
+def _told(row: Mapping[str, Any]) -> dict[str, object]:
     """Return one row as texts, each number with its range."""
     shown = {name: _ranged(row, key) for name, key in _numbers(row).items()}
     cells = {name: row[name] for name in ("source", "window")}
     return {**cells, "decoder": row["label"], "tokens_per_step": _ranged(row, "tokens_per_step"), **shown}
 
 
-def _ranged(row: Mapping, name: str) -> str:
-    low, middle, high = (_digits(row[key]) for key in (f"{name}_low", name, f"{name}_high"))
+def _ranged(row: Mapping[str, Any], name: str) -> str:
+    values = (row[key] for key in (f"{name}_low", name, f"{name}_high"))
+    low, middle, high = (f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in values)
     return middle if low == high else f"{middle} ({low}-{high})"
-
-
-def _digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

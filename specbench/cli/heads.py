@@ -57,13 +57,12 @@ def train_head(
 ) -> None:
     from specbench.training import head as heads
 
-    progress = None if quiet else _Progress()
-    tell, device = progress and progress.tell, chosen_device(device)
+    progress, device = _Progress(), chosen_device(device)
+    tell = None if quiet else progress.tell
     try:
         print(heads.train_head(out, model, data, images, epochs, batch, lr, seed, device, threads, tell, kind))
     finally:
-        if progress:
-            progress.finish()
+        progress.finish()
 
 
 class _Progress:
@@ -74,7 +73,7 @@ class _Progress:
         self._bar: ProgressReporter | None = None
 
     def tell(self, stage: str, done: int, total: int, note: str) -> None:
-        if stage != self._stage:
+        if self._bar is None or stage != self._stage:
             self.finish()
             self._stage, self._done = stage, 0
             self._bar = ProgressReporter(stage)

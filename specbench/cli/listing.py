@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
+from typing import Any
 
 import typer
 from rich.text import Text
@@ -85,9 +86,9 @@ def list_things(
     print_table(rows, [column for column in columns if column != "source" or any(row.get("source") for row in rows)])
 
 
-def _print_decoders(rows: Sequence[dict]) -> None:
+def _print_decoders(rows: Sequence[dict[str, Any]]) -> None:
     """Print decoders in groups: lossless, lossy, with a trained head, and as released by the authors."""
-    screen, groups = console.stdout(), {}
+    screen, groups = console.stdout(), dict[str, list[tuple[str, str]]]()
     for row in rows:
         released = row["name"].endswith("-released")
         kind = "as released by the authors" if released else "lossless" if row["lossless"] else "lossy"
@@ -122,7 +123,7 @@ def fetch(
     if source:
         from specbench.prompts import fetch_prompts
 
-        if len(names or ()) != 1:
+        if not names or len(names) > 1:
             raise SpecbenchError("--from is for one prompt set", "for example: specbench fetch coco --from COPY")
         return print(fetch_prompts(names[0], images, source))
     from specbench.papers import downloads
@@ -142,7 +143,7 @@ _DRAWING = run_settings({"prompt-column", *DRAWN})
 
 @flags(_DRAWING)
 def show(
-    flags: dict, name: str = argument("NAME|FILE", "Prompt set, or file with prompts."), json: bool = Json
+    flags: dict[str, object], name: str = argument("NAME|FILE", "Prompt set, or file with prompts."), json: bool = Json
 ) -> None:
     from specbench import api
 
@@ -153,4 +154,4 @@ def show(
     )  # fmt: skip
     if json:
         return print_json(rows)
-    print_table([row | {"text": " ".join(row["text"].split())} for row in rows], ("id", "category", "text"))
+    print_table([row | {"text": " ".join(str(row["text"]).split())} for row in rows], ("id", "category", "text"))

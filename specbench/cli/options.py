@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Any
 
 import typer
 from rich.markup import escape
@@ -136,26 +137,25 @@ Quiet = of_run("quiet", False, "-q", callback=_hush)
 Json = of_run("json", False)
 
 
-def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None) -> Callable:
+def flags(settings: Sequence[Setting], defaults: Mapping[str, str] = MappingProxyType({})) -> Callable[[Any], Any]:
     """Decorate a command so that it accepts `settings` as flags.
 
     The command's parameter `flags` receives a dict by setting name; flags that were not given are None. `defaults`:
     text shown as the default of settings whose default the command replaces."""
-    defaults = defaults or {}
 
-    def decorate(command: Callable) -> Callable:
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
         by_parameter = {f"flag_{setting.name.replace('-', '_')}": setting for setting in settings}
 
-        def wrapper(**arguments):
+        @wraps(command)
+        def wrapper(**arguments: Any) -> None:
             values = {by_parameter[name].name: arguments.pop(name) for name in by_parameter}
-            return command(**arguments, flags=values)
+            command(**arguments, flags=values)
 
         parameters = inspect.signature(command, eval_str=True).parameters.values()
         kept = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters if parameter.name != "flags"]
         generated = [_parameter(name, setting, defaults.get(setting.name)) for name, setting in by_parameter.items()]
-        wrapper.__signature__ = inspect.Signature([*generated, *kept])
+        vars(wrapper)["__signature__"] = inspect.Signature([*generated, *kept])
         wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in (*generated, *kept)}
-        wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
         return wrapper
 
     return decorate
@@ -166,15 +166,9 @@ def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Para
     kind = bool | None if switch else list[str] | None if setting.many else str | None
     short = ["-q"] if setting.name == "quiet" else []
     off = f"/--no-{setting.name}" if switch and setting.panel == "Decoder options" else ""
-    option = typer.Option(
-        f"--{setting.name}{off}",
-        *short,
-        help=_help(setting, default),
-        metavar=setting.metavar,
-        rich_help_panel=setting.panel,
-        show_default=False,
-    )
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+    more: dict[str, Any] = {"metavar": setting.metavar, "rich_help_panel": setting.panel, "show_default": False}
+    option = typer.Option(None, f"--{setting.name}{off}", *short, help=_help(setting, default), **more)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 
 
 def _help(setting: Setting, default: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.text import Text
@@ -89,11 +90,11 @@ def report(
         raise SpecbenchError(what, "for example: --long --to t.csv")
     if of_tables and given and given[0] in of_runs:
         raise SpecbenchError(f"{given[0]} takes runs, and {of_tables} is a table")
-    layout = {"columns": split_list(columns or ""), "notes": notes, "caption": caption}
+    layout: dict[str, Any] = {"columns": split_list(columns or ""), "notes": notes, "caption": caption}
     if of_tables:
         from specbench.cli.bench import report_tables
 
-        return report_tables(runs, model, prompts, out, fmt, to, html, added or (), baseline, **layout)
+        return report_tables(runs or (), model, prompts, out, fmt, to, html, added or (), baseline, **layout)
     refuse_mistyped(runs or (), out)
     if model or prompts or added:
         raise SpecbenchError("--model, --prompts and --with require the name of a table", "see: specbench list tables")
@@ -120,7 +121,7 @@ def _print_report(
     to: Path | None,
     html: Path | None,
     baseline: str | None,
-    layout: dict[str, object],
+    layout: dict[str, Any],
 ) -> None:
     """Print or write the tables of runs; on a terminal they are fitted to its width."""
     from specbench.papers.forecasts import printed_beside
@@ -139,10 +140,10 @@ def _print_report(
     printed = printed_beside(rows) if fmt == "markdown" and not layout["columns"] else []
     if fmt == "markdown" and to is None and console.is_terminal():
         screen = console.stdout()
-        shown = [layout[name] for name in ("explain", "everything")]
-        return screen.print(report_view(rows, screen.width, *shown, printed, layout["columns"]))
+        shown = {name: layout[name] for name in ("explain", "everything", "columns")}
+        return screen.print(report_view(rows, screen.width, printed=printed, **shown))
     text = render(rows, fmt, **layout)
-    write_or_print("\n".join([text, *(f"- {line}\n" for line in printed)]) if printed else text, to)
+    write_or_print("\n".join([str(text), *(f"- {line}\n" for line in printed)]) if printed else text, to)
 
 
 def figure(
@@ -188,7 +189,7 @@ def figure(
             shown = [chart for table in tables for chart in figure_charts(table)] if tables else page_charts(rows)
             charts = figures.figure_names(shown)
         if tables and not charts:
-            what = f"no chart of {', '.join(runs)}: neither the paper nor a run here has its numbers"
+            what = f"no chart of {', '.join(runs or ())}: neither the paper nor a run here has its numbers"
             raise SpecbenchError(what, "run it with specbench bench, or name another model with --model")
         if name not in charts:
             raise unknown_name("figure", name, [*charts, FIGURE, *picture_figures.PICTURE_FIGURES], most=99)

@@ -47,7 +47,6 @@ _COLUMNS = (
 """Columns of a dry run."""
 _FIRST_LOOK = 8  # Prompts if neither prompts nor decoders are named; the fewest for an interval
 _FIRST = SettingOrigin(SettingSource.DEFAULT, "where neither decoders nor prompts are named")
-_PIPED_WIDTH = 160  # Characters of a dry run's lines without a terminal
 _MOST_USED = ("decoder", "prompts", "limit", "model", "window", "device", "out", "dry-run")
 _EVERYTHING = "all"
 
@@ -64,7 +63,8 @@ class _RunCommand(Command):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         options = {**dict.fromkeys(CHOICES), **options_of(PRESETS[self._topic])} if self._topic in PRESETS else {}
-        for parameter in self.params:
+        parameters: list[Any] = self.params
+        for parameter in parameters:
             name, panel = parameter.opts[0].removeprefix("--"), getattr(parameter, "rich_help_panel", None) or ""
             of_decoders = panel.startswith("Decoder ")
             if options:
@@ -86,7 +86,7 @@ def add_to(app: typer.Typer) -> None:
 
 @flags(_SETTINGS)
 def run(
-    flags: dict,
+    flags: dict[str, object],
     config: str | None = option("--config", "FILE", "Read settings from a TOML file.", rich_help_panel="Output"),
     dry_run: bool = dry_run_switch(rich_help_panel="Output"),
     sweep: list[str] | None = option(
@@ -166,7 +166,7 @@ def _show_dry_run(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -
 
 
 def print_dry_run(
-    rows: Sequence[Mapping], first: Sequence[str] = (), notes: Sequence[str] = (), needed: Sequence[str] = ()
+    rows: Sequence[Mapping[str, Any]], first: Sequence[str] = (), notes: Sequence[str] = (), needed: Sequence[str] = ()
 ) -> None:
     """Print rows of `specbench.runs.dry_run`, after the columns `first`. The table numbers the texts of `notes` and of
     obstacles, which follow it. `needed`: lines on files that are not on this disk; if empty, taken from the rows."""
@@ -188,7 +188,7 @@ def print_dry_run(
         }
         for row in rows
     ]
-    print_table(shown, (*first, *_COLUMNS, *notes), elsewhere=_PIPED_WIDTH)
+    print_table(shown, (*first, *_COLUMNS, *notes), elsewhere=160)
     for marked in marks.values():
         _print_lines([f"{mark}. {text}" for text, mark in marked.items()])
     missing = dict.fromkeys((row["model"], row["weights"]) for row in rows if row["weights"] not in (None, ON_DISK))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -83,11 +84,11 @@ def score(
     if layout and images is None:
         raise SpecbenchError("--layout requires --images", "it says how the files of a folder are named")
     if images is not None:
-        folders: Sequence = [images_to_score(images, prompts, prompt_column, Path(out), layout, progress)]
+        folders: Sequence[Any] = [images_to_score(images, prompts, prompt_column, Path(out), layout, progress)]
     else:
         folders = find_runs(out, named if runs else ())
-    options = {"protocol": protocol, "settings": settings, "reporter": progress, "bundled_only": bundled_only}
-    scoring = score_images(folders, metric or None, **options).check(partly=images is None)
+    scoring = score_images(folders, metric or None, settings, progress, bundled_only=bundled_only, protocol=protocol)
+    scoring.check(partly=images is None)
     if against:
         rows = difference_rows(find_run(out, against), find_runs(out, runs or ()), names, settings)
     else:
@@ -153,11 +154,11 @@ def _say_drawn(out: str, names: Sequence[str]) -> None:
     for folder in find_runs(out, names):
         if drawn := RunStore(folder).info().drawn:
             runs.setdefault("; ".join(drawn), []).append(folder.name)
-    for drawn, folders in runs.items():
-        console.say(f"prompts drawn: {drawn} ({', '.join(folders)})")
+    for selection, folders in runs.items():
+        console.say(f"prompts drawn: {selection} ({', '.join(folders)})")
 
 
-def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> None:
+def _print_scores(rows: Sequence[dict[str, Any]], differences: bool, as_json: bool) -> None:
     if not rows and differences:
         console.say("nothing to compare: no images in common, or a metric without paired differences")
     count = Counter((row["run_id"], row["metric"]) for row in rows)
@@ -170,13 +171,13 @@ def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> Non
     if as_json:
         print_json(rows)
     elif rows:
-        value, last = ("difference", ()) if differences else ("value", ("prompts_needed",))
+        value, last = ("difference", []) if differences else ("value", ["prompts_needed"])
         if console.is_terminal():
             return print_table(_score_lines(named, value), ("run_id", "metric", value, "95_%", "n", *last))
         print_table(named, ("run_id", "metric", value, "low", "high", "n", *last))
 
 
-def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
+def _score_lines(rows: Sequence[dict[str, Any]], value: str) -> list[dict[str, Any]]:
     """Return scores as texts: a run is named only in its first line, and parts follow their metric."""
     from specbench.reporting.columns import TOO_FEW, between, number
 

@@ -148,7 +148,7 @@ def export(
 
 @flags(_SETTINGS)
 def import_results(
-    flags: dict,
+    flags: dict[str, object],
     benchmark: str = argument("BENCHMARK", f"One of {', '.join(BENCHMARKS)}, or tokens."),
     results: str = option(
         "--from",
