@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from specbench.metrics.scoring import ScoreReporter
     from specbench.runs.run_progress import Reporter
 else:
-    Reporter = ScoreReporter = object  # their modules import torch
+    Reporter = ScoreReporter = object  # their modules import pandas
 
 
 class ProgressReporter(Reporter):

@@ -43,7 +43,7 @@ class PluginError(SpecbenchError):
         super().__init__(f"{who}{where} {what}", "the error is in the plug-in; fix it there", PARTIAL)
         self.owner = owner
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[SpecbenchError], tuple[str, str, int]]:
         return SpecbenchError, (self.what, self.try_this, self.exit_code)
 
 
