@@ -219,21 +219,21 @@ def _memory(info: ModelFacts) -> list[dict[str, str]]:
         return []
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size, dtype = free_memory(device), compiler.settle_precision(None, info.dtype, "off", device)[0]
-    needs = [footprint(info, resolve(name), info.sampling(), dtype, device) for name in ("ar", "scd-mc")]
-    if None in needs or size is None:
+    ar, wide = (footprint(info, resolve(name), info.sampling(), dtype, device) for name in ("ar", "scd-mc"))
+    if ar is None or wide is None or size is None:
         return []
     where = "of main memory free" if device == "cpu" else "free on the GPU"
-    detail = f"about {needs[0].total(1) / 2**30:.1f} GiB in {dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
+    detail = f"about {ar.total(1) / 2**30:.1f} GiB in {dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
     # Memory per image: of AR, and of a window of 64.
-    each = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in needs)
-    detail += f"; {each} per image in a batch, of it {needs[0].cache / 2**20:,.0f} MiB of KV cache in AR"
+    each = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in (ar, wide))
+    detail += f"; {each} per image in a batch, of it {ar.cache / 2**20:,.0f} MiB of KV cache in AR"
     detail += f"; {info.size_note}" if info.size_note else ""
-    if needs[0].total(1) > size:
+    if ar.total(1) > size:
         fix = "use another device, or a smaller model"
         if isinstance(info, HubModel):
             light = replace(info, choice=replace(info.choice, eight_bits=True))
-            less = footprint(light, resolve("ar"), info.sampling(), dtype, device).total(1)
-            fix += f"; --dtype int8wo needs about {less / 2**30:.1f} GiB ({EIGHT_BITS_GAIN})"
+            less = footprint(light, resolve("ar"), info.sampling(), dtype, device)
+            fix += f"; --dtype int8wo needs about {less.total(1) / 2**30:.1f} GiB ({EIGHT_BITS_GAIN})" if less else ""
         return [_row("memory", WARNING, detail, fix)]
     return [_row("memory", OK, detail)]
 

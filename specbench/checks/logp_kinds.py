@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -77,12 +77,12 @@ def log_p_of(
 
 
 def _of_logits(
-    model: ImageModel, session: Session, sampling: Sampling, logits: Tensor, positions: Tensor, chosen: Tensor
+    model: Any, session: Session, sampling: Sampling, logits: Tensor, positions: Tensor, chosen: Tensor
 ) -> Callable[[str], Tensor]:
     """By kind, log p [B, T] of the tokens from the latest forward of a session, which returned `logits`."""
     from specbench.decoding.sampling import Target, at
 
-    raw, words = logits, None
+    raw = words = logits
     if (features := getattr(session, "features", None)) is not None:
         # Logits of the network, before a model's repetition penalty.
         raw = model.guide(model.head(features).float(), sampling.guidance, positions)

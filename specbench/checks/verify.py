@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -166,7 +167,7 @@ def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
         yield "facts", WRONG, f"{counted(count, 'image')}: {text}"
 
 
-def _contradictions(row: Mapping, lossless: bool) -> Iterator[str]:
+def _contradictions(row: Mapping[str, Any], lossless: bool) -> Iterator[str]:
     if pd.isna(row["nfe"]):  # another program reports no steps
         return
     last = int(np.max(row["committed_step"]))
@@ -246,8 +247,9 @@ def _pictures(run: Path) -> Iterator[tuple[str, str, str]]:
 
 def _scores(run: Path) -> Iterator[tuple[str, str, str]]:
     """Scores are recomputed from the stored features. Metrics of plug-ins are not imported."""
-    for score in read_scores(run):
-        name = str(score["metric"])
+    scores: Sequence[Mapping[str, Any]] = read_scores(run)
+    for score in scores:
+        name = score["metric"]
         if ":" in name:
             continue
         again = _score_again(run, name, score)
@@ -258,11 +260,11 @@ def _scores(run: Path) -> Iterator[tuple[str, str, str]]:
         elif score["value"] is None:
             yield "score", OK if math.isnan(again) else WRONG, f"{name} has no value, from its features {again:.6g}"
         else:
-            same = math.isclose(again, float(score["value"]), rel_tol=_CLOSE, abs_tol=_CLOSE)
+            same = math.isclose(again, score["value"], rel_tol=_CLOSE, abs_tol=_CLOSE)
             yield "score", OK if same else WRONG, f"{name} {score['value']:.6g}, from its features {again:.6g}"
 
 
-def _score_again(run: Path, name: str, score: dict) -> float | None:
+def _score_again(run: Path, name: str, score: Mapping[str, Any]) -> float | None:
     if name not in metric_catalog.METRICS:
         if json.loads(score["identity"]).get("score") != MEAN_OF_IMAGES:
             return None

@@ -247,9 +247,13 @@ class ImageModel(Protocol):
     name: str
     layout: TokenLayout
     codebook: Tensor | None  # [v_image, d] float32 embedding of each image token for distance rules, or None
-    device: torch.device
-    dtype: torch.dtype
     weights_sha256: str  # digest of the weights
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
 
     def encode(self, prompts: Sequence[str]) -> Any:
         """Encode prompts into the prefix that `begin` takes, with conditional and unconditional rows."""
