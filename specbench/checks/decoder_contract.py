@@ -39,7 +39,6 @@ WIDE_SAMPLING = Sampling(guidance=2.0, temperature=3.0, top_k=1000, top_p=0.95)
 """Temperature at which drafts are often kept, so that drafts at the end of the window are also tested."""
 WINDOW, ROWS = 12, 48
 _WIDE = TokenLayout.plain(1, 18, 4160)
-_PROMPTS = ("one", "two")
 _IMAGES = 240
 _TOGETHER = 24
 WIDE_DTYPES = {"float32": (torch.float32, 1e-3, 0.001), "bfloat16": (torch.bfloat16, 0.1, 0.05)}
@@ -282,18 +281,18 @@ def wide_faults(
     """List problems of a decoder's images in `dtype`, a sentence each, and return the tests of their tokens.
     `decode`: returns the images, or their stream tokens, in the order of the requests."""
     kind, distance, share = WIDE_DTYPES[dtype]
-    model = EnumerableTransformer(_WIDE, _PROMPTS, seed)
+    model = EnumerableTransformer(_WIDE, _TEXTS, seed)
     embedding = model.backbone.embed_tokens.weight[: _WIDE.vocab]
     # Similar embeddings: drafts drawn after other tokens are often kept, up to the end of the window.
     embedding.mul_(0.1).add_(10 * embedding[0])
     model.backbone.to(kind)
     model.codebook, model.matrix = model.codebook.to(kind), model.matrix.to(kind)
-    requests = [Request(_PROMPTS[n % 2], f"prompt {n % 2}", n // 2) for n in range(_IMAGES)]
+    requests = [Request(_TEXTS[n % 2], f"prompt {n % 2}", n // 2) for n in range(_IMAGES)]
     images = decode(model, requests)
     tokens: np.ndarray = _tokens_of(images).astype(np.int64)
     values = np.empty((4, *tokens.shape))
-    for number, text in enumerate(_PROMPTS):
-        of_text = range(number, _IMAGES, len(_PROMPTS))
+    for number, text in enumerate(_TEXTS):
+        of_text = range(number, _IMAGES, len(_TEXTS))
         for start in range(0, len(of_text), _TOGETHER):
             rows = of_text[start : start + _TOGETHER]
             values[:, rows] = _reference(model, text, tokens[rows], seed + start)

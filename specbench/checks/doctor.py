@@ -75,17 +75,19 @@ def doctor(
         raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
     chosen = metric_catalog.with_protocol(metrics, protocol)
     named = [find_model(model).configured(choice)] if model else []
+    torch = _torch()
+    imports = torch["status"] == OK
     return [
         _row("python", OK, f"{platform.python_version()} in {sys.prefix}"),
         *_packages(),
-        _torch(),
+        torch,
         *_torchvision(),
-        *_acceleration(),
+        *(_acceleration() if imports else ()),
         _limits(),
         *(_model(info, required=bool(named)) for info in named or models().values()),
         *(row for info in named for row in _needs(info)),
-        *(row for info in named for row in _memory(info)),
-        *_peaks(measure),
+        *(row for info in named if imports for row in _memory(info)),
+        *(_peaks(measure) if imports else ()),
         *(row for name in chosen for row in _metric(name)),
         *_plugins(),
         *_disk(Path(out)),
@@ -149,10 +151,8 @@ def _torchvision() -> list[dict[str, str]]:
 
 def _acceleration() -> list[dict[str, str]]:
     """Check requirements of a GPU other than torch: a usable driver, a compiler, NVML, float32 without TF32."""
-    try:
-        import torch
-    except (ImportError, OSError):
-        return []
+    import torch
+
     rows, gpu = [], torch.cuda.is_available()
     if not gpu:
         fix = "install the torch build and the driver of this GPU: https://pytorch.org" if has_gpu_driver() else ""
@@ -213,10 +213,8 @@ def _needs(info: ModelFacts) -> list[dict[str, str]]:
 
 def _memory(info: ModelFacts) -> list[dict[str, str]]:
     """Check that one image with guidance fits into the first GPU, or into main memory if there is no GPU."""
-    try:
-        import torch
-    except (ImportError, OSError):
-        return []
+    import torch
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size, dtype = free_memory(device), compiler.settle_precision(None, info.dtype, "off", device)[0]
     ar, wide = (footprint(info, resolve(name), info.sampling(), dtype, device) for name in ("ar", "scd-mc"))
@@ -240,10 +238,8 @@ def _memory(info: ModelFacts) -> list[dict[str, str]]:
 
 def _peaks(measure: bool) -> list[dict[str, str]]:
     """Report peak bandwidth and FLOP/s of each device, in the number formats of the models."""
-    try:
-        import torch
-    except (ImportError, OSError):
-        return []
+    import torch
+
     from specbench.system import device_peaks
 
     rows = []

@@ -301,18 +301,14 @@ def _own_tokens(
         raise
     except Exception as error:
         raise SpecbenchError(f"decoder '{name}' failed: {type(error).__name__}: {error}") from error
-    if len(requests) and isinstance(decoded, Sequence) and all(isinstance(image, Generation) for image in decoded):
-        shape: tuple[int, ...] = (len(decoded), model.layout.length)
-    else:
-        shape = np.shape(decoded)
-    if shape != (len(requests), model.layout.length):
+    generated = isinstance(decoded, Sequence) and all(isinstance(image, Generation) for image in decoded)
+    tokens = [image.tokens for image in decoded] if generated else decoded
+    if np.shape(tokens) != (len(requests), model.layout.length):
         raise SpecbenchError(
-            f"decoder '{name}' returned {type(decoded).__name__} of shape {shape}",
+            f"decoder '{name}' returned {type(decoded).__name__} of shape {np.shape(tokens)}",
             f"return one Generation per request, or tokens [{len(requests)}, {model.layout.length}]",
         )
-    if len(requests) and isinstance(decoded[0], Generation):
-        return np.stack([generation.tokens for generation in decoded])
-    return np.asarray(decoded)
+    return np.asarray(tokens)
 
 
 def _cells(tokens: np.ndarray, layout: TokenLayout) -> np.ndarray:

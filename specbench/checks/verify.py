@@ -7,7 +7,7 @@ import json
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,26 +80,14 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
 
 def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[str, str]]:
     """Check unpacked runs."""
-
-    def tokens(run: Path) -> Iterator[tuple[str, str, str]]:
-        yield "tokens", *_tokens(run, recompute, device)
-
-    def drawing(run: Path) -> Iterator[tuple[str, str, str]]:
-        yield "drawing", *_drawing(run, device)
-
-    checks = (
-        _identity,
-        _prompts,
-        _facts,
-        _pictures,
-        _scores,
-        _latencies,
-        _report,
-        tokens,
-        *([drawing] if recompute else []),
-    )
+    checks: dict[str, Callable[[Path], Iterable[tuple[str, ...]]]] = {
+        **{"identity": _identity, "prompts": _prompts, "facts": _facts, "pictures": _pictures, "scores": _scores},
+        **{"latencies": _latencies, "report": _report},
+        "tokens": lambda run: [("tokens", *_tokens(run, recompute, device))],
+        **({"drawing": lambda run: [("drawing", *_drawing(run, device))]} if recompute else {}),
+    }
     rows = []
-    for run, check in itertools.product(runs, checks):
+    for run, (name, check) in itertools.product(runs, checks.items()):
         try:
             rows += [_row(run.name, *result) for result in check(run)]
             continue
@@ -107,7 +95,7 @@ def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[s
             problem = str(error).replace(f"{run.parent}/", "")
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # values of strangers
             problem = one_line(f"its values cannot be used: {type(error).__name__}: {error}", 200)
-        rows.append(_row(run.name, check.__name__.strip("_"), WRONG, problem))
+        rows.append(_row(run.name, name, WRONG, problem))
     return rows
 
 
