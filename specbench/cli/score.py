@@ -66,9 +66,7 @@ def score(
     metric = [require_metric(name) for name in metric or ()]
     names = with_protocol(metric, protocol)
     _check_score(images, prompts, bool(runs), bool(names), against)
-    named = [*(runs or ()), *([against] if against else [])]
-    if images is None and named:
-        _find_scored(named, out)  # before torch is loaded
+    stored = [] if images else _find_scored(runs or (), against, out)  # before torch is loaded
     if python and not python.is_file():
         raise SpecbenchError(f"--python {python} does not exist", "name the Python executable of an environment")
     from specbench.metrics.base import Settings
@@ -83,32 +81,30 @@ def score(
     progress = None if quiet else ScoreProgress()
     if layout and images is None:
         raise SpecbenchError("--layout requires --images", "it says how the files of a folder are named")
+    scored: Sequence[Any] = stored
     if images is not None:
-        folders: Sequence[Any] = [images_to_score(images, prompts, prompt_column, Path(out), layout, progress)]
-    else:
-        folders = find_runs(out, named if runs else ())
-    scoring = score_images(folders, metric or None, settings, progress, bundled_only=bundled_only, protocol=protocol)
+        scored = [images_to_score(images, prompts, prompt_column, Path(out), layout, progress)]
+    scoring = score_images(scored, metric or None, settings, progress, bundled_only=bundled_only, protocol=protocol)
     scoring.check(partly=images is None)
     if against:
         rows = difference_rows(find_run(out, against), find_runs(out, runs or ()), names, settings)
     else:
         rows = scoring.rows()
-    if not quiet and images is None:
-        _say_drawn(out, named if runs else ())
+    if not quiet:
+        _say_drawn(stored)
     _print_scores(rows, bool(against), json)
     scoring.check()
     if not rows and not against:
-        raise _no_score(out, named if images is None else None)
+        raise _no_score(stored)
 
 
-def _no_score(out: str, names: Sequence[str] | None) -> SpecbenchError:
-    """Make the error for runs without any score. `names`: of the runs; None for a folder of images."""
+def _no_score(folders: Sequence[Path]) -> SpecbenchError:
+    """Make the error for runs without any score. `folders`: of the runs; empty for a folder of images."""
     import pandas as pd
 
-    from specbench.store.run_folders import find_runs
     from specbench.store.run_store import RunStore
 
-    columns, folders = ["status", "error", "image"], [] if names is None else find_runs(out, names or ())
+    columns = ["status", "error", "image"]
     rows = pd.concat([pd.DataFrame(columns=columns), *(RunStore(folder).samples(columns) for folder in folders)])
     if len(rows) and rows["status"].ne("ok").all():
         return SpecbenchError(f"no score: no image was decoded; the first failed: {rows['error'].iloc[0]}")
@@ -120,13 +116,15 @@ def _no_score(out: str, names: Sequence[str] | None) -> SpecbenchError:
     )
 
 
-def _find_scored(names: Sequence[str], out: str) -> None:
-    """Reject a name that is no run. If it is the name of a metric, the hint is `--metric`."""
+def _find_scored(runs: Sequence[str], against: str | None, out: str) -> list[Path]:
+    """Find the runs to score, with the run of `--against`. For the name of a metric, the error's hint is `--metric`."""
     from specbench.metrics.catalog import metric_names
     from specbench.store.run_folders import find_runs
 
+    names = (*runs, *filter(None, [against]))
     try:
-        find_runs(out, names)
+        folders = find_runs(out, names)
+        return folders if runs or not against else find_runs(out)
     except SpecbenchError as error:
         metric = next((name for name in names if name in {text.partition("[")[0] for text in metric_names()}), None)
         if metric is None:
@@ -145,13 +143,12 @@ def _check_score(images: Path | None, prompts: str | None, runs: bool, metrics: 
         raise SpecbenchError("--against compares runs by metric", "name the metrics with --metric or --protocol")
 
 
-def _say_drawn(out: str, names: Sequence[str]) -> None:
+def _say_drawn(scored: Sequence[Path]) -> None:
     """Report which prompts the scored runs decoded, if these are only part of their set."""
-    from specbench.store.run_folders import find_runs
     from specbench.store.run_store import RunStore
 
     runs: dict[str, list[str]] = {}
-    for folder in find_runs(out, names):
+    for folder in scored:
         if drawn := RunStore(folder).info().drawn:
             runs.setdefault("; ".join(drawn), []).append(folder.name)
     for selection, folders in runs.items():
