@@ -274,9 +274,7 @@ def _rule_ms(model: ImageModel, spec: DecoderSpec) -> float:
 
 
 def wide_faults(
-    decode: Callable[[EnumerableTransformer, Sequence[Request]], Sequence[Any]],
-    dtype: str,
-    seed: int,
+    decode: Callable[[EnumerableTransformer, Sequence[Request]], Sequence[Any]], dtype: str, seed: int
 ) -> tuple[list[str], RosenblattResult]:
     """List problems of a decoder's images in `dtype`, a sentence each, and return the tests of their tokens.
     `decode`: returns the images, or their stream tokens, in the order of the requests."""

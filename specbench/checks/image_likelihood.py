@@ -129,12 +129,7 @@ class ImageLikelihood:
                 yield _Slots(some, positions, self._target.forced_at(positions) < 0, chosen, logits)
 
     def _sorted(
-        self,
-        passes: Sequence[Tensor],
-        positions: Tensor,
-        chosen: Tensor,
-        known: dict[float, SlotLogits],
-        scale: float,
+        self, passes: Sequence[Tensor], positions: Tensor, chosen: Tensor, known: dict[float, SlotLogits], scale: float
     ) -> SlotLogits:
         """Sorted logits at a guidance scale. `known`: those of the claimed scale and of the latest other scale."""
         if scale not in known:

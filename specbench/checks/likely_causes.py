@@ -201,13 +201,7 @@ class _Study(ImageLikelihood):
     """The usual faults as causes of the tokens of images."""
 
     def __init__(
-        self,
-        model: ImageModel,
-        rows: pd.DataFrame,
-        sampling: Sampling,
-        dtype: str,
-        guided: bool,
-        logp_kind: str | None,
+        self, model: ImageModel, rows: pd.DataFrame, sampling: Sampling, dtype: str, guided: bool, logp_kind: str | None
     ):
         super().__init__(model, rows, sampling, _FLOOR.get(dtype, ROUNDED), _TOP_K[-2])
         self._guided, self._logp_kind = guided, logp_kind

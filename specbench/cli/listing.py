@@ -12,16 +12,7 @@ import typer
 from rich.text import Text
 
 from specbench.cli.commands import CommandLine, help_of
-from specbench.cli.options import (
-    Json,
-    Out,
-    Quiet,
-    argument,
-    flags,
-    option,
-    protocol_option,
-    switch,
-)
+from specbench.cli.options import Json, Out, Quiet, argument, flags, option, protocol_option, switch
 from specbench.cli.output import print_json, print_table
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import DRAWN, merge, run_settings

@@ -94,8 +94,7 @@ def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) 
     if fmt is None:
         endings = {name: FORMATS[name].endings for name in formats_with(output)}
         fmt = next(
-            (name for name, texts in endings.items() if ending in (name, *texts)),
-            None if ending else "markdown",
+            (name for name, texts in endings.items() if ending in (name, *texts)), None if ending else "markdown"
         )
         if fmt is None:
             valid = ", ".join(f".{text}" for texts in endings.values() for text in texts)
