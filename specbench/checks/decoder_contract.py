@@ -46,12 +46,10 @@ WIDE_DTYPES = {"float32": (torch.float32, 1e-3, 0.001), "bfloat16": (torch.bfloa
 
 
 @PinnedTorch(False)
-def check_decoder(decoder: Auditable, samples: int = AUDIT_SAMPLES, seed: int = 0) -> list[Finding]:
+def check_decoder(decoder: Auditable, samples: int = AUDIT_SAMPLES) -> list[Finding]:
     """Run every conformance test on a decoder, named as for `specbench.checks.losslessness.audit_decoders`. `samples`:
     images for the exactness test, on the settings of `specbench audit`."""
-    name, spec = load_decoder(decoder)
-    tests = ContractChecks(name, spec, seed)
-    return run_tests(tests.all(samples))
+    return run_tests(ContractChecks(*load_decoder(decoder), seed=0).all(samples))
 
 
 def check_named(

@@ -238,7 +238,8 @@ def command_completed(environment: Mapping[str, str]) -> str | None:
 
 def _fail(error: SpecbenchError, debug: bool) -> int:
     signals.answered()
-    error = signals.in_place_of(error)
+    if signals.asked() and error.exit_code <= 128:  # C code or a library turned the interrupt into another error
+        error = signals.stopped()
     if debug and sys.exc_info()[1] is not None:
         traceback.print_exc()
     if COMPLETION not in os.environ:  # a shell would print it into the line that is being typed

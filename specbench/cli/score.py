@@ -66,7 +66,8 @@ def score(
     metric = [require_metric(name) for name in metric or ()]
     names = with_protocol(metric, protocol)
     _check_score(images, prompts, bool(runs), bool(names), against)
-    stored = [] if images else _find_scored(runs or (), against, out)  # before torch is loaded
+    named = (*(runs or ()), *filter(None, [against]))
+    stored = _find_scored(named, out) if named and images is None else []  # before torch is loaded
     if python and not python.is_file():
         raise SpecbenchError(f"--python {python} does not exist", "name the Python executable of an environment")
     from specbench.metrics.base import Settings
@@ -81,6 +82,8 @@ def score(
     progress = None if quiet else ScoreProgress()
     if layout and images is None:
         raise SpecbenchError("--layout requires --images", "it says how the files of a folder are named")
+    if images is None and not runs:
+        stored = find_runs(out)
     scored: Sequence[Any] = stored
     if images is not None:
         scored = [images_to_score(images, prompts, prompt_column, Path(out), layout, progress)]
@@ -116,15 +119,13 @@ def _no_score(folders: Sequence[Path]) -> SpecbenchError:
     )
 
 
-def _find_scored(runs: Sequence[str], against: str | None, out: str) -> list[Path]:
-    """Find the runs to score, with the run of `--against`. For the name of a metric, the error's hint is `--metric`."""
+def _find_scored(names: Sequence[str], out: str) -> list[Path]:
+    """Find the runs to score. For the name of a metric, the error's hint is `--metric`."""
     from specbench.metrics.catalog import metric_names
     from specbench.store.run_folders import find_runs
 
-    names = (*runs, *filter(None, [against]))
     try:
-        folders = find_runs(out, names)
-        return folders if runs or not against else find_runs(out)
+        return find_runs(out, names)
     except SpecbenchError as error:
         metric = next((name for name in names if name in {text.partition("[")[0] for text in metric_names()}), None)
         if metric is None:

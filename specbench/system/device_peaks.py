@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -165,24 +165,23 @@ def _measure(device: str, dtype: Any, seconds: float = _SECONDS) -> tuple[dict[i
     return speeds, 2 * side**3 / _best(lambda: torch.mm(matrix, matrix, out=product), device, seconds)
 
 
-def measure_products(device: str, dtype: Any, columns: Sequence[int] = COLUMNS, side: int = SIDE) -> dict[int, float]:
+def measure_products(device: str, dtype: Any) -> dict[int, float]:
     """FLOP/s of products of square matrices with each number of columns (few, as in AR). The matrices have the total
     size of the largest copy and are read in sequence, as a model reads its weights."""
     import torch
 
     from specbench.system.matrix_products import product  # imports torch
 
-    count = max(1, COPIES_MIB[-1] * 2**20 // (side * side * dtype.itemsize))
-    weights = [torch.ones(side, side, dtype=dtype, device=device) for _ in range(count)]
+    count = max(1, COPIES_MIB[-1] * 2**20 // (SIDE * SIDE * dtype.itemsize))
+    weights = [torch.ones(SIDE, SIDE, dtype=dtype, device=device) for _ in range(count)]
 
     def read_all(hidden: Tensor) -> None:
         for matrix in weights:
             product(hidden, matrix)
 
-    inputs = {wide: torch.ones(wide, 1, side, dtype=dtype, device=device) for wide in columns}
-    return {
-        wide: 2 * wide * side**2 * count / _best(partial(read_all, hidden), device) for wide, hidden in inputs.items()
-    }
+    inputs = {wide: torch.ones(wide, 1, SIDE, dtype=dtype, device=device) for wide in COLUMNS}
+    products = 2 * SIDE**2 * count
+    return {wide: wide * products / _best(partial(read_all, hidden), device) for wide, hidden in inputs.items()}
 
 
 def _best(call: Callable[[], object], device: str, seconds: float = _SECONDS) -> float:

@@ -251,14 +251,14 @@ def asked_wait(headers: Any) -> tuple[str, bool]:
     return (f"; it asks to wait until {after:.40}", True) if after else ("", False)
 
 
-def offline(env: Mapping[str, str] | None = None) -> bool:
+def offline() -> bool:
     """Return whether one of `OFFLINE_VARIABLES` disables the network."""
-    return any(is_on(name, env) for name in OFFLINE_VARIABLES)
+    return any(map(is_on, OFFLINE_VARIABLES))
 
 
-def is_on(variable: str, env: Mapping[str, str] | None = None) -> bool:
+def is_on(variable: str) -> bool:
     """Return whether an environment variable is set to anything but 0, false, no or off."""
-    return (os.environ if env is None else env).get(variable, "").lower() not in ("", "0", "false", "no", "off")
+    return os.environ.get(variable, "").lower() not in ("", "0", "false", "no", "off")
 
 
 def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
@@ -352,7 +352,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 @functools.cache
-def _opener(direct: bool = False) -> urllib.request.OpenerDirector:
+def _opener(direct: bool) -> urllib.request.OpenerDirector:
     """Opener that also trusts certifi's certificates (some Pythons have none), unless SSL_CERT_FILE names others."""
     import certifi
 

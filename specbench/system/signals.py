@@ -95,11 +95,6 @@ def stopped(done: str = "", number: int = 0) -> SpecbenchError:
     return SpecbenchError(f"{what}{done}", f"{kept}run the same command again to resume", 128 + number)
 
 
-def in_place_of(error: SpecbenchError) -> SpecbenchError:
-    """Return the error to show: the interrupt, if C code or a library turned it into another error."""
-    return stopped() if _state.asked and error.exit_code <= 128 else error
-
-
 @contextmanager
 def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
     """Context in which the first signal sets the `Stop` instead of raising. A second Ctrl-C raises at once; any other
