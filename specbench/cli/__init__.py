@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import typer
 
 from specbench import names
-from specbench.cli.commands import COMMANDS, COMPLETION, CommandLine, help_of
+from specbench.cli.commands import ADDERS, COMMANDS, COMPLETION, CommandLine
 from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, read_name
 from specbench.system import console, signals
 from specbench.system.surroundings import check_working_folder, settle
@@ -49,18 +49,18 @@ def build_app(named: str | None = None, root_options: bool = True) -> typer.Type
 
     add_plugin_decoders()
     app = _empty_app(root_options)
-    modules = [COMMANDS[named][0]] if named else dict.fromkeys(module for module, _ in COMMANDS.values())
-    for module in modules:
-        importlib.import_module(f"specbench.cli.{module}").add_to(app)
-    app.registered_commands.sort(key=lambda command: list(COMMANDS).index(command.name or ""))
+    for name, (module, _) in COMMANDS.items():
+        if named is None or module == COMMANDS[named][0]:
+            importlib.import_module(f"specbench.cli.{module}")
+            ADDERS[name](app)
     return app
 
 
 def build_index() -> typer.Typer:
     """Build an app that only lists the commands, for help, completion, and errors without a command."""
     app = _empty_app(root_options=True)
-    for name in COMMANDS:
-        app.command(name=name, help=help_of(name))(lambda: None)
+    for name, (_, text) in COMMANDS.items():
+        app.command(name=name, help=text)(lambda: None)
     return app
 
 

@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 
 from specbench.cli import options as opt
-from specbench.cli.commands import help_of
+from specbench.cli.commands import command
 from specbench.cli.output import print_json, write_or_print
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
@@ -24,20 +23,16 @@ if TYPE_CHECKING:
     from specbench.papers.join import PaperTable
     from specbench.papers.table import Table
 
-_HELP = help_of(
+_SETTINGS = run_settings(OPEN_IN_TABLES)
+
+
+@command(
     "bench",
     "Images and scores in the results folder are not computed again. Rows with the same model and prompts "
     "take turns on one loaded model. Rows that cannot run on this machine are reported and left out.",
     "--model replaces the paper's model: specbench bench gsd-1 --model shapes --limit 16 runs on a laptop.",
+    epilog="The tables: specbench list tables. Then: specbench report NAME",
 )
-_SETTINGS = run_settings(OPEN_IN_TABLES)
-
-
-def add_to(app: typer.Typer) -> None:
-    epilog = "The tables: specbench list tables. Then: specbench report NAME"
-    app.command(name="bench", help=_HELP, epilog=epilog)(bench)
-
-
 @opt.flags(_SETTINGS, dict.fromkeys(("model", "prompts", "samples", "seed", "batch"), "the table's"))
 def bench(
     flags: dict[str, Any],

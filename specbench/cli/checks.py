@@ -9,10 +9,8 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-import typer
-
 from specbench.cli import options as opt
-from specbench.cli.commands import help_of
+from specbench.cli.commands import command
 from specbench.cli.output import print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import OF_ENGINES, run_settings
@@ -26,12 +24,7 @@ _OWN = {"weights", "revision", "device", "dtype"}  # Options of `audit` itself, 
 _OF_ENGINE = tuple(replace(setting, panel="Engine") for setting in run_settings(OF_ENGINES - _OWN - _UNSERVED))
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command(name="doctor", help=help_of("doctor"))(doctor)
-    app.command(name="audit", help=_AUDIT_HELP)(audit)
-    app.command(name="check", help=_CHECK_HELP)(check)
-
-
+@command("doctor")
 def doctor(
     model: str | None = opt.option("--model", "NAME", "Require this model to be ready."),
     weights: str | None = opt.option(
@@ -91,7 +84,7 @@ def _print_readiness(rows: Sequence[Mapping[str, Any]]) -> None:
             print(f"\n{'; '.join(names)}:\n  {fix}")
 
 
-_AUDIT_HELP = help_of(
+@command(
     "audit",
     "Decodes models small enough to enumerate, and compares the images with the exact joint distribution. The settings "
     "cover images several windows long, row ends and other grammar tokens, guidance, temperature, top-k with ties, "
@@ -110,8 +103,6 @@ _AUDIT_HELP = help_of(
     "specbench audit --engine http://127.0.0.1:8000 --model tar-1.5b --prompts FILE --limit 16. The options of the "
     "panel Engine require --engine.",
 )
-
-
 @opt.flags(_OF_ENGINE)
 def audit(
     flags: dict[str, object],
@@ -363,7 +354,7 @@ def _distance(name: str, gap: Mapping[str, Any]) -> str:
     return line + ("; this is not the model's value" if gap["differs"] else "")
 
 
-_CHECK_HELP = help_of(
+@command(
     "check",
     "The tests cover: losslessness as declared (on the settings of audit); counters; log-probabilities; forced "
     "grammar tokens; that an image depends only on seed, prompt and sample, not on interruptions, batches, "
@@ -375,8 +366,6 @@ _CHECK_HELP = help_of(
     "refilled rows. --metric tests that the features of an image depend only on that image. "
     "Decoders, models and metrics are names or package.module:NAME.",
 )
-
-
 def check(
     decoders: list[str] | None = opt.decoders_argument("none"),
     model: str | None = opt.option("--model", "NAME", "Test this model."),

@@ -5,27 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import typer
-
-from specbench.cli.commands import help_of
+from specbench.cli.commands import command
 from specbench.cli.options import Json, Out, argument, option
 from specbench.cli.output import print_json, print_line, print_table
 from specbench.errors import SpecbenchError
 
-_HELP = help_of(
+
+@command(
     "forecast",
     "Tokens per step come from runs, or from values that a paper prints. The time of a step is a roofline estimate "
     "(weights, KV cache, attention and logits of all rows, by window, batch and context) plus an overhead. "
     "The ranges follow from the assumed shares of the device's peaks and the assumed overhead; each assumption is "
     "printed.",
+    epilog="For example: specbench forecast gsd-1 --on A100 --model lumina",
 )
-
-
-def add_to(app: typer.Typer) -> None:
-    epilog = "For example: specbench forecast gsd-1 --on A100 --model lumina"
-    app.command(name="forecast", help=_HELP, epilog=epilog)(forecast)
-
-
 def forecast(
     sources: list[str] | None = argument(
         "RUN|TABLE",

@@ -4,34 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import typer
-
-from specbench.cli.commands import help_of
+from specbench.cli.commands import command
 from specbench.cli.options import Json, Quiet, option
 from specbench.cli.output import print_json, print_table
 from specbench.runs.progress_bar import ProgressReporter
 from specbench.system.torch_device import AUTO, chosen_device
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command(name="train-head", help=_TRAIN_HELP)(train_head)
-    app.command(name="check-head", help=_CHECK_HELP)(check_head)
-
-
-_TRAIN_HELP = help_of(
-    "train-head",
-    "--kind eagle: an EAGLE-1 head, for the EAGLE decoders. --kind eagle3: a head that reads several layers and "
-    "learns from its own outputs, for eagle3. --kind vertical: a head that looks at the image row above, for vertical. "
-    "The target's features are computed once; the head learns to predict from them. To resume an interrupted training, "
-    "run the same command again; the weights will be identical. Use the result with --head FOLDER.",
-)
-_CHECK_HELP = help_of(
-    "check-head",
-    "tv: mean total variation between the guided distributions of target and head along training images, with its "
-    "95 % confidence interval. acceptance: expected acceptance of an exact chain. In the last row, each feature "
-    "is paired with the previous instead of the next token; a head with a lower tv in that row was trained on "
-    "misaligned pairs (EAGLE heads only).",
-)
 
 _Model = option("--model", "NAME", "Target model.", "shapes", show_default="shapes")
 _Device = option("--device", "DEVICE", "Torch device.", AUTO)
@@ -40,6 +17,13 @@ _Data = option("--data", "FOLDER", "Folder of a run whose images replace the mod
 _Kind = option("--kind", "KIND", "Kind of head: eagle, eagle3 or vertical.", "eagle")
 
 
+@command(
+    "train-head",
+    "--kind eagle: an EAGLE-1 head, for the EAGLE decoders. --kind eagle3: a head that reads several layers and "
+    "learns from its own outputs, for eagle3. --kind vertical: a head that looks at the image row above, for vertical. "
+    "The target's features are computed once; the head learns to predict from them. To resume an interrupted training, "
+    "run the same command again; the weights will be identical. Use the result with --head FOLDER.",
+)
 def train_head(
     *,
     model: str = _Model,
@@ -87,6 +71,13 @@ class _Progress:
             self._bar.finish()
 
 
+@command(
+    "check-head",
+    "tv: mean total variation between the guided distributions of target and head along training images, with its "
+    "95 % confidence interval. acceptance: expected acceptance of an exact chain. In the last row, each feature "
+    "is paired with the previous instead of the next token; a head with a lower tv in that row was trained on "
+    "misaligned pairs (EAGLE heads only).",
+)
 def check_head(
     model: str = _Model,
     head: str = option(

@@ -8,10 +8,9 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-import typer
 from rich.text import Text
 
-from specbench.cli.commands import CommandLine, help_of
+from specbench.cli.commands import ADDERS, COMMANDS, CommandLine, command
 from specbench.cli.options import Json, Out, Quiet, argument, flags, option, protocol_option, switch
 from specbench.cli.output import print_json, print_table
 from specbench.errors import SpecbenchError
@@ -28,24 +27,8 @@ _COLUMNS = {
 }
 """Printed columns of each kind; --json prints all columns."""
 
-_FETCH = help_of(
-    "fetch",
-    "NAME: a model, a paper's table (its models, prompts and metrics), a prompt set, a metric, or a repository or file "
-    "of weights. 'run', 'bench' and 'score' download missing files by themselves.",
-)
 
-
-def add_to(app: typer.Typer) -> None:
-    app.command(name="list", help=help_of("list"))(list_things)
-    app.command(name="fetch", help=_FETCH)(fetch)
-    prompts = CommandLine(help=help_of("prompts"), no_args_is_help=True)
-    prompts.callback()(lambda: None)
-    prompts.command(name="show", help="Print the prompts of a set or file that a run with these options would decode.")(
-        show
-    )
-    app.add_typer(prompts, name="prompts")
-
-
+@command("list")
 def list_things(
     kind: str = argument("WHAT", f"One of {', '.join(_COLUMNS)}."),
     name: str | None = argument("NAME", "Only this item; for a decoder, its options with value and source.", None),
@@ -97,6 +80,11 @@ def _print_decoders(rows: Sequence[dict[str, Any]]) -> None:
     console.say("Options, paper and equation of a decoder: specbench list decoders sjd")
 
 
+@command(
+    "fetch",
+    "NAME: a model, a paper's table (its models, prompts and metrics), a prompt set, a metric, or a repository or file "
+    "of weights. 'run', 'bench' and 'score' download missing files by themselves.",
+)
 def fetch(
     names: list[str] | None = argument("NAME", "Models, prompt sets or metrics to download.", None, show_default=False),
     metric: list[str] | None = option("--metric", "NAME", "A metric; may be repeated."),
@@ -130,8 +118,12 @@ def fetch(
 
 
 _DRAWING = run_settings({"prompt-column", *DRAWN})
+_prompts = CommandLine(help=COMMANDS["prompts"][1], no_args_is_help=True)
+_prompts.callback()(lambda: None)
+ADDERS["prompts"] = lambda app: app.add_typer(_prompts, name="prompts")
 
 
+@_prompts.command(name="show", help="Print the prompts of a set or file that a run with these options would decode.")
 @flags(_DRAWING)
 def show(
     flags: dict[str, object], name: str = argument("NAME|FILE", "Prompt set, or file with prompts."), json: bool = Json

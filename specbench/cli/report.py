@@ -7,37 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import typer
 from rich.text import Text
 
 from specbench.cli import options as opt
-from specbench.cli.commands import help_of
+from specbench.cli.commands import command
 from specbench.cli.output import write_or_print
 from specbench.errors import SpecbenchError, enumerated, unknown_name
 from specbench.specs.options import split_list
 from specbench.system import console
 from specbench.system.table_formats import FORMATS, formats_with, writer
 from specbench.system.text_tables import plain_table, terminal_table
-
-_REPORT = help_of(
-    "report",
-    "With the name of a paper's table (see specbench list tables) instead of runs: print that table, with the "
-    "paper's values next to the values of the runs in the results folder.",
-)
-_FIGURE = help_of(
-    "figure",
-    "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of chosen prompts, or field (the "
-    "published results of all papers, and the named runs). A wrong name lists all. The numbers are also saved as csv.",
-)
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command(name="report", help=_REPORT)(report)
-    app.command(name="figure", help=_FIGURE)(figure)
-    app.command(name="methods", help=help_of("methods"))(methods)
-    epilog = 'In a script: --fail-if "speedup<0.98" exits with code 4'
-    app.command(name="compare", help=help_of("compare"), epilog=epilog)(compare)
-
 
 _TableModel = opt.option("--model", "NAME", "Model to report instead of the table's model.", show_default="the table's")
 _TablePrompts = opt.option(
@@ -46,6 +25,11 @@ _TablePrompts = opt.option(
 _FIGURE_FORMATS, _WIDTHS = ("pdf", "svg", "png"), ("column", "page")
 
 
+@command(
+    "report",
+    "With the name of a paper's table (see specbench list tables) instead of runs: print that table, with the "
+    "paper's values next to the values of the runs in the results folder.",
+)
 def report(
     runs: list[str] | None = opt.Runs,
     fmt: str | None = opt.format_option(formats_with("report")),
@@ -146,6 +130,11 @@ def _print_report(
     write_or_print("\n".join([str(text), *(f"- {line}\n" for line in printed)]) if printed else text, to)
 
 
+@command(
+    "figure",
+    "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of chosen prompts, or field (the "
+    "published results of all papers, and the named runs). A wrong name lists all. The numbers are also saved as csv.",
+)
 def figure(
     name: str = opt.argument("NAME", "Chart, map of tokens, or pictures."),
     runs: list[str] | None = opt.Runs,
@@ -199,6 +188,7 @@ def figure(
     write_or_print(numbers, to.with_suffix(".csv"))
 
 
+@command("methods")
 def methods(runs: list[str] | None = opt.Runs, to: Path | None = opt.To, out: str = opt.Out) -> None:
     from specbench import api
     from specbench.papers.table_files import is_table
@@ -226,6 +216,7 @@ def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | 
     write_or_print(writer("over", fmt)(table, records, to and to.stem), to)
 
 
+@command("compare", epilog='In a script: --fail-if "speedup<0.98" exits with code 4')
 def compare(
     run_a: str = opt.argument("RUN_A", "Baseline run: run id, prefix of a run id, decoder, or run folder."),
     run_b: str = opt.argument("RUN_B", "Run to compare with the baseline."),

@@ -9,10 +9,9 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.markup import escape
 
-from specbench.cli.commands import Command, help_of
+from specbench.cli.commands import Command, command
 from specbench.cli.options import Json, Quiet, dry_run_switch, flags, of_run, option
 from specbench.cli.output import print_json, print_line, print_table
 from specbench.errors import MISSING_PREREQUISITE, unknown_name
@@ -31,14 +30,6 @@ if TYPE_CHECKING:
     from specbench.runs.run_progress import Reporter
 
 _SETTINGS = run_settings()
-_HELP = help_of(
-    "run",
-    "Several decoders take turns on one loaded model, in a balanced order. Stored images are not decoded "
-    "again, so the same command resumes an interrupted run.",
-    "Each flag is also an environment variable (--top-k: SPECBENCH_TOP_K) and a key of the --config file (top-k = "
-    "100); flags override the environment, the environment overrides the file.",
-)
-
 _COLUMNS = (
     *("model", "decoder", "options", "guidance", "temperature", "top_k", "top_p", *OFF_IF_NONE, "prompts", "samples"),
     *("seed", "batch", "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "weights", "head"),
@@ -77,13 +68,15 @@ class _RunCommand(Command):
         super().format_help(ctx, formatter)
 
 
-def add_to(app: typer.Typer) -> None:
-    epilog = "Options of a decoder: specbench run --help gsd; all options: --help all. Then: specbench score"
-    app.command(name="run", help=_HELP, epilog=epilog, cls=_RunCommand)(run)
-    epilog = "The same step by step: specbench run, specbench score, specbench report"
-    app.command(name="demo", help=help_of("demo"), epilog=epilog)(demo)
-
-
+@command(
+    "run",
+    "Several decoders take turns on one loaded model, in a balanced order. Stored images are not decoded "
+    "again, so the same command resumes an interrupted run.",
+    "Each flag is also an environment variable (--top-k: SPECBENCH_TOP_K) and a key of the --config file (top-k = "
+    "100); flags override the environment, the environment overrides the file.",
+    epilog="Options of a decoder: specbench run --help gsd; all options: --help all. Then: specbench score",
+    cls=_RunCommand,
+)
 @flags(_SETTINGS)
 def run(
     flags: dict[str, object],
@@ -242,6 +235,7 @@ def _show_table(folders: Sequence[Path]) -> None:
         screen.print(first_table(section.runs, screen.width))
 
 
+@command("demo", epilog="The same step by step: specbench run, specbench score, specbench report")
 def demo(
     limit: int = of_run("limit", 8, help="Number of prompts.", min=1),
     out: Path = of_run("out", Path("results/demo"), help="Folder of the runs, the table and the image grid."),

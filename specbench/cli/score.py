@@ -7,23 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from specbench.cli import options as opt
-from specbench.cli.commands import help_of
+from specbench.cli.commands import command
 from specbench.cli.output import print_json, print_table
 from specbench.errors import SpecbenchError
 from specbench.runs.progress_bar import ScoreProgress
 from specbench.system import console
 
-
-def add_to(app: typer.Typer) -> None:
-    app.command(name="score", help=help_of("score"), epilog="Then: specbench report")(score)
-
-
 _LAYOUTS = ("ids", "lines", "annotations", "captions", "starts", "geneval", "dataset", "grids")
 
 
+@command("score", epilog="Then: specbench report")
 def score(
     runs: list[str] | None = opt.Runs,
     metric: list[str] | None = opt.option("--metric", "NAME", "Compute only this metric; may be repeated."),

@@ -6,10 +6,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import typer
 from rich.console import Console
 
-from specbench.cli.commands import help_of
+from specbench.cli.commands import command
 from specbench.cli.options import (
     Json,
     Out,
@@ -29,42 +28,18 @@ from specbench.metrics.catalog import BENCHMARKS
 from specbench.runs.settings import OF_ENGINES, run_settings
 from specbench.system import console
 
-_STATUS_HELP = help_of(
-    "status",
-    "The runs may still be decoded, by another terminal, workers, a cluster or shards; nothing is written. A run is "
-    "silent if nothing was stored for a minute and for the time of ten images; its process may have been killed.",
-)
-_MERGE_HELP = help_of(
-    "merge",
-    "Rows and images are copied into --out; the shards are not changed. Merging again copies only new images. Files "
-    "of older versions are rewritten if their runs are already in --out (specbench merge results).",
-)
 _PLAIN_WIDTH = 120  # Characters of a card's lines without a terminal
 _LAYOUTS = (*BENCHMARKS, "cvtg-2k", "dataset")
 _TOKENS = "tokens"
 _SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings(OF_ENGINES))
 
-_IMPORT_HELP = help_of(
-    "import",
-    "With `tokens`, image tokens that another program has drawn become a run: specbench import tokens --model NAME "
-    "--program 'vLLM-Omni 0.12' --from FILE. The file has the columns prompt and tokens, and may have prompt_id, seed, "
-    "logp, seconds and batch (images of the call). State the sampling that the program claims; audit --run tests "
-    "whether the tokens are samples of it. "
-    "At the address of vLLM or SGLang, images of the first --limit prompts are drawn now, --batch at a time; after an "
-    "interruption, run the same command again.",
+
+@command(
+    "status",
+    "The runs may still be decoded, by another terminal, workers, a cluster or shards; nothing is written. A run is "
+    "silent if nothing was stored for a minute and for the time of ten images; its process may have been killed.",
+    epilog="To repeat it: watch specbench status",
 )
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command(name="status", help=_STATUS_HELP, epilog="To repeat it: watch specbench status")(status)
-    app.command(name="merge", help=_MERGE_HELP, epilog="Then: specbench score, specbench report")(merge)
-    app.command(name="show", help=help_of("show"))(show)
-    app.command(name="export", help=help_of("export"))(export)
-    app.command(name="import", help=_IMPORT_HELP, epilog="Then: specbench audit --run RUN")(import_results)
-    app.command(name="pack", help=help_of("pack"), epilog="Commands that read a run also read FILE.zip.")(pack)
-    app.command(name="verify", help=help_of("verify"))(verify)
-
-
 def status(runs: list[str] | None = Runs, out: str = Out, quiet: bool = Quiet, json: bool = Json) -> None:
     from specbench.reporting import status as progress
 
@@ -77,6 +52,12 @@ def status(runs: list[str] | None = Runs, out: str = Out, quiet: bool = Quiet, j
     print_table([progress.status_line(row) for row in rows], progress.STATUS_COLUMNS)
 
 
+@command(
+    "merge",
+    "Rows and images are copied into --out; the shards are not changed. Merging again copies only new images. Files "
+    "of older versions are rewritten if their runs are already in --out (specbench merge results).",
+    epilog="Then: specbench score, specbench report",
+)
 def merge(
     folders: list[Path] | None = argument(
         "DIR", "Results folders of shards.", None, show_default="every shard-*-of-* in --out"
@@ -106,6 +87,7 @@ def merge(
         raise SpecbenchError("; ".join(missing), advice, PARTIAL)
 
 
+@command("show")
 def show(
     run: str = Run,
     prompt: str | None = argument(
@@ -132,6 +114,7 @@ def show(
         print("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
+@command("export")
 def export(
     benchmark: str = argument("LAYOUT", f"One of {', '.join(_LAYOUTS)} (a folder for Hugging Face's datasets)."),
     run: str = Run,
@@ -146,6 +129,16 @@ def export(
     print(to)
 
 
+@command(
+    "import",
+    "With `tokens`, image tokens that another program has drawn become a run: specbench import tokens --model NAME "
+    "--program 'vLLM-Omni 0.12' --from FILE. The file has the columns prompt and tokens, and may have prompt_id, seed, "
+    "logp, seconds and batch (images of the call). State the sampling that the program claims; audit --run tests "
+    "whether the tokens are samples of it. "
+    "At the address of vLLM or SGLang, images of the first --limit prompts are drawn now, --batch at a time; after an "
+    "interruption, run the same command again.",
+    epilog="Then: specbench audit --run RUN",
+)
 @flags(_SETTINGS)
 def import_results(
     flags: dict[str, object],
@@ -192,6 +185,7 @@ def import_results(
     print_json(rows) if json else print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))
 
 
+@command("pack", epilog="Commands that read a run also read FILE.zip.")
 def pack(
     runs: list[str] | None = Runs,
     to: Path = option("--to", "FILE.zip", "File to write.", Path("runs.zip")),
@@ -208,6 +202,7 @@ def pack(
     print_written(to)
 
 
+@command("verify")
 def verify(
     path: Path = argument("PATH", "File of specbench pack, results folder, or a run."),
     recompute: bool = switch("--recompute", "Recompute p with the model instead of using the recorded values."),
