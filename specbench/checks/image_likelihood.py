@@ -147,7 +147,7 @@ class ImageLikelihood:
         every = scales if len(scales) == 1 else (1.0, 2.0)
         passes = (forced_logits(self.model, texts, tokens, scale, width, shift) for scale in every)
         for pieces_of_scale in zip(*passes, strict=True):
-            yield [logits for logits, _ in pieces_of_scale], pieces_of_scale[0][1]
+            yield [logits for logits, *_ in pieces_of_scale], pieces_of_scale[0][1]
 
     def _held(self, tokens: np.ndarray) -> Held:
         return Held(torch.from_numpy(tokens).to(self.model.device), self.model.layout.vocab)

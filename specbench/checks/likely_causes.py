@@ -133,17 +133,16 @@ def likely_causes(
     ratios = study.likelihoods([way for _, way in ways]) - study.claim
     exact = study if dtype == "float32" else study.of_format(load, "float32")
     some = study.prompts(every["prompt"]) + study.orders() + study.positions() + study.mixtures(exact)
-    others = some + study.formats(load, dtype, exact) + study.copies(every)
-    least = math.log((len(ways) + len(others) + 2 * len(_SHARES) - 2) / LEVEL)
+    found = some + study.formats(load, dtype, exact) + study.copies(every)
+    least = math.log((len(ways) + len(found) + 2 * len(_SHARES) - 2) / LEVEL)
     least += 0 if dtype == "float32" else _ROUNDING * (~np.stack(rows["forced"])).sum()
-    tests = {found.cause.what: found.test for found in others}
-    causes = [found.cause for found in others]
     for kind in dict.fromkeys(kind for kind, _ in ways):
         places = [place for place, (other, _) in enumerate(ways) if other == kind]
         best = max(places, key=lambda place: ratios[place].sum())
-        causes.append(study.setting(kind, ways[best][1], ratios[best]))
-        tests[causes[-1].what] = partial(study.are_samples, ways[best][1])
-    causes = sorted(causes, key=lambda cause: -cause.nats)
+        way = ways[best][1]
+        found.append(_Found(study.setting(kind, way, ratios[best]), partial(study.are_samples, way)))
+    tests = {cause.what: test for cause, test in found}
+    causes = sorted((cause for cause, _ in found), key=lambda cause: -cause.nats)
     if causes[0].nats <= least:
         return [], study.seen()
     # Also causes that would not be named alone: the tokens do not distinguish them. Copies are a fact in any case.

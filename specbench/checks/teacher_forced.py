@@ -100,7 +100,7 @@ def _masses(
         wider = replace(sampling, top_p=sampling.top_p + min(EDGE, (1 - sampling.top_p) / 2))
         loose = Target(model.layout, wider, model.device)
         tokens = np.stack(part["tokens"]).astype(np.int64)
-        for logits, positions in forced_logits(model, part["prompt"].tolist(), tokens, sampling.guidance, width):
+        for logits, positions, _ in forced_logits(model, part["prompt"].tolist(), tokens, sampling.guidance, width):
             start, end = int(positions[0, 0]), int(positions[0, -1]) + 1
             p = target(logits, positions)
             if of is None:
@@ -118,9 +118,9 @@ def _masses(
 
 def forced_logits(
     model: ImageModel, prompts: Sequence[str], tokens: np.ndarray, guidance: float, width: int, shift: Shift = ()
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield guided logits [B, T, v_image] of all slots of `tokens` [B, N] given the earlier tokens, and the slots
-    [B, T], in groups of `width`. `shift`: a shift by one, as in `TransformerSession.move`."""
+) -> Iterator[tuple[Tensor, Tensor, Any]]:
+    """Yield for `width` slots of `tokens` [B, N] at a time guided logits [B, T, v_image] given the earlier tokens, the
+    slots [B, T], and the session. `shift`: a shift by one, as in `TransformerSession.move`."""
     import torch
 
     consumed = torch.nn.functional.pad(torch.from_numpy(tokens).to(model.device)[:, :-1], (1, 0))
@@ -129,7 +129,7 @@ def forced_logits(
         session.move(*shift)
     for start in range(0, tokens.shape[1], width):
         positions = slots_of(len(tokens), start, min(start + width, tokens.shape[1])).to(model.device)
-        yield session.forward(consumed[:, start : start + width], positions).float(), positions
+        yield session.forward(consumed[:, start : start + width], positions).float(), positions, session
 
 
 def pieces(model: ImageModel) -> tuple[int, int]:
