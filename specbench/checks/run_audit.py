@@ -42,8 +42,8 @@ from specbench.store.schema import KEY
 if TYPE_CHECKING:
     from specbench.checks.likely_causes import Cause
 
-Load = Callable[[str], ImageModel]
-"""Loads the run's model in a number format."""
+FormatLoader = Callable[[str], ImageModel]
+"""Loads a run's model in a number format."""
 PRINTED_ORDERS = {
     "u_id": "token id",
     "u_p": "p descending",
@@ -170,7 +170,7 @@ def _harder_verdict(audit: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _explained(
-    spec: RunSpec, rows: pd.DataFrame, values: Values, audit: Mapping[str, Any], load: Load, guided: bool
+    spec: RunSpec, rows: pd.DataFrame, values: Values, audit: Mapping[str, Any], load: FormatLoader, guided: bool
 ) -> dict[str, Any]:
     """The verdict in a sentence: smallest detectable deviation, or place and likely cause of the deviation."""
     # These import torch.
@@ -227,7 +227,7 @@ def _round_values(cause: Cause) -> list[float]:
     return [value for digits in (0, 1) if cause.low <= (value := round(cause.value, digits)) <= cause.high]
 
 
-def _fits(spec: RunSpec, rows: pd.DataFrame, load: Load) -> float | None:
+def _fits(spec: RunSpec, rows: pd.DataFrame, load: FormatLoader) -> float | None:
     """The p-value, if the tokens are samples with the sampling of `spec` and log p, if recorded, is the model's."""
     values, facts = _recomputed(spec, rows, load)
     result = audit_tokens(_tokens(rows, values), LEVEL)
@@ -322,7 +322,7 @@ def _place(steps: np.ndarray) -> np.ndarray | None:
 
 
 def _recomputed(
-    spec: RunSpec, rows: pd.DataFrame, load: Load, logp: str | None = None
+    spec: RunSpec, rows: pd.DataFrame, load: FormatLoader, logp: str | None = None
 ) -> tuple[Values, dict[str, Any]]:
     """Values of a teacher-forced pass in the run's dtype, and the findings about the run.
 
@@ -372,7 +372,7 @@ def _recomputed(
 
 
 def _logp_kind(
-    load: Load,
+    load: FormatLoader,
     spec: RunSpec,
     rows: pd.DataFrame,
     values: Values,
