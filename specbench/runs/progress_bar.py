@@ -14,8 +14,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
+    from specbench.metrics.scoring import ScoreReporter
+    from specbench.runs.run_progress import Reporter
+else:
+    Reporter = ScoreReporter = object  # their modules import pandas
 
-class ProgressReporter:
+
+class ProgressReporter(Reporter):
     """Progress of a runner (`specbench.runs.run_progress.Reporter`). `what`: name of the items; `quick_s`: seconds
     below which the end is not reported; `notes`: whether the runner's notes are printed."""
 
@@ -151,7 +156,7 @@ def _bar(screen: Console) -> Bar:
     return progress.Progress(*columns, console=screen, transient=True, expand=True, refresh_per_second=4)
 
 
-class ScoreProgress:
+class ScoreProgress(ScoreReporter):
     """Progress of scoring a run: of the metric with the most images left, as metrics share a pass over images."""
 
     def __init__(self) -> None:

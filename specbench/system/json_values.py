@@ -26,7 +26,7 @@ def parse_json(text: str | bytes) -> object:
     raise ValueError(f"nested more than {MAX_DEPTH} deep")
 
 
-def json_text(rows: Iterable[Mapping]) -> str:
+def json_text(rows: Iterable[Mapping[str, object]]) -> str:
     """Rows as one JSON array. Missing and non-finite numbers are null, other types are text."""
     return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
 

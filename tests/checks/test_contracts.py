@@ -8,9 +8,11 @@ import pyarrow as pa
 import pytest
 import torch
 
+from specbench.checks.findings import finding, run_tests
 from specbench.checks.metric_contract import MetricChecks, metric_findings
 from specbench.checks.model_contract import ModelChecks, model_findings
 from specbench.metrics.base import PerImageMetric, Sample
+from specbench.system import console
 
 PLUGIN = Path(__file__).parents[2] / "docs" / "examples" / "plugin"
 
@@ -28,6 +30,13 @@ def greys(monkeypatch):
 
 def failed(findings) -> set[str]:
     return {finding.check for finding in findings if finding.status == "failed"}
+
+
+@pytest.mark.parametrize("bars", [True, False])
+def test_a_terminal_shows_which_test_runs(monkeypatch, capsys, bars):
+    monkeypatch.setattr(console, "has_bars", lambda screen: bars)
+    run_tests([("counters", lambda: finding("counters", [], "fine")), ("batch", lambda: 1 / 0)])
+    assert capsys.readouterr().err.split("\n")[:-1] == ["testing counters", "testing batch"] * bars
 
 
 def test_the_examples_of_the_guide_and_the_embedded_parts_pass(greys):
