@@ -10,15 +10,7 @@ import pytest
 from planted_bugs import RECORDING_FAULTS, plant
 
 from specbench import api
-from specbench.checks.run_audit import (
-    CONSISTENT,
-    DEVIATES,
-    IMPOSSIBLE,
-    OTHERS,
-    PRINTED_ORDERS,
-    UNLIKELY,
-    audit_run,
-)
+from specbench.checks.run_audit import CONSISTENT, DEVIATES, IMPOSSIBLE, OTHERS, PRINTED_ORDERS, UNLIKELY, audit_run
 from specbench.checks.teacher_forced import Rounding, Values, rounding_explains
 from specbench.cli.checks import decided_by
 from specbench.decoding.noise import Noise
@@ -76,7 +68,7 @@ def test_a_lossless_run_is_consistent_and_says_how_much_it_could_have_seen(folde
     assert (audit["verdict"], audit["failed"], audit["images"]) == ("consistent", False, IMAGES)
     assert 0.03 < audit["detectable"] < 0.2
     assert set(audit["by_order"]) == {
-        *("token id", "p descending", "p/q descending", "q/q of the step before, descending"),
+        *("token id", "p descending", "p/q descending", "q/q of the step before, descending")
     }
 
 

@@ -11,13 +11,7 @@ import torch
 from PIL import Image
 from scipy import linalg
 
-from specbench.metrics import (
-    compbench,
-    compbench_rules,
-    distances,
-    geneval,
-    published_weights,
-)
+from specbench.metrics import compbench, compbench_rules, distances, geneval, published_weights
 from specbench.metrics.base import Sample, Settings, made_features, made_score
 from specbench.metrics.catalog import metric
 from specbench.metrics.clip import bilinear299

@@ -45,8 +45,7 @@ def stop_after(steps: int, monkeypatch) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(
-    ("name", "guidance"),
-    [("ar", 1.0), ("sjd", 3.0), ("scd-mc", 3.0), ("eagle", 3.0), ("vvs", 3.0)],
+    ("name", "guidance"), [("ar", 1.0), ("sjd", 3.0), ("scd-mc", 3.0), ("eagle", 3.0), ("vvs", 3.0)]
 )
 def test_the_cache_is_predicted_within_a_tenth(name, guidance, device, monkeypatch):
     if device == "cuda":  # allocate as on a GPU

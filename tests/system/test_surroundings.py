@@ -76,8 +76,7 @@ def test_a_home_that_is_no_path_is_the_one_of_the_user(named, expected, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("columns", "width"),
-    [("0", "80"), ("x", "80"), ("9" * 5000, "80"), ("39", "40"), ("60", "60")],
+    ("columns", "width"), [("0", "80"), ("x", "80"), ("9" * 5000, "80"), ("39", "40"), ("60", "60")]
 )
 def test_widths_without_room_for_words_are_those_of_a_narrow_terminal(columns, width, monkeypatch, cli):
     monkeypatch.setenv("COLUMNS", columns)
