@@ -144,13 +144,11 @@ def test_another_number_format_is_named_where_it_is_seen(name, true, recorded):
 @pytest.mark.parametrize(
     ("true", "recorded", "expected"),
     [
-        ("bfloat16", True, "none"),
-        ("bfloat16", False, "none"),
-        ("float32", True, "another number format: float32, not bfloat16"),
-        ("float32", False, "none"),
+        ("bfloat16", True, "none"), ("bfloat16", False, "none"),
+        ("float32", True, "another number format: float32, not bfloat16"), ("float32", False, "none"),
         ("int8wo", False, "another number format: int8wo, not bfloat16"),
     ],
-)
+)  # fmt: skip
 def test_rounding_of_a_claim_of_fewer_bits_is_no_cause(true, recorded, expected):
     """Tokens at the edge of top-p do not say that there is none, nor those likelier in float32 that it was that."""
     assert cause_of_format("shapes", true, "bfloat16", recorded).startswith(expected)

@@ -38,71 +38,31 @@ IMAGES = 40_000
 SPATIAL = ("left-repeat", "left-sample", "above-repeat", "above-sample", "left-top1")
 
 LOSSLESS = [
-    ("ar", {}),
-    ("jacobi", {}),
-    ("sjd", {}),
-    ("sjd", {"fresh-q": "onehot"}),
-    *(("sjd", {"init": init}) for init in SPATIAL),
-    ("sjd", {"residual": "optimal"}),
-    ("sjd-released", {}),
-    ("sjd-norefine", {}),
-    ("scd-mc", {}),
-    ("scd-mc", {"init": "above-sample"}),
-    ("scd-gs", {}),
-    ("predictive", {}),
-    ("sjd-pac", {}),
-    ("sjd-pac", {"siblings": 2, "depth": 1}),
-    ("sjd-pac", {"siblings": 5, "depth": 3, "fresh-q": "onehot"}),
-    ("sjd-pac", {"refine": "gumbel", "depth": 2}),
-    ("sjd-pac", {"refine": "resample", "init": "left-sample"}),
-    ("eagle", {}),
-    ("eagle", {"tree": "chain"}),
-    ("eagle", {"tree": "0 1 2 3 10 11 12 20 100", "verifier": "match", "refine": "resample"}),
-    ("eagle3", {}),
-    ("sjd-block", {}),
-    ("eagle-block", {}),
-    ("eagle-gbv", {}),
-    ("adt-tree", {"siblings": 3}),
-    ("preview", {}),
-    ("vertical", {}),
-    ("vertical", {"siblings": 1, "refine": "restart", "verifier": "block"}),
-    ("vertical-coupled", {}),
+    ("ar", {}), ("jacobi", {}), ("sjd", {}), ("sjd", {"fresh-q": "onehot"}),
+    *(("sjd", {"init": init}) for init in SPATIAL), ("sjd", {"residual": "optimal"}), ("sjd-released", {}),
+    ("sjd-norefine", {}), ("scd-mc", {}), ("scd-mc", {"init": "above-sample"}), ("scd-gs", {}), ("predictive", {}),
+    ("sjd-pac", {}), ("sjd-pac", {"siblings": 2, "depth": 1}),
+    ("sjd-pac", {"siblings": 5, "depth": 3, "fresh-q": "onehot"}), ("sjd-pac", {"refine": "gumbel", "depth": 2}),
+    ("sjd-pac", {"refine": "resample", "init": "left-sample"}), ("eagle", {}), ("eagle", {"tree": "chain"}),
+    ("eagle", {"tree": "0 1 2 3 10 11 12 20 100", "verifier": "match", "refine": "resample"}), ("eagle3", {}),
+    ("sjd-block", {}), ("eagle-block", {}), ("eagle-gbv", {}), ("adt-tree", {"siblings": 3}), ("preview", {}),
+    ("vertical", {}), ("vertical", {"siblings": 1, "refine": "restart", "verifier": "block"}), ("vertical-coupled", {}),
     ("eagle", {"drafter": "eagle-reduced", "head-ids": 2, "tree": "0 1 00 01 10"}),
-    ("vertical-coupled", {"drafter": "vertical-reduced", "head-ids": 2}),
-    ("best-lossless", {}),
+    ("vertical-coupled", {"drafter": "vertical-reduced", "head-ids": 2}), ("best-lossless", {}),
     ("best-lossless", {"siblings": 1}),
     ("best-lossless", {"verifier": "match", "refine": "gumbel", "init": "above-repeat"}),
-]
+]  # fmt: skip
 
 LOSSY = [
-    ("sjd++", {"tau": 0.5}),
-    ("gsd", {}),
-    ("amplify", {}),
-    ("add", {}),
-    ("replace", {}),
-    ("lantern", {"delta": 0.3}),
-    ("lantern++", {}),
-    ("lantern-released", {"delta": 0.3}),
-    ("lantern++-released", {}),
-    ("lantern++-optimal", {}),
-    ("uniform-rsd", {}),
-    ("cool-sd", {"delta": 2.0}),
-    ("cool-sd-linear", {}),
-    ("zipar", {"rows-window": 1}),
-    ("zipar-released", {"rows-window": 1}),
-    ("zipar-adaptive", {"rows-window": 1}),
-    ("pjd", {}),
-    ("pjd-released", {}),
-    ("pjd-residual", {}),
-    ("pathexplore", {}),
-    ("sjd-pac-released", {}),
-    ("sjd-sv", {}),
-    ("sjd-sv", {"alpha": 1.0, "coins": "fresh"}),
-    ("sjd-sv", {"verifier": "runs-grouped"}),
-    ("sjd-sv", {"verifier": "runs-lantern"}),
-    ("cascade", {"tree": "0 1 00 01 10 11 000 001"}),
+    ("sjd++", {"tau": 0.5}), ("gsd", {}), ("amplify", {}), ("add", {}), ("replace", {}), ("lantern", {"delta": 0.3}),
+    ("lantern++", {}), ("lantern-released", {"delta": 0.3}), ("lantern++-released", {}), ("lantern++-optimal", {}),
+    ("uniform-rsd", {}), ("cool-sd", {"delta": 2.0}), ("cool-sd-linear", {}), ("zipar", {"rows-window": 1}),
+    ("zipar-released", {"rows-window": 1}), ("zipar-adaptive", {"rows-window": 1}), ("pjd", {}), ("pjd-released", {}),
+    ("pjd-residual", {}), ("pathexplore", {}), ("sjd-pac-released", {}), ("sjd-sv", {}),
+    ("sjd-sv", {"alpha": 1.0, "coins": "fresh"}), ("sjd-sv", {"verifier": "runs-grouped"}),
+    ("sjd-sv", {"verifier": "runs-lantern"}), ("cascade", {"tree": "0 1 00 01 10 11 000 001"}),
     ("vvs", {"tree": "0 1", "interval": 2, "after": 1}),
-]
+]  # fmt: skip
 # Clusters of 14 tokens need a larger vocabulary than the audit's: tests/decoding/test_released_presets.py.
 AUDITED_ELSEWHERE = {"gsd-released"}
 
@@ -261,12 +221,10 @@ def test_a_user_s_decoder_is_judged_by_its_images(user_module):
 @pytest.mark.parametrize(
     ("decoder", "named"),
     [
-        ("mydecoders:missing", "missing"),
-        ("nowhere.at.all:Name", "nowhere"),
-        ("mydecoders:nonsense", "int"),
+        ("mydecoders:missing", "missing"), ("nowhere.at.all:Name", "nowhere"), ("mydecoders:nonsense", "int"),
         ("sjdd", "sjdd"),
     ],
-)
+)  # fmt: skip
 def test_a_decoder_that_cannot_be_had_is_named(user_module, decoder, named):
     with pytest.raises(SpecbenchError, match=named) as caught:
         audit_decoders([decoder])
@@ -283,15 +241,11 @@ def test_a_small_audit_or_a_lossy_decoder_is_not_called_lossless():
 @pytest.mark.parametrize(
     ("p", "detectable", "declared", "verdict"),
     [
-        (0.5, 0.01, "lossless", "lossless"),
-        (0.5, 0.01, None, "lossless"),
-        (0.5, 0.01, "lossy", "no deviation seen"),
-        (0.5, 0.1, "lossless", "no deviation seen"),
-        (0.5, 0.1, None, "no deviation seen"),
-        (AUDIT_LEVEL / 2, 0.1, "lossless", "lossy"),
-        (AUDIT_LEVEL / 2, 0.01, "lossy", "lossy"),
+        (0.5, 0.01, "lossless", "lossless"), (0.5, 0.01, None, "lossless"), (0.5, 0.01, "lossy", "no deviation seen"),
+        (0.5, 0.1, "lossless", "no deviation seen"), (0.5, 0.1, None, "no deviation seen"),
+        (AUDIT_LEVEL / 2, 0.1, "lossless", "lossy"), (AUDIT_LEVEL / 2, 0.01, "lossy", "lossy"),
     ],
-)
+)  # fmt: skip
 def test_the_verdict_claims_no_more_than_was_seen(p, detectable, declared, verdict):
     assert audit_verdict(p, detectable, declared) == verdict
 

@@ -15,16 +15,10 @@ from specbench.cli.commands import COMMANDS
 from specbench.runs.settings import OTHER_VARIABLES, check_environment, merge, run_settings
 
 FILES = {
-    "empty.txt": b"",
-    "binary.txt": b"\x00\x01",
-    "latin.txt": b"caf\xe9",
-    "line.txt": b"x" * 50_000_000,
+    "empty.txt": b"", "binary.txt": b"\x00\x01", "latin.txt": b"caf\xe9", "line.txt": b"x" * 50_000_000,
     "twice.jsonl": b'{"id": "a", "text": "a red circle"}\n{"id": "a", "text": "a blue circle"}\n',
-    "cats.txt": b"three cats\n",
-    "bad.toml": b"sede = 3\n",
-    "switch.toml": b"seed = true\n",
-    "file": b"",
-}
+    "cats.txt": b"three cats\n", "bad.toml": b"sede = 3\n", "switch.toml": b"seed = true\n", "file": b"",
+}  # fmt: skip
 
 BAD = [
     ("score --metric fdi", "unknown metric 'fdi'", "did you mean 'fid["),
@@ -170,17 +164,11 @@ def test_a_bad_value_of_the_environment_is_named_with_its_variable_unless_the_op
 
 
 _TYPED = {
-    "run": ("--dry-run",),
-    "list": ("models",),
-    "prompts": ("show", "shapes", "--limit", "1"),
-    "fetch": ("shapes",),
-    "demo": ("--limit", "none"),
-    "train-head": ("--model", "nobody", "--out", "head"),
-    "check-head": ("--model", "nobody"),
-    "doctor": ("--scale", "none"),
-    "forecast": ("--decoder", "nobody"),
+    "run": ("--dry-run",), "list": ("models",), "prompts": ("show", "shapes", "--limit", "1"), "fetch": ("shapes",),
+    "demo": ("--limit", "none"), "train-head": ("--model", "nobody", "--out", "head"),
+    "check-head": ("--model", "nobody"), "doctor": ("--scale", "none"), "forecast": ("--decoder", "nobody"),
     "compare": ("a", "b"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -83,12 +83,10 @@ def test_an_ascii_terminal_gets_every_line(folder, command, encoding):
 @pytest.mark.parametrize(
     ("encoding", "errors", "printed"),
     [
-        ("utf-8", "surrogateescape", "é → ".encode() + b"n\xff"),
-        ("utf-8", "strict", "é → n\\udcff".encode()),
-        ("ascii", "surrogateescape", b"\\u00e9 \\u2192 n\xff"),
-        ("ascii", "replace", b"? ? n?"),
+        ("utf-8", "surrogateescape", "é → ".encode() + b"n\xff"), ("utf-8", "strict", "é → n\\udcff".encode()),
+        ("ascii", "surrogateescape", b"\\u00e9 \\u2192 n\xff"), ("ascii", "replace", b"? ? n?"),
     ],
-)
+)  # fmt: skip
 def test_a_name_that_is_not_utf_8_keeps_its_bytes_and_a_letter_outside_the_encoding_is_its_number(
     encoding, errors, printed, monkeypatch
 ):

@@ -9,15 +9,10 @@ import typer
 from specbench.cli import build_app
 
 STARTS = {
-    "run": ["--dry-run", "--limit", "1"],
-    "bench": ["sjd-1", "--dry-run"],
-    "demo": ["--limit", "0", "--out", "/dev/null/results"],
-    "doctor": ["--model", "nothing"],
-    "audit": ["nothing"],
-    "check": ["nothing"],
-    "train-head": ["--model", "nothing"],
-    "check-head": ["--model", "nothing"],
-}
+    "run": ["--dry-run", "--limit", "1"], "bench": ["sjd-1", "--dry-run"],
+    "demo": ["--limit", "0", "--out", "/dev/null/results"], "doctor": ["--model", "nothing"], "audit": ["nothing"],
+    "check": ["nothing"], "train-head": ["--model", "nothing"], "check-head": ["--model", "nothing"],
+}  # fmt: skip
 """What keeps commands from work that takes long; of `run` and `bench` settings are read all the same."""
 
 

@@ -19,85 +19,54 @@ from specbench.system.table_formats import format_name
 
 MODELS = {
     "lumina": "lumina-mgpt, Lumina_mGPT, Lumina-mGPT-7B, Alpha-VLLM/Lumina-mGPT-7B-768, LUMINA",
-    "lumina-512": "Lumina-mGPT-7B-512, Alpha-VLLM/Lumina-mGPT-7B-512",
-    "lumina-1024": "LuminamGPT-1024",
-    "lumina-34b": "Lumina-mGPT-34B",
-    "lumina2": "Lumina-mGPT 2.0, Lumina-mGPT2, Alpha-VLLM/Lumina-mGPT-2.0, lumina-2",
+    "lumina-512": "Lumina-mGPT-7B-512, Alpha-VLLM/Lumina-mGPT-7B-512", "lumina-1024": "LuminamGPT-1024",
+    "lumina-34b": "Lumina-mGPT-34B", "lumina2": "Lumina-mGPT 2.0, Lumina-mGPT2, Alpha-VLLM/Lumina-mGPT-2.0, lumina-2",
     "anole": "Anole-7b-v0.1, GAIR/Anole-7b-v0.1, leloy/Anole-7b-v0.1-hf",
     "janus": "Janus-Pro-1B, deepseek-ai/Janus-Pro-1B, Janus-Pro",
-    "janus-7b": "Janus-Pro-7B, deepseek-community/Janus-Pro-7B, janus_pro_7b",
-    "simplear": "SimpleAR-0.5B, SimpleAR",
-    "tar-7b": "Tar-7B, csuhan/Tar-7B-v0.1",
-    "liquid": "Liquid-7B, Junfeng5/Liquid_V1_7B",
-    "glm-image": "zai-org/GLM-Image, GLMImage",
-    "x-omni": "X-Omni/X-Omni-En, XOmni, xomni",
-    "emu3": "BAAI/Emu3-Gen-hf, BAAI/Emu3-Gen, Emu3-8B",
-    "emu3.5": "emu3_5, BAAI/Emu3.5-Image, Emu3.5-34B",
-    "llamagen": "LlamaGen",
-    "llamagen-512": "LlamaGen-XL-512",
-    "llamagen-c2i-3b": "LlamaGen-3B",
+    "janus-7b": "Janus-Pro-7B, deepseek-community/Janus-Pro-7B, janus_pro_7b", "simplear": "SimpleAR-0.5B, SimpleAR",
+    "tar-7b": "Tar-7B, csuhan/Tar-7B-v0.1", "liquid": "Liquid-7B, Junfeng5/Liquid_V1_7B",
+    "glm-image": "zai-org/GLM-Image, GLMImage", "x-omni": "X-Omni/X-Omni-En, XOmni, xomni",
+    "emu3": "BAAI/Emu3-Gen-hf, BAAI/Emu3-Gen, Emu3-8B", "emu3.5": "emu3_5, BAAI/Emu3.5-Image, Emu3.5-34B",
+    "llamagen": "LlamaGen", "llamagen-512": "LlamaGen-XL-512", "llamagen-c2i-3b": "LlamaGen-3B",
     "llamagen-c2i-xxl": "LlamaGen-XXL",
-}
+}  # fmt: skip
 DECODERS = {
     "ar": "autoregressive, vanilla, AR, next-token prediction, Auto-Regressive Decoding, AR decoding",
     "sjd": "SJD, Speculative Jacobi Decoding, speculative_jacobi",
     "sjd++": "SJD++, sjd-plus-plus, sjdpp, SJD_PP, Speculative Jacobi Decoding++",
-    "gsd": "GSD, Grouped Speculative Decoding, grouped speculative",
-    "eagle": "EAGLE, eagle1, EAGLE-1, eagle_v1",
-    "scd-mc": "SCD (MC), Speculative Coupled Decoding",
-    "lantern": "LANTERN",
-    "lantern++": "lantern-pp, LANTERN++",
-    "cool-sd": "Cool-SD, coolsd, cool_sd",
-    "zipar": "ZipAR, zip-ar",
-    "sjd-pac": "SJD-PAC",
+    "gsd": "GSD, Grouped Speculative Decoding, grouped speculative", "eagle": "EAGLE, eagle1, EAGLE-1, eagle_v1",
+    "scd-mc": "SCD (MC), Speculative Coupled Decoding", "lantern": "LANTERN", "lantern++": "lantern-pp, LANTERN++",
+    "cool-sd": "Cool-SD, coolsd, cool_sd", "zipar": "ZipAR, zip-ar", "sjd-pac": "SJD-PAC",
     "pathexplore": "PathSpec, 2606.10492",
-}
+}  # fmt: skip
 METRICS = {
-    "clip": "CLIP, clip-score, CLIPScore",
-    "clip[l14]": "CLIP ViT-L-14, CLIP-L/14",
+    "clip": "CLIP, clip-score, CLIPScore", "clip[l14]": "CLIP ViT-L-14, CLIP-L/14",
     "clip[b32]": "CLIP ViT-B/32, CLIP[B32], clip-b32, CLIP (ViT-B/32), CLIP B/32",
-    "fid": "FID, Fid, Fréchet Inception Distance",
-    "hpsv2": "HPS v2, HPSv2, hps",
-    "hpsv2[v2.1]": "HPSv2.1",
-    "imagereward": "ImageReward, image_reward, ImageReward-v1.0",
-    "pickscore": "PickScore, pick-score, PickScore_v1",
-    "compbench": "T2I-CompBench++, T2I-CompBench",
-    "inception-score": "IS, Inception Score",
-    "kid": "KID",
-}
+    "fid": "FID, Fid, Fréchet Inception Distance", "hpsv2": "HPS v2, HPSv2, hps", "hpsv2[v2.1]": "HPSv2.1",
+    "imagereward": "ImageReward, image_reward, ImageReward-v1.0", "pickscore": "PickScore, pick-score, PickScore_v1",
+    "compbench": "T2I-CompBench++, T2I-CompBench", "inception-score": "IS, Inception Score", "kid": "KID",
+}  # fmt: skip
 PROMPTS = {
     "coco-train": "COCO2017 train, MS-COCO train, coco_train2017, captions_train2017",
     "coco": "COCO2017, MS-COCO, mscoco, coco_val2017, COCO 2017 val, MS COCO 2017 validation, captions_val2017",
-    "parti": "PartiPrompts, partiprompt, P2, P2 prompts, nateraw/parti-prompts",
-    "parti/Arts": "PartiPrompts/arts",
-    "parti/Food & Beverage": "parti/food-and-beverage",
-    "geneval": "GenEval, djghosh13/geneval",
-    "geneval2": "Geneval2, GenEval 2, GenEval v2",
-    "t2i-compbench": "T2I-CompBench, T2I-CompBench++",
-    "t2i-compbench/color": "t2i_compbench/color",
-    "dpg-bench": "DPGBench, DPG, Dense Prompt Graph",
-    "oneig": "OneIG, OneIG-Bench, OneIG-Benchmark",
-    "longtext-bench": "LongText-Bench, LongText",
-    "cvtg-2k": "CVTG-2K, CVTG",
-    "wise-verified": "WISE_Verified, WISE (verified)",
-    "wise-legacy": "WISE_legacy, WISE (legacy)",
-    "tiif": "TIIF-Bench",
-    "coco-30k": "COCO 30K",
+    "parti": "PartiPrompts, partiprompt, P2, P2 prompts, nateraw/parti-prompts", "parti/Arts": "PartiPrompts/arts",
+    "parti/Food & Beverage": "parti/food-and-beverage", "geneval": "GenEval, djghosh13/geneval",
+    "geneval2": "Geneval2, GenEval 2, GenEval v2", "t2i-compbench": "T2I-CompBench, T2I-CompBench++",
+    "t2i-compbench/color": "t2i_compbench/color", "dpg-bench": "DPGBench, DPG, Dense Prompt Graph",
+    "oneig": "OneIG, OneIG-Bench, OneIG-Benchmark", "longtext-bench": "LongText-Bench, LongText",
+    "cvtg-2k": "CVTG-2K, CVTG", "wise-verified": "WISE_Verified, WISE (verified)",
+    "wise-legacy": "WISE_legacy, WISE (legacy)", "tiif": "TIIF-Bench", "coco-30k": "COCO 30K",
     "imagenet": "ImageNet-1k, ILSVRC2012",
-}
+}  # fmt: skip
 TABLES = {
-    "sjd-1": "SJD Table 1, sjd:1, sjd_table_1, arXiv 2410.01699 table 1",
-    "sjdpp-fig5": "SJD++ fig. 5",
-    "gsd-fig10": "GSD Figure 10, gsd-fig-10",
-    "cool-sd-2": "CoolSD-2",
-}
+    "sjd-1": "SJD Table 1, sjd:1, sjd_table_1, arXiv 2410.01699 table 1", "sjdpp-fig5": "SJD++ fig. 5",
+    "gsd-fig10": "GSD Figure 10, gsd-fig-10", "cool-sd-2": "CoolSD-2",
+}  # fmt: skip
 READERS = {
-    "model": (model_name, MODELS),
-    "decoder": (lambda typed: resolve(typed).name, DECODERS),
-    "metric": (metric_name, METRICS),
-    "prompts": (set_name, PROMPTS),
+    "model": (model_name, MODELS), "decoder": (lambda typed: resolve(typed).name, DECODERS),
+    "metric": (metric_name, METRICS), "prompts": (set_name, PROMPTS),
     "table": (lambda typed: load_table(typed).name, TABLES),
-}
+}  # fmt: skip
 MEANT = [
     (kind, typed, name)
     for kind, (_, names) in READERS.items()

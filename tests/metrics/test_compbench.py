@@ -78,10 +78,8 @@ def test_answers_do_not_depend_on_what_is_asked_beside_them(metric):
 
 def test_questions_are_the_official_ones():
     assert questions(["A red cup", "the left", "the top", "top", 'a "big" dog.']) == [
-        "a red cup?",
-        "the top?",
-        "a big dog?",
-    ]
+        "a red cup?", "the top?", "a big dog?",
+    ]  # fmt: skip
     assert len(questions(["a cup"] * 12)) == 8
 
 

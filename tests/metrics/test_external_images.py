@@ -139,12 +139,10 @@ def test_a_bare_id_is_the_first_sample_and_a_name_that_fits_two_prompts_is_refus
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("grid.png", r"grid\.png belongs to no prompt"),
-        ("cat.png", "are both image 0 of prompt 'cat'"),
-        ("notes.txt", r"notes\.txt is not an image"),
-        ("cat-2.png", "has no image 2 of prompt 'dog-1'"),
+        ("grid.png", r"grid\.png belongs to no prompt"), ("cat.png", "are both image 0 of prompt 'cat'"),
+        ("notes.txt", r"notes\.txt is not an image"), ("cat-2.png", "has no image 2 of prompt 'dog-1'"),
     ],
-)
+)  # fmt: skip
 def test_a_stray_file_is_refused_by_name(drawn, prompts, name, problem):
     saved(drawn / "tmp.png", Image.fromarray(COLOR)).rename(drawn / name)
     with pytest.raises(SpecbenchError, match=problem):
@@ -202,13 +200,11 @@ def test_a_folder_is_scored_from_the_command_line_and_only_changes_again(drawn, 
         (("--images", "x"), "x has no metadata.jsonl or metadata.csv"),
         (("--prompts", "shapes"), "--prompts requires --images"),
         (("a-run", "--images", "x", "--prompts", "shapes"), "exclude each other"),
-        (("--protocol", "sdj"), "did you mean 'sjd'"),
-        (("--metric", "clip[b61]"), "did you mean 'clip[b16]'"),
-        (("--device", "tpu9"), "--device tpu9"),
-        (("--reference", "/nowhere"), "/nowhere does not exist"),
+        (("--protocol", "sdj"), "did you mean 'sjd'"), (("--metric", "clip[b61]"), "did you mean 'clip[b16]'"),
+        (("--device", "tpu9"), "--device tpu9"), (("--reference", "/nowhere"), "/nowhere does not exist"),
         (("--batch", "0"), "--batch"),
     ],
-)
+)  # fmt: skip
 def test_score_refuses_what_makes_no_sense(arguments, problem, cli):
     outcome = cli("score", *arguments)
     assert outcome.code == 2 and problem in outcome.err and outcome.err.count("\n") == 1
@@ -266,15 +262,13 @@ def paired(folder: Path, layout: str | None = None, lines: list | None = None) -
 
 
 RELEASED = {
-    "LANTERN": ["prompt_0.png", "prompt_1.png", "prompt_2.png"],
-    "SJD, PartiPrompts": ["0.png", "1.png", "2.png"],
-    "SJD, COCO": ["70.png", "75.png", "80.png"],
-    "lines from 1": ["1.jpg", "02.jpg", "3.jpg"],
+    "LANTERN": ["prompt_0.png", "prompt_1.png", "prompt_2.png"], "SJD, PartiPrompts": ["0.png", "1.png", "2.png"],
+    "SJD, COCO": ["70.png", "75.png", "80.png"], "lines from 1": ["1.jpg", "02.jpg", "3.jpg"],
     "GenEval": [f"{line:05d}/samples/{0:05d}.png" for line in range(3)],
     "T2I-CompBench": [f"samples/{text}_{10 * line:06d}.png" for line, text in enumerate(CAPTIONS)],
     "GSD": [f"Lumina-mGPT-7B-768-{text[:30]}-16-init-random-seedNone-img_topk2000.png" for text in CAPTIONS],
     "captions alone": [f"{text.replace(' ', '_')}.png" for text in CAPTIONS],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("program", RELEASED)
@@ -296,12 +290,10 @@ def test_names_of_files_and_captions_compare_composed(tmp_path, layout, listed):
     """macOS decomposes the accents of file names; a list of prompts may have either form."""
     mine, theirs = SPELT[listed], SPELT[1 - listed]
     names = {
-        "ids": f"{theirs}.png",
-        "captions": f"{theirs}_000000.png",
+        "ids": f"{theirs}.png", "captions": f"{theirs}_000000.png",
         "starts": f"model-{unicodedata.normalize(('NFD', 'NFC')[listed], SPELT[0][:30])}-16-init-a-seed1-img_topk1.png",
-        "dataset": f"{theirs}/{theirs}.png",
-        "geneval": "00000/samples/0.png",
-    }
+        "dataset": f"{theirs}/{theirs}.png", "geneval": "00000/samples/0.png",
+    }  # fmt: skip
     folder = written(tmp_path / "images", names[layout])
     if layout == "dataset":
         (folder / "metadata.jsonl").write_text(json.dumps({"file_name": f"{mine}/{mine}.png", "prompt": theirs}))
@@ -404,10 +396,8 @@ def test_a_dataset_of_hugging_face_names_its_own_prompts(tmp_path, name):
     assert [prompt.text for prompt in prompts.prompts] == ["a cat", "a dog"]
     rows = external_images(tmp_path / "images", prompts, tmp_path / "out").rows
     assert {(row.prompt, row.sample): row.path.name for row in rows.itertuples()} == {
-        ("a cat", 0): "b.png",
-        ("a cat", 1): "d.png",
-        ("a dog", 0): "a.png",
-    }
+        ("a cat", 0): "b.png", ("a cat", 1): "d.png", ("a dog", 0): "a.png",
+    }  # fmt: skip
     named = build_prompt_set("own", [Prompt("x", "a dog"), Prompt("y", "a cat")])
     assert set(external_images(tmp_path / "images", named, tmp_path / "out").rows["prompt_id"]) == {"x", "y"}
     (tmp_path / "images" / name).write_text(DATASETS[name].replace("c/d.png", "../d.png"))

@@ -261,17 +261,9 @@ def test_center256_takes_torchvisions_middle_square(shape):
 
 
 GOLDEN = {
-    ("pytorch-fid", 1): -15.257,
-    ("tf1", 1): 4.309,
-    ("tm-aa", 1): -15.253,
-    ("clean", 2): -7.852,
-    ("whole", 1): 122.559,
-    ("center256", 2): 5.489,
-    ("bilinear299", 1): -0.651,
-    ("short_side_centre", 1): -6.274,
-    ("hps_input", 1): 16.186,
-    ("squashed", 1): 4.759,
-    ("mask2former", 1): 5.334,
+    ("pytorch-fid", 1): -15.257, ("tf1", 1): 4.309, ("tm-aa", 1): -15.253, ("clean", 2): -7.852, ("whole", 1): 122.559,
+    ("center256", 2): 5.489, ("bilinear299", 1): -0.651, ("short_side_centre", 1): -6.274, ("hps_input", 1): 16.186,
+    ("squashed", 1): 4.759, ("mask2former", 1): 5.334,
 }  # fmt: skip
 """What each version of the preprocessing code makes of one picture. If this test fails, raise the `code_version` of the
 function, so that nobody's stored features of before are used again, and write down what the new version makes."""
@@ -295,13 +287,11 @@ def test_preprocessing_of_another_result_has_another_version():
 @pytest.mark.parametrize(
     ("name", "function"),
     [
-        ("geneval[hf-m2f]", geneval.mask2former_input),
-        ("compbench[blip-vqa]", squashed),
-        ("shapes-clip", short_side_centre),
-        ("fid[clean]", FRONT_ENDS["clean"]),
+        ("geneval[hf-m2f]", geneval.mask2former_input), ("compbench[blip-vqa]", squashed),
+        ("shapes-clip", short_side_centre), ("fid[clean]", FRONT_ENDS["clean"]),
         ("fid[tf1+center256]", CROPS["center256"]),
     ],
-)
+)  # fmt: skip
 def test_every_network_of_several_says_which_version_prepared_its_images(name, function, monkeypatch):
     monkeypatch.setattr(published_weights, "hub_folder", lambda *_: None)
     monkeypatch.setattr(geneval, "folder_identity", lambda _: "weights")

@@ -209,10 +209,8 @@ def test_compbench_takes_the_cosine_of_the_bare_prompt_of_non_spatial_images(ope
     (score,) = metric.scores(frame)
     assert score.name == "compbench[clip-b32]:non_spatial" and score.estimate.value == pytest.approx(np.mean(truth))
     assert [metric.accepts(category, {"line": 0}) for category in ("non_spatial", "spatial", None)] == [
-        True,
-        False,
-        False,
-    ]
+        True, False, False,
+    ]  # fmt: skip
 
 
 def test_over_long_prompts_keep_their_end_token(clip_metric):

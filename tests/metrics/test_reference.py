@@ -21,11 +21,9 @@ from specbench.system.json_values import parse_json
 
 GOOD = [np.arange(4.0, dtype=np.float32), np.ones(4, np.float32)]
 BAD = {
-    "unequal": np.ones(3, np.float32),
-    "missing": None,
-    "nested": np.array([np.ones(2), None], object),
+    "unequal": np.ones(3, np.float32), "missing": None, "nested": np.array([np.ones(2), None], object),
     "infinite": np.array([0, 1, 2, np.inf], np.float32),
-}
+}  # fmt: skip
 
 
 def table(vectors: list, **more: object) -> pd.DataFrame:
@@ -155,15 +153,13 @@ _EYE = {"mu": np.zeros(8), "sigma": np.eye(8)}
         (_EYE | {"mu": np.zeros(7)}, r"a mu of \[7\] and a sigma of \[8, 8\]"),
         (_EYE | {"sigma": np.full((8, 8), np.nan)}, "numbers that are not a valid mean"),
         (_EYE | {"sigma": -np.eye(8)}, "numbers that are not a valid mean"),
-        (_EYE | {"sigma": np.eye(8) * 0.1 + 1 - np.eye(8)}, "correlations above 1"),
-        (None, "it is no file"),
+        (_EYE | {"sigma": np.eye(8) * 0.1 + 1 - np.eye(8)}, "correlations above 1"), (None, "it is no file"),
         (_EYE | {"sigma": np.triu(np.ones((8, 8)))}, "not symmetric"),
         (_EYE | {"mu": np.zeros(8, complex)}, "Cannot cast"),
         (_EYE | {"mu": np.array([print] * 8, object)}, "allow_pickle=False"),
-        (_EYE | {"sigma": np.zeros((3000, 3000))}, "too large"),
-        (b"no archive", "not a zip file"),
+        (_EYE | {"sigma": np.zeros((3000, 3000))}, "too large"), (b"no archive", "not a zip file"),
     ],
-)
+)  # fmt: skip
 def test_a_file_that_holds_no_statistics_is_refused_in_one_line(tmp_path, content, problem):
     path = tmp_path / "x.npz"
     if content is None:
@@ -176,17 +172,9 @@ def test_a_file_that_holds_no_statistics_is_refused_in_one_line(tmp_path, conten
 
 
 LEFT_BEHIND = (
-    ".DS_Store",
-    "THUMBS.DB",
-    "Icon\r",
-    "$RECYCLE.BIN/a.png",
-    "._a.png",
-    "Thumbs.db",
-    "__MACOSX/._a.png",
-    ".ipynb/a.png",
-    "a/@eaDir/a.png",
-    "e/",
-)
+    ".DS_Store", "THUMBS.DB", "Icon\r", "$RECYCLE.BIN/a.png", "._a.png", "Thumbs.db", "__MACOSX/._a.png",
+    ".ipynb/a.png", "a/@eaDir/a.png", "e/",
+)  # fmt: skip
 FOLDERS = {  # files, and the images that count or why none do
     "flat": (["a.png", "b.JPG"], ["a.png", "b.JPG"]),
     "one of categories": (["plants/a.png", "logo/a.png"], ["logo/a.png", "plants/a.png"]),

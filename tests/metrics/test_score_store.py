@@ -16,11 +16,8 @@ def test_scores_are_a_row_per_run_or_per_score(tmp_path, capsys):
     drawn_run(tmp_path, n=3)
     wide = specbench.score(metrics="shapes-clip", out=tmp_path)
     assert [*wide.columns][:7] == [
-        "run_id",
-        "model",
-        "decoder",
-        *(f"shapes-clip{end}" for end in ("", "_low", "_high", "_n")),
-    ]
+        "run_id", "model", "decoder", *(f"shapes-clip{end}" for end in ("", "_low", "_high", "_n")),
+    ]  # fmt: skip
     capsys.readouterr()
     long = specbench.score([*wide["run_id"]], ["shapes-clip"], tmp_path, long=True, progress=False)
     assert capsys.readouterr().err == ""
@@ -36,15 +33,8 @@ def test_scores_are_a_row_per_run_or_per_score(tmp_path, capsys):
 
 def test_a_metric_that_scored_a_run_in_two_ways_has_two_columns():
     row = {
-        "run_id": "a",
-        "model": "m",
-        "decoder": "ar",
-        "metric": "clip",
-        "value": 1.0,
-        "low": None,
-        "high": None,
-        "n": 1,
-    }
+        "run_id": "a", "model": "m", "decoder": "ar", "metric": "clip", "value": 1.0, "low": None, "high": None, "n": 1,
+    }  # fmt: skip
     frame = score_frame([row | {"fingerprint": "x"}, row | {"fingerprint": "y", "value": 2.0}], long=False)
     assert frame.loc[0, ["clip (x)", "clip (y)"]].tolist() == [1.0, 2.0] and len(frame) == 1
     assert len(score_frame([], long=True)) == len(score_frame([], long=False)) == 0
@@ -61,8 +51,5 @@ def test_scores_and_notes_of_several_references_carry_their_fingerprints(capsys)
     printed = capsys.readouterr()
     assert printed.err.splitlines() == ["fid (a), kid (a): as a", "fid (b): as b", "other: as c"]
     assert [line.split(" | ")[1].strip() for line in printed.out.splitlines()[2:]] == [
-        "fid (a)",
-        "kid (a)",
-        "fid (b)",
-        "other",
-    ]
+        "fid (a)", "kid (a)", "fid (b)", "other",
+    ]  # fmt: skip

@@ -30,13 +30,11 @@ REPORTS += ["sjd-sv-1", "sjd-sv-2", "scd-1", "pjd-1", "vvs-1", "mulo-sd-1", "adt
 FIGURES = [
     f"{paper}-fig{n}"
     for paper, numbers in (
-        ("sjd", (6, 7, 8, 9, 11, 12, 13, 14, 17)),
-        ("sjdpp", (5, 6, 10, 11, 12, 13)),
-        ("gsd", (2, 4, 5, 7, 10)),
+        ("sjd", (6, 7, 8, 9, 11, 12, 13, 14, 17)), ("sjdpp", (5, 6, 10, 11, 12, 13)), ("gsd", (2, 4, 5, 7, 10)),
         ("cool-sd", (3, 4, 5)),
     )
     for n in numbers
-]
+]  # fmt: skip
 
 READ_AGAIN = tomllib.loads((Path(__file__).parent / "read_again.toml").read_text(encoding="utf-8"))
 """Of some rows of each table, what a second reading of the papers found."""

@@ -155,15 +155,13 @@ def test_nothing_that_can_run_is_5_and_names_each_reason_once(cli, tmp_path, mon
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("gsd-3",), "unknown table 'gsd-3'"),
-        (("gsd-1", "--model", "shaps"), "did you mean 'shapes'"),
+        (("gsd-3",), "unknown table 'gsd-3'"), (("gsd-1", "--model", "shaps"), "did you mean 'shapes'"),
         (("gsd-1", "--model", "shapes", "--limit", "0"), "--limit 0"),
-        (("gsd-1", "--format", "xls"), "unknown format 'xls'"),
-        (("gsd-1", "--format", "parquet"), "cannot be printed"),
+        (("gsd-1", "--format", "xls"), "unknown format 'xls'"), (("gsd-1", "--format", "parquet"), "cannot be printed"),
         (("gsd-1", "--with", "nothing"), "unknown decoder 'nothing'"),
         (("gsd-1", "--decoder", "sjd"), "add yours with --with"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_line_before_anything_runs(cli, tmp_path, arguments, problem):
     outcome = cli("bench", *arguments, "--out", tmp_path / "results")
     assert outcome.code == 2 and problem in outcome.err and outcome.err.count("\n") == 1
@@ -197,13 +195,10 @@ def test_a_sweep_decodes_every_combination_once(two, tmp_path, cli):
 @pytest.mark.parametrize(
     ("sweep", "problem"),
     [
-        ("G", "no values"),
-        ("H=3", "unknown setting to sweep 'H'"),
-        ("G=3,-1", "--G -1"),
-        ("limit=3,4", "this setting does not distinguish runs"),
-        ("tau=0.1,0.2", "--tau"),
+        ("G", "no values"), ("H=3", "unknown setting to sweep 'H'"), ("G=3,-1", "--G -1"),
+        ("limit=3,4", "this setting does not distinguish runs"), ("tau=0.1,0.2", "--tau"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_sweep_is_refused_in_one_line(cli, tmp_path, sweep, problem):
     outcome = cli("run", "--decoder", "gsd", "--sweep", sweep, "--out", tmp_path / "results")
     assert outcome.code == 2 and problem in outcome.err and outcome.err.count("\n") == 1
@@ -370,18 +365,8 @@ def test_a_choice_is_named_only_where_it_was_used(cli, tmp_path):
 
 def test_the_seeds_of_a_paper_are_runs_of_one_line_and_a_flag_chooses_one_of_them(cli, tmp_path):
     bench = (
-        "bench",
-        "cool-sd-2",
-        "--model",
-        "shapes",
-        "--limit",
-        "2",
-        "--threads",
-        "1",
-        "--out",
-        tmp_path,
-        "--dry-run",
-    )
+        "bench", "cool-sd-2", "--model", "shapes", "--limit", "2", "--threads", "1", "--out", tmp_path, "--dry-run",
+    )  # fmt: skip
     rows = json.loads(cli(*bench, "--json").out)
     assert {row["seed"] for row in rows} == {42, 43, 44, 45, 46} and len({row["run_id"] for row in rows}) == len(rows)
     shown = cli(*bench).out

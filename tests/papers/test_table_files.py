@@ -8,14 +8,11 @@ from specbench.errors import SpecbenchError
 from specbench.papers.table_files import conventions, load_table, load_tables, papers, read_table, table_names
 
 GOOD = {
-    "name": '"mine"',
-    "paper": '"gsd"',
-    "source": '"Table 1"',
-    "title": '"a table"',
+    "name": '"mine"', "paper": '"gsd"', "source": '"Table 1"', "title": '"a table"',
     "columns": '[{ key = "nfe", header = "NFE" }, { key = "score:fid", header = "FID" }]',
     "defaults": '{ model = "shapes", protocol = "sjd", options = { window = 8 } }',
     "rows": '[{ label = "AR", decoder = "ar" }, { label = "GSD", decoder = "gsd", paper = { nfe = 3 } }]',
-}
+}  # fmt: skip
 ROW = 'label = "GSD", decoder = "gsd"'
 
 

@@ -151,10 +151,8 @@ def test_columns_and_keys_of_stored_runs_are_documented():
         assert names <= keys.keys(), path
         for samples in (path.parent / "samples").glob("*.parquet"):
             assert set(pq.read_schema(samples).names) <= {
-                *documented("samples/*.parquet"),
-                *SUMS.names,
-                *FORMER_NAMES.values(),
-            }
+                *documented("samples/*.parquet"), *SUMS.names, *FORMER_NAMES.values(),
+            }  # fmt: skip
     assert {f"spec.{name}" for name in RunSpec.__dataclass_fields__} <= keys.keys()
     assert {f"spec.sampling.{name}" for name in Sampling.__dataclass_fields__} <= keys.keys()
     written = RunInfo.__dataclass_fields__.keys() - {"stored", "stack", "roofline"} | {

@@ -11,11 +11,8 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
-    ROOT / "README.md",
-    *ROOT.glob("docs/*.md"),
-    *ROOT.glob("results/*/README.md"),
-    *ROOT.glob("specbench/**/*.md"),
-]
+    ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("results/*/README.md"), *ROOT.glob("specbench/**/*.md"),
+]  # fmt: skip
 _SHOWN = re.compile(r"!\[[^]]*\]\(([^)\s]+)\)|<img[^>]+src=\"([^\"]+)\"")
 
 

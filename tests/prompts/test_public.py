@@ -15,15 +15,9 @@ from specbench.system.digests import digest_of
 REAL = os.environ.get("PROMPT_DATA_FOLDER")
 COUNTS = {"coco": 5000, "parti": 1632, "geneval": 553, "geneval2": 800, "dpg-bench": 1065, "t2i-compbench": 2400}
 COUNTS |= {
-    "coco-train": 118_287,
-    "oneig": 1120,
-    "longtext-bench": 160,
-    "wise-verified": 1000,
-    "wise-legacy": 1000,
-    "coco-30k": 30_000,
-    "tiif": 554,
-    "cvtg-2k": 2000,
-}
+    "coco-train": 118_287, "oneig": 1120, "longtext-bench": 160, "wise-verified": 1000, "wise-legacy": 1000,
+    "coco-30k": 30_000, "tiif": 554, "cvtg-2k": 2000,
+}  # fmt: skip
 real_files = pytest.mark.skipif(not REAL, reason="PROMPT_DATA_FOLDER does not name a folder of the published files")
 
 

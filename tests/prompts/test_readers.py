@@ -162,9 +162,7 @@ BAD = {
     "one long prompt": ("p.txt", b"x" * 20_000, "20,000 characters"),
     "the same line twice": ("p.txt", b"a red circle\na red circle\n", "lines 1 and 2 are both .a red circle."),
     "the same id twice": (
-        "p.jsonl",
-        b'{"id": 1, "text": "a"}\n{"id": "1", "text": "b"}\n',
-        "both have the id '1'",
+        "p.jsonl", b'{"id": 1, "text": "a"}\n{"id": "1", "text": "b"}\n', "both have the id '1'",
     ),
     "not JSON": ("p.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
     "two objects in a line": ("p.jsonl", b'{"text": "x"} {"text": "y"}\n', "line 1 is not JSON"),

@@ -35,11 +35,9 @@ from specbench.store.schema import base_row, failed_row, sample_row
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = (
-    "<script>console.error('ran')</script>",
-    '"><img src="http://127.0.0.1:PORT/x.png" onerror="console.error(1)">',
-    "a | b \\input{/etc/passwd} =cmd()",
-    "right \u202eto left\u202c $\\frac{1}{0}$ {{ 7 * 7 }}",
-)
+    "<script>console.error('ran')</script>", '"><img src="http://127.0.0.1:PORT/x.png" onerror="console.error(1)">',
+    "a | b \\input{/etc/passwd} =cmd()", "right \u202eto left\u202c $\\frac{1}{0}$ {{ 7 * 7 }}",
+)  # fmt: skip
 PROBE = """<!doctype html><body><script>
 const found = [];
 const frames = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));

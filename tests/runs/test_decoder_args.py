@@ -51,22 +51,16 @@ def test_an_option_reaches_every_decoder_that_knows_it_and_an_inline_one_its_own
 REFUSED = [
     ("ar", {"window": 3}, "--window: none of the chosen decoders"),
     ("sjd", {"tau": 3}, "--tau: none of the chosen decoders"),
-    ("ar,jacobi", {"G": 3}, "--G: none of the chosen decoders"),
-    ("ar", {"refine": "couple"}, "--refine"),
-    ("gsd:GG=3", {}, "GG.*'G'"),
-    ("gsd:G", {}, "an option without a value"),
-    ("G=50", {}, "an option without a decoder"),
-    ("gsd:G=5,G=6", {}, "two values of G"),
+    ("ar,jacobi", {"G": 3}, "--G: none of the chosen decoders"), ("ar", {"refine": "couple"}, "--refine"),
+    ("gsd:GG=3", {}, "GG.*'G'"), ("gsd:G", {}, "an option without a value"),
+    ("G=50", {}, "an option without a decoder"), ("gsd:G=5,G=6", {}, "two values of G"),
     ("ar,gsd:G=5,window=8,G=5", {}, "two values of G"),
     ("amplify,lantern", {"k": 1.5}, r"--k 1\.5: expected a whole number"),
-    ("sjd-block", {"refine": "couple"}, "--any-tail for biased images"),
-    ("eagle", {"tree": "chn"}, "not a draft tree"),
-    ("eagle", {"tree": ""}, "not a draft tree"),
-    ("eagle", {"tree": "00"}, "no parent 0"),
-    ("eagle", {"tree": "0 2"}, "no preceding sibling 1"),
-    ("eagle", {"tree": "0 -1"}, "not a"),
+    ("sjd-block", {"refine": "couple"}, "--any-tail for biased images"), ("eagle", {"tree": "chn"}, "not a draft tree"),
+    ("eagle", {"tree": ""}, "not a draft tree"), ("eagle", {"tree": "00"}, "no parent 0"),
+    ("eagle", {"tree": "0 2"}, "no preceding sibling 1"), ("eagle", {"tree": "0 -1"}, "not a"),
     *((malformed, {}, "") for malformed in ("=3", "gsd:=3", "gsd:", ":", "nowhere.at.all:Name", "")),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("decoder", "flags", "problem"), REFUSED, ids=map(str, range(len(REFUSED))))

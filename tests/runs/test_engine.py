@@ -172,12 +172,10 @@ def test_pages_that_are_no_answer_are_refused_in_a_line(page, content, problem, 
 @pytest.mark.parametrize(
     ("page", "content", "warned"),
     [
-        ("/version", 404, False),
-        ("/version", ["0.32"], False),
-        ("/version", {"commit": "a"}, False),
+        ("/version", 404, False), ("/version", ["0.32"], False), ("/version", {"commit": "a"}, False),
         ("/v1/models", {"data": [{"id": "tar", "owned_by": "llamacpp"}]}, True),
     ],
-)
+)  # fmt: skip
 def test_an_engine_without_a_version_and_one_of_another_name_draw(page, content, warned, folder, tmp_path, cli):
     with engine(vllm, lambda path, body, usual: content if path == page else usual) as (address, _):
         outcome = drawn(cli, folder, address, tmp_path, "--limit", 1)

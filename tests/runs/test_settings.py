@@ -22,11 +22,9 @@ def resolve(flags=None, env=None, config=None):
 def test_flag_beats_environment_beats_file_beats_default():
     flag, env, config = {"seed": "3"}, {"SPECBENCH_SEED": "2"}, {"seed": 1}
     expected = [
-        ((flag, env, config), 3, "flag --seed"),
-        (({}, env, config), 2, "environment SPECBENCH_SEED"),
-        (({}, {}, config), 1, "file my.toml"),
-        (({}, {}, {}), 0, "default"),
-    ]
+        ((flag, env, config), 3, "flag --seed"), (({}, env, config), 2, "environment SPECBENCH_SEED"),
+        (({}, {}, config), 1, "file my.toml"), (({}, {}, {}), 0, "default"),
+    ]  # fmt: skip
     for sources, value, origin in expected:
         assert (resolve(*sources).seed, str(resolve(*sources).origins["seed"])) == (value, origin)
 

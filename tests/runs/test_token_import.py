@@ -44,14 +44,12 @@ def ours(tmp_path_factory):
 def as_rows(rows, **more):
     return [
         {
-            "prompt": row.prompt,
-            "tokens": row.tokens.tolist(),
-            "logp": row.logp.tolist(),
+            "prompt": row.prompt, "tokens": row.tokens.tolist(), "logp": row.logp.tolist(),
             "seconds": (1, 2, 1.25, 1.75)[place % 4],
         }
         | more
         for place, row in enumerate(rows.itertuples())
-    ]
+    ]  # fmt: skip
 
 
 def written(path, rows):
@@ -95,18 +93,14 @@ CALLS = {  # columns of four images, their latencies and what is said
     "half a call": ({"seconds": [2.0] * 4, "batch": [8] * 4}, [None] * 4, "4 images of calls with an unknown number"),
     "alone, by the file": ({"seconds": [2.0] * 4, "batch": [1] * 4}, [2000] * 4, "2.0 s per image (median)\n"),
     "one call": (
-        {"seconds": [2.0] * 4, "batch": [4] * 4},
-        [None] * 4,
-        "0.5 s per image (median) of 4 that shared a call",
+        {"seconds": [2.0] * 4, "batch": [4] * 4}, [None] * 4, "0.5 s per image (median) of 4 that shared a call",
     ),
     "not said": ({"seconds": [2.0] * 4}, [None] * 4, "4 images of calls with an unknown number of images: no latency"),
     "one of them": (
-        {"seconds": [2.0, 2.0, 2.0, 3.0]},
-        [None] * 3 + [3000],
-        "3 images of calls with an unknown number of images",
+        {"seconds": [2.0, 2.0, 2.0, 3.0]}, [None] * 3 + [3000], "3 images of calls with an unknown number of images",
     ),
     "none": ({"seconds": [None] * 4}, [None] * 4, ""),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("columns", "latencies", "said"), CALLS.values(), ids=CALLS)
@@ -350,17 +344,8 @@ def test_raw_log_p_over_all_words_as_vllm_returns_it_is_found(tmp_path, cli):
         rows.append({"prompt": f"cat {number}", "tokens": [token - first for token in ids[-16:]], "logp": logp})
     line = f"import tokens --model tar-1.5b --weights {tmp_path}/tar --scale tiny --dtype float32 --ids codes"
     options = (
-        "--program",
-        "vLLM",
-        "--temperature",
-        "0.8",
-        "--top-k",
-        "0",
-        "--top-p",
-        "1",
-        "--out",
-        tmp_path / "results",
-    )
+        "--program", "vLLM", "--temperature", "0.8", "--top-k", "0", "--top-p", "1", "--out", tmp_path / "results",
+    )  # fmt: skip
     folder = cli(*line.split(), "--from", written(tmp_path / "t.jsonl", rows), *options).out.strip()
     outcome = cli("audit", "--run", folder)
     assert outcome.code == 0, outcome.err

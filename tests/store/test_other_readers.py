@@ -44,11 +44,9 @@ def _datasets(pattern: str) -> int:
 
 READERS = {
     "pandas": lambda pattern: len(pd.concat(map(pd.read_parquet, glob.glob(pattern)))),
-    "arrow": lambda pattern: pyarrow.dataset.dataset(sorted(glob.glob(pattern))).to_table().num_rows,
-    "duckdb": _duckdb,
-    "polars": _polars,
-    "datasets": _datasets,
-}
+    "arrow": lambda pattern: pyarrow.dataset.dataset(sorted(glob.glob(pattern))).to_table().num_rows, "duckdb": _duckdb,
+    "polars": _polars, "datasets": _datasets,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -36,12 +36,10 @@ def folder(tmp_path_factory) -> Path:
 
 
 READERS = {
-    "samples/*.parquet": lambda folder: RunStore(folder).samples(),
-    "scores/*.parquet": read_scores,
-    "run.json": read_info,
-    "audit.json": read_audit,
+    "samples/*.parquet": lambda folder: RunStore(folder).samples(), "scores/*.parquet": read_scores,
+    "run.json": read_info, "audit.json": read_audit,
     "images/s0-0.png": lambda folder: read_image(folder, "images/s0-0.png", None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("number", REASONS)
