@@ -161,11 +161,9 @@ def experiment(shift: float, images: int, seed: int, tables: int = 6, cells: int
 def test_an_exact_sampler_is_called_lossless_with_p_values_spread_evenly():
     runs = [experiment(0.0, 60_000, seed)[0] for seed in range(300)]
     p = np.array([p_value(run) for run in runs])
-    assert p.min() > AUDIT_LEVEL
-    assert (p < 0.1).mean() < 0.16
+    assert p.min() > AUDIT_LEVEL and (p < 0.1).mean() < 0.16
     distances = np.array([tv(run) for run in runs])
-    assert distances[:, 0].mean() < 0.002
-    assert (distances[:, 1] > 0).mean() < 0.06
+    assert distances[:, 0].mean() < 0.002 and (distances[:, 1] > 0).mean() < 0.06
 
 
 def test_a_distance_of_detectable_size_is_found_with_the_declared_power():
@@ -189,8 +187,7 @@ def test_the_interval_covers_the_true_distance(shift):
 def test_one_impossible_image_is_enough():
     exact = np.array([0.5, 0.5, 0.0])
     counts = Counts(np.array([[500, 500, 0], [500, 499, 1]]), exact)
-    assert p_value([counts]) == 0
-    assert tv([counts])[2] <= 1
+    assert p_value([counts]) == 0 and tv([counts])[2] <= 1
 
 
 def test_one_image_of_a_very_rare_kind_does_not_decide_the_test():

@@ -91,8 +91,7 @@ def test_a_lossless_decoder_passes(choice):
     assert spec.lossless
     [result] = audit_decoders([spec], samples=32_000)
     assert result["verdict"] == "lossless", result
-    assert result["tv_low"] < 0.005
-    assert result["detectable_tv"] < 0.042
+    assert result["tv_low"] < 0.005 and result["detectable_tv"] < 0.042
 
 
 @pytest.mark.parametrize("choice", LOSSY, ids=label)
@@ -212,10 +211,8 @@ def user_module(tmp_path, monkeypatch):
 
 def test_a_user_s_decoder_is_judged_by_its_images(user_module):
     good, bad, spec = audit_decoders([f"mydecoders:{name}" for name in ("sample", "blurred", "mine")], samples=40_000)
-    assert (good["verdict"], good["declared"]) == ("lossless", None)
-    assert bad["verdict"] == "lossy"
-    assert spec["declared"] == "lossless"
-    assert spec["decoder"] == "mydecoders:mine"
+    assert (good["verdict"], good["declared"]) == ("lossless", None) and bad["verdict"] == "lossy"
+    assert spec["declared"] == "lossless" and spec["decoder"] == "mydecoders:mine"
 
 
 @pytest.mark.parametrize(
@@ -233,8 +230,7 @@ def test_a_decoder_that_cannot_be_had_is_named(user_module, decoder, named):
 
 def test_a_small_audit_or_a_lossy_decoder_is_not_called_lossless():
     lossy, lossless = audit_decoders(["gsd", "ar"], samples=1000)
-    assert lossy["verdict"] == lossless["verdict"] == "no deviation seen"
-    assert lossless["detectable_tv"] > SMALL_ENOUGH
+    assert lossy["verdict"] == lossless["verdict"] == "no deviation seen" and lossless["detectable_tv"] > SMALL_ENOUGH
     assert "lossless" not in verdict_line(lossy) and f"{lossy['detectable_tv']:.3f}" in verdict_line(lossy)
 
 
@@ -260,8 +256,7 @@ def test_images_that_differ_alone_are_told_where_their_distribution_shows_nothin
 
 def test_a_thorough_audit_sees_more_where_least_is_seen():
     quick, thorough = (audit_one("ar", resolve("ar"), 20_000, 0, AUDIT_SETTINGS[:3], mode) for mode in (False, True))
-    assert thorough["weakest_tv"] < 0.8 * quick["weakest_tv"]
-    assert thorough["weakest_setting"] in verdict_line(thorough)
+    assert thorough["weakest_tv"] < 0.8 * quick["weakest_tv"] and thorough["weakest_setting"] in verdict_line(thorough)
 
 
 def test_dependent_images_are_named_by_what_they_differ_in(monkeypatch):

@@ -76,20 +76,17 @@ def test_a_lossy_run_deviates_with_order_place_and_bound(folder_of):
     audit = audit_run(folder_of("amplify"))
     assert audit["deviates"]
     assert not audit["failed"]  # it never claimed to be lossless
-    assert audit["order"] == "p/q descending"
-    assert 0.005 < audit["tv"] < audit["tv_high"]
+    assert audit["order"] == "p/q descending" and 0.005 < audit["tv"] < audit["tv_high"]
     assert audit["place"] or audit["entropy"]
 
 
 def test_recomputed_values_are_those_recorded(folder_of):
     folder = folder_of("sjd")
     audit = audit_run(folder, recompute=True)
-    assert audit["verdict"] == "consistent"
-    assert audit["unavailable"] == []
+    assert audit["verdict"] == "consistent" and audit["unavailable"] == []
     assert set(audit["agreement"]) == {"log p", "u by token id", "u by p descending", "entropy"}
     for agreement in audit["agreement"].values():
-        assert agreement["mean"] < 1e-4
-        assert agreement["beyond"] == 0
+        assert agreement["mean"] < 1e-4 and agreement["beyond"] == 0
     assert audit["impossible_tokens"] == 0
 
 
@@ -118,9 +115,7 @@ def test_a_run_that_records_another_p_than_the_models_is_a_verdict(fault, tmp_pa
         plant(patch, *RECORDING_FAULTS[fault])
         folder = decoded(tmp_path, "sjd", **SAMPLED)
     outcome = cli("audit", "--run", folder, "--recompute")
-    assert outcome.code == GATE
-    assert OTHERS in outcome.out
-    assert f"{folder.name} ({OTHERS}: " in outcome.err
+    assert outcome.code == GATE and OTHERS in outcome.out and f"{folder.name} ({OTHERS}: " in outcome.err
     assert OTHERS in cli("report", folder).out
 
 
@@ -184,8 +179,7 @@ def test_an_image_without_records_does_not_keep_the_others_from_being_compared(f
             rows.at[0, name] = None
 
     audit = audit_of_changed(folder_of("sjd"), monkeypatch, forget)
-    assert set(audit["agreement"]) == {"log p", "u by token id", "u by p descending", "entropy"}
-    assert not audit["failed"]
+    assert set(audit["agreement"]) == {"log p", "u by token id", "u by p descending", "entropy"} and not audit["failed"]
 
 
 def test_recomputing_keeps_what_the_recorded_draft_distributions_show(folder_of):
@@ -217,8 +211,7 @@ def test_tokens_that_the_target_cannot_draw_are_a_verdict(tmp_path, cli):
     folder = decoded(tmp_path, "add", **SAMPLED)
     outcome = cli("audit", "--run", folder, "--recompute")
     assert outcome.code == 0  # it never claimed to be lossless
-    assert IMPOSSIBLE in outcome.out
-    assert "have probability 0 given all tokens before them" in outcome.err
+    assert IMPOSSIBLE in outcome.out and "have probability 0 given all tokens before them" in outcome.err
 
 
 def test_recomputing_in_pieces_changes_nothing(folder_of, monkeypatch):
@@ -233,9 +226,7 @@ def test_recomputing_in_pieces_changes_nothing(folder_of, monkeypatch):
 def test_a_decoder_that_samples_from_another_distribution_fails_its_claim(folder_of, cli):
     folder = folder_of("sharpened")
     outcome = cli("audit", "--run", folder)
-    assert outcome.code == GATE
-    assert outcome.err.count("\n") == 1
-    assert folder.name in outcome.err
+    assert outcome.code == GATE and outcome.err.count("\n") == 1 and folder.name in outcome.err
     assert "deviates" in outcome.out
 
 
@@ -245,16 +236,13 @@ def test_a_decoder_that_records_another_p_is_found_out_by_recomputing(folder_of,
     outcome = cli("audit", "--run", folder, "--recompute", "--json")
     assert outcome.code == GATE
     (audit,) = json.loads(outcome.out)
-    assert audit["failed"]
-    assert audit["agreement"]["u by p descending"]["beyond"] > 0.2
+    assert audit["failed"] and audit["agreement"]["u by p descending"]["beyond"] > 0.2
 
 
 def test_a_run_without_recorded_values_names_the_flag_that_helps(folder_of, cli):
     folder = folder_of("zipar")
     outcome = cli("audit", "--run", folder)
-    assert outcome.code == BAD_INPUT
-    assert outcome.err.count("\n") == 1
-    assert "--recompute" in outcome.err
+    assert outcome.code == BAD_INPUT and outcome.err.count("\n") == 1 and "--recompute" in outcome.err
     assert audit_run(folder, recompute=True)["images"] == IMAGES
 
 
@@ -264,8 +252,7 @@ def test_a_model_that_is_not_here_gets_the_line_that_fetches_it(folder_of, monke
     gone = replace(missing, weights=(tmp_path / "network.safetensors",))
     monkeypatch.setattr("specbench.checks.run_audit.recorded_model", lambda *asked: gone)
     outcome = cli("audit", "--run", folder, "--recompute")
-    assert outcome.code == MISSING_PREREQUISITE
-    assert "is not on this disk" in outcome.err
+    assert outcome.code == MISSING_PREREQUISITE and "is not on this disk" in outcome.err
 
 
 def test_other_weights_than_the_runs_are_refused_after_the_verdicts_of_runs_before(folder_of, cli):
@@ -283,9 +270,7 @@ def test_other_weights_than_the_runs_are_refused_after_the_verdicts_of_runs_befo
 )
 def test_flags_that_do_not_fit_are_refused_in_one_line(arguments, cli, tmp_path):
     outcome = cli("audit", *arguments, "--out", tmp_path)
-    assert outcome.code == BAD_INPUT
-    assert "Traceback" not in outcome.err
-    assert outcome.err.count("\n") == 1
+    assert outcome.code == BAD_INPUT and "Traceback" not in outcome.err and outcome.err.count("\n") == 1
 
 
 def test_rows_that_were_decoded_before_the_values_were_kept_are_null_and_left_out(folder_of):
@@ -304,12 +289,9 @@ def test_reports_and_cards_carry_the_verdict(folder_of, cli):
     report = cli("report", folder).out
     assert "no, TV ≥ " in report or "yes, TV ≥ " in report
     tables = [line for line in report.splitlines() if line.startswith("| ar")]
-    assert tables
-    assert all("NOT LOSSLESS" in line for line in tables)
-    assert "NOT LOSSLESS" in cli("show", folder).out
+    assert tables and all("NOT LOSSLESS" in line for line in tables) and "NOT LOSSLESS" in cli("show", folder).out
     (row,) = json.loads(cli("report", folder, "--format", "json").out)
-    assert row["audit"]["failed"]
-    assert row["audit"]["current"]
+    assert row["audit"]["failed"] and row["audit"]["current"]
 
 
 def test_a_verdict_on_other_images_is_out_of_date(folder_of, cli):
@@ -324,5 +306,4 @@ def test_a_damaged_verdict_is_named(folder_of, cli):
     folder = folder_of("sjd")
     (folder / AUDIT_JSON).write_text("{}")
     outcome = cli("report", folder)
-    assert outcome.code == BAD_INPUT
-    assert AUDIT_JSON in outcome.err
+    assert outcome.code == BAD_INPUT and AUDIT_JSON in outcome.err

@@ -63,8 +63,7 @@ def there(folder, cli, monkeypatch):
 
 def test_the_same_command_again_decodes_nothing(there):
     outcome = there(*RUN)
-    assert outcome.code == 0 and "4 of 4 images already done" in outcome.err
-    assert len(outcome.out.splitlines()) == 2
+    assert outcome.code == 0 and "4 of 4 images already done" in outcome.err and len(outcome.out.splitlines()) == 2
 
 
 @pytest.mark.parametrize(
@@ -127,8 +126,7 @@ def test_report_has_the_documented_keys(there):
     rows = json.loads(there("report", "--json").out)
     assert [row["decoder"] for row in rows] == ["ar", "sjd"]
     for row in rows:
-        assert set(REPORT_KEYS) <= set(row)
-        assert row["n"] == 2 and row["latency_ms"] > 0
+        assert set(REPORT_KEYS) <= set(row) and row["n"] == 2 and row["latency_ms"] > 0
         assert "shapes-detector" in [score["metric"] for score in row["scores"]]
     assert rows[0]["tokens_per_step"] == 1 and rows[1]["tokens_per_step"] > 1.2
 
@@ -161,8 +159,7 @@ def test_ar_decodes_the_first_prompts_of_a_run_without_it_and_a_longer_run_decod
             notes.append(text)
 
     run = _TINY | {"decoder": "sjd", "baseline": 2, "out": str(tmp_path)}
-    assert specbench.run(Notes(), **run, limit=3).done == 8
-    assert "3 prompts of shapes, 6 images with sjd" in notes[0]
+    assert specbench.run(Notes(), **run, limit=3).done == 8 and "3 prompts of shapes, 6 images with sjd" in notes[0]
     assert notes[1] == "baseline for the speed-up: ar on the first 2 prompts (--baseline 0 omits it)"
     states = {row["decoder"].split()[0]: row for row in specbench.status(tmp_path)}
     assert {name: (row["images"], row["wanted"]) for name, row in states.items()} == {"ar": (2, 2), "sjd": (6, 6)}
@@ -240,8 +237,7 @@ def test_python_returns_what_the_command_line_prints(there):
 
 def test_python_reads_what_the_command_line_wrote(folder):
     samples = specbench.load("shapes-sjd", out=folder / "results")
-    assert list(samples["status"]) == ["ok", "ok"]
-    assert len(specbench.report(out=folder / "results")) == 2
+    assert list(samples["status"]) == ["ok", "ok"] and len(specbench.report(out=folder / "results")) == 2
     [row] = specbench.report("shapes-sjd", folder / "results").itertuples()  # a name is no list of its letters
     assert row.decoder == "sjd"
 
@@ -253,8 +249,7 @@ def test_generate_is_the_stored_image_of_the_same_seed(tmp_path, monkeypatch):
     summary = specbench.run(prompts="mine.txt", **settings)
     stored = specbench.load(summary.folders[0].name)
     generation = specbench.generate("a red circle", **settings)
-    assert np.array_equal(stored["tokens"][0], generation.tokens)
-    assert generation.image.shape == (3, 64, 64)
+    assert np.array_equal(stored["tokens"][0], generation.tokens) and generation.image.shape == (3, 64, 64)
     shown = read_picture(generation.save(tmp_path / "one.png"))
     assert np.array_equal(shown, generation.image.transpose(1, 2, 0))
 
@@ -330,8 +325,7 @@ def test_a_config_file_holds_the_same_settings(there, tmp_path):
 
 def test_doctor_reports_a_ready_machine(there):
     outcome = there("doctor", "--model", "shapes", "--json")
-    assert outcome.code == 0
-    assert {row["status"] for row in json.loads(outcome.out)} <= {"ok", "warning"}
+    assert outcome.code == 0 and {row["status"] for row in json.loads(outcome.out)} <= {"ok", "warning"}
 
 
 def test_the_demo_leaves_a_table_and_a_picture(cli, tmp_path, monkeypatch):
@@ -344,8 +338,7 @@ def test_the_demo_leaves_a_table_and_a_picture(cli, tmp_path, monkeypatch):
     assert max(map(len, lines)) <= 80
     head, *lines = lines[next(place for place, line in enumerate(lines) if line.startswith("decoder")) :]
     assert head.split()[0] == "decoder" and head.split()[-1] == "lossless"
-    assert [line.split()[0] for line in lines[:2]] == ["ar", "sjd"]
-    assert "too few" in " ".join(lines)
+    assert [line.split()[0] for line in lines[:2]] == ["ar", "sjd"] and "too few" in " ".join(lines)
     assert (tmp_path / lines[-1].split()[-1]).read_bytes().startswith(b"\x89PNG")
     first, *_, last = outcome.err.splitlines()
     assert first.startswith("2 decoders draw the same 1 caption") and last.strip().startswith("specbench run")

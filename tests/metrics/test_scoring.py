@@ -76,8 +76,7 @@ def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
     honest = scoring.read_image
     monkeypatch.setattr(scoring, "read_image", lambda *row: looked.append(Path(row[1]).name) or honest(*row))
     (outcome,) = scoring.score([folder], DETECTOR)
-    assert (outcome.computed, outcome.reused) == (2, 3)
-    assert looked == ["s3-0.png", "s4-0.png"]
+    assert (outcome.computed, outcome.reused) == (2, 3) and looked == ["s3-0.png", "s4-0.png"]
     assert {row["n"] for row in read_scores(folder) if row["metric"] == "shapes-detector"} == {5}
     assert (
         len(pd.read_parquet(folder / "image_scores" / f"shapes-detector-{made_score(ShapesDetector()).fingerprint}"))
@@ -220,8 +219,7 @@ def test_a_redone_image_is_scored_again(tmp_path):
     with RunStore(folder).lock(synthetic.SJD).begin(synthetic.SJD, synthetic.INVOCATION) as store:
         store.append([later], {later["image"]: blank})
     (outcome,) = scoring.score([folder], DETECTOR)
-    assert (outcome.computed, outcome.reused) == (1, 1)
-    assert values(folder)["shapes-detector:colors"] == 0.0
+    assert (outcome.computed, outcome.reused) == (1, 1) and values(folder)["shapes-detector:colors"] == 0.0
 
 
 def test_a_scorer_killed_half_way_goes_on_where_it_was(tmp_path):
@@ -251,8 +249,7 @@ def test_two_scorers_do_not_mix(tmp_path):
 
 def test_prompts_without_a_scene_are_left_out_or_refused_by_name(tmp_path):
     folder = synthetic.folder(tmp_path, synthetic.SJD, synthetic.sjd())
-    assert not [*scoring.score([folder], bundled_only=True)]
-    assert not (folder / "scores").exists()
+    assert not [*scoring.score([folder], bundled_only=True)] and not (folder / "scores").exists()
     with pytest.raises(SpecbenchError, match="'shapes-detector' cannot score") as caught:
         scoring.score([folder], DETECTOR)
     assert caught.value.exit_code == BAD_INPUT

@@ -83,8 +83,7 @@ def test_every_row_names_a_model_a_decoder_and_prompts_that_exist(tables):
             spec = resolve(case.decoder, case.options)
             assert case.options.items() <= {**vars(spec), **spec.options}.items(), (table.name, case)
             model = find_model(case.model)
-            assert case.sampling.get("top_k", 0) <= model.v_image
-            assert case.prompts in prompts.prompt_set_names()
+            assert case.sampling.get("top_k", 0) <= model.v_image and case.prompts in prompts.prompt_set_names()
 
 
 def test_scores_are_of_metrics_that_exist(tables):

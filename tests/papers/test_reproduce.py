@@ -126,8 +126,7 @@ def test_an_estimate_is_the_pace_of_the_recorded_rows(two):
     rows = estimate(table, reproduce.plan_table(table, two["flags"] | {"samples": "3"}, env={}))
     for row, folder in zip(rows, two["done"].folders.values(), strict=True):
         spans = specbench.load(folder.name, folder.parent)[[f"{span}_ms" for span in SPANS]]
-        assert row["run_id"] == folder.name
-        assert row["seconds"] == pytest.approx(4 * spans.sum(axis=1).mean() / 1e3)
+        assert row["run_id"] == folder.name and row["seconds"] == pytest.approx(4 * spans.sum(axis=1).mean() / 1e3)
 
 
 def test_a_report_only_prints(two, cli):
@@ -270,8 +269,7 @@ def test_a_substituted_model_stands_once_and_under_its_own_name(tmp_path):
     assert done.lines[0].label == "ar" and all(cell.paper is None for cell in done.lines[0].cells.values())
     assert any("rows of the paper are" in note for note in done.table.notes)
     joined = measured_table(table, out=tmp_path)
-    assert len(joined.lines) == len(table.rows)
-    assert "**" in re.sub(r"\| \*\*", "", render_tables([joined]))
+    assert len(joined.lines) == len(table.rows) and "**" in re.sub(r"\| \*\*", "", render_tables([joined]))
     left_over = measured_table(load_table("gsd-1"), model="shapes", out=tmp_path)
     assert all(cell.paper is None for line in left_over.lines for cell in line.cells.values())
     labels = [line.label for line in left_over.lines]

@@ -252,8 +252,7 @@ def test_many_ids_of_many_prompts_are_found_at_once():
     prompts = PromptSet("many", tuple(Prompt(f"p{n}", "x") for n in range(200_000)), "0" * 64)
     ids = [f"p{n}" for n in range(199_999, 0, -19)]
     started = time.monotonic()
-    assert {prompt.id for prompt in select(prompts, ids=ids)} == set(ids)
-    assert time.monotonic() - started < 5
+    assert {prompt.id for prompt in select(prompts, ids=ids)} == set(ids) and time.monotonic() - started < 5
 
 
 def test_the_digest_is_that_of_sorted_lines_of_json():

@@ -130,8 +130,7 @@ def test_a_comparison_of_no_pair_says_what_tells_the_images_apart(tmp_path, chan
 def test_a_folder_copied_beside_itself_counts_once(runs):
     copy = shutil.copytree(runs[1], runs[1].parent / f"{runs[1].name} copy")
     rows = report_rows([copy, *runs])
-    assert [row.n for row in rows] == [8, 8] and rows[1].folder == runs[1]
-    assert rows[1].copies == [str(copy)]
+    assert [row.n for row in rows] == [8, 8] and rows[1].folder == runs[1] and rows[1].copies == [str(copy)]
     [_, once] = over_seeds([copy, *runs])
     assert (once.images, once.seeds, once.copies) == (8, [SJD.seed], [str(copy)])
     edited = synthetic.folder(runs[1].parent, replace(SJD, prompts_sha256="2" * 64), synthetic.sjd(8))
@@ -247,8 +246,7 @@ def test_few_prompts_give_values_without_intervals_and_p_values(runs, tmp_path):
     rows = {row.name: row for row in compare_runs(a, b)}
     for name in ("speedup", "speedup_reverse", "brightness"):
         row = rows[name]
-        assert row.value and row.estimate.low is row.estimate.high is row.p_holm is None
-        assert FEW_NOTE in row.note
+        assert row.value and row.estimate.low is row.estimate.high is row.p_holm is None and FEW_NOTE in row.note
     assert all("too few" in line for line in comparison_lines([rows["speedup"], rows["brightness"]]))
     assert named(compare_runs(*runs))["speedup"]["low"], "eight prompts are enough"
 
@@ -348,8 +346,7 @@ def test_rows_read_in_batches_are_the_rows_read_at_once(tmp_path):
         whole = store.samples()
         for size in (1, 2, 5, 100):
             pieces = list(store._samples.batches(whole.columns, size))
-            assert max(map(len, pieces)) <= size
-            assert pa.concat_tables(pieces).to_pandas().equals(whole)
+            assert max(map(len, pieces)) <= size and pa.concat_tables(pieces).to_pandas().equals(whole)
     assert len(whole) == 6 and whole["nfe"].to_list()[-2:] == [4, 4], "the last of each key counts"
     assert len(Run(folder).rows) == 5
 

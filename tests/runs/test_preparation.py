@@ -53,15 +53,13 @@ COMPRESSED = {1: 64, 2: 40, 4: 26, 8: 20, 16: 18, 32: 18, 64: 18}
 def test_where_windows_are_free_the_fewest_steps_win(monkeypatch):
     machine(monkeypatch, dict.fromkeys(COMPRESSED, 10.0), COMPRESSED)
     chosen, curve = tune_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0, WINDOWS)
-    assert chosen == 16
-    assert all(point["window_cost"] == 1.0 for point in curve)
+    assert chosen == 16 and all(point["window_cost"] == 1.0 for point in curve)
 
 
 def test_where_windows_cost_a_narrow_one_wins_and_the_search_stops(monkeypatch):
     tried = machine(monkeypatch, {w: 1.0 + 0.5 * w for w in COMPRESSED}, COMPRESSED)
     chosen, _ = tune_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0, WINDOWS)
-    assert chosen == 4
-    assert max(tried) == 16
+    assert chosen == 4 and max(tried) == 16
 
 
 def test_the_curve_explains_the_latency(monkeypatch):

@@ -80,8 +80,7 @@ def test_bench_and_run_take_the_same_values_for_every_row_of_a_paper(table):
 def test_each_value_is_stated_once_for_a_decoder_and_a_model_that_exist():
     names = [(decoder, model, kind, name) for decoder, model, entry in STATED
              for kind in ("options", "shared") for name in entry.get(kind, {})]  # fmt: skip
-    assert len(names) == len(set(names))
-    assert {decoder for decoder, *_ in STATED} <= set(PRESETS)
+    assert len(names) == len(set(names)) and {decoder for decoder, *_ in STATED} <= set(PRESETS)
     assert {model for _, model, _ in STATED} <= {model.name for model in MODELS}
     assert all(
         set(entry) <= {"source", "decoders", "models", "options", "shared"} and entry["source"] for entry in ENTRIES

@@ -89,8 +89,7 @@ def test_halves_make_a_whole(tmp_path, undisturbed):
     go(tmp_path, tiny.prompts()[:2], samples=2)
     go(tmp_path, samples=1)
     summary = go(tmp_path)
-    assert summary.resumed == 2 * (4 + 2)
-    assert contents(tmp_path) == undisturbed
+    assert summary.resumed == 2 * (4 + 2) and contents(tmp_path) == undisturbed
 
 
 def test_batches_hold_the_same_rows(tmp_path, undisturbed):
@@ -191,8 +190,7 @@ def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypat
         assert set(bad["prompt_id"]) == {"CAT"} and set(bad["error"]) == {"RuntimeError: no luck"}
         assert bad[["nfe", "latency_ms", "latency_e2e_ms", "batch", "image", "tokens", "logp"]].isna().all(axis=None)
     calls.clear()
-    assert go(tmp_path).failed == 6
-    assert calls.count(["CAT"]) == 6
+    assert go(tmp_path).failed == 6 and calls.count(["CAT"]) == 6
     monkeypatch.setattr(local, "decode", healthy)
     summary = go(tmp_path)
     assert (summary.resumed, summary.done, summary.failed, summary.problem()) == (18, 6, 0, None)
@@ -220,8 +218,7 @@ def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(tmp_path, undisturbed):
 
     before = signal.getsignal(signal.SIGINT)
     summary = go(tmp_path, reporter=Impatient())
-    assert signal.getsignal(signal.SIGINT) is before
-    assert 7 <= summary.done <= 8 and summary.interrupted
+    assert signal.getsignal(signal.SIGINT) is before and 7 <= summary.done <= 8 and summary.interrupted
     problem = summary.problem()
     assert problem.exit_code == INTERRUPTED and "again to resume" in problem.try_this
     go(tmp_path)
@@ -279,8 +276,7 @@ def test_run_json_says_what_was_run_by_what(tmp_path):
 
     info = json.loads((tmp_path / spec.run_id / "run.json").read_text(), parse_constant=refuse)
     assert info["spec"]["decoder"]["options"] == {"fresh-q": "uniform", "tau": "inf", "window": 3}
-    assert info["spec"]["sampling"]["guidance"] == 2.0
-    assert info["origins"] == {"seed": "flag --seed"}
+    assert info["spec"]["sampling"]["guidance"] == 2.0 and info["origins"] == {"seed": "flag --seed"}
     assert len(info["invocations"]) == 2
     for invocation in info["invocations"]:
         assert invocation["started_at"] <= invocation["finished_at"]
@@ -315,8 +311,7 @@ def test_the_memory_of_a_model_is_free_before_the_next_one_is_loaded(tmp_path, m
     tiny_model = {"model": "janus", "random-weights": True, "scale": "tiny", "threads": 1, "prompts": "shapes"}
     named = tiny_model | {"decoder": ["ar", "sjd"], "limit": 1, "out": str(tmp_path), "compile": "off", "device": "cpu"}
     plans = sweep_plans(merge(run_settings(), named), {"dtype": ["float32", "bfloat16"]})
-    assert runner.run_plans(plans).done == 4
-    assert alive == [[], []]
+    assert runner.run_plans(plans).done == 4 and alive == [[], []]
 
 
 def test_of_very_many_runs_some_at_a_time_take_turns_on_one_model(tmp_path, monkeypatch):

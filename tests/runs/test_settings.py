@@ -32,8 +32,7 @@ def test_flag_beats_environment_beats_file_beats_default():
 def test_unset_values_are_left_to_who_knows():
     values = resolve()
     assert values.value("top-k") is None and str(values.origins["top-k"]) == "left to the model"
-    assert not values.is_given("top-k") and not values.is_given("seed")
-    assert values.limit is None
+    assert not values.is_given("top-k") and not values.is_given("seed") and values.limit is None
     assert merge(run_settings(), {"ids": ()}, env={}).ids == values.ids, "() means all"
 
 
@@ -48,8 +47,7 @@ def test_a_changed_record_keeps_its_other_values_and_knows_where_the_new_ones_ar
 
 
 def test_every_setting_has_its_own_variable():
-    assert len({setting.env for setting in SETTINGS}) == len(SETTINGS)
-    assert len(set(NAMES)) == len(NAMES)
+    assert len({setting.env for setting in SETTINGS}) == len(SETTINGS) and len(set(NAMES)) == len(NAMES)
 
 
 def test_lists_come_with_commas_repeated_or_as_toml_arrays():

@@ -86,8 +86,7 @@ def test_workers_on_other_hardware_are_recorded(tmp_path):
 def test_any_number_of_workers_in_any_order(tmp_path, single, size):
     crew = SimulatedCrew(size, random.Random(size))
     summary = run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path)
-    assert (summary.done, summary.failed) == (24, 0)
-    assert contents(tmp_path) == single
+    assert (summary.done, summary.failed) == (24, 0) and contents(tmp_path) == single
     assert crew.most_at_once >= min(size, 24)
 
 
@@ -148,8 +147,7 @@ def test_out_of_memory_in_one_worker_is_tried_again_once(tmp_path, single, monke
 
     monkeypatch.setattr(local, "decode", short_of_memory)
     summary = run(WorkerPool(lambda: SimulatedCrew(2, random.Random(0))), SPECS, REQUESTS, tmp_path)
-    assert (summary.done, summary.failed) == (24, 0) and failed
-    assert contents(tmp_path) == single
+    assert (summary.done, summary.failed) == (24, 0) and failed and contents(tmp_path) == single
 
 
 def test_what_cannot_be_decoded_is_said_once_and_not_tried_forever(tmp_path, monkeypatch):
@@ -161,8 +159,7 @@ def test_what_cannot_be_decoded_is_said_once_and_not_tried_forever(tmp_path, mon
 
     monkeypatch.setattr(local, "decode", broken)
     summary = run(WorkerPool(lambda: SimulatedCrew(3, random.Random(0))), SPECS[:1], REQUESTS, tmp_path)
-    assert (summary.failed, summary.errors) == (12, ["RuntimeError: no luck"])
-    assert sum(calls.values()) == ATTEMPTS * 12
+    assert (summary.failed, summary.errors) == (12, ["RuntimeError: no luck"]) and sum(calls.values()) == ATTEMPTS * 12
 
 
 def test_ctrl_c_finishes_what_is_being_decoded(tmp_path, single):
@@ -185,8 +182,7 @@ def test_a_finished_run_typed_again_is_done_and_starts_no_workers(tmp_path, sing
     crew = SimulatedCrew(2, random.Random(0))
     run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path)
     summary = run(WorkerPool(lambda: pytest.fail("workers were started")), SPECS, REQUESTS, tmp_path)
-    assert (summary.resumed, summary.done, summary.problem()) == (24, 0, None)
-    assert contents(tmp_path) == single
+    assert (summary.resumed, summary.done, summary.problem()) == (24, 0, None) and contents(tmp_path) == single
 
 
 def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
@@ -194,8 +190,7 @@ def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     outcome = cli("run", "--decoder", "ar", "--workers", "2", "--limit", "1")
     assert outcome.code == MISSING_PREREQUISITE
-    assert "pip install 'ray>=2.40'" in outcome.err and outcome.err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    assert "pip install 'ray>=2.40'" in outcome.err and outcome.err.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -273,7 +268,6 @@ def test_two_ray_nodes_one_of_which_is_killed(tmp_path, single):
         with closing(RayWorkers(tiny.tiny_model, 2, cluster.address)) as crew:
             assert len(set(crew.pids())) == 2
             summary = run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path, reporter=Saboteur())
-        assert (summary.done, summary.failed) == (24, 0)
-        assert contents(tmp_path) == single
+        assert (summary.done, summary.failed) == (24, 0) and contents(tmp_path) == single
     finally:
         cluster.shutdown()

@@ -120,8 +120,7 @@ def test_a_second_ctrl_c_stops_at_once_and_loses_no_finished_row(tmp_path, undis
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path, reporter=counter)
     monkeypatch.undo()
-    assert signal.getsignal(signal.SIGINT) is before and counter.rows == 4
-    assert go(tmp_path).resumed == 4
+    assert signal.getsignal(signal.SIGINT) is before and counter.rows == 4 and go(tmp_path).resumed == 4
     assert contents(tmp_path) == undisturbed
 
 
@@ -136,8 +135,7 @@ def test_a_garbage_picture_is_named_and_made_again_once_it_is_deleted(tmp_path, 
         read_image(picture.parents[1], "images/cat-1.png", None)
     assert "run again" in caught.value.try_this
     picture.unlink()
-    assert go(tmp_path).done == 1
-    assert contents(tmp_path) == undisturbed
+    assert go(tmp_path).done == 1 and contents(tmp_path) == undisturbed
 
 
 def test_nothing_foreign_is_unpickled_and_no_shell_is_started():

@@ -210,8 +210,7 @@ def test_a_folder_that_goes_while_it_is_written_stops_the_run(tmp_path, lost, mo
 def test_a_folder_whose_name_is_not_utf_8_is_written_and_read(tmp_path):
     out = tmp_path / os.fsdecode(b"caf\xe9")
     folder = small_run(out)
-    assert small_run(out, 4) == folder and len(RunStore(folder).samples()) == 4
-    assert len(report_rows([folder])) == 1
+    assert small_run(out, 4) == folder and len(RunStore(folder).samples()) == 4 and len(report_rows([folder])) == 1
 
 
 def test_a_second_writer_is_refused_and_the_lock_dies_with_its_owner(tmp_path):
@@ -254,8 +253,7 @@ def test_a_full_disk_is_one_line_and_can_be_resumed(tmp_path, monkeypatch, place
     error = refused(small_run, out, 4)
     assert "No space left" in error.what and "resume" in error.try_this and error.exit_code == FAILURE
     monkeypatch.undo()
-    assert not list(out.rglob(".*.tmp"))
-    assert len(RunStore(folder).samples()) == 2
+    assert not list(out.rglob(".*.tmp")) and len(RunStore(folder).samples()) == 2
     small_run(out, 4)
     assert len(pd.read_parquet(folder / "samples")) == 4
 
@@ -305,8 +303,7 @@ def test_a_merge_cut_off_before_its_clean_up_shows_no_row_twice(tmp_path, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
         log.compact()
-    assert len(list(tmp_path.iterdir())) == 6
-    assert log.read()["value"].to_pylist() == list(range(5))
+    assert len(list(tmp_path.iterdir())) == 6 and log.read()["value"].to_pylist() == list(range(5))
     (tmp_path / ".00000009-00000009.parquet.tmp").write_bytes(b"half")
     log.clean()
     (left,) = tmp_path.iterdir()

@@ -60,8 +60,7 @@ def test_the_first_column_does_not_wrap_where_all_columns_fit():
 
 def test_a_mark_of_a_cell_is_bold_in_every_format():
     table = plain_table(("run", "score"), [("a|b", TextCell("0.9", bold=True)), ("c", "0.8")], "Scores")
-    assert table.marked
-    assert markdown_table(table).splitlines()[2:] == ["| a\\|b | **0.9** |", "| c | 0.8 |"]
+    assert table.marked and markdown_table(table).splitlines()[2:] == ["| a\\|b | **0.9** |", "| c | 0.8 |"]
     assert markdown_table(table, aligned=True).splitlines()[1:] == [
         "|------|---------|", "| a\\|b | **0.9** |", "| c    | 0.8     |",
     ]  # fmt: skip
