@@ -298,8 +298,6 @@ def test_a_reduced_vocabulary_of_a_head_is_lossless_and_of_every_id_the_same(nam
     setting = next(setting for setting in AUDIT_SETTINGS if setting.model == "transformer")
     model = setting_model(setting, 0)[0]
     requests = [Request(model.prompts[0], "prompt", index) for index in range(6)]
-    rows = [
-        decode(model, requests, in_window(spec, setting.window), setting.sampling, 1, render=False)
-        for spec in (resolve(name), every)
-    ]
+    specs = (in_window(spec, setting.window) for spec in (resolve(name), every))
+    rows = [decode(model, requests, spec, setting.sampling, 1, render=False) for spec in specs]
     assert [row.tokens.tolist() for row in rows[0]] == [row.tokens.tolist() for row in rows[1]]

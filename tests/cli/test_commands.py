@@ -274,11 +274,9 @@ def test_failed_images_exit_with_3_and_are_rows(cli, tmp_path, monkeypatch):
     real = local.decode
 
     def broken(model, requests, *rest, **options):
-        return (
-            [SpecbenchError("NaN logits", exit_code=1)]
-            if "circle" in requests[0].text
-            else real(model, requests, *rest, **options)
-        )
+        if "circle" in requests[0].text:
+            return [SpecbenchError("NaN logits", exit_code=1)]
+        return real(model, requests, *rest, **options)
 
     monkeypatch.setattr(local, "decode", broken)
     (tmp_path / "mine.txt").write_text("a red square\na red circle\n")

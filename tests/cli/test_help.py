@@ -92,9 +92,7 @@ def test_what_is_complete_needs_no_torch_and_a_run_says_first_what_it_does(cli, 
 def test_a_command_is_the_same_whichever_others_are_loaded(command):
     every, alone = (typer.main.get_command(build_app(named)).commands for named in (None, command))
     assert command in alone and set(alone) <= set(every)
-    assert [parameter.opts for parameter in alone[command].params] == [
-        parameter.opts for parameter in every[command].params
-    ]
+    assert [each.opts for each in alone[command].params] == [each.opts for each in every[command].params]
 
 
 def test_the_index_lists_every_command_with_its_help():
@@ -179,9 +177,8 @@ def test_help_of_run_begins_with_what_is_most_used_and_has_a_decoders_options_wh
     monkeypatch.setenv("COLUMNS", "80")
     first = cli("run", "--help").out.splitlines()
     shown = [line for line in first[:50] if "--" in line]
-    assert all(
-        any(f"--{name} " in line for line in shown) for name in ("decoder", "prompts", "limit", "out", "dry-run")
-    )
+    names = ("decoder", "prompts", "limit", "out", "dry-run")
+    assert all(any(f"--{name} " in line for line in shown) for name in names)
     assert len(first) < 150 and not any("--delta" in line for line in first)
     gsd, every = cli("run", "--help", "gsd").out, cli("run", "--help", "all").out
     assert "--delta" in gsd and "(default 0.15)" in gsd and "--tau" not in gsd and "--tau" in every

@@ -67,12 +67,8 @@ READERS = {
     "metric": (metric_name, METRICS), "prompts": (set_name, PROMPTS),
     "table": (lambda typed: load_table(typed).name, TABLES),
 }  # fmt: skip
-MEANT = [
-    (kind, typed, name)
-    for kind, (_, names) in READERS.items()
-    for name, listed in names.items()
-    for typed in listed.split(", ")
-]
+LISTED = [(kind, names.items()) for kind, (_, names) in READERS.items()]
+MEANT = [(kind, typed, name) for kind, items in LISTED for name, all_typed in items for typed in all_typed.split(", ")]
 
 
 @pytest.mark.parametrize(("kind", "typed", "name"), MEANT)
@@ -94,9 +90,8 @@ STRANGERS = {
 def test_at_a_name_of_something_else_nothing_is_guessed(read, typed):
     with pytest.raises(SpecbenchError) as error:
         read(typed)
-    assert ("did you mean" not in str(error.value) and "specbench list" in error.value.try_this) or "-1" in str(
-        error.value
-    )
+    text = str(error.value)
+    assert ("did you mean" not in text and "specbench list" in error.value.try_this) or "-1" in text
 
 
 @pytest.mark.parametrize("typed", ["DrawBench", "coco2014", "HPDv2", "all"])

@@ -132,10 +132,8 @@ def test_official_answers_come_back_to_their_images(tmp_path):
     for category, file in official_exchange.RESULTS.items():
         path = tmp_path / "out" / category / file
         path.parent.mkdir(parents=True)
-        answers = [
-            {"question_id": number, "answer": str(0.1 * number) if category == "color" else 0.5}
-            for number in (3, 2, 1, 0)
-        ]
+        answer = (lambda number: str(0.1 * number)) if category == "color" else (lambda number: 0.5)
+        answers = [{"question_id": number, "answer": answer(number)} for number in (3, 2, 1, 0)]
         path.write_text(json.dumps(answers))
     metric = official_exchange.OfficialCompBench(tmp_path / "out", samples=2)
     asked = [

@@ -229,9 +229,8 @@ def test_doctor_says_what_a_metric_lacks_and_where_to_get_it(cli, monkeypatch, t
     assert outcome.code == 5 and len(rows) == 2 and all(row["fix"].startswith("specbench fetch ") for row in rows)
     (tmp_path / "weights").mkdir()
     formats.stand_in(monkeypatch, "bert-vocabulary", formats.save_vocabulary(tmp_path / "vocab.txt"))
-    rows = [
-        row for row in json.loads(cli("doctor", "--metric", "imagereward", "--json").out) if "reward" in row["name"]
-    ]
+    rows = json.loads(cli("doctor", "--metric", "imagereward", "--json").out)
+    rows = [row for row in rows if "reward" in row["name"]]
     assert len(rows) == 1 and cli("doctor", "--metric", "shapes-detector").code == 0
     assert "did you mean 'imagereward'" in cli("doctor", "--metric", "imagerewart").err
 

@@ -80,9 +80,8 @@ def test_only_the_best_boxes_are_looked_at_for_position():
 @pytest.mark.parametrize("colors", list(itertools.product(("red", "blue"), repeat=2)))
 def test_colour_must_hold_for_every_counted_object(colors):
     meta = {"include": [{"class": "cup", "count": 2, "color": "red"}]}
-    assert judge_image(meta, {"cup": [at(i, 0, color=color) for i, color in enumerate(colors)]}).correct == (
-        colors == ("red", "red")
-    )
+    cups = [at(i, 0, color=color) for i, color in enumerate(colors)]
+    assert judge_image(meta, {"cup": cups}).correct == (colors == ("red", "red"))
 
 
 def test_every_clause_must_hold_and_colours_are_not_asked_for_in_vain():
@@ -96,9 +95,8 @@ def test_every_clause_must_hold_and_colours_are_not_asked_for_in_vain():
 
 
 def judged(tags: list[str], correct: list[bool]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {"category": tags, "prompt_id": [f"p{i}" for i in range(len(tags))], "sample": 0, "correct": correct}
-    )
+    ids = [f"p{i}" for i in range(len(tags))]
+    return pd.DataFrame({"category": tags, "prompt_id": ids, "sample": 0, "correct": correct})
 
 
 def test_overall_is_the_plain_mean_of_the_six_tags():
@@ -178,10 +176,8 @@ def test_what_is_detected_does_not_depend_on_the_batch(tiny_detector, monkeypatc
         (alone,) = detector([pixels])
         assert [segment.label for segment in beside] == [segment.label for segment in alone]
         assert [segment.score for segment in beside] == pytest.approx([segment.score for segment in alone], rel=1e-5)
-        assert (
-            np.abs(np.array([segment.box for segment in beside]) - np.array([segment.box for segment in alone])).max()
-            <= 1
-        )
+        boxes = (np.array([segment.box for segment in segments]) for segments in (beside, alone))
+        assert np.abs(np.subtract(*boxes)).max() <= 1
     assert len({round(segments[0].score, 6) for segments in together}) == 4
 
 
@@ -232,9 +228,8 @@ def test_geneval_export_is_the_official_layout_file_by_file(tmp_path):
     run = synthetic.pictured(tmp_path, geneval_prompts(tmp_path), 2)
     assert official_exchange.export_images("geneval", run, tmp_path / "out") == 4
     files = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
-    assert files == [
-        f"0000{n}/{name}" for n in (0, 1) for name in ("metadata.jsonl", "samples/0000.png", "samples/0001.png")
-    ]
+    names = ("metadata.jsonl", "samples/0000.png", "samples/0001.png")
+    assert files == [f"0000{n}/{name}" for n in (0, 1) for name in names]
     for line, metadata in enumerate(published.GENEVAL):
         assert json.loads((tmp_path / f"out/0000{line}/metadata.jsonl").read_text()) == metadata
     assert np.asarray(Image.open(tmp_path / "out/00001/samples/0000.png")).max() == 2

@@ -164,10 +164,9 @@ def test_tiif_goes_out_in_its_layout_and_answers_come_back_as_its_program_counts
 
 
 def verdicts(path: Path, right: set[int]) -> Path:
-    rows = [
-        GENEVAL | {"filename": f"{line:05d}/samples/0000.png", "prompt": None, "correct": line in right}
-        for line in range(2 * len(TAGS))
-    ]
+    row = GENEVAL | {"prompt": None}
+    names = [f"{line:05d}/samples/0000.png" for line in range(2 * len(TAGS))]
+    rows = [row | {"filename": name, "correct": line in right} for line, name in enumerate(names)]
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
 

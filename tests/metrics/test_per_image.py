@@ -162,9 +162,8 @@ def test_clip_equals_torchmetrics_over_transformers(clip_metric, openai_file):
         if name == "portrait":  # an odd margin, which transformers' crop halves down and everybody else's to even
             continue
         mine = clip_metric.features([sample(pixels)])[0]["value"]
-        theirs = clip_score(
-            torch.from_numpy(pixels).permute(2, 0, 1), "a red cat", lambda: (Wrapped(), processor)
-        ).item()
+        mine_as_theirs = torch.from_numpy(pixels).permute(2, 0, 1)
+        theirs = clip_score(mine_as_theirs, "a red cat", lambda: (Wrapped(), processor)).item()
         assert theirs == pytest.approx(max(100 * mine, 0), abs=2e-4), name
     values = [clip_metric.features([sample(pixels)])[0]["value"] for pixels in pictures().values()]
     assert max(values) > 0.02, "the comparison is not between zeros"

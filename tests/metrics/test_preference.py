@@ -146,9 +146,8 @@ def written(site: Path, value: str) -> Path:
 def test_vqascore_comes_from_the_package_of_the_named_python_whose_network_is_loaded_once(environment, tmp_path):
     metric, asked = packages.VqaScore(Settings(python=environment)), samples(5)
     assert metric.missing_packages() == []
-    assert [*values(metric, asked[:3]), *values(metric, asked[3:])] == pytest.approx(
-        [sample.pixels.mean() / 255 for sample in asked], abs=1e-6
-    )
+    truth = pytest.approx([sample.pixels.mean() / 255 for sample in asked], abs=1e-6)
+    assert [*values(metric, asked[:3]), *values(metric, asked[3:])] == truth
     assert next((tmp_path / "env/lib").rglob("t2v_metrics.py.loaded")).read_text() == "x"
     identity = metric.identity()
     assert "t2v-metrics 3.0" in identity["package"] and identity["weights"].startswith("sha256:")

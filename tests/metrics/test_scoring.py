@@ -60,9 +60,8 @@ def test_renders_score_one_and_blanks_score_zero(tmp_path):
     folder = drawn_run(tmp_path, wrong=(0,))
     (outcome,) = scoring.score([folder], DETECTOR)
     assert (outcome.computed, outcome.reused, outcome.problem) == (6, 0, None)
-    assert values(folder) == pytest.approx(
-        {"shapes-detector": 5 / 6, "shapes-detector:colors": 2 / 3, "shapes-detector:counting": 1.0}
-    )
+    names = ("shapes-detector", "shapes-detector:colors", "shapes-detector:counting")
+    assert values(folder) == pytest.approx(dict(zip(names, (5 / 6, 2 / 3, 1.0), strict=True)))
     for row in read_scores(folder):
         assert row["low"] < row["value"] <= row["high"] <= 1 and row["images"] == 6
         assert row["fingerprint"] == made_score(ShapesDetector()).fingerprint and "detector" in row["identity"]
@@ -78,10 +77,8 @@ def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
     (outcome,) = scoring.score([folder], DETECTOR)
     assert (outcome.computed, outcome.reused) == (2, 3) and looked == ["s3-0.png", "s4-0.png"]
     assert {row["n"] for row in read_scores(folder) if row["metric"] == "shapes-detector"} == {5}
-    assert (
-        len(pd.read_parquet(folder / "image_scores" / f"shapes-detector-{made_score(ShapesDetector()).fingerprint}"))
-        == 5
-    )
+    kept = folder / "image_scores" / f"shapes-detector-{made_score(ShapesDetector()).fingerprint}"
+    assert len(pd.read_parquet(kept)) == 5
 
 
 class Mean(Metric):
@@ -470,10 +467,7 @@ def test_scores_of_features_computed_on_a_gpu_say_that_float32_was_not_tf32():
     cpu, cuda = (metric("shapes-detector")(Settings(device)) for device in ("cpu", "cuda:1"))
     assert made_score(cpu).facts == dict(cpu.identity())
     assert made_score(cuda).facts == {**cpu.identity(), "float32": "without TF32"}
-    assert (
-        made_score(cpu).fingerprint != made_score(cuda).fingerprint
-        and made_features(cpu).fingerprint != made_features(cuda).fingerprint
-    )
+    assert all(made(cpu).fingerprint != made(cuda).fingerprint for made in (made_score, made_features))
 
 
 def test_a_metric_that_raises_is_named_before_runs_that_cannot_be_scored():

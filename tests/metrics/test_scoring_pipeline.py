@@ -38,6 +38,10 @@ PROMPTS = [Prompt(f"p{number}", text, None, {}) for number, text in enumerate(("
 EIGHT = [Prompt(f"p{number}", "a photo", None, {}) for number in range(8)]
 
 
+def pair_of_runs(out: Path, prompts: list[Prompt], samples: int = 1) -> list[Path]:
+    return [stored_run(out, prompts, samples, *each) for each in ((synthetic.SJD, 0), (synthetic.AR, 1))]
+
+
 @pytest.fixture
 def checkpoints(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
@@ -78,9 +82,7 @@ def test_nothing_scored_is_no_success(tmp_path, cli, monkeypatch):
 
 
 def test_against_a_run_the_difference_is_paired(checkpoints, tmp_path, cli):
-    runs = [
-        stored_run(tmp_path / "out", EIGHT, 1, spec, seed) for seed, spec in enumerate((synthetic.SJD, synthetic.AR))
-    ]
+    runs = pair_of_runs(tmp_path / "out", EIGHT)
     call = ("score", "--metric", "imagereward", "--offline", "--out", tmp_path / "out", "--json")
     (row,) = json.loads(cli(*call, "--against", runs[1].name).out)
     values = [image_features(run, ImageReward()).set_index(["prompt_id", "sample"])["value"] for run in runs]
@@ -92,9 +94,7 @@ def test_against_a_run_the_difference_is_paired(checkpoints, tmp_path, cli):
 
 def test_scores_of_unlike_fingerprints_are_never_subtracted(checkpoints, tmp_path, monkeypatch):
     """One run is scored by an older library, the other by today's."""
-    runs = [
-        stored_run(tmp_path / "out", PROMPTS, 2, spec, seed) for seed, spec in enumerate((synthetic.SJD, synthetic.AR))
-    ]
+    runs = pair_of_runs(tmp_path / "out", PROMPTS, 2)
     settings, today = Settings(offline=True), ImageReward.identity
     scoring.score(runs[:1], ["imagereward"], settings)
     with monkeypatch.context() as older:
@@ -119,9 +119,7 @@ def test_fid_of_two_runs_against_one_reference(tmp_path, monkeypatch):
     formats.stand_in(monkeypatch, "inception", tmp_path / "inception.pth")
     few = torch.nn.AdaptiveAvgPool2d((32, 64))
     monkeypatch.setattr(Fid, "embed", lambda _, inputs: few(torch.stack(list(inputs)))[:, 0].flatten(1).numpy())
-    runs = [
-        stored_run(tmp_path / "out", PROMPTS, 1, spec, seed) for seed, spec in enumerate((synthetic.SJD, synthetic.AR))
-    ]
+    runs = pair_of_runs(tmp_path / "out", PROMPTS)
     (tmp_path / "real").mkdir()
     for number, pixels in enumerate(calibrated.images(3, seed=9)):
         Image.fromarray(pixels).save(tmp_path / "real" / f"{number}.png")

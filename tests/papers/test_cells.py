@@ -20,14 +20,8 @@ FID = Column("fid", f"{SCORE}fid[pytorch-fid]", "FID", "fid[pytorch-fid]", 2, "l
 def score(n: int, expected: int | None, metric: str = "fid[pytorch-fid]") -> Measured:
     row = {"metric": metric, "fingerprint": "f", "value": 243.7, "low": 200.0, "high": 290.0, "n": n}
     row |= {"better": "lower", "kind": "distance" if metric.startswith("fid") else "plain"}
-    return Measured(
-        SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(n)})),
-        bare_row(n=n, scores=[ShownScore.of(row)]),
-        None,
-        (),
-        None,
-        expected,
-    )
+    run = SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(n)}))
+    return Measured(run, bare_row(n=n, scores=[ShownScore.of(row)]), None, (), None, expected)
 
 
 @pytest.fixture
@@ -63,10 +57,8 @@ def test_of_two_versions_of_a_metric_a_column_has_the_one_edited_last():
 
 
 def test_printed_values_keep_their_digits():
-    printed = [
-        _exactly(value, FID)
-        for value in (PrintedNumber("31.2707"), PrintedNumber("2300.0"), 2392, PrintedNumber("1.00"))
-    ]
+    values = PrintedNumber("31.2707"), PrintedNumber("2300.0"), 2392, PrintedNumber("1.00")
+    printed = [_exactly(value, FID) for value in values]
     assert printed == ["31.2707", "2,300.0", "2,392", "1.00"]
 
 

@@ -115,9 +115,8 @@ def test_what_was_measured_is_in_the_printed_unit_with_its_interval_and_differen
 
 def many(tmp_path: Path, **counts: int) -> PaperTable:
     """AR and SJD measured over this many images each."""
-    return join(
-        TABLE, {PLAIN: folder(tmp_path, AR, ar(counts["ar"])), SPECULATIVE: folder(tmp_path, SJD, sjd(counts["sjd"]))}
-    )
+    runs = {PLAIN: folder(tmp_path, AR, ar(counts["ar"])), SPECULATIVE: folder(tmp_path, SJD, sjd(counts["sjd"]))}
+    return join(TABLE, runs)
 
 
 def test_the_best_values_are_bold_and_measured_ones_only_where_they_differ_from_ar(tmp_path):
@@ -349,9 +348,8 @@ def test_the_only_value_of_an_axis_has_room_around_it():
     """A single point would else be labelled with all digits of its value."""
     point = (Estimate(3.0, None, None), Estimate(32.089, None, None))
     alone = figure_chart([Curve("", False, [point])], "x", "y")["scales"]
-    assert alone["y"]["domain"] == pytest.approx([28.8801, 35.2979]) and alone["x"]["domain"] == pytest.approx(
-        [2.7, 3.3]
-    )
+    assert alone["y"]["domain"] == pytest.approx([28.8801, 35.2979])
+    assert alone["x"]["domain"] == pytest.approx([2.7, 3.3])
     two = figure_chart([Curve("", False, [point, (point[1], point[0])])], "x", "y")["scales"]
     assert "domain" not in two["y"] and "domain" not in two["x"]
 
@@ -367,16 +365,11 @@ def test_a_row_of_two_seeds_is_the_mean_over_their_images_and_pairs_each_with_ar
         runs[settings] = scored(folder(tmp_path, spec, images), 30.0 + place, n=9)
     done = join(table, runs)
     steps, speedup, fid = (cell(done, "B SJD", name) for name in ("nfe", "speedup", "fid"))
-    assert (
-        (steps.value, steps.n) == (3.0, 18) and speedup.value == pytest.approx(2 * 45 / (23 + 23)) and speedup.n == 18
-    )
+    assert (steps.value, steps.n, speedup.n) == (3.0, 18, 18) and speedup.value == pytest.approx(2 * 45 / (23 + 23))
     assert (fid.value, fid.low, fid.high, fid.n) == (32.5, 31.5, 33.5, 18)
     line = done.lines[1]
-    assert (
-        len(line.runs) == 2
-        and line.images == 18
-        and any(text.startswith("Rows of several seeds") for text in done.remarks)
-    )
+    assert len(line.runs) == 2 and line.images == 18
+    assert any(text.startswith("Rows of several seeds") for text in done.remarks)
     assert json.loads(render_tables([done], "json"))[1]["cells"]["fid"]["n"] == 18
     with pytest.raises(SpecbenchError, match="several seeds"):
         with_baseline(done, "ar")

@@ -133,10 +133,7 @@ def test_doubtful_cells_say_so(tables):
             steps = next((row.paper[name] for name in names if name in row.paper), float("inf"))
             if row.paper.get("speedup", 0) > steps:
                 notes = line.cells["speedup"].printed_notes
-                assert any("latency ratio above the printed step ratio" in note for note in notes), (
-                    table.name,
-                    row.label,
-                )
+                assert any("latency ratio above the printed step ratio" in note for note in notes), row.label
 
 
 def test_printed_digits_are_kept():

@@ -293,9 +293,7 @@ def test_headings_that_still_hold_are_kept_and_no_row_stands_under_another_model
     assert list(dict.fromkeys(line.group for line in figure.lines)) == decoders, "curves of their own"
     lines = measured_table(load_table("sjd-1"), model="lumina", out=tmp_path).lines
     assert [line.group for line in lines] == ["Lumina-mGPT"] * 4 + [None] * 2
-    assert [line.label for line in lines][3] == "D w. SJD (ISP)" and lines[4].label.startswith(
-        "ar guidance-rows=official"
-    )
+    assert lines[3].label == "D w. SJD (ISP)" and lines[4].label.startswith("ar guidance-rows=official")
     (map_,) = measured_table(load_table("gsd-fig2"), model="shapes", out=tmp_path).lines
     assert map_.label == "ar"
 
@@ -304,9 +302,8 @@ def test_a_figure_of_a_score_has_a_panel_with_the_bundled_one(tmp_path):
     run = at_every_k(tmp_path, 1)
     figure = with_bundled_scores(load_table("gsd-fig10"), sorted(run.iterdir()))
     assert figure.axes == ({"x": "nfe", "y": "score:clip"}, {"x": "nfe", "y": "score:shapes-clip"})
-    assert with_bundled_scores(load_table("cool-sd-fig4"), sorted(run.iterdir())).axes[1:] == (), (
-        "a distance has none here"
-    )
+    distance = with_bundled_scores(load_table("cool-sd-fig4"), sorted(run.iterdir()))
+    assert distance.axes[1:] == (), "a distance has none here"
 
 
 def test_a_draft_head_goes_to_the_rows_that_take_one(tmp_path):
@@ -354,10 +351,8 @@ def test_a_choice_is_named_only_where_it_was_used(cli, tmp_path):
         assert "Chosen: prompts" not in cli(*report, *flags).out
         assert "Chosen: prompts" not in cli("bench", *report[1:], *flags, "--dry-run").out
     assert "Chosen: prompts = parti" in cli("bench", *report[1:], "--dry-run").out
-    heads = [
-        "Chosen: head" in cli("report", "cool-sd-1", *flags, "--out", tmp_path).out
-        for flags in ((), ("--model", "shapes"))
-    ]
+    report = ("report", "cool-sd-1", "--out", tmp_path)
+    heads = ["Chosen: head" in cli(*report, *flags).out for flags in ((), ("--model", "shapes"))]
     assert heads == [True, False], "shapes has a head of its own"
 
 

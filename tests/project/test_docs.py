@@ -67,10 +67,8 @@ def commands_in(text: str) -> list[str]:
 
 @by_page
 def test_every_command_and_flag_in_it_exists(page):
-    flags_of = {
-        name: {flag for p in command.params for flag in [*p.opts, *p.secondary_opts]}
-        for name, command in refresh_docs._commands()
-    }
+    commands = refresh_docs._commands()
+    flags_of = {name: {flag for p in it.params for flag in [*p.opts, *p.secondary_opts]} for name, it in commands}
     groups = {name.split()[0] for name in flags_of if " " in name}
     for line in commands_in(page.read_text()):
         command = re.match(r"(?:\$ )?specbench ([a-z][a-z-]*)( [a-z]+)?(.*)", line.split("  #")[0])
@@ -154,9 +152,7 @@ def test_columns_and_keys_of_stored_runs_are_documented():
             }  # fmt: skip
     assert {f"spec.{name}" for name in RunSpec.__dataclass_fields__} <= keys.keys()
     assert {f"spec.sampling.{name}" for name in Sampling.__dataclass_fields__} <= keys.keys()
-    written = RunInfo.__dataclass_fields__.keys() - {"stored", "stack", "roofline"} | {
-        "floor"
-    }  # the key of a roofline's inputs
+    written = RunInfo.__dataclass_fields__.keys() - {"stored", "stack", "roofline"} | {"floor"}  # a roofline's inputs
     written |= {f"invocations[].{name}" for name in Invocation.__dataclass_fields__.keys() - {"stored"}}
     assert written <= keys.keys()
 

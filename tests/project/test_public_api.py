@@ -24,11 +24,8 @@ OF_COMMAND = {
 
 def test_every_command_has_its_function():
     app = typer.main.get_command(cli.build_app())
-    names = [
-        " ".join(filter(None, (name, part)))
-        for name, command in app.commands.items()
-        for part in getattr(command, "commands", [""])
-    ]
+    parts = {name: getattr(command, "commands", [""]) for name, command in app.commands.items()}
+    names = [" ".join(filter(None, (name, part))) for name in parts for part in parts[name]]
     assert {OF_COMMAND.get(name, name.replace("-", "_")) for name in names} <= set(FUNCTIONS)
 
 

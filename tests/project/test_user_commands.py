@@ -4,6 +4,7 @@ A hub on the loopback has small checkpoints under the official names, with the o
 networks of the metrics in their publishers' formats.
 """
 
+import functools
 import json
 import os
 import subprocess
@@ -48,9 +49,8 @@ def typed(hub: Hub, home: Path, line: str, **variables: str) -> subprocess.Compl
     (home / "work").mkdir(parents=True, exist_ok=True)
     env = {**os.environ, **hub.env(home), "HOME": str(home), **variables}
     env.pop("SPECBENCH_PROMPTS_MIRROR", None)
-    return forked(
-        lambda: official_hub.type_as_user(hub, *line.split()[1:]), cwd=home / "work", env=env, timeout_s=_LONGEST_S
-    )
+    type_it = functools.partial(official_hub.type_as_user, hub, *line.split()[1:])
+    return forked(type_it, cwd=home / "work", env=env, timeout_s=_LONGEST_S)
 
 
 def test_run_score_and_report_as_typed(hub, tmp_path):

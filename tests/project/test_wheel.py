@@ -44,10 +44,8 @@ def test_an_installed_specbench_finds_prompts_and_tables(wheel, tmp_path):
 def test_nothing_else_of_the_checkout_is_in_it(wheel):
     with zipfile.ZipFile(wheel) as content:
         names = content.namelist()
-    assert {name.split("/")[0] for name in names} == {
-        "specbench",
-        next(n.split("/")[0] for n in names if "dist-info" in n),
-    }
+    info = next(n.split("/")[0] for n in names if "dist-info" in n)
+    assert {name.split("/")[0] for name in names} == {"specbench", info}
     assert not [name for name in names if name.endswith((".pyc", "bench.py")) and "_data" in name]
 
 
@@ -67,9 +65,8 @@ def test_the_source_distribution_is_the_checkout_and_knows_its_commit_as_the_whe
 
 def test_a_checkout_can_be_installed_for_work_on_it(tmp_path):
     script = "import hatchling.build, sys; print(hatchling.build.build_editable(sys.argv[1]))"
-    done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", script, tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     with zipfile.ZipFile(tmp_path / done.stdout.strip()) as content:
         paths = [content.read(name).decode().strip() for name in content.namelist() if name.endswith(".pth")]
     assert paths == [str(ROOT)], done.stderr

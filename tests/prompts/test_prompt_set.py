@@ -9,9 +9,8 @@ from specbench.prompts import Prompt, build_prompt_set
 from specbench.prompts.loading import load_prompts
 from specbench.prompts.prompt_set import Drawing
 
-SET = build_prompt_set(
-    "pets", [Prompt(f"p{number:02d}", f"pet {number}", ("cats", "dogs", "fish")[number % 3]) for number in range(30)]
-)
+PETS = [Prompt(f"p{number:02d}", f"pet {number}", ("cats", "dogs", "fish")[number % 3]) for number in range(30)]
+SET = build_prompt_set("pets", PETS)
 
 
 def drawn(**options) -> list[str]:
@@ -38,9 +37,8 @@ def test_the_steps_are_applied_in_their_order():
 def test_what_was_drawn_is_told_in_words():
     assert Drawing().text(SET) is None and Drawing(limit=30).text(SET) is None
     assert Drawing(sample=8).text(SET) == "8 of 30: random sample of 8 (seed 0)"
-    assert Drawing(categories=("dogs",), offset=1, limit=2).text(SET) == (
-        "2 of 30: category dogs, without the first 1, first 2"
-    )
+    said = Drawing(categories=("dogs",), offset=1, limit=2).text(SET)
+    assert said == "2 of 30: category dogs, without the first 1, first 2"
 
 
 @pytest.mark.parametrize(

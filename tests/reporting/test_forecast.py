@@ -81,9 +81,8 @@ def test_the_first_layer_of_a_vertical_head_is_read_once_for_all_drafts():
 def test_a_forecast_from_another_model_reaches_to_what_papers_print_for_its_kind(cli, tmp_path):
     printed = (Printed(1.25, "janus", "a paper"), Printed(2.5, "lumina", "another paper"))
     (row,) = forecast_rows([dataclasses.replace(VERTICAL, printed=printed)], setting())
-    ends = [
-        forecast_rows([dataclasses.replace(VERTICAL, tokens_per_step=tokens)], setting())[0] for tokens in (1.25, 5)
-    ]
+    both = [dataclasses.replace(VERTICAL, tokens_per_step=tokens) for tokens in (1.25, 5)]
+    ends = [forecast_rows([each], setting())[0] for each in both]
     assert (row["tokens_per_step_low"], row["tokens_per_step"], row["tokens_per_step_high"]) == (1.25, 5, 5)
     for name in ("seconds", "speed_up"):
         values = [end[name] for end in ends]
@@ -175,8 +174,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(arguments, problem, cli, tmp
 
 def test_the_table_names_the_seconds_of_a_batch_as_such(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    alone, batched = (
-        cli("forecast", "sjd-1", "--on", "A100", "--model", "lumina", "--batch", size).out for size in ("1", "8")
-    )
+    line = ("forecast", "sjd-1", "--on", "A100", "--model", "lumina", "--batch")
+    alone, batched = (cli(*line, size).out for size in ("1", "8"))
     assert "s per image" in alone and "images per hour" not in alone
     assert "s per batch" in batched and "images per hour" in batched and "s per image" not in batched

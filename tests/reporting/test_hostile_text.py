@@ -56,9 +56,8 @@ def hostile(tmp_path_factory) -> Path:
         with RunStore(out / run.run_id).lock(run).begin(run, synthetic.INVOCATION) as store:
             images, rows = {}, []
             for number, item in zip(numbers, synthetic.sjd(len(numbers)), strict=True):
-                rows.append(
-                    sample_row(base_row(Request(number, number, 0, number, {number: number}), 0, number), item, True)
-                )
+                base = base_row(Request(number, number, 0, number, {number: number}), 0, number)
+                rows.append(sample_row(base, item, True))
                 images[rows[-1]["image"]] = item.image
             store.append(rows, images)
     return out
@@ -191,9 +190,8 @@ def test_latex_has_no_command_of_a_strangers(tmp_path):
             "label"}  # fmt: skip
     assert set(re.findall(r"\\([A-Za-z]+)", text)) <= ours
     text = re.sub(r"(?<=[{}])%$", "", text, flags=re.MULTILINE)  # our own ends of lines
-    assert not re.search(r"(?<!\\)[%#]", text) and text.count("{") - text.count("\\{") == text.count("}") - text.count(
-        "\\}"
-    )
+    assert not re.search(r"(?<!\\)[%#]", text)
+    assert text.count("{") - text.count("\\{") == text.count("}") - text.count("\\}")
 
 
 def test_a_papers_table_is_inert_in_every_format(tmp_path):

@@ -139,9 +139,8 @@ def hostile_runs(out: Path, port: int) -> list[Path]:
         with RunStore(out / spec.run_id).lock(spec).begin(spec, synthetic.INVOCATION) as store:
             for number, (text, item) in enumerate(zip(HOSTILE, make(4), strict=True)):
                 text = text.replace("PORT", str(port))
-                base = base_row(
-                    Request(text, f"p{number}", category=f"pets {number % 2}"), 0, synthetic.INVOCATION["started_at"]
-                )
+                request = Request(text, f"p{number}", category=f"pets {number % 2}")
+                base = base_row(request, 0, synthetic.INVOCATION["started_at"])
                 item.forced = np.zeros(4, dtype=bool)
                 item.image = np.full((3, 8, 8), 40 * number, dtype=np.uint8)
                 row = sample_row(base, item, True)

@@ -42,9 +42,8 @@ def test_forms_are_told_as_they_are_compiled_and_counted_for_the_next_time(cache
                     part.forms += 1
                 keep(spec)
         callback_handler.run_start_callbacks(None)
-    assert [call[1:] for call in calls] == [(done, total) for total in (6, 3) for done in range(3)], (
-        "nothing afterwards"
-    )
+    told = [(done, total) for total in (6, 3) for done in range(3)]
+    assert [call[1:] for call in calls] == told, "nothing afterwards"
     assert all(what.startswith("forms compiled") and ("first" in what) == (done == 0) for what, done, _ in calls)
 
 

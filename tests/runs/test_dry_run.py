@@ -75,21 +75,15 @@ def test_every_decoder_finds_the_draft_head_that_comes_with_the_model(tmp_path):
 
 def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(bare, cli, monkeypatch):
     monkeypatch.setattr("specbench.runs.plan.free_memory", lambda *_: 2**40)  # a smaller machine is an obstacle
-    outcome = cli(
-        "run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", bare
-    )
-    assert (
-        outcome.code == 5
-        and "no draft head" in outcome.err
-        and "Downloaded first; to fetch now: specbench fetch lumina" in outcome.out
-    )
+    line = ("run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", bare)
+    outcome = cli(*line)
+    assert outcome.code == 5 and "no draft head" in outcome.err
+    assert "Downloaded first; to fetch now: specbench fetch lumina" in outcome.out
     assert cli("run", "--model", "lumina", "--decoder", "ar", "--dry-run", "--out", bare).code == 0, "all can be had"
     published = cli("run", "--model", "anole", "--decoder", "eagle", "--dry-run", "--out", bare)
     assert "draft head of anole: specbench fetch jadohu/anole_drafter" in published.out and published.code == 0
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    outcome = cli(
-        "run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", bare
-    )
+    outcome = cli(*line)
     assert outcome.code == 5 and "obstacles (they are listed above)" in outcome.err
     assert outcome.out.count("(specbench fetch coco)") == 1 and "a. the prompts of 'coco'" in outcome.out
     rows = json.loads(cli("bench", "cool-sd-1", "--dry-run", "--json", "--out", bare).out)
@@ -136,10 +130,8 @@ def test_a_sweep_in_python_is_a_text_a_value_or_any_iterable_with_values():
         rows = api.dry_run(decoder="gsd", limit=1, baseline=0, sweep={"G": values})
         return [row["options"]["G"] for row in rows]
 
-    assert swept("35") == swept(35) == swept(iter([35])) == [35] and swept("3,10") == swept(np.array([3, 10])) == [
-        3,
-        10,
-    ]
+    assert swept("35") == swept(35) == swept(iter([35])) == [35]
+    assert swept("3,10") == swept(np.array([3, 10])) == [3, 10]
     for call in (api.dry_run, api.run):
         with pytest.raises(SpecbenchError, match="--sweep G: no values"):
             call(decoder="gsd", sweep={"G": []})

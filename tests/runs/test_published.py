@@ -82,13 +82,10 @@ def test_each_value_is_stated_once_for_a_decoder_and_a_model_that_exist():
              for kind in ("options", "shared") for name in entry.get(kind, {})]  # fmt: skip
     assert len(names) == len(set(names)) and {decoder for decoder, *_ in STATED} <= set(PRESETS)
     assert {model for _, model, _ in STATED} <= {model.name for model in MODELS}
-    assert all(
-        set(entry) <= {"source", "decoders", "models", "options", "shared"} and entry["source"] for entry in ENTRIES
-    )
-    assert {name for *_, kind, name in names if kind == "shared"} <= {
-        *(setting.name for setting in SAMPLING.values()),
-        "prompts",
-    }
+    fields = {"source", "decoders", "models", "options", "shared"}
+    assert all(set(entry) <= fields and entry["source"] for entry in ENTRIES)
+    shared = {name for *_, kind, name in names if kind == "shared"}
+    assert shared <= {*(setting.name for setting in SAMPLING.values()), "prompts"}
 
 
 @pytest.mark.parametrize(("decoder", "model"), sorted({(decoder, model) for decoder, model, _ in STATED}))
@@ -137,10 +134,8 @@ def test_nothing_is_published_for_shapes_or_for_a_model_of_a_plug_in(name):
 
 
 def test_list_shows_each_value_with_its_source_and_keeps_the_models_sampling(cli):
-    rows = {
-        row["name"]: row
-        for row in json.loads(cli("list", "decoders", "sjd++", "--model", "llamagen-512", "--json").out)
-    }
+    listed = json.loads(cli("list", "decoders", "sjd++", "--model", "llamagen-512", "--json").out)
+    rows = {row["name"]: row for row in listed}
     assert rows["window"] == {"name": "window", "value": 32, "source": "SJD++, section 5.2", "published": None}
     assert rows["cfg"]["value"] == 7.5 and rows["cfg"]["published"] == "3 (SJD++, section 5.1)"
     ours = {row["name"]: row["source"] for row in specbench.available("decoders", name="sjd", model="shapes")}

@@ -103,9 +103,13 @@ CALLS = {  # columns of four images, their latencies and what is said
 }  # fmt: skip
 
 
+def timed(columns, ours):
+    return [row | {name: values[place] for name, values in columns.items()} for place, row in enumerate(as_rows(ours))]
+
+
 @pytest.mark.parametrize(("columns", "latencies", "said"), CALLS.values(), ids=CALLS)
 def test_the_time_of_a_call_that_drew_several_images_is_no_latency(columns, latencies, said, ours, tmp_path, cli):
-    rows = [row | {name: values[place] for name, values in columns.items()} for place, row in enumerate(as_rows(ours))]
+    rows = timed(columns, ours)
     outcome = imported(cli, written(tmp_path / "t.jsonl", rows), "--out", tmp_path)
     stored = RunStore(outcome.out.strip()).samples()["latency_ms"]
     assert [None if np.isnan(value) else value for value in stored.astype(float)] == latencies and said in outcome.err
@@ -116,10 +120,7 @@ def test_the_time_of_a_call_that_drew_several_images_is_no_latency(columns, late
     [("one call", "float32, batch 4"), ("alone", "float32, batch 1"), ("not said", "float32"), ("none", "float32")],
 )
 def test_a_report_of_imported_images_names_the_batch_that_is_known(call, heading, ours, tmp_path, cli):
-    rows = [
-        row | {name: values[place] for name, values in CALLS[call][0].items()}
-        for place, row in enumerate(as_rows(ours))
-    ]
+    rows = timed(CALLS[call][0], ours)
     imported(cli, written(tmp_path / "t.jsonl", rows), "--out", tmp_path)
     [title] = [line for line in cli("report", "--out", tmp_path).out.splitlines() if line.startswith("###")]
     assert title.endswith(f", {heading}")
@@ -248,9 +249,8 @@ def test_pipes_single_values_and_too_much_are_refused_before_they_are_read(tmp_p
     os.mkfifo(tmp_path / "pipe.parquet")
     np.savez(tmp_path / "scalar.npz", prompt=np.array("x"), tokens=np.array(1))
     large = written(tmp_path / "large.parquet", [{"prompt": "x", "tokens": [1] * 4000}])
-    problems = dict.fromkeys(("pipe.npz", "pipe.parquet"), "not a regular file") | {
-        "scalar.npz": "'prompt' is one value"
-    }
+    problems = {name: "not a regular file" for name in ("pipe.npz", "pipe.parquet")}
+    problems["scalar.npz"] = "'prompt' is one value"
     for name, what in problems.items():
         outcome = imported(cli, tmp_path / name, "--out", tmp_path)
         assert outcome.code == BAD_INPUT and what in outcome.err and outcome.err.count("\n") == 1
@@ -315,9 +315,8 @@ def test_the_lines_for_transformers_draw_samples_of_the_model_and_a_fault_in_the
     Path("prompts.txt").write_text("".join(f"a cat on mat {number}\n" for number in range(60)))
     torch.manual_seed(1)
     for fault, verdict in (("", "consistent"), ("temperature=0.5, ", "likely cause: temperature 0.")):
-        lines = code.replace("deepseek-community/Janus-Pro-1B", "janus").replace(
-            "guidance_scale", f"{fault}guidance_scale"
-        )
+        lines = code.replace("deepseek-community/Janus-Pro-1B", "janus")
+        lines = lines.replace("guidance_scale", f"{fault}guidance_scale")
         exec(lines, {})
         line = "import tokens --model janus --weights janus --scale tiny --dtype float32 --from tokens.jsonl"
         folder = cli(*line.split(), "--program", "transformers").out.strip()

@@ -233,9 +233,8 @@ def test_what_workers_cannot_do_is_refused(cli, tmp_path, monkeypatch, flags, wh
 def test_latency_and_throughput_never_share_a_folder_or_a_table(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = ("run", "--decoder", "ar", "--limit", "1", "--dry-run", "--json")
-    ids = [
-        json.loads(cli(*command, *more).out)[0]["run_id"] for more in ((), ("--mode", "throughput"), ("--workers", "2"))
-    ]
+    others = ((), ("--mode", "throughput"), ("--workers", "2"))
+    ids = [json.loads(cli(*command, *more).out)[0]["run_id"] for more in others]
     assert ids[0] != ids[1] and ids[0] == json.loads(cli(*command, "--mode", "latency").out)[0]["run_id"]
     from dataclasses import replace
 

@@ -74,9 +74,8 @@ def test_types_are_the_declared_ones_and_every_row_says_whose_it_is(out, kind):
     for path in out.glob(f"*/{kind}"):
         table, run = pq.read_table(path), path.relative_to(out).parts[0]
         schema = FILE_KINDS[kind]
-        assert {field.name: field.type for field in table.schema if field.name in schema.names} == dict(
-            zip(schema.names, schema.types, strict=True)
-        )
+        declared = dict(zip(schema.names, schema.types, strict=True))
+        assert {field.name: field.type for field in table.schema if field.name in declared} == declared
         assert set(table["run_id"].to_pylist()) <= {run} and table["decoder"].null_count == 0
         about = json.loads(table.schema.metadata[b"specbench.columns"])
         assert about == column_facts(schema) and all(facts["meaning"] for facts in about.values())

@@ -219,9 +219,8 @@ def test_a_second_writer_is_refused_and_the_lock_dies_with_its_owner(tmp_path):
         "import sys; from specbench.system.files import take_lock; from pathlib import Path\n"
         "take_lock(Path(sys.argv[1]), 'x'); print('held', flush=True); sys.stdin.read()"
     )
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, str(folder / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    command = [sys.executable, "-c", code, str(folder / ".lock")]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert other.stdout.readline() == b"held\n"
         error = refused(small_run, tmp_path, 4)

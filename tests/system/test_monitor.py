@@ -56,10 +56,8 @@ def test_a_gpu_needs_one_core_and_foreign_cores_do_not_count(machine):
 def test_runs_tell_of_a_gpu_that_was_slowed_or_shared():
     machines = [{"gpu_slowed": []}, {"gpu_slowed": ["heat"]}, {"gpu_slowed": ["power cap", "heat"], "gpu_others": 2}]
     sentences = gpu_disturbances(machines)
-    assert sentences == [
-        "2 other processes computed on the GPU",
-        "the driver held the GPU's clock back (heat, power cap) in 2 of 3 readings",
-    ]
+    clocks = "the driver held the GPU's clock back (heat, power cap) in 2 of 3 readings"
+    assert sentences == ["2 other processes computed on the GPU", clocks]
     assert machine_warnings(machines) == sentences
     assert others_at_work(machines[1]) == "the driver held the GPU's clock back (heat) in 1 of 1 readings"
 
@@ -74,10 +72,8 @@ def test_runs_tell_of_a_gpu_that_was_slowed_or_shared():
 def test_in_a_container_a_process_does_not_take_itself_for_another(pids, cuda, others, monkeypatch):
     """Where NVML tells the host's numbers (4242 is this process there), its own is not among them."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: cuda)
-    processes = [
-        SimpleNamespace(pid=os.getpid() if pid == "own" else pid, usedGpuMemory=2**30 * (1 + (pid != 7)))
-        for pid in pids
-    ]
+    numbers = [os.getpid() if pid == "own" else pid for pid in pids]
+    processes = [SimpleNamespace(pid=pid, usedGpuMemory=2**30 * (1 + (pid != 7))) for pid in numbers]
     nvml = SimpleNamespace(nvmlDeviceGetComputeRunningProcesses=lambda _: processes, NVMLError=OSError)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(monitor, "gpu_of", lambda _: "handle")

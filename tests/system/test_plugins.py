@@ -141,11 +141,8 @@ def test_the_decoder_of_the_guide_is_lossy_unless_its_power_is_1(tmp_path):
     (tmp_path / "power.py").write_text(POWER)
     decoders = ("power:DECODER", "power:DECODER:power=1")
     done = specbench(tmp_path, "audit", *decoders, "--samples", "12000", "--json")
-    rows = json.loads(done.stdout)
-    assert [(row["decoder"], row["verdict"]) for row in rows] == [
-        (decoders[0], "lossy"),
-        ("power:power=1", "no deviation seen"),
-    ]
+    found = [(row["decoder"], row["verdict"]) for row in json.loads(done.stdout)]
+    assert found == [(decoders[0], "lossy"), ("power:power=1", "no deviation seen")]
 
 
 def test_the_option_of_a_file_is_read_as_the_file_has_it(tmp_path):

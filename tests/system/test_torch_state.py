@@ -51,9 +51,8 @@ def clean():
 
 
 def test_an_image_is_the_same_whatever_state_torch_is_in_and_the_state_is_left(clean, foreign):
-    image = api.generate(
-        "a red circle", decoder="vertical-coupled", window=32, threads=max(1, torch.get_num_threads() - 1)
-    )
+    threads = max(1, torch.get_num_threads() - 1)
+    image = api.generate("a red circle", decoder="vertical-coupled", window=32, threads=threads)
     assert np.array_equal(image.tokens, clean.tokens) and np.allclose(image.logp, clean.logp, atol=1e-3)
 
 
