@@ -61,16 +61,8 @@ def test_an_answer_is_the_product_over_phrases_of_a_forward_written_out(metric, 
 
 
 def test_answers_do_not_depend_on_what_is_asked_beside_them(metric):
-    asked = [
-        sample(prompt, pixels, number)
-        for number, (prompt, pixels) in enumerate(
-            zip(
-                ("a cat", "a red cat and a dog", "a blue blue photo dogs and cat and dog"),
-                calibrated.images(3),
-                strict=True,
-            )
-        )
-    ]
+    texts = ("a cat", "a red cat and a dog", "a blue blue photo dogs and cat and dog")
+    asked = [sample(text, pixels, n) for n, (text, pixels) in enumerate(zip(texts, calibrated.images(3), strict=True))]
     together = [row["value"] for row in metric.features(asked)]
     alone = [metric.features([sample])[0]["value"] for sample in asked]
     assert together == pytest.approx(alone, abs=1.1e-4) and len(set(alone)) == 3
@@ -136,6 +128,8 @@ def test_official_answers_come_back_to_their_images(tmp_path):
         answers = [{"question_id": number, "answer": answer(number)} for number in (3, 2, 1, 0)]
         path.write_text(json.dumps(answers))
     metric = official_exchange.OfficialCompBench(tmp_path / "out", samples=2)
+    with pytest.raises(SpecbenchError, match="no official results"):
+        official_exchange.OfficialCompBench(tmp_path, samples=1)
     asked = [
         Sample(prompt.id, index, prompt.text, prompt.category, prompt.meta, np.zeros((2, 2, 3), np.uint8))
         for prompt in prompts(tmp_path, "color", "complex")
@@ -167,11 +161,6 @@ def test_three_in_one_is_combined_from_official_answers_where_the_official_progr
     target.write_text(json.dumps([{"question_id": number, "answer": 0.1} for number in range(3)]))
     again = official_exchange.OfficialCompBench(tmp_path, samples=1)
     assert [row["value"] for row in again.features(asked)] == [0.1] * 3 and again.identity() != metric.identity()
-
-
-def test_a_folder_without_results_is_refused(tmp_path):
-    with pytest.raises(SpecbenchError, match="no official results"):
-        official_exchange.OfficialCompBench(tmp_path, samples=1)
 
 
 @pytest.mark.parametrize(("category", "answer", "fine"), [

@@ -93,16 +93,18 @@ GENEVAL = {"filename": "x/00000/samples/0000.png", "prompt": "text p", "correct"
 @pytest.mark.parametrize(
     "change",
     [{"correct": "true"}, {"correct": None}, {"correct": []}, {"correct": 0.3}, {"correct": 1},
-     {"correct": float("nan")}, {"filename": 3}, {"filename": "x.png"}, {"reason": [1]},
+     {"correct": float("nan")}, {"correct": False}, {"filename": 3}, {"filename": "x.png"}, {"reason": [1]},
      {"details": {"a": 1}}, {"prompt": 5}, {"reason": "\ud800"}],
 )  # fmt: skip
 def test_geneval_results_of_another_form_are_refused(tmp_path, cli, change):
     run = a_run(tmp_path, counting("p", 0))
     path = tmp_path / "results.jsonl"
-    path.write_text(json.dumps(GENEVAL | {"reason": "a\u2028line"}, ensure_ascii=False))
+    good = json.dumps(GENEVAL | {"reason": "a\u2028line"}, ensure_ascii=False)
+    path.write_text(f"{good}\n{good}")
     assert cli("import", "geneval", run, "--from", path).code == 0
-    path.write_text(json.dumps(GENEVAL | change))
-    refused(cli("import", "geneval", run, "--from", path), "is not a result of the official GenEval", "the verdict on")
+    path.write_text(f"{good}\n{json.dumps(GENEVAL | change)}")
+    problems = "is not a result of the official GenEval", "the verdict on", "contradicts itself"
+    refused(cli("import", "geneval", run, "--from", path), *problems)
 
 
 @pytest.mark.parametrize("text", ["[]", "1", "null", "[" * 1000 + "]" * 1000, "{}", "\ud800", '{"a": 1, "a": 2}'])

@@ -11,7 +11,6 @@ import pytest
 from drawn import drawn_run
 
 from dev.shapes import sensitivity
-from dev.shapes.retrieval import retrieval
 from dev.shapes.train_clip import word_tokenizer
 from specbench.metrics import scoring, shapes
 from specbench.metrics.base import made_score
@@ -43,12 +42,6 @@ def test_every_scorer_falls_with_every_step_of_damage(few_renders):
     assert all(row["seen"] for row in rows if "seen" in row), sensitivity.table(rows)
 
 
-def test_the_small_clip_retrieves_held_out_captions():
-    accuracy = retrieval(batches=2, seed=7)
-    assert accuracy["caption_of_64"] > 0.6 and accuracy["image_of_64"] > 0.6  # a guess: 1 / 64
-    assert accuracy["near_misses"]["all"] > 0.85  # a guess: 1 / 2
-
-
 def test_its_words_are_the_words_of_the_captions():
     texts = [prompt.text for name in ("shapes", "shapes-hard") for prompt in load_prompts(name).prompts]
     texts += ["3 Red squares, and a blue cross over the circle.", "an image of one triangle,two crosses"]
@@ -74,17 +67,6 @@ def test_a_run_is_scored_by_all_three_unasked_and_few_images_are_warned_about(fe
     assert all(f"| {name} " in text and f"- {name}: " in text for name in bundled)
     assert "shapes-frechet: 6 images are few for 64 features" in text
     assert "shapes-detector by part:" in text and "| colors ↑ |" in text
-
-
-def test_a_missing_package_leaves_the_metric_out_and_says_so(few_renders, tmp_path, monkeypatch):
-    monkeypatch.setattr(ShapesClip, "packages", {"no-such-package": "pip install it"})
-    notes = []
-    reporter = scoring.ScoreReporter()
-    reporter.note = notes.append
-    folder = drawn_run(tmp_path)
-    scoring.score([folder], reporter=reporter, bundled_only=True)
-    assert "shapes-clip" not in {row["metric"] for row in read_scores(folder)}
-    assert any(line.startswith("shapes-clip is left out") and "no-such-package" in line for line in notes)
 
 
 def test_the_reference_depends_on_captions_and_nothing_else():
