@@ -243,6 +243,14 @@ def test_few_prompts_give_values_without_intervals_and_p_values(runs, tmp_path):
     a = pictured(tmp_path / "few", AR, synthetic.ar(7), range(7))
     b = pictured(tmp_path / "few", SJD, synthetic.sjd(7), range(1, 8))
     rows = {row.name: row for row in compare_runs(a, b)}
+    alone = [
+        pictured(tmp_path / "one", spec, make(1), (9,)) for spec, make in ((AR, synthetic.ar), (SJD, synthetic.sjd))
+    ]
+    records = named(compare_runs(*alone))
+    assert records["brightness"]["value"] == 0 and records["speedup"]["value"] > 1
+    for row in records.values():
+        assert row["low"] is row["high"] is row["p"] is row["p_holm"] is row["prompts_needed"] is None
+    json.dumps(list(records.values()), allow_nan=False)
     for name in ("speedup", "speedup_reverse", "brightness"):
         row = rows[name]
         assert row.value and row.estimate.low is row.estimate.high is row.p_holm is None and FEW_NOTE in row.note
@@ -250,37 +258,21 @@ def test_few_prompts_give_values_without_intervals_and_p_values(runs, tmp_path):
     assert named(compare_runs(*runs))["speedup"]["low"], "eight prompts are enough"
 
 
-def test_one_image_gives_values_without_intervals_and_no_nan(tmp_path):
-    a, b = pictured(tmp_path, AR, synthetic.ar(1), (9,)), pictured(tmp_path, SJD, synthetic.sjd(1), (7,))
-    rows = named(compare_runs(a, b))
-    assert rows["brightness"]["value"] == -2.0 and rows["speedup"]["value"] > 1
-    for row in rows.values():
-        assert row["low"] is row["high"] is row["p"] is row["p_holm"] is row["prompts_needed"] is None
-    json.dumps(list(rows.values()), allow_nan=False)
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [({"dtype": "bfloat16"}, "dtype"), ({"seed": 3}, "seed"), ({"top_k": 5}, "top_k"), ({"threads": 4}, "threads")],
-)
-def test_speed_needs_what_must_agree_and_scores_do_not(tmp_path, change, field):
-    a = pictured(tmp_path, AR, synthetic.ar(3), (1, 2, 3))
-    b = pictured(tmp_path, changed(SJD, **change), synthetic.sjd(3), (2, 4, 6))
-    rows = named(compare_runs(a, b))
-    assert rows["speedup"]["value"] is None and rows["speedup"]["note"].startswith(f"differs in {field} (")
-    assert rows["brightness"]["value"] == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize(("change", "compared"), [({"batch": 8}, True), ({"threads": 4}, True), ({"top_k": 5}, False)])
-def test_steps_are_compared_where_times_cannot_be(tmp_path, change, compared):
+@pytest.mark.parametrize(("change", "steps"), [
+    ({"dtype": "bfloat16"}, False), ({"seed": 3}, False), ({"top_k": 5}, False), ({"threads": 4}, True),
+    ({"batch": 8}, True),
+])  # fmt: skip
+def test_speed_needs_what_must_agree_steps_less_of_it_and_scores_nothing(tmp_path, change, steps):
     a = pictured(tmp_path, AR, synthetic.ar(3), (1, 2, 3))
     b = pictured(tmp_path, changed(SJD, **change), synthetic.sjd(3), (2, 4, 6))
     rows = compare_runs(a, b)
-    steps = named(rows)["step_ratio"]
+    speed, ratio = (named(rows)[name] for name in ("speedup", "step_ratio"))
+    assert speed["value"] is None and speed["note"].startswith(f"differs in {next(iter(change))} (")
+    assert named(rows)["brightness"]["value"] == pytest.approx(2.0)
     alone = verdict([row for row in rows if row.name != "brightness"])
-    assert alone.startswith("Only steps could be" if compared else "Nothing could be")
+    assert alone.startswith("Only steps could be" if steps else "Nothing could be")
     expected = stats.nfe(Run(a).rows) / stats.nfe(Run(b).rows)
-    assert steps["value"] == (pytest.approx(expected) if compared else None) and steps["n"] == (3 if compared else None)
+    assert (ratio["value"], ratio["n"]) == ((pytest.approx(expected), 3) if steps else (None, None))
 
 
 def test_scores_computed_differently_are_refused_by_name(tmp_path, monkeypatch):

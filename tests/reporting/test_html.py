@@ -282,7 +282,10 @@ def test_a_long_name_is_broken_after_punctuation_alone():
     assert breakable("<b>bold-and-quite-long:x") == "&lt;b&gt;bold-and-quite-long:<wbr>x"
 
 
-def test_one_image_is_a_page_without_nan(tmp_path):
+def test_one_image_or_none_is_a_page_without_nan(tmp_path):
+    synthetic.folder(tmp_path / "none", SJD, [None, None])
+    assert "failed: no luck" in write_page(find_runs(tmp_path / "none"), tmp_path / "page.html").read_text()
+    shutil.rmtree(tmp_path / "none")
     synthetic.folder(tmp_path, AR, [generation(4, 40.0)])
     synthetic.folder(tmp_path, SJD, [generation(2, 20.0)])
     text = write_page(find_runs(tmp_path), tmp_path / "page.html").read_text()
@@ -300,11 +303,6 @@ def test_each_table_of_a_page_is_called_by_what_it_holds(tmp_path):
     assert "latency p95" in columns["Tails: median, 95th percentile, slowest category"]
     assert "latency" not in columns["Drafting"] and "latency" in columns["Speed, every column"]
     assert "log p" in columns["Quality, every column"]
-
-
-def test_runs_without_images_are_a_page(tmp_path):
-    synthetic.folder(tmp_path, SJD, [None, None])
-    assert "failed: no luck" in write_page(find_runs(tmp_path), tmp_path / "page.html").read_text()
 
 
 def test_the_command_prints_the_path(tmp_path, cli):

@@ -68,11 +68,6 @@ def test_the_cache_is_predicted_within_a_tenth(name, guidance, device, monkeypat
     assert 2 * need.cache == pytest.approx(sum(sizes), rel=0.1)
 
 
-def test_components_state_what_is_counted():
-    stated = {need for kinds in CHOICES.values() for part in kinds.values() for need in part.memory}
-    assert stated == MEMORY
-
-
 def test_drafts_in_several_image_rows_keep_a_distribution_per_slot():
     request, model, sampling = Request(CAPTION, "p", 0), find_model("shapes"), Sampling(1.0)
     loop = begin(Decoding(load_model("shapes"), resolve("pjd"), sampling, 0), [request], Spans(torch.device("cpu")))
@@ -184,8 +179,12 @@ def test_a_batch_that_cannot_fit_is_refused_before_anything_runs(cli, tmp_path, 
     outcome = cli("run", "--batch", "64", "--limit", "2", "--out", tmp_path / "out")
     assert outcome.code == 2 and outcome.err.count("\n") == 1 and not (tmp_path / "out").exists()
     assert "--batch 64: " in outcome.err and "fits" in outcome.err
-    lumina = ("--model", "lumina", "--random-weights", "--prompts", "shapes")
-    assert cli("run", *lumina, "--batch", "auto", "--out", tmp_path / "o").code == 2
+    auto = ("run", "--random-weights", "--prompts", "shapes", "--batch", "auto", "--out", tmp_path / "o", "--model")
+    assert cli(*auto, "lumina").code == 2
+    assert "--batch auto" in cli(*auto, "llamagen", "--scale", "tiny").err, "nobody has counted"
+    assert {need for kinds in CHOICES.values() for part in kinds.values() for need in part.memory} == MEMORY
+    with pytest.raises(SpecbenchError, match="unknown memory 'temporray'"):
+        Component("m:C", "a component", memory={"temporray": 1})
 
 
 def test_auto_takes_what_fits_and_takes_it_again(cli, tmp_path, monkeypatch):
@@ -200,12 +199,6 @@ def test_auto_takes_what_fits_and_takes_it_again(cli, tmp_path, monkeypatch):
     assert info["spec"]["batch"] == 2 and info["memory"]["largest"] >= 2
 
 
-def test_auto_is_refused_where_nobody_has_counted(cli, tmp_path):
-    tiny_one = ("--model", "llamagen", "--random-weights", "--scale", "tiny", "--prompts", "shapes")
-    outcome = cli("run", *tiny_one, "--batch", "auto", "--out", tmp_path / "out")
-    assert outcome.code == 2 and "--batch auto" in outcome.err
-
-
 def test_list_doctor_and_run_state_the_same_memory(cli, tmp_path, monkeypatch):
     """The estimate of one image with AR: in `list models`, in `doctor`, and behind the batch size of `run`."""
     listed = {row["name"]: row["memory_gib"] for row in json.loads(cli("list", "models", "--json").out)}
@@ -217,8 +210,3 @@ def test_list_doctor_and_run_state_the_same_memory(cli, tmp_path, monkeypatch):
     fields = memory_estimate.Footprint.__dataclass_fields__
     planned = memory_estimate.Footprint(**{name: facts[name] for name in fields}).total(1) / 2**30
     assert f"{listed['lumina']:.3g}" == f"{planned:.3g}" and f"about {planned:.1f} GiB" in memory
-
-
-def test_memory_that_nobody_counts_is_refused():
-    with pytest.raises(SpecbenchError, match="unknown memory 'temporray'"):
-        Component("m:C", "a component", memory={"temporray": 1})

@@ -5,6 +5,7 @@ It concerns several modules: executors.ray_workers, ray_cluster and local.
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import threading
@@ -111,28 +112,22 @@ def test_workers_that_die_at_random(tmp_path, single, seed):
     assert contents(tmp_path) == single
 
 
-def test_an_image_that_takes_two_workers_along_is_a_row_that_says_so(tmp_path, single):
+def test_an_image_that_takes_two_workers_along_is_a_row_that_says_so_and_others_of_its_batch_go_on(tmp_path, single):
     def fate(chunk: Chunk) -> bool:
         return any(request.prompt_id == "CAT" for request in chunk.requests)
 
     summary = run(WorkerPool(lambda: SimulatedCrew(4, random.Random(0), fate), restarts=9), SPECS, REQUESTS, tmp_path)
     assert (summary.done, summary.failed, summary.problem().exit_code) == (18, 6, PARTIAL)
     rows = RunStore(next(tmp_path.iterdir())).samples()
+    pool = WorkerPool(lambda: SimulatedCrew(2, random.Random(0), fate), restarts=9)
+    batched = run(pool, [tiny.spec("ar", batch=6)], REQUESTS, tmp_path / "batched")
+    assert (batched.done, batched.failed) == (9, 3)
+    shutil.rmtree(tmp_path / "batched")
     bad = rows[rows["status"] == "failed"]
     assert set(bad["error"]) == {"lost 2 times with its worker: a simulated death"} and set(bad["attempts"]) == {2}
     assert set(rows[rows["status"] == "ok"]["attempts"]) == {1}
     run(tiny.executor(), SPECS, REQUESTS, tmp_path)
     assert contents(tmp_path) == single
-
-
-def test_a_batch_that_kills_its_worker_is_tried_image_by_image(tmp_path):
-    spec = tiny.spec("ar", batch=6)
-
-    def fate(chunk: Chunk) -> bool:
-        return any(request.prompt_id == "CAT" for request in chunk.requests)
-
-    summary = run(WorkerPool(lambda: SimulatedCrew(2, random.Random(0), fate), restarts=9), [spec], REQUESTS, tmp_path)
-    assert (summary.done, summary.failed) == (9, 3)
 
 
 def test_out_of_memory_in_one_worker_is_tried_again_once(tmp_path, single, monkeypatch):
