@@ -45,6 +45,7 @@ def test_what_a_gpu_needs_has_a_row_each(monkeypatch):
 
 def test_the_first_screen_is_short_and_the_rest_is_a_flag_away(cli, tmp_path):
     short, everything = (cli("doctor", "--out", tmp_path, *flags) for flags in ((), ("--all",)))
-    assert len(short.out.splitlines()) <= 16 and "| other models " in short.out and "| transformers " not in short.out
+    assert short.code == 0 and len(short.out.splitlines()) <= 16
+    assert "| other models " in short.out and "| transformers " not in short.out
     assert "| transformers " in everything.out and "| model emu3 " in everything.out
     assert short.err.count("\n") == 1 and "specbench doctor --all" in short.err

@@ -264,14 +264,6 @@ def test_other_weights_than_the_runs_are_refused_after_the_verdicts_of_runs_befo
     assert messages.index("p recomputed in float32") < messages.index("other weights")
 
 
-@pytest.mark.parametrize(
-    "arguments", [("sjd", "--run", "x"), ("--recompute",), ("--weights", "x"), ("--run", "nothing-of-this-name")]
-)
-def test_flags_that_do_not_fit_are_refused_in_one_line(arguments, cli, tmp_path):
-    outcome = cli("audit", *arguments, "--out", tmp_path)
-    assert outcome.code == BAD_INPUT and "Traceback" not in outcome.err and outcome.err.count("\n") == 1
-
-
 def test_rows_that_were_decoded_before_the_values_were_kept_are_null_and_left_out(folder_of):
     folder = folder_of("sjd")
     store = RunStore(folder)

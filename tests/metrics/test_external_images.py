@@ -186,25 +186,6 @@ def test_a_folder_is_scored_from_the_command_line_and_only_changes_again(drawn, 
     assert (again.computed, again.reused) == (1, 5) and json.loads(cli(*call).out)[0]["value"] < row["value"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("--images", "x"), "x has no metadata.jsonl or metadata.csv"),
-        (("--prompts", "shapes"), "--prompts requires --images"),
-        (("a-run", "--images", "x", "--prompts", "shapes"), "exclude each other"),
-        (("--protocol", "sdj"), "did you mean 'sjd'"), (("--metric", "clip[b61]"), "did you mean 'clip[b16]'"),
-        (("--device", "tpu9"), "--device tpu9"), (("--reference", "/nowhere"), "/nowhere does not exist"),
-        (("--reference", "val2017.zip"), "must be unpacked"),
-        (("--batch", "0"), "--batch"),
-    ],
-)  # fmt: skip
-def test_score_refuses_what_makes_no_sense(arguments, problem, cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "val2017.zip").write_bytes(b"PK")
-    outcome = cli("score", *arguments)
-    assert outcome.code == 2 and problem in outcome.err and outcome.err.count("\n") == 1
-
-
 def test_every_metric_can_be_made_and_says_what_it_needs():
     assert {name for names in PROTOCOLS.values() for name in names} <= set(metric_catalog.metric_names())
     for name, entry in metric_catalog.METRICS.items():

@@ -172,19 +172,6 @@ def test_geneval_goes_out_and_comes_back_on_the_command_line(tmp_path, cli):
     assert "| overall of 2 tags ↑ | counting ↑ | single_object ↑ |" in report and "| geneval[official] |" not in report
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("export", "genval", "x", "--to", "y"), "did you mean 'geneval'"),
-        (("export", "geneval", "nothing", "--to", "y"), "unknown run 'nothing'"),
-        (("import", "t2i-compbench", "nothing", "--from", "y"), "unknown run 'nothing'"),
-    ],
-)
-def test_export_and_import_refuse_what_is_not_there(arguments, problem, cli, tmp_path):
-    outcome = cli(*arguments, "--out", tmp_path)
-    assert outcome.code == 2 and problem in outcome.err
-
-
 def test_export_of_other_prompts_is_refused(tmp_path, cli):
     folder = stored_run(tmp_path / "out", PROMPTS, spec=tiny.spec("sjd"))
     for benchmark in ("geneval", "t2i-compbench"):

@@ -109,6 +109,7 @@ def test_what_was_measured_is_in_the_printed_unit_with_its_interval_and_differen
     assert latency.value == pytest.approx(0.122 / 3) and latency.too_few and latency.low is None
     assert nfe.value == pytest.approx(7 / 3) and nfe.difference == pytest.approx(7 / 3 - 6)
     assert nfe.too_few and not nfe.outside, "an interval that is not shown decides nothing"
+    assert between(0.25, 0.5) == "0.25–0.50" and between(-4.9, -4.8, 1) == "-4.9 to -4.8", "no minus beside a dash"
     assert speedup.value == pytest.approx(3 * 45 / 122) and speedup.difference == pytest.approx(3 * 45 / 122 - 2.15)
     assert cell(joined, "A Plain", "nfe").difference == 0 and not cell(joined, "A Plain", "nfe").outside
 
@@ -294,10 +295,6 @@ def test_every_column_is_defined_and_every_mark_explained(joined):
     for number in range(1, len(joined.footnotes) + 1):
         mark = str(number).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
         assert text.count(mark) >= 2, "once in the table, once below"
-
-
-def test_a_minus_sign_never_touches_the_dash_of_an_interval():
-    assert between(0.25, 0.5) == "0.25–0.50" and between(-4.9, -4.8, 1) == "-4.9 to -4.8"
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])

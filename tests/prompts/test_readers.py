@@ -12,7 +12,6 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import strategies as st
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import official_results
@@ -218,9 +217,6 @@ def test_absent_files_folders_and_unknown_sets_are_refused(tmp_path):
             load_prompts(name)
 
 
-texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=40).filter(str.strip)
-
-
 def test_a_json_file_is_a_list_of_objects_or_of_texts(tmp_path):
     path = tmp_path / "p.json"
     path.write_text(json.dumps(ROWS, indent=2))
@@ -311,16 +307,10 @@ def test_files_are_read_as_they_are_published_and_decisions_are_said(
     assert note in (notes := capsys.readouterr().err) and bool(note) == bool(notes)
 
 
-def test_headings_of_parquet_files_are_read_in_any_case(tmp_path):
-    pyarrow.parquet.write_table(pyarrow.table({"Prompt": ["a"], "Challenge": ["x"]}), tmp_path / "p.parquet")
-    (prompt,) = load_prompts(tmp_path / "p.parquet").prompts
-    assert (prompt.text, prompt.meta) == ("a", {"Challenge": "x"})
-
-
 def test_binary_columns_of_parquet_files_are_left_out_with_a_note(tmp_path, capsys):
     """Datasets of the hub have pictures as bytes and sounds in lists."""
     picture, deep = {"bytes": b"\x89PNG", "path": "a.png"}, [{"a": [b"x"]}]
-    columns = {"prompt": ["a"], "image": [picture], "raw": [b"x"], "deep": [deep], "binary": [{"binary": 3}]}
+    columns = {"Prompt": ["a"], "image": [picture], "raw": [b"x"], "deep": [deep], "binary": [{"binary": 3}]}
     table = pyarrow.table(columns)
     table = table.append_column("fixed", pyarrow.array([b"ab"], pyarrow.binary(2)))
     table = table.append_column("large", pyarrow.array([b"ab"], pyarrow.large_binary()))
@@ -328,7 +318,7 @@ def test_binary_columns_of_parquet_files_are_left_out_with_a_note(tmp_path, caps
     (prompt,) = load_prompts(tmp_path / "p.parquet").prompts
     assert (prompt.text, prompt.meta) == ("a", {"binary": {"binary": 3}})
     assert "p.parquet: binary columns are not read: image, raw, deep, fixed, large" in capsys.readouterr().err
-    table = table.drop_columns(["prompt", "binary"]).rename_columns([*"abcd", "text"])
+    table = table.drop_columns(["Prompt", "binary"]).rename_columns([*"abcd", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
     with pytest.raises(SpecbenchError, match="row 1 has no text") as refused:
         load_prompts(tmp_path / "p.parquet")

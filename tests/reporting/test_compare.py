@@ -243,11 +243,9 @@ def test_few_prompts_give_values_without_intervals_and_p_values(runs, tmp_path):
     a = pictured(tmp_path / "few", AR, synthetic.ar(7), range(7))
     b = pictured(tmp_path / "few", SJD, synthetic.sjd(7), range(1, 8))
     rows = {row.name: row for row in compare_runs(a, b)}
-    alone = [
-        pictured(tmp_path / "one", spec, make(1), (9,)) for spec, make in ((AR, synthetic.ar), (SJD, synthetic.sjd))
-    ]
-    records = named(compare_runs(*alone))
-    assert records["brightness"]["value"] == 0 and records["speedup"]["value"] > 1
+    alone = ((AR, synthetic.ar(1), (9,)), (SJD, synthetic.sjd(1), (7,)))
+    records = named(compare_runs(*(pictured(tmp_path / "one", *each) for each in alone)))
+    assert records["brightness"]["value"] == -2 and records["speedup"]["value"] > 1
     for row in records.values():
         assert row["low"] is row["high"] is row["p"] is row["p_holm"] is row["prompts_needed"] is None
     json.dumps(list(records.values()), allow_nan=False)

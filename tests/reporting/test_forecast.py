@@ -147,31 +147,6 @@ def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
     assert refused.code == 2 and "random weights, so its step counts are meaningless" in refused.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (("gsd-1",), "--on is missing"), (("gsd-1", "--on", "A1000"), "valid: "),
-        (("gsd-1", "--on", "0GB/s,3TFLOP/s"), "a rate is missing"),
-        (("gsd-1", "--on", "1.2.3GB/s,3TFLOP/s"), "a rate is missing"),
-        (("gsd-1", "--on", "2039GB/s"), "not two rates"), (("gsd-1", "--on", "312 TFLOPS, 2039 GB/s"), "not two rates"),
-        (("gsd-1", "--on", "A100", "--bandwidth-share", "0.9,0.6"), "invalid shares"),
-        (("gsd-1", "--on", "A100", "--flops-share", "nan"), "not finite"),
-        (("gsd-1", "--on", "A100", "--overhead-ms", "some"), "not a range"),
-        (("gsd-1", "--on", "A100", "--batch", "0"), "at least 1"),
-        (("gsd-1", "--on", "A100", "--batch", "100000"), "at most 65,536"),
-        (("gsd-1", "--on", "A100", "--overhead-ms", "1,1e9"), "invalid range"),
-        (("gsd-1", "--on", "NVIDIA A100-60GB"), "unknown device"),
-        (("gsd-1", "--on", "A100", "--dtype", "int4"), "--dtype int4"),
-        (("gsd-1", "--on", "A100", "--model", "lumena"), "did you mean 'lumina'"),
-        (("sjdpp-1", "--on", "A100"), "choose one with --model"), (("gsd-fig2", "--on", "A100"), "prints no steps"),
-        (("no-such-run", "--on", "A100"), "no-such-run"), (("gsd-99", "--on", "A100"), "unknown table 'gsd-99'"),
-    ],
-)  # fmt: skip
-def test_what_makes_no_sense_is_refused_in_one_line(arguments, problem, cli, tmp_path):
-    outcome = cli("forecast", *arguments, "--out", tmp_path)
-    assert outcome.code == 2 and problem in outcome.err and "Traceback" not in outcome.err
-
-
 def test_the_table_names_the_seconds_of_a_batch_as_such(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     line = ("forecast", "sjd-1", "--on", "A100", "--model", "lumina", "--batch")

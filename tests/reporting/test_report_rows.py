@@ -103,11 +103,12 @@ def test_a_speed_up_between_calls_says_so(tmp_path):
 
 
 def test_a_speed_up_needs_ar_on_the_same_machine_whatever_its_memory(tmp_path):
-    folder(tmp_path, SJD, sjd(), memory_gib=3.9)
-    [row] = rows_of(tmp_path)
+    folder(same := tmp_path / "same", SJD, sjd(), memory_gib=3.9)
+    [row] = rows_of(same)
     assert row["speedup"] is None and row["speedup_note"] == "no AR run" and row.keys() <= set(REPORT.names)
-    folder(tmp_path, AR, ar())
-    [row] = report_rows(find_runs(tmp_path, [SJD.run_id]))
+    for out in (same, tmp_path):
+        folder(out, AR, ar())
+    [row] = report_rows(find_runs(same, [SJD.run_id]))
     assert row.over_ar.baseline == AR.run_id and row.over_ar.speedup.value == pytest.approx(3 * 45 / 122)
     folder(tmp_path, SJD, sjd(), cpu="Another CPU")
     row = rows_of(tmp_path, "sjd")[0]

@@ -42,9 +42,8 @@ def test_a_changed_record_keeps_its_other_values_and_knows_where_the_new_ones_ar
     changed = read.changed({"top-k": 7, "G": 5, "seed": 3}, {name: swept for name in ("top-k", "G", "seed")})
     assert changed.given == {"limit": 2, "seed": 3, "cfg": 3.0, "top-k": 7, "G": 5}
     assert read.given == {"limit": 2, "cfg": 3.0, "top-k": 50, "G": 4} and changed.origins["seed"] == swept
-    assert changed.by_name.keys() == set(NAMES) and len(set(NAMES)) == len({each.env for each in SETTINGS}) == len(
-        NAMES
-    )
+    assert changed.by_name.keys() == set(NAMES)
+    assert len(set(NAMES)) == len({each.env for each in SETTINGS}) == len(NAMES)
 
 
 def test_lists_come_with_commas_repeated_or_as_toml_arrays():

@@ -209,22 +209,6 @@ def test_a_cluster_that_does_not_answer_is_one_line_of_a_dry_run(cli, tmp_path, 
     assert problem in obstacle
 
 
-@pytest.mark.parametrize(
-    ("flags", "what"),
-    [
-        (("--mode", "latency", "--batch", "2"), "--mode latency"),
-        (("--mode", "latency", "--workers", "2"), "--mode latency"),
-        (("--device", "cuda:1", "--workers", "2"), "its own GPU"),
-        (("--mode", "fast"), "--mode fast"),
-        (("--workers", "0"), "--workers 0"),
-    ],
-)
-def test_what_workers_cannot_do_is_refused(cli, tmp_path, monkeypatch, flags, what):
-    monkeypatch.chdir(tmp_path)
-    outcome = cli("run", *flags)
-    assert outcome.code == 2 and what in outcome.err and outcome.err.count("\n") == 1
-
-
 def test_latency_and_throughput_never_share_a_folder_or_a_table(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = ("run", "--decoder", "ar", "--limit", "1", "--dry-run", "--json")

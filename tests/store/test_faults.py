@@ -59,12 +59,6 @@ def test_a_clock_that_jumps_moves_no_row(tmp_path, undisturbed, monkeypatch):
     assert contents(tmp_path / "merged") == undisturbed
 
 
-def test_no_duration_is_taken_from_the_clock_of_the_wall():
-    """Only date and time of day come from it, and they decide nothing."""
-    users = [path for path in SOURCE.rglob("*.py") if re.search(r"\btime\.time\(", path.read_text())]
-    assert users == []
-
-
 def test_a_disk_that_turns_read_only_is_one_line_and_the_rows_before_it_stay(tmp_path, undisturbed, monkeypatch):
     honest, opened = open, []
 

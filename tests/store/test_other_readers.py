@@ -20,7 +20,6 @@ from specbench.reporting.row import record
 from specbench.reporting.text_formats import report_arrow
 from specbench.store.image_scores import ImageScores, parquet_bytes
 from specbench.store.merge_shards import merge_runs
-from specbench.store.run_folders import runs_in
 from specbench.store.schema import FILE_KINDS, LONG_REPORT, REPORT, column_facts
 
 OLD = Path(__file__).parents[2] / "results" / "older"
@@ -79,11 +78,6 @@ def test_types_are_the_declared_ones_and_every_row_says_whose_it_is(out, kind):
         assert set(table["run_id"].to_pylist()) <= {run} and table["decoder"].null_count == 0
         about = json.loads(table.schema.metadata[b"specbench.columns"])
         assert about == column_facts(schema) and all(facts["meaning"] for facts in about.values())
-
-
-def test_files_of_two_kinds_are_in_folders_of_their_own(out):
-    for run in runs_in(out):
-        assert not any(path.is_dir() for path in (run / "scores").iterdir())
 
 
 def test_a_report_has_the_same_types_whatever_its_values(tmp_path):

@@ -27,13 +27,10 @@ def test_a_name_that_is_no_device_is_refused_in_a_short_line(name, check):
     assert refused.value.exit_code == BAD_INPUT and len(str(refused.value)) < 150
 
 
-def test_several_devices_for_one_model_are_refused_with_what_helps():
+def test_a_device_that_is_not_here_is_a_missing_prerequisite_and_two_are_refused_with_what_helps(monkeypatch):
     with pytest.raises(SpecbenchError, match="a model decodes on one device") as refused:
         check_device_name("cuda:0,cuda:1")
     assert refused.value.exit_code == BAD_INPUT and "--dtype int8wo" in refused.value.try_this
-
-
-def test_a_device_that_is_not_here_is_a_missing_prerequisite(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     require_device("cuda")
