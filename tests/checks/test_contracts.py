@@ -104,14 +104,11 @@ class Ranked(PerImageMetric):
         return [{"value": mean - min(means), "extra": 1} for mean in means]
 
 
-def test_a_metric_that_breaks_its_promises_is_found():
+def test_a_metric_that_breaks_its_promises_is_found_and_one_that_is_not_there_is_refused(cli):
     draw = np.random.default_rng(0)
     samples = [Sample(f"p{n}", 0, "x", None, {}, draw.integers(0, 256, (8, 8, 3), np.uint8)) for n in range(3)]
     checks = {finding.check: finding for finding in MetricChecks(Ranked(), Ranked, samples).all_findings()}
     assert failed(checks.values()) >= {"identity", "features", "batch"}
     assert "extra" in checks["features"].detail and "changes the pixels" in checks["features"].detail
     assert Ranked.columns == {"value": pa.float32()}
-
-
-def test_the_command_names_what_it_cannot_check(cli):
     assert cli("check").code == 2 and cli("check", "--metric", "nowhere:Metric").code == 2

@@ -228,10 +228,12 @@ def test_a_decoder_that_cannot_be_had_is_named(user_module, decoder, named):
     assert caught.value.exit_code == 2
 
 
-def test_a_small_audit_or_a_lossy_decoder_is_not_called_lossless():
+def test_a_small_audit_or_a_lossy_decoder_is_not_called_lossless_and_a_tiny_audit_is_refused():
     lossy, lossless = audit_decoders(["gsd", "ar"], samples=1000)
     assert lossy["verdict"] == lossless["verdict"] == "no deviation seen" and lossless["detectable_tv"] > SMALL_ENOUGH
     assert "lossless" not in verdict_line(lossy) and f"{lossy['detectable_tv']:.3f}" in verdict_line(lossy)
+    with pytest.raises(SpecbenchError, match="10"):
+        audit_decoders(["ar"], samples=10)
 
 
 @pytest.mark.parametrize(
@@ -264,11 +266,6 @@ def test_dependent_images_are_named_by_what_they_differ_in(monkeypatch):
     row = audit_one("ar", resolve("ar"), 5000, 0, AUDIT_SETTINGS[:1])
     assert row["verdict"] == "lossy" and row["dependent"] == ["prompts"]
     assert "images of other prompts are not independent" in verdict_line(row)
-
-
-def test_too_few_samples_are_refused():
-    with pytest.raises(SpecbenchError, match="10"):
-        audit_decoders(["ar"], samples=10)
 
 
 @pytest.mark.parametrize("planted", [False, True])

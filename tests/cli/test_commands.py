@@ -170,13 +170,7 @@ def test_no_baseline_is_added_where_it_says_nothing_or_ar_is_there(setting, monk
     assert [row["images"] for row in specbench.dry_run(**{"decoder": "sjd", "limit": 9} | setting)] in ([9], [9, 9])
 
 
-def test_a_part_says_how_many_of_the_first_prompts_are_its_baseline():
-    settings = {"decoder": "sjd", "limit": 12, "baseline": 8, "shard": "1/2"}
-    [_, note] = announcement([make_plan(merge(run_settings(), settings, env={}))])
-    assert note.startswith("baseline for the speed-up: ar on 4 of the first 8 prompts")
-
-
-def test_parts_of_a_run_share_its_baseline(tmp_path):
+def test_parts_of_a_run_share_its_baseline_and_say_how_much_of_it_is_theirs(tmp_path):
     """Of two samples a prompt, all first ones are in the first of two parts."""
     common = _TINY | {"decoder": "sjd", "limit": 4, "baseline": 2, "out": str(tmp_path)}
     for part in ("1/2", "2/2"):
@@ -186,6 +180,9 @@ def test_parts_of_a_run_share_its_baseline(tmp_path):
         find_runs(tmp_path)
     assert refused.value.try_this == f"merge them first: specbench merge --out {tmp_path}"
     assert [run.rows for run in merge_runs(out=tmp_path)] == [2, 8]
+    settings = {"decoder": "sjd", "limit": 12, "baseline": 8, "shard": "1/2"}
+    [_, note] = announcement([make_plan(merge(run_settings(), settings, env={}))])
+    assert note.startswith("baseline for the speed-up: ar on 4 of the first 8 prompts")
 
 
 def test_the_command_that_adds_ar_names_the_folder_where_the_run_is_now(cli, tmp_path):

@@ -95,11 +95,12 @@ def test_a_command_is_the_same_whichever_others_are_loaded(command):
     assert [each.opts for each in alone[command].params] == [each.opts for each in every[command].params]
 
 
-def test_the_index_lists_every_command_with_its_help():
+def test_the_index_lists_every_command_with_its_help(cli):
     full, index = (typer.main.get_command(app).commands for app in (build_app(), build_index()))
     assert list(index) == list(full)
     for name, command in index.items():
         assert (full[name].help + "\n\n").startswith(f"{command.help}\n\n"), name
+    assert cli("--", "list", "prompts").out == cli("list", "prompts").out
 
 
 @pytest.mark.parametrize(
@@ -114,10 +115,6 @@ def test_help_spares_the_imports_that_cost_most(arguments, spared, tmp_path):
     script = SCRIPT.format(arguments=arguments, heavy=spared)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.stderr.splitlines()[-1] == "HEAVY []", done.stderr
-
-
-def test_two_dashes_before_a_command_change_nothing(cli):
-    assert cli("--", "list", "prompts").out == cli("list", "prompts").out
 
 
 def _parameters(group, path="specbench"):

@@ -105,30 +105,24 @@ def test_formats_are_read_by_their_endings(typed, format):
     assert format_name("report", typed) == format
 
 
-def test_a_name_that_fits_several_is_refused_with_these():
+def test_an_own_checkpoint_is_told_how_and_a_name_that_fits_several_is_refused_with_these():
+    with pytest.raises(SpecbenchError, match="--model NAME --weights me/mine"):
+        model_name("me/mine")
+    with pytest.raises(SpecbenchError, match="--model janus-7b --weights me/Janus-Pro-7B"):
+        model_name("me/Janus-Pro-7B")
     with pytest.raises(SpecbenchError, match="is ambiguous") as error:
         model_name("LlamaGen-XL")
     assert error.value.try_this == "llamagen, llamagen-c2i-xl"
 
 
-def test_an_own_checkpoint_is_told_how():
-    with pytest.raises(SpecbenchError, match="--model NAME --weights me/mine"):
-        model_name("me/mine")
-    with pytest.raises(SpecbenchError, match="--model janus-7b --weights me/Janus-Pro-7B"):
-        model_name("me/Janus-Pro-7B")
-
-
-def test_no_two_names_of_a_catalogue_are_spelt_alike():
-    for names in (PRESETS, models(), prompt_set_names(), table_names()):
-        assert len({folded(name) for name in names}) == len(list(names))
-        assert not [name for name in names if guess(name, names) != name]
-
-
-def test_settings_hold_the_names_of_the_catalogues():
+def test_settings_hold_the_names_of_the_catalogues_of_which_no_two_are_spelt_alike():
     flags = {"Model": "Alpha-VLLM/Lumina-mGPT-7B-768", "prompts": "PartiPrompts", "precision": "torch.bfloat16"}
     values = merge(run_settings(), flags | {"image_size": "512", "device": "CPU"}, env={})
     named = values.model, values.prompts, values.dtype, values.size, values.device
     assert named == ("lumina", "parti", "bfloat16", "512x512", "cpu")
+    for names in (PRESETS, models(), prompt_set_names(), table_names()):
+        assert len({folded(name) for name in names}) == len(list(names))
+        assert not [name for name in names if guess(name, names) != name]
 
 
 TAKEN = {

@@ -60,24 +60,24 @@ def test_an_answer_is_the_product_over_phrases_of_a_forward_written_out(metric, 
     assert abs(answers[0] - answers[1]) > 0.01 and 0 < row["value"] < 1
 
 
-def test_answers_do_not_depend_on_what_is_asked_beside_them(metric):
+def test_answers_do_not_depend_on_what_is_asked_beside_them_and_no_phrases_score_one(metric):
     texts = ("a cat", "a red cat and a dog", "a blue blue photo dogs and cat and dog")
     asked = [sample(text, pixels, n) for n, (text, pixels) in enumerate(zip(texts, calibrated.images(3), strict=True))]
     together = [row["value"] for row in metric.features(asked)]
     alone = [metric.features([sample])[0]["value"] for sample in asked]
     assert together == pytest.approx(alone, abs=1.1e-4) and len(set(alone)) == 3
+    metric.phrases = lambda prompt: []
+    assert metric.features([sample("running", calibrated.images(1)[0])]) == [{"value": 1}]
 
 
-def test_questions_are_the_official_ones():
+def test_questions_are_the_official_ones_and_counts_are_read_from_the_prompt():
     assert questions(["A red cup", "the left", "the top", "top", 'a "big" dog.']) == [
         "a red cup?", "the top?", "a big dog?",
     ]  # fmt: skip
     assert len(questions(["a cup"] * 12)) == 8
-
-
-def test_a_prompt_without_phrases_scores_one(metric):
-    metric.phrases = lambda prompt: []
-    assert metric.features([sample("running", calibrated.images(1)[0])]) == [{"value": 1}]
+    names = {"cup": "cup", "cups": "cup", "mice": "mouse", "mouse": "mouse", "cell phones": "cell phone"}
+    text = "Two cups, a mouse, five mice and ten cell phones decorated a room"
+    assert counts(text, names) == {"cup": 2, "mouse": 6, "cell phone": 10}
 
 
 def test_categories_stand_beside_each_other_and_are_not_averaged():
@@ -103,7 +103,7 @@ def prompts(tmp_path: Path, *categories: str) -> list[Prompt]:
     return [prompt for prompt in listed if prompt.category in categories]
 
 
-def test_export_numbers_images_contiguously_by_prompt_and_sample(tmp_path):
+def test_export_numbers_images_contiguously_by_prompt_and_sample_and_refuses_gaps(tmp_path):
     run = synthetic.pictured(tmp_path, prompts(tmp_path, "color", "3d_spatial"), 2)
     assert official_exchange.export_images("t2i-compbench", run, tmp_path / "out") == 8
     files = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.png"))
@@ -112,9 +112,6 @@ def test_export_numbers_images_contiguously_by_prompt_and_sample(tmp_path):
         for category in ("3d_spatial", "color")
         for name in (f"a {category} cup_000000", f"a {category} cup_000001", "two cups_000002", "two cups_000003")
     ]
-
-
-def test_export_refuses_a_run_with_missing_samples(tmp_path):
     gap = synthetic.pictured(tmp_path / "gap", prompts(tmp_path, "color")[1:], 1)
     with pytest.raises(SpecbenchError, match="1 images of 2 x 1"):
         official_exchange.export_images("t2i-compbench", gap, tmp_path / "out")
@@ -176,9 +173,3 @@ def test_official_answers_outside_their_scale_are_refused(tmp_path, category, an
         return
     with pytest.raises(SpecbenchError, match=r"question 0 is|not a result"):
         official_exchange.OfficialCompBench(tmp_path, 1)
-
-
-def test_counts_are_read_from_the_prompt():
-    names = {"cup": "cup", "cups": "cup", "mice": "mouse", "mouse": "mouse", "cell phones": "cell phone"}
-    text = "Two cups, a mouse, five mice and ten cell phones decorated a room"
-    assert counts(text, names) == {"cup": 2, "mouse": 6, "cell phone": 10}

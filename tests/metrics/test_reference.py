@@ -31,11 +31,6 @@ def table(vectors: list, **more: object) -> pd.DataFrame:
     return pd.DataFrame({"prompt_id": [f"p/{n}" for n in numbers], "sample": 0, "feature": vectors, **more})
 
 
-def test_vectors_become_a_matrix():
-    assert feature_matrix(pd.Series(GOOD), 4).tolist() == [[0, 1, 2, 3], [1, 1, 1, 1]]
-    assert feature_matrix(pd.Series([], dtype=object), 4).shape == (0, 4)
-
-
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_no_metric_computes_with_damaged_vectors(bad):
     rows = table([*GOOD, bad])
@@ -204,13 +199,12 @@ def test_a_folder_of_images_has_one_rule_for_what_belongs_to_it(tmp_path, files,
             pictures_in(tmp_path)
 
 
-def test_folders_inside_each_other_without_end_are_refused(tmp_path):
+def test_endless_folders_and_statistics_of_another_network_are_refused(tmp_path):
     (tmp_path / "/".join(["d"] * 200)).mkdir(parents=True)
     with pytest.raises(SpecbenchError, match="more than 100 folders inside each other"):
         pictures_in(tmp_path)
-
-
-def test_statistics_of_another_network_are_refused(tmp_path):
     path = _statistics(tmp_path / "clip.npz", np.random.default_rng(0).normal(size=(9, 4)))
     with pytest.raises(SpecbenchError, match="is of 4 features, not of Inception's 2048"):
         Fid("tf1", Settings(reference=path)).scores(table([np.ones(2048, np.float32)] * 2))
+    assert feature_matrix(pd.Series(GOOD), 4).tolist() == [[0, 1, 2, 3], [1, 1, 1, 1]]
+    assert feature_matrix(pd.Series([], dtype=object), 4).shape == (0, 4)

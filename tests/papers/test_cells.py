@@ -56,19 +56,16 @@ def test_of_two_versions_of_a_metric_a_column_has_the_one_edited_last():
     assert column_fingerprint(FID, [both]) == "e" and column_fingerprint(FID, [both, score(9, 9)]) == "f"
 
 
-def test_printed_values_keep_their_digits():
-    values = PrintedNumber("31.2707"), PrintedNumber("2300.0"), 2392, PrintedNumber("1.00")
-    printed = [_exactly(value, FID) for value in values]
-    assert printed == ["31.2707", "2,300.0", "2,392", "1.00"]
-
-
-def test_the_images_that_a_table_asks_for():
+def test_printed_values_keep_their_digits_and_the_images_that_a_table_asks_for_are_counted():
     asked = SimpleNamespace(prompts="coco", limit=None, samples=2)
     assert _expected(asked) == 10_000
     asked.limit = 50
     assert _expected(asked) == 100
     asked.prompts = None
     assert _expected(asked) is None
+    values = PrintedNumber("31.2707"), PrintedNumber("2300.0"), 2392, PrintedNumber("1.00")
+    printed = [_exactly(value, FID) for value in values]
+    assert printed == ["31.2707", "2,300.0", "2,392", "1.00"]
 
 
 def test_a_stalled_image_is_named_at_the_latency():

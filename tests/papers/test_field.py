@@ -45,9 +45,6 @@ def test_ratios_are_printed_or_of_the_printed_seconds_and_nfe(rows):
     assert (computed["latency_ratio"], computed["step_ratio"]) == pytest.approx((86.55 / 40.10, 2379 / 1058.6))
     assert printed["ar_step_ms"] == pytest.approx(197160 / 2357) and printed["step_ms"] == pytest.approx(24780 / 371)
     assert not [row for row in rows if row["contradiction"] == MORE_LATENCY and not row["step_ratio"]]
-
-
-def test_variants_of_a_gpu_are_one_family():
     assert [*map(gpu_family, ("A100", "A100-SXM4-40GB", "A100 80GB"))] == ["A100"] * 3
     assert gpu_family("RTX 3090") == "RTX 3090" and gpu_family(None) is gpu_family("a TPU") is None
 

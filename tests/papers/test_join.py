@@ -104,7 +104,7 @@ def test_parquet_holds_the_rows_and_numbers_of_the_table(joined):
     assert rows[4]["images"] is None and table.schema.metadata[b"specbench.table"] == b"toy-1"
 
 
-def test_what_was_measured_is_in_the_printed_unit_with_its_interval_and_difference(joined):
+def test_what_was_measured_is_in_the_printed_unit_with_its_interval_difference_and_hardware(joined):
     latency, nfe, speedup = (cell(joined, "B SJD", name) for name in ("latency_s", "nfe", "speedup"))
     assert latency.value == pytest.approx(0.122 / 3) and latency.too_few and latency.low is None
     assert nfe.value == pytest.approx(7 / 3) and nfe.difference == pytest.approx(7 / 3 - 6)
@@ -112,6 +112,9 @@ def test_what_was_measured_is_in_the_printed_unit_with_its_interval_and_differen
     assert between(0.25, 0.5) == "0.25–0.50" and between(-4.9, -4.8, 1) == "-4.9 to -4.8", "no minus beside a dash"
     assert speedup.value == pytest.approx(3 * 45 / 122) and speedup.difference == pytest.approx(3 * 45 / 122 - 2.15)
     assert cell(joined, "A Plain", "nfe").difference == 0 and not cell(joined, "A Plain", "nfe").outside
+    latency = cell(joined, "B SJD", "latency_s")
+    assert latency.notes == ("Measured on Test CPU; the paper on NVIDIA RTX 4090.",)
+    assert latency.difference is not None and not latency.outside
 
 
 def many(tmp_path: Path, **counts: int) -> PaperTable:
@@ -135,12 +138,6 @@ def test_the_best_values_are_bold_and_measured_ones_only_where_they_differ_from_
     assert r"\textbf{52.34}" in render_tables([done], "latex") and "<b>52.34</b>" in render_tables([done], "html")
     few = render_tables([many(tmp_path / "few", ar=3, sjd=3)])
     assert "*" not in re.search(r"\| B SJD.*\n(.*)\n", few)[1]
-
-
-def test_other_hardware_is_named_and_no_time_is_called_different(joined):
-    latency = cell(joined, "B SJD", "latency_s")
-    assert latency.notes == ("Measured on Test CPU; the paper on NVIDIA RTX 4090.",)
-    assert latency.difference is not None and not latency.outside
 
 
 @pytest.mark.parametrize(

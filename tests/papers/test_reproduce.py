@@ -57,11 +57,6 @@ def command(flags: Mapping[str, object]) -> list[str]:
     ]
 
 
-def test_a_table_of_which_nothing_can_be_run_says_so(cli):
-    done = cli("bench", "mulo-sd-1", "--dry-run")
-    assert done.code == 2 and "no row of mulo-sd-1 can be run" in done.err and not done.out
-
-
 @pytest.mark.parametrize("name", [name for name in table_names() if load_table(name).all_settings()])
 def test_every_table_can_be_asked_for(name, tmp_path):
     """As it stands every row has a plan, or says what must be installed; in small every row has a plan."""
@@ -86,12 +81,15 @@ def test_what_the_table_says_is_what_runs(two):
         assert row.plan.sampling.guidance == 3.0 and row.plan.sampling.top_k == 2000
 
 
-def test_traces_are_kept_where_a_column_needs_them(tmp_path):
+def test_traces_are_kept_and_a_draft_head_is_given_where_they_are_needed(tmp_path):
     def traced(name: str) -> set[bool]:
         planned = reproduce.plan_table(load_table(name), {"model": "shapes", "out": str(tmp_path)}, env={})
         return {row.plan.settings.trace for row in planned}
 
     assert traced("gsd-fig5") == traced("cool-sd-3") == {True} and traced("gsd-fig2") == {False}
+    cells = reproduce.resolve_cells(load_table("cool-sd-1"), {"head": "mine", "out": str(tmp_path)}, env={})
+    heads = {cell.settings.decoder: cell.values.value("head") for cell in cells if not cell.problem}
+    assert heads.pop("ar") in (None, "") and set(heads.values()) == {"mine"}
 
 
 def test_rows_take_turns_prompt_by_prompt(two):
@@ -149,6 +147,8 @@ def test_nothing_that_can_run_is_5_and_names_each_reason_once(cli, tmp_path, mon
     assert outcome.code == 5 and outcome.out == "" and not (tmp_path / "results").exists()
     assert len(outcome.err.splitlines()) == 2, "COCO is missing, PartiPrompts is missing"
     assert "prompts parti (on a machine with" in outcome.err and "specbench fetch lumina coco" in outcome.err
+    done = cli("bench", "mulo-sd-1", "--dry-run")
+    assert done.code == 2 and "no row of mulo-sd-1 can be run" in done.err and not done.out
 
 
 def test_a_row_that_cannot_run_does_not_keep_the_others(two):
@@ -274,12 +274,6 @@ def test_a_figure_of_a_score_has_a_panel_with_the_bundled_one(tmp_path):
     assert figure.axes == ({"x": "nfe", "y": "score:clip"}, {"x": "nfe", "y": "score:shapes-clip"})
     distance = with_bundled_scores(load_table("cool-sd-fig4"), sorted(run.iterdir()))
     assert distance.axes[1:] == (), "a distance has none here"
-
-
-def test_a_draft_head_goes_to_the_rows_that_take_one(tmp_path):
-    cells = reproduce.resolve_cells(load_table("cool-sd-1"), {"head": "mine", "out": str(tmp_path)}, env={})
-    heads = {cell.settings.decoder: cell.values.value("head") for cell in cells if not cell.problem}
-    assert heads.pop("ar") in (None, "") and set(heads.values()) == {"mine"}
 
 
 def test_a_dry_run_says_what_was_chosen(cli, tmp_path):

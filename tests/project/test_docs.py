@@ -133,10 +133,6 @@ def documented(heading: str) -> dict[str, str]:
     return {name: kind for names, kind in lines for name in re.findall(r"`([^`]+)`", names)}
 
 
-def test_the_schema_version_is_documented():
-    assert f"Everything stored has schema version {SCHEMA_VERSION};" in FORMAT.read_text()
-
-
 def test_columns_and_keys_of_stored_runs_are_documented():
     keys = documented("run.json")
     for path in sorted((ROOT / "results" / "older").glob("*/run.json")):
@@ -157,13 +153,11 @@ def test_columns_and_keys_of_stored_runs_are_documented():
     assert written <= keys.keys()
 
 
-def test_exit_codes_are_documented():
+def test_exit_codes_schema_and_version_are_documented():
     codes = {0, *(value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int))}
     text = TEXT["docs/commands.md"]
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)} == codes
-
-
-def test_the_citation_and_the_changelog_name_the_version():
+    assert f"Everything stored has schema version {SCHEMA_VERSION};" in FORMAT.read_text()
     assert re.search(rf"^version: {re.escape(__version__)}$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     released = re.search(r"^date-released: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     assert f"## {__version__} - {released[1]}\n" in (ROOT / "CHANGELOG.md").read_text()

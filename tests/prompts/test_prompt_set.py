@@ -34,11 +34,13 @@ def test_the_steps_are_applied_in_their_order():
     assert drawn(ids=("p04", "p05"), limit=1) == ["p04"]
 
 
-def test_what_was_drawn_is_told_in_words():
+def test_what_was_drawn_is_told_in_words_and_no_categories_are_not_drawn_by():
     assert Drawing().text(SET) is None and Drawing(limit=30).text(SET) is None
     assert Drawing(sample=8).text(SET) == "8 of 30: random sample of 8 (seed 0)"
     said = Drawing(categories=("dogs",), offset=1, limit=2).text(SET)
     assert said == "2 of 30: category dogs, without the first 1, first 2"
+    with pytest.raises(SpecbenchError, match="have no categories"):
+        Drawing(per_category=1).of(build_prompt_set("plain", [Prompt("a", "b")]))
 
 
 @pytest.mark.parametrize(
@@ -52,11 +54,6 @@ def test_what_was_drawn_is_told_in_words():
 def test_nothing_to_draw_is_said(options, why):
     with pytest.raises(SpecbenchError, match=why):
         drawn(**options)
-
-
-def test_a_set_without_categories_is_not_drawn_by_category():
-    with pytest.raises(SpecbenchError, match="have no categories"):
-        Drawing(per_category=1).of(build_prompt_set("plain", [Prompt("a", "b")]))
 
 
 def test_captions_that_stand_under_several_ids_are_told(tmp_path, capsys):

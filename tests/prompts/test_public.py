@@ -109,11 +109,6 @@ def test_ids_do_not_depend_on_the_order_of_the_file(tmp_path):
     assert before == after
 
 
-def test_a_set_that_was_not_fetched_names_the_command(cli):
-    outcome = cli("prompts", "show", "parti")
-    assert outcome.code == MISSING_PREREQUISITE and "specbench fetch parti" in outcome.err
-
-
 def test_a_file_changed_after_it_arrived_is_refused(small, tmp_path):
     public.adopt_set(small["parti"], published.write("parti", tmp_path / "parti"))
     (small["parti"].folder / "PartiPrompts.tsv").write_text("Prompt\n")
@@ -151,11 +146,13 @@ def test_a_copy_with_one_byte_changed_is_refused(small, tmp_path, cli):
     assert outcome.code == 2 and "sha256" in outcome.err and not small["geneval"].folder.exists()
 
 
-def test_offline_says_so_and_touches_no_network(cli, monkeypatch):
+def test_a_set_that_was_not_fetched_names_the_command_and_offline_touches_no_network(cli, monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("the network was used"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert cli("fetch", "parti").code == MISSING_PREREQUISITE
     assert cli("fetch", "coco", "--images").code == MISSING_PREREQUISITE
+    outcome = cli("prompts", "show", "parti")
+    assert outcome.code == MISSING_PREREQUISITE and "specbench fetch parti" in outcome.err
 
 
 def test_every_set_is_listed_before_it_is_fetched(cli):

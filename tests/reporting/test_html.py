@@ -266,7 +266,7 @@ def test_without_scripts_each_plot_lists_its_numbers(tmp_path):
     assert any("sjd: 1.29x" in items for items in lists), "the speed-up of a prompt"
 
 
-def test_ten_decoders_have_ten_colours_whichever_they_are():
+def test_ten_decoders_have_ten_colours_and_a_long_name_is_broken_after_punctuation_alone():
     names = [*PRESETS]
     for some in (names[place : place + 10] for place in range(len(names) - 9)):
         assert len({mark.colour for mark in marks_of([*some, "ar"]).values()}) == len({*some, "ar"})
@@ -274,9 +274,6 @@ def test_ten_decoders_have_ten_colours_whichever_they_are():
     assert len({(mark.colour, mark.symbol) for mark in every}) == len(names), (
         "colour and shape together are one's alone"
     )
-
-
-def test_a_long_name_is_broken_after_punctuation_alone():
     assert breakable("my_package.drafters:ROW_ABOVE G=50") == ("my_<wbr>package.<wbr>drafters:<wbr>ROW_<wbr>ABOVE G=50")
     assert breakable("sjd tau=0.5,k=2") == "sjd tau=0.5,k=2", "short words are left alone"
     assert breakable("<b>bold-and-quite-long:x") == "&lt;b&gt;bold-and-quite-long:<wbr>x"

@@ -168,10 +168,13 @@ def test_partly_shared_images_are_compared_and_counted(tmp_path):
     assert rows_of(tmp_path / "one", "sjd")[0]["speedup_note"] == "over the one image in common with AR"
 
 
-def test_settings_that_differ_are_different_tables(tmp_path):
+def test_settings_that_differ_are_different_tables_and_those_of_a_sweep_are_in_order(tmp_path):
     folder(tmp_path, AR, ar())
     folder(tmp_path, changed(AR, temperature=0.5), ar())
     assert render(report_rows(find_runs(tmp_path))).count("### ") == 2
+    for value in (25, 3, 100):
+        folder(tmp_path, tiny.spec("gsd", G=value), sjd())
+    assert [row["options"]["G"] for row in rows_of(tmp_path, "gsd")] == [3, 25, 100]
 
 
 def test_labels_show_what_differs_from_the_preset():
@@ -184,12 +187,6 @@ def test_labels_show_what_differs_from_the_preset():
     assert label(mine, supplied) == "mine"
     origins = {"G": "flag --G", "window": "flag --window", "verifier": "flag --verifier"}
     assert label(mine, supplied | origins) == "mine verifier=grouped G=50"
-
-
-def test_the_settings_of_a_sweep_stand_in_their_order(tmp_path):
-    for value in (25, 3, 100):
-        folder(tmp_path, tiny.spec("gsd", G=value), sjd())
-    assert [row["options"]["G"] for row in rows_of(tmp_path, "gsd")] == [3, 25, 100]
 
 
 def test_a_run_without_any_decoded_image_is_a_row_of_missing_numbers(tmp_path):

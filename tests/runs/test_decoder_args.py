@@ -18,12 +18,6 @@ def plan(*decoders: str, **options: object):
     return plan_decoders(merge(SETTINGS, flags | {"decoder": list(decoders)}, env={}))
 
 
-def test_every_option_of_every_decoder_is_a_setting():
-    names = {setting.name for setting in SETTINGS}
-    for preset in PRESETS.values():
-        assert set(options_of(preset)) <= names
-
-
 PLANS = [
     (["gsd:G=50,window=16,sjd,gsd:G=3"], {}, [("gsd", {"G": 50, "window": 16}), ("sjd", {}), ("gsd", {"G": 3})]),
     (["ar,sjd,gsd"], {"window": 8, "G": 4}, [("ar", {}), ("sjd", {"window": 8}), ("gsd", {"window": 8, "G": 4})]),
@@ -70,10 +64,13 @@ def test_an_option_that_fits_nothing_is_refused_before_anything_runs(decoder, fl
     assert re.search(problem, str(refused.value))
 
 
-def test_window_auto_is_left_for_the_model_to_decide():
+def test_every_option_is_a_setting_and_window_auto_is_left_for_the_model_to_decide():
     ar, sjd, gsd = plan("ar,sjd,gsd:window=16", window="auto")
     assert (ar.auto_window, sjd.auto_window, gsd.auto_window) == (False, True, False)
     assert plan("gsd:window=auto,G=3")[0].auto_window and parse_decoders(["gsd:PRESET"]) == [("gsd:PRESET", {})]
+    names = {setting.name for setting in SETTINGS}
+    for preset in PRESETS.values():
+        assert set(options_of(preset)) <= names
 
 
 @pytest.mark.parametrize(

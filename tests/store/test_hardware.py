@@ -29,14 +29,10 @@ def described(spec, gpus=(), **hardware) -> RunInfo:
     return RunInfo(spec, invocations=[Invocation.from_json(INVOCATION | {"hardware": machine})])
 
 
-def test_on_a_gpu_neither_its_number_nor_the_threads_make_another_run():
+def test_on_a_gpu_neither_its_number_nor_the_threads_make_another_run_and_ids_on_a_cpu_stay():
     ids = {replace(ON_CUDA, device=device, threads=threads).run_id for device, threads in
            [("cuda", 8), ("cuda:0", 8), ("cuda:1", 96)]}  # fmt: skip
-    assert len(ids) == 1 and ON_CUDA.run_id != SPEC.run_id
-
-
-def test_ids_of_stored_runs_on_a_cpu_stay_valid():
-    assert replace(SPEC, threads=2).run_id != SPEC.run_id
+    assert len(ids) == 1 and ON_CUDA.run_id != SPEC.run_id and replace(SPEC, threads=2).run_id != SPEC.run_id
     assert SPEC.identity() == SPEC.content() and tiny.spec("ar").run_id == "enumerable-ar-825d070e"
 
 

@@ -198,10 +198,14 @@ def test_a_folder_that_goes_while_it_is_written_stops_the_run(tmp_path, lost, mo
     assert small_run(out, 4)
 
 
-def test_a_folder_whose_name_is_not_utf_8_is_written_and_read(tmp_path):
+def test_a_folder_whose_name_is_not_utf_8_is_written_and_an_out_that_is_a_file_refused(tmp_path):
     out = tmp_path / os.fsdecode(b"caf\xe9")
     folder = small_run(out)
     assert small_run(out, 4) == folder and len(RunStore(folder).samples()) == 4 and len(report_rows([folder])) == 1
+    (tmp_path / "out").write_text("mine")
+    error = refused(small_run, tmp_path / "out")
+    assert "cannot write to" in error.what and "--out" in error.try_this and error.exit_code == BAD_INPUT
+    assert (tmp_path / "out").read_text() == "mine"
 
 
 def test_a_second_writer_is_refused_and_the_lock_dies_with_its_owner(tmp_path):
@@ -246,13 +250,6 @@ def test_a_full_disk_is_one_line_and_can_be_resumed(tmp_path, monkeypatch, place
     assert not list(out.rglob(".*.tmp")) and len(RunStore(folder).samples()) == 2
     small_run(out, 4)
     assert len(pd.read_parquet(folder / "samples")) == 4
-
-
-def test_an_out_that_is_a_file_is_refused(tmp_path):
-    (tmp_path / "out").write_text("mine")
-    error = refused(small_run, tmp_path / "out")
-    assert "cannot write to" in error.what and "--out" in error.try_this and error.exit_code == BAD_INPUT
-    assert (tmp_path / "out").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["nope", "../nowhere", "a\0b", "x" * 5000])
