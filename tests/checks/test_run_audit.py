@@ -72,14 +72,16 @@ def test_a_lossless_run_is_consistent_and_says_how_much_it_could_have_seen(folde
 
 
 def test_a_lossy_run_deviates_with_order_place_and_bound(folder_of):
-    audit = audit_run(folder_of("amplify"))
-    assert audit["deviates"]
-    assert not audit["failed"]  # it never claimed to be lossless
+    """`amplify` favours drafts: the order by p/q shows it far better than those that need p alone."""
+    folder = folder_of("amplify")
+    audit, asked = audit_run(folder), audit_run(folder, recompute=True, keep=False)
+    assert asked["order"] == audit["order"] and asked["tv_low"] == pytest.approx(audit["tv_low"], abs=1e-3)
+    assert audit["deviates"] and not audit["failed"]  # it never claimed to be lossless
     assert audit["order"] == "p/q descending" and 0.005 < audit["tv"] < audit["tv_high"]
     assert audit["place"] or audit["entropy"]
 
 
-def test_recomputed_values_are_those_recorded(folder_of):
+def test_recomputed_values_are_those_recorded_also_in_pieces(folder_of, monkeypatch):
     folder = folder_of("sjd")
     audit = audit_run(folder, recompute=True)
     assert audit["verdict"] == "consistent" and audit["unavailable"] == []
@@ -87,6 +89,10 @@ def test_recomputed_values_are_those_recorded(folder_of):
     for agreement in audit["agreement"].values():
         assert agreement["mean"] < 1e-4 and agreement["beyond"] == 0
     assert audit["impossible_tokens"] == 0
+    monkeypatch.setattr("specbench.checks.teacher_forced._CHUNK", 512 * 50)  # 50 columns at a time, one image
+    pieces = audit_run(folder, recompute=True)
+    assert pieces["tv"] == pytest.approx(audit["tv"], abs=1e-3)
+    assert pieces["agreement"]["u by p descending"]["beyond"] == 0
 
 
 SAMPLED = {"limit": 2, "batch": 2, "cfg": 1.5, "temperature": 1.0, "top_k": 60, "top_p": 0.95}
@@ -181,14 +187,6 @@ def test_an_image_without_records_does_not_keep_the_others_from_being_compared(f
     assert set(audit["agreement"]) == {"log p", "u by token id", "u by p descending", "entropy"} and not audit["failed"]
 
 
-def test_recomputing_keeps_what_the_recorded_draft_distributions_show(folder_of):
-    """`amplify` favours drafts: the order by p/q shows it far better than those that need p alone."""
-    folder = folder_of("amplify")
-    asked, recorded = (audit_run(folder, recompute=recompute, keep=False) for recompute in (True, False))
-    assert asked["order"] == recorded["order"] == "p/q descending"
-    assert asked["tv_low"] == pytest.approx(recorded["tv_low"], abs=1e-3)
-
-
 def test_wrong_entropies_are_found_in_float32(folder_of, monkeypatch):
     def change(rows):
         rows["entropy"] = [entropy + 0.1 for entropy in rows["entropy"]]
@@ -211,22 +209,6 @@ def test_tokens_that_the_target_cannot_draw_are_a_verdict(tmp_path, cli):
     outcome = cli("audit", "--run", folder, "--recompute")
     assert outcome.code == 0  # it never claimed to be lossless
     assert IMPOSSIBLE in outcome.out and "have probability 0 given all tokens before them" in outcome.err
-
-
-def test_recomputing_in_pieces_changes_nothing(folder_of, monkeypatch):
-    folder = folder_of("sjd")
-    whole = audit_run(folder, recompute=True)
-    monkeypatch.setattr("specbench.checks.teacher_forced._CHUNK", 512 * 50)  # 50 columns at a time, one image
-    pieces = audit_run(folder, recompute=True)
-    assert pieces["tv"] == pytest.approx(whole["tv"], abs=1e-3)
-    assert pieces["agreement"]["u by p descending"]["beyond"] == 0
-
-
-def test_a_decoder_that_samples_from_another_distribution_fails_its_claim(folder_of, cli):
-    folder = folder_of("sharpened")
-    outcome = cli("audit", "--run", folder)
-    assert outcome.code == GATE and outcome.err.count("\n") == 1 and folder.name in outcome.err
-    assert "deviates" in outcome.out
 
 
 def test_a_decoder_that_records_another_p_is_found_out_by_recomputing(folder_of, cli):
@@ -276,7 +258,9 @@ def test_reports_and_cards_carry_the_verdict(folder_of, cli):
     folder = folder_of("sharpened")
     before = cli("report", folder).out
     assert "NOT LOSSLESS" not in before and "deviates" not in before
-    audit_run(folder)
+    outcome = cli("audit", "--run", folder)
+    assert outcome.code == GATE and outcome.err.count("\n") == 1 and folder.name in outcome.err
+    assert "deviates" in outcome.out
     report = cli("report", folder).out
     assert "no, TV ≥ " in report or "yes, TV ≥ " in report
     tables = [line for line in report.splitlines() if line.startswith("| ar")]
@@ -285,16 +269,12 @@ def test_reports_and_cards_carry_the_verdict(folder_of, cli):
     assert row["audit"]["failed"] and row["audit"]["current"]
 
 
-def test_a_verdict_on_other_images_is_out_of_date(folder_of, cli):
+def test_a_verdict_on_other_images_is_out_of_date_and_a_damaged_one_is_named(folder_of, cli):
     folder = folder_of("amplify")
     audit_run(folder)
     kept = read_audit(folder)
     (folder / AUDIT_JSON).write_text(json.dumps(kept | {"fingerprint": "0" * 16}))
     assert "out of date" in cli("report", folder).out
-
-
-def test_a_damaged_verdict_is_named(folder_of, cli):
-    folder = folder_of("sjd")
     (folder / AUDIT_JSON).write_text("{}")
     outcome = cli("report", folder)
     assert outcome.code == BAD_INPUT and AUDIT_JSON in outcome.err

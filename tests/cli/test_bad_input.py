@@ -1,7 +1,5 @@
-"""Bad input: exit code 2, one line on stderr that names the error, nothing on stdout, nothing written.
-
-It concerns several modules: every command, and the modules that refuse its input.
-"""
+"""Bad input: exit code 2, one line on stderr that names the error, nothing on stdout, nothing written. It concerns
+several modules: every command, and the modules that refuse its input."""
 
 import os
 import re

@@ -1,8 +1,5 @@
 """Commands run, score, report, show and list on the embedded model: results on stdout, messages on stderr,
-documented keys and exit codes.
-
-It concerns several modules: the modules of these commands.
-"""
+documented keys and exit codes. It concerns several modules: the modules of these commands."""
 
 import io
 import json
@@ -20,7 +17,6 @@ from forked import forked_command
 import specbench
 from specbench.errors import SpecbenchError
 from specbench.reporting import demo
-from specbench.runs import memory_estimate
 from specbench.runs.plan import make_plan
 from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import announcement
@@ -283,18 +279,6 @@ def test_interrupting_says_how_to_resume(tmp_path):
     _, err = running.communicate(timeout=300)
     assert running.returncode == 130
     assert "interrupted" in err and "run the same command again to resume" in err and "Traceback" not in err
-
-
-@pytest.mark.slow
-def test_a_window_chosen_by_measuring_is_kept(cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(memory_estimate, "WINDOWS", (2, 8))
-    command = ("run", "--decoder", "sjd", "--window", "auto", "--limit", "1", "--threads", "1")
-    first = cli(*command)
-    assert first.code == 0 and "is the fastest here" in first.err
-    second = cli(*command)
-    assert second.out == first.out and "1 of 1 images already done" in second.err
-    assert json.loads(cli("show", "shapes-sjd", "--json").out)[0]["window_curve"]
 
 
 def test_a_config_file_holds_the_same_settings(there, tmp_path):

@@ -1,7 +1,5 @@
-"""Every option of every command, from their declarations: a value, an absurd one and none never end in "a bug".
-
-It concerns several modules: all commands and the settings from which options are made.
-"""
+"""Every option of every command, from their declarations: a value, an absurd one and none never end in "a bug". It
+concerns several modules: all commands and the settings from which options are made."""
 
 import pytest
 import typer

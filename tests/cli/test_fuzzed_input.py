@@ -1,7 +1,5 @@
-"""Some fuzzed inputs of `make drills`; FUZZ_SEED selects others.
-
-It concerns several modules: every reader of options and files.
-"""
+"""Some fuzzed inputs of `make drills`; FUZZ_SEED selects others. It concerns several modules: every reader of
+options and files."""
 
 import os
 import sys

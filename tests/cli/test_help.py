@@ -1,7 +1,5 @@
-"""Help: start-up without heavy imports, literals printed as they are typed, each command's own defaults.
-
-It concerns several modules: every command.
-"""
+"""Help: start-up without heavy imports, literals printed as they are typed, each command's own defaults. It
+concerns several modules: every command."""
 
 import os
 import re

@@ -1,7 +1,5 @@
-"""The process around the command line: restart with docstrings, signals.
-
-It concerns several modules: __main__, cli/__init__, system/signals and executors.ray_workers.
-"""
+"""The process around the command line: restart with docstrings, signals. It concerns several modules: __main__,
+cli/__init__, system/signals and executors.ray_workers."""
 
 import os
 import signal

@@ -1,7 +1,5 @@
-"""Names, options and commands as papers, hubs and other programs write them: read, or refused without a wrong guess.
-
-It concerns several modules: `specbench.names`, and the catalogues whose names and facts it is asked about.
-"""
+"""Names, options and commands as papers, hubs and other programs write them: read, or refused without a wrong
+guess. It concerns several modules: `specbench.names`, and the catalogues whose names and facts it is asked about."""
 
 import shlex
 
@@ -154,15 +152,6 @@ ANSWERED = {
     "--vq_model x": "--weights", "--model-dir x": "--weights", "--assistant-model x": "--head",
     "--frobnicate": "--help all",
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(("typed", "advice"), ANSWERED.items())
-def test_what_needs_other_words_is_answered_with_them(typed, advice, cli):
-    outcome = cli("run", *shlex.split(typed))
-    assert outcome.code == 2 and advice in outcome.err and "did you mean" not in outcome.err
-    assert len(outcome.err.splitlines()) == 1
-
-
 COMMANDS = {
     "ls": "specbench list", "models": "specbench list models", "model list": "specbench list models",
     "list-models": "specbench list models", "datasets": "specbench list prompts",
@@ -171,10 +160,13 @@ COMMANDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("typed", "advice"), COMMANDS.items())
-def test_a_command_of_another_program_names_the_one_that_does_it(typed, advice, cli):
-    outcome = cli(*typed.split())
+@pytest.mark.parametrize(
+    ("typed", "advice"), [*COMMANDS.items(), *((f"run {typed}", advice) for typed, advice in ANSWERED.items())]
+)
+def test_what_needs_other_words_is_answered_with_them(typed, advice, cli):
+    outcome = cli(*shlex.split(typed))
     assert outcome.code == 2 and advice in outcome.err and "did you mean" not in outcome.err
+    assert len(outcome.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("typed", ["help", "help run", "version", "list Model", "List models"])

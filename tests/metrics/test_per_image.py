@@ -1,7 +1,5 @@
-"""CLIP, HPSv2 and ImageReward on small checkpoints in the authors' formats, against independent forwards.
-
-It concerns several modules: clip, preference and what they share in base.
-"""
+"""CLIP, HPSv2 and ImageReward on small checkpoints in the authors' formats, against independent forwards. It
+concerns several modules: clip, preference and what they share in base."""
 
 import dataclasses
 import sys

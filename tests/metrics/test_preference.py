@@ -1,8 +1,6 @@
-"""PickScore and the aesthetic predictor against their authors' arithmetic on random weights in the published formats;
-VQAScore and HPSv3 through an environment whose packages are stand-ins.
-
-It concerns several modules: preference, packages, authors_programs and what they share with clip.
-"""
+"""PickScore and the aesthetic predictor against their authors' arithmetic on random weights in the published
+formats; VQAScore and HPSv3 through an environment whose packages are stand-ins. It concerns several modules:
+preference, packages, authors_programs and what they share with clip."""
 
 import json
 import sys

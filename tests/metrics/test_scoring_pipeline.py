@@ -1,8 +1,5 @@
 """Published metrics on a stored run, from the command line to the report: one row per image, one column per
-fingerprint.
-
-It concerns several modules: scoring, the metrics of published weights, and the report.
-"""
+fingerprint. It concerns several modules: scoring, the metrics of published weights, and the report."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
-"""Scorers of the embedded model: known captions score high, and each scorer detects damaged images.
-
-It concerns several modules: metrics.shapes and the networks that dev/shapes trains.
-"""
+"""Scorers of the embedded model: known captions score high, and each scorer detects damaged images. It concerns
+several modules: metrics.shapes and the networks that dev/shapes trains."""
 
 import hashlib
 import json

@@ -1,7 +1,5 @@
-"""Promise: the files in `benchmarks/` hold what the papers print, and every row of them can be asked for.
-
-It concerns several modules: the files in benchmarks/, with every module that reads them.
-"""
+"""Promise: the files in `benchmarks/` hold what the papers print, and every row of them can be asked for. It
+concerns several modules: the files in benchmarks/, with every module that reads them."""
 
 import tomllib
 from pathlib import Path

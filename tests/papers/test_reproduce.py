@@ -74,11 +74,15 @@ def test_every_table_can_be_asked_for(name, tmp_path):
     assert total(rows).startswith(f"{images} images to make, time unknown before the first image, at most ")
 
 
-def test_what_the_table_says_is_what_runs(two):
+def test_what_the_table_says_is_what_runs_and_rows_take_turns_prompt_by_prompt(two):
     for row in reproduce.plan_table(load_table("gsd-2"), two["flags"], env={"SPECBENCH_DECODER": "ar"}):
         options = row.plan.decoders[0].spec.options
         assert row.settings.options.items() <= options.items() and options["window"] == 16
         assert row.plan.sampling.guidance == 3.0 and row.plan.sampling.top_k == 2000
+    prompts = [prompt for _, prompt in two["rows"]]
+    runs = len(set(two["done"].folders.values()))
+    assert runs == 5 and len(prompts) == 2 * runs
+    assert len(set(prompts[:runs])) == len(set(prompts[runs:])) == 1, "every decoder does one prompt before the next"
 
 
 def test_traces_are_kept_and_a_draft_head_is_given_where_they_are_needed(tmp_path):
@@ -90,13 +94,6 @@ def test_traces_are_kept_and_a_draft_head_is_given_where_they_are_needed(tmp_pat
     cells = reproduce.resolve_cells(load_table("cool-sd-1"), {"head": "mine", "out": str(tmp_path)}, env={})
     heads = {cell.settings.decoder: cell.values.value("head") for cell in cells if not cell.problem}
     assert heads.pop("ar") in (None, "") and set(heads.values()) == {"mine"}
-
-
-def test_rows_take_turns_prompt_by_prompt(two):
-    prompts = [prompt for _, prompt in two["rows"]]
-    runs = len(set(two["done"].folders.values()))
-    assert runs == 5 and len(prompts) == 2 * runs
-    assert len(set(prompts[:runs])) == len(set(prompts[runs:])) == 1, "every decoder does one prompt before the next"
 
 
 def test_what_is_there_is_not_done_again(two, cli):
@@ -207,7 +204,7 @@ def test_prompts_of_released_code_reach_the_run_unless_the_model_is_replaced(tmp
     assert settings({"model": "lumina"}) == {("lumina", "released", "official"), ("lumina", "official", "official")}
 
 
-def at_every_k(tmp_path: Path, prompts: int = 2) -> Path:
+def at_every_k(tmp_path: Path) -> Path:
     """Runs of every row of sjd-6 at every K in the place of Lumina-mGPT, each with a score of its own."""
     cells = reproduce.resolve_cells(load_table("sjd-6"), {"model": "shapes", "out": str(tmp_path)}, env={})
     for place, cell in enumerate(cells):
@@ -215,7 +212,7 @@ def at_every_k(tmp_path: Path, prompts: int = 2) -> Path:
         (planned,) = plan_decoders(cell.values)
         fields = {name: stated[name] for name in ("model", "prompts", "seed", "batch", "sampling")}
         spec = replace(synthetic.SJD, decoder=planned.spec, **fields)
-        run = synthetic.folder(tmp_path, spec, synthetic.sjd(prompts))
+        run = synthetic.folder(tmp_path, spec, synthetic.sjd(2))
         score = {"metric": "shapes-clip", "value": place / 10, "low": None, "high": None, "n": 2, "images": 2}
         (run / "scores").mkdir()
         score |= {"fingerprint": "aaaaaaaa", "identity": "{}"}
@@ -223,8 +220,12 @@ def at_every_k(tmp_path: Path, prompts: int = 2) -> Path:
     return tmp_path
 
 
-def test_scores_of_a_swept_row_stand_beside_each_of_its_columns(tmp_path):
+def test_scores_of_a_swept_row_are_in_each_of_its_columns_and_a_figure_has_a_panel_of_them(tmp_path):
     done = measured_table(load_table("sjd-6"), model="shapes", out=at_every_k(tmp_path))
+    runs = sorted(tmp_path.iterdir())
+    figure, distance = (with_bundled_scores(load_table(name), runs) for name in ("gsd-fig10", "cool-sd-fig4"))
+    assert figure.axes == ({"x": "nfe", "y": "score:clip"}, {"x": "nfe", "y": "score:shapes-clip"})
+    assert distance.axes[1:] == (), "a distance has none here"
     headers = [column.header for column in done.table.columns]
     assert headers[-3:] == ["shapes clip, K = 10", "shapes clip, K = 100", "shapes clip, K = 2000"]
     cells = [line.cells[column.name] for line in done.lines for column in done.table.columns]
@@ -266,14 +267,6 @@ def test_headings_that_still_hold_are_kept_and_no_row_stands_under_another_model
     assert lines[3].label == "D w. SJD (ISP)" and lines[4].label.startswith("ar guidance-rows=official")
     (map_,) = measured_table(load_table("gsd-fig2"), model="shapes", out=tmp_path).lines
     assert map_.label == "ar"
-
-
-def test_a_figure_of_a_score_has_a_panel_with_the_bundled_one(tmp_path):
-    run = at_every_k(tmp_path, 1)
-    figure = with_bundled_scores(load_table("gsd-fig10"), sorted(run.iterdir()))
-    assert figure.axes == ({"x": "nfe", "y": "score:clip"}, {"x": "nfe", "y": "score:shapes-clip"})
-    distance = with_bundled_scores(load_table("cool-sd-fig4"), sorted(run.iterdir()))
-    assert distance.axes[1:] == (), "a distance has none here"
 
 
 def test_a_dry_run_says_what_was_chosen(cli, tmp_path):

@@ -1,8 +1,5 @@
 """Untrusted text (prompts, ids, categories, names) is escaped in markdown, csv, LaTeX, json, html, on a terminal,
-and in file names.
-
-It concerns several modules: every module that prints or writes text.
-"""
+and in file names. It concerns several modules: every module that prints or writes text."""
 
 import csv
 import html.parser

@@ -117,6 +117,7 @@ def test_the_curve_is_told_kept_and_shown(cli, tmp_path, monkeypatch):
     for point in curve:
         assert f"sjd, window {point['window']}: {describe_point(point)}" in " ".join(outcome.err.split())
         assert f"{point['window']} {describe_point(point)}" in shown
+    assert cli(*small.split(), "--out", tmp_path).out == outcome.out, "the chosen window is kept"
 
 
 def test_windows_and_batch_are_planned_for_what_fits(monkeypatch, tmp_path):

@@ -91,11 +91,15 @@ def test_halves_make_a_whole(tmp_path, undisturbed):
     assert summary.resumed == 2 * (4 + 2) and contents(tmp_path) == undisturbed
 
 
-def test_batches_hold_the_same_rows(tmp_path, undisturbed):
+def test_batches_hold_the_same_rows_and_have_no_latency(tmp_path, undisturbed):
     """Enumerable models have no kernels to round differently, so a batch of 3 gives the very tokens of batch 1."""
     go(tmp_path, batch=3)
     strip = {(key[0].rsplit("-", 1)[0], *key[1:]): value for key, value in contents(tmp_path).items()}
     assert strip == {(key[0].rsplit("-", 1)[0], *key[1:]): value for key, value in undisturbed.items()}
+    for folder in tmp_path.iterdir():
+        rows = RunStore(folder).samples()
+        assert rows[["latency_ms", "latency_e2e_ms"]].isna().all(axis=None)
+        assert (rows["target_ms"] > 0).all() and set(rows["batch"]) == {3}
 
 
 def _child(out: str, kill_at: int, answers) -> None:
@@ -353,11 +357,3 @@ def test_each_decoder_has_each_turn_and_follows_each_other_one_equally_often(cou
     followed = Counter(pair for order in cycle for pair in itertools.pairwise(order))
     assert len(places) == count**2 and len(set(places.values())) == 1
     assert len(followed) == count * (count - 1) and len(set(followed.values())) <= 1
-
-
-def test_batches_have_no_latency(tmp_path):
-    go(tmp_path, batch=2)
-    for folder in tmp_path.iterdir():
-        rows = RunStore(folder).samples()
-        assert rows[["latency_ms", "latency_e2e_ms"]].isna().all(axis=None)
-        assert (rows["target_ms"] > 0).all() and set(rows["batch"]) == {2}

@@ -1,7 +1,5 @@
-"""However many workers decode, and whichever of them die, the rows are those of a single process.
-
-It concerns several modules: executors.ray_workers, ray_cluster and local.
-"""
+"""However many workers decode, and whichever of them die, the rows are those of a single process. It concerns
+several modules: executors.ray_workers, ray_cluster and local."""
 
 import json
 import random

@@ -1,7 +1,5 @@
-"""Packed files of strangers are refused by the member that is wrong, in `verify`, `report` and `show` alike.
-
-It concerns several modules: store/packed, checks/verify and what reports read.
-"""
+"""Packed files of strangers are refused by the member that is wrong, in `verify`, `report` and `show` alike. It
+concerns several modules: store/packed, checks/verify and what reports read."""
 
 import hashlib
 import json

@@ -1,8 +1,6 @@
-"""A clock that jumps, a disk that turns read-only, logits that are no numbers, two Ctrl-C: one line each, and after a
-rerun every row is there once, with the tokens of an undisturbed run.
-
-It concerns several modules: run_store, merge_shards, and the runner above them.
-"""
+"""A clock that jumps, a disk that turns read-only, logits that are no numbers, two Ctrl-C: one line each, and after
+a rerun every row is there once, with the tokens of an undisturbed run. It concerns several modules: run_store,
+merge_shards, and the runner above them."""
 
 import errno
 import itertools

@@ -1,7 +1,5 @@
-"""One run on several machines: what makes it, what decoded it, and shards that differ in their threads alone.
-
-It concerns several modules: run_spec, run_info, run_folders, runs.preparation, cli.stored, reporting.sections.
-"""
+"""One run on several machines: what makes it, what decoded it, and shards that differ in their threads alone. It
+concerns several modules: run_spec, run_info, run_folders, runs.preparation, cli.stored, reporting.sections."""
 
 from dataclasses import replace
 

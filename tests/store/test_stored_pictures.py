@@ -1,7 +1,5 @@
 """Stored pictures: read only if they are what was stored, regular files inside their folder, of four plain formats.
-
-It concerns several modules: run_store, system.images and whatever reads pictures.
-"""
+It concerns several modules: run_store, system.images and whatever reads pictures."""
 
 import os
 import struct

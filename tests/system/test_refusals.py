@@ -1,7 +1,5 @@
-"""A refusal of the operating system is told as what it is, and nobody is advised to delete a file for it.
-
-It concerns several modules: files, and the readers of run folders and checkpoints.
-"""
+"""A refusal of the operating system is told as what it is, and nobody is advised to delete a file for it. It
+concerns several modules: files, and the readers of run folders and checkpoints."""
 
 import builtins
 import contextlib
