@@ -18,10 +18,9 @@ from specbench.specs.run_spec import Sampling
 CLAIMS = {"shapes": Sampling(3.0, 1.0, 100, 0.95), "wide": Sampling(3.0, 1.0, 1000, 1.0)}
 SHARES = (0.25, 0.5, 1.0)
 ORDERS = {
-    "transposed": lambda grid: grid.T,
-    "tokens are shifted": lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape),
+    "transposed": lambda grid: grid.T, "tokens are shifted": lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape),
     "row ends are shifted": lambda grid: np.stack([np.roll(row, -number) for number, row in enumerate(grid)]),
-}
+}  # fmt: skip
 
 
 class Wide(tiny_llama.Tiny):
@@ -139,14 +138,11 @@ def test_another_number_format_is_named_where_it_is_seen(name, true, recorded):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("true", "recorded", "expected"),
-    [
-        ("bfloat16", True, "none"), ("bfloat16", False, "none"),
-        ("float32", True, "another number format: float32, not bfloat16"), ("float32", False, "none"),
-        ("int8wo", False, "another number format: int8wo, not bfloat16"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("true", "recorded", "expected"), [
+    ("bfloat16", True, "none"), ("bfloat16", False, "none"),
+    ("float32", True, "another number format: float32, not bfloat16"), ("float32", False, "none"),
+    ("int8wo", False, "another number format: int8wo, not bfloat16"),
+])  # fmt: skip
 def test_rounding_of_a_claim_of_fewer_bits_is_no_cause(true, recorded, expected):
     """Tokens at the edge of top-p do not say that there is none, nor those likelier in float32 that it was that."""
     assert cause_of_format("shapes", true, "bfloat16", recorded).startswith(expected)

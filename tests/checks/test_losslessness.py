@@ -215,13 +215,10 @@ def test_a_user_s_decoder_is_judged_by_its_images(user_module):
     assert spec["declared"] == "lossless" and spec["decoder"] == "mydecoders:mine"
 
 
-@pytest.mark.parametrize(
-    ("decoder", "named"),
-    [
-        ("mydecoders:missing", "missing"), ("nowhere.at.all:Name", "nowhere"), ("mydecoders:nonsense", "int"),
-        ("sjdd", "sjdd"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("decoder", "named"), [
+    ("mydecoders:missing", "missing"), ("nowhere.at.all:Name", "nowhere"), ("mydecoders:nonsense", "int"),
+    ("sjdd", "sjdd"),
+])  # fmt: skip
 def test_a_decoder_that_cannot_be_had_is_named(user_module, decoder, named):
     with pytest.raises(SpecbenchError, match=named) as caught:
         audit_decoders([decoder])
@@ -236,14 +233,11 @@ def test_a_small_audit_or_a_lossy_decoder_is_not_called_lossless_and_a_tiny_audi
         audit_decoders(["ar"], samples=10)
 
 
-@pytest.mark.parametrize(
-    ("p", "detectable", "declared", "verdict"),
-    [
-        (0.5, 0.01, "lossless", "lossless"), (0.5, 0.01, None, "lossless"), (0.5, 0.01, "lossy", "no deviation seen"),
-        (0.5, 0.1, "lossless", "no deviation seen"), (0.5, 0.1, None, "no deviation seen"),
-        (AUDIT_LEVEL / 2, 0.1, "lossless", "lossy"), (AUDIT_LEVEL / 2, 0.01, "lossy", "lossy"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("p", "detectable", "declared", "verdict"), [
+    (0.5, 0.01, "lossless", "lossless"), (0.5, 0.01, None, "lossless"), (0.5, 0.01, "lossy", "no deviation seen"),
+    (0.5, 0.1, "lossless", "no deviation seen"), (0.5, 0.1, None, "no deviation seen"),
+    (AUDIT_LEVEL / 2, 0.1, "lossless", "lossy"), (AUDIT_LEVEL / 2, 0.01, "lossy", "lossy"),
+])  # fmt: skip
 def test_the_verdict_claims_no_more_than_was_seen(p, detectable, declared, verdict):
     assert audit_verdict(p, detectable, declared) == verdict
 

@@ -98,13 +98,10 @@ def test_recomputed_values_are_those_recorded_also_in_pieces(folder_of, monkeypa
 SAMPLED = {"limit": 2, "batch": 2, "cfg": 1.5, "temperature": 1.0, "top_k": 60, "top_p": 0.95}
 
 
-@pytest.mark.parametrize(
-    ("decoder", "changed"),
-    [
-        ("sjd", {}), pytest.param("ar", {"cfg": 7.0, "limit": 4, "batch": 4}, marks=pytest.mark.slow),
-        ("ar", {"top_k": 1}), pytest.param("ar", {"cfg": 7.0, "temperature": 0.3}, marks=pytest.mark.slow),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("decoder", "changed"), [
+    ("sjd", {}), pytest.param("ar", {"cfg": 7.0, "limit": 4, "batch": 4}, marks=pytest.mark.slow),
+    ("ar", {"top_k": 1}), pytest.param("ar", {"cfg": 7.0, "temperature": 0.3}, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_rounding_is_no_verdict(decoder, changed, tmp_path):
     """Guidance of 7 multiplies the rounding of bfloat16 by 9: log p recomputed in other shapes is 0.1 nats off. Sharp
     sampling leaves most tokens as they are and makes another one the likeliest now and then."""
@@ -127,13 +124,10 @@ def test_a_run_that_records_another_p_than_the_models_is_a_verdict(fault, tmp_pa
 TEMPERATURE = (Target.__call__, lambda plain, self, logits, *rest: plain(self, logits.float() / 1.3, *rest))
 
 
-@pytest.mark.parametrize(
-    ("fault", "decoder", "changed"),
-    [
-        (RECORDING_FAULTS["cache"], "sjd", {}),
-        (TEMPERATURE, "ar", {"cfg": 7.0, "limit": 6, "batch": 6, "top_k": 0, "top_p": 1.0}),
-    ],
-)
+@pytest.mark.parametrize(("fault", "decoder", "changed"), [
+    (RECORDING_FAULTS["cache"], "sjd", {}),
+    (TEMPERATURE, "ar", {"cfg": 7.0, "limit": 6, "batch": 6, "top_k": 0, "top_p": 1.0}),
+])  # fmt: skip
 def test_bfloat16_does_not_hide_another_p(fault, decoder, changed, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         plant(patch, *fault)
@@ -141,13 +135,10 @@ def test_bfloat16_does_not_hide_another_p(fault, decoder, changed, tmp_path, mon
     assert audit_run(folder, recompute=True)["verdict"] == OTHERS
 
 
-@pytest.mark.parametrize(
-    ("verdict", "sentence"),
-    [
-        (CONSISTENT, "p 0.12"), (UNLIKELY, "33 nats"), (DEVIATES, "p 1e-05 by token id"),
-        (IMPOSSIBLE, "530 tokens of probability 0"), (OTHERS, "log p: 2.00% of the tokens"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("verdict", "sentence"), [
+    (CONSISTENT, "p 0.12"), (UNLIKELY, "33 nats"), (DEVIATES, "p 1e-05 by token id"),
+    (IMPOSSIBLE, "530 tokens of probability 0"), (OTHERS, "log p: 2.00% of the tokens"),
+])  # fmt: skip
 def test_the_number_that_decides_is_told(verdict, sentence):
     log_p = {"differs": verdict == OTHERS, "rounding": None, "beyond": 0.02, "mean": 0.3}
     row = {"verdict": verdict, "p_value": 1e-5 if verdict == DEVIATES else 0.12, "level": 0.001, "order": "token id"}

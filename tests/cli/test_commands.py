@@ -63,26 +63,20 @@ def test_the_same_command_again_decodes_nothing(there):
     assert outcome.code == 0 and "4 of 4 images already done" in outcome.err and len(outcome.out.splitlines()) == 2
 
 
-@pytest.mark.parametrize(
-    "command, encoding",
-    [
-        (("report",), "ascii:surrogateescape"),  # LC_ALL=C
-        (("report", "--format", "latex"), "ascii"),
-    ],
-)
+@pytest.mark.parametrize("command, encoding", [
+    (("report",), "ascii:surrogateescape"),  # LC_ALL=C
+    (("report", "--format", "latex"), "ascii"),
+])  # fmt: skip
 def test_an_ascii_terminal_gets_every_line(folder, command, encoding):
     whole, ascii_only = shell(folder, *command), shell(folder, *command, PYTHONIOENCODING=encoding)
     assert ascii_only.returncode == 0 and ascii_only.stderr.isascii()
     assert ascii_only.stdout.encode().decode("unicode-escape" if "\\" not in whole.stdout else "ascii") == whole.stdout
 
 
-@pytest.mark.parametrize(
-    ("encoding", "errors", "printed"),
-    [
-        ("utf-8", "surrogateescape", "é → ".encode() + b"n\xff"), ("utf-8", "strict", "é → n\\udcff".encode()),
-        ("ascii", "surrogateescape", b"\\u00e9 \\u2192 n\xff"), ("ascii", "replace", b"? ? n?"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("encoding", "errors", "printed"), [
+    ("utf-8", "surrogateescape", "é → ".encode() + b"n\xff"), ("utf-8", "strict", "é → n\\udcff".encode()),
+    ("ascii", "surrogateescape", b"\\u00e9 \\u2192 n\xff"), ("ascii", "replace", b"? ? n?"),
+])  # fmt: skip
 def test_a_name_that_is_not_utf_8_keeps_its_bytes_and_a_letter_outside_the_encoding_is_its_number(
     encoding, errors, printed, monkeypatch
 ):

@@ -28,15 +28,10 @@ print("HEAVY", [name for name in {heavy!r} if name in sys.modules], file=sys.std
 """
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["--version", "run --help"],
-        [f"list {what}" for what in ("models", "decoders", "metrics", "prompts", "tables", "runs", "decoders --json")],
-    ],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("arguments", [
+    ["--help"], ["--version", "run --help"],
+    [f"list {what}" for what in ("models", "decoders", "metrics", "prompts", "tables", "runs", "decoders --json")],
+], ids=" ".join)  # fmt: skip
 def test_nothing_heavy_is_imported(arguments, tmp_path):
     script = SCRIPT.format(arguments=arguments, heavy=HEAVY)
     # Only a checkpoint in the hub's cache takes the hub's library to judge.
@@ -101,14 +96,10 @@ def test_the_index_lists_every_command_with_its_help(cli):
     assert cli("--", "list", "prompts").out == cli("list", "prompts").out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "spared"),
-    [
-        (["--help"], ("specbench.cli.run", "specbench.cli.options", "importlib.metadata", "pydantic")),
-        (["run --help"], ("specbench.cli.report", "pydantic")),
-    ],
-    ids=("help", "help of run"),
-)
+@pytest.mark.parametrize(("arguments", "spared"), [
+    (["--help"], ("specbench.cli.run", "specbench.cli.options", "importlib.metadata", "pydantic")),
+    (["run --help"], ("specbench.cli.report", "pydantic")),
+], ids=("help", "help of run"))  # fmt: skip
 def test_help_spares_the_imports_that_cost_most(arguments, spared, tmp_path):
     script = SCRIPT.format(arguments=arguments, heavy=spared)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)

@@ -16,14 +16,11 @@ from specbench.runs.executors.ray_workers import RayWorkers
 from specbench.system import signals
 
 
-@pytest.mark.parametrize(
-    ("typed", "variable", "restarted"),
-    [
-        (["python", "-OO", "-m", "specbench", "list"], None, ["-m", "specbench", "list"]),
-        (["python", "bin/specbench", "list"], "2", ["bin/specbench", "list"]),
-        (["python", "-OOB", "-m", "specbench"], "1", None),
-    ],
-)
+@pytest.mark.parametrize(("typed", "variable", "restarted"), [
+    (["python", "-OO", "-m", "specbench", "list"], None, ["-m", "specbench", "list"]),
+    (["python", "bin/specbench", "list"], "2", ["bin/specbench", "list"]),
+    (["python", "-OOB", "-m", "specbench"], "1", None),
+])  # fmt: skip
 def test_without_docstrings_the_program_restarts_with_them_once(monkeypatch, typed, variable, restarted):
     calls = []
     monkeypatch.setattr(sys, "flags", SimpleNamespace(optimize=2))

@@ -77,9 +77,8 @@ def test_a_published_name_is_that_of_the_catalogue(kind, typed, name):
 STRANGERS = {
     model_name: "Infinity-2B, Janus-1.3B, JanusFlow-1.3B, Lumina-Image-2.0, Chameleon-7B, Show-o, SDXL, all, Emu2",
     resolve: "medusa, EAGLE-2, eagle4, MuLo-SD, sd, speculative decoding, all, greedy, lookahead",
-    require_metric: "LPIPS, SSIM, CLIP-T, CLIP-I, BLIP, DINO, MPS, DreamSim, all",
-    load_table: "eagle-1, gsd-11, all",
-}
+    require_metric: "LPIPS, SSIM, CLIP-T, CLIP-I, BLIP, DINO, MPS, DreamSim, all", load_table: "eagle-1, gsd-11, all",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -125,9 +125,8 @@ def changed(lines: list[str], kind: str) -> list[str]:
         "no quarter": [line.replace("(8, 8, 16, 16)", "(8, 8, 24, 24)") for line in lines],
         "another form": [*lines, "DPG-Bench score: 84.2"],
         "another scale": [line.replace(", yes", ", 0.9").replace(", no", ", 0.2") for line in lines],
-        "two answers": [*lines, lines[0].rpartition(",")[0] + ", maybe"],
-        "nothing": [],
-    }[kind]
+        "two answers": [*lines, lines[0].rpartition(",")[0] + ", maybe"], "nothing": [],
+    }[kind]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -129,13 +129,10 @@ def test_a_bare_id_is_the_first_sample_and_a_name_that_fits_two_prompts_is_refus
         pair(tmp_path / "one", tmp_path / "p.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("name", "problem"),
-    [
-        ("grid.png", r"grid\.png belongs to no prompt"), ("cat.png", "are both image 0 of prompt 'cat'"),
-        ("notes.txt", r"notes\.txt is not an image"), ("cat-2.png", "has no image 2 of prompt 'dog-1'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "problem"), [
+    ("grid.png", r"grid\.png belongs to no prompt"), ("cat.png", "are both image 0 of prompt 'cat'"),
+    ("notes.txt", r"notes\.txt is not an image"), ("cat-2.png", "has no image 2 of prompt 'dog-1'"),
+])  # fmt: skip
 def test_a_stray_file_is_refused_by_name(drawn, prompts, name, problem):
     saved(drawn / "tmp.png", Image.fromarray(COLOR)).rename(drawn / name)
     with pytest.raises(SpecbenchError, match=problem):

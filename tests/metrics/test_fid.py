@@ -262,14 +262,10 @@ def test_preprocessing_of_another_result_has_another_version():
     assert scores == pytest.approx(GOLDEN, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("name", "function"),
-    [
-        ("geneval[hf-m2f]", geneval.mask2former_input), ("compbench[blip-vqa]", squashed),
-        ("shapes-clip", short_side_centre), ("fid[clean]", FRONT_ENDS["clean"]),
-        ("fid[tf1+center256]", CROPS["center256"]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "function"), [
+    ("geneval[hf-m2f]", geneval.mask2former_input), ("compbench[blip-vqa]", squashed),
+    ("shapes-clip", short_side_centre), ("fid[clean]", FRONT_ENDS["clean"]), ("fid[tf1+center256]", CROPS["center256"]),
+])  # fmt: skip
 def test_every_network_of_several_says_which_version_prepared_its_images(name, function, monkeypatch):
     monkeypatch.setattr(published_weights, "hub_folder", lambda *_: None)
     monkeypatch.setattr(geneval, "folder_identity", lambda _: "weights")

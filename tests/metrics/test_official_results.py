@@ -114,24 +114,21 @@ def test_oneig_goes_out_as_grids_and_its_tables_come_back_as_its_program_counts_
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "problem"),
-    [
-        ("alignment_prompt", "anime_000", "anime_009", "about 'Anime_Stylization-009', which the run lacks"),
-        ("alignment_prompt", "anime_000", "places_000", "is not of OneIG-Bench's program"),
-        ("alignment_prompt", "human_000", "anime_000", "is not of OneIG-Bench's program"),
-        ("alignment_prompt", "0.5", "inf", "inf is no number from -1 to 1"),
-        ("alignment_prompt", "1.0", "7.5", "7.5 is no number from -1 to 1"),
-        ("style_prompt", RUN, "other", "about other, not about"),
-        ("style_prompt", TABLES["style_prompt_score_EN_2026-01-01_00-00-00.csv"], "", "about no model"),
-        ("alignment_prompt", "0.5,0", "0.5", "is not of OneIG-Bench's program"),
-        ("alignment_prompt", RUN, "y", "about y, x, not about"),
-        ("alignment_prompt", None, None, "2 files, of which one must be left"),
-        ("style_prompt", "0.5", "good", "is not of OneIG-Bench's program"),
-        ("text_score", "text score", "score", "is not of OneIG-Bench's program"),
-        ("text_score", None, "", "text_score_EN*.csv is not of OneIG-Bench's program: about no model"),
-    ],
-)
+@pytest.mark.parametrize(("file", "old", "new", "problem"), [
+    ("alignment_prompt", "anime_000", "anime_009", "about 'Anime_Stylization-009', which the run lacks"),
+    ("alignment_prompt", "anime_000", "places_000", "is not of OneIG-Bench's program"),
+    ("alignment_prompt", "human_000", "anime_000", "is not of OneIG-Bench's program"),
+    ("alignment_prompt", "0.5", "inf", "inf is no number from -1 to 1"),
+    ("alignment_prompt", "1.0", "7.5", "7.5 is no number from -1 to 1"),
+    ("style_prompt", RUN, "other", "about other, not about"),
+    ("style_prompt", TABLES["style_prompt_score_EN_2026-01-01_00-00-00.csv"], "", "about no model"),
+    ("alignment_prompt", "0.5,0", "0.5", "is not of OneIG-Bench's program"),
+    ("alignment_prompt", RUN, "y", "about y, x, not about"),
+    ("alignment_prompt", None, None, "2 files, of which one must be left"),
+    ("style_prompt", "0.5", "good", "is not of OneIG-Bench's program"),
+    ("text_score", "text score", "score", "is not of OneIG-Bench's program"),
+    ("text_score", None, "", "text_score_EN*.csv is not of OneIG-Bench's program: about no model"),
+])  # fmt: skip
 def test_tables_of_oneig_of_another_form_are_refused(file, old, new, problem, oneig, cli):
     run, tables = oneig
     [path] = tables.glob(f"{file}_score*" if "prompt" in file else f"{file}*")

@@ -113,9 +113,8 @@ def huggingface_twin(state: dict):
         f"{vision}position_embedding.weight": state["visual.positional_embedding"],
         f"{text}token_embedding.weight": state["token_embedding.weight"],
         f"{text}position_embedding.weight": state["positional_embedding"],
-        "visual_projection.weight": state["visual.proj"].T,
-        "text_projection.weight": state["text_projection"].T,
-    }
+        "visual_projection.weight": state["visual.proj"].T, "text_projection.weight": state["text_projection"].T,
+    }  # fmt: skip
     for old, new in (("visual.ln_pre", "vision_model.pre_layrnorm"), ("visual.ln_post", "vision_model.post_layernorm"),
                      ("ln_final", "text_model.final_layer_norm")):  # fmt: skip
         renamed |= {f"{new}.{part}": state[f"{old}.{part}"] for part in ("weight", "bias")}

@@ -81,9 +81,8 @@ def test_fid_against_statistics_is_that_against_their_images_and_the_rest_says_w
 SETS = {
     "spread": lambda n: np.random.default_rng(n).normal(size=(n, 8)),
     "of rank 1": lambda n: np.random.default_rng(n).normal(size=(n, 1)) * np.arange(1, 9),
-    "identical": lambda n: np.tile(np.arange(1.0, 9), (n, 1)),
-    "black": lambda n: np.zeros((n, 8)),
-}
+    "identical": lambda n: np.tile(np.arange(1.0, 9), (n, 1)), "black": lambda n: np.zeros((n, 8)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("ours", SETS)
@@ -123,9 +122,8 @@ def test_no_score_of_another_reference_is_printed_where_the_one_that_was_named_i
     refused = {
         "both": (2, "has 1 image, and 2 more"),
         "one": (2, "has 1 reference image (distances need the spread of 2 or more)"),
-        "known.npz": (2, "holds statistics (mu, sigma), not images"),
-        "damaged": (3, "1.png is damaged"),
-    }
+        "known.npz": (2, "holds statistics (mu, sigma), not images"), "damaged": (3, "1.png is damaged"),
+    }  # fmt: skip
     for name, (code, why) in refused.items():
         done = cli(*call, tmp_path / name)
         assert done.code == code and why in done.err and "frechet" not in done.out, name
@@ -141,20 +139,16 @@ def test_no_score_of_another_reference_is_printed_where_the_one_that_was_named_i
 _EYE = {"mu": np.zeros(8), "sigma": np.eye(8)}
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ({"feats": np.eye(8)}, "no mu and sigma in it, but feats"),
-        (_EYE | {"mu": np.zeros(7)}, r"a mu of \[7\] and a sigma of \[8, 8\]"),
-        (_EYE | {"sigma": np.full((8, 8), np.nan)}, "numbers that are not a valid mean"),
-        (_EYE | {"sigma": -np.eye(8)}, "numbers that are not a valid mean"),
-        (_EYE | {"sigma": np.eye(8) * 0.1 + 1 - np.eye(8)}, "correlations above 1"), (None, "it is no file"),
-        (_EYE | {"sigma": np.triu(np.ones((8, 8)))}, "not symmetric"),
-        (_EYE | {"mu": np.zeros(8, complex)}, "Cannot cast"),
-        (_EYE | {"mu": np.array([print] * 8, object)}, "allow_pickle=False"),
-        (_EYE | {"sigma": np.zeros((3000, 3000))}, "too large"), (b"no archive", "not a zip file"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("content", "problem"), [
+    ({"feats": np.eye(8)}, "no mu and sigma in it, but feats"),
+    (_EYE | {"mu": np.zeros(7)}, r"a mu of \[7\] and a sigma of \[8, 8\]"),
+    (_EYE | {"sigma": np.full((8, 8), np.nan)}, "numbers that are not a valid mean"),
+    (_EYE | {"sigma": -np.eye(8)}, "numbers that are not a valid mean"),
+    (_EYE | {"sigma": np.eye(8) * 0.1 + 1 - np.eye(8)}, "correlations above 1"), (None, "it is no file"),
+    (_EYE | {"sigma": np.triu(np.ones((8, 8)))}, "not symmetric"), (_EYE | {"mu": np.zeros(8, complex)}, "Cannot cast"),
+    (_EYE | {"mu": np.array([print] * 8, object)}, "allow_pickle=False"),
+    (_EYE | {"sigma": np.zeros((3000, 3000))}, "too large"), (b"no archive", "not a zip file"),
+])  # fmt: skip
 def test_a_file_that_holds_no_statistics_is_refused_in_one_line(tmp_path, content, problem):
     path = tmp_path / "x.npz"
     if content is None:

@@ -161,10 +161,9 @@ def test_geneval_goes_out_and_comes_back_on_the_command_line(tmp_path, cli):
     results.write_text("\n".join(map(json.dumps, lines)))
     rows = json.loads(cli("import", "geneval", folder, "--from", results, "--json").out)
     assert {row["metric"]: row["value"] for row in rows} == {
-        "geneval[official]:overall of 2 tags": 0.75,
-        "geneval[official]:counting": 1.0,
+        "geneval[official]:overall of 2 tags": 0.75, "geneval[official]:counting": 1.0,
         "geneval[official]:single_object": 0.5,
-    }
+    }  # fmt: skip
     report = cli("report", "--all", folder).out
     assert "| overall of 2 tags ↑ | counting ↑ | single_object ↑ |" in report and "| geneval[official] |" not in report
 

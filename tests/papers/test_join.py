@@ -140,16 +140,12 @@ def test_the_best_values_are_bold_and_measured_ones_only_where_they_differ_from_
     assert "*" not in re.search(r"\| B SJD.*\n(.*)\n", few)[1]
 
 
-@pytest.mark.parametrize(
-    ("printed", "gpus", "same"),
-    [
-        ("NVIDIA RTX 4090", ["NVIDIA GeForce RTX 4090"], True), ("NVIDIA A100", ["NVIDIA A100-SXM4-40GB"], True),
-        ("NVIDIA RTX 3090 (a server with 8, AMD EPYC)", ["NVIDIA GeForce RTX 3090"], True),
-        ("NVIDIA RTX 4090 (768), NVIDIA A100 (1024)", ["NVIDIA A100 80GB PCIe"], True),
-        ("NVIDIA RTX 4090", ["NVIDIA GeForce RTX 4080"], False), ("NVIDIA A100", [], False),
-        (None, ["NVIDIA A100"], None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("printed", "gpus", "same"), [
+    ("NVIDIA RTX 4090", ["NVIDIA GeForce RTX 4090"], True), ("NVIDIA A100", ["NVIDIA A100-SXM4-40GB"], True),
+    ("NVIDIA RTX 3090 (a server with 8, AMD EPYC)", ["NVIDIA GeForce RTX 3090"], True),
+    ("NVIDIA RTX 4090 (768), NVIDIA A100 (1024)", ["NVIDIA A100 80GB PCIe"], True),
+    ("NVIDIA RTX 4090", ["NVIDIA GeForce RTX 4080"], False), ("NVIDIA A100", [], False), (None, ["NVIDIA A100"], None),
+])  # fmt: skip
 def test_hardware_is_the_paper_s_only_where_every_word_of_it_is_there(tmp_path, printed, gpus, same):
     assert same_hardware(printed, Run(folder(tmp_path, changed(SJD, device="cuda"), sjd(1), gpus=gpus))) is same
 

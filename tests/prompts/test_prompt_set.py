@@ -43,14 +43,10 @@ def test_what_was_drawn_is_told_in_words_and_no_categories_are_not_drawn_by():
         Drawing(per_category=1).of(build_prompt_set("plain", [Prompt("a", "b")]))
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"categories": ("dgos",)}, "unknown category of 'pets': 'dgos'"),
-        ({"offset": 30}, "is left"),
-        ({"ids": ("p1",)}, "no id 'p1'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "why"), [
+    ({"categories": ("dgos",)}, "unknown category of 'pets': 'dgos'"), ({"offset": 30}, "is left"),
+    ({"ids": ("p1",)}, "no id 'p1'"),
+])  # fmt: skip
 def test_nothing_to_draw_is_said(options, why):
     with pytest.raises(SpecbenchError, match=why):
         drawn(**options)

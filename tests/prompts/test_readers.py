@@ -53,9 +53,8 @@ def parquet_of(raw: bytes, *names: str) -> bytes:
 def test_every_format_reads_the_same_prompts(tmp_path, suffix):
     prompts = load_prompts(write(tmp_path / f"p{suffix}", ROWS)).prompts
     assert [(prompt.id, prompt.text, prompt.category) for prompt in prompts] == [
-        ("first", "a red circle", "colors"),
-        ("second", 'a "blue", square', "colors"),
-    ]
+        ("first", "a red circle", "colors"), ("second", 'a "blue", square', "colors"),
+    ]  # fmt: skip
     assert [str(prompt.meta["n"]) for prompt in prompts] == ["1", "2"]
 
 

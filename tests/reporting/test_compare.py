@@ -111,15 +111,11 @@ def test_images_of_other_captions_are_not_common(tmp_path):
     assert all("prompt file" in section.heading for section in sections(rows)), "of which other prompts were drawn"
 
 
-@pytest.mark.parametrize(
-    ("change", "kept", "note"),
-    [
-        ({"first": "x"}, "prompt", "the captions in common have different ids: import tokens --prompts shapes gives"),
-        ({"sample": 1}, "prompt", "no images in common: their sample numbers"),
-        ({"first": "x"}, "another", "no captions in common"),
-        ({}, "another", OTHER_CAPTIONS),
-    ],
-)
+@pytest.mark.parametrize(("change", "kept", "note"), [
+    ({"first": "x"}, "prompt", "the captions in common have different ids: import tokens --prompts shapes gives"),
+    ({"sample": 1}, "prompt", "no images in common: their sample numbers"),
+    ({"first": "x"}, "another", "no captions in common"), ({}, "another", OTHER_CAPTIONS),
+])  # fmt: skip
 def test_a_comparison_of_no_pair_says_what_tells_the_images_apart(tmp_path, change, kept, note):
     a = pictured(tmp_path, changed(AR, prompts="shapes"), synthetic.ar(8), range(8))
     imported = changed(SJD, prompts_sha256="2" * 64, prompts="t.jsonl", tokens_sha256="3" * 64)

@@ -194,13 +194,11 @@ def reversed_tokens(row):
         (lambda row: {"top1": [value / 9 for value in row["top1"]]}, "facts", "probability than the most probable"),
         (lambda row: {"accepted": [10**6] * len(row["accepted"])}, "facts", "more drafts are accepted than tested"),
         (
-            lambda row: {"latency_ms": row["latency_ms"] / 1.3, "target_ms": 0.0},
-            "facts",
+            lambda row: {"latency_ms": row["latency_ms"] / 1.3, "target_ms": 0.0}, "facts",
             "latency_ms is not the sum of its spans",
         ),
         (
-            lambda row: {"latency_e2e_ms": 2 * row["latency_e2e_ms"]},
-            "facts",
+            lambda row: {"latency_e2e_ms": 2 * row["latency_e2e_ms"]}, "facts",
             "latency_e2e_ms is not the sum of its spans",
         ),
         (lambda row: {"u_p": [2.0] * len(row["u_p"])}, "facts", "are not between 0 and 1"),
@@ -212,10 +210,9 @@ def reversed_tokens(row):
     ],
     ids=[
         *("steps", "fewer", "more", "logp", "top1", "drafts", "latency", "e2e", "audited", "seed", "caption"),
-        *("tokens", "drawn"),
-        "pictures",
+        *("tokens", "drawn"), "pictures",
     ],
-)
+)  # fmt: skip
 def test_verify_finds_facts_that_contradict_each_other(here, tmp_path, change, check, problem):
     folder = copied(here, "sjd", tmp_path)
     recompute = check in ("tokens", "drawing")

@@ -44,13 +44,10 @@ def results(tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("decoder", "options", "bounded"),
-    [
-        ("sjd", {}, True), ("gsd", {"G": 50}, True), ("sjd++", {}, False), ("vvs", {}, False),
-        ("sjd-block", {"refine": "reuse", "any-tail": True}, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("decoder", "options", "bounded"), [
+    ("sjd", {}, True), ("gsd", {"G": 50}, True), ("sjd++", {}, False), ("vvs", {}, False),
+    ("sjd-block", {"refine": "reuse", "any-tail": True}, False),
+])  # fmt: skip
 def test_theorem_2_bounds_only_what_its_acceptance_alone_makes_lossy(tmp_path, decoder, options, bounded):
     images = [replace(image, facts={"theorem2_bound": 0.25}) for image in sjd(2)]
     folder(tmp_path, replace(SJD, decoder=resolve(decoder, options)), images)

@@ -125,13 +125,10 @@ class Narrow(TransformerModel):
         return ModelInfo("narrow", "", "", (12, 12), 144, "", folder / "config.json")
 
 
-@pytest.mark.parametrize(
-    ("name", "sampling"),
-    [
-        ("sjd", Sampling(3.0, top_k=100)), ("sjd", Sampling(3.0, top_p=0.9)), ("sjd", Sampling(1.0, 0.7, top_p=0.9)),
-        ("scd-mc", Sampling(3.0)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "sampling"), [
+    ("sjd", Sampling(3.0, top_k=100)), ("sjd", Sampling(3.0, top_p=0.9)), ("sjd", Sampling(1.0, 0.7, top_p=0.9)),
+    ("scd-mc", Sampling(3.0)),
+])  # fmt: skip
 def test_the_peak_is_predicted_where_distributions_dominate(name, sampling, tmp_path):
     decoder, facts = resolve(name, {"window": 32}), Narrow.facts(tmp_path)
     measured = BENCH["peak"](Narrow(), decoder, sampling, 2)

@@ -29,8 +29,7 @@ SWEPT = {
     "cool-sd-2": {"delta"}, "cool-sd-3": {"tree"}, "cool-sd-fig3": {"delta", "lambda"}, "cool-sd-fig4": {"k"},
     "cool-sd-fig5": {"delta"}, "sjd-pac-1": {"G", "siblings", "window"},
     "sjd-sv-1": {"verifier", "G", "d", "delta", "order", "bounds", "cluster", "cluster-q"},
-    "sjd-sv-2": {"alpha", "last", "retest"},
-    "scd-1": {"fresh-q"}, "pjd-1": {"rows-window"},
+    "sjd-sv-2": {"alpha", "last", "retest"}, "scd-1": {"fresh-q"}, "pjd-1": {"rows-window"},
 }  # fmt: skip
 """Options that a table varies from row to row; of Cool-SD's table 3, how the paper measured is not said; of SJD-PAC's
 results, siblings as its README has them, its programs other ones, and fresh drafts as in every table; of

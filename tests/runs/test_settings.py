@@ -92,16 +92,13 @@ def test_a_list_of_nothing_is_not_everything(name, empty):
     assert not resolve(flags={"ids": None}, env={}).is_given("ids")
 
 
-@pytest.mark.parametrize(
-    ("call", "what"),
-    [
-        (lambda nothing, _: api.show_prompts("shapes", ids=nothing), "ids"),
-        (lambda nothing, _: api.show_prompts("shapes", categories=nothing), "categories"),
-        (lambda nothing, folder: api.score([folder], metrics=nothing), "metric"),
-        (lambda nothing, _: specbench.audit(nothing), "decoder"),
-        (lambda nothing, folder: specbench.report(nothing, folder.parent), "run"),
-    ],
-)
+@pytest.mark.parametrize(("call", "what"), [
+    (lambda nothing, _: api.show_prompts("shapes", ids=nothing), "ids"),
+    (lambda nothing, _: api.show_prompts("shapes", categories=nothing), "categories"),
+    (lambda nothing, folder: api.score([folder], metrics=nothing), "metric"),
+    (lambda nothing, _: specbench.audit(nothing), "decoder"),
+    (lambda nothing, folder: specbench.report(nothing, folder.parent), "run"),
+])  # fmt: skip
 def test_an_empty_choice_in_python_is_not_everything(tmp_path, call, what):
     assert len(api.show_prompts("shapes", limit=2, ids=None, categories=())) == 2
     run = folder(tmp_path, SJD, sjd(1))

@@ -180,29 +180,23 @@ def test_wrong_log_p_of_tokens_that_fit_is_not_said_of_the_tokens(ours, tmp_path
         assert audit["sentence"].startswith("the tokens fit samples of") and said in audit["sentence"]
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"tokens": [2**64 - 1] * 256}, "image 1: slot 0 holds 18446744073709551615, outside the image's ids 0 to 511"),
-        ({"seed": 1.5}, "(seed 1.5, which must be a whole number from 0 to "),
-        ({"seconds": 0}, "(seconds 0, which must be above 0)"),
-        ({"batch": 0}, "(batch 0, which must be a whole number from 1)"),
-        ({"tokens": [1] * 255}, "image 1: 255 tokens, but an image of the model has 256"),
-        ({"tokens": [1] * 255 + [9999]}, "image 1: slot 255 holds 9999, outside the image's ids 0 to 511"),
-        ({"tokens": ["a"] * 256}, "image 1: tokens are not a list of whole numbers"),
-        ({"tokens": None}, "image 1: tokens are not a list of whole numbers"),
-        ({"prompt": "a red dog"}, "image 1: 'a red dog' is not a prompt of 'shapes'"),
-        ({"prompt": 5}, "image 1: its prompt is not text"),
-        ({"logp": [0.1] * 256}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
-        ({"logp": [-1.0]}, "1 log p of 256 tokens"),
-        ({"logp": -1.0}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
-        (
-            {"seed": 2**70},
-            "seed, log p, seconds or batch that cannot be one (seed 1180591620717411303424, which must be",
-        ),
-        ({"seconds": "soon"}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
-    ],
-)
+@pytest.mark.parametrize(("change", "problem"), [
+    ({"tokens": [2**64 - 1] * 256}, "image 1: slot 0 holds 18446744073709551615, outside the image's ids 0 to 511"),
+    ({"seed": 1.5}, "(seed 1.5, which must be a whole number from 0 to "),
+    ({"seconds": 0}, "(seconds 0, which must be above 0)"),
+    ({"batch": 0}, "(batch 0, which must be a whole number from 1)"),
+    ({"tokens": [1] * 255}, "image 1: 255 tokens, but an image of the model has 256"),
+    ({"tokens": [1] * 255 + [9999]}, "image 1: slot 255 holds 9999, outside the image's ids 0 to 511"),
+    ({"tokens": ["a"] * 256}, "image 1: tokens are not a list of whole numbers"),
+    ({"tokens": None}, "image 1: tokens are not a list of whole numbers"),
+    ({"prompt": "a red dog"}, "image 1: 'a red dog' is not a prompt of 'shapes'"),
+    ({"prompt": 5}, "image 1: its prompt is not text"),
+    ({"logp": [0.1] * 256}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
+    ({"logp": [-1.0]}, "1 log p of 256 tokens"),
+    ({"logp": -1.0}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
+    ({"seed": 2**70}, "seed, log p, seconds or batch that cannot be one (seed 1180591620717411303424, which must be"),
+    ({"seconds": "soon"}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
+])  # fmt: skip
 def test_what_is_no_image_is_told_in_one_line(change, problem, ours, tmp_path, cli):
     rows = as_rows(ours)
     rows[0] |= change
@@ -210,23 +204,20 @@ def test_what_is_no_image_is_told_in_one_line(change, problem, ours, tmp_path, c
     assert outcome.code == BAD_INPUT and outcome.err.count("\n") == 1 and problem in outcome.err
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ("", "holds none of the columns prompt, tokens"),
-        ("{", "cannot be read: line 1 is no JSON"),
-        ('{"prompt": "x"}\n\n{"', "line 3 is no JSON"),
-        (f'{{"prompt": "a red dog", "tokens": {[1] * 256}}}', "t.jsonl: image 1: prompt '"),
-        (
-            "".join(f'{{"prompt": "{text}", "prompt_id": 0, "tokens": [1]}}\n' for text in "xxy"),
-            "prompt_id '0' names two prompts, at image 1 and 3",
-        ),
-        ('{"prompt": "x"}\n', "has no column 'tokens'"),
-        ("[1]\n", "each line must be one object"),
-        ('{"prompt": "x", "latency_ms": 3}\n', "t.jsonl: ignored columns: latency_ms"),
-        ('{"tokens": [1]}', "has no column 'prompt'"),
-    ],
-)
+@pytest.mark.parametrize(("content", "problem"), [
+    ("", "holds none of the columns prompt, tokens"),
+    ("{", "cannot be read: line 1 is no JSON"),
+    ('{"prompt": "x"}\n\n{"', "line 3 is no JSON"),
+    (f'{{"prompt": "a red dog", "tokens": {[1] * 256}}}', "t.jsonl: image 1: prompt '"),
+    (
+        "".join(f'{{"prompt": "{text}", "prompt_id": 0, "tokens": [1]}}\n' for text in "xxy"),
+        "prompt_id '0' names two prompts, at image 1 and 3",
+    ),
+    ('{"prompt": "x"}\n', "has no column 'tokens'"),
+    ("[1]\n", "each line must be one object"),
+    ('{"prompt": "x", "latency_ms": 3}\n', "t.jsonl: ignored columns: latency_ms"),
+    ('{"tokens": [1]}', "has no column 'prompt'"),
+])  # fmt: skip
 def test_a_file_without_images_is_told_in_one_line(content, problem, tmp_path, cli):
     path = tmp_path / "t.jsonl"
     path.write_text(content)
@@ -265,14 +256,11 @@ def test_ids_of_the_vocabulary_are_read_with_and_without_row_ends(tmp_path):
         assert [row.tolist() for row in rows] == whole
 
 
-@pytest.mark.parametrize(
-    ("stream", "problem"),
-    [
-        ([101, 102, 103, 104, 101, 7], "slot 2 holds 103, but the grammar has 7 (the end of a row)"),
-        ([101, 102, 103, 50], "slot 4 holds 50, a token of text or grammar, not of the image"),
-        ([101, 102, 103], "3 tokens, but an image of the model has 4, or 6 with row ends"),
-    ],
-)
+@pytest.mark.parametrize(("stream", "problem"), [
+    ([101, 102, 103, 104, 101, 7], "slot 2 holds 103, but the grammar has 7 (the end of a row)"),
+    ([101, 102, 103, 50], "slot 4 holds 50, a token of text or grammar, not of the image"),
+    ([101, 102, 103], "3 tokens, but an image of the model has 4, or 6 with row ends"),
+])  # fmt: skip
 def test_tokens_of_text_and_missing_row_ends_are_told_with_their_slot(stream, problem, tmp_path):
     with pytest.raises(SpecbenchError) as refused:
         read_stream([np.array(stream)], OwnIds(), tmp_path, None)

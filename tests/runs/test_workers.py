@@ -186,13 +186,10 @@ def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
     assert "pip install 'ray>=2.40'" in outcome.err and outcome.err.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("outcome", "problem"),
-    [
-        (subprocess.TimeoutExpired("ray", 15), "no Ray cluster answers there: no answer within 15 s"),
-        ("raw log\nray.exceptions.AuthenticationError: RPC error: InvalidAuthToken", "requires a token (export RAY"),
-    ],
-)
+@pytest.mark.parametrize(("outcome", "problem"), [
+    (subprocess.TimeoutExpired("ray", 15), "no Ray cluster answers there: no answer within 15 s"),
+    ("raw log\nray.exceptions.AuthenticationError: RPC error: InvalidAuthToken", "requires a token (export RAY"),
+])  # fmt: skip
 def test_a_cluster_that_does_not_answer_is_one_line_of_a_dry_run(cli, tmp_path, monkeypatch, outcome, problem):
     pytest.importorskip("ray", reason="Ray is not installed")
 

@@ -68,9 +68,8 @@ REFUSED = {
     "a long name": ({f"images/{'x' * 300}.png": b""}, "images/xxx"),
     "an audit that is none": ({"audit.json": b"{"}, "audit.json is damaged"),
     "scores that are none": ({"scores/a.parquet": b"PAR1"}, "scores/a.parquet is damaged"),
-    "encrypted": ({}, "is encrypted"),
-    "patched": ({}, "compressed patched data"),
-}
+    "encrypted": ({}, "is encrypted"), "patched": ({}, "compressed patched data"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)

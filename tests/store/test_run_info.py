@@ -40,20 +40,16 @@ def test_a_description_survives_the_file_with_every_key_also_of_other_versions()
 OPTIONS = {"forward": {"triton.cudagraphs": True}, "sampling": {"realize_opcount_threshold": 8}}
 
 
-@pytest.mark.parametrize(
-    ("planned", "facts", "steps"),
-    [
-        (None, {}, "eager"),
-        (True, {}, "compiled"),  # files of before, and workers that told nothing
-        (True, {"compiled_forms": 3}, "compiled"),
-        (True, {"compiled_forms": 0, "compile_options": {}}, "eager"),  # the flag alone does not count
-        (
-            True,
-            {"compiled_forms": 3, "compile_options": OPTIONS},
-            "compiled (forward triton.cudagraphs=True; sampling realize_opcount_threshold=8)",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("planned", "facts", "steps"), [
+    (None, {}, "eager"),
+    (True, {}, "compiled"),  # files of before, and workers that told nothing
+    (True, {"compiled_forms": 3}, "compiled"),
+    (True, {"compiled_forms": 0, "compile_options": {}}, "eager"),  # the flag alone does not count
+    (
+        True, {"compiled_forms": 3, "compile_options": OPTIONS},
+        "compiled (forward triton.cudagraphs=True; sampling realize_opcount_threshold=8)",
+    ),
+])  # fmt: skip
 def test_how_the_steps_ran_is_read_from_what_was_compiled(planned, facts, steps):
     call = Invocation.from_json({**synthetic.INVOCATION, **facts})
     info = RunInfo(replace(SPEC, compiled=planned), invocations=[call])

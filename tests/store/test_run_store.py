@@ -123,16 +123,12 @@ def test_facts_that_are_no_numbers_are_refused(tmp_path, facts):
         assert "column 'facts'" in refused(reader).what
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("machine", text) for text in ("nonsense", "[]", '{"taken_cores": -1}')),
-        *(("machine", text) for text in ('{"gpu_slowed": 5}', '{"gpu_mhz": []}', '{"gpu_others": 1e999}')),
-        *((name, -5.0) for name in ("latency_ms", "latency_e2e_ms", "target_ms")),
-        *((name, float("inf")) for name in ("latency_ms", "latency_e2e_ms")),
-        *(("nfe", count) for count in (-1, 0)),
-    ],
-)
+@pytest.mark.parametrize(("name", "value"), [
+    *(("machine", text) for text in ("nonsense", "[]", '{"taken_cores": -1}')),
+    *(("machine", text) for text in ('{"gpu_slowed": 5}', '{"gpu_mhz": []}', '{"gpu_others": 1e999}')),
+    *((name, -5.0) for name in ("latency_ms", "latency_e2e_ms", "target_ms")),
+    *((name, float("inf")) for name in ("latency_ms", "latency_e2e_ms")), *(("nfe", count) for count in (-1, 0)),
+])  # fmt: skip
 def test_readings_and_times_that_cannot_be_are_refused(tmp_path, name, value):
     folder = small_run(tmp_path)
     replace_column(folder, name, pa.scalar(value, SAMPLES.field(name).type))

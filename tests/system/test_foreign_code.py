@@ -141,16 +141,12 @@ def typed(cell: str, number: int, monkeypatch) -> None:
     exec(compile(cell, name, "exec"), vars(module))
 
 
-@pytest.mark.parametrize(
-    ("returned", "problem"),
-    [
-        ("ratio(p, q, x) * float('nan')", "returned nan, not a number from 0"),
-        ("ratio(p, q, x) - 9", r"returned -\d\S*, not a number from 0"),
-        ("ratio(p, q, x)[..., 0]", r"returned float32 \[1, \d+\], not float \[1, \d+, 1\]"),
-        ("ratio(p, q, x) > 1", r"returned bool \[.*\], not float"),
-        ("None", "returned NoneType"),
-    ],
-)
+@pytest.mark.parametrize(("returned", "problem"), [
+    ("ratio(p, q, x) * float('nan')", "returned nan, not a number from 0"),
+    ("ratio(p, q, x) - 9", r"returned -\d\S*, not a number from 0"),
+    ("ratio(p, q, x)[..., 0]", r"returned float32 \[1, \d+\], not float \[1, \d+, 1\]"),
+    ("ratio(p, q, x) > 1", r"returned bool \[.*\], not float"), ("None", "returned NoneType"),
+])  # fmt: skip
 def test_what_a_component_returns_wrongly_is_an_error_that_names_it(returned, problem, no_cells, monkeypatch):
     typed(CELL.replace("ratio(p, q, x) ** power", returned), 7, monkeypatch)
     with pytest.raises(SpecbenchError, match=f"decoder 'soft': verifier 'soft': acceptance {problem}"):

@@ -63,13 +63,10 @@ def test_runs_tell_of_a_gpu_that_was_slowed_or_shared():
     assert others_at_work(machines[1]) == "the driver held the GPU's clock back (heat) in 1 of 1 readings"
 
 
-@pytest.mark.parametrize(
-    ("pids", "cuda", "others"),
-    [
-        (["own"], True, 0), (["own", 7], True, 1), ([4242], True, 0), ([4242, 7], True, 1), ([4242], False, 1),
-        ([], True, 0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("pids", "cuda", "others"), [
+    (["own"], True, 0), (["own", 7], True, 1), ([4242], True, 0), ([4242, 7], True, 1), ([4242], False, 1),
+    ([], True, 0),
+])  # fmt: skip
 def test_in_a_container_a_process_does_not_take_itself_for_another(pids, cuda, others, monkeypatch):
     """Where NVML tells the host's numbers (4242 is this process there), its own is not among them."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: cuda)

@@ -54,14 +54,10 @@ def test_a_folder_that_another_user_could_write_to_is_not_taken(nobody):
         private_folder()
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("HF_ENDPOINT", "", ""),
-        (surroundings.COMPILED, "", "No such file"),
-        (surroundings.COMPILED, "/dev/null/a", "Not a directory"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("HF_ENDPOINT", "", ""), (surroundings.COMPILED, "", "No such file"),
+    (surroundings.COMPILED, "/dev/null/a", "Not a directory"),
+])  # fmt: skip
 def test_variables_that_libraries_fail_at_are_ignored(name, value, said, monkeypatch, capsys):
     monkeypatch.setenv(name, value)
     settle()
@@ -103,27 +99,24 @@ def test_a_deleted_working_folder_is_told_in_one_line(monkeypatch, tmp_path, cli
         assert "error" not in (outcome := cli(*line)).err and len(outcome.out + outcome.err) > 50
 
 
-@pytest.mark.parametrize(
-    ("omp", "mkl", "most", "threads"),
-    [
-        ("1,1", None, None, 1),
-        ("2,1", None, None, 2),
-        (" 3 ", None, None, 3),
-        ("+2", None, None, 2),
-        ("2, 4", "", None, 2),
-        ("2", "3", None, 3),  # MKL's own variable has precedence, in MKL and in torch
-        ("2", "0", None, 2),
-        ("4", None, "3", 3),
-        (None, None, "2", 2),
-        (None, None, None, None),
-        ("abc", None, None, None),
-        ("0", None, None, None),
-        ("-1", None, None, None),
-        ("1,x", None, None, None),
-        ("99999999999", None, None, None),
-        ("9" * 5000, None, None, None),
-    ],
-)
+@pytest.mark.parametrize(("omp", "mkl", "most", "threads"), [
+    ("1,1", None, None, 1),
+    ("2,1", None, None, 2),
+    (" 3 ", None, None, 3),
+    ("+2", None, None, 2),
+    ("2, 4", "", None, 2),
+    ("2", "3", None, 3),  # MKL's own variable has precedence, in MKL and in torch
+    ("2", "0", None, 2),
+    ("4", None, "3", 3),
+    (None, None, "2", 2),
+    (None, None, None, None),
+    ("abc", None, None, None),
+    ("0", None, None, None),
+    ("-1", None, None, None),
+    ("1,x", None, None, None),
+    ("99999999999", None, None, None),
+    ("9" * 5000, None, None, None),
+])  # fmt: skip
 def test_threads_are_asked_for_as_openmp_and_mkl_define_it(omp, mkl, most, threads, monkeypatch, capsys):
     limits._warn_ignored.cache_clear()
     for name, value in (("OMP_NUM_THREADS", omp), ("MKL_NUM_THREADS", mkl), ("OMP_THREAD_LIMIT", most)):
@@ -137,10 +130,9 @@ def test_threads_are_asked_for_as_openmp_and_mkl_define_it(omp, mkl, most, threa
 
 POINTS = [{"x": 1, "y": 2, "run": "a"}, {"x": 2, "y": 3, "run": "b"}]
 CHART = {
-    "title": "t",
-    "scales": {"x": {"label": "s", "grid": True}, "color": {"domain": ["a", "b"], "range": ["r", "b"]}},
+    "title": "t", "scales": {"x": {"label": "s", "grid": True}, "color": {"domain": ["a", "b"], "range": ["r", "b"]}},
     "layers": [{"mark": "dot", "by": "run", "hollow": False, "points": POINTS}],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fmt", ["png", "pdf", "svg"])

@@ -40,18 +40,14 @@ def test_a_device_that_is_not_here_is_a_missing_prerequisite_and_two_are_refused
     assert refused.value.exit_code == MISSING_PREREQUISITE
 
 
-@pytest.mark.parametrize(
-    ("build", "message", "reason"),
-    [
-        (None, "", "this build of torch is for CPUs only"),
-        (
-            "13.0",
-            "The NVIDIA driver on your system is too old (found version 11040). Please",
-            r"too old \(found version 11040\)",
-        ),
-        ("13.0", "No CUDA GPUs are available", r"No CUDA GPUs are available \(CUDA_VISIBLE_DEVICES=7\)"),
-    ],
-)
+@pytest.mark.parametrize(("build", "message", "reason"), [
+    (None, "", "this build of torch is for CPUs only"),
+    (
+        "13.0", "The NVIDIA driver on your system is too old (found version 11040). Please",
+        r"too old \(found version 11040\)",
+    ),
+    ("13.0", "No CUDA GPUs are available", r"No CUDA GPUs are available \(CUDA_VISIBLE_DEVICES=7\)"),
+])  # fmt: skip
 def test_a_machine_without_a_gpu_that_torch_can_use_says_why(build, message, reason, monkeypatch):
     def fails():
         raise RuntimeError(message)
