@@ -151,29 +151,25 @@ ANSWERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("answer", "found", "released"), ANSWERS)
-def test_longtext_bench_counts_the_words_to_write_that_were_read(answer, found, released, tmp_path, cli):
+FAULTS = [
+    ({"image": "x.png"}, "is not a result of LongText-Bench's program"), ({"ocr_results": None}, "is not a result of"),
+    ({"image": "0003_2.png"}, "is about 'no prompt'"), ({"prompt": "a cup"}, "not 'a sign'"),
+]  # fmt: skip
+
+
+def test_longtext_bench_counts_the_words_to_write_that_were_read_and_refuses_other_answers(tmp_path, cli):
     prompts, to = [Prompt("003", "a sign", "sign", WORDS), Prompt("7", "a cup", "cup", WORDS)], tmp_path / "out"
-    run = synthetic.pictured(tmp_path / "results", prompts)
+    run, path = synthetic.pictured(tmp_path / "results", prompts), tmp_path / "results.jsonl"
     assert cli("export", "longtext-bench", run, "--to", to).code == 0
     assert {path.name for path in to.iterdir()} == {"0003_1.png", "0007_1.png"}
-    rows = [
-        {"image": f"x/{name}_1.png", "prompt": text, "ocr_gt": WORDS["text"], "ocr_results": given}
-        for name, text, given in (("0003", "a sign", answer), ("0007", "a cup", "24h"))
-    ]
-    (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert scores(cli("import", "longtext-bench", run, "--from", tmp_path / "results.jsonl", "--json")) == {
-        "longtext-bench": pytest.approx((found + 1) / 6), "longtext-bench[released]": pytest.approx((released + 1) / 6),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [({"image": "x.png"}, "is not a result of LongText-Bench's program"), ({"ocr_results": None}, "is not a result of"),
-     ({"image": "0003_2.png"}, "is about 'no prompt'"), ({"prompt": "a cup"}, "not 'a sign'")],
-)  # fmt: skip
-def test_answers_of_longtext_bench_of_another_form_are_refused(change, problem, tmp_path, cli):
-    run = synthetic.pictured(tmp_path / "results", [Prompt("003", "a sign", "sign", WORDS)])
-    row = {"image": "0003_1.png", "prompt": "a sign", "ocr_results": "open"}
-    (tmp_path / "results.jsonl").write_text(json.dumps(row | change))
-    refused(cli("import", "longtext-bench", run, "--from", tmp_path / "results.jsonl"), problem)
+    row = {"image": "x/0003_1.png", "prompt": "a sign", "ocr_gt": WORDS["text"], "ocr_results": "open"}
+    other = row | {"image": "x/0007_1.png", "prompt": "a cup", "ocr_results": "24h"}
+    for answer, found, released in ANSWERS:
+        path.write_text("\n".join(map(json.dumps, (row | {"ocr_results": answer}, other))))
+        counted = scores(cli("import", "longtext-bench", run, "--from", path, "--json"))
+        assert counted == pytest.approx(
+            {"longtext-bench": (found + 1) / 6, "longtext-bench[released]": (released + 1) / 6}
+        ), answer
+    for change, problem in FAULTS:
+        path.write_text("\n".join(map(json.dumps, (row | change, other))))
+        refused(cli("import", "longtext-bench", run, "--from", path), problem)

@@ -76,7 +76,7 @@ def _places(value, path=()):
 def test_no_value_in_a_run_json_brings_a_reader_down(tmp_path, junk):
     folder = small_run(tmp_path, 1)
     whole = json.loads((folder / "run.json").read_text())
-    for *parents, name in filter(None, _places(whole)):
+    for number, (*parents, name) in enumerate(filter(None, _places(whole))):
         info = json.loads(json.dumps(whole))
         place = info
         for key in parents:
@@ -84,9 +84,7 @@ def test_no_value_in_a_run_json_brings_a_reader_down(tmp_path, junk):
         place[name] = junk
         (folder / "run.json").write_text(json.dumps(info))
         with suppress(SpecbenchError):
-            rows = report_rows([folder])
-            for fmt in ("markdown", "csv", "json"):
-                render(rows, fmt)
+            render(report_rows([folder]), ("markdown", "csv", "json")[number % 3])
 
 
 def test_no_flipped_bytes_in_a_part_go_unnoticed(tmp_path):
