@@ -91,9 +91,9 @@ GENEVAL = {"filename": "x/00000/samples/0000.png", "prompt": "text p", "correct"
 
 
 CHANGES = [
-    {"correct": "true"}, {"correct": None}, {"correct": []}, {"correct": 0.3}, {"correct": 1},
-    {"correct": float("nan")}, {"correct": False}, {"filename": 3}, {"filename": "x.png"}, {"reason": [1]}, {"details": {"a": 1}}, {"prompt": 5},
-    {"reason": "\ud800"},
+    {"correct": "true"}, {"correct": None}, {"correct": []}, {"correct": 0.3}, {"correct": 1}, {"correct": False},
+    {"correct": float("nan")}, {"filename": 3}, {"filename": "x.png"}, {"reason": [1]}, {"details": {"a": 1}},
+    {"prompt": 5}, {"reason": "\ud800"},
 ]  # fmt: skip
 NO_ROWS = ("[]", "1", "null", "[" * 1000 + "]" * 1000, "{}", "\ud800", '{"a": 1, "a": 2}')
 
