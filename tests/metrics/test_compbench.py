@@ -29,8 +29,6 @@ def sample(prompt: str, pixels: np.ndarray, number: int = 0, category: str = "co
 
 @pytest.fixture
 def metric(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    torch.set_num_threads(1)
     formats.stand_in(monkeypatch, "blip-vqa", formats.save_vqa(tmp_path / "vqa.pth"))
     formats.stand_in(monkeypatch, "bert-vocabulary", formats.save_vocabulary(tmp_path / "vocab.txt"))
     made = BlipVqa(Settings(offline=True))
@@ -112,9 +110,9 @@ def test_export_numbers_images_contiguously_by_prompt_and_sample_and_refuses_gap
         for category in ("3d_spatial", "color")
         for name in (f"a {category} cup_000000", f"a {category} cup_000001", "two cups_000002", "two cups_000003")
     ]
-    gap = synthetic.pictured(tmp_path / "gap", prompts(tmp_path, "color")[1:], 1)
+    gap = synthetic.pictured(tmp_path / "gap", prompts(tmp_path / "gap", "color")[1:], 1)
     with pytest.raises(SpecbenchError, match="1 images of 2 x 1"):
-        official_exchange.export_images("t2i-compbench", gap, tmp_path / "out")
+        official_exchange.export_images("t2i-compbench", gap, tmp_path / "none")
 
 
 def test_official_answers_come_back_to_their_images(tmp_path):

@@ -192,7 +192,6 @@ def test_every_metric_can_be_made_and_says_what_it_needs():
 
 
 def test_doctor_says_what_a_metric_lacks_and_where_to_get_it(cli, monkeypatch, tmp_path):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     outcome = cli("doctor", "--metric", "imagereward", "--json")
     rows = [row for row in json.loads(outcome.out) if row["name"] == "metric imagereward"]
     assert outcome.code == 5 and len(rows) == 2 and all(row["fix"].startswith("specbench fetch ") for row in rows)

@@ -45,17 +45,15 @@ def by_scipy(x: np.ndarray, y: np.ndarray) -> float:
 
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory):
-    torch.set_num_threads(1)
     return calibrated.save_inception(tmp_path_factory.mktemp("inception") / "inception.pth")
 
 
 @pytest.fixture
-def published(weights, monkeypatch, tmp_path):
+def published(weights, monkeypatch):
     """The calibrated file stands in for the published one, digest and all."""
     from specbench.system.digests import digest_of
     from specbench.system.downloads import Remote
 
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     entry = published_weights.Checkpoint("inception.pth", Remote("http://127.0.0.1:9/", digest_of(weights)), "test")
     entry.path.parent.mkdir(parents=True)
     entry.path.symlink_to(weights)

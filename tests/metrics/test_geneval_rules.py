@@ -183,7 +183,6 @@ def test_metric_joins_detector_colours_and_rules(monkeypatch, tmp_path):
 
 def test_colours_see_the_object_alone_on_grey(monkeypatch, tmp_path):
     try:
-        monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
         formats.stand_in(monkeypatch, "clip-l14", formats.save_openai_clip(tmp_path / "ViT-L-14.pt"))
     except ImportError as error:
         pytest.skip(f"{error.name} is not installed")

@@ -53,12 +53,6 @@ def pictures() -> dict[str, np.ndarray]:
     return {name: calibrated.images(1, *shape, seed=7)[0] for name, shape in SHAPES.items()}
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="session")
 def openai_file(tmp_path_factory):
     return formats.save_openai_clip(tmp_path_factory.mktemp("clip") / "ViT-B-16.pt")

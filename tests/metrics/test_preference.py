@@ -35,12 +35,6 @@ def values(metric, asked: list[Sample]) -> list[float]:
     return [row["value"] for row in metric.features(asked)]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def pickscore_folder(tmp_path, monkeypatch) -> Path:
     """A tiny network as PickScore's repository holds it, in transformers' format."""

@@ -41,8 +41,6 @@ def pair_of_runs(out: Path, prompts: list[Prompt], samples: int = 1) -> list[Pat
 
 @pytest.fixture
 def checkpoints(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    torch.set_num_threads(1)
     formats.stand_in(monkeypatch, "imagereward", formats.save_imagereward(tmp_path / "ImageReward.pt"))
     formats.stand_in(monkeypatch, "bert-vocabulary", formats.save_vocabulary(tmp_path / "vocab.txt"))
 
@@ -111,7 +109,6 @@ def test_scores_of_unlike_fingerprints_are_never_subtracted(checkpoints, tmp_pat
 
 
 def test_fid_of_two_runs_against_one_reference(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     (tmp_path / "inception.pth").write_bytes(b"weights")
     formats.stand_in(monkeypatch, "inception", tmp_path / "inception.pth")
     few = torch.nn.AdaptiveAvgPool2d((32, 64))

@@ -24,8 +24,7 @@ from specbench.reporting import report_rows
 
 
 @pytest.fixture
-def few_renders(monkeypatch, tmp_path):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+def few_renders(monkeypatch):
     monkeypatch.setattr(shapes, "RENDERS", 512)
 
 

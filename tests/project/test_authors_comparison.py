@@ -12,7 +12,6 @@ import authors_formats as formats
 import calibrated
 import pandas as pd
 import pytest
-import torch
 from PIL import Image
 
 from specbench.metrics import packages
@@ -63,7 +62,6 @@ CAPTIONS = ["a red cat", "blue dogs " * 40, "a photo"]
 
 def checked(monkeypatch, images: Images, metric, **extra: object) -> dict:
     """The verdict on a metric by its package; `extra` tells the package that the network is a small one."""
-    torch.set_num_threads(1)
     python = python_with(cross_check.package_of(metric.name))
     score([images], metric)
     plain = cross_check._request
@@ -73,7 +71,6 @@ def checked(monkeypatch, images: Images, metric, **extra: object) -> dict:
 
 @pytest.fixture
 def images(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     shapes = ((60, 93), (101, 60), (224, 224))
     pictures = [calibrated.images(1, *shape, seed=number)[0] for number, shape in enumerate(shapes)]
     rows = saved_rows(tmp_path / "images", pictures, CAPTIONS)

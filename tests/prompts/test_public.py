@@ -21,11 +21,6 @@ COUNTS |= {
 real_files = pytest.mark.skipif(not REAL, reason="PROMPT_DATA_FOLDER does not name a folder of the published files")
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def small(monkeypatch):
     """The manifest describes the small files instead of the real ones."""

@@ -20,7 +20,6 @@ from specbench.specs.presets import PRESETS, resolve
 @pytest.fixture
 def bare(monkeypatch, tmp_path):
     """A machine without public prompts or weights."""
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path
 

@@ -204,7 +204,6 @@ def _archive(members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED)
 @pytest.fixture
 def captions(server, tmp_path, monkeypatch):
     """A set whose file of captions is a small part of a large published archive."""
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     content = published.files("coco")["captions_val2017.json"]
     others = {f"annotations/{name}.json": random.Random(name).randbytes(500_000) for name in ("a", "b")}
     server.content = _archive({**others, "annotations/captions_val2017.json": content, "z.json": others.popitem()[1]})
@@ -250,7 +249,6 @@ def test_a_mirror_takes_the_place_of_the_publishers(server, captions, monkeypatc
 
 
 def test_reference_images_are_all_there_or_an_error(server, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     server.content = _archive({"val2017/": b"", "val2017/1.jpg": b"one", "val2017/2.jpg": b"two", "../evil.sh": b"x"})
     archive = Remote(f"{server.url}/val.zip", published.digest(server.content), len(server.content))
     coco = replace(published.public_set("coco"), images=PublishedImages(archive, 2, "Flickr"))
