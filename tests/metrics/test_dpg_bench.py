@@ -141,10 +141,9 @@ def test_other_answers_and_answers_about_other_images_are_refused_whole(tmp_path
         assert not list(run.glob("scores/*")), "nothing is half-imported"
 
 
-@pytest.mark.parametrize(
-    ("samples", "shape", "problem"),
-    [(5, (8, 8), "four at most"), (2, (8, 6), "6 x 8 pixels"), (0, (8, 8), "no images")],
-)
+@pytest.mark.parametrize(("samples", "shape", "problem"), [
+    (5, (8, 8), "four at most"), (2, (8, 6), "6 x 8 pixels"), (0, (8, 8), "no images"),
+])  # fmt: skip
 def test_what_is_no_grid_is_refused(tmp_path, cli, prompts, samples, shape, problem):
     run = a_run(tmp_path, prompts, samples, shape)
     outcome = cli("export", "dpg-bench", run, "--to", tmp_path / "out")

@@ -214,10 +214,9 @@ def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
     assert cell(part, "B SJD", "nfe").difference is not None and part.lines[0].expected == 3, "2 of 3 images"
 
 
-@pytest.mark.parametrize(
-    ("images", "note"),
-    [([0, 1, 2], None), ([0, 1], "runs over different images: 2 to 3"), ([0, 1, 4], "3 images each")],
-)
+@pytest.mark.parametrize(("images", "note"), [
+    ([0, 1, 2], None), ([0, 1], "runs over different images: 2 to 3"), ([0, 1, 4], "3 images each"),
+])  # fmt: skip
 def test_a_row_whose_cells_are_of_different_images_says_so(tmp_path, images, note):
     nfe = next(column for column in TABLE.columns if column.name == "nfe")
     wide = replace(nfe, name="wide nfe", settings={"options": {"window": 5}})

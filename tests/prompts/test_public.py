@@ -157,10 +157,9 @@ def test_every_set_is_listed_before_it_is_fetched(cli):
     assert sum(row["prompts"] for name, row in rows.items() if name.startswith("t2i-compbench/")) == 2400
 
 
-@pytest.mark.parametrize(
-    ("typed", "rows", "note"),
-    [("OneIG", 6, "Not on this disk: specbench fetch oneig"), ("shapes", 1, "specbench prompts show shapes")],
-)
+@pytest.mark.parametrize(("typed", "rows", "note"), [
+    ("OneIG", 6, "Not on this disk: specbench fetch oneig"), ("shapes", 1, "specbench prompts show shapes"),
+])  # fmt: skip
 def test_a_set_is_listed_alone_with_its_categories_and_the_next_command(typed, rows, note, cli):
     outcome = cli("list", "prompts", typed)
     assert outcome.code == 0 and outcome.out.count("\n") == 2 + rows and note in outcome.err

@@ -300,13 +300,10 @@ def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness<-1").code == 0
 
 
-@pytest.mark.parametrize(
-    ("condition", "problem"),
-    [("spedup<1", "did you mean 'speedup'"), ("speedup=1", "is not a condition"),
-     ("speedup<fast", "is not a condition"),
-     ("speedup<nan", "is not a condition"),
-     ("step_ratio.low<1", "cannot be evaluated: no low")],
-)  # fmt: skip
+@pytest.mark.parametrize(("condition", "problem"), [
+    ("spedup<1", "did you mean 'speedup'"), ("speedup=1", "is not a condition"), ("speedup<fast", "is not a condition"),
+    ("speedup<nan", "is not a condition"), ("step_ratio.low<1", "cannot be evaluated: no low"),
+])  # fmt: skip
 def test_a_gate_that_cannot_be_evaluated_does_not_pass(runs, cli, tmp_path, condition, problem):
     outcome = cli("compare", *(folder.name for folder in runs), "--out", tmp_path, "--fail-if", condition)
     assert outcome.code == 2 and problem in outcome.err and outcome.err.count("\n") == 1

@@ -25,11 +25,10 @@ SPACES = ModuleSpec("torch", None, origin="/my lib/torch")
 OLD = "torch before 2.11 cannot compile the steps on cuda"
 
 
-@pytest.mark.parametrize(
-    ("device", "version", "origin", "lacking"),
-    [("cpu", "2.13.0+cpu", None, None), ("cuda", "2.11.0+cu130", None, None), ("cuda", "2.10.1", None, OLD),
-     ("cuda", "2.13.0", SPACES, None), ("cpu", "2.14.1", SPACES, None)],
-)  # fmt: skip
+@pytest.mark.parametrize(("device", "version", "origin", "lacking"), [
+    ("cpu", "2.13.0+cpu", None, None), ("cuda", "2.11.0+cu130", None, None), ("cuda", "2.10.1", None, OLD),
+    ("cuda", "2.13.0", SPACES, None), ("cpu", "2.14.1", SPACES, None),
+])  # fmt: skip
 def test_a_complete_machine_lacks_nothing_and_what_each_version_of_torch_needs(
     complete, monkeypatch, device, version, origin, lacking
 ):

@@ -152,11 +152,10 @@ def test_copies_of_a_file_that_was_appended_to_are_told(ours, tmp_path, cli):
     assert "cop" not in imported(cli, written(tmp_path / "u.jsonl", as_rows(ours)), "--out", tmp_path).err
 
 
-@pytest.mark.parametrize(
-    ("kind", "asked", "verdict"),
-    [("raw", None, "consistent"), ("conditional-tempered", None, "consistent"), ("raw", "tempered", OTHERS),
-     ("none", None, OTHERS)],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "asked", "verdict"), [
+    ("raw", None, "consistent"), ("conditional-tempered", None, "consistent"), ("raw", "tempered", OTHERS),
+    ("none", None, OTHERS),
+])  # fmt: skip
 def test_what_log_p_is_is_found_and_a_kind_that_it_is_not_is_refused(kind, asked, verdict, ours, tmp_path, cli):
     sampling = replace(find_model("shapes").sampling(), temperature=0.9, top_k=100, top_p=0.9)
     options = ("--temperature", "0.9", "--top-k", "100", "--top-p", "0.9", "--out", tmp_path)

@@ -67,11 +67,9 @@ def test_good_plugins_join_and_broken_ones_are_named(site, tmp_path):
     assert all(line.startswith("warning: ") for line in done.stderr.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [("self._power = power", "verifier 'power' (power.py:"), ("return ratio(p, q, x) ** self._power", "SystemExit")],
-    ids=["made", "used"],
-)
+@pytest.mark.parametrize(("line", "problem"), [
+    ("self._power = power", "verifier 'power' (power.py:"), ("return ratio(p, q, x) ** self._power", "SystemExit"),
+], ids=["made", "used"])  # fmt: skip
 def test_a_part_of_a_decoder_that_leaves_the_program_is_a_failed_image(tmp_path, line, problem):
     (tmp_path / "power.py").write_text(POWER.replace(line, "raise SystemExit"))
     done = specbench(tmp_path, "run", "--decoder", "power:DECODER", "--limit", "1", "--quiet")
