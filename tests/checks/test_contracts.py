@@ -1,5 +1,6 @@
 """`check` tests models and metrics of a user, and finds what is planted in them."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from specbench.checks.metric_contract import MetricChecks, metric_findings
 from specbench.checks.model_contract import ModelChecks, model_findings
 from specbench.metrics.base import PerImageMetric, Sample
+from specbench.models.interface import TokenLayout
 
 PLUGIN = Path(__file__).parents[2] / "docs" / "examples" / "plugin"
 
@@ -63,23 +65,12 @@ def test_a_model_whose_logits_depend_on_the_cut_is_found(greys):
     assert broken(others) == {"batch"} and {"window", "rejection", "refill"} <= broken(kept)
 
 
-def test_a_model_that_declares_other_facts_is_found(greys):
-    import dataclasses
-
+def test_a_model_that_declares_other_facts_or_no_row_ends_is_found(greys):
     import toy_plugin.greys as plugin
 
     info = dataclasses.replace(plugin.MODEL, tokens=32, resolution=(9, 9))
     checks = ModelChecks(info, plugin.load(torch.device("cpu"), torch.float32), ["a bright sky", "a dark sky"])
     assert failed(checks.all_findings()) == {"facts", "render"}
-
-
-def test_a_model_with_row_ends_declares_them(greys):
-    import dataclasses
-
-    import toy_plugin.greys as plugin
-
-    from specbench.models.interface import TokenLayout
-
     model = plugin.load(torch.device("cpu"), torch.float32)
     model.layout = TokenLayout.with_row_ends(8, 8, plugin.CODES)
     texts = ["a bright sky", "a dark sky"]

@@ -32,7 +32,7 @@ def saved(path: Path, image: Image.Image, **options) -> Path:
     return path
 
 
-def test_grey_sixteen_bits_and_palettes_become_their_colours(tmp_path):
+def test_grey_palettes_and_opaque_pixels_become_their_colours_and_transparent_ones_are_refused(tmp_path):
     grey = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
     as_grey = read_picture(saved(tmp_path / "l.png", Image.fromarray(grey)))
     assert (as_grey == grey[..., None]).all() and as_grey.shape == (4, 6, 3)
@@ -41,9 +41,6 @@ def test_grey_sixteen_bits_and_palettes_become_their_colours(tmp_path):
     palette = Image.fromarray(COLOR).convert("P", palette=Image.Palette.ADAPTIVE)
     assert (read_picture(saved(tmp_path / "p.png", palette)) == COLOR).all()
     assert (read_picture(saved(tmp_path / "1.png", Image.fromarray(grey > 100))) == (grey > 100)[..., None] * 255).all()
-
-
-def test_an_opaque_alpha_channel_goes_and_a_transparent_one_is_refused(tmp_path):
     opaque = Image.fromarray(COLOR).convert("RGBA")
     assert (read_picture(saved(tmp_path / "rgba.png", opaque)) == COLOR).all()
     opaque.putpixel((1, 1), (0, 0, 0, 254))

@@ -110,7 +110,7 @@ def test_difference_of_two_runs_uses_the_images_both_have():
     assert n == 40 and difference.value == pytest.approx(expected) and difference.low < expected < difference.high
 
 
-def test_kid_is_the_unbiased_estimate_and_equals_slow_sums():
+def test_kid_is_the_unbiased_estimate_the_same_every_time_and_in_blocks(monkeypatch):
     x, y = cloud(50, 5, 1), cloud(50, 5, 2)
 
     def k(a, b):
@@ -122,15 +122,16 @@ def test_kid_is_the_unbiased_estimate_and_equals_slow_sums():
     assert kid(x, y) == pytest.approx(expected)
     draws = [kid(cloud(40, 5, 2 * s, 0), cloud(40, 5, 2 * s, 0)) for s in range(3)]
     assert all(value < 0 for value in draws), "equal sets: the unbiased estimate lies below zero"
-
-
-def test_kid_of_unequal_sets_is_the_same_every_time_and_leaves_the_users_random_numbers_alone():
     x, y = cloud(60, 5, 1), cloud(90, 5, 2)
     torch.manual_seed(1)
     before = torch.rand(3)
     torch.manual_seed(1)
     assert kid(x, y) == kid(x, y) and torch.equal(torch.rand(3), before)
     assert kid(x, y) == pytest.approx(np.mean([kid(x, y[s : s + 60]) for s in range(0, 31, 5)]), rel=0.4)
+    x, y = cloud(50, 5, 1), cloud(40, 5, 2)
+    at_once = kid_influence(x, y)
+    monkeypatch.setattr(distances, "_ROWS", 7)
+    assert np.allclose(kid_influence(x, y), at_once)
 
 
 def slow_neighbourhood(x: np.ndarray, y: np.ndarray, k: int) -> dict[str, float]:
@@ -209,13 +210,6 @@ def test_extrapolation_halves_whole_prompts_and_claims_no_interval_without_image
     assert fid_infinity(x, y, prompts, 1.0) is None, "three prompts are too few"
     assert fid_infinity(x, y, range(60), 1.0).low is not None
     assert fid_infinity(Gaussian(x.features[:30]), y, range(30), 1.0).low is None
-
-
-def test_rows_in_blocks_or_at_once_are_one_number(monkeypatch):
-    x, y = cloud(50, 5, 1), cloud(40, 5, 2)
-    at_once = kid_influence(x, y)
-    monkeypatch.setattr(distances, "_ROWS", 7)
-    assert np.allclose(kid_influence(x, y), at_once)
 
 
 def test_clean_is_pillows_bicubic_clipped_and_not_rounded():

@@ -66,15 +66,12 @@ def test_a_run_is_scored_by_all_three_unasked_and_few_images_are_warned_about(fe
     assert "shapes-detector by part:" in text and "| colors ↑ |" in text
 
 
-def test_the_reference_depends_on_captions_and_nothing_else():
+def test_the_reference_depends_on_captions_alone_and_scores_name_their_weights_and_renderer(monkeypatch):
     requests = [json.dumps(prompt.meta["scene"], sort_keys=True) for prompt in load_prompts("shapes").prompts[:2]]
     first = list(shapes.true_pictures(requests[:1], 3))
     both = list(shapes.true_pictures(requests, 3))
     assert all(np.array_equal(a, b) for a, b in zip(first, both, strict=False)) and len(both) == 6
     assert not np.array_equal(both[0], both[1])
-
-
-def test_scores_name_their_weights_and_renderer(monkeypatch):
     for metric, fact in ((ShapesClip, "weights"), (ShapesFrechet, "weights"), (ShapesFrechet, "renderer")):
         assert metric().identity()[fact]
     before = made_score(ShapesFrechet()).fingerprint

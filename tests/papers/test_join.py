@@ -93,7 +93,7 @@ def _legible(text: str) -> str:
     return re.sub(r"-?\d+\.\d{9,}(e-?\d+)?", lambda number: f"{float(number[0]):.9g}", text)
 
 
-def test_parquet_holds_the_rows_and_numbers_of_the_table(joined):
+def test_parquet_holds_the_rows_of_the_table_and_several_go_into_one_text_or_are_refused(joined):
     table = pq.read_table(io.BytesIO(render_tables([joined], "parquet")))
     rows = table.to_pylist()
     assert [row["label"] for row in rows] == [row.label for row in TABLE.rows]
@@ -102,6 +102,15 @@ def test_parquet_holds_the_rows_and_numbers_of_the_table(joined):
     assert rows[1]["speedup low"] is None and rows[1]["speedup measured"], "three prompts are too few for an interval"
     assert rows[2]["speedup measured"] is None and rows[2]["speedup why"] == "dtype differs"
     assert rows[4]["images"] is None and table.schema.metadata[b"specbench.table"] == b"toy-1"
+    assert len(json.loads(render_tables([joined] * 2, "json"))) == 2 * len(TABLE.rows)
+    for fmt in ("markdown", "latex", "html"):
+        assert render_tables([joined] * 2, fmt).count(TABLE.title) >= 2
+    for fmt in ("csv", "parquet"):
+        with pytest.raises(SpecbenchError, match="one table"):
+            render_tables([joined] * 2, fmt)
+    with pytest.raises(SpecbenchError, match="unknown format 'xls'"):
+        render_tables([joined], "xls")
+    assert {*formats_with("tables")} == {*SUFFIXES, "parquet"}, "each has a golden table, or is read above"
 
 
 def test_what_was_measured_is_in_the_printed_unit_with_its_interval_difference_and_hardware(joined):
@@ -272,15 +281,12 @@ def test_a_row_of_a_lossless_decoder_that_fails_its_audit_says_so(tmp_path):
         assert any("NOT LOSSLESS" in note for note in line.notes) == failed
 
 
-def test_a_row_that_did_not_run_says_why_and_keeps_what_was_printed(joined):
+def test_a_row_that_did_not_run_says_why_and_every_column_and_mark_is_explained(joined):
     lines = {line.label: line for line in joined.lines}
     why, choice = lines["D Ours_2 & more"].notes
     assert why == "Not run: its weights are missing." and choice.startswith("Chosen: fresh-q = onehot: ")
     assert lines["E Trained elsewhere"].notes == ("Not run: its network was not released.",)
     assert lines["E Trained elsewhere"].cells["latency_s"].paper == 30.0
-
-
-def test_every_column_is_defined_and_every_mark_explained(joined):
     text = render_tables([joined])
     for column in TABLE.columns:
         assert f"- {column.header}: " in text
@@ -295,18 +301,6 @@ def test_a_terminal_of_any_width_shows_every_column_whole(joined, width):
     assert max(map(len, text.splitlines())) <= width
     for value in ("112.29", "too few", "dtype differs", "other fingerprint", "-3.7"):
         assert value in text
-
-
-def test_several_tables_go_into_one_text_or_are_refused(joined):
-    assert len(json.loads(render_tables([joined] * 2, "json"))) == 2 * len(TABLE.rows)
-    for fmt in ("markdown", "latex", "html"):
-        assert render_tables([joined] * 2, fmt).count(TABLE.title) >= 2
-    for fmt in ("csv", "parquet"):
-        with pytest.raises(SpecbenchError, match="one table"):
-            render_tables([joined] * 2, fmt)
-    with pytest.raises(SpecbenchError, match="unknown format 'xls'"):
-        render_tables([joined], "xls")
-    assert {*formats_with("tables")} == {*SUFFIXES, "parquet"}, "each has a golden table, or is read above"
 
 
 def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):

@@ -268,13 +268,23 @@ def test_headings_that_still_hold_are_kept_and_no_row_stands_under_another_model
     assert map_.label == "ar"
 
 
-def test_a_dry_run_says_what_was_chosen(cli, tmp_path):
+def test_a_dry_run_says_what_was_chosen_and_only_where_it_was_used(cli, tmp_path):
     shown = cli("bench", "sjd-7", "--model", "shapes", "--limit", "1", "--dry-run", "--out", tmp_path).out
     assert "Chosen: init = left-sample: the paper does not say" in shown
     row = next(line for line in shown.splitlines() if "jacobi top-k=10" in line)
     numbers = [int(number) for number in row.rstrip().rpartition("  ")[2].split()]
     assert all(f"\n{number}. Chosen: " in shown for number in numbers) and numbers == sorted(numbers) != []
     assert "Chosen: init = left-sample: the paper does not say" in cli("report", "sjd-7", "--out", tmp_path).out
+    report, prompts = ("report", "sjd-7", "--out", tmp_path), "Chosen: prompts = parti: not named"
+    assert prompts in cli(*report).out
+    (tmp_path / "one.txt").write_text("a red circle\n")
+    for flags in (("--model", "shapes"), ("--prompts", tmp_path / "one.txt")):
+        assert "Chosen: prompts" not in cli(*report, *flags).out
+        assert "Chosen: prompts" not in cli("bench", *report[1:], *flags, "--dry-run").out
+    assert "Chosen: prompts = parti" in cli("bench", *report[1:], "--dry-run").out
+    report = ("report", "cool-sd-1", "--out", tmp_path)
+    heads = ["Chosen: head" in cli(*report, *flags).out for flags in ((), ("--model", "shapes"))]
+    assert heads == [True, False], "shapes has a head of its own"
 
 
 def test_the_run_lines_of_a_dry_run_decode_the_same_runs_and_shards_share_them(cli, tmp_path):
@@ -297,19 +307,6 @@ def test_a_decoder_of_ones_own_stands_in_each_group_with_the_papers_settings(cli
     assert added[0]["options"] == {"refine": "gumbel"} | sjd[0]["options"] and added[0]["top_k"] == 2000
     labels = [row["rows"] for row in json.loads(cli(*bench, tmp_path, "--model", "shapes").out)]
     assert "scd-mc:refine=gumbel" in labels and "sjd" in labels, "its name as typed, and a decoder's"
-
-
-def test_a_choice_is_named_only_where_it_was_used(cli, tmp_path):
-    report, prompts = ("report", "sjd-7", "--out", tmp_path), "Chosen: prompts = parti: not named"
-    assert prompts in cli(*report).out
-    (tmp_path / "one.txt").write_text("a red circle\n")
-    for flags in (("--model", "shapes"), ("--prompts", tmp_path / "one.txt")):
-        assert "Chosen: prompts" not in cli(*report, *flags).out
-        assert "Chosen: prompts" not in cli("bench", *report[1:], *flags, "--dry-run").out
-    assert "Chosen: prompts = parti" in cli("bench", *report[1:], "--dry-run").out
-    report = ("report", "cool-sd-1", "--out", tmp_path)
-    heads = ["Chosen: head" in cli(*report, *flags).out for flags in ((), ("--model", "shapes"))]
-    assert heads == [True, False], "shapes has a head of its own"
 
 
 def test_the_seeds_of_a_paper_are_runs_of_one_line_and_a_flag_chooses_one_of_them(cli, tmp_path):

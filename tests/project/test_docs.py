@@ -52,11 +52,6 @@ def test_a_guide_has_short_sentences_and_few_lines(page):
     assert len(lines) <= {"results-format.md": 140, "README.md": 130, "development.md": 130}.get(page.name, 120)
 
 
-def test_every_program_that_make_runs_exists():
-    programs = re.findall(r"(?:dev|\.ci)/[\w./-]+\.py", (ROOT / "Makefile").read_text())
-    assert programs and [program for program in programs if not (ROOT / program).is_file()] == []
-
-
 def commands_in(text: str) -> list[str]:
     """Every command line in code blocks, indented or fenced, and in spans of code."""
     blocks = re.findall(r"^```(?:sh|console|text)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -94,7 +89,7 @@ def test_every_make_target_in_it_exists(page):
     assert named <= targets
 
 
-def test_the_way_of_an_image_names_functions_that_exist():
+def test_functions_on_the_way_of_an_image_and_programs_of_make_exist():
     text = TEXT["docs/architecture.md"]
     stops = re.findall(r"^\| \d+ \| `([\w/.]+)` \| (.*?) \|", text, re.MULTILINE)
     assert len(stops) == 10
@@ -104,6 +99,8 @@ def test_the_way_of_an_image_names_functions_that_exist():
             assert f"def {name}(" in source, (file, name)
     for path in re.findall(r"`((?:\w+/)+\w+\.\w+)`", text):
         assert (ROOT / path).exists() or (ROOT / "specbench" / path).exists(), path
+    programs = re.findall(r"(?:dev|\.ci)/[\w./-]+\.py", (ROOT / "Makefile").read_text())
+    assert programs and [program for program in programs if not (ROOT / program).is_file()] == []
 
 
 def test_every_command_has_help():

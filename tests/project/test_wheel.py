@@ -26,7 +26,7 @@ def built(kind: str, folder: Path) -> Path:
     return next(folder.iterdir())
 
 
-def test_an_installed_specbench_finds_prompts_and_tables(wheel, tmp_path):
+def test_an_installed_specbench_finds_prompts_and_tables_and_nothing_else_of_the_checkout(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as content:
         content.extractall(tmp_path)
     script = (
@@ -39,9 +39,6 @@ def test_an_installed_specbench_finds_prompts_and_tables(wheel, tmp_path):
     first, tables = done.stdout.splitlines()
     assert first.startswith(str(tmp_path)) and first.split()[2:4] == ["Table", "1"], done.stderr
     assert set(tables.split()) == {path.stem for path in (ROOT / "benchmarks").glob("*.toml")} - {"papers"}
-
-
-def test_nothing_else_of_the_checkout_is_in_it(wheel):
     with zipfile.ZipFile(wheel) as content:
         names = content.namelist()
     info = next(n.split("/")[0] for n in names if "dist-info" in n)

@@ -345,7 +345,7 @@ def test_grids_and_maps_of_hand_made_images():
     assert origins([1, 2, 3, 4], [False] * 4, [0], (2, 2)).tolist() == [[DRAWN, DRAWN], [DRAWN, DRAWN]]
 
 
-def test_a_card_shows_one_image(runs, cli, tmp_path):
+def test_a_card_shows_one_image_and_a_run_is_shown_in_words(runs, cli, tmp_path):
     shown = cli("show", runs[1].name, "prompt 2", "--out", tmp_path)
     assert shown.code == 0 and "nfe" in shown.out and "brightness" in shown.out
     (card,) = json.loads(cli("show", runs[1].name, "p2", "--out", tmp_path, "--json").out)
@@ -355,9 +355,6 @@ def test_a_card_shows_one_image(runs, cli, tmp_path):
     many = cli("show", runs[1].name, "prompt", "--out", tmp_path)
     assert many.code == 2 and "is ambiguous (8 prompts match" in many.err
     assert cli("show", runs[1].name, "nothing", "--out", tmp_path).code == 2
-
-
-def test_a_run_is_shown_in_words(runs, cli, tmp_path):
     text = cli("show", runs[1].name, "--out", tmp_path).out
     assert "speed-up [95 %]" in text and "lossless" in text and "8 images" in text
     assert "{" not in text and "None" not in text, "no raw values"

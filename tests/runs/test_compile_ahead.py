@@ -72,10 +72,6 @@ def test_a_process_that_fails_holds_nobody_up(cache, monkeypatch):
     assert not list(cache.glob("loaded *"))
 
 
-def test_a_decoder_is_compiled_by_the_first_process_that_begins_it(tmp_path):
-    assert [compile_ahead._claim(str(tmp_path), spec) for spec in (*SPECS, *SPECS)] == [True] * 3 + [False] * 3
-
-
 def test_one_core_compiles_alone(cache, monkeypatch):
     monkeypatch.setattr(compile_ahead, "available_threads", lambda: 1)
     monkeypatch.setattr(compile_ahead, "_start", None)

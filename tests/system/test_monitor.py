@@ -41,14 +41,11 @@ def reading(machine, *busy: float, device: str = "cpu") -> dict:
     return readings.read()
 
 
-def test_other_work_counts_where_it_takes_cores_that_the_run_needs(machine):
+def test_other_work_counts_where_it_takes_cores_that_the_run_needs_and_a_gpu_needs_one(machine):
     beside = reading(machine, 5.0, 5.0, 5.0, 0.0)
     assert beside["other_cores"] == 1.5 and beside["taken_cores"] == 0.0 and others_at_work(beside) is None
     within = reading(machine, 10.0, 10.0, 10.0, 5.0)
     assert within["taken_cores"] == 1.5 and others_at_work(within) == "other processes took 1.5 of the cores needed"
-
-
-def test_a_gpu_needs_one_core_and_foreign_cores_do_not_count(machine):
     assert reading(machine, 10.0, 10.0, 10.0, 0.0, 10.0, 10.0, 10.0, 10.0, device="cuda")["taken_cores"] == 0.0
     assert reading(machine, 10.0, 10.0, 10.0, 5.0, device="cuda")["taken_cores"] == 0.5
     assert machine_warnings([{"other_cores": 9.0, "taken_cores": 0.0}]) == []

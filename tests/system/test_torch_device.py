@@ -162,7 +162,7 @@ def old_card(cards, monkeypatch):
     monkeypatch.setattr(compiler, "missing", lambda device: None)
 
 
-def test_a_card_without_bfloat16_decodes_in_float32_and_eagerly_and_one_line_says_so(old_card):
+def test_a_card_without_bfloat16_decodes_in_float32_eagerly_and_others_keep_their_format(old_card, monkeypatch):
     dtype, compiled, [note] = compiler.settle_precision(None, "bfloat16", "auto", "cuda:1")
     assert (dtype, compiled) == ("float32", False)
     assert note.startswith("cuda:1 has no native bfloat16: decoding in float32, eagerly; --dtype float16 needs")
@@ -172,6 +172,10 @@ def test_a_card_without_bfloat16_decodes_in_float32_and_eagerly_and_one_line_say
         ("bfloat16", "on", ("bfloat16", False)),
     ]:
         assert compiler.settle_precision(asked, "bfloat16", mode, "cuda")[:2] == expected
+    assert compiler.settle_precision(None, "bfloat16", "auto", "cpu") == ("bfloat16", False, ())
+    assert compiler.settle_precision(None, "bfloat16", "auto", "cuda:9") == ("bfloat16", True, ())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert compiler.settle_precision(None, "bfloat16", "auto", "cuda") == ("bfloat16", True, ())
 
 
 def test_a_dry_run_and_doctor_count_on_the_number_format_of_the_card(old_card, monkeypatch, tmp_path):
@@ -183,10 +187,3 @@ def test_a_dry_run_and_doctor_count_on_the_number_format_of_the_card(old_card, m
     assert rows[0]["memory_gib"] == pytest.approx(2 * rows[1]["memory_gib"], rel=0.1)
     [memory] = doctor._memory(find_model("janus"))
     assert memory["detail"].startswith(f"about {rows[0]['memory_gib']:.1f} GiB in float32")
-
-
-def test_other_devices_keep_their_number_format(old_card, monkeypatch):
-    assert compiler.settle_precision(None, "bfloat16", "auto", "cpu") == ("bfloat16", False, ())
-    assert compiler.settle_precision(None, "bfloat16", "auto", "cuda:9") == ("bfloat16", True, ())
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    assert compiler.settle_precision(None, "bfloat16", "auto", "cuda") == ("bfloat16", True, ())
