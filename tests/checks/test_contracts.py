@@ -12,6 +12,7 @@ import torch
 from specbench.checks.metric_contract import MetricChecks, metric_findings
 from specbench.checks.model_contract import ModelChecks, model_findings
 from specbench.metrics.base import PerImageMetric, Sample
+from specbench.models.catalog import models
 from specbench.models.interface import TokenLayout
 
 PLUGIN = Path(__file__).parents[2] / "docs" / "examples" / "plugin"
@@ -23,8 +24,6 @@ def greys(monkeypatch):
     yield "toy_plugin.greys:MODEL"
     for name in [name for name in sys.modules if name.startswith("toy_plugin")]:
         del sys.modules[name]
-    from specbench.models.catalog import models
-
     models.cache_clear()
 
 

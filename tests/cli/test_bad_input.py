@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from specbench.cli.commands import COMMANDS
+from specbench.models import catalog
 from specbench.runs.settings import OTHER_VARIABLES, check_environment, merge, run_settings
 
 FILES = {
@@ -160,8 +161,6 @@ def test_a_bad_variable_is_named(cli, tmp_path, monkeypatch):
 
 
 def test_an_unforeseen_error_is_one_line_unless_debugging(cli, monkeypatch):
-    from specbench.models import catalog
-
     def broken():
         raise RuntimeError("two\nlines")
 

@@ -17,6 +17,7 @@ from forked import forked_command
 import specbench
 from specbench.errors import SpecbenchError
 from specbench.reporting import demo
+from specbench.runs.executors import local
 from specbench.runs.plan import make_plan
 from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import announcement
@@ -240,8 +241,6 @@ def test_python_refuses_what_the_command_line_refuses():
 
 
 def test_failed_images_exit_with_3_and_are_rows(cli, tmp_path, monkeypatch):
-    from specbench.runs.executors import local
-
     monkeypatch.chdir(tmp_path)
     real = local.decode
 

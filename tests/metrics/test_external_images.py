@@ -21,6 +21,7 @@ from specbench.metrics.external_images import IMAGE_LAYOUTS, external_images, pr
 from specbench.metrics.reference import ReferenceImages
 from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts
 from specbench.stats import mean_interval
+from specbench.store.schema import image_name
 from specbench.system.images import read_picture
 
 COLOR = np.zeros((4, 6, 3), dtype=np.uint8)
@@ -92,8 +93,6 @@ def drawn(tmp_path):
     folder.mkdir()
     for name in ("cat-0.png", "cat-1.png", "dog-1-0.png", "dog-1_1.png"):
         saved(folder / name, Image.fromarray(COLOR))
-    from specbench.store.schema import image_name
-
     for sample in (0, 1):
         saved(folder / image_name("x/y", sample), Image.fromarray(COLOR))
     return folder

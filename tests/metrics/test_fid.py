@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from scipy import linalg
 
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics import compbench, compbench_rules, distances, geneval, published_weights
 from specbench.metrics.base import Sample, Settings, made_features, made_score
 from specbench.metrics.catalog import metric
@@ -27,9 +28,11 @@ from specbench.metrics.distances import (
 )
 from specbench.metrics.fid import CROPS, FRONT_ENDS, Fid, fid_difference, fid_estimate
 from specbench.metrics.inception_network import load_inception
-from specbench.metrics.openclip import short_side_centre, squashed
+from specbench.metrics.openclip import short_side_centre, squashed, torchvision_if_it_loads
 from specbench.metrics.preference import hps_input
 from specbench.stats import Estimate
+from specbench.system.digests import digest_of
+from specbench.system.downloads import Remote
 
 
 def cloud(n: int, d: int, seed: int, shift: float = 0.3) -> np.ndarray:
@@ -51,9 +54,6 @@ def weights(tmp_path_factory):
 @pytest.fixture
 def published(weights, monkeypatch):
     """The calibrated file stands in for the published one, digest and all."""
-    from specbench.system.digests import digest_of
-    from specbench.system.downloads import Remote
-
     entry = published_weights.Checkpoint("inception.pth", Remote("http://127.0.0.1:9/", digest_of(weights)), "test")
     entry.path.parent.mkdir(parents=True)
     entry.path.symlink_to(weights)
@@ -270,8 +270,6 @@ def test_every_network_of_several_says_which_version_prepared_its_images(name, f
 
 
 def test_features_equal_torch_fidelity_and_torchmetrics(weights):
-    from specbench.metrics.openclip import torchvision_if_it_loads
-
     try:
         with torchvision_if_it_loads():
             import torch_fidelity  # noqa: F401
@@ -356,8 +354,6 @@ def test_weights_with_another_digest_are_never_opened(published, monkeypatch):
     published.path.unlink()
     published.path.write_bytes(b"not the weights")
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("opened"))
-    from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-
     with pytest.raises(SpecbenchError) as caught:
         Fid("clean", Settings(offline=True)).embed([torch.zeros(3, 299, 299)])
     assert caught.value.exit_code == MISSING_PREREQUISITE and "specbench fetch" in caught.value.try_this

@@ -20,6 +20,7 @@ from specbench.metrics.base import Sample, Settings
 from specbench.metrics.geneval import GenEval, Instance, Mask2Former, instances, mask2former_input
 from specbench.metrics.geneval_rules import Found, confident, judge_image, relations
 from specbench.prompts import Prompt
+from specbench.prompts.public_files import read_geneval
 
 
 def at(x: float, y: float, width: float = 10, height: float = 10, score: float = 1.0, color: str = "red") -> Found:
@@ -206,8 +207,6 @@ def test_the_detector_is_named_when_it_is_missing(monkeypatch):
 
 
 def geneval_prompts(tmp_path: Path) -> list[Prompt]:
-    from specbench.prompts.public_files import read_geneval
-
     return read_geneval(published.write("geneval", tmp_path / "set"))
 
 

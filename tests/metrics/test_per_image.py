@@ -2,6 +2,7 @@
 concerns several modules: clip, preference and what they share in base."""
 
 import dataclasses
+import gzip
 import sys
 import types
 from importlib.util import find_spec
@@ -281,8 +282,6 @@ def test_hpsv2_loads_every_tensor_of_the_file(hps_file):
 
 @needs_hpsv2
 def test_hpsv2_equals_the_authors_package(hps_metric, hps_file, monkeypatch, tmp_path):
-    import gzip
-
     bundled = gzip.open
     vocabulary = tmp_path / "bpe.txt.gz"
     vocabulary.write_bytes(gzip.compress(formats.bpe_vocabulary()))

@@ -23,7 +23,7 @@ from specbench.checks.verify import verify
 from specbench.errors import BAD_INPUT, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
-from specbench.metrics.base import Metric, PerImageMetric, Score, made_score
+from specbench.metrics.base import Metric, PerImageMetric, Score, Settings, made_features, made_score
 from specbench.metrics.score_store import feature_parts, read_scores, scores_to_show, stored_difference, writing
 from specbench.metrics.shapes import ShapesDetector
 from specbench.models.shapes import render, scene
@@ -462,10 +462,7 @@ def test_metrics_and_a_protocol_read_each_picture_once(tmp_path, monkeypatch):
 
 
 def test_scores_of_features_computed_on_a_gpu_say_that_float32_was_not_tf32():
-    from specbench.metrics.base import Settings, made_features, made_score
-    from specbench.metrics.catalog import metric
-
-    cpu, cuda = (metric("shapes-detector")(Settings(device)) for device in ("cpu", "cuda:1"))
+    cpu, cuda = (metric_catalog.metric("shapes-detector")(Settings(device)) for device in ("cpu", "cuda:1"))
     assert made_score(cpu).facts == dict(cpu.identity())
     assert made_score(cuda).facts == {**cpu.identity(), "float32": "without TF32"}
     assert all(made(cpu).fingerprint != made(cuda).fingerprint for made in (made_score, made_features))

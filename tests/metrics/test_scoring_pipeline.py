@@ -24,6 +24,7 @@ from specbench.metrics.preference import ImageReward
 from specbench.metrics.score_store import image_features, read_scores
 from specbench.prompts import Prompt
 from specbench.prompts.public_files import read_geneval
+from specbench.reporting import render, report_rows
 
 
 def stored_run(out: Path, prompts: list[Prompt], samples: int = 2, spec=synthetic.SJD, seed: int = 0) -> Path:
@@ -127,8 +128,6 @@ def test_fid_of_two_runs_against_one_reference(tmp_path, monkeypatch):
     assert gap["difference"] == pytest.approx(values[runs[0].name] - values[runs[1].name]) and gap["n"] == 3
     (tmp_path / "real" / "2.png").unlink()
     api.score([runs[0].name], ["fid[clean]"], tmp_path / "out", settings=settings)
-    from specbench.reporting import render, report_rows
-
     table = render(report_rows(runs))
     assert table.count("fid[clean] (") >= 2, "another reference is another column"
 

@@ -2,6 +2,7 @@
 several modules: executors.ray_workers, ray_cluster and local."""
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import threading
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -18,7 +20,7 @@ from specbench.errors import FAILURE, MISSING_PREREQUISITE, PARTIAL, SpecbenchEr
 from specbench.prompts import requests_for
 from specbench.runs.executors import local, ray_cluster
 from specbench.runs.executors.local import Chunk, decode_chunk
-from specbench.runs.executors.ray_workers import ATTEMPTS, RESTARTS, WorkerLost, WorkerPool
+from specbench.runs.executors.ray_workers import ATTEMPTS, RESTARTS, RayWorkers, WorkerLost, WorkerPool
 from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.store.run_store import RunStore
@@ -156,8 +158,6 @@ def test_what_cannot_be_decoded_is_said_once_and_not_tried_forever(tmp_path, mon
 
 
 def test_ctrl_c_finishes_what_is_being_decoded(tmp_path, single):
-    import os
-
     class Impatient(Reporter):
         def row(self, run_id, row):
             os.kill(os.getpid(), signal.SIGINT) if not summaries else None
@@ -210,8 +210,6 @@ def test_latency_and_throughput_never_share_a_folder_or_a_table(cli, tmp_path, m
     others = ((), ("--mode", "throughput"), ("--workers", "2"))
     ids = [json.loads(cli(*command, *more).out)[0]["run_id"] for more in others]
     assert ids[0] != ids[1] and ids[0] == json.loads(cli(*command, "--mode", "latency").out)[0]["run_id"]
-    from dataclasses import replace
-
     run(tiny.executor(), [replace(tiny.spec("ar"), mode="throughput")], REQUESTS[:2], tmp_path)
     rows = RunStore(next(tmp_path.iterdir())).samples()
     assert rows[["latency_ms", "latency_e2e_ms"]].isna().all(axis=None) and (rows["target_ms"] > 0).all()
@@ -221,8 +219,6 @@ def test_latency_and_throughput_never_share_a_folder_or_a_table(cli, tmp_path, m
 def test_two_ray_nodes_one_of_which_is_killed(tmp_path, single):
     pytest.importorskip("ray", reason="Ray is not installed")
     from ray.cluster_utils import Cluster
-
-    from specbench.runs.executors.ray_workers import RayWorkers
 
     limits = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args=limits | {"include_dashboard": False})

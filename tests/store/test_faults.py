@@ -22,7 +22,7 @@ from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.store.merge_shards import merge_runs
-from specbench.store.run_store import RunStore
+from specbench.store.run_store import RunStore, read_image
 from specbench.system import environment
 
 SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]
@@ -118,8 +118,6 @@ def test_a_second_ctrl_c_stops_at_once_and_loses_no_finished_row(tmp_path, undis
 
 @pytest.mark.parametrize("garbage", [b"", b"\x89PNG\r\n\x1a\n", b"GIF89a" + b"\0" * 99])
 def test_a_garbage_picture_is_named_and_made_again_once_it_is_deleted(tmp_path, undisturbed, garbage):
-    from specbench.store.run_store import read_image
-
     go(tmp_path)
     picture = next(tmp_path.glob("*/images/cat-1.png"))
     picture.write_bytes(garbage)

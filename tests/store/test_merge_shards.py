@@ -1,5 +1,6 @@
 """Shards, run anywhere and merged in any order, are the rows of one undivided run."""
 
+import json
 import random
 import shutil
 from pathlib import Path
@@ -141,8 +142,6 @@ def test_what_is_not_a_shard_is_refused(tmp_path):
 
 
 def test_shards_are_a_partition_of_the_plan(cli, tmp_path, monkeypatch):
-    import json
-
     monkeypatch.chdir(tmp_path)
     command = ("run", "--decoder", "ar", "--limit", "5", "--samples", "3", "--dry-run", "--json")
     counts = [json.loads(cli(*command, "--shard", f"{n}/4").out)[0]["images"] for n in (1, 2, 3, 4)]

@@ -12,6 +12,7 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 
+from specbench.cli import main
 from specbench.errors import SpecbenchError
 from specbench.models.transformer import compilation
 from specbench.reporting.figures import chart_figure, saved
@@ -81,8 +82,6 @@ def test_widths_without_room_for_words_are_those_of_a_narrow_terminal(columns, w
     monkeypatch.setattr("specbench.system.console.is_terminal", lambda: True)
     settle()
     assert os.environ.get("COLUMNS", "80") == width and os.environ.get("TERMINAL_WIDTH", columns) == columns
-    from specbench.cli import main
-
     with pytest.raises(SystemExit) as ended:
         main(["list", "decoders"])
     assert not ended.value.code
