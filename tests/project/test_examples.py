@@ -60,9 +60,13 @@ def test_the_drafter_saves_steps_and_the_model_reads_its_prompts(plugin, runs):
     assert mean["night"] + 4 < mean["dusk"] < mean["noon"] - 2, mean
 
 
-def test_the_drafter_is_lossless_and_a_wrong_q_is_found(plugin, tmp_path):
+def test_the_drafter_is_lossless(plugin, tmp_path):
     (row,) = specbench(plugin, tmp_path, "audit", "row-above", "--samples", "50000")
     assert row["verdict"] == "lossless"
+
+
+def test_a_wrong_q_is_found(plugin, tmp_path):
+    """The guide says so: what the drafter claims about its drafts must be true."""
     source = plugin / "toy_plugin" / "row_above.py"
     right = source.read_text()
     wrong = right.replace("one_hot(draft, target.vocab)", "one_hot(draft, target.vocab) * 0.5 + 0.5 / target.vocab")
