@@ -19,7 +19,7 @@ from specbench.errors import BAD_INPUT, GATE, MISSING_PREREQUISITE
 from specbench.models import catalog
 from specbench.store.run_store import AUDIT_JSON, RunStore, read_audit
 
-IMAGES = 12
+IMAGES = 8
 
 
 def decoded(out, decoder, **settings):

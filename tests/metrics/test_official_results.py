@@ -1,6 +1,7 @@
 """Results of WISE's and OneIG-Bench's programs: counted as they count, and no result of another form is a score."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -114,7 +115,7 @@ def test_oneig_goes_out_as_grids_and_its_tables_come_back_as_its_program_counts_
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("file", "old", "new", "problem"), [
+FAULTY_TABLES = [
     ("alignment_prompt", "anime_000", "anime_009", "about 'Anime_Stylization-009', which the run lacks"),
     ("alignment_prompt", "anime_000", "places_000", "is not of OneIG-Bench's program"),
     ("alignment_prompt", "human_000", "anime_000", "is not of OneIG-Bench's program"),
@@ -128,19 +129,22 @@ def test_oneig_goes_out_as_grids_and_its_tables_come_back_as_its_program_counts_
     ("style_prompt", "0.5", "good", "is not of OneIG-Bench's program"),
     ("text_score", "text score", "score", "is not of OneIG-Bench's program"),
     ("text_score", None, "", "text_score_EN*.csv is not of OneIG-Bench's program: about no model"),
-])  # fmt: skip
-def test_tables_of_oneig_of_another_form_are_refused(file, old, new, problem, oneig, cli):
-    run, tables = oneig
-    [path] = tables.glob(f"{file}_score*" if "prompt" in file else f"{file}*")
-    if new is None:
-        (tables / f"{file}_score_EN_2026-02-02_00-00-00.csv").touch()
-    elif old is None:
-        path.unlink()
-    else:
-        text = TABLES[path.name]
-        assert old in text
-        path.write_text(text.replace(old, new).replace(RUN, run.name))
-    refused(cli("import", "oneig", run, "--from", tables), problem)
+]  # fmt: skip
+
+
+def test_tables_of_oneig_of_another_form_are_refused(oneig, tmp_path, cli):
+    run, right = oneig
+    for number, (file, old, new, problem) in enumerate(FAULTY_TABLES):
+        tables = shutil.copytree(right, tmp_path / str(number))
+        [path] = tables.glob(f"{file}_score*" if "prompt" in file else f"{file}*")
+        if new is None:
+            (tables / f"{file}_score_EN_2026-02-02_00-00-00.csv").touch()
+        elif old is None:
+            path.unlink()
+        else:
+            assert old in TABLES[path.name]
+            path.write_text(TABLES[path.name].replace(old, new).replace(RUN, run.name))
+        refused(cli("import", "oneig", run, "--from", tables), problem)
 
 
 WORDS = {"text": ["OPEN 24h,", "open!"], "length": "short"}  # open, 24h, open
