@@ -63,6 +63,7 @@ def test_no_context_reaches_into_a_pinned_one_and_a_generator_gives_the_state_ba
             assert (product.dtype, product.device.type, product.requires_grad) == (torch.float32, "cpu", True)
         assert torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled() and torch.ones(1).device.type == "meta"
 
+    @PinnedTorch()
     def dtypes():
         for _ in range(2):
             yield torch.get_default_dtype()
