@@ -20,14 +20,8 @@ FID = Column("fid", f"{SCORE}fid[pytorch-fid]", "FID", "fid[pytorch-fid]", 2, "l
 def score(n: int, expected: int | None, metric: str = "fid[pytorch-fid]") -> Measured:
     row = {"metric": metric, "fingerprint": "f", "value": 243.7, "low": 200.0, "high": 290.0, "n": n}
     row |= {"better": "lower", "kind": "distance" if metric.startswith("fid") else "plain"}
-    return Measured(
-        SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(n)})),
-        bare_row(n=n, scores=[ShownScore.of(row)]),
-        None,
-        (),
-        None,
-        expected,
-    )
+    run = SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(n)}))
+    return Measured(run, bare_row(n=n, scores=[ShownScore.of(row)]), None, (), None, expected)
 
 
 @pytest.fixture
@@ -62,21 +56,16 @@ def test_of_two_versions_of_a_metric_a_column_has_the_one_edited_last():
     assert column_fingerprint(FID, [both]) == "e" and column_fingerprint(FID, [both, score(9, 9)]) == "f"
 
 
-def test_printed_values_keep_their_digits():
-    printed = [
-        _exactly(value, FID)
-        for value in (PrintedNumber("31.2707"), PrintedNumber("2300.0"), 2392, PrintedNumber("1.00"))
-    ]
-    assert printed == ["31.2707", "2,300.0", "2,392", "1.00"]
-
-
-def test_the_images_that_a_table_asks_for():
+def test_printed_values_keep_their_digits_and_the_images_that_a_table_asks_for_are_counted():
     asked = SimpleNamespace(prompts="coco", limit=None, samples=2)
     assert _expected(asked) == 10_000
     asked.limit = 50
     assert _expected(asked) == 100
     asked.prompts = None
     assert _expected(asked) is None
+    values = PrintedNumber("31.2707"), PrintedNumber("2300.0"), 2392, PrintedNumber("1.00")
+    printed = [_exactly(value, FID) for value in values]
+    assert printed == ["31.2707", "2,300.0", "2,392", "1.00"]
 
 
 def test_a_stalled_image_is_named_at_the_latency():

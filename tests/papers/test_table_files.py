@@ -8,14 +8,11 @@ from specbench.errors import SpecbenchError
 from specbench.papers.table_files import conventions, load_table, load_tables, papers, read_table, table_names
 
 GOOD = {
-    "name": '"mine"',
-    "paper": '"gsd"',
-    "source": '"Table 1"',
-    "title": '"a table"',
+    "name": '"mine"', "paper": '"gsd"', "source": '"Table 1"', "title": '"a table"',
     "columns": '[{ key = "nfe", header = "NFE" }, { key = "score:fid", header = "FID" }]',
     "defaults": '{ model = "shapes", protocol = "sjd", options = { window = 8 } }',
     "rows": '[{ label = "AR", decoder = "ar" }, { label = "GSD", decoder = "gsd", paper = { nfe = 3 } }]',
-}
+}  # fmt: skip
 ROW = 'label = "GSD", decoder = "gsd"'
 
 
@@ -78,46 +75,42 @@ def test_the_tables_run_what_the_papers_ran():
             assert text == (row.settings["decoder"] == "cool-sd"), (table.name, row.label)
 
 
-@pytest.mark.parametrize(
-    ("changed", "problem"),
-    [
-        ({"source": None}, "source: missing"),
-        ({"colums": "[]"}, "colums: unknown field 'colums'"),
-        ({"name": '"other"'}, "name: 'other' differs from the name of the file"),
-        ({"paper": '"gds"'}, "paper: unknown paper 'gds' (did you mean 'gsd'?"),
-        ({"title": "3"}, "title: 3 is not text"),
-        ({"rows": "[]"}, "rows: empty"),
-        ({"columns": "[]", "rows": '[{ label = "AR", decoder = "ar" }]'}, "columns: empty"),
-        ({"notes": "[1]"}, "notes: not text"),
-        ({"axes": '{ x = "nfe" }'}, "axes: must have exactly x and y"),
-        ({"maps": '["top2"]'}, "maps: unknown map 'top2' (valid: "),
-        ({"axes": '{ x = "nfe", y = "nef" }'}, "axes.y: unknown column 'nef'"),
-        ({"axes": '{ x = "setting:K", y = "nfe" }'}, "axes.x: unknown axis 'setting:K'"),
-        ({"defaults": '{ model = "shapes", seeds = 1 }'}, "defaults: unknown field 'seeds'"),
-        ({"defaults": '{ model = "shapes", protocol = "sdj" }'}, "columns[1].key: unknown protocol 'sdj'"),
-        ({"defaults": '{ model = "shapes", sampling = { top_k = "all" } }'}, "defaults.sampling.top_k: 'all' is no"),
-        ({"columns": '[{ key = "nef", header = "NFE" }]'}, "columns[0].key: unknown key 'nef' (did you mean 'nfe'?"),
-        ({"columns": '[{ key = "score:fdi[x]", header = "F" }]'}, "columns[0].key: unknown metric 'fdi[x]'"),
-        ({"columns": '[{ key = "nfe", header = "N", better = "up" }]'}, "columns[0].better: unknown value 'up'"),
-        (
-            {"columns": '[{ key = "nfe", header = "N", precision = 1.5 }]'},
-            "columns[0].precision: 1.5 is not a whole number",
-        ),
-        (
-            {"columns": '[{ key = "nfe", header = "A" }, { key = "nfe", header = "B" }]'},
-            "columns: two columns are called 'nfe'",
-        ),
-        ({"rows": '[{ decoder = "ar" }]'}, "rows[0].label: missing"),
-        ({"rows": '[{ label = "AR" }]'}, "rows[0].decoder: missing here and in [defaults]"),
-        ({"rows": f"[{{ {ROW}, runnable = false }}]"}, "rows[0].why: `why` is required with `runnable = false`"),
-        ({"rows": f"[{{ {ROW}, paper = {{ nef = 3 }} }}]"}, "rows[0].paper: unknown column 'nef'"),
-        ({"rows": f'[{{ {ROW}, paper = {{ nfe = "3" }} }}]'}, "rows[0].paper.nfe: '3' is not a number"),
-        ({"rows": f"[{{ {ROW}, notes = {{ nfe = 3 }} }}]"}, "rows[0].notes.nfe: 3 is not text"),
-        ({"rows": f"[{{ {ROW}, chosen = {{ windw = 'x' }} }}]"}, "rows[0].chosen: unknown setting 'windw' (did you"),
-        ({"rows": '["AR"]'}, "rows[0]: is not a table of fields"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
+@pytest.mark.parametrize(("changed", "problem"), [
+    ({"source": None}, "source: missing"),
+    ({"colums": "[]"}, "colums: unknown field 'colums'"),
+    ({"name": '"other"'}, "name: 'other' differs from the name of the file"),
+    ({"paper": '"gds"'}, "paper: unknown paper 'gds' (did you mean 'gsd'?"),
+    ({"title": "3"}, "title: 3 is not text"),
+    ({"rows": "[]"}, "rows: empty"),
+    ({"columns": "[]", "rows": '[{ label = "AR", decoder = "ar" }]'}, "columns: empty"),
+    ({"notes": "[1]"}, "notes: not text"),
+    ({"axes": '{ x = "nfe" }'}, "axes: must have exactly x and y"),
+    ({"maps": '["top2"]'}, "maps: unknown map 'top2' (valid: "),
+    ({"axes": '{ x = "nfe", y = "nef" }'}, "axes.y: unknown column 'nef'"),
+    ({"axes": '{ x = "setting:K", y = "nfe" }'}, "axes.x: unknown axis 'setting:K'"),
+    ({"defaults": '{ model = "shapes", seeds = 1 }'}, "defaults: unknown field 'seeds'"),
+    ({"defaults": '{ model = "shapes", protocol = "sdj" }'}, "columns[1].key: unknown protocol 'sdj'"),
+    ({"defaults": '{ model = "shapes", sampling = { top_k = "all" } }'}, "defaults.sampling.top_k: 'all' is no"),
+    ({"columns": '[{ key = "nef", header = "NFE" }]'}, "columns[0].key: unknown key 'nef' (did you mean 'nfe'?"),
+    ({"columns": '[{ key = "score:fdi[x]", header = "F" }]'}, "columns[0].key: unknown metric 'fdi[x]'"),
+    ({"columns": '[{ key = "nfe", header = "N", better = "up" }]'}, "columns[0].better: unknown value 'up'"),
+    (
+        {"columns": '[{ key = "nfe", header = "N", precision = 1.5 }]'},
+        "columns[0].precision: 1.5 is not a whole number",
+    ),
+    (
+        {"columns": '[{ key = "nfe", header = "A" }, { key = "nfe", header = "B" }]'},
+        "columns: two columns are called 'nfe'",
+    ),
+    ({"rows": '[{ decoder = "ar" }]'}, "rows[0].label: missing"),
+    ({"rows": '[{ label = "AR" }]'}, "rows[0].decoder: missing here and in [defaults]"),
+    ({"rows": f"[{{ {ROW}, runnable = false }}]"}, "rows[0].why: `why` is required with `runnable = false`"),
+    ({"rows": f"[{{ {ROW}, paper = {{ nef = 3 }} }}]"}, "rows[0].paper: unknown column 'nef'"),
+    ({"rows": f'[{{ {ROW}, paper = {{ nfe = "3" }} }}]'}, "rows[0].paper.nfe: '3' is not a number"),
+    ({"rows": f"[{{ {ROW}, notes = {{ nfe = 3 }} }}]"}, "rows[0].notes.nfe: 3 is not text"),
+    ({"rows": f"[{{ {ROW}, chosen = {{ windw = 'x' }} }}]"}, "rows[0].chosen: unknown setting 'windw' (did you"),
+    ({"rows": '["AR"]'}, "rows[0]: is not a table of fields"),
+], ids=lambda value: value if isinstance(value, str) else None)  # fmt: skip
 def test_a_bad_one_is_refused_by_file_and_field(tmp_path, changed, problem):
     with pytest.raises(SpecbenchError) as refused:
         read_table(written(tmp_path, **changed))

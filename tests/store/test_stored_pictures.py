@@ -1,7 +1,5 @@
 """Stored pictures: read only if they are what was stored, regular files inside their folder, of four plain formats.
-
-It concerns several modules: run_store, system.images and whatever reads pictures.
-"""
+It concerns several modules: run_store, system.images and whatever reads pictures."""
 
 import os
 import struct
@@ -97,13 +95,7 @@ def pipe(picture: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize(
-    ("replace", "problem"),
-    [
-        (link_out, "leads out of"),
-        (pipe, "is not a regular file"),
-    ],
-)
+@pytest.mark.parametrize(("replace", "problem"), [(link_out, "leads out of"), (pipe, "is not a regular file")])
 def test_what_is_no_file_of_the_folder_is_refused_and_copied_nowhere(folder, tmp_path, reader, replace, problem):
     forget_digests(folder)
     replace(folder / "images" / "s0-0.png")

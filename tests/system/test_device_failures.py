@@ -1,7 +1,5 @@
-"""A device without enough memory, and one that computes nothing more: one line each, and nothing that is done is lost.
-
-It concerns several modules: device_failures, and what decodes, loads models and scores.
-"""
+"""A device without enough memory, and one that computes nothing more: one line each, and nothing that is done is
+lost. It concerns several modules: device_failures, and what decodes, loads models and scores."""
 
 import dataclasses
 import gc
