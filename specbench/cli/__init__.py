@@ -219,11 +219,9 @@ def _as_named(arguments: Sequence[str]) -> list[str]:
 
 def _app_of(arguments: Sequence[str]) -> typer.Typer:
     """Build the commands of the module that a command line needs, or the index if it begins with no command."""
-    if COMPLETION in os.environ:
-        named = command_completed(os.environ)
-        return build_app(named) if named in COMMANDS else build_index()
-    named = next(iter(arguments), None)
-    return build_app(named, root_options=False) if named in COMMANDS else build_index()
+    completes = COMPLETION in os.environ
+    named = command_completed(os.environ) if completes else next(iter(arguments), None)
+    return build_app(named, root_options=completes) if named in COMMANDS else build_index()
 
 
 def command_completed(environment: Mapping[str, str]) -> str | None:
