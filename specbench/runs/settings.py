@@ -124,8 +124,9 @@ class RunSettings:
         "compile the decode step before timing; auto: on CUDA, and on a CPU if there are enough images to save time",
         "WHEN", choices=compiler.MODES)
 
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # given fields of `specbench.specs.run_spec.Sampling`
-    options: Mapping[str, Any] = field(default_factory=dict)  # given components and options of decoders, by name
+    # sampling: given fields of `specbench.specs.run_spec.Sampling`; options: given components and options of decoders
+    sampling: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     out: str = _output("results", "results folder", "DIR")
     trace: bool = _output(False,
@@ -133,7 +134,7 @@ class RunSettings:
     quiet: bool = _output(False, "print only errors")
     json: bool = _output(False, "print one JSON array on stdout")
 
-    origins: Mapping[str, SettingOrigin] = field(default_factory=dict, repr=False)  # of the settings that were read
+    origins: Mapping[str, SettingOrigin] = field(default_factory=dict, repr=False, compare=False)  # of what was read
     # fmt: on
 
     def value(self, name: str) -> Any:
