@@ -62,6 +62,18 @@ OFF_IF_NONE = tuple(part.name for part in fields(Sampling) if part.default is No
 
 
 @dataclass(frozen=True)
+class Compute:
+    """How a run decodes on which device; `RunSpec` has the same fields."""
+
+    batch: int
+    dtype: str
+    device: str
+    threads: int
+    mode: Mode | None = None
+    compiled: bool | None = None
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """Full specification of a run; two runs are the same if and only if their digests agree. On a GPU, the digest omits
     the device index and the threads of the host.
