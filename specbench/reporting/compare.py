@@ -80,18 +80,18 @@ def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None
 def compare_rows(rows: Sequence[ReportRow], baseline: str) -> list[ReportRow]:
     """Add to report rows the numbers `against` a baseline of the same model and setting. `baseline`: the name of a row,
     of its decoder, or the start of a run id."""
-    settings = [_same_setting(row) for row in rows]
+    settings = [(row.model, row.setting) for row in rows]
     alike = {at: unique_names([row for row, own in zip(rows, settings, strict=True) if own == at]) for at in settings}
     names = {row.run_id: name for named in alike.values() for name, row in named.items()}
     bases = {setting: base for setting, named in alike.items() if (base := _base(named, baseline))}
-    compared = [row for row in rows if bases.get(_same_setting(row), row) is not row]
+    compared = [row for row in rows if bases.get((row.model, row.setting), row) is not row]
     if not compared:
         raise SpecbenchError(f"--baseline {baseline}: no run of this name is comparable with other runs")
-    numbers = iter(against([(bases[_same_setting(row)].folder, row.folder) for row in compared]))
+    numbers = iter(against([(bases[(row.model, row.setting)].folder, row.folder) for row in compared]))
     return [
         row
-        if bases.get(_same_setting(row), row) is row
-        else replace(row, against=Against(names[bases[_same_setting(row)].run_id], next(numbers)))
+        if bases.get((row.model, row.setting), row) is row
+        else replace(row, against=Against(names[bases[(row.model, row.setting)].run_id], next(numbers)))
         for row in rows
     ]
 
@@ -107,10 +107,6 @@ def _base(named: Mapping[str, ReportRow], baseline: str) -> ReportRow | None:
             f"--baseline {baseline} is ambiguous: {several}?", "give one of these names, or the start of a run id"
         )
     return meant[0] if meant else None
-
-
-def _same_setting(row: ReportRow) -> str:
-    return json.dumps([row.model, row.setting], sort_keys=True)
 
 
 def marks(numbers: Mapping[str, Compared]) -> dict[str, str]:
