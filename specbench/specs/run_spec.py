@@ -94,8 +94,7 @@ class RunSetting:
 
     def content(self) -> dict[str, Any]:
         """Return nested dicts for JSON, without unset fields."""
-        content = _given(self) | {"sampling": _given(self.sampling)}
-        return {name: nonfinite_as_text(value) for name, value in content.items()}
+        return nonfinite_as_text(_given(self) | {"sampling": _given(self.sampling)})
 
 
 @dataclass(frozen=True)
@@ -139,14 +138,14 @@ class RunSpec:
         gpu = {"device": "cuda", "threads": None} if self.device.startswith("cuda") else {}
         return RunSetting(**{kept.name: getattr(self, kept.name) for kept in fields(RunSetting)} | gpu)
 
-    def content(self) -> dict[str, object]:
+    def content(self) -> dict[str, Any]:
         """Return nested dicts of the spec, without unset fields."""
         return _given(self) | {
             "decoder": {**vars(self.decoder), "options": list(self.decoder.options.items())},
             "sampling": _given(self.sampling),
         }
 
-    def identity(self) -> dict[str, object]:
+    def identity(self) -> dict[str, Any]:
         """Return `content` without settings that may differ between the invocations of a run."""
         content = self.content()
         if self.device.startswith("cuda"):
@@ -174,7 +173,7 @@ class RunSpec:
         )
 
 
-def _given(spec: RunSpec | RunSetting | Sampling) -> dict[str, object]:
+def _given(spec: RunSpec | RunSetting | Sampling) -> dict[str, Any]:
     return {name: value for name, value in vars(spec).items() if value is not None}
 
 
