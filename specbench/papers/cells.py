@@ -158,7 +158,7 @@ def _missing(column: Column, measured: Measured) -> Cell:
         if len(measured.run.traced):
             return Cell(why="no drafts")
         return Cell(why="no trace", notes=("Traces are recorded by `specbench run --trace` and by `specbench bench`.",))
-    if column.key in TIMES and (batch := measured.row.setting["batch"]) > 1:
+    if column.key in TIMES and (batch := measured.row.setting.batch) > 1:
         return Cell(why=f"batch {batch}", notes=("Latency is measured one image at a time.",))
     return Cell(why="missing")
 

@@ -84,7 +84,7 @@ def _place(axis: str, row: Row, line: Line, measured: bool) -> Estimate | str | 
         return line.label
     if kind not in _WHERE:
         return _estimate(line.cells[axis], measured)
-    value = row.settings[_WHERE[kind]].get(name)
+    value = getattr(row.settings, _WHERE[kind]).get(name)
     return Estimate(float(value)) if isinstance(value, int | float) else value
 
 

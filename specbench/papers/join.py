@@ -25,7 +25,7 @@ from specbench.papers.cells import (
     same_hardware,
     seeds_of,
 )
-from specbench.papers.table import CellSettings, Column, Row, Table
+from specbench.papers.table import Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.prompts import public
 from specbench.reporting.columns import FAILED_AUDIT, definition_of, failed_audit
@@ -33,6 +33,7 @@ from specbench.reporting.comparability import Run, with_ar_runs
 from specbench.reporting.compare import MARKED, against, marks
 from specbench.reporting.row import ReportRow
 from specbench.reporting.sections import captions_cut
+from specbench.runs.settings import RunSettings
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
@@ -84,7 +85,7 @@ class PaperTable:
         return list(notes)
 
 
-def join(table: Table, measured_in: Mapping[CellSettings, Path | str]) -> PaperTable:
+def join(table: Table, measured_in: Mapping[RunSettings, Path | str]) -> PaperTable:
     """Join a table with its measured values. `measured_in`: the run folder of each cell, or a short reason why it is
     missing."""
     every = [folder for folder in (*measured_in.values(), *(row.run for row in table.rows)) if isinstance(folder, Path)]
@@ -119,7 +120,7 @@ def join(table: Table, measured_in: Mapping[CellSettings, Path | str]) -> PaperT
 
 def _measured(
     row: Row,
-    settings: Sequence[CellSettings],
+    settings: Sequence[RunSettings],
     joined: tuple[Run, ReportRow, Run | None],
     asked_prompts: Callable[[str, int | None], Prompts | None],
 ) -> Measured:
@@ -132,7 +133,7 @@ def _measured(
     return replace(measured, unlike=_other_prompts(asked_prompts(asked.prompts, asked.limit), measured, asked))
 
 
-def _other_prompts(asked: Prompts | None, measured: Measured, settings: CellSettings) -> tuple[str, ...]:
+def _other_prompts(asked: Prompts | None, measured: Measured, settings: RunSettings) -> tuple[str, ...]:
     """Return how the decoded prompts differ from the requested prompts; those of a partial run may be fewer."""
     if asked is None:
         return ()
@@ -144,7 +145,7 @@ def _other_prompts(asked: Prompts | None, measured: Measured, settings: CellSett
     return (f"other prompts than {first} of {settings.prompts}",)
 
 
-def _expected(settings: CellSettings) -> int | None:
+def _expected(settings: RunSettings) -> int | None:
     """Return the number of images that a cell asks for; None if the size of its prompt set is unknown here."""
     if settings.prompts is None:
         return None
@@ -157,17 +158,17 @@ def _expected(settings: CellSettings) -> int | None:
     except SpecbenchError:
         return None
     count = min(settings.limit or size, size) if size else settings.limit
-    return count and count * (settings.samples or 1)
+    return count and count * settings.samples
 
 
-def _unlike(settings: CellSettings, info: RunInfo) -> tuple[str, ...]:
+def _unlike(settings: RunSettings, info: RunInfo) -> tuple[str, ...]:
     """Return differences of a run from the settings of the table, each as "model shapes instead of lumina"."""
     spec = info.spec
-    released = {name: getattr(settings, name) for name in ("guidance_rows", "prompt_form") if getattr(settings, name)}
-    light = settings.dtype == EIGHT_BITS
-    asked = {"model": ModelChoice(**released, eight_bits=light).name(settings.model)}
+    forms, light = (settings.guidance_rows, settings.prompt_form), settings.dtype == EIGHT_BITS
+    choice = ModelChoice(guidance_rows=forms[0], prompt_form=forms[1], eight_bits=light)
+    asked = {"model": choice.name(settings.model)}
     asked |= {"prompts": settings.prompts, "dtype": None if light else settings.dtype}
-    asked |= {name.replace("_", "-"): value for name, value in settings.sampling.items()}
+    asked |= {name.replace("_", "-"): value for name, value in sorted(settings.sampling.items())}
     there = {**vars(spec), **{name.replace("_", "-"): value for name, value in vars(spec.sampling).items()}}
     differing = [
         f"{name} {there[name]} instead of {value}"
@@ -182,7 +183,7 @@ def _line(
     table: Table,
     row: Row,
     measured: Mapping[str, Measured | None],
-    places: Mapping[CellSettings, Path | str],
+    places: Mapping[RunSettings, Path | str],
     fingerprints: Mapping[str, str | None],
 ) -> Line:
     cells, missing = {}, {}
@@ -260,7 +261,7 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
         raise SpecbenchError(what, f"choose a single seed: specbench bench {joined.table.name} --seed N")
     bases: dict[str | None, Line] = {}
     for row, line in zip(joined.table.rows, joined.lines, strict=True):
-        named = name.lower() in (line.label.lower(), str(row.settings.get("decoder")).lower())
+        named = name.lower() in (line.label.lower(), str(row.decoder).lower())
         if len(line.folders) == 1 and (named or line.runs[0].startswith(name)):
             bases.setdefault(line.group, line)
     for line in joined.lines if bases else ():  # a stored run may have a separate group
@@ -272,7 +273,7 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
         raise SpecbenchError(f"--baseline {name}: no measured row of {joined.table.name} has that name or decoder")
     compared = {place: against(bases[line.group].folders[0], line.folders[0]) for place, line in others.items()}
     label = next(iter(bases.values())).label
-    column = Column(OVER_BASELINE, OVER_BASELINE, f"speed-up over {label}", None, 2, "higher", 1.0, {})
+    column = Column(OVER_BASELINE, OVER_BASELINE, f"speed-up over {label}", None, 2, "higher", 1.0, RunSettings())
     lines = []
     for place, line in enumerate(joined.lines):
         numbers = compared.get(place, {})

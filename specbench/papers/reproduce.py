@@ -26,11 +26,12 @@ from specbench.papers.planned_cells import (
     with_model,
     without_replaced_choices,
 )
-from specbench.papers.table import CellSettings, Row, Table, with_runs
+from specbench.papers.table import Row, Table, with_runs
 from specbench.prompts import load_prompts
 from specbench.prompts.public import missing_set
 from specbench.runs.dry_run import ON_DISK, Costs, outlooks, row_of
 from specbench.runs.plan import Plan, together
+from specbench.runs.settings import RunSettings
 from specbench.specs.options import plain
 from specbench.store.run_folders import run_folder
 from specbench.system.console import duration
@@ -95,8 +96,8 @@ def measured_table(
 class TableRun:
     """The outcome of running a table."""
 
-    folders: dict[CellSettings, Path] = field(default_factory=dict)  # run folder by cell settings
-    problems: dict[CellSettings, SpecbenchError] = field(
+    folders: dict[RunSettings, Path] = field(default_factory=dict)  # run folder by cell settings
+    problems: dict[RunSettings, SpecbenchError] = field(
         default_factory=dict
     )  # by cell settings: reason for a missing run
     # an error to raise after the table is shown, such as failed images
@@ -108,7 +109,7 @@ class TableRun:
         return self.trouble is not None and self.trouble.exit_code > 128
 
     @property
-    def found(self) -> dict[CellSettings, Path | str]:
+    def found(self) -> dict[RunSettings, Path | str]:
         """Run folders, and reasons for missing runs; argument of `specbench.papers.join.join`."""
         return {**{cell: problem.what for cell, problem in self.problems.items()}, **self.folders}
 
@@ -153,7 +154,7 @@ def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda
     left_out: dict[tuple[str, str], dict[str, None]] = {}
     for cell, problem in done.problems.items():
         if str(problem) != str(stopped):
-            left_out.setdefault((cell.model, str(problem)), {})[cell.decoder] = None
+            left_out.setdefault((cell.model, str(problem)), {})[cell.decoder[0]] = None
     for (model, problem), decoders in left_out.items():
         warn(f"{model} ({', '.join(decoders)}) not run: {problem}")
     if stopped:
@@ -161,7 +162,7 @@ def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda
     return done
 
 
-def _run_together(plans: list[Plan], by_plan: Mapping[int, CellSettings], done: TableRun, reporter) -> list[list[Plan]]:
+def _run_together(plans: list[Plan], by_plan: Mapping[int, RunSettings], done: TableRun, reporter) -> list[list[Plan]]:
     """Run plans that share their work; if one is rejected, return the plans as separate groups."""
     from specbench.runs.runner import run_plans  # imports torch, which plans and estimates do not need
 
@@ -310,9 +311,9 @@ def total(rows: Sequence[Mapping]) -> str:
     )
 
 
-def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:
+def _rows_of(table: Table) -> dict[RunSettings, list[Row]]:
     """Return the rows of the table that use each run."""
-    served: dict[CellSettings, list[Row]] = {}
+    served: dict[RunSettings, list[Row]] = {}
     for row in table.rows:
         for settings in table.runs_of_row(row):
             served.setdefault(settings, []).append(row)
@@ -322,7 +323,8 @@ def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:
 def _row(cell: PlannedCell, rows: Sequence[Row], shared: Costs) -> dict[str, object]:
     about = {"rows": ", ".join(dict.fromkeys(row.label for row in rows))}
     about |= {"chosen": list(dict.fromkeys(text for row in rows for text in row.chosen))}
-    named = {name: getattr(cell.settings, name) for name in ("model", "decoder", "prompts")}
+    stated = cell.settings
+    named = {"model": stated.model, "decoder": stated.decoder[0], "prompts": stated.prompts}
     try:
         row = outlooks(cell.values, shared)[0].row if cell.values else row_of([cell.problem], **named)
     except SpecbenchError as error:  # rejected settings: only the reason is known

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.metrics.base import Better, Kind
+from specbench.specs.run_spec import RunSetting
 from specbench.stats import MEANS, RUN_NUMBERS, Difference, Estimate
 from specbench.stats.intervals import is_real
 
@@ -156,7 +157,7 @@ class ReportRow:
     lossless: bool
     imported: str | None = None  # digest of tokens from another program
     options: Mapping[str, Any]
-    setting: Mapping[str, object]  # see `setting`
+    setting: RunSetting
     steps: str  # how the steps ran: eager, compiled
     n: int  # decoded images
     failed: int
@@ -286,6 +287,8 @@ def _plain(value: object) -> object:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return list(map(_plain, value))
+    if isinstance(value, RunSetting):
+        return value.content()
     if isinstance(value, ShownScore):
         return value.stored
     if isinstance(value, Compared):

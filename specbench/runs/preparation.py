@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,7 @@ from specbench.runs.plan import Plan, earlier_window, plan_model, plan_sampling
 from specbench.runs.run_progress import Reporter
 from specbench.runs.settings import RunSettings, decoder_settings, merge, run_settings
 from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_code, decoder_name, resolve
-from specbench.specs.run_spec import SAMPLING, RunSpec, Sampling
+from specbench.specs.run_spec import SAMPLING, Compute, RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, run_folder, same_but_for_threads
 from specbench.store.run_info import describe_point
 from specbench.store.schema import AR_SPANS
@@ -51,24 +50,24 @@ from specbench.system.torch_state import PinnedTorch
 @contextmanager
 def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, ImageModel | None]]:
     """Load the plan's model here, or start its workers; yield the executor, and the model if this process has it."""
-    arguments = plan.model, plan.settings.device, plan.dtype, plan.threads, plan.compiled
-    load = functools.partial(_load_in_worker, plan.workers.references, model_code(plan.model), *arguments)
-    where = f"{plan.model.name} ({plan.dtype}, {plan.settings.device})"
+    model, device, dtype = plan.model, plan.compute.device, plan.compute.dtype
+    load = functools.partial(_load_in_worker, plan.workers.references, model_code(model), model, plan.compute)
+    where = f"{model.name} ({dtype}, {device})"
     if not plan.workers.elsewhere:
-        on_gpu = plan.settings.device.startswith("cuda") and torch.cuda.is_available()
-        reporter.note(f"loading {where}{f' on {torch.cuda.get_device_name(plan.settings.device)}' if on_gpu else ''}")
-        model = load()
-        yield LocalExecutor(model, load if plan.compiled else None), model
+        on_gpu = device.startswith("cuda") and torch.cuda.is_available()
+        reporter.note(f"loading {where}{f' on {torch.cuda.get_device_name(device)}' if on_gpu else ''}")
+        loaded = load()
+        yield LocalExecutor(loaded, load if plan.compute.compiled else None), loaded
         return
     from specbench.runs.executors.ray_cluster import import_ray  # Ray is an extra
     from specbench.runs.executors.ray_workers import RayWorkers, WorkerPool
 
     import_ray()
-    plan.model.require_weights()
+    model.require_weights()
     with ExitStack() as running:
 
         def start() -> RayWorkers:
-            crew = RayWorkers(load, plan.workers.count, plan.workers.address, plan.settings.device == "cuda")
+            crew = RayWorkers(load, plan.workers.count, plan.workers.address, device == "cuda")
             running.enter_context(closing(crew))
             reporter.note(f"{crew.size} worker{'s' * (crew.size > 1)} load{'s' * (crew.size == 1)} {where}")
             return crew
@@ -76,13 +75,13 @@ def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, Im
         yield WorkerPool(start), None
 
 
-def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int, compiled: bool) -> ImageModel:
-    """Load a model with the number of threads of a run, and compile it if `compiled`."""
+def load_for_run(model: ModelFacts, compute: Compute) -> ImageModel:
+    """Load a model with the number of threads of a run, and compile it if the run is compiled."""
     release_memory()
-    torch.set_num_threads(threads or available_threads())
-    with memory_for(f"model '{model.name}' ({dtype or model.dtype})", device, "a smaller --dtype or model"):
-        loaded = load_model(model, device, dtype)
-    if compiled:
+    torch.set_num_threads(compute.threads or available_threads())
+    with memory_for(f"model '{model.name}' ({compute.dtype})", compute.device, "a smaller --dtype or model"):
+        loaded = load_model(model, compute.device, compute.dtype)
+    if compute.compiled:
         if not isinstance(loaded, CompilableModel):
             raise SpecbenchError(f"--compile: model '{model.name}' cannot be compiled", "--compile off")
         loaded.compile()
@@ -92,14 +91,14 @@ def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int
     return loaded
 
 
-def _load_in_worker(references: Sequence[str], code: Code | None, model: ModelFacts, *arguments: Any) -> ImageModel:
+def _load_in_worker(references: Sequence[str], code: Code | None, model: ModelFacts, compute: Compute) -> ImageModel:
     """Call `load_for_run` in a worker, after importing the plan's own decoders and checking the model's code."""
     add_plugin_decoders()
     plugins.search_current_folder()
     for reference in references:
         decoder_name(reference)
     require_code(f"model '{model.name}'", code and code.digest, model_code(model))
-    return load_for_run(model, *arguments)
+    return load_for_run(model, compute)
 
 
 def work_of(
@@ -134,8 +133,7 @@ def work_of(
             fields |= {"code": {kind: code.to_json() for kind, code in codes.items() if code}}
             facts[spec.run_id] = {name: value for name, value in fields.items() if value}
             if not plan.workers.elsewhere:  # this machine decodes, so its peaks count
-                arguments = plan.model, plan.sampling.guidance, plan.dtype, plan.settings.device, plan.threads
-                facts[spec.run_id]["roofline"] = roofline_facts(*arguments)
+                facts[spec.run_id]["roofline"] = roofline_facts(plan.model, plan.sampling.guidance, plan.compute)
     specs = [spec for spec, _ in by_run.values()]
     for text in (*_twins(plans[0].out, specs), *_older_code(plans[0].out, specs, facts)) if tell else ():
         reporter.note(text)
@@ -170,23 +168,21 @@ def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping
     return lines
 
 
-def roofline_facts(
-    model: ModelFacts, guidance: float, dtype: str, device: str, threads: int
-) -> dict[str, object] | None:
+def roofline_facts(model: ModelFacts, guidance: float, compute: Compute) -> dict[str, object] | None:
     """Return roofline inputs of a model on a device, for "floor" of `run.json`; None if the model's size is unknown, or
     if the device's peaks are unknown and other processes prevent a measurement."""
-    size = model.size
-    peak, idle = (size and find_peak(device, dtype, threads)), True
+    size, machine = model.size, (compute.device, compute.dtype, compute.threads)
+    peak, idle = (size and find_peak(*machine)), True
     if size and peak is None:
-        peak, idle = glimpse_peak(device, dtype, threads)
+        peak, idle = glimpse_peak(*machine)
     if peak is None or not idle:
         return None
     return {
         "size": {name: count for name, count in asdict(size).items() if count},
-        "itemsize": BYTES[dtype],
+        "itemsize": BYTES[compute.dtype],
         "rows_per_image": 1 if guidance == 1 else 2,
         "device": peak.name,
-        "bytes_per_s": peak.bandwidth(size.read(1, 1, 0, BYTES[dtype])),
+        "bytes_per_s": peak.bandwidth(size.read(1, 1, 0, BYTES[compute.dtype])),
         "flops": peak.flops,
         "source": peak.source,
     }
@@ -247,7 +243,8 @@ def generate_images(captions: Sequence[str], settings: RunSettings) -> list[Gene
         console.warn(note)
 
     def decoded(compiled: bool) -> list[Generation]:
-        model = load_for_run(info, device, dtype, settings.threads, compiled)
+        compute = Compute(len(captions), dtype, device, settings.threads, compiled=compiled)
+        model = load_for_run(info, compute)
         return _decoded(model, captions, decoder, sampling, settings.seed, settings.trace)
 
     return compiler.compiled_or_eagerly(mode, compiled, decoded, console.warn)

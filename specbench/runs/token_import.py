@@ -40,7 +40,7 @@ from specbench.runs.preparation import load_for_run
 from specbench.runs.settings import MAX_SEED, OF_ENGINES, OF_TOKENS, RunSettings, merge, run_settings
 from specbench.specs.options import plain
 from specbench.specs.presets import resolve
-from specbench.specs.run_spec import RunSpec
+from specbench.specs.run_spec import Compute, RunSpec
 from specbench.stats.tokens import copies_among
 from specbench.store.run_folders import run_folder
 from specbench.store.run_store import RunStore
@@ -178,7 +178,7 @@ def run_of_engine(
 
 def _loaded(model: ModelFacts, settings: RunSettings) -> ImageModel:
     dtype, _, _ = compiler.settle_precision(settings.dtype, model.dtype, "off", settings.device)
-    return load_for_run(model, settings.device, dtype, 0, False)
+    return load_for_run(model, Compute(1, dtype, settings.device, threads=0))
 
 
 def _claimed(

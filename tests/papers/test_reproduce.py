@@ -71,7 +71,7 @@ def test_every_table_can_be_asked_for(name, tmp_path):
     planned = reproduce.plan_table(table, {"model": "shapes", "limit": "16", "out": str(tmp_path)}, env={})
     rows = estimate(table, planned)
     assert len({row["run_id"] for row in rows}) == len(rows), "a run is listed once"
-    assert {row["decoder"] for row in rows} == {entry.settings.decoder for entry in planned}
+    assert {row["decoder"] for row in rows} == {entry.settings.decoder[0] for entry in planned}
     for row in rows:
         assert row["problem"] is None and (row["model"], row["done"]) == ("shapes", 0), row
         assert row["images"] % 16 == 0 and row["seconds"] is None
@@ -318,7 +318,7 @@ def test_a_figure_of_a_score_has_a_panel_with_the_bundled_one(tmp_path):
 
 def test_a_draft_head_goes_to_the_rows_that_take_one(tmp_path):
     cells = reproduce.resolve_cells(load_table("cool-sd-1"), {"head": "mine", "out": str(tmp_path)}, env={})
-    heads = {cell.settings.decoder: cell.values.value("head") for cell in cells if not cell.problem}
+    heads = {cell.settings.decoder[0]: cell.values.value("head") for cell in cells if not cell.problem}
     assert heads.pop("ar") in (None, "") and set(heads.values()) == {"mine"}
 
 
