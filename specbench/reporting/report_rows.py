@@ -55,9 +55,10 @@ _UNKNOWN = ("device", "threads", "seed", "batch", "mode", "compiled")  # Unknown
 
 def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
     """Return the rows; imported tokens get the setting of runs with the same prompts and sampling."""
+    unknown: dict[str, Any] = dict.fromkeys((*_UNKNOWN, "prompts"))
 
     def shared(row: ReportRow) -> object:
-        return row.model, replace(row.setting, **dict.fromkeys((*_UNKNOWN, "prompts")))
+        return row.model, replace(row.setting, **unknown)
 
     ours = {shared(row): row.setting for row in sorted(rows, key=lambda row: row.decoder == "ar") if not row.imported}
     return [replace(row, setting=ours.get(shared(row), row.setting)) if row.imported else row for row in rows]
