@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from specbench.papers.forecasts import printed_values
 from specbench.papers.table import STEP_RATIOS, Row, Table
@@ -96,7 +97,7 @@ def _is_ar(row: Row) -> bool:
     return row.decoder == "ar"
 
 
-def _place(row: Row) -> tuple:
+def _place(row: Row) -> tuple[object, ...]:
     return row.model, row.settings.prompts
 
 
@@ -119,7 +120,7 @@ def _name(table: Table, row: Row) -> str:
     return " ".join([str(name), *(f"{key}={plain(value)}" for key, value in varied.items())])
 
 
-def _contradiction(row: Mapping, rows: Sequence[Mapping]) -> dict[str, object]:
+def _contradiction(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """Return the kind of a row's contradiction (None if there is none), and its reason."""
     if row["decoder"] == "ar":
         family = gpu_family(row["gpu"])

@@ -191,10 +191,10 @@ def _cells(table: Table, ours: ReportRow) -> Iterator[tuple[int, str, list[str],
     for row in table.rows:
         try:
             settings = None if row.own or not row.paper else row_settings(table, row)
-            theirs = settings and decoder_of(settings)
+            theirs = decoder_of(settings) if settings else None
         except SpecbenchError:  # a missing head or file
             continue
-        if not theirs or theirs.name != ours.decoder or settings.model != ours.model.partition("+")[0]:
+        if not settings or not theirs or theirs.name != ours.decoder or settings.model != ours.model.partition("+")[0]:
             continue
         stated = {name: value for name, value in theirs.options.items() if name not in ("window", "head")}
         numbers = _numbers(table, row)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -109,7 +110,7 @@ def join(table: Table, measured_in: Mapping[RunSettings, Path | str]) -> PaperTa
     rows = [{column.name: measure(row, column) for column in table.columns} for row in table.rows]
     used = [measured for row in rows for measured in row.values() if measured is not None]
     fingerprints = {
-        column.name: column_fingerprint(column, [row[column.name] for row in rows if row[column.name]])
+        column.name: column_fingerprint(column, [measured for row in rows if (measured := row[column.name])])
         for column in table.columns
     }
     lines = [_line(table, row, cells, measured_in, fingerprints) for row, cells in zip(table.rows, rows, strict=True)]
@@ -166,7 +167,7 @@ def _unlike(settings: RunSettings, info: RunInfo) -> tuple[str, ...]:
     spec = info.spec
     forms, light = (settings.guidance_rows, settings.prompt_form), settings.dtype == EIGHT_BITS
     choice = ModelChoice(guidance_rows=forms[0], prompt_form=forms[1], eight_bits=light)
-    asked = {"model": choice.name(settings.model)}
+    asked: dict[str, Any] = {"model": choice.name(settings.model)}
     asked |= {"prompts": settings.prompts, "dtype": None if light else settings.dtype}
     asked |= {name.replace("_", "-"): value for name, value in sorted(settings.sampling.items())}
     there = {**vars(spec), **{name.replace("_", "-"): value for name, value in vars(spec.sampling).items()}}
@@ -186,7 +187,8 @@ def _line(
     places: Mapping[RunSettings, Path | str],
     fingerprints: Mapping[str, str | None],
 ) -> Line:
-    cells, missing = {}, {}
+    cells: dict[str, Cell] = {}
+    missing: dict[str | Path, None] = {}
     for column in table.columns:
         reasons = (
             [row.run] if row.run else [places.get(part, NOT_RUN) for part in table.runs_of(row, column)] or [NOT_RUN]
@@ -229,7 +231,7 @@ def _heading(table: Table) -> str:
     if table.paper is None:
         return table.title
     paper = papers()[table.paper]
-    parts = [paper["title"], " ".join(str(paper[key]) for key in ("venue", "year") if key in paper)]
+    parts = [str(paper["title"]), " ".join(str(paper[key]) for key in ("venue", "year") if key in paper)]
     return f"{table.title} ({', '.join(part for part in parts if part)}, {table.source})"
 
 
@@ -280,7 +282,7 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
         marked = marks(numbers)
         speed = numbers.get("speedup")
         cell = Cell(why="-" if line in bases.values() else None)
-        if speed and speed.value is not None:
+        if speed and speed.estimate and speed.value is not None:
             cell = Cell(None, None, **vars(speed.estimate), n=speed.n, too_few=speed.estimate.low is None)
         cells = dict(line.cells) | {OVER_BASELINE: replace(cell, mark=marked.get("speedup", ""))}
         for shown_column in joined.table.columns:
@@ -311,7 +313,7 @@ def plain_name(column: Column) -> str:
 def _meaning(column: Column) -> str:
     if not column.measurable:
         return "as printed; specbench does not measure it."
-    if column.score:
+    if column.score and column.metric:
         try:
             summary = metric_catalog.metric_summary(column.metric)
         except SpecbenchError:  # scored by a plug-in that is not installed here

@@ -67,7 +67,7 @@ def _resolve(
     env: Mapping[str, str],
 ) -> PlannedCell:
     try:
-        table = _settings(asked, flags.get("model")) | shared
+        table = {**_settings(asked, flags.get("model")), **shared}
         unused = {"head"} - takes(asked.decoder[0], asked.options)
         flags = {name: value for name, value in flags.items() if name not in unused}
         if flags.get("head"):
@@ -144,7 +144,7 @@ def wanted_fields(settings: RunSettings) -> dict[str, object]:
     model, (planned,) = plan_model(settings), plan_decoders(settings)
     fields = {name: getattr(settings, name) for name in ("prompts", "seed", "batch")} | {"model": model.name}
     fields |= {"sampling": plan_sampling(model, settings), "decoder": without_options(planned.spec, "head")}
-    machine = {"dtype": model.dtype if settings.dtype == EIGHT_BITS else settings.dtype}
+    machine: dict[str, object] = {"dtype": model.dtype if settings.dtype == EIGHT_BITS else settings.dtype}
     machine |= {"device": settings.device, "threads": settings.threads}
     return fields | {name: value for name, value in machine.items() if settings.is_given(name)}
 
@@ -177,8 +177,10 @@ def without_replaced_choices(table: Table, cells: Sequence[PlannedCell]) -> Tabl
 def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     """Return the table of the distinct runs with another model, named by decoder and without values of the paper. Rows
     that the paper prints for this model keep their values. Rows that cannot be run are left out."""
-    by_settings, alike = {cell.settings: cell for cell in cells}, {}
-    printed = [(row, [by_settings[asked] for asked in runs]) for row in table.rows if (runs := table.runs_of_row(row))]
+    by_settings = {cell.settings: cell for cell in cells}
+    alike: dict[str, list[tuple[Row, list[PlannedCell]]]] = {}
+    planned = ((row, [by_settings[asked] for asked in table.runs_of_row(row)]) for row in table.rows)
+    printed = [(row, runs) for row, runs in planned if runs]
     for row, runs in printed:
         values = [run.values.by_name if run.values else {} for run in runs]
         alike.setdefault(repr(values), []).append((row, runs))
@@ -198,14 +200,14 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     groups = list(dict.fromkeys(row.group for row in rows))
     first = {row.decoder: place for place, row in reversed(list(enumerate(rows)))}
 
-    def place(row: Row) -> tuple:
+    def place(row: Row) -> tuple[object, ...]:
         options = sorted(row.settings.options.items())
         return groups.index(row.group), row.own, first[row.decoder], natural(str(options)), natural(row.label)
 
     rows.sort(key=place)
     if all(row.paper for row in rows):
         return replace(table, rows=tuple(rows))
-    models = " and ".join(dict.fromkeys(name for row, _ in printed if (name := row.model) != model))
+    models = " and ".join(dict.fromkeys(row.model for row, _ in printed if row.model and row.model != model))
     left_out, added = len(table.rows) - len(printed), sum(row.own for row, _ in printed)
     note = (
         f"With {model} instead of {models or 'the model as printed'}, no value of the paper is comparable, so its rows "
@@ -241,7 +243,7 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
 def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
     """For a substituted model, add a column for each bundled metric that scored any of the runs. If columns sweep a
     setting, a metric has a column for each value. A figure also gets panels with these columns."""
-    scored = {score["metric"]: score["better"] for folder in folders for score in read_scores(folder)}
+    scored = {str(score["metric"]): str(score["better"]) for folder in folders for score in read_scores(folder)}
     names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
     swept: dict[object, Column] = {}
     for column in table.columns:

@@ -37,7 +37,9 @@ _CHOSEN = "Chosen: "
 class PrintedNumber(float):
     """A number with as many decimals as the paper prints."""
 
-    def __new__(cls, text: str):
+    decimals: int
+
+    def __new__(cls, text: str) -> PrintedNumber:
         number = super().__new__(cls, text)
         number.decimals = len(text.partition(".")[2].partition("e")[0])
         return number
@@ -209,5 +211,5 @@ def takes(decoder: str | None, overrides: Mapping[str, object]) -> set[str]:
     preset = PRESETS.get(decoder_name(decoder)) if decoder else None
     if preset is None or preset.choices["drafter"] == "none":
         return set()
-    choices = {kind: overrides.get(kind, value) for kind, value in preset.choices.items()}
+    choices = {kind: str(overrides.get(kind, value)) for kind, value in preset.choices.items()}
     return {*options_of(preset, choices), *CHOICES}

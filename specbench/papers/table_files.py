@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, TypeVar
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
@@ -42,18 +43,20 @@ from specbench.system.files import data_folder, text_of
 from specbench.system.plugins import is_reference
 
 _OF_CELLS = {"model", "prompts", "limit", "samples", "seed", "batch", "dtype", "guidance-rows", "prompt-form"}
-_SETTINGS = {setting.name.replace("-", "_"): setting for setting in run_settings(_OF_CELLS)} | SAMPLING
-_CASE = {"decoder": str, "options": dict, "sampling": dict}
+_SETTINGS = {**{setting.name.replace("-", "_"): setting for setting in run_settings(_OF_CELLS)}, **SAMPLING}
+_CASE: dict[str, Any] = {"decoder": str, "options": dict, "sampling": dict}
 _CASE |= dict.fromkeys(_SETTINGS.keys() - SAMPLING.keys(), object)  # the record checks their values
-_COLUMN = {"key": str, "name": str, "header": str, "precision": int, "better": str, "scale": float} | _CASE
-_ROW = dict.fromkeys(("label", "group", "why", "hardware"), str)
+_COLUMN: dict[str, Any] = {"key": str, "name": str, "header": str, "precision": int, "better": str, "scale": float}
+_COLUMN |= _CASE
+_ROW: dict[str, Any] = dict.fromkeys(("label", "group", "why", "hardware"), str)
 _ROW |= {"paper": dict, "spread": dict, "notes": dict, "runnable": bool, "chosen": dict, "bold": list} | _CASE
-_TABLE = dict.fromkeys(("name", "paper", "source", "title", "hardware"), str)
+_TABLE: dict[str, Any] = dict.fromkeys(("name", "paper", "source", "title", "hardware"), str)
 _TABLE |= {"notes": list, "maps": list, "defaults": dict, "columns": list, "rows": list}
 _PAPER = {"title": str, "authors": str, "venue": str, "year": int, "arxiv": str, "url": str}
 _OPTIONS = {*CHOICES, *(name for preset in PRESETS.values() for name in options_of(preset))}
 _CHOOSABLE = sorted({*_OPTIONS, *_SETTINGS, "decoder", "protocol"})
 _OPEN = "the model's own"
+_Read = TypeVar("_Read")
 _PAPERS, _CONVENTIONS = "papers.toml", "conventions"
 _NOUNS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
 _NOUNS[list] = "an array"
@@ -65,7 +68,7 @@ def table_names() -> list[str]:
     return sorted(names, key=_natural)
 
 
-def _natural(name: str) -> tuple:
+def _natural(name: str) -> tuple[object, ...]:
     """Natural sort key: sjd-2 before sjd-10, figures after tables."""
     head, _, tail = name.rpartition("-")
     digits = "".join(filter(str.isdigit, tail))
@@ -171,7 +174,7 @@ def read_table(path: Path) -> Table:
     readings = defaults.pop("readings", {})
     defaults["options"] = shared["options"] | defaults.get("options", {})
     _check_reasons(reasons, file, "defaults", readings)
-    defaults = _stated(defaults, file, "defaults")
+    stated = _stated(defaults, file, "defaults")
     mistakes: list[SpecbenchError] = []
     read = _each(content["columns"], mistakes, lambda entry, i: _column(entry, protocol, file, f"columns[{i}]"))
     columns = tuple(column for column in read if column)
@@ -179,8 +182,10 @@ def read_table(path: Path) -> Table:
     if repeated := [name for name in names if names.count(name) > 1]:
         raise _wrong(file, "columns", f"two columns are called '{repeated[0]}'; give one of them another `name`")
     valid = names if len(columns) == len(read) else None  # rows may name a column with a mistake
-    rows = _each(content["rows"], mistakes, lambda entry, i: _row(entry, valid, defaults, content, file, f"rows[{i}]"))
-    _check_default_options(content.get("defaults", {}), rows, mistakes, file)
+    rows_read = _each(
+        content["rows"], mistakes, lambda entry, i: _row(entry, valid, stated, content, file, f"rows[{i}]")
+    )
+    _check_default_options(content.get("defaults", {}), rows_read, mistakes, file)
     for mistake in mistakes[:-1]:
         console.show_error(mistake)
     if mistakes:
@@ -188,7 +193,7 @@ def read_table(path: Path) -> Table:
     shared = {**readings, "protocol": protocol}
     rows = tuple(
         replace(row, chosen=_chosen(row, shared, reasons, entry.get("chosen", {}), readings.keys()))
-        for row, entry in zip(rows, content["rows"], strict=True)
+        for row, entry in zip(rows_read, content["rows"], strict=True)
     )
     for field, empty in (("columns", not columns), ("rows", not rows)):
         if empty:
@@ -208,9 +213,9 @@ def read_table(path: Path) -> Table:
     )  # fmt: skip
 
 
-def _each(entries: Sequence, mistakes: list[SpecbenchError], read: Callable[[object, int], object]) -> list:
+def _each(entries: Sequence[Any], mistakes: list[SpecbenchError], read: Callable[[Any, int], _Read]) -> list[Any]:
     """Apply `read` to each entry. An entry with a mistake gives None, and its error is added to `mistakes`."""
-    entries_read = []
+    entries_read: list[_Read | None] = []
     for place, entry in enumerate(entries):
         try:
             entries_read.append(read(entry, place))
@@ -221,7 +226,7 @@ def _each(entries: Sequence, mistakes: list[SpecbenchError], read: Callable[[obj
 
 
 def _check_default_options(
-    defaults: Mapping, rows: Sequence[Row | None], mistakes: list[SpecbenchError], file: str
+    defaults: Mapping[str, Any], rows: Sequence[Row | None], mistakes: list[SpecbenchError], file: str
 ) -> None:
     """Reject default options that no decoder of the rows takes; only if all rows could be read."""
     runnable = [row for row in rows if row and row.not_runnable_reason is None]
@@ -231,7 +236,7 @@ def _check_default_options(
             mistakes.append(_wrong(file, "defaults.options", str(unknown_name("option", name, taken))))
 
 
-def _column(entry: object, protocol: str | None, file: str, place: str) -> Column:
+def _column(entry: Any, protocol: str | None, file: str, place: str) -> Column:
     _check(entry, _COLUMN, ("key", "header"), file, place)
     key = entry["key"]
     if key not in NUMBER_KEYS and not key.startswith((SCORE, PRINTED)):
@@ -251,7 +256,8 @@ def _score(text: str, protocol: str | None, file: str, place: str) -> str:
     metric, _, part = text.partition("/")
     try:
         if is_reference(metric):
-            return ":".join(filter(None, (metric_catalog.metric(metric).name, part)))
+            referred: Any = metric_catalog.metric(metric)
+            return ":".join(filter(None, (referred.name, part)))
         variants = [name for name in find_protocol(protocol) if name.partition("[")[0] == metric] if protocol else []
         name = variants[0] if variants else metric
         metric_catalog.metric_summary(name)
@@ -261,10 +267,10 @@ def _score(text: str, protocol: str | None, file: str, place: str) -> str:
 
 
 def _row(
-    entry: object,
+    entry: Any,
     columns: Sequence[str] | None,
     defaults: tuple[RunSettings, tuple[int, ...]],
-    content: Mapping,
+    content: Mapping[str, Any],
     file: str,
     place: str,
 ) -> Row:
@@ -299,7 +305,7 @@ def _row(
     )  # fmt: skip
 
 
-def _stated(entry: Mapping, file: str, place: str) -> tuple[RunSettings, tuple[int, ...]]:
+def _stated(entry: Mapping[str, Any], file: str, place: str) -> tuple[RunSettings, tuple[int, ...]]:
     """Read the settings that an entry states into a record; also return its seeds, which may be several."""
     values: dict[str, object] = {"decoder": (entry["decoder"],)} if "decoder" in entry else {}
     seeds: tuple[int, ...] = ()
@@ -346,14 +352,14 @@ def _check_reasons(
 
 
 def _chosen(
-    row: Row, shared: Mapping, reasons: Mapping[str, str], stated: Mapping[str, str], readings: Set[str]
+    row: Row, shared: Mapping[str, object], reasons: Mapping[str, str], stated: Mapping[str, str], readings: Set[str]
 ) -> tuple[str, ...]:
     """Return the choices of a row. The reason of a default counts if its option is set, or if the decoder takes it."""
     if row.not_runnable_reason is not None:
         return ()
     options = row.settings.options
     taken, stated_values = takes(row.decoder, options), row.settings.by_name
-    fields = shared | {name: stated_values.get(setting.name) for name, setting in _SETTINGS.items()} | options
+    fields = {**shared, **{name: stated_values.get(setting.name) for name, setting in _SETTINGS.items()}, **options}
     values = {name: _OPEN if value is None else plain(value) for name, value in fields.items()}
     values |= {"decoder": str(row.decoder), "seed": ", ".join(map(plain, row.seeds)) or _OPEN}
     return tuple(
@@ -377,7 +383,7 @@ def _check_axes(axes: object, columns: Sequence[str], file: str) -> None:
             )
 
 
-def _read_toml(path: Path) -> dict:
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text_of(path.read_bytes()), parse_float=PrintedNumber)
     except OSError as error:

@@ -5,7 +5,7 @@ Numbers are named after the function of `specbench.stats` that defines them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
@@ -207,7 +207,7 @@ class ReportRow:
     environment: Sequence[str]
     copies: Sequence[str] | None = None  # folders with a copy of the run; the copies are left out
     against: Against | None = None
-    real: Sequence[str] | None = None  # names of the numbers that differ from AR's
+    real: Collection[str] | None = None  # names of the numbers that differ from AR's
 
     @cached_property
     def by_key(self) -> Mapping[str, Any]:

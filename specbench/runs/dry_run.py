@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -56,7 +57,7 @@ class Outlook:
     obstacles: tuple[SpecbenchError, ...]
 
     @property
-    def row(self) -> dict[str, object]:
+    def row(self) -> dict[str, Any]:
         """The values by name, with obstacles as texts."""
         draft, planned, asked = self.draft, self.planned, self.draft.settings
         plan = draft if isinstance(draft, Plan) else None
@@ -83,7 +84,7 @@ class Outlook:
         return replace(self, draft=replace(self.draft, settings=settings), spec=spec)
 
 
-def row_of(obstacles: Iterable[SpecbenchError], **known: object) -> dict[str, object]:
+def row_of(obstacles: Iterable[SpecbenchError], **known: object) -> dict[str, Any]:
     """Make a row of a dry run; values that are not known yet are None."""
     return {name: known.get(name) for name in ROW} | {"obstacles": list(map(str, obstacles))}
 

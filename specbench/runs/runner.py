@@ -13,7 +13,7 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from specbench.prompts import Request
 from specbench.runs.compiler import compiled_or_eagerly
@@ -71,7 +71,7 @@ def _complete(group: Sequence[Plan]) -> RunSummary | None:
     first = group[0]
     if not (first.model.ready and runs_in(first.out)):
         return None
-    weights, by_spec = first.model.weights_sha256(), {}
+    weights, by_spec = first.model.weights_sha256(), dict[RunSpec, list[Request]]()
     for plan in group:
         for planned in plan.decoders:
             window = earlier_window(plan, planned.spec, weights) if planned.auto_window else None
@@ -139,8 +139,7 @@ def run(
     decoded again. `fewer`: the images of specs that decode only some of `requests`.
     """
     reporter = reporter or Reporter()
-    specs = {spec.run_id: spec for spec in specs}.values()
-    by_spec = {spec: fewer.get(spec, requests) for spec in specs}
+    by_spec = {spec: fewer.get(spec, requests) for spec in {spec.run_id: spec for spec in specs}.values()}
     stores = {spec: RunStore(run_folder(out, spec)) for spec in by_spec}
     for spec, store in stores.items():
         store.check(spec)
@@ -192,7 +191,7 @@ def _pending(store: RunStore, requests: Sequence[Request], trace: bool) -> list[
     return [request for request in requests if request.key not in completed]
 
 
-def _warm_up(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], reporter: Reporter) -> dict[str, object]:
+def _warm_up(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], reporter: Reporter) -> dict[str, Any]:
     """Prepare the executor for the runs with missing images; return facts about it for run.json."""
     specs = [*{replace(spec, seed=0): spec for spec, requests in work.items() if requests}.values()]
     if not specs:
@@ -283,5 +282,6 @@ def _time(runs: Sequence[tuple[Plan, PlannedDecoder, int]]) -> str:
     """Return the expected time of the images of runs, estimated from earlier runs."""
     alike = [(plan.out, plan.model.name, planned.spec.name, plan.settings.device) for plan, planned, _ in runs]
     paces = {key: seconds_per_image(*key) for key in dict.fromkeys(alike)}
-    seconds = None not in paces.values() and sum(paces[key] * run[2] for key, run in zip(alike, runs, strict=True))
+    known = [pace * run[2] for key, run in zip(alike, runs, strict=True) if (pace := paces[key]) is not None]
+    seconds = sum(known) if len(known) == len(runs) else 0
     return f"; about {console.duration(seconds)} in all, estimated from earlier runs" if seconds else ""

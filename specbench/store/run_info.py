@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -78,7 +78,8 @@ class Invocation:
         if not (isinstance(parts, dict) and all(isinstance(options, dict) for options in parts.values())):
             raise TypeError("compile_options")
         float(content.get("load") or 0)
-        return cls(**{name: content.get(name) for name in _names(cls)}, stored=content)
+        facts: dict[str, Any] = {name: content.get(name) for name in _NAMES[cls]}
+        return cls(**facts, stored=content)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object. Unknown optional facts are left out."""
@@ -165,7 +166,7 @@ class RunInfo:
         if not _RUN_ID.fullmatch(content["run_id"]) or not content["invocations"]:
             raise ValueError("run_id or invocations")
         _check_optional(content)
-        fields = {name: content.get(_KEYS.get(name, name)) for name in _names(cls)}
+        fields: dict[str, Any] = {name: content.get(_KEYS.get(name, name)) for name in _NAMES[cls]}
         calls = [Invocation.from_json(call) for call in content["invocations"]]
         fields |= {"spec": _read_spec(content["spec"]), "invocations": calls, "schema": content["schema"]}
         return cls(**fields, stored=content)
@@ -189,7 +190,7 @@ class RunInfo:
         return content
 
     @property
-    def owner(self) -> dict[str, str]:
+    def owner(self) -> dict[str, str | None]:
         """Columns of every stored row that identify its run."""
         return {"run_id": self.run_id, "model": self.spec.model, "decoder": self.spec.decoder.name}
 
@@ -251,16 +252,16 @@ class RunInfo:
 _KEYS = {"roofline": "floor"}  # Attributes whose key in the file has another name
 
 
-@cache  # a results folder may hold thousands of descriptions
-def _names(kind: Any) -> tuple[str, ...]:
-    names = [field.name for field in fields(kind) if field.name not in ("stored", "stack")]
-    return tuple(dict.fromkeys(("schema", "run_id", *names))) if kind is RunInfo else tuple(names)
+_NAMES: Mapping[type, tuple[str, ...]] = {
+    kind: tuple(dict.fromkeys((*first, *(kept.name for kept in fields(kind) if kept.name not in ("stored", "stack")))))
+    for kind, first in ((Invocation, ()), (RunInfo, ("schema", "run_id")))
+}
 
 
 def _merged(item: Invocation | RunInfo, always: tuple[str, ...]) -> dict[str, Any]:
     """Update the object from the file with a description's fields. None is written only for `always` and old keys."""
     content = dict(item.stored)
-    for name in _names(type(item)):
+    for name in _NAMES[type(item)]:
         key, value = _KEYS.get(name, name), getattr(item, name)
         if value is not None or key in content or (name in always and not item.stored):
             content[key] = value
@@ -352,7 +353,7 @@ _PLAIN = {
 }
 
 
-def _build(kind: type[_Spec], content: Mapping[str, Any]) -> _Spec:
+def _build(kind: Callable[..., _Spec], content: Mapping[str, Any]) -> _Spec:
     """Build a spec's dataclass. Raise an error if a field is missing, unknown or of another type."""
     for name, expected, optional, number in _types(kind):
         if optional and name not in content:
@@ -366,7 +367,7 @@ def _build(kind: type[_Spec], content: Mapping[str, Any]) -> _Spec:
 
 
 @cache
-def _types(kind: type) -> tuple[tuple[str, Any, bool, bool], ...]:
+def _types(kind: Any) -> tuple[tuple[str, Any, bool, bool], ...]:
     """For each field of a spec's dataclass: name, accepted type, whether it may be absent, whether it is a float."""
     return tuple(
         (kept.name, _PLAIN.get(str(kept.type), object), kept.default is None, kept.type == "float")
