@@ -80,13 +80,13 @@ def against(baseline: Path, run: Path) -> dict[str, Compared]:
 def compare_rows(rows: Sequence[ReportRow], baseline: str) -> list[ReportRow]:
     """Add to report rows the numbers `against` a baseline of the same model and setting. `baseline`: the name of a row,
     of its decoder, or the start of a run id."""
-    alike: dict[str, list[ReportRow]] = {}
+    alike: dict[object, list[ReportRow]] = {}
     for row in rows:
-        alike.setdefault(_same_setting(row), []).append(row)
+        alike.setdefault((row.model, row.setting), []).append(row)
     bases = {setting: base for setting, group in alike.items() if (base := _base(unique_names(group), baseline))}
 
     def compared(row: ReportRow) -> ReportRow:
-        name, base = bases.get(_same_setting(row), ("", row))
+        name, base = bases.get((row.model, row.setting), ("", row))
         if base is row:
             return row
         return replace(row, against=Against(name, against(base.folder, row.folder)))
@@ -107,10 +107,6 @@ def _base(named: Mapping[str, ReportRow], baseline: str) -> tuple[str, ReportRow
         what = f"--baseline {baseline} is ambiguous: {' or '.join(meant)}?"
         raise SpecbenchError(what, "give one of these names, or the start of a run id")
     return (meant[0], named[meant[0]]) if meant else None
-
-
-def _same_setting(row: ReportRow) -> str:
-    return json.dumps([row.model, row.setting], sort_keys=True)
 
 
 def marks(numbers: Mapping[str, Compared]) -> dict[str, str]:

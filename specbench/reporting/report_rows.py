@@ -17,11 +17,10 @@ from specbench.reporting.comparability import Run, code_text, is_ar, mismatched_
 from specbench.reporting.marks import label, natural
 from specbench.reporting.row import OverAR, Quoted, ReportRow, ShownAudit, ShownScore, Stalled
 from specbench.specs.presets import PRESETS
-from specbench.specs.run_spec import RunSpec
 from specbench.stats import Difference, Estimate
 from specbench.stats.intervals import FEW_UNITS
 from specbench.stats.numbers import ACCEPTANCE_BIAS, IMAGES, SECOND_STAGE, TOKENS, TRACES
-from specbench.store.run_info import RunInfo, identity_json
+from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore, images_fingerprint, read_audit
 from specbench.store.schema import REPORT
 from specbench.system.json_values import nonfinite_as_text
@@ -56,9 +55,10 @@ _UNKNOWN = ("device", "threads", "seed", "batch", "mode", "compiled")  # Unknown
 
 def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
     """Return the rows; imported tokens get the setting of runs with the same prompts and sampling."""
+    unknown: dict[str, Any] = dict.fromkeys((*_UNKNOWN, "prompts"))
 
-    def shared(row: ReportRow) -> str:
-        return json.dumps([row.model, {k: v for k, v in row.setting.items() if k not in (*_UNKNOWN, "prompts")}])
+    def shared(row: ReportRow) -> object:
+        return row.model, replace(row.setting, **unknown)
 
     ours = {shared(row): row.setting for row in sorted(rows, key=lambda row: row.decoder == "ar") if not row.imported}
     return [replace(row, setting=ours.get(shared(row), row.setting)) if row.imported else row for row in rows]
@@ -66,8 +66,8 @@ def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
 
 def _with_versions(rows: Sequence[ReportRow], infos: Sequence[RunInfo]) -> list[ReportRow]:
     """Add the edit time to equal labels with different plug-in code ("power, edited 26 Nov 14:02"). Return the rows."""
-    groups: dict[str, dict[str | None, str]] = {}
-    keys = [json.dumps([row.model, row.setting, row.label, row.options], sort_keys=True) for row in rows]
+    groups: dict[object, dict[str | None, str]] = {}
+    keys = [(row.model, row.setting, row.label, str(row.options)) for row in rows]
     for key, info in zip(keys, infos, strict=True):
         groups.setdefault(key, {})[info.spec.decoder_code] = code_text(info)
     named = []
@@ -99,7 +99,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
         lossless=spec.decoder.lossless,
         imported=spec.tokens_sha256 or None,
         options={name: nonfinite_as_text(value) for name, value in spec.decoder.options.items()},
-        setting=setting(spec),
+        setting=spec.setting,
         steps=info.steps,
         n=len(rows),
         failed=run.failed,
@@ -193,16 +193,10 @@ def shown_audit(stored: Mapping[str, Any], current: bool = True) -> ShownAudit:
     return ShownAudit(**kept | {"tv": tv, "current": current})
 
 
-def setting(spec: RunSpec) -> dict:
-    """Settings shared by the rows of a table: the run's identity without model, decoder and draft head."""
-    left_out = ("decoder", "decoder_code", "head_sha256", "model", "tokens_sha256")
-    return {name: value for name, value in identity_json(spec).items() if name not in left_out}
-
-
 def _order(row: ReportRow) -> tuple[Any, ...]:
     names = list(PRESETS)
     place = names.index(row.decoder) if row.decoder in names else len(names)
-    return row.model, str(row.setting), place, natural(row.label), row.options.get("window", 1), row.run_id
+    return row.model, str(row.setting.content()), place, natural(row.label), row.options.get("window", 1), row.run_id
 
 
 def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:

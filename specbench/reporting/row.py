@@ -5,13 +5,14 @@ Numbers are named after the function of `specbench.stats` that defines them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from specbench.metrics.base import Better, Kind
+from specbench.specs.run_spec import RunSetting
 from specbench.stats import MEANS, RUN_NUMBERS, Difference, Estimate
 from specbench.stats.intervals import is_real
 
@@ -156,7 +157,7 @@ class ReportRow:
     lossless: bool
     imported: str | None = None  # digest of tokens from another program
     options: Mapping[str, Any]
-    setting: Mapping[str, object]  # see `setting`
+    setting: RunSetting
     steps: str  # how the steps ran: eager, compiled
     n: int  # decoded images
     failed: int
@@ -206,7 +207,7 @@ class ReportRow:
     environment: Sequence[str]
     copies: Sequence[str] | None = None  # folders with a copy of the run; the copies are left out
     against: Against | None = None
-    real: Sequence[str] | None = None  # names of the numbers that differ from AR's
+    real: Collection[str] | None = None  # names of the numbers that differ from AR's
 
     @cached_property
     def by_key(self) -> Mapping[str, Any]:
@@ -286,6 +287,8 @@ def _plain(value: object) -> object:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return list(map(_plain, value))
+    if isinstance(value, RunSetting):
+        return value.content()
     if isinstance(value, ShownScore):
         return value.stored
     if isinstance(value, Compared):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -72,7 +71,7 @@ class Section:
 
 def sections(rows: Sequence[ReportRow]) -> list[Section]:
     """Group the rows of `report_rows` by model and setting."""
-    groups = groupby(rows, key=lambda row: (row.model, json.dumps(row.setting, sort_keys=True)))
+    groups = groupby(rows, key=lambda row: (row.model, row.setting))
     grouped = [_section(list(group)) for _, group in groups]
     return [replace(section, heading=_told_apart(section, grouped)) for section in grouped]
 
@@ -80,8 +79,8 @@ def sections(rows: Sequence[ReportRow]) -> list[Section]:
 def _told_apart(section: Section, others: Sequence[Section]) -> str:
     """Heading of a section. If sections share a heading, it gets their differing settings, except the drawn prompts."""
     plain = _heading(section.runs, drawn=False)
-    alike = [other.runs[0].setting for other in others if _heading(other.runs, drawn=False) == plain]
-    setting_here, edited = section.runs[0].setting, section.runs[0].model_edited or ""
+    alike = [other.runs[0].setting.content() for other in others if _heading(other.runs, drawn=False) == plain]
+    setting_here, edited = section.runs[0].setting.content(), section.runs[0].model_edited or ""
     apart = [name for name in setting_here if any(setting.get(name) != setting_here[name] for setting in alike)]
     titles = {"prompts_sha256": "prompt file", "weights_sha256": "weights", "model_code": f"model {edited}, code"}
     return ", ".join([section.heading, *(f"{titles.get(name, name)} {str(setting_here[name])[:8]}" for name in apart)])
@@ -166,7 +165,7 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
     )
     same = ("model", "decoder", "label", "options")
     parts_of_one = same_but_for_threads(
-        {row.run_id: {**row.setting, **{name: getattr(row, name) for name in same}} for row in rows}
+        {row.run_id: {**row.setting.content(), **{name: getattr(row, name) for name in same}} for row in rows}
     )
     wrong = dict.fromkeys(f"Roofline: {row.roofline_note}." for row in rows if row.roofline_note)
     few = [col.FEW_PROMPTS] if lacks_interval(rows) else []
@@ -194,7 +193,7 @@ def captions_cut(rows: Sequence[ReportRow]) -> list[str]:
 
 def tells_steps(row: ReportRow) -> bool:
     """Return whether a report prints how steps ran. Eager steps on a CPU are usual and not printed."""
-    return not row.imported and (row.steps != "eager" or row.setting["device"] != "cpu")
+    return not row.imported and (row.steps != "eager" or row.setting.device != "cpu")
 
 
 def lacks_interval(rows: Sequence[ReportRow], parts: bool = True) -> bool:
@@ -204,7 +203,7 @@ def lacks_interval(rows: Sequence[ReportRow], parts: bool = True) -> bool:
 
 
 def _section(runs: list[ReportRow]) -> Section:
-    speed = THROUGHPUT if runs[0].setting["batch"] > 1 else SPEED
+    speed = THROUGHPUT if runs[0].setting.batch > 1 else SPEED
     traced = col.TRACED if any(row.number("draft_tv") for row in runs) else ()
     audited = col.AUDIT if any(row.audit for row in runs) else ()
     quality = (*col.QUALITY, *audited, *traced, *col.score_columns(runs))
@@ -267,25 +266,24 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
 
 def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     row = runs[0]
-    setting = row.setting
-    sampling = setting["sampling"]
+    setting, sampling = row.setting, row.setting.sampling
     drafting = [run for run in runs if run.decoder != "ar"]  # an AR run may have fewer prompts
     which = "; ".join(dict.fromkeys(text for run in drafting or runs for text in run.drawn or ()))
     ours = not all(run.imported for run in runs)
-    parts = [f"prompts {setting['prompts']}" + (f" ({which})" if which and drawn else "")]
-    parts += [f"seed {setting['seed']}"] if ours else []
-    parts += [f"guidance {sampling['guidance']:g}", f"temperature {sampling['temperature']:g}"]
-    parts += [f"top-k {sampling['top_k']}" if sampling["top_k"] else "no top-k"]
-    threads = setting.get("threads")
-    parts += [f"top-p {sampling['top_p']:g}"] if sampling["top_p"] < 1 else []
+    parts = [f"prompts {setting.prompts}" + (f" ({which})" if which and drawn else "")]
+    parts += [f"seed {setting.seed}"] if ours else []
+    parts += [f"guidance {sampling.guidance:g}", f"temperature {sampling.temperature:g}"]
+    parts += [f"top-k {sampling.top_k}" if sampling.top_k else "no top-k"]
+    threads = setting.threads
+    parts += [f"top-p {sampling.top_p:g}"] if sampling.top_p < 1 else []
     parts += [row.processors] if row.processors else []
-    parts += [f"{SAMPLING[name].name} {sampling[name]:g}" for name in OFF_IF_NONE if sampling.get(name)]
-    parts += [setting["dtype"], *([setting["device"]] if ours else [])]
+    parts += [f"{SAMPLING[name].name} {value:g}" for name in OFF_IF_NONE if (value := getattr(sampling, name))]
+    parts += [setting.dtype, *([setting.device] if ours else [])]
     parts += [f"{threads} thread{'s' * (threads != 1)}"] if threads else []
     parts += dict.fromkeys(row.steps.partition(" ")[0] for row in runs if tells_steps(row))
     # Imported images without a latency have an unknown batch size.
-    told = ours or setting["batch"] > 1 or any(run.value("latency_ms") for run in runs)
-    parts += [f"batch {setting['batch']}"] if told else []
+    told = ours or setting.batch > 1 or any(run.value("latency_ms") for run in runs)
+    parts += [f"batch {setting.batch}"] if told else []
     source = f" from {row.source}" if row.source else ""
     return f"{row.model}{source}: {', '.join(parts)}"
 

@@ -98,7 +98,7 @@ def run_view(folder: Path) -> RenderableType:
     card = _card(folder, row)
     decoder = card["decoder"]
     audited = col.AUDIT if row.audit else ()
-    columns = (*(THROUGHPUT if row.setting["batch"] > 1 else SPEED), *QUALITY, *audited, *score_columns([row]))
+    columns = (*(THROUGHPUT if row.setting.batch > 1 else SPEED), *QUALITY, *audited, *score_columns([row]))
     numbers = [(column.heading, column.cell(row)) for column in columns if column not in _IN_THE_TITLE]
     for metric, parts in col.part_columns([row]).items():
         numbers += [(f"{metric} {part.heading}", part.cell(row)) for part in parts]
@@ -209,7 +209,7 @@ def _card(folder: Path, row: ReportRow) -> dict[str, Any]:
         "processors": info.processors_text,
         "decoder": decoder_json(info.spec.decoder),
         "method": f"{preset.paper}: {preset.equation}" if preset and preset.paper != "-" else None,
-        "setting": row.setting,
+        "setting": row.setting.content(),
         "origins": info.origins or {},
         "window_curve": info.window_curve,
         "invocations": [

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench.system import console
 
@@ -86,7 +86,7 @@ class ProgressReporter(Reporter):
             self.note(f"{done} {what} in {console.duration(seconds)}")
         self._total, self._done, self._resumed, self._part = 0, 0, 0, _Part()
 
-    def _show(self, **shown: object) -> None:
+    def _show(self, **shown: Any) -> None:
         """Update the bar, and open it before the first update; do nothing without a terminal."""
         if not console.has_bars(self._console):
             return

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 MAX_DEPTH = 64  # Levels of nesting; many writers, also Python's, fail at a thousand
 
 
-def parse_json(text: str | bytes) -> object:
+def parse_json(text: str | bytes) -> Any:
     """Parse untrusted JSON. Raise a ValueError for invalid JSON, a key repeated within an object, or nesting above
     `MAX_DEPTH`."""
     try:
@@ -47,7 +48,7 @@ def nonfinite_as_null(value: object) -> object:
     return _replace(value, lambda number: None)
 
 
-def nonfinite_as_text(value: object) -> object:
+def nonfinite_as_text(value: object) -> Any:
     """Replace NaN and infinity in nested `value` by "nan" and "inf", for settings that must be read back exactly."""
     return _replace(value, str)
 

@@ -12,9 +12,10 @@ from specbench.papers.formats import _exactly, _value
 from specbench.papers.join import _expected
 from specbench.papers.table import SCORE, Column, PrintedNumber, Row
 from specbench.reporting.row import ShownScore, Stalled
+from specbench.runs.settings import RunSettings
 from specbench.stats import Estimate
 
-FID = Column("fid", f"{SCORE}fid[pytorch-fid]", "FID", "fid[pytorch-fid]", 2, "lower", 1.0, {})
+FID = Column("fid", f"{SCORE}fid[pytorch-fid]", "FID", "fid[pytorch-fid]", 2, "lower", 1.0, RunSettings())
 
 
 def score(n: int, expected: int | None, metric: str = "fid[pytorch-fid]") -> Measured:
@@ -69,7 +70,7 @@ def test_printed_values_keep_their_digits_and_the_images_that_a_table_asks_for_a
 
 
 def test_a_stalled_image_is_named_at_the_latency():
-    latency = Column("latency", "latency_ms", "Latency (s)", None, 2, "lower", 0.001, {})
+    latency = Column("latency", "latency_ms", "Latency (s)", None, 2, "lower", 0.001, RunSettings())
     row = SimpleNamespace(notes={}, paper={}, spread={}, hardware=None, bold=())
     times = [300.0] * 8 + [8000.0]
     run = SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(9), "latency_ms": times}))
@@ -85,6 +86,6 @@ def test_a_stalled_image_is_named_at_the_latency():
 def test_a_traced_run_without_drafts_is_not_said_to_lack_a_trace(printed, traces, why):
     measured = score(2, None)
     measured.run.traced = pd.DataFrame({"sample": range(traces)})
-    column = Column("tv", "draft_tv", "TV", None, 2, "lower", 1.0, {})
+    column = Column("tv", "draft_tv", "TV", None, 2, "lower", 1.0, RunSettings())
     cell = make_cell(printed, column, measured, None, None)
     assert cell.why == why and bool(cell.notes) == (not traces)

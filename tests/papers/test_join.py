@@ -27,6 +27,8 @@ from specbench.reporting.charts import Curve, figure_chart
 from specbench.reporting.columns import between
 from specbench.reporting.comparability import Run, mismatched_fields
 from specbench.reporting.report_rows import report_row
+from specbench.runs.settings import RunSettings
+from specbench.specs.options import SettingOrigin, SettingSource
 from specbench.stats import Estimate
 from specbench.store.run_info import RunInfo, read_info
 from specbench.store.run_store import RunStore, write_audit
@@ -192,7 +194,7 @@ def test_a_field_that_must_agree_and_does_not_blanks_the_ratios_and_is_named(tmp
 def test_the_interval_of_the_gap_knows_how_few_images_it_has(tmp_path):
     runs = [generation(2, 30.0, logp=(-1.0, -2.0, 0.0, last)) for last in range(-10, -2)]
     row = report_row(Run(folder(tmp_path, SJD, runs)), [])
-    column = Column("nll_gap", "nll_gap", "Gap", None, 3, "none", 1.0, {})
+    column = Column("nll_gap", "nll_gap", "Gap", None, 3, "none", 1.0, RunSettings())
     measured = Measured(Run(tmp_path / SJD.run_id), row, None, (), None)
     gap = make_cell(TABLE.rows[1], column, measured, None, None)
     t_of_seven_degrees = 2.3646242515928
@@ -203,7 +205,7 @@ def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
     def measured(texts: list[str], images: int = 3):
         file = tmp_path / "mine.txt"
         file.write_text("\n".join(texts))
-        first_three = TABLE.rows[1].settings | {"prompts": str(file), "limit": 3}
+        first_three = replace(TABLE.rows[1].settings, prompts=str(file), limit=3)
         table = replace(TABLE, rows=(replace(TABLE.rows[1], settings=first_three),))
         spec = changed(SJD, prompts=str(file))
         run = tmp_path / spec.run_id
@@ -228,7 +230,11 @@ def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
 ])  # fmt: skip
 def test_a_row_whose_cells_are_of_different_images_says_so(tmp_path, images, note):
     nfe = next(column for column in TABLE.columns if column.name == "nfe")
-    wide = replace(nfe, name="wide nfe", settings={"options": {"window": 5}})
+    wide = replace(
+        nfe,
+        name="wide nfe",
+        settings=RunSettings().changed({"window": 5}, {"window": SettingOrigin(SettingSource.FILE)}),
+    )
     table = replace(TABLE, rows=TABLE.rows[1:2], columns=(nfe, wide))
     settings, other = table.all_settings()
     narrow = folder(tmp_path, SJD, sjd(3))
@@ -305,8 +311,11 @@ def test_a_terminal_of_any_width_shows_every_column_whole(joined, width):
 
 def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):
     """Step compression against the window: printed values at two windows, measured ones at two."""
-    rows = [replace(TABLE.rows[1], label=f"W = {w}", group=None, paper={"nfe": w}, settings={**TABLE.rows[1].settings,
-                    "options": {"window": w}}) for w in (3, 300)]  # fmt: skip
+    plain = replace(TABLE.rows[1], group=None)
+    settings = [replace(plain.settings, options={"window": w}) for w in (3, 300)]
+    rows = [
+        replace(plain, label=f"W = {w}", paper={"nfe": w}, settings=s) for w, s in zip((3, 300), settings, strict=True)
+    ]
     figure = replace(TABLE, rows=tuple(rows), axes=({"x": "option:window", "y": "nfe"},))
     run = folder(tmp_path, SJD, sjd(9))
     done = join(figure, dict.fromkeys(figure.all_settings(), run))
@@ -338,13 +347,13 @@ def test_the_only_value_of_an_axis_has_room_around_it():
 
 
 def test_a_row_of_two_seeds_is_the_mean_over_their_images_and_pairs_each_with_ar_of_its_seed(tmp_path):
-    rows = [replace(row, settings={**row.settings, "seed": [1, 2]}) for row in TABLE.rows[:2]]
+    rows = [replace(row, seeds=(1, 2)) for row in TABLE.rows[:2]]
     table = replace(TABLE, rows=tuple(rows))
     runs = {}
     for place, settings in enumerate(table.all_settings()):
         slow = settings.seed == 2
-        spec = changed(AR if settings.decoder == "ar" else SJD, seed=settings.seed)
-        images = ar(9) if settings.decoder == "ar" else [generation(2 + 2 * slow, 20.0, 2.0)] * 9
+        spec = changed(AR if settings.decoder == ("ar",) else SJD, seed=settings.seed)
+        images = ar(9) if settings.decoder == ("ar",) else [generation(2 + 2 * slow, 20.0, 2.0)] * 9
         runs[settings] = scored(folder(tmp_path, spec, images), 30.0 + place, n=9)
     done = join(table, runs)
     steps, speedup, fid = (cell(done, "B SJD", name) for name in ("nfe", "speedup", "fid"))

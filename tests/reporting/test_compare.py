@@ -159,7 +159,7 @@ def test_runs_that_differ_in_the_window_alone_keep_names_of_their_own(runs, cli,
     against = [row.against for row in compare_rows(rows, names[2])]
     assert [item and item.baseline for item in against] == [names[2], names[2], None]
     assert [row.against for row in compare_rows(rows, other.name)] == against
-    seeds = [replace(row, setting={**row.setting, "seed": seed}) for seed in (0, 1) for row in rows]
+    seeds = [replace(row, setting=replace(row.setting, seed=seed)) for seed in (0, 1) for row in rows]
     assert [row.against for row in compare_rows(seeds, names[2])] == 2 * against, "a name counts within its setting"
 
 

@@ -13,7 +13,8 @@ from PIL import Image
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import scoring
-from specbench.reporting.html import write_page
+from specbench.reporting import report_rows
+from specbench.reporting.html import page_charts, write_page
 from specbench.reporting.picture_figures import write_pictures
 from specbench.store.merge_shards import merge_runs
 from specbench.store.run_store import RunStore
@@ -74,6 +75,12 @@ def test_swapped_pictures_are_refused(folder, tmp_path, reader):
     (folder / "images" / "x.png").rename(other)
     with pytest.raises(SpecbenchError, match=r"s0-0\.png is damaged or replaced: its SHA-256"):
         reader(folder, tmp_path)
+
+
+def test_charts_do_not_read_pictures(folder):
+    for picture in (folder / "images").iterdir():
+        picture.write_bytes(EPS)
+    assert [chart["title"] for chart in page_charts(report_rows([folder]))]
 
 
 @pytest.mark.parametrize("reader", READERS)
