@@ -1,6 +1,6 @@
-"""Options default to what a decoder's paper, or its authors' code, states for the model. It concerns several
-modules: `specs/presets.py` and `specs/published.toml`, `runs/decoder_args.py`, `papers/listing.py`. The papers'
-tables state most of the same values for themselves; what `bench` and `run` decode must agree."""
+"""Options default to what a decoder's paper, or its authors' code, states for the model; papers' tables agree with it.
+It concerns several modules: `specs/presets.py` and `specs/published.toml`, `runs/decoder_args.py`, `papers/listing.py`.
+"""
 
 import json
 import tomllib
