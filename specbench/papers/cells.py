@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -106,16 +105,11 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     if printed is not None and difference is not None and low is not None and high is not None and not elsewhere:
         half_a_digit = 0.5 * 10.0**-column.precision
         outside = not low - half_a_digit <= printed <= high + half_a_digit
-    shown: dict[str, Any] = {
-        "value": value,
-        "low": low,
-        "high": high,
-        "n": cell.n,
-        "too_few": cell.too_few,
-        "notes": notes,
-    }
     real = (column.score or column.key) in (measured.row.real or ())
-    return replace(as_printed, **shown, difference=difference, outside=outside, real=real)
+    return replace(
+        as_printed, value=value, low=low, high=high, n=cell.n, difference=difference, outside=outside, real=real,
+        too_few=cell.too_few, notes=notes,
+    )  # fmt: skip
 
 
 def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:

@@ -175,13 +175,10 @@ def with_runs(table: Table, runs: Sequence[Path]) -> Table:
     for folder in runs:
         spec = read_info(folder).spec
         settings = RunSettings(
-            model=spec.model,
-            decoder=(spec.decoder.name,),
-            options=spec.decoder.options,
-            prompts=spec.prompts,
+            model=spec.model, decoder=(spec.decoder.name,), options=spec.decoder.options, prompts=spec.prompts,
             sampling=vars(spec.sampling),
             origins=dict.fromkeys(("model", "decoder"), SettingOrigin(SettingSource.FILE, str(folder))),
-        )
+        )  # fmt: skip
         one_group = len({row.group for row in table.rows}) == 1
         alike = [place for place, row in enumerate(rows) if one_group or row.settings.prompts == spec.prompts]
         group, last = (rows[alike[-1]].group, alike[-1]) if alike else ("runs", len(rows) - 1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
@@ -56,7 +56,6 @@ _PAPER = {"title": str, "authors": str, "venue": str, "year": int, "arxiv": str,
 _OPTIONS = {*CHOICES, *(name for preset in PRESETS.values() for name in options_of(preset))}
 _CHOOSABLE = sorted({*_OPTIONS, *_SETTINGS, "decoder", "protocol"})
 _OPEN = "the model's own"
-_Read = TypeVar("_Read")
 _PAPERS, _CONVENTIONS = "papers.toml", "conventions"
 _NOUNS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
 _NOUNS[list] = "an array"
@@ -213,9 +212,9 @@ def read_table(path: Path) -> Table:
     )  # fmt: skip
 
 
-def _each(entries: Sequence[Any], mistakes: list[SpecbenchError], read: Callable[[Any, int], _Read]) -> list[Any]:
+def _each(entries: Sequence[Any], mistakes: list[SpecbenchError], read: Callable[[Any, int], object]) -> list[Any]:
     """Apply `read` to each entry. An entry with a mistake gives None, and its error is added to `mistakes`."""
-    entries_read: list[_Read | None] = []
+    entries_read: list[Any] = []
     for place, entry in enumerate(entries):
         try:
             entries_read.append(read(entry, place))
@@ -319,8 +318,7 @@ def _stated(entry: Mapping[str, Any], file: str, place: str) -> tuple[RunSetting
             else:
                 values[setting.name] = setting.parse(value)
         except SpecbenchError as error:
-            field = f"{place}.{'sampling.' * (name in SAMPLING)}{name}"
-            raise _wrong(file, field, str(error)) from None
+            raise _wrong(file, f"{place}.{'sampling.' * (name in SAMPLING)}{name}", str(error)) from None
     values |= entry.get("options", {})
     return RunSettings().changed(values, dict.fromkeys(values, SettingOrigin(SettingSource.FILE, file))), seeds
 
