@@ -113,7 +113,8 @@ META_NAMES = {
 
 def meta_name(name: str, names: Mapping[str, str]) -> str:
     """Return transformers' name for a tensor name of Meta's Llama. `names`: prefixes, as in `META_NAMES`."""
-    layer, inner = re.split(r"^((?:layers\.\d+\.)?)", name)[1:]
+    inner = re.sub(r"^layers\.\d+\.", "", name)
+    layer = name.removesuffix(inner)
     old = next((old for old in names if inner.startswith(old)), "")
     return (f"model.{layer}" if layer else "") + names.get(old, "") + inner.removeprefix(old)
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -239,11 +239,12 @@ class ImageModel(Protocol):
     codebook: Tensor | None  # [v_image, d] float32 embedding of each image token for distance rules, or None
     weights_sha256: str  # digest of the weights
 
-    @property
-    def device(self) -> torch.device: ...
+    if TYPE_CHECKING:  # fields or properties; a property here could not be set in subclasses
 
-    @property
-    def dtype(self) -> torch.dtype: ...
+        @property
+        def device(self) -> torch.device: ...
+        @property
+        def dtype(self) -> torch.dtype: ...
 
     def encode(self, prompts: Sequence[str]) -> Any:
         """Encode prompts into the prefix that `begin` takes, with conditional and unconditional rows."""

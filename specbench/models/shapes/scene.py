@@ -141,8 +141,8 @@ def sample_request(rng: np.random.Generator) -> SceneRequest:
     if kind == 2:
         clauses = [_clause(rng, int(rng.integers(2, MAX_COUNT + 1)))]
     else:
-        clauses = []
-        while len(set(clauses)) < (count := (1, 2, 0, 3)[kind]):
+        clauses, count = [], {0: 1, 1: 2, 3: 3}[kind]
+        while len(set(clauses)) < count:  # until they are distinct
             clauses = [_clause(rng) for _ in range(count)]
     return SceneRequest(tuple(clauses), (), str(rng.choice(TEXTURES, p=TEXTURE_SHARES)))
 
