@@ -289,6 +289,14 @@ def test_a_gpu_reads_little_more_than_it_needs_in_few_shapes():
         assert all(0 <= slots - end < capacity / PARTS for end, slots in enumerate(read, start=1))
 
 
+def test_what_a_view_compiles_is_listed_once():
+    model = Tiny()
+    model.compile()
+    view = model.tapped((0,))
+    view.call_for("rules", 2)
+    assert len(view.compiled) == len(model.compiled) == 1
+
+
 def test_graphs_are_told_from_other_memory_if_the_allocator_has_an_account_of_it(monkeypatch):
     def refuse():
         raise RuntimeError("cudaMallocAsync does not yet support snapshot")

@@ -28,7 +28,7 @@ from transformers import (
 import specbench
 from specbench.errors import SpecbenchError
 from specbench.models import loaded_model
-from specbench.models.interface import TokenLayout
+from specbench.models.interface import ImageModel, TokenLayout
 from specbench.models.transformer import kv_cache
 
 IDS = list(range(20, 36))
@@ -367,3 +367,9 @@ def test_a_model_of_the_catalogue_needs_no_ids():
     image = specbench.decode(load_model("shapes"), "a red circle", "sjd", window=8, cfg=3.0, seed=5)
     other = specbench.generate("a red circle", decoder="sjd", window=8, cfg=3.0, seed=5, top_k=0, top_p=1.0)
     assert (image.tokens == other.tokens).all()
+
+
+def test_a_class_derived_from_the_interface_sets_its_own_device_and_dtype():
+    model = type("Users", (ImageModel,), {})()
+    model.device, model.dtype = torch.device("cpu"), torch.float32
+    assert (model.device.type, model.dtype) == ("cpu", torch.float32)
