@@ -241,6 +241,7 @@ class ImageModel(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
     @property
     def dtype(self) -> torch.dtype: ...
 
