@@ -16,7 +16,7 @@ from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransfo
 from specbench.models.interface import TokenLayout
 from specbench.specs.options import Options
 from specbench.specs.presets import DecoderSpec
-from specbench.specs.run_spec import Sampling
+from specbench.specs.run_spec import FILTERS, SAMPLING, Sampling
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,18 @@ AUDIT_SETTINGS = (
     _TRANSFORMER,
     _WIDE_ROW,
     AuditSetting("1x2 preview, then 2x3 of 2, window 3", _PREVIEW, window=3, shared=1.0, share=0.5),
+)
+_audited = {name for setting in AUDIT_SETTINGS for name in setting.sampling.filters}
+AUDIT_SETTINGS += tuple(
+    AuditSetting(
+        f"1x4 of 5, {SAMPLING[name].name} {SAMPLING[name].audited:g}, window 2",
+        _plain(1, 4, 5),
+        replace(Sampling(1.0), **{name: SAMPLING[name].audited}),
+        2,
+        share=0.5,
+    )
+    for name in FILTERS
+    if name not in _audited
 )
 
 DEVICE_SETTINGS = (

@@ -179,8 +179,8 @@ RUN_ORIGINS = (*_OF_MODEL, *_SAMPLED, "prompts", "seed", "batch")
 OPEN_IN_TABLES = {
     *("model", "weights", "revision", "random-weights", "scale", "size", "prompts", "limit", "ids", "samples", "seed"),
     *("offset", "sample", "per-category", "category"),
-    *("batch", "shard", "dtype", "device", "threads", "compile", "cfg", "temperature", "top-k", "top-p"),
-    *("entropy-scale", "min-p", "top-n-sigma", "head", "out", "quiet", "json"),
+    *("batch", "shard", "dtype", "device", "threads", "compile", *_SAMPLED),
+    *("head", "out", "quiet", "json"),
 }
 """Settings of `specbench run` that a paper's table leaves open, or whose values may override the table's."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from specbench import errors
 from specbench.runs.settings import run_settings
-from specbench.specs.run_spec import RunSpec, Sampling
+from specbench.specs.run_spec import SAMPLING, RunSpec
 from specbench.store.run_info import FORMER_NAMES, SCHEMA_VERSION, Invocation, RunInfo
 from specbench.store.token_sums import SUMS
 from specbench.system.version import __version__
@@ -124,7 +124,7 @@ def test_the_options_of_run_are_frozen():
         *("samples", "seed", "baseline", "batch", "workers", "ray", "shard", "mode"),
         *("model", "weights", "revision", "guidance-rows", "prompt-form", "guidance-schedule", "size"),
         *("random-weights", "scale", "dtype", "device", "threads", "compile"),
-        *("cfg", "temperature", "top-k", "top-p", "entropy-scale", "min-p", "top-n-sigma"),
+        *(setting.name for setting in SAMPLING.values()),
         *("out", "trace", "quiet", "json"),
     ]
 
@@ -146,7 +146,7 @@ def test_columns_and_keys_of_stored_runs_are_documented():
         info = json.loads(path.read_text())
         spec = info["spec"]
         names = {*info, *(f"spec.{name}" for name in spec), *(f"spec.decoder.{name}" for name in spec["decoder"])}
-        names |= {f"spec.sampling.{name}" for name in spec["sampling"]}
+        assert spec["sampling"].keys() <= SAMPLING.keys(), path
         names |= {f"invocations[].{name}" for call in info["invocations"] for name in call}
         assert names <= keys.keys(), path
         for samples in (path.parent / "samples").glob("*.parquet"):
@@ -156,7 +156,6 @@ def test_columns_and_keys_of_stored_runs_are_documented():
                 *FORMER_NAMES.values(),
             }
     assert {f"spec.{name}" for name in RunSpec.__dataclass_fields__} <= keys.keys()
-    assert {f"spec.sampling.{name}" for name in Sampling.__dataclass_fields__} <= keys.keys()
     written = RunInfo.__dataclass_fields__.keys() - {"stored", "stack", "roofline"} | {
         "floor"
     }  # the key of a roofline's inputs
