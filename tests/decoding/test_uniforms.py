@@ -119,7 +119,7 @@ def test_the_noise_that_breaks_ties_is_used_for_nothing_else():
             assert not (noise.uniform(slots, stream, number) == tie_break).any()
 
 
-LOSSLESS = [name for name in PRESETS if name != "zipar" and resolve(name).lossless]
+LOSSLESS = [name for name in PRESETS if resolve(name).lossless]
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
