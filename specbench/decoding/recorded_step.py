@@ -162,7 +162,8 @@ def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcom
     """Join consecutive steps of the same kind, of a batch of `rows`. Also return the slots that they commit."""
     outcomes = [step.outcome for step in steps]
     facts = {name: torch.cat([step.facts[name] for step in outcomes]) for name in outcomes[0].facts}
-    outcome = StepOutcome(*map(torch.cat, zip(*(step[:8] for step in outcomes), strict=True)), facts, *outcomes[0][9:])
+    tensors = {name: torch.cat([getattr(step, name) for step in outcomes]) for name in StepOutcome._fields[:8]}
+    outcome = outcomes[0]._replace(**tensors, facts=facts)
     slot = torch.arange(outcome.positions.shape[1], device=outcome.first.device)
     row, slot = (slot <= outcome.first[:, None]).nonzero(as_tuple=True)
     positions, tokens = outcome.positions[row, slot], outcome.tokens[row, slot]
@@ -174,9 +175,9 @@ def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcom
     seen = seen._replace(q=_rows_of([step.q for step in steps], row, slot), drafted=drafted, tested=drafted)
     if not (befores := [step.before for step in steps if step.before]):
         return outcome, seen
-    start, drafts = (torch.cat(field)[row] for field in list(zip(*befores, strict=True))[1:3])
-    numbers = list(zip(*befores, strict=True))[3:]
-    skipped, reach = (torch.tensor(each).repeat_interleave(rows)[row] for each in numbers)
+    start, drafts = (torch.cat([getattr(each, name) for each in befores])[row] for name in ("start", "drafts"))
+    sizes = torch.tensor([[each.skipped, each.reach] for each in befores]).repeat_interleave(rows, 0)
+    skipped, reach = sizes[row].unbind(1)
     place = start + slot
     q_before = _rows_of([before.q for before in befores], row, place - skipped)
     return outcome, seen._replace(q_before=q_before, kept=drafted & (slot < drafts) & (place < reach))

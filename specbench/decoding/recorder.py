@@ -122,7 +122,7 @@ class StepRecorder:
             self._count_siblings(outcome.tested & free, outcome.accepted & free, tables.by_rank)
         if self._spans:
             with self._spans("trace"):
-                self._trace(seen)
+                self._trace(seen, seen.q)
 
     def _by_row(self, values: Tensor, dim: int = 0) -> Tensor:
         """Sum values over the joined steps, which reduces dimension `dim` from K B to B."""
@@ -134,10 +134,10 @@ class StepRecorder:
         values = torch.stack([at(seen.p, seen.tokens).log(), entropy(mass), mass.amax(-1), steps], -1)
         self._slots[seen.rows, :, seen.positions] = values
 
-    def _trace(self, seen: Committed) -> None:
+    def _trace(self, seen: Committed, q: Tensor) -> None:
         """Record the distance between p and q of the first draft in each tested slot."""
         tested = seen.tested & self._free[seen.positions]
-        tv, top1 = (seen.p - seen.q).abs().sum(-1) / 2, seen.q.amax(-1)
+        tv, top1 = (seen.p - q).abs().sum(-1) / 2, q.amax(-1)
         for traced, value in ((self._draft_tv, tv), (self._draft_top1, top1)):
             traced[seen.rows, seen.positions] = torch.where(tested, value, torch.nan)
 

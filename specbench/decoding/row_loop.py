@@ -10,7 +10,7 @@ true position. Only this column attends to the substitute, and it is not kept in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +23,7 @@ from specbench.decoding.recorder import StepRecorder
 from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
 from specbench.errors import SpecbenchError
-from specbench.models.interface import ScatteredSession
+from specbench.models.interface import Call, ScatteredSession
 from specbench.models.transformer.host_sync import to_host
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ImageRowLoop:
         noise: Noise,
         rows: int,
         spans: Spans,
-        call: Callable,
+        call: Call,
     ):
         """`method.drafter` has the image's `rows`. `call` is not used: steps run eagerly, because the width of a
         forward depends on drawn tokens."""

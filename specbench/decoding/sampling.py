@@ -264,7 +264,7 @@ def _least_of_ranked(ranked: Tensor, mass: float) -> Tensor:
     return ranked.gather(-1, (kept - 1).clamp(min=0))
 
 
-def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable], Callable]:
+def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Register a numpy function as an operator for compiled code; `like` returns an empty result."""
 
     def wrap(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -372,8 +372,8 @@ def _compact(weights: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndar
     count = np.diff(first, axis=0, append=len(entry))
     place = np.arange(max(count.max(initial=0), 1))
     exists = place < count
-    chosen = np.append(entry, 0).take(first + place, mode="clip")
-    token, value = chosen - start, weights.reshape(-1).take(chosen)
+    chosen: np.ndarray = np.append(entry, 0).take(first + place, mode="clip")
+    token, value = chosen - start, weights.reshape(-1)[chosen]
     if not exists.all():
         token[~exists] = value[~exists] = 0
     return token, value, exists

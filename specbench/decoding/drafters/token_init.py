@@ -8,7 +8,7 @@ also fresh, the neighbour's source is used; a slot without a source is uniformly
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class Slots(NamedTuple):
     positions: Tensor  # [B, D] stream slots
     fresh: Tensor  # [B, D] bool, slots that need a token
     tokens: Tensor  # [B, L] committed tokens and drafts so far, by stream slot
-    history: Tensor | None  # [B, N, V] the last target distribution seen at each stream slot, if the init needs it
+    history: Any  # [B, N, V] the last target distribution seen at each stream slot; None unless the init needs it
     step: Tensor  # [B, 1] 1-based number of this step, per row
 
 

@@ -39,7 +39,7 @@ class Grouped(RatioTest):
         half = G // 2
         self._before, self._after = half, half if bounds == "inclusive" else max(half - 1, 0)
         self._whole = cluster_q == "whole"
-        self._codebook = context.codebook
+        self._codebook: Tensor = context.codebook
         self._nearest = _neighbours(context.codebook, G - 1) if cluster == "embedding" else None
 
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
