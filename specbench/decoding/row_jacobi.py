@@ -12,13 +12,13 @@ p. If every row waits for the complete row above, the decoder is exact.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.draft_tree import chain
-from specbench.decoding.drafters.token_init import Init
+from specbench.decoding.drafters.token_init import FreshQ, Init
 from specbench.decoding.interfaces import Context, Proposal
 from specbench.decoding.noise import Stream
 from specbench.decoding.row_loop import ImageRowLoop, image_rows, row_roots
@@ -34,7 +34,13 @@ class RowJacobi:
     """Settings of `RowJacobiLoop`."""
 
     def __init__(
-        self, context: Context, init: Init | None, window: int, rows_window: int, lower_rows: str, fresh_q: str
+        self,
+        context: Context,
+        init: Init | None,
+        window: int,
+        rows_window: int,
+        lower_rows: Literal["draft", "commit"],
+        fresh_q: FreshQ,
     ):
         self.rows = image_rows(context, "row-jacobi")
         height, widest = self.rows.slots.shape

@@ -11,7 +11,7 @@ code does not contain this window; the rule follows the paper's text.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,8 +55,8 @@ class ZipAR:
         init: Init | None,
         rows_window: int,
         adaptive: bool,
-        rows_count: str = "tokens",
-        stand_ins: str = "dropped",
+        rows_count: Literal["tokens", "released"] = "tokens",
+        stand_ins: Literal["dropped", "kept"] = "dropped",
     ):
         self.window = 1
         self.rows = image_rows(context, "zipar")

@@ -7,6 +7,8 @@ over the members within the target's top-k only, which accepts more drafts near 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -27,10 +29,10 @@ class Grouped(RatioTest):
         G: int,
         d: float,
         delta: float,
-        cluster: str,
-        order: str,
-        bounds: str,
-        cluster_q: str = "whole",
+        cluster: Literal["target", "draft", "embedding"],
+        order: Literal["ascending", "descending"],
+        bounds: Literal["half-open", "inclusive"],
+        cluster_q: Literal["whole", "support"] = "whole",
     ):
         super().__init__(context)
         if context.codebook is None and (d != float("inf") or cluster == "embedding"):
