@@ -63,11 +63,6 @@ class RowWindows(NamedTuple):
     visible: Tensor  # [B, R * W, N + 1] bool, as `ScatteredSession.forward_scattered` takes it
     aside: Tensor  # [B, R, W] bool, columns that consume a substitute token
 
-    @property
-    def drafted(self) -> Tensor:
-        """[B, R, W - 1] bool, whether a column has a draft, which the next column consumes."""
-        return self.exists[..., 1:]
-
 
 class RowJacobiLoop(ImageRowLoop):
     """Decode loop of all rows of each image; `tokens` also holds drafts."""
@@ -109,9 +104,6 @@ class RowJacobiLoop(ImageRowLoop):
         top = (roots.above == self._width)[:, rows]
         return RowWindows(rows, positions, tokens, exists, top, visible, aside)
 
-    def _visible(self, windows: RowWindows) -> Tensor:
-        return windows.visible
-
     def _drafts(self, slots: Tensor, step: Tensor) -> Tensor:
         """Drafts [B, R, W - 1] of `slots`, from the previous step or uniformly drawn."""
         flat = slots.flatten(1)
@@ -135,7 +127,8 @@ class RowJacobiLoop(ImageRowLoop):
         images, rows, width = windows.positions.shape
         positions = windows.positions.flatten(0, 1)
         p = p.view(images * rows, width, -1)
-        q = torch.where(windows.drafted[..., None], self._q[self._images, windows.positions[..., :-1]], 0.0)
+        # A column has a draft if the next column, which consumes the draft, exists.
+        q = torch.where(windows.exists[..., 1:, None], self._q[self._images, windows.positions[..., :-1]], 0.0)
         proposal = Proposal(windows.tokens.flatten(0, 1), positions, q.flatten(0, 1), chain(width), width)
         noise, steps = self._noise.repeated(rows), step.repeat_interleave(rows, 0)
         verified = verify_chain(p, proposal, self._verifier, self._refinement, noise, steps)

@@ -119,18 +119,15 @@ class FeatureStore:
 
     def rows(self, indices: list[int]) -> Examples:
         """Load the examples of some rows, with float16 features, padded to the longest row."""
-        picked = [self._row(index) for index in indices]
-        pad = torch.nn.utils.rnn.pad_sequence
+        picked, pad = [], torch.nn.utils.rnn.pad_sequence
+        for chunk, row in (divmod(index, _CHUNK) for index in indices):
+            if chunk not in self._loaded:
+                self._loaded[chunk] = Examples(**torch.load(self._path(chunk), weights_only=True, mmap=True))
+            of = self._loaded[chunk]
+            size = int(of.length[row])
+            picked.append((of.ids[row, : size + 1], of.features[row, :size], of.prompt[row], of.length[row]))
         ids, features, prompt, length = zip(*picked, strict=True)
         return Examples(pad(ids, True), pad(features, True), torch.stack(prompt), torch.stack(length))
-
-    def _row(self, index: int) -> tuple[Tensor, ...]:
-        chunk, row = divmod(index, _CHUNK)
-        if chunk not in self._loaded:
-            self._loaded[chunk] = Examples(**torch.load(self._path(chunk), weights_only=True, mmap=True))
-        loaded = self._loaded[chunk]
-        length = int(loaded.length[row])
-        return loaded.ids[row, : length + 1], loaded.features[row, :length], loaded.prompt[row], loaded.length[row]
 
     def _path(self, chunk: int) -> Path:
         return self._folder / f"{chunk:06d}.pt"
