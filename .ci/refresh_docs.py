@@ -41,19 +41,11 @@ from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import FILTERS, SAMPLING
 from specbench.store.schema import FILE_KINDS, column_facts
-from specbench.system.plugins import plugins
+from specbench.system.plugins import load_object, plugins
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 from planted_bugs import BUGS
 
-HUB_METRICS = {
-    "facebook/mask2former-swin-small-coco-instance": "GenEval",
-    "google/owlv2-base-patch16-ensemble": "T2I-CompBench++ (OWLv2)",
-    "depth-anything/Depth-Anything-V2-Small-hf": "T2I-CompBench++ (3D relations)",
-    "xswu/HPSv2": "HPSv2",
-    "zai-org/ImageReward": "ImageReward",
-}
-"""Hub repositories of metrics, and the metrics."""
 _BLOCK = re.compile(r"(<!-- begin:([a-z-]+) ?(.*?) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
 
 
@@ -170,10 +162,12 @@ def revisions(page: Path, argument: str) -> str:
     for model in MODELS:
         for source in model.checkpoint.sources:
             users.setdefault(source.repo, []).append(f"`{model.name}`")
-    for repo, metric in HUB_METRICS.items():
-        users.setdefault(repo, []).append(metric)
-    order = sorted(users, key=lambda repo: (repo not in REVISIONS, repo.lower()))
-    by = {repo: ", ".join(dict.fromkeys(users[repo])) for repo in order}
+    for name, entry in METRICS.items():
+        repositories = getattr(load_object(entry.target, name), "repositories", {}).values()
+        for repo in repositories:
+            users.setdefault(repo, []).append(f"`{name}`")
+    order = sorted({*users, *REVISIONS}, key=lambda repo: (repo not in REVISIONS, repo.lower()))
+    by = {repo: ", ".join(dict.fromkeys(users.get(repo, ["metrics"]))) for repo in order}
     pinned = [f"- `{repo}` ({by[repo]}): `{REVISIONS[repo]}`" for repo in order if repo in REVISIONS]
     others = ", ".join(f"`{repo}`" for repo in order if repo not in REVISIONS)
     return "\n".join([*pinned, f"- none known: {others}"])
@@ -298,11 +292,14 @@ FIRST_FUNCTIONS = ("run", "generate", "report", "samples", "load", "score", "com
 
 
 def functions(page: Path, argument: str) -> str:
-    """The public functions: what each must be given, and its first sentence."""
+    """Return the public functions without those of `docs/commands.md`: required arguments and first sentence."""
     import specbench
 
     shown = []
-    for name in (*FIRST_FUNCTIONS, *sorted(set(specbench.__all__) - {*FIRST_FUNCTIONS})):
+    commands = {name.replace("-", "_") for name, _ in _commands()} & {*specbench.__all__} - {*FIRST_FUNCTIONS}
+    named = ", ".join(f"`{name}`" for name in sorted(commands))
+    shown.append(f"- {named}: as the [commands](commands.md#every-command) of these names")
+    for name in (*FIRST_FUNCTIONS, *sorted(set(specbench.__all__) - {*FIRST_FUNCTIONS, *commands})):
         function = getattr(specbench, name)
         if inspect.isfunction(function):
             given = [each for each in inspect.signature(function).parameters.values() if each.kind != each.VAR_KEYWORD]
