@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from specbench.models.catalog import find_model
 from specbench.models.facts import BYTES, ModelFacts
@@ -12,6 +12,7 @@ from specbench.papers.table import Row, Table
 from specbench.papers.table_files import load_table, load_tables
 from specbench.reporting.forecast import PROMPT_TOKENS
 from specbench.runs.memory_estimate import most_columns
+from specbench.runs.settings import RunSettings
 from specbench.system.device_peaks import KNOWN, SHORT_NAMES, Peak, known_peak
 
 LATENCY = "latency_ms"
@@ -46,12 +47,12 @@ def printed_latencies(tables: Sequence[str] = ()) -> list[dict[str, object]]:
 
 def _beside(table: Table, row: Row) -> dict[str, object]:
     printed = printed_values(table, row)
-    seconds, name = printed[LATENCY] / 1e3, row.settings.get("model")
+    seconds, name = printed[LATENCY] / 1e3, row.model
     found: dict[str, object] = {
         "table": table.name,
         "row": f"{row.group}: {row.label}" if row.group else row.label,
         "model": name,
-        "decoder": row.settings.get("decoder"),
+        "decoder": row.decoder,
         "hardware": row.hardware,
         "printed_s": seconds,
     }
@@ -79,10 +80,10 @@ def _beside(table: Table, row: Row) -> dict[str, object]:
     return found | known | floors | ratios | {"note": loose}
 
 
-def _floor(model: ModelFacts, peak: Peak, settings: Mapping, columns: int) -> tuple[float, float]:
+def _floor(model: ModelFacts, peak: Peak, settings: RunSettings, columns: int) -> tuple[float, float]:
     """Milliseconds to read the weights once, and the floor of one step of `columns`."""
-    size, item = model.size, BYTES[str(settings.get("dtype") or model.dtype)]
-    guidance = settings.get("sampling", {}).get("guidance", model.sampling().guidance)
+    size, item = model.size, BYTES[settings.dtype or model.dtype]
+    guidance = settings.sampling.get("guidance", model.sampling().guidance)
     rows, context = (1 if guidance == 1 else 2), PROMPT_TOKENS + model.stream / 2
     bandwidth = peak.bandwidth(item * size.weights)
     read = size.read(1, rows, context + columns, item) / bandwidth

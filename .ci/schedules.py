@@ -59,11 +59,11 @@ def length(weights: Sequence[float], spread: float) -> float:
 def fitted() -> dict[tuple[str, float], tuple[float, dict[str, float]]]:
     """By model and delta, the printed length of Cool-SD and that of each reading."""
     printed = [row for row in load_table("cool-sd-1").rows if "acceptance_length" in row.paper]
-    eagle = {row.group: row.paper["acceptance_length"] for row in printed if row.settings["decoder"] == "eagle"}
+    eagle = {row.group: row.paper["acceptance_length"] for row in printed if row.decoder == "eagle"}
     found = {}
     for row in printed:
-        if row.settings["decoder"] == "cool-sd":
-            exact, delta = eagle[row.group], row.settings["options"]["delta"]
+        if row.decoder == "cool-sd":
+            exact, delta = eagle[row.group], row.settings.options["delta"]
             spread = brentq(lambda spread, exact=exact: length([1.0] * DEPTH, spread) - exact, 0.01, 10)
             lengths = {name: length(weights(delta), spread) for name, weights in READINGS.items()}
             found[row.group, float(delta)] = float(row.paper["acceptance_length"]), lengths

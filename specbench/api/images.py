@@ -16,13 +16,7 @@ from specbench.api.results import report, samples
 from specbench.errors import chosen
 from specbench.runs.plan import plan_drawing
 from specbench.runs.run_progress import RunSummary
-from specbench.runs.settings import (
-    DRAWN,
-    OF_IMAGES,
-    decoder_settings,
-    merge,
-    run_settings,
-)
+from specbench.runs.settings import DRAWN, OF_IMAGES, decoder_settings, merge, run_settings
 from specbench.runs.sweep import sweep_plans, sweep_values
 from specbench.specs.options import split_list
 
@@ -194,11 +188,11 @@ def bench(
     from specbench.papers.table_files import load_table
     from specbench.runs.progress_bar import ProgressReporter, ScoreProgress
 
-    reporters: list[Any] = [reporter or (ProgressReporter() if progress else None)]
-    reporters += [score_reporter or (ScoreProgress() if progress else None)]
+    of_runs: Any = reporter or (ProgressReporter() if progress else None)
+    of_scores: Any = score_reporter or (ScoreProgress() if progress else None)
     scoring = scoring or ScoreSettings(str(settings.get("device", "cpu")))
     out = str(settings.get("out", "results"))
-    return bench_table(load_table(table), _flags(settings), out, scoring, {}, reporters[0], reporters[1], warn)
+    return bench_table(load_table(table), _flags(settings), out, scoring, {}, of_runs, of_scores, warn)
 
 
 def estimate(table: str, **settings: object) -> Rows:

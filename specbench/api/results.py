@@ -292,14 +292,15 @@ def score_folder(
     Raises:
         SpecbenchError: an image without a prompt or a prompt without an image, and the errors of `score`.
     """
-    from specbench.metrics.external_images import images_to_score  # brings pandas and pillow
+    from specbench.metrics.external_images import external_images, prompts_of_images  # brings pandas and pillow
     from specbench.metrics.score_store import score_frame
     from specbench.metrics.scoring import score as score_images
     from specbench.runs.progress_bar import ScoreProgress
 
     reporting: Any = reporter or (ScoreProgress() if progress else None)
     named = chosen("metric", metrics) or None
-    scored = images_to_score(Path(images), prompts, column, Path(out), layout, reporting)
+    folder = Path(images)
+    scored = external_images(folder, prompts_of_images(folder, prompts, column), Path(out), layout, reporting)
     scoring = score_images([scored], named, settings, reporting, (), bundled_only, protocol)
     return score_frame(scoring.check().rows(), long)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,13 +43,6 @@ class AuditSetting:
     compiled: bool = False  # compile the steps, as `specbench run --compile on` does; transformer only
 
 
-def _mid_row_grammar(height: int, width: int, v_image: int) -> TokenLayout:
-    """Rows that end with a forced token and have another forced token in their middle."""
-    half = width // 2
-    row = (-1,) * half + (v_image + 1,) + (-1,) * (width - half) + (v_image,)
-    return TokenLayout(height, width, v_image, row * height)
-
-
 _plain, _row_ends = TokenLayout.plain, TokenLayout.with_row_ends
 _TRANSFORMER = AuditSetting(
     "2x4 of 2 with row ends, transformer, guided, window 2, continuous batching", _row_ends(2, 4, 2), Sampling(2.0), 2,
@@ -62,6 +56,7 @@ LONE_SETTING = AuditSetting(
 """Separate code decodes a batch of one image. These images are also compared with the same images in a batch."""
 _KEPT_8 = "1x4 of 8, drafts kept for several steps, window 8"
 _KEPT_10 = "1x10 of 2, drafts kept for several steps, window 12"
+_MID_ROWS = TokenLayout(3, 4, 2, (-1, -1, 3, -1, -1, 2) * 3)
 _PREVIEW = TokenLayout.plain(2, 3, 2, before=((1, 2),))
 _WIDE_ROW = replace(
     _TRANSFORMER,
@@ -69,11 +64,11 @@ _WIDE_ROW = replace(
     layout=TokenLayout(2, 4, 2, (-1,) * 4 + (2,) + (-1,) * 4),
     window=4,
 )
-AUDIT_SETTINGS = (
+AUDIT_SETTINGS: tuple[AuditSetting, ...] = (
     AuditSetting("1x3 of 6, window wider than the image", _plain(1, 3, 6), window=8),
     AuditSetting("2x4 of 2, window wider than the image", _plain(2, 4, 2), window=12),
     AuditSetting("2x4 of 3 with row ends, guided, window 2", _row_ends(2, 4, 3), Sampling(2.0), 2),
-    AuditSetting("3x4 of 2, grammar tokens within and after rows, window 3", _mid_row_grammar(3, 4, 2), window=3),
+    AuditSetting("3x4 of 2, grammar tokens within and after rows, window 3", _MID_ROWS, window=3),
     AuditSetting(
         "4x4 of 2 with row ends, T 0.8, window 4, continuous batching",
         _row_ends(4, 4, 2),
@@ -121,7 +116,7 @@ AUDIT_SETTINGS += tuple(
     AuditSetting(
         f"1x4 of 5, {SAMPLING[name].name} {SAMPLING[name].audited:g}, window 2",
         _plain(1, 4, 5),
-        replace(Sampling(1.0), **{name: SAMPLING[name].audited}),
+        replace(Sampling(1.0), **{name: cast(Any, SAMPLING[name].audited)}),
         2,
         share=0.5,
     )

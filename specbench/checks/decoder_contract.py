@@ -8,6 +8,7 @@ models: the Rosenblatt transform of its tokens under a float64 reference must be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,6 @@ WIDE_SAMPLING = Sampling(guidance=2.0, temperature=3.0, top_k=1000, top_p=0.95)
 """Temperature at which drafts are often kept, so that drafts at the end of the window are also tested."""
 WINDOW, ROWS = 12, 48
 _WIDE = TokenLayout.plain(1, 18, 4160)
-_PROMPTS = ("one", "two")
 _IMAGES = 240
 _TOGETHER = 24
 WIDE_DTYPES = {"float32": (torch.float32, 1e-3, 0.001), "bfloat16": (torch.bfloat16, 0.1, 0.05)}
@@ -46,12 +46,10 @@ WIDE_DTYPES = {"float32": (torch.float32, 1e-3, 0.001), "bfloat16": (torch.bfloa
 
 
 @PinnedTorch(False)
-def check_decoder(decoder: Auditable, samples: int = AUDIT_SAMPLES, seed: int = 0) -> list[Finding]:
+def check_decoder(decoder: Auditable, samples: int = AUDIT_SAMPLES) -> list[Finding]:
     """Run every conformance test on a decoder, named as for `specbench.checks.losslessness.audit_decoders`. `samples`:
     images for the exactness test, on the settings of `specbench audit`."""
-    name, spec = load_decoder(decoder)
-    tests = ContractChecks(name, spec, seed)
-    return run_tests(tests.all(samples))
+    return run_tests(ContractChecks(*load_decoder(decoder), seed=0).all(samples))
 
 
 def check_named(
@@ -69,6 +67,7 @@ class ContractChecks:
 
     def __init__(self, name: str, decoder: DecoderSpec | Decode, seed: int):
         self._name, self._decoder, self._seed = name, decoder, seed
+        self._spec = in_window(decoder, 3) if isinstance(decoder, DecoderSpec) else None
         self._model = EnumerableModel(_LAYOUT, _TEXTS, seed=seed)
         self._requests = [Request(_TEXTS[n % 2], f"prompt {n % 2}", n // 2) for n in range(6)]
 
@@ -124,7 +123,8 @@ class ContractChecks:
         worst, place = 0.0, 0
         for request, image in zip(self._requests, self._generations(self._requests), strict=True):
             for slot, (logp, entropy) in enumerate(self._truth(request.text, image.tokens)):
-                off = max(_distance(logp, image.logp[slot]), _distance(entropy, image.entropy[slot]))
+                pairs = ((logp, image.logp[slot]), (entropy, image.entropy[slot]))
+                off = max(0.0 if true == stored else abs(true - float(stored)) for true, stored in pairs)
                 if off > worst:
                     worst, place = off, slot
         if worst > 1e-3:
@@ -150,33 +150,31 @@ class ContractChecks:
 
     def batch(self) -> Finding:
         """An image decoded alone equals the image decoded in a batch."""
-        together = self._tokens(self._requests)
         alone = np.concatenate([self._tokens([request]) for request in self._requests])
-        differing = int((together != alone).any(1).sum())
-        wrong = [f"{differing} of {len(alone)} images change when decoded in a batch of {len(alone)}"] * bool(differing)
-        return finding("batch", wrong, "alone or in a batch, the same images")
+        return self._unchanged("batch", alone, f"decoded in a batch of {len(alone)}", "alone or in a batch")
 
     def continuous_batching(self) -> Finding:
         """An image decoded in a refilled row equals the image decoded alone."""
-        if not isinstance(self._decoder, DecoderSpec):
+        if self._spec is None:
             return Finding(
                 "continuous batching", SKIPPED, "only a Preset or DecoderSpec is decoded by continuous batching"
             )
-        together = self._tokens(self._requests)
         decoded = dict(decode_each(self._model, self._requests, 2, self._spec, _SAMPLING, self._seed))
-        refilled = self._tokens(self._requests, [decoded[request] for request in self._requests])
-        differing = int((together != refilled).any(1).sum())
-        wrong = [f"{differing} of {len(together)} images change when rows are refilled"] * bool(differing)
-        return finding("continuous batching", wrong, "in refilled rows, the same images")
+        refilled = _tokens_of([decoded[request] for request in self._requests])
+        return self._unchanged("continuous batching", refilled, "rows are refilled", "in refilled rows")
 
     def trace(self) -> Finding:
         """Recording traces changes no token."""
-        if not isinstance(self._decoder, DecoderSpec):
+        if self._spec is None:
             return Finding("trace", SKIPPED, "only a Preset or DecoderSpec is traced")
         traced = decode(self._model, self._requests, self._spec, _SAMPLING, self._seed, render=False, trace=True)
-        differing = int((self._tokens(self._requests) != self._tokens(self._requests, traced)).any(1).sum())
-        wrong = [f"{differing} of {len(traced)} images change when traces are recorded"] * bool(differing)
-        return finding("trace", wrong, "with and without traces, the same images")
+        return self._unchanged("trace", _tokens_of(traced), "traces are recorded", "with and without traces")
+
+    def _unchanged(self, name: str, tokens: np.ndarray, when: str, where: str) -> Finding:
+        """Compare stream tokens [B, N] of the images with the tokens of a single batch."""
+        differing = int((self._tokens(self._requests) != tokens).any(1).sum())
+        wrong = [f"{differing} of {len(tokens)} images change when {when}"] * bool(differing)
+        return finding(name, wrong, f"{where}, the same images")
 
     def forced_slots(self) -> Finding:
         """Forced tokens are exactly where the grammar demands them."""
@@ -201,13 +199,12 @@ class ContractChecks:
         fine = f"samples of p in {' and '.join(WIDE_DTYPES)} (a share of {max(seen):.3f} wrong ones would be detected)"
         return finding("wide vocabulary", wrong, fine)
 
-    def _wide_images(self, model: EnumerableTransformer, requests: Sequence[Request]) -> Sequence:
+    def _wide_images(self, model: EnumerableTransformer, requests: Sequence[Request]) -> Sequence[Any]:
         if not isinstance(self._decoder, DecoderSpec):
-            return self._decoder(model, requests, WIDE_SAMPLING, self._seed)
+            return list(self._decoder(model, requests, WIDE_SAMPLING, self._seed))
         spec = in_window(self._decoder, WINDOW)
         images = dict(decode_each(model, requests, ROWS, spec, WIDE_SAMPLING, self._seed))
-        _raise_first(list(images.values()))
-        return [images[request] for request in requests]
+        return _decoded([images[request] for request in requests])
 
     def speed(self) -> Finding:
         """Time of a step outside its target forward, on the embedded model, relative to exact SJD."""
@@ -224,17 +221,9 @@ class ContractChecks:
             "speed", status, f"{mine:.2f} ms a step outside the forward, {mine / exact:.1f} times SJD's{advice}"
         )
 
-    @property
-    def _spec(self) -> DecoderSpec:
-        return in_window(self._decoder, 3)
-
-    def _tokens(self, requests: Sequence[Request], decoded: Sequence | None = None) -> np.ndarray:
-        """Stream tokens [B, N] of the requests, or of images `decoded` already."""
-        decoded = self._decode(requests) if decoded is None else decoded
-        _raise_first(decoded)
-        if len(decoded) and isinstance(decoded[0], Generation):
-            decoded = [image.tokens for image in decoded]
-        return np.asarray(decoded)
+    def _tokens(self, requests: Sequence[Request]) -> np.ndarray:
+        """Stream tokens [B, N] of the requests."""
+        return _tokens_of(self._decode(requests))
 
     def _generations(self, requests: Sequence[Request]) -> list[Generation]:
         decoded = self._decode(requests)
@@ -242,13 +231,11 @@ class ContractChecks:
             raise SpecbenchError("it returns tokens only; runs need a Generation with counters per image")
         return list(decoded)
 
-    def _decode(self, requests: Sequence[Request]):
+    def _decode(self, requests: Sequence[Request]) -> Sequence[Any]:
         if isinstance(self._decoder, DecoderSpec):
-            decoded = decode(self._model, requests, self._spec, _SAMPLING, self._seed, render=False)
-        else:
-            decoded = self._decoder(self._model, requests, _SAMPLING, self._seed)
-        _raise_first(decoded)
-        return decoded
+            spec = in_window(self._decoder, 3)
+            return _decoded(decode(self._model, requests, spec, _SAMPLING, self._seed, render=False))
+        return _decoded(list(self._decoder(self._model, requests, _SAMPLING, self._seed)))
 
     def _truth(self, text: str, tokens: np.ndarray) -> Iterator[tuple[float, float]]:
         """log p and entropy at every slot, from the model's tables; zeros at forced slots."""
@@ -262,47 +249,46 @@ class ContractChecks:
             code += token * _LAYOUT.vocab**slot
 
 
-def _raise_first(decoded: Sequence) -> None:
-    for image in decoded:
-        if isinstance(image, SpecbenchError):
-            raise image
+def _decoded(images: Sequence[Any]) -> Sequence[Any]:
+    """Return images, or raise the first error among them."""
+    if error := next((image for image in images if isinstance(image, SpecbenchError)), None):
+        raise error
+    return images
+
+
+def _tokens_of(images: Sequence[Any]) -> np.ndarray:
+    """Stream tokens [B, N] of images, or of a user's function, which may return only tokens."""
+    return np.asarray([getattr(image, "tokens", image) for image in _decoded(images)])
 
 
 def _rule_ms(model: ImageModel, spec: DecoderSpec) -> float:
     """Milliseconds per step in drafting, verification and the host; the minimum over two images."""
     sampling, times = Sampling(), []
     for sample in range(3):
-        (image,) = decode(model, [Request("a red circle", "(check)", sample)], spec, sampling, 0, render=False)
-        if isinstance(image, SpecbenchError):
-            raise image
+        request = Request("a red circle", "(check)", sample)
+        (image,) = _decoded(decode(model, [request], spec, sampling, 0, render=False))
         times.append(sum(image.spans_ms.get(span, 0.0) for span in ("draft", "verify", "host")) / image.nfe)
     return min(times[1:])
 
 
-def _distance(truth: float, stored: float) -> float:
-    return 0.0 if truth == stored else abs(truth - float(stored))
-
-
 def wide_faults(
-    decode: Callable[[EnumerableTransformer, Sequence[Request]], Sequence[Generation | np.ndarray]],
-    dtype: str,
-    seed: int,
+    decode: Callable[[EnumerableTransformer, Sequence[Request]], Sequence[Any]], dtype: str, seed: int
 ) -> tuple[list[str], RosenblattResult]:
     """List problems of a decoder's images in `dtype`, a sentence each, and return the tests of their tokens.
     `decode`: returns the images, or their stream tokens, in the order of the requests."""
     kind, distance, share = WIDE_DTYPES[dtype]
-    model = EnumerableTransformer(_WIDE, _PROMPTS, seed)
+    model = EnumerableTransformer(_WIDE, _TEXTS, seed)
     embedding = model.backbone.embed_tokens.weight[: _WIDE.vocab]
     # Similar embeddings: drafts drawn after other tokens are often kept, up to the end of the window.
     embedding.mul_(0.1).add_(10 * embedding[0])
     model.backbone.to(kind)
     model.codebook, model.matrix = model.codebook.to(kind), model.matrix.to(kind)
-    requests = [Request(_PROMPTS[n % 2], f"prompt {n % 2}", n // 2) for n in range(_IMAGES)]
+    requests = [Request(_TEXTS[n % 2], f"prompt {n % 2}", n // 2) for n in range(_IMAGES)]
     images = decode(model, requests)
-    tokens = np.stack([getattr(image, "tokens", image) for image in images]).astype(np.int64)
+    tokens: np.ndarray = _tokens_of(images).astype(np.int64)
     values = np.empty((4, *tokens.shape))
-    for number, text in enumerate(_PROMPTS):
-        of_text = range(number, _IMAGES, len(_PROMPTS))
+    for number, text in enumerate(_TEXTS):
+        of_text = range(number, _IMAGES, len(_TEXTS))
         for start in range(0, len(of_text), _TOGETHER):
             rows = of_text[start : start + _TOGETHER]
             values[:, rows] = _reference(model, text, tokens[rows], seed + start)

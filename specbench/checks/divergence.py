@@ -212,7 +212,7 @@ def total_variation(tables: Sequence[Counts]) -> tuple[float, float, float]:
     allowed = math.sqrt(_scale(tables) * noncentrality(max(statistic, dof), dof, 0.0125) / n) / 2
     high = min(1.0, plug_in + math.sqrt(math.log(1 / 0.0125) / 2) * influence, allowed)
     low = estimate - 1.96 / math.sqrt(2) * influence
-    return tuple(float(max(0.0, bound)) for bound in (estimate, low, max(high, estimate)))
+    return float(max(0.0, estimate)), float(max(0.0, low)), float(max(0.0, high, estimate))
 
 
 def noncentrality(statistic: float, dof: float, chance: float) -> float:

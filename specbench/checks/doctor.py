@@ -75,17 +75,19 @@ def doctor(
         raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
     chosen = metric_catalog.with_protocol(metrics, protocol)
     named = [find_model(model).configured(choice)] if model else []
+    torch = _torch()
+    imports = torch["status"] == OK
     return [
         _row("python", OK, f"{platform.python_version()} in {sys.prefix}"),
         *_packages(),
-        _torch(),
+        torch,
         *_torchvision(),
-        *_acceleration(),
+        *(_acceleration() if imports else ()),
         _limits(),
         *(_model(info, required=bool(named)) for info in named or models().values()),
         *(row for info in named for row in _needs(info)),
-        *(row for info in named for row in _memory(info)),
-        *_peaks(measure),
+        *(row for info in named if imports for row in _memory(info)),
+        *(_peaks(measure) if imports else ()),
         *(row for name in chosen for row in _metric(name)),
         *_plugins(),
         *_disk(Path(out)),
@@ -149,10 +151,8 @@ def _torchvision() -> list[dict[str, str]]:
 
 def _acceleration() -> list[dict[str, str]]:
     """Check requirements of a GPU other than torch: a usable driver, a compiler, NVML, float32 without TF32."""
-    try:
-        import torch
-    except (ImportError, OSError):
-        return []
+    import torch
+
     rows, gpu = [], torch.cuda.is_available()
     if not gpu:
         fix = "install the torch build and the driver of this GPU: https://pytorch.org" if has_gpu_driver() else ""
@@ -213,37 +213,33 @@ def _needs(info: ModelFacts) -> list[dict[str, str]]:
 
 def _memory(info: ModelFacts) -> list[dict[str, str]]:
     """Check that one image with guidance fits into the first GPU, or into main memory if there is no GPU."""
-    try:
-        import torch
-    except (ImportError, OSError):
-        return []
+    import torch
+
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size, dtype = free_memory(device), compiler.settle_precision(None, info.dtype, "off", device)[0]
-    needs = [footprint(info, resolve(name), info.sampling(), dtype, device) for name in ("ar", "scd-mc")]
-    if None in needs or size is None:
+    ar, wide = (footprint(info, resolve(name), info.sampling(), dtype, device) for name in ("ar", "scd-mc"))
+    if ar is None or wide is None or size is None:
         return []
     where = "of main memory free" if device == "cpu" else "free on the GPU"
-    detail = f"about {needs[0].total(1) / 2**30:.1f} GiB in {dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
+    detail = f"about {ar.total(1) / 2**30:.1f} GiB in {dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
     # Memory per image: of AR, and of a window of 64.
-    each = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in needs)
-    detail += f"; {each} per image in a batch, of it {needs[0].cache / 2**20:,.0f} MiB of KV cache in AR"
+    each = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in (ar, wide))
+    detail += f"; {each} per image in a batch, of it {ar.cache / 2**20:,.0f} MiB of KV cache in AR"
     detail += f"; {info.size_note}" if info.size_note else ""
-    if needs[0].total(1) > size:
+    if ar.total(1) > size:
         fix = "use another device, or a smaller model"
         if isinstance(info, HubModel):
             light = replace(info, choice=replace(info.choice, eight_bits=True))
-            less = footprint(light, resolve("ar"), info.sampling(), dtype, device).total(1)
-            fix += f"; --dtype int8wo needs about {less / 2**30:.1f} GiB ({EIGHT_BITS_GAIN})"
+            less = footprint(light, resolve("ar"), info.sampling(), dtype, device)
+            fix += f"; --dtype int8wo needs about {less.total(1) / 2**30:.1f} GiB ({EIGHT_BITS_GAIN})" if less else ""
         return [_row("memory", WARNING, detail, fix)]
     return [_row("memory", OK, detail)]
 
 
 def _peaks(measure: bool) -> list[dict[str, str]]:
     """Report peak bandwidth and FLOP/s of each device, in the number formats of the models."""
-    try:
-        import torch
-    except (ImportError, OSError):
-        return []
+    import torch
+
     from specbench.system import device_peaks
 
     rows = []

@@ -115,7 +115,7 @@ class EnumerableModel:
         """Table row of the prefix before `slot` whose `code` is sum_j token_j * vocab**j."""
         return self.offsets[slot] + code % self.slot_rows[slot]
 
-    def guided(self, prompt: str, slot: int, codes: np.ndarray, guidance: float) -> np.ndarray:
+    def guided(self, prompt: str, slot: int, codes: int | np.ndarray, guidance: float) -> np.ndarray:
         """Guided logits [n, V] of the prefixes `codes` [n] before `slot`, float64."""
         number, rows = self.prompts.index(prompt), self.row(slot, codes)
         conditional, unconditional = (
@@ -153,8 +153,7 @@ class EnumerableSession:
         self.consumed = torch.zeros(len(prefix), layout.length + 1, dtype=torch.long)
         self.weights = torch.tensor([layout.vocab**j for j in range(layout.length)])
         self.offsets, self.slot_rows = torch.tensor(model.offsets), torch.tensor(model.slot_rows)
-        self.branches: Tensor | None = None
-        self.features: Tensor | None = None
+        self.branches = self.features = torch.empty(0)  # of the latest forward
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         if tokens.shape != positions.shape or tokens.shape[1] > self.columns:
@@ -253,6 +252,7 @@ class EnumerableTransformer(TransformerModel):
     elements and unconditional rows have another length, so that rows of a batch use different slots of the cache."""
 
     name = "enumerable-transformer"
+    codebook: Tensor
 
     def __init__(self, layout: TokenLayout, prompts: Sequence[str] = ("",), seed: int = 0):
         self.layout = layout
@@ -355,7 +355,8 @@ def _enumerate_images(
     layout: TokenLayout, sampling: Sampling, logits: Callable[[int, np.ndarray], np.ndarray]
 ) -> np.ndarray:
     """`joint` of any model; `logits` maps a slot and all prefixes [n, slot] before it to guided logits [n, V]."""
-    prefixes, mass = np.zeros((1, 0), dtype=np.int64), np.ones(1)
+    mass = np.ones(1)
+    prefixes: np.ndarray = np.zeros((1, 0), dtype=np.int64)
     for slot, forced in enumerate(layout.forced):
         tokens = np.array([forced]) if forced >= 0 else np.arange(layout.v_image)
         if forced < 0:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from specbench.errors import SpecbenchError, place
+from specbench.system import console
 
 OK, FAILED, SKIPPED, SLOW = "ok", "failed", "skipped", "slow"
 
@@ -28,6 +29,8 @@ def run_tests(tests: Iterable[tuple[str, Callable[[], Finding]]]) -> list[Findin
     """Run named tests. A test that raises an error has failed."""
     findings = []
     for title, test in tests:
+        if console.has_bars(console.stderr()):
+            console.say(f"testing {title}")
         try:
             findings.append(test())
         except SpecbenchError as error:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -74,6 +75,10 @@ class ImageLikelihood:
         excess = np.minimum(-np.log(np.maximum(self.p, 1e-30)), _MOST_EXCESS) - self.entropy
         self.surprise = self.sum(excess) / np.sqrt(np.maximum(self.sum(spread), 1.0))
 
+    def under(self, **settings: Any) -> Alternative:
+        """The claimed sampling with other settings."""
+        return replace(self.way, sampling=replace(self.sampling, **settings))
+
     def sum(self, values: np.ndarray) -> np.ndarray:
         """[K] sums over the free slots of [K, N]."""
         return np.where(self.free, values, 0.0).sum(1)
@@ -118,33 +123,31 @@ class ImageLikelihood:
         width, batch = pieces(self.model)
         for start in range(0, len(tokens), batch):
             some = slice(start, start + batch)
-            for at_scale, positions in self._logits(texts[some], tokens[some], scales, width, shift):
+            for passes, positions in self._passes(texts[some], tokens[some], scales, width, shift):
                 chosen = torch.from_numpy(tokens[some]).to(self.model.device)[:, positions[0]]
-                sorted_at: dict[float, SlotLogits] = {}
-
-                def logits(scale: float, at_scale=at_scale, chosen=chosen, positions=positions, known=sorted_at):
-                    if scale not in known:
-                        if scale != self.sampling.guidance:
-                            known.pop(next((other for other in known if other != self.sampling.guidance), None), None)
-                        known[scale] = SlotLogits(
-                            self._target.of_grid(at_scale(scale), positions).float(), chosen, self._few
-                        )
-                    return known[scale]
-
+                logits = partial(self._sorted, passes, positions, chosen, {})
                 yield _Slots(some, positions, self._target.forced_at(positions) < 0, chosen, logits)
 
+    def _sorted(
+        self, passes: Sequence[Tensor], positions: Tensor, chosen: Tensor, known: dict[float, SlotLogits], scale: float
+    ) -> SlotLogits:
+        """Sorted logits at a guidance scale. `known`: those of the claimed scale and of the latest other scale."""
+        if scale not in known:
+            if scale != self.sampling.guidance and (others := known.keys() - {self.sampling.guidance}):
+                del known[others.pop()]
+            logits = passes[0] if len(passes) == 1 or scale == 1 else torch.lerp(*passes, scale - 1)
+            known[scale] = SlotLogits(self._target.of_grid(logits, positions).float(), chosen, self._few)
+        return known[scale]
+
     @PinnedTorch()
-    def _logits(
+    def _passes(
         self, texts: Sequence[str], tokens: np.ndarray, scales: Collection[float], width: int, shift: Shift
-    ) -> Iterator[tuple[Callable[[float], Tensor], Tensor]]:
-        """Logits by guidance scale, and their slots; logits of any scale follow from scales 1 and 2."""
-        if len(scales) == 1:
-            for logits, positions in forced_logits(self.model, texts, tokens, *scales, width, shift):
-                yield lambda _, logits=logits: logits, positions
-            return
-        pair = (forced_logits(self.model, texts, tokens, scale, width, shift) for scale in (1.0, 2.0))
-        for (one, positions), (two, _) in zip(*pair, strict=True):
-            yield lambda scale, one=one, two=two: one if scale == 1 else torch.lerp(one, two, scale - 1), positions
+    ) -> Iterator[tuple[Sequence[Tensor], Tensor]]:
+        """Logits at the only scale, or at scales 1 and 2, from which those of any scale follow; and their slots."""
+        every = scales if len(scales) == 1 else (1.0, 2.0)
+        passes = (forced_logits(self.model, texts, tokens, scale, width, shift) for scale in every)
+        for pieces_of_scale in zip(*passes, strict=True):
+            yield [logits for logits, *_ in pieces_of_scale], pieces_of_scale[0][1]
 
     def _held(self, tokens: np.ndarray) -> Held:
         return Held(torch.from_numpy(tokens).to(self.model.device), self.model.layout.vocab)
@@ -186,7 +189,7 @@ class ImageLikelihood:
         for reach in (widest, None):
             reach = min(max(2.5 * (high - low), 0.004), widest) if reach is None else reach
             grid = np.linspace(max(start - reach, 0.0 if name == "guidance" else 0.02), start + reach, _STEPS)
-            totals = self._given(name, grid, replace(self.way, sampling=replace(self.sampling, **{name: start})))
+            totals = self._given(name, grid, self.under(**{name: start}))
             fine = np.linspace(grid[0], grid[-1], 2001)
             curve = CubicSpline(grid, totals)(fine)
             inside = fine[curve >= curve.max() - _DROP]
@@ -196,7 +199,7 @@ class ImageLikelihood:
     def likeliest_within(self, name: str, low: float, high: float) -> float:
         """Likeliest value of three digits in an interval, with the filters, which exclude some values."""
         values = sorted({float(f"{value:.3g}") for value in np.linspace(low, high, 2 * _STEPS + 1)} - {0.0})
-        ways = [replace(self.way, sampling=replace(self.sampling, **{name: value})) for value in values]
+        ways = [self.under(**{name: value}) for value in values]
         return values[int(self.likelihoods(ways).sum(1).argmax())]
 
     @PinnedTorch()

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -68,11 +69,11 @@ _ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "row ends are shifted: rows are one token too long": lambda grid: _skewed(grid, -1),
 }
 """By cause, the grid of token indices that restores the order in which the model drew the tokens."""
-_SHIFTS = {
-    "positions of the image are one too far from the prompt": ("positions", 1),
-    "positions of the image are one too near to the prompt": ("positions", -1),
-    "the cache is read one slot too short: no token sees itself": ("cache", 0, 1),
-    "the cache is written one slot too early, over the prompt": ("cache", 0, 0, 1),
+_SHIFTS: Mapping[str, tuple[str, Shift]] = {
+    "positions of the image are one too far from the prompt": ("positions", (1,)),
+    "positions of the image are one too near to the prompt": ("positions", (-1,)),
+    "the cache is read one slot too short: no token sees itself": ("cache", (0, 1)),
+    "the cache is written one slot too early, over the prompt": ("cache", (0, 0, 1)),
 }
 """By cause, its kind, and the argument for `TransformerSession.move`."""
 
@@ -95,12 +96,12 @@ class Cause:
     @property
     def exactly(self) -> float | int | None:
         """The value as `Sampling` has it."""
-        return int(self.value) if self.setting == "top_k" else self.value
+        return int(self.value) if self.setting == "top_k" and self.value is not None else self.value
 
     @property
     def label(self) -> str:
         """The setting and its value in words."""
-        return _label(self.setting, self.exactly)
+        return _label(str(self.setting), self.exactly)
 
 
 def likely_causes(
@@ -129,17 +130,16 @@ def likely_causes(
     ratios = study.likelihoods([way for _, way in ways]) - study.claim
     exact = study if dtype == "float32" else study.of_format(load, "float32")
     some = study.prompts(every["prompt"]) + study.orders() + study.positions() + study.mixtures(exact)
-    others = some + study.formats(load, dtype, exact) + study.copies(every)
-    least = math.log((len(ways) + len(others) + 2 * len(_SHARES) - 2) / LEVEL)
+    found = some + study.formats(load, dtype, exact) + study.copies(every)
+    least = math.log((len(ways) + len(found) + 2 * len(_SHARES) - 2) / LEVEL)
     least += 0 if dtype == "float32" else _ROUNDING * (~np.stack(rows["forced"])).sum()
-    tests = {found.cause.what: found.test for found in others}
-    causes = [found.cause for found in others]
     for kind in dict.fromkeys(kind for kind, _ in ways):
         places = [place for place, (other, _) in enumerate(ways) if other == kind]
         best = max(places, key=lambda place: ratios[place].sum())
-        causes.append(study.setting(kind, ways[best][1], ratios[best]))
-        tests[causes[-1].what] = lambda way=ways[best][1]: study.are_samples(way)
-    causes = sorted(causes, key=lambda cause: -cause.nats)
+        way = ways[best][1]
+        found.append(_Found(study.setting(kind, way, ratios[best]), partial(study.are_samples, way)))
+    tests = {cause.what: test for cause, test in found}
+    causes = sorted((cause for cause, _ in found), key=lambda cause: -cause.nats)
     if causes[0].nats <= least:
         return [], study.seen()
     # Also causes that would not be named alone: the tokens do not distinguish them. Copies are a fact in any case.
@@ -198,21 +198,15 @@ class _Study(ImageLikelihood):
     """The usual faults as causes of the tokens of images."""
 
     def __init__(
-        self,
-        model: ImageModel,
-        rows: pd.DataFrame,
-        sampling: Sampling,
-        dtype: str,
-        guided: bool,
-        logp_kind: str | None,
+        self, model: ImageModel, rows: pd.DataFrame, sampling: Sampling, dtype: str, guided: bool, logp_kind: str | None
     ):
-        super().__init__(model, rows, sampling, _FLOOR.get(dtype, ROUNDED), max(SAMPLING["top_k"].typed))
-        self._guided, self._logp_kind, self._error = guided, logp_kind, None
+        super().__init__(model, rows, sampling, _FLOOR.get(dtype, ROUNDED), int(max(SAMPLING["top_k"].typed)))
+        self._guided, self._logp_kind = guided, logp_kind
 
     def alternatives(self) -> list[tuple[str, Alternative]]:
         """Sampling settings other than the claim, each with the name of the difference."""
         claimed = self.sampling
-        values = {
+        values: dict[str, list[Any]] = {
             "guidance": [*_GUIDANCE, 0.85 * claimed.guidance, 1.15 * claimed.guidance] if self._guided else [],
             "temperature": [*_TEMPERATURE, *(claimed.temperature * factor for factor in _FACTORS)],
         }
@@ -221,7 +215,7 @@ class _Study(ImageLikelihood):
             typed = (x for x in SAMPLING[name].typed if name != "top_k" or x < self.model.layout.v_image)
             values[name] = [*typed, off] if SAMPLING[name].typed else []
         pairs = ((name, value) for name, others in values.items() for value in others if value != self._claimed(name))
-        ways = [(name, replace(self.way, sampling=replace(claimed, **{name: value}))) for name, value in pairs]
+        ways = [(name, self.under(**{name: value})) for name, value in pairs]
         if claimed.temperature != 1 and claimed.entropy_scale is None and {*claimed.filters} - {"top_k"}:
             ways.append(("early", replace(self.way, early=True)))
         ways += [("repetition", replace(self.way, repetition=value)) for value in _REPETITION]
@@ -241,7 +235,7 @@ class _Study(ImageLikelihood):
 
     def estimated(self, cause: Cause) -> Cause:
         """The cause with the likeliest value of its setting, for guidance and temperature."""
-        if cause.setting not in ("guidance", "temperature"):
+        if cause.setting not in ("guidance", "temperature") or cause.value is None:
             return cause
         name, claimed = cause.setting, self._claimed(cause.setting)
         _, low, high = self.likeliest(name, cause.value)
@@ -256,10 +250,10 @@ class _Study(ImageLikelihood):
     def explains(self, cause: Cause, tests: Mapping[str, Callable[[], bool | None]]) -> bool | None:
         """Return whether the tokens are samples of a cause, by its test or with the estimated value of its setting."""
         if cause.setting in ("guidance", "temperature"):
-            return self.are_samples(replace(self.way, sampling=replace(self.sampling, **{cause.setting: cause.value})))
+            return self.are_samples(self.under(**{cause.setting: cause.value}))
         return tests[cause.what]()
 
-    def _claimed(self, name: str) -> float:
+    def _claimed(self, name: str) -> Any:
         return getattr(self.sampling, name)
 
     def prompts(self, every: Sequence[str]) -> list[_Found]:
@@ -282,7 +276,7 @@ class _Study(ImageLikelihood):
         if len(distinct) < 2:
             return []
         texts, paid = [*self.texts[1:], self.texts[0]], np.zeros(len(self.texts))
-        suspects = np.flatnonzero(self.surprise > _SUSPECT)
+        suspects = np.flatnonzero(self.surprise > _SUSPECT).tolist()
         pairs = [(image, text) for image in suspects for text in distinct if text != self.texts[image]]
         if pairs:
             images = np.array([image for image, _ in pairs])
@@ -311,7 +305,7 @@ class _Study(ImageLikelihood):
     def positions(self) -> list[_Found]:
         """Tokens at other positions after the prompt, or with a cache that lacks a slot."""
         known = isinstance(self.model, TransformerModel)
-        return [self._compared(kind, what, shift=shift) for what, (kind, *shift) in _SHIFTS.items() if known]
+        return [self._compared(kind, what, shift=shift) for what, (kind, shift) in _SHIFTS.items() if known]
 
     def _compared(
         self,
@@ -327,9 +321,9 @@ class _Study(ImageLikelihood):
         texts, tokens, few = texts or self.texts, self.tokens if tokens is None else tokens, self._glance()
         claim = np.where(self.free, np.log(np.maximum(self.p, 1e-30)), 0.0)
         ratio = self.likelihoods([self.way], texts, tokens[:, :few], shift)[0] - claim[:, :few].sum(1) - paid
-        rest = np.flatnonzero(ratio > _HOPELESS) if few < tokens.shape[1] else []
+        rest = np.flatnonzero((ratio > _HOPELESS) & (few < tokens.shape[1]))
         if len(rest):
-            whole = self.likelihoods([self.way], [texts[image] for image in rest], tokens[rest], shift)[0]
+            whole = self.likelihoods([self.way], [texts[image] for image in rest.tolist()], tokens[rest], shift)[0]
             ratio[rest] = whole - self.claim[rest] - np.broadcast_to(paid, len(ratio))[rest]
         # A shift affects every image of a program or none.
         better, together = (ratio > 0, _of_some(ratio)) if not shift else (ratio < math.inf, float(ratio.sum()))
@@ -350,11 +344,12 @@ class _Study(ImageLikelihood):
             other = self.greatest if kind == "greedy" else 1 / self.model.layout.v_image
             mixed = [self.mixed(share, other) for share in _SHARES]
             best = max(range(len(_SHARES)), key=lambda place: _of_some(mixed[place] - claim))
-            way, ratio = replace(self.way, **{kind: _SHARES[best]}), mixed[best] - claim
+            drawn: dict[str, Any] = {kind: _SHARES[best]}
+            way, ratio = replace(self.way, **drawn), mixed[best] - claim
             above = _of_some(mixed[best] - beyond)
             nats = _of_some(ratio) if above > _CLEARLY else above
             cause = Cause(kind, what.format(100 * _SHARES[best]), nats, int((ratio > 0).sum()))
-            found.append(_Found(cause, lambda way=way: self.are_samples(way)))
+            found.append(_Found(cause, partial(self.are_samples, way)))
         return found
 
     def copies(self, every: pd.DataFrame) -> list[_Found]:
@@ -402,19 +397,19 @@ class _Study(ImageLikelihood):
         tokens = study.claim - max((one[images] for one in (self.claim, exact.claim)), key=np.sum)
         loose = study.claim - exact.loose[images]
         tokens = tokens if loose.sum() > _CLEARLY else np.minimum(tokens, loose)
-        claimed = self.error()
-        return tokens if claimed is None else tokens + nearer(claimed[images], study.error())
+        if self.error is None or study.error is None:
+            return tokens
+        return tokens + nearer(self.error[images], study.error)
 
+    @cached_property
     def error(self) -> np.ndarray | None:
         """[K, N] distance of the recorded log p from this model's, NaN if unknown; None if no log p is recorded."""
         recorded = self.rows.get("logp")
         if self._logp_kind is None or recorded is None or recorded.isna().any():
             return None
-        if self._error is None:
-            logp = log_p_of(self.model, self.rows, self.sampling, [self._logp_kind])[self._logp_kind]
-            with np.errstate(invalid="ignore"):
-                self._error = np.where(self.free, np.abs(np.stack(recorded) - logp), np.nan)
-        return self._error
+        logp = log_p_of(self.model, self.rows, self.sampling, [self._logp_kind])[self._logp_kind]
+        with np.errstate(invalid="ignore"):
+            return np.where(self.free, np.abs(np.stack(recorded) - logp), np.nan)
 
     def seen(self) -> list[str]:
         """Describe the values that the tokens allow: the intervals of guidance and temperature."""

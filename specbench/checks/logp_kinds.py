@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from specbench.checks.teacher_forced import pieces, slots_of
+from specbench.checks.teacher_forced import forced_logits, pieces
 from specbench.models.interface import ImageModel, Session
 from specbench.specs.run_spec import Sampling
 
@@ -63,12 +63,9 @@ def log_p_of(
     with PinnedTorch():
         for start, scale in product(range(0, len(rows), batch), set(scales.values())):
             some = slice(start, start + batch)
-            texts, tokens = rows["prompt"].iloc[some].tolist(), torch.from_numpy(stream[some]).to(model.device)
-            consumed, session = torch.nn.functional.pad(tokens, (1, 0)), model.begin(model.encode(texts), scale, width)
-            for first in range(0, stream.shape[1], width):
-                part = slice(first, min(first + width, stream.shape[1]))
-                positions = slots_of(len(texts), part.start, part.stop).to(model.device)
-                logits = session.forward(consumed[:, part], positions).float()
+            texts = rows["prompt"].iloc[some].tolist()
+            for logits, positions, session in forced_logits(model, texts, stream[some], scale, width):
+                part = slice(int(positions[0, 0]), int(positions[0, -1]) + 1)
                 chosen = torch.from_numpy(asked[some, part]).to(model.device)
                 of_kind = _of_logits(model, session, replace(sampling, guidance=scale), logits, positions, chosen)
                 for kind in [kind for kind in kinds if scales[kind] == scale]:
@@ -77,12 +74,12 @@ def log_p_of(
 
 
 def _of_logits(
-    model: ImageModel, session: Session, sampling: Sampling, logits: Tensor, positions: Tensor, chosen: Tensor
+    model: Any, session: Session, sampling: Sampling, logits: Tensor, positions: Tensor, chosen: Tensor
 ) -> Callable[[str], Tensor]:
     """By kind, log p [B, T] of the tokens from the latest forward of a session, which returned `logits`."""
     from specbench.decoding.sampling import Target, at
 
-    raw, words = logits, None
+    raw = words = logits
     if (features := getattr(session, "features", None)) is not None:
         # Logits of the network, before a model's repetition penalty.
         raw = model.guide(model.head(features).float(), sampling.guidance, positions)

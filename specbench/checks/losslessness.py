@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,8 +59,8 @@ def audit_decoders(
     compiled: bool = False,
     thorough: bool = False,
     workers: int = 1,
-    tell: Callable[[Mapping[str, object]], None] = lambda row: None,
-) -> list[dict[str, object]]:
+    tell: Callable[[Mapping[str, Any]], None] = lambda row: None,
+) -> list[dict[str, Any]]:
     """Measure whether decoders are lossless, on models small enough to enumerate.
 
     Args:
@@ -87,9 +88,9 @@ def audit_decoders(
     """
     samples = samples or AUDIT_SAMPLES
     one = isinstance(decoders, str) or not isinstance(decoders, Sequence)
-    decoders = [decoders] if one else chosen("decoder", decoders)
-    by_name = all(isinstance(decoder, str) for decoder in decoders)
-    named = labelled_decoders(decoders or list(PRESETS)) if by_name else [(None, decoder) for decoder in decoders]
+    asked: list[Any] = [decoders] if one else chosen("decoder", decoders)
+    by_name = all(isinstance(decoder, str) for decoder in asked)
+    named: Any = labelled_decoders(asked or list(PRESETS)) if by_name else [(None, decoder) for decoder in asked]
     if samples < 1000:
         raise SpecbenchError(f"--samples {samples}: must be at least 1000", f"default: {AUDIT_SAMPLES}")
     if seed < 0:
@@ -97,12 +98,12 @@ def audit_decoders(
     settings = (*AUDIT_SETTINGS, *COMPILED_SETTINGS) if compiled else AUDIT_SETTINGS
     loaded = ((label, *load_decoder(decoder)) for label, decoder in named)
     work = [(label or name, decoder, samples, seed, settings, thorough) for label, name, decoder in loaded]
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     with ExitStack() as running:
-        if min(workers, len(work)) < 2 or sys.platform != "linux":
-            results: Iterator[dict[str, object]] = (audit_one(*job) for job in work)
+        if (several := min(workers, len(work))) < 2 or sys.platform != "linux":
+            results: Iterator[dict[str, Any]] = (audit_one(*job) for job in work)
         else:  # a forked process inherits plug-ins and imports
-            context, several = multiprocessing.get_context("fork"), min(workers, len(work))
+            context = multiprocessing.get_context("fork")
             pool = ProcessPoolExecutor(several, context, torch.set_num_threads, (1,))
             running.callback(pool.shutdown, cancel_futures=True)
             jobs = [pool.submit(audit_one, *job) for job in work]
@@ -121,7 +122,7 @@ def audit_one(
     seed: int,
     settings: Sequence[AuditSetting] | None = None,
     thorough: bool = False,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Audit a decoder from `load_decoder` on AUDIT_SETTINGS or other settings. The row is as in `audit_decoders`."""
     settings = settings or AUDIT_SETTINGS
     refused = _refused(decoder, settings, seed)
@@ -165,7 +166,7 @@ def audit_one(
         "dependent": [kind for kind, p in dependence(tables).items() if p * VIEWS * len(PAIRS) < AUDIT_LEVEL],
         "alone_differ": alone,
         "weakest_setting": weakest,
-        "weakest_tv": seen.get(weakest),
+        "weakest_tv": seen[weakest] if weakest else None,
         "refused": refused,
     }
 
@@ -182,7 +183,7 @@ def audit_verdict(p: float, detectable: float, declared: str | None, alone: int 
     return UNSEEN if declared == LOSSY or detectable > SMALL_ENOUGH or alone else LOSSLESS
 
 
-def verdict_line(row: Mapping) -> str:
+def verdict_line(row: Mapping[str, Any]) -> str:
     """Verdict of a row of `audit_decoders`, with dependent images, or with the deviation that it could detect."""
     if row["verdict"] == LOSSY:
         p = f"p {row['p_value']:.2g}" if row["p_value"] else "p < 1e-300"  # an underflow is not 0
@@ -261,7 +262,7 @@ def _counted(cells: np.ndarray, exact: np.ndarray, layout: TokenLayout) -> Count
     """Count the images of one table; `cells` [2 seeds, 2 prompts, samples]: cell of each image."""
     halves = (cells[..., ::2], cells[..., 1::2])
     observed = np.stack([np.bincount(half.ravel(), minlength=len(exact) + 1) for half in halves])
-    powers = layout.v_image ** np.arange(len(layout.free_slots()) - 1, -1, -1)
+    powers: np.ndarray = layout.v_image ** np.arange(len(layout.free_slots()) - 1, -1, -1)
     tokens = cells[..., None] // powers % layout.v_image
     even = tokens[:, :, : tokens.shape[2] // 2 * 2]
     pairs = {
@@ -269,7 +270,8 @@ def _counted(cells: np.ndarray, exact: np.ndarray, layout: TokenLayout) -> Count
         "samples": (even[:, :, ::2], even[:, :, 1::2]),
         "seeds": (tokens[0], tokens[1]),
     }
-    gains = [agreement(*(side.reshape(-1, len(powers)) for side in pairs[kind]), layout.v_image) for kind in PAIRS]
+    shape = (-1, len(powers))
+    gains = [agreement(a.reshape(shape), b.reshape(shape), layout.v_image) for a, b in map(pairs.__getitem__, PAIRS)]
     sums = np.array([[gain.sum(), (gain**2).sum()] for gain in gains])
     return Counts(observed, np.append(exact, 0.0), layout.v_image, sums)
 
@@ -299,18 +301,14 @@ def _own_tokens(
         raise
     except Exception as error:
         raise SpecbenchError(f"decoder '{name}' failed: {type(error).__name__}: {error}") from error
-    if len(requests) and isinstance(decoded, Sequence) and all(isinstance(image, Generation) for image in decoded):
-        shape: tuple[int, ...] = (len(decoded), model.layout.length)
-    else:
-        shape = np.shape(decoded)
-    if shape != (len(requests), model.layout.length):
+    generated = isinstance(decoded, Sequence) and all(isinstance(image, Generation) for image in decoded)
+    tokens = [image.tokens for image in decoded] if generated else decoded
+    if np.shape(tokens) != (len(requests), model.layout.length):
         raise SpecbenchError(
-            f"decoder '{name}' returned {type(decoded).__name__} of shape {shape}",
+            f"decoder '{name}' returned {type(decoded).__name__} of shape {np.shape(tokens)}",
             f"return one Generation per request, or tokens [{len(requests)}, {model.layout.length}]",
         )
-    if len(requests) and isinstance(decoded[0], Generation):
-        return np.stack([generation.tokens for generation in decoded])
-    return np.asarray(decoded)
+    return np.asarray(tokens)
 
 
 def _cells(tokens: np.ndarray, layout: TokenLayout) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -91,7 +92,7 @@ class MetricChecks:
         wrong = [f"the first score is called '{scores[0].name}'"] * (scores[0].name != self._metric.name)
         for score in scores:
             low, value, high = score.estimate.low, score.estimate.value, score.estimate.high
-            if low is not None and not low <= value <= high:
+            if low is not None and high is not None and not low <= value <= high:
                 wrong.append(f"{score.name}: {value} lies outside its interval {low} to {high}")
             if not 0 < score.n <= len(self._samples):
                 wrong.append(f"{score.name}: n = {score.n} of {len(self._samples)} images")
@@ -113,7 +114,7 @@ class MetricChecks:
         return pd.DataFrame([key | row for key, row in zip(keys, features, strict=True)])
 
 
-def _gap(row: dict, other: dict) -> float:
+def _gap(row: dict[str, Any], other: dict[str, Any]) -> float:
     """Largest relative difference between the numbers of two feature dicts; infinite if other values differ."""
     gaps = [0.0]
     for name, value in row.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -125,11 +126,9 @@ class ModelChecks:
         alike = self._gap(swapped, self._single) <= self._tolerance
         return finding("prompts", ["both prompts give the same logits"] * alike, "another prompt, other logits")
 
-    @property
+    @cached_property
     def _single(self) -> Tensor:
-        if not hasattr(self, "_reference"):
-            self._reference = self._fed(self._begin(), 1)
-        return self._reference
+        return self._fed(self._begin(), 1)
 
     def _begin(self, texts: Sequence[str] | None = None) -> Session:
         with PinnedTorch():

@@ -9,10 +9,11 @@ the forwards, so the recorded values are tested.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -30,6 +31,7 @@ from specbench.checks.teacher_forced import (
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model, model_code, recorded_model
 from specbench.models.facts import BYTES, EIGHT_BITS, ModelChoice, ModelFacts
+from specbench.models.interface import ImageModel
 from specbench.specs.run_spec import SAMPLING, RunSpec
 from specbench.stats.rosenblatt import LEVEL, RosenblattResult, Tokens, audit_tokens
 from specbench.store.run_folders import find_runs
@@ -40,6 +42,8 @@ from specbench.store.schema import KEY
 if TYPE_CHECKING:
     from specbench.checks.likely_causes import Cause
 
+FormatLoader = Callable[[str], ImageModel]
+"""Loads a run's model in a number format."""
 PRINTED_ORDERS = {
     "u_id": "token id",
     "u_p": "p descending",
@@ -54,15 +58,7 @@ CLAIMED = "the model's"  # The claim about tokens that another program has drawn
 _CONTROL = 16  # Images of a run with fewer bits that are recomputed in float32, to measure the effect of rounding
 _COLUMNS = (
     *KEY,
-    "prompt",
-    "status",
-    "started_at",
-    "seed",
-    "tokens",
-    "forced",
-    "committed_step",
-    "logp",
-    "entropy",
+    *("prompt", "status", "started_at", "seed", "tokens", "forced", "committed_step", "logp", "entropy"),
     *PRINTED_ORDERS,
 )
 
@@ -76,7 +72,7 @@ def audit_runs(
     device: str = "cpu",
     dtype: str | None = None,
     logp: str | None = None,
-) -> list[dict[str, object]]:
+) -> list[dict[str, Any]]:
     """Test whether the tokens of runs are exact samples of their model, and store the verdicts for reports.
 
     Args:
@@ -103,7 +99,7 @@ def audit_run(
     dtype: str | None = None,
     explain: bool = True,
     logp: str | None = None,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Test whether the tokens of a run are exact samples of its model.
 
     Args:
@@ -132,11 +128,13 @@ def audit_run(
     if logp and (logp not in LOGP_KINDS or not foreign):
         what = f"--logp {logp}: {'unknown' if foreign else f'run {folder.name} was decoded here'}"
         raise SpecbenchError(what, f"valid: {', '.join(LOGP_KINDS)}" if foreign else "omit it: its log p is known")
-    facts: dict[str, object] = {}
+    facts: dict[str, Any] = {}
     if dtype:
         values, facts = _under_other_target(info, rows, *checkpoint, device, dtype)
     elif recompute or foreign:
-        values, facts = _recomputed(info.spec, rows, *checkpoint, device, logp)
+        model = model_of(info.spec, *checkpoint)
+        load = partial(load_model, model, device)
+        values, facts = _recomputed(info.spec, rows, load, logp)
     else:
         rows = _with_values(rows, folder)
         values = Values(_stacked(rows, PRINTED_ORDERS), np.stack(rows["entropy"]))
@@ -155,15 +153,15 @@ def audit_run(
         return audit | {"failed": False}  # the run claims exact samples only of its own target
     audit |= _harder_verdict(audit)
     if foreign and explain:
-        audit |= _explained(info, rows, values, audit, *checkpoint, device)
+        audit |= _explained(info.spec, rows, values, audit, load, model.guided)
     if keep:
         write_audit(folder, audit)
     return audit
 
 
-def _harder_verdict(audit: dict[str, object]) -> dict[str, object]:
+def _harder_verdict(audit: Mapping[str, Any]) -> dict[str, Any]:
     """Verdict of the recomputed values, which overrides the verdict of the tests; empty if there is none."""
-    harder: dict[str, object] = {}
+    harder: dict[str, Any] = {}
     if audit.get("impossible_tokens", 0) > audit.get("impossible_by_rounding", 0):
         harder = {"verdict": IMPOSSIBLE, "deviates": True, "failed": audit["declared"] != "lossy"}
     if any(column["differs"] for column in audit.get("agreement", {}).values()):
@@ -172,30 +170,21 @@ def _harder_verdict(audit: dict[str, object]) -> dict[str, object]:
 
 
 def _explained(
-    info: RunInfo,
-    rows: pd.DataFrame,
-    values: Values,
-    audit: dict[str, object],
-    weights: str | None,
-    revision: str | None,
-    device: str,
-) -> dict[str, object]:
+    spec: RunSpec, rows: pd.DataFrame, values: Values, audit: Mapping[str, Any], load: FormatLoader, guided: bool
+) -> dict[str, Any]:
     """The verdict in a sentence: smallest detectable deviation, or place and likely cause of the deviation."""
     # These import torch.
     from specbench.checks.image_likelihood import concentrated
     from specbench.checks.likely_causes import SINGLE_TOKENS, likely_causes, named, studied
     from specbench.models.checkpoint_loading import round_to_eight_bits
 
-    spec, facts = info.spec, model_of(info.spec, weights, revision)
-    settings = rows, spec.sampling, spec.dtype, facts.guided, audit["logp_nearest"]
-
-    def load(dtype: str):
-        model = load_model(facts, device, spec.dtype if dtype == EIGHT_BITS else dtype)
+    def load_or_round(dtype: str) -> ImageModel:
+        model = load(spec.dtype if dtype == EIGHT_BITS else dtype)
         if dtype == EIGHT_BITS:
             round_to_eight_bits(model)
         return model
 
-    causes, seen = likely_causes(load, *settings)
+    causes, seen = likely_causes(load_or_round, rows, spec.sampling, spec.dtype, guided, audit["logp_nearest"])
     sampling = [f"guidance {spec.sampling.guidance:g}", f"temperature {spec.sampling.temperature:g}"]
     sampling += [f"{SAMPLING[name].name} {getattr(spec.sampling, name):g}" for name in spec.sampling.filters]
     claim = f"samples of {spec.model} at {', '.join(sampling)} ({audit['images']} images, {audit['tokens']:,} tokens)"
@@ -206,7 +195,7 @@ def _explained(
         found = audit["logp_fits"]
         of_what = f"{LOGP_KINDS[found]}: --logp {found}" if found else "of an unknown kind"
         return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}; their log p is {of_what}"}
-    place = concentrated(load_model(facts, device, spec.dtype).layout, values, _free(rows))
+    place = concentrated(load(spec.dtype).layout, values, _free(rows))
     where = f", most in {place}" if place else f", most at entropy {audit['entropy']}" if audit["entropy"] else ""
     why = named(causes, studied(rows)) if causes else "none of the usual ones"
     explains = causes[0].explains if causes else None
@@ -214,8 +203,8 @@ def _explained(
         cause, unknown = causes[0], rows if audit["logp_kind"] is None else rows.assign(logp=None)
         # Log p determines the digits that an estimate lacks, and people type round values.
         for value in dict.fromkeys((cause.exactly, *_round_values(cause))):
-            sampling = replace(spec.sampling, **{cause.setting: value})
-            if p := _fits(replace(spec, sampling=sampling), unknown, weights, revision, device):
+            changed: dict[str, Any] = {str(cause.setting): value}
+            if p := _fits(replace(spec, sampling=replace(spec.sampling, **changed)), unknown, load):
                 label = cause.label if value == cause.exactly else f"{cause.setting} {value:g}"
                 why += f"; with {label} they are consistent (p = {p:.2g})"
                 break
@@ -232,14 +221,14 @@ def _explained(
 
 def _round_values(cause: Cause) -> list[float]:
     """Values with one decimal that are in the interval of an estimate."""
-    if cause.low is None or cause.high is None:
+    if cause.value is None or cause.low is None or cause.high is None:
         return []
-    return [value for digits in (0, 1) if cause.low <= (value := round(cause.exactly, digits)) <= cause.high]
+    return [value for digits in (0, 1) if cause.low <= (value := round(cause.value, digits)) <= cause.high]
 
 
-def _fits(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str) -> float | None:
+def _fits(spec: RunSpec, rows: pd.DataFrame, load: FormatLoader) -> float | None:
     """The p-value, if the tokens are samples with the sampling of `spec` and log p, if recorded, is the model's."""
-    values, facts = _recomputed(spec, rows, weights, revision, device)
+    values, facts = _recomputed(spec, rows, load)
     result = audit_tokens(_tokens(rows, values), LEVEL)
     beyond = max(facts["impossible_by_rounding"], EDGES * result.tokens)
     fits = not result.deviates and facts["impossible_tokens"] <= beyond
@@ -249,7 +238,7 @@ def _fits(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str 
 
 def checkpoint_of(info: RunInfo, weights: str | None, revision: str | None) -> tuple[str | None, str | None]:
     """Return weights and revision for the recomputation: the given values, else the values that the run recorded."""
-    source = info.source if info.source and not weights else {}
+    source: Mapping[str, Any] = info.source if info.source and not weights else {}
     return weights or source.get("weights"), revision or source.get("revision")
 
 
@@ -266,11 +255,11 @@ def _tokens(rows: pd.DataFrame, values: Values) -> Tokens:
     """Input of the test: the values of the free slots, with their place in the window."""
     free = _free(rows)[0]
     place = _place(np.stack(rows["committed_step"]))
-    u = {name: numbers[:, free].astype(float) for name, numbers in values.u.items()}
+    u: dict[str, np.ndarray] = {name: numbers[:, free].astype(float) for name, numbers in values.u.items()}
     return Tokens(u, None if place is None else place[:, free], values.entropy[:, free].astype(float))
 
 
-def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
+def _described(info: RunInfo, result: RosenblattResult) -> dict[str, Any]:
     """The result as a flat dict.
 
     `verdict`: the last that holds of CONSISTENT, UNLIKELY, DEVIATES, IMPOSSIBLE, OTHERS; `deviates`: also if tokens
@@ -316,10 +305,10 @@ def _worst_group(result: RosenblattResult, kind: str) -> str | None:
 
 def _stacked(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, np.ndarray]:
     """[K, N] by column, NaN for images without it. Columns that no image has are left out."""
-    length, stacked = len(rows["tokens"].iloc[0]), {}
+    length, stacked = len(rows["tokens"].iloc[0]), dict[str, np.ndarray]()
     for name in names:
         if rows[name].notna().any():
-            missing = np.full(length, np.nan, np.float32)
+            missing: np.ndarray = np.full(length, np.nan, np.float32)
             stacked[name] = np.stack([missing if values is None else values for values in rows[name]])
     return {name: column for name, column in stacked.items() if not np.isnan(column).all()}
 
@@ -332,8 +321,8 @@ def _place(steps: np.ndarray) -> np.ndarray | None:
 
 
 def _recomputed(
-    spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str, logp: str | None = None
-) -> tuple[Values, dict[str, object]]:
+    spec: RunSpec, rows: pd.DataFrame, load: FormatLoader, logp: str | None = None
+) -> tuple[Values, dict[str, Any]]:
     """Values of a teacher-forced pass in the run's dtype, and the findings about the run.
 
     `impossible_tokens, impossible_images`: number of tokens with probability 0 given all earlier tokens, and of images
@@ -346,22 +335,21 @@ def _recomputed(
     Orders that need q are tested as recorded. Rounding changes p, and guidance multiplies the change. Exact samples of
     a run with fewer bits are therefore not samples of p recomputed with other shapes or in float32: their uniformity is
     tested with the recorded values, or by token id only."""
-    facts, recorded = model_of(spec, weights, revision), rows["u_id"].notna()
-    model, free = load_model(facts, device, spec.dtype), _free(rows)
+    recorded, free, model = rows["u_id"].notna(), _free(rows), load(spec.dtype)
     values, rounding = teacher_forced_values(model, rows, spec.sampling), None
     if spec.dtype != "float32":
         part = np.flatnonzero(recorded if recorded.any() else ~recorded)
         part = part[np.linspace(0, len(part) - 1, min(len(part), _CONTROL)).astype(int)]
         drawn = teacher_forced_values(model, rows.iloc[part], spec.sampling, draw=True)
         del model  # only one model at a time is in memory
-        model = load_model(facts, device, "float32")
+        model = load("float32")
         exact = teacher_forced_values(model, rows.iloc[part], spec.sampling, drawn.tokens)
         rounding = Rounding(free[part], drawn, exact)
     impossible, stored = ~values.possible & free, _stacked(rows, COMPARED)
     explained = rounding is not None and rounding_explains(impossible, free, rounding)
     # A token at the edge of a filter is possible, but has no log p here.
     gap, error = _gap_of(values.logp, values.entropy, free & np.isfinite(values.logp))
-    compared = {
+    compared: dict[str, Any] = {
         "impossible_tokens": int(impossible.sum()),
         "impossible_images": int(impossible.any(1).sum()),
         "impossible_by_rounding": int(impossible.sum()) if explained else 0,
@@ -375,7 +363,7 @@ def _recomputed(
         compared |= dict.fromkeys(("logp_kind", "logp_fits", "logp_nearest"), SAMPLED)
         if logp or compared["agreement"]["log p"]["differs"]:
             control = None if rounding is None else (rows.iloc[part], rounding)
-            compared |= _logp_kind(facts, device, spec, rows, values, control, logp)
+            compared |= _logp_kind(load, spec, rows, values, control, logp)
     orders = _stacked(rows, PRINTED_ORDERS)
     if rounding is None:
         return values._replace(u=orders | values.u), compared
@@ -383,17 +371,16 @@ def _recomputed(
 
 
 def _logp_kind(
-    facts: ModelFacts,
-    device: str,
+    load: FormatLoader,
     spec: RunSpec,
     rows: pd.DataFrame,
     values: Values,
     control: tuple[pd.DataFrame, Rounding] | None,
     forced: str | None,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return the keys of `_recomputed` on the kind of the recorded log p. `forced`: the kind, if the user gave it;
     `control`: the images whose rounding was measured, and the rounding."""
-    model = load_model(facts, device, spec.dtype)
+    model = load(spec.dtype)
     if forced and forced.endswith("words") and getattr(model, "vocabulary", None) is None:
         what = f"--logp {forced}: '{model.name}' loads only the image tokens of its vocabulary"
         raise SpecbenchError(what, "valid: raw, tempered")
@@ -402,7 +389,7 @@ def _logp_kind(
     if control:
         part, rounding = control
         drawn = log_p_of(model, part, spec.sampling, kinds, rounding.drawn.tokens)
-        model = load_model(facts, device, "float32")
+        model = load("float32")
         exact = log_p_of(model, part, spec.sampling, kinds, rounding.drawn.tokens)
         for kind in kinds:
             pair = rounding.drawn._replace(logp=drawn[kind]), rounding.exact._replace(logp=exact[kind])
@@ -419,7 +406,7 @@ def _logp_kind(
 
 def _under_other_target(
     info: RunInfo, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str, dtype: str
-) -> tuple[Values, dict[str, object]]:
+) -> tuple[Values, dict[str, Any]]:
     """As `_recomputed`, but with the weights before their rounding to eight bits."""
     spec = info.spec
     if dtype not in BYTES:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 # Imports inside functions: torch takes seconds, and only recomputed numbers need it.
 
-_CHUNK = (
-    2**22
-)  # Maximum number of probabilities in a tensor: larger tensors get fresh memory from the kernel in every call
+# Maximum number of probabilities in a tensor: larger tensors get fresh memory from the kernel in every call
+_CHUNK = 2**22
 EDGE = 0.001  # A token counts as possible if it is possible with this many more nats and this much more top-p
 EDGES = 0.02  # Share of tokens that may be beyond a filter if the setting is an estimate
 COMPARED = {"logp": "log p", "u_id": "u by token id", "u_p": "u by p descending", "entropy": "entropy"}
@@ -54,9 +53,10 @@ class Values(NamedTuple):
 
     u: dict[str, np.ndarray]  # [K, N] uniforms of the Rosenblatt transform by order, NaN for images without it
     entropy: np.ndarray  # [K, N] of p
-    logp: np.ndarray | None = None  # [K, N] of the tokens under p
-    possible: np.ndarray | None = None  # [K, N] bool, whether the target can draw the token
-    tokens: np.ndarray | None = None  # [K, N] tokens to which the values belong
+    # [K, N] arrays, None for recorded values: log p of the tokens, whether the target can draw them, and the tokens
+    logp: Any = None
+    possible: Any = None
+    tokens: Any = None
 
 
 def teacher_forced_values(
@@ -73,10 +73,11 @@ def teacher_forced_values(
     for start in range(0, len(rows), batch):
         part = rows.iloc[start : start + batch]
         of = None if draw else np.stack(part["tokens"]) if asked is None else asked[start : start + batch]
-        masses = [np.concatenate(parts, 1) for parts in zip(*_masses(model, part, sampling, width, of), strict=True)]
+        columns = zip(*_masses(model, part, sampling, width, of), strict=True)
+        id_before, id_through, p_before, p_through, *others = (np.concatenate(pieces, 1) for pieces in columns)
         keys = [row_key(int(row.seed), row.prompt_id, int(row.sample)) for row in part.itertuples()]
         v = Noise(keys, model.layout.vocab).tie_break(slots_of(len(part), 0, length)).numpy()
-        batches.append([uniforms(*masses[:2], v), uniforms(*masses[2:4], v), *masses[4:]])
+        batches.append([uniforms(id_before, id_through, v), uniforms(p_before, p_through, v), *others])
     by_id, by_p, *others = (np.concatenate(piece) for piece in zip(*batches, strict=True))
     return Values({"u_id": by_id, "u_p": by_p}, *others)
 
@@ -99,7 +100,7 @@ def _masses(
         wider = replace(sampling, top_p=sampling.top_p + min(EDGE, (1 - sampling.top_p) / 2))
         loose = Target(model.layout, wider, model.device)
         tokens = np.stack(part["tokens"]).astype(np.int64)
-        for logits, positions in forced_logits(model, part["prompt"].tolist(), tokens, sampling.guidance, width):
+        for logits, positions, _ in forced_logits(model, part["prompt"].tolist(), tokens, sampling.guidance, width):
             start, end = int(positions[0, 0]), int(positions[0, -1]) + 1
             p = target(logits, positions)
             if of is None:
@@ -117,18 +118,18 @@ def _masses(
 
 def forced_logits(
     model: ImageModel, prompts: Sequence[str], tokens: np.ndarray, guidance: float, width: int, shift: Shift = ()
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield guided logits [B, T, v_image] of all slots of `tokens` [B, N] given the earlier tokens, and the slots
-    [B, T], in groups of `width`. `shift`: a shift by one, as in `TransformerSession.move`."""
+) -> Iterator[tuple[Tensor, Tensor, Any]]:
+    """Yield for `width` slots of `tokens` [B, N] at a time guided logits [B, T, v_image] given the earlier tokens, the
+    slots [B, T], and the session. `shift`: a shift by one, as in `TransformerSession.move`."""
     import torch
 
     consumed = torch.nn.functional.pad(torch.from_numpy(tokens).to(model.device)[:, :-1], (1, 0))
-    session = model.begin(model.encode(list(prompts)), guidance, width)
+    session: Any = model.begin(model.encode(list(prompts)), guidance, width)
     if shift:
         session.move(*shift)
     for start in range(0, tokens.shape[1], width):
         positions = slots_of(len(tokens), start, min(start + width, tokens.shape[1])).to(model.device)
-        yield session.forward(consumed[:, start : start + width], positions).float(), positions
+        yield session.forward(consumed[:, start : start + width], positions).float(), positions, session
 
 
 def pieces(model: ImageModel) -> tuple[int, int]:
@@ -155,7 +156,7 @@ class Rounding(NamedTuple):
 
 def compare_recorded(
     recorded: Mapping[str, np.ndarray], values: Values, free: np.ndarray, rounding: Rounding | None
-) -> dict[str, dict[str, object]]:
+) -> dict[str, dict[str, Any]]:
     """Distance between recorded values ([K, N] by name of COMPARED, NaN for images without them) and values recomputed
     in the run's number format, in the slots that the grammar leaves `free`, and whether rounding explains it.
 
@@ -164,7 +165,7 @@ def compare_recorded(
         rounding averages out and which reveals another temperature); `beyond`, the share above 0.01; `differs`; and
         with fewer bits `rounding`, its mean distance, and `images`, how many are too far individually, else None.
     """
-    distances = {}
+    distances: dict[str, dict[str, Any]] = {}
     for name in [name for name in COMPARED if name in recorded]:
         gap = _gap(recorded[name], _value(values, name), free)
         if rounding is None:
@@ -218,7 +219,7 @@ def _outliers(sums: np.ndarray, mean: float, tokens: np.ndarray) -> np.ndarray:
     return sums > expected + 6 * np.sqrt(expected) + 12
 
 
-def _against(distance: np.ndarray, control: np.ndarray, slack: float = 0.0) -> dict[str, object]:
+def _against(distance: np.ndarray, control: np.ndarray, slack: float = 0.0) -> dict[str, Any]:
     """Means of the values [K, N] and of `control` [M, N] without NaN, and whether the first differs from 0 by more than
     the rounding in `control`, its sampling error, and `slack`. If rounding moves few tokens far, as between ties under
     top-k 1, `control` may have no such token. Therefore `_FLIPS` such tokens are allowed on either side."""

@@ -75,8 +75,9 @@ class SlotLogits:
 
     def __init__(self, logits: Tensor, chosen: Tensor, few: int):
         """`few`: number of largest logits that the sampling settings may need; 0: all."""
-        self.logits, self._ids, self._before = logits, None, None
-        self._chosen = chosen.clamp(max=logits.shape[-1] - 1)[..., None]
+        self.logits, self._chosen = logits, chosen.clamp(max=logits.shape[-1] - 1)[..., None]
+        self._ids: Tensor | None = None
+        self._before: SlotLogits | None = None
         values = logits
         if few and logits.shape[-1] > _ALL and selects(logits.shape[-1], few):
             if logits.device.type == "cpu":

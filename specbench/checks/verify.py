@@ -7,8 +7,9 @@ import json
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -79,26 +80,14 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
 
 def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[str, str]]:
     """Check unpacked runs."""
-
-    def tokens(run: Path) -> Iterator[tuple[str, str, str]]:
-        yield "tokens", *_tokens(run, recompute, device)
-
-    def drawing(run: Path) -> Iterator[tuple[str, str, str]]:
-        yield "drawing", *_drawing(run, device)
-
-    checks = (
-        _identity,
-        _prompts,
-        _facts,
-        _pictures,
-        _scores,
-        _latencies,
-        _report,
-        tokens,
-        *([drawing] if recompute else []),
-    )
+    checks: dict[str, Callable[[Path], Iterable[tuple[str, ...]]]] = {
+        **{"identity": _identity, "prompts": _prompts, "facts": _facts, "pictures": _pictures, "scores": _scores},
+        **{"latencies": _latencies, "report": _report},
+        "tokens": lambda run: [("tokens", *_tokens(run, recompute, device))],
+        **({"drawing": lambda run: [("drawing", *_drawing(run, device))]} if recompute else {}),
+    }
     rows = []
-    for run, check in itertools.product(runs, checks):
+    for run, (name, check) in itertools.product(runs, checks.items()):
         try:
             rows += [_row(run.name, *result) for result in check(run)]
             continue
@@ -106,7 +95,7 @@ def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[s
             problem = str(error).replace(f"{run.parent}/", "")
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # values of strangers
             problem = one_line(f"its values cannot be used: {type(error).__name__}: {error}", 200)
-        rows.append(_row(run.name, check.__name__.strip("_"), WRONG, problem))
+        rows.append(_row(run.name, name, WRONG, problem))
     return rows
 
 
@@ -166,7 +155,7 @@ def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
         yield "facts", WRONG, f"{counted(count, 'image')}: {text}"
 
 
-def _contradictions(row: Mapping, lossless: bool) -> Iterator[str]:
+def _contradictions(row: Mapping[str, Any], lossless: bool) -> Iterator[str]:
     if pd.isna(row["nfe"]):  # another program reports no steps
         return
     last = int(np.max(row["committed_step"]))
@@ -246,8 +235,9 @@ def _pictures(run: Path) -> Iterator[tuple[str, str, str]]:
 
 def _scores(run: Path) -> Iterator[tuple[str, str, str]]:
     """Scores are recomputed from the stored features. Metrics of plug-ins are not imported."""
-    for score in read_scores(run):
-        name = str(score["metric"])
+    scores: Sequence[Mapping[str, Any]] = read_scores(run)
+    for score in scores:
+        name = score["metric"]
         if ":" in name:
             continue
         again = _score_again(run, name, score)
@@ -258,11 +248,11 @@ def _scores(run: Path) -> Iterator[tuple[str, str, str]]:
         elif score["value"] is None:
             yield "score", OK if math.isnan(again) else WRONG, f"{name} has no value, from its features {again:.6g}"
         else:
-            same = math.isclose(again, float(score["value"]), rel_tol=_CLOSE, abs_tol=_CLOSE)
+            same = math.isclose(again, score["value"], rel_tol=_CLOSE, abs_tol=_CLOSE)
             yield "score", OK if same else WRONG, f"{name} {score['value']:.6g}, from its features {again:.6g}"
 
 
-def _score_again(run: Path, name: str, score: dict) -> float | None:
+def _score_again(run: Path, name: str, score: Mapping[str, Any]) -> float | None:
     if name not in metric_catalog.METRICS:
         if json.loads(score["identity"]).get("score") != MEAN_OF_IMAGES:
             return None

@@ -18,12 +18,12 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
 from specbench import names
-from specbench.cli.commands import COMMANDS, COMPLETION, CommandLine, help_of
+from specbench.cli.commands import ADDERS, COMMANDS, COMPLETION, CommandLine
 from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, read_name
 from specbench.system import console, signals
 from specbench.system.surroundings import check_working_folder, settle
@@ -37,7 +37,6 @@ _OF_COMPLETION = ("--show-completion", "--install-completion")  # For these opti
 _LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # The command line, as bash, and as zsh and fish pass it
 _BRIEF = ("report", "figure", "methods", "compare", "show", "list")
 """Commands that spend most of their time on imports, which create many objects and little garbage."""
-_COLLECT_AFTER = 100_000
 
 
 def build_app(named: str | None = None, root_options: bool = True) -> typer.Typer:
@@ -50,18 +49,18 @@ def build_app(named: str | None = None, root_options: bool = True) -> typer.Type
 
     add_plugin_decoders()
     app = _empty_app(root_options)
-    modules = [COMMANDS[named][0]] if named else dict.fromkeys(module for module, _ in COMMANDS.values())
-    for module in modules:
-        importlib.import_module(f"specbench.cli.{module}").add_to(app)
-    app.registered_commands.sort(key=lambda command: list(COMMANDS).index(command.name))
+    for name, (module, _) in COMMANDS.items():
+        if named is None or module == COMMANDS[named][0]:
+            importlib.import_module(f"specbench.cli.{module}")
+            ADDERS[name](app)
     return app
 
 
 def build_index() -> typer.Typer:
     """Build an app that only lists the commands, for help, completion, and errors without a command."""
     app = _empty_app(root_options=True)
-    for name in COMMANDS:
-        app.command(name=name, help=help_of(name))(lambda: None)
+    for name, (_, text) in COMMANDS.items():
+        app.command(name=name, help=text)(lambda: None)
     return app
 
 
@@ -110,7 +109,7 @@ def _root(
     pass
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its exit code; errors are printed as one line on stderr."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = _DEBUG in arguments or os.environ.get("SPECBENCH_DEBUG", "") not in ("", "0")
@@ -127,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao, which warns of kernels
         logging.getLogger(name).setLevel(logging.ERROR)
     if next(iter(arguments), None) in _BRIEF:
-        gc.set_threshold(_COLLECT_AFTER)
+        gc.set_threshold(100_000)
     try:
         if COMPLETION not in os.environ:
             settle()
@@ -156,13 +155,13 @@ def _code_of(error: BaseException, arguments: Sequence[str], debug: bool) -> int
         return BAD_INPUT if has_help else _fail(_usage_problem(error, arguments), debug)
     if signals.asked() or isinstance(error, KeyboardInterrupt | typer.Abort):
         return _stopped(debug)
-    ended = isinstance(error, SystemExit)
-    if ended and COMPLETION in os.environ:
-        raise error
-    if ended and arguments[0].partition("=")[0] in _OF_COMPLETION:
-        return BAD_INPUT if error.code else 0  # typer has printed the name of the unknown shell
-    if ended and isinstance(error.__context__, BrokenPipeError):  # rich exits if its reader has left
-        return 0
+    if isinstance(error, SystemExit):
+        if COMPLETION in os.environ:
+            raise error
+        if arguments[0].partition("=")[0] in _OF_COMPLETION:
+            return BAD_INPUT if error.code else 0  # typer has printed the name of the unknown shell
+        if isinstance(error.__context__, BrokenPipeError):  # rich exits if its reader has left
+            return 0
     if isinstance(error, BrokenPipeError):
         return 0 if _reader_left() else _fail(_bug(error), debug)
     if isinstance(error, OSError):
@@ -220,11 +219,9 @@ def _as_named(arguments: Sequence[str]) -> list[str]:
 
 def _app_of(arguments: Sequence[str]) -> typer.Typer:
     """Build the commands of the module that a command line needs, or the index if it begins with no command."""
-    if COMPLETION in os.environ:
-        named = command_completed(os.environ)
-        return build_app(named) if named in COMMANDS else build_index()
-    named = next(iter(arguments), None)
-    return build_app(named, root_options=False) if named in COMMANDS else build_index()
+    completes = COMPLETION in os.environ
+    named = command_completed(os.environ) if completes else next(iter(arguments), None)
+    return build_app(named, root_options=completes) if named in COMMANDS else build_index()
 
 
 def command_completed(environment: Mapping[str, str]) -> str | None:
@@ -239,7 +236,8 @@ def command_completed(environment: Mapping[str, str]) -> str | None:
 
 def _fail(error: SpecbenchError, debug: bool) -> int:
     signals.answered()
-    error = signals.in_place_of(error)
+    if signals.asked() and error.exit_code <= 128:  # C code or a library turned the interrupt into another error
+        error = signals.stopped()
     if debug and sys.exc_info()[1] is not None:
         traceback.print_exc()
     if COMPLETION not in os.environ:  # a shell would print it into the line that is being typed
@@ -247,7 +245,7 @@ def _fail(error: SpecbenchError, debug: bool) -> int:
     return error.exit_code
 
 
-def _usage_problem(error: Exception, arguments: Sequence[str]) -> SpecbenchError:
+def _usage_problem(error: Any, arguments: Sequence[str]) -> SpecbenchError:
     """Convert a usage error of typer to a SpecbenchError, with the nearest option or command as a hint."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "specbench"
@@ -281,7 +279,7 @@ def _own_option(option: str, arguments: Sequence[str]) -> str:
 def _option_meant(option: str, context: Any) -> str:
     """Advice for an option that a command does not have."""
     command, path = context.info_name, context.command_path
-    answers = {
+    answers: dict[tuple[str | None, str], str] = {
         ("--decoder", "bench"): "the table defines its decoders; add yours with --with",
         ("--metric", "run"): "images are scored afterwards: specbench score --metric NAME",
     }
@@ -302,7 +300,7 @@ def _option_meant(option: str, context: Any) -> str:
 def _options_of(command: str) -> list[str]:
     """Return the options of another command, with all their names."""
     group = typer.main.get_command(build_app(command, root_options=False))
-    chosen = group.commands[command] if command in getattr(group, "commands", {}) else group
+    chosen = getattr(group, "commands", {}).get(command, group)
     return [name for parameter in chosen.params for name in parameter.opts]
 
 
@@ -320,7 +318,7 @@ def _extra_argument(words: Sequence[str], arguments: Sequence[str]) -> Specbench
     return SpecbenchError(f"run {' '.join(words)}: run takes flags only", hint)
 
 
-def _show_warning(message, category, *_rest) -> None:
+def _show_warning(message: Warning | str, category: type[Warning], *_rest: Any, **_more: Any) -> None:
     from specbench.system.plugins import PluginWarning  # only if something warns
 
     if issubclass(category, PluginWarning):

@@ -6,13 +6,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.console import Console
 
 from specbench.cli import options as opt
-from specbench.cli.commands import help_of
+from specbench.cli.commands import command
 from specbench.cli.output import print_json, write_or_print
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
@@ -24,33 +23,28 @@ if TYPE_CHECKING:
     from specbench.papers.join import PaperTable
     from specbench.papers.table import Table
 
-_HELP = help_of(
+_SETTINGS = run_settings(OPEN_IN_TABLES)
+
+
+@command(
     "bench",
     "Images and scores in the results folder are not computed again. Rows with the same model and prompts "
     "take turns on one loaded model. Rows that cannot run on this machine are reported and left out.",
     "--model replaces the paper's model: specbench bench gsd-1 --model shapes --limit 16 runs on a laptop.",
+    epilog="The tables: specbench list tables. Then: specbench report NAME",
 )
-_SETTINGS = run_settings(OPEN_IN_TABLES)
-_Table = opt.argument("NAME", "Table or figure of 'specbench list tables', or your own file (FILE.toml).")
-
-
-def add_to(app: typer.Typer) -> None:
-    epilog = "The tables: specbench list tables. Then: specbench report NAME"
-    app.command(name="bench", help=_HELP, epilog=epilog)(bench)
-
-
 @opt.flags(_SETTINGS, dict.fromkeys(("model", "prompts", "samples", "seed", "batch"), "the table's"))
 def bench(
-    flags: dict,
-    name: _Table,
-    added: opt.OwnRows = None,
-    dry_run: opt.dry_run_switch() = False,
-    fmt: opt.format_option(formats_with("tables")) = None,
-    to: opt.To = None,
-    columns: opt.Columns = None,
-    notes: opt.Notes = False,
-    baseline: opt.Baseline = None,
-    caption: opt.Caption = None,
+    flags: dict[str, Any],
+    name: str = opt.argument("NAME", "Table or figure of 'specbench list tables', or your own file (FILE.toml)."),
+    added: list[str] | None = opt.OwnRows,
+    dry_run: bool = opt.dry_run_switch(),
+    fmt: str | None = opt.format_option(formats_with("tables")),
+    to: Path | None = opt.To,
+    columns: str | None = opt.Columns,
+    notes: bool = opt.Notes,
+    baseline: str | None = opt.Baseline,
+    caption: str | None = opt.Caption,
 ) -> None:
     from specbench.papers.table_files import load_table
 
@@ -113,9 +107,8 @@ def report_tables(
         print_tables(joined, "html", html, columns)
     if to or not html:
         print_tables(joined, fmt, to, columns, notes, caption)
-    for table in joined:
-        if table.problem:
-            raise table.problem
+    if problem := next((table.problem for table in joined if table.problem), None):
+        raise problem
 
 
 def _with_own(table: Table, added: Sequence[str], out: str) -> tuple[Table, list[Path]]:
@@ -163,7 +156,7 @@ def print_tables(
     write_or_print(render_tables(joined, fmt, notes), to)
 
 
-def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) -> None:
+def _print_estimate(table: Table, flags: Mapping[str, Any], as_json: bool) -> None:
     from specbench.cli.run import print_dry_run
     from specbench.papers.planned_cells import plan_table
     from specbench.papers.reproduce import estimate, run_lines, scoring_needs, seeds_together, total

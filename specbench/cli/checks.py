@@ -7,11 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-
-import typer
+from typing import Any
 
 from specbench.cli import options as opt
-from specbench.cli.commands import help_of
+from specbench.cli.commands import command
 from specbench.cli.output import print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import OF_ENGINES, run_settings
@@ -21,64 +20,30 @@ from specbench.system import console
 from specbench.system.torch_device import AUTO, best_device, chosen_device
 
 _DEFAULT_SAMPLES = 290_000
-_RandomWeights = opt.switch("--random-weights", "Do not require a checkpoint, as for `specbench run --random-weights`.")
-_Measure = opt.switch(
-    "--measure", "Measure memory bandwidth and peak FLOP/s for the roofline in reports; only on an idle machine."
-)
-_Metrics = opt.metric_option("Also require this metric to be ready; may be repeated.")
-_Protocol = opt.protocol_option("Also require the metrics")
-_All = opt.switch("--all", "Print every check, including packages, models and peaks without problems.")
-_Samples = opt.option("--samples", "N", "Images per decoder.", int, min=1000)
-_Seed = opt.option("--seed", "N", "Random seed of the models and of the decoding noise.", int, min=0)
-_Compile = opt.switch("--compile", "Also audit compiled steps (a minute or more per decoder).")
-_Thorough = opt.switch("--thorough", "Decode ten times as many images in the least sensitive settings.")
-_StoredRuns = opt.option(
-    "--run", "RUN", "Audit stored runs instead: run ids, prefixes of ids, decoders, or folders.", list[str] | None
-)
-_Recompute = opt.switch("--recompute", "With --run: recompute p with the model, teacher-forced.")
-_RunWeights = opt.option("--weights", "DIR|OWNER/NAME", "With --recompute or --engine: unofficial checkpoint.")
-_RunRevision = opt.option("--revision", "REF", "With --recompute or --engine: revision of its hub repository.")
-_Target = opt.option(
-    "--dtype",
-    "TYPE",
-    "For runs of --dtype int8wo: recompute p with the same weights in this number format (float32, bfloat16 or "
-    "float16); tv is then a lower bound on the distance of the two targets. With --engine: the claimed format.",
-)
-_Engine = opt.option(
-    "--engine", "ADDRESS", "Let a serving engine draw images, and audit them.", rich_help_panel="Engine"
-)
-_Served = opt.served_option(rich_help_panel="Engine")
 _UNSERVED = {*(SAMPLING[name].name for name in UNSERVED), "guidance-rows", "guidance-schedule", "random-weights"}
 _OWN = {"weights", "revision", "device", "dtype"}  # Options of `audit` itself, for any run
 _OF_ENGINE = tuple(replace(setting, panel="Engine") for setting in run_settings(OF_ENGINES - _OWN - _UNSERVED))
-_LogP = opt.option(
-    "--logp",
-    "KIND",
-    "Kind of log p that another program recorded: sampled, tempered, raw, tempered-words or raw-words, each also with "
-    "the prefix conditional-; detected by default.",
-)
-_TestedPrompts = opt.prompts_option("Prompt set or file for the tests of the model and the metric.")
-_ContractSamples = opt.option("--samples", "N", "Images for the test of losslessness.", int, min=10_000)
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command(name="doctor", help=help_of("doctor"))(doctor)
-    app.command(name="audit", help=_AUDIT_HELP)(audit)
-    app.command(name="check", help=_CHECK_HELP)(check)
-
-
+@command("doctor")
 def doctor(
-    model: opt.model_option("Require this model to be ready.") = None,
-    weights: opt.option("--weights", "DIR|OWNER/NAME", "Checkpoint of the model, if not the official one.") = None,
-    revision: opt.option("--revision", "REF", "Revision of the checkpoint's hub repository.") = None,
-    random_weights: _RandomWeights = False,
-    scale: opt.option("--scale", "SIZE", "full or tiny, as for run.", str) = "full",
-    measure: _Measure = False,
-    metric: _Metrics = None,
-    protocol: _Protocol = None,
-    everything: _All = False,
-    out: opt.Out = "results",
-    json: opt.Json = False,
+    model: str | None = opt.option("--model", "NAME", "Require this model to be ready."),
+    weights: str | None = opt.option(
+        "--weights", "DIR|OWNER/NAME", "Checkpoint of the model, if not the official one."
+    ),
+    revision: str | None = opt.option("--revision", "REF", "Revision of the checkpoint's hub repository."),
+    random_weights: bool = opt.switch(
+        "--random-weights", "Do not require a checkpoint, as for `specbench run --random-weights`."
+    ),
+    scale: str = opt.option("--scale", "SIZE", "full or tiny, as for run.", "full"),
+    measure: bool = opt.switch(
+        "--measure", "Measure memory bandwidth and peak FLOP/s for the roofline in reports; only on an idle machine."
+    ),
+    metric: list[str] | None = opt.option("--metric", "NAME", "Also require this metric to be ready; may be repeated."),
+    protocol: str | None = opt.protocol_option("Also require the metrics"),
+    everything: bool = opt.switch("--all", "Print every check, including packages, models and peaks without problems."),
+    out: str = opt.Out,
+    json: bool = opt.Json,
 ) -> None:
     from specbench.checks import doctor as machine
 
@@ -93,7 +58,7 @@ def doctor(
         console.say(f"ready{more}; type next: specbench {f'run {best}' if model or gpu else 'demo'}")
 
 
-def _in_short(rows: Sequence[Mapping]) -> list[Mapping]:
+def _in_short(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Rows that describe this machine, and rows with problems; missing models share one row."""
     names = ("python", "torch", "GPU", "limits", "results folder")
     kinds = ("model ", "memory", "metric ", "plug-in ")
@@ -107,7 +72,7 @@ def _in_short(rows: Sequence[Mapping]) -> list[Mapping]:
     return [row for row in shown if row not in absent] + [others]
 
 
-def _print_readiness(rows: Sequence[Mapping]) -> None:
+def _print_readiness(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the rows of the doctor. On a terminal the fixes follow the table, unwrapped so that they can be copied."""
     if not console.is_terminal():
         return print_table(rows, ("name", "status", "detail", "fix"))
@@ -120,7 +85,7 @@ def _print_readiness(rows: Sequence[Mapping]) -> None:
             print(f"\n{'; '.join(names)}:\n  {fix}")
 
 
-_AUDIT_HELP = help_of(
+@command(
     "audit",
     "Decodes models small enough to enumerate, and compares the images with the exact joint distribution. The settings "
     "cover images several windows long, row ends and other grammar tokens, guidance, temperature, top-k with ties, "
@@ -139,40 +104,53 @@ _AUDIT_HELP = help_of(
     "specbench audit --engine http://127.0.0.1:8000 --model tar-1.5b --prompts FILE --limit 16. The options of the "
     "panel Engine require --engine.",
 )
-
-
 @opt.flags(_OF_ENGINE)
 def audit(
-    flags: dict,
-    decoders: opt.decoders_argument("all") = None,
-    samples: _Samples = _DEFAULT_SAMPLES,
-    seed: _Seed = 0,
-    compiled: _Compile = False,
-    thorough: _Thorough = False,
-    run: _StoredRuns = None,
-    recompute: _Recompute = False,
-    weights: _RunWeights = None,
-    revision: _RunRevision = None,
-    device: opt.option("--device", "DEVICE", "With --recompute or --engine: torch device.", str) = AUTO,
-    dtype: _Target = None,
-    engine: _Engine = None,
-    served: _Served = None,
-    logp: _LogP = None,
-    out: opt.Out = "results",
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
+    flags: dict[str, object],
+    decoders: list[str] | None = opt.decoders_argument("all"),
+    samples: int = opt.option("--samples", "N", "Images per decoder.", _DEFAULT_SAMPLES, min=1000),
+    seed: int = opt.option("--seed", "N", "Random seed of the models and of the decoding noise.", 0, min=0),
+    compiled: bool = opt.switch("--compile", "Also audit compiled steps (a minute or more per decoder)."),
+    thorough: bool = opt.switch("--thorough", "Decode ten times as many images in the least sensitive settings."),
+    run: list[str] | None = opt.option(
+        "--run", "RUN", "Audit stored runs instead: run ids, prefixes of ids, decoders, or folders."
+    ),
+    recompute: bool = opt.switch("--recompute", "With --run: recompute p with the model, teacher-forced."),
+    weights: str | None = opt.option(
+        "--weights", "DIR|OWNER/NAME", "With --recompute or --engine: unofficial checkpoint."
+    ),
+    revision: str | None = opt.option(
+        "--revision", "REF", "With --recompute or --engine: revision of its hub repository."
+    ),
+    device: str = opt.option("--device", "DEVICE", "With --recompute or --engine: torch device.", AUTO),
+    dtype: str | None = opt.option(
+        "--dtype",
+        "TYPE",
+        "For runs of --dtype int8wo: recompute p with the same weights in this number format (float32, bfloat16 or "
+        "float16); tv is then a lower bound on the distance of the two targets. With --engine: the claimed format.",
+    ),
+    engine: str | None = opt.option(
+        "--engine", "ADDRESS", "Let a serving engine draw images, and audit them.", rich_help_panel="Engine"
+    ),
+    served: str | None = opt.served_option(rich_help_panel="Engine"),
+    logp: str | None = opt.option(
+        "--logp",
+        "KIND",
+        "Kind of log p that another program recorded: sampled, tempered, raw, tempered-words or raw-words, each also "
+        "with the prefix conditional-; detected by default.",
+    ),
+    out: str = opt.Out,
+    quiet: bool = opt.Quiet,
+    json: bool = opt.Json,
 ) -> None:
     asked = {name: value for name, value in flags.items() if value is not None}
     if engine:
         if decoders or run or recompute or compiled or thorough or samples != _DEFAULT_SAMPLES or seed:
             raise SpecbenchError("--engine audits images of an engine", "omit decoders, --run and their options")
-        if not engine.startswith(("http://", "https://")):
-            raise SpecbenchError(f"--engine {engine}: not an address", f"--engine http://{engine}")
-        from specbench.api import import_tokens
-
         asked |= {"weights": weights or "", "revision": revision or "", "device": chosen_device(device)}
-        folder = import_tokens(engine, out=out, served=served, **asked, **({"dtype": dtype} if dtype else {}))
-        return audit_runs([str(folder)], out, False, weights, revision, device, None, json, quiet, logp)
+        asked |= {"dtype": dtype} if dtype else {}
+        run = [_run_of_engine(engine, out, served, asked)]
+        return audit_runs(run, out, False, weights, revision, device, None, json, quiet, logp)
     if asked or served:
         raise SpecbenchError(f"--{next(iter(asked), 'served')} requires --engine", "--engine ADDRESS")
     recomputed, elsewhere = bool(recompute or dtype), bool(weights or revision)
@@ -184,12 +162,16 @@ def audit(
         return audit_runs(run, out, recompute, weights, revision, device, dtype, json, quiet, logp)
     if logp:
         raise SpecbenchError("--logp requires --run", "it describes the tokens of another program")
-    rows = _audit_decoders(decoders or (), samples, seed, compiled, thorough, quiet)
-    print_json(rows) if json else _print_audit(rows)
-    from specbench.checks.losslessness import LOSSLESS, LOSSY
+    _audit_decoders(decoders or (), samples, seed, compiled, thorough, quiet, json)
 
-    if failed := [str(row["decoder"]) for row in rows if row["declared"] == LOSSLESS and row["verdict"] == LOSSY]:
-        raise SpecbenchError(f"declared lossless, but measured lossy: {', '.join(failed)}", exit_code=GATE)
+
+def _run_of_engine(engine: str, out: str, served: str | None, asked: Mapping[str, Any]) -> str:
+    """Let an engine draw images, and return their run."""
+    if not engine.startswith(("http://", "https://")):
+        raise SpecbenchError(f"--engine {engine}: not an address", f"--engine http://{engine}")
+    from specbench.api import import_tokens
+
+    return str(import_tokens(engine, out=out, served=served, **asked))
 
 
 def _check_audit(
@@ -209,15 +191,15 @@ def _check_audit(
 
 
 def _audit_decoders(
-    decoders: Sequence[str], samples: int, seed: int, compiled: bool, thorough: bool, quiet: bool
-) -> list[dict]:
-    """Audit decoders on models small enough to enumerate, and report the progress."""
+    decoders: Sequence[str], samples: int, seed: int, compiled: bool, thorough: bool, quiet: bool, as_json: bool
+) -> None:
+    """Audit decoders on models small enough to enumerate, report the progress, and print the verdicts."""
     started, every, done = time.monotonic(), len(decoders or PRESETS), count(1)
     if not decoders and not quiet:
         console.say(f"auditing all {every} decoders; for a single decoder: specbench audit sjd")
-    from specbench.checks.losslessness import audit_decoders, verdict_line
+    from specbench.checks.losslessness import LOSSLESS, LOSSY, audit_decoders, verdict_line
 
-    def tell(row: Mapping) -> None:
+    def tell(row: Mapping[str, Any]) -> None:
         number = next(done)
         left = (every - number) * (time.monotonic() - started) / number
         ahead = f"; {number} of {every}, {console.duration(left)} left" if left and not decoders else ""
@@ -226,10 +208,13 @@ def _audit_decoders(
         if row["refused"]:
             console.say(f"{row['decoder']} does not accept these settings: {'; '.join(row['refused'])}")
 
-    return audit_decoders(decoders, samples, seed, compiled, thorough, os.cpu_count() or 1, tell)
+    rows = audit_decoders(decoders, samples, seed, compiled, thorough, os.cpu_count() or 1, tell)
+    print_json(rows) if as_json else _print_audit(rows)
+    if failed := [str(row["decoder"]) for row in rows if row["declared"] == LOSSLESS and row["verdict"] == LOSSY]:
+        raise SpecbenchError(f"declared lossless, but measured lossy: {', '.join(failed)}", exit_code=GATE)
 
 
-def _print_audit(rows: Sequence[dict]) -> None:
+def _print_audit(rows: Sequence[dict[str, Any]]) -> None:
     """Print the verdicts; on a terminal each value has its interval."""
     if not console.is_terminal():
         columns = ("decoder", "verdict", "tv", "tv_low", "tv_high", "samples", "p_value", "detectable_tv", "declared")
@@ -267,7 +252,7 @@ def audit_runs(
     from specbench.checks import run_audit
     from specbench.store.run_folders import find_runs
 
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for folder in find_runs(out, runs):
         rows += run_audit.audit_runs(folder, out, recompute, weights, revision, chosen_device(device), dtype, logp)
         for line in [] if as_json or quiet else notes(rows[-1]):
@@ -284,7 +269,7 @@ def audit_runs(
         raise SpecbenchError(what, "the table and the lines above show what deviates most", GATE)
 
 
-def _cells(row: Mapping) -> dict[str, object]:
+def _cells(row: Mapping[str, Any]) -> dict[str, object]:
     from specbench.reporting.columns import number, with_interval
     from specbench.stats import Estimate
 
@@ -302,7 +287,7 @@ def _cells(row: Mapping) -> dict[str, object]:
     }
 
 
-def decided_by(row: Mapping) -> str:
+def decided_by(row: Mapping[str, Any]) -> str:
     """Return the number that decides a verdict, as text."""
     from specbench.checks.run_audit import IMPOSSIBLE, OTHERS
 
@@ -317,7 +302,7 @@ def decided_by(row: Mapping) -> str:
     return f"{row['causes'][0]['nats']:,.0f} nats" if row.get("causes") else f"p {row['p_value']:.2g}"
 
 
-def notes(row: Mapping) -> list[str]:
+def notes(row: Mapping[str, Any]) -> list[str]:
     """Return the results that have no column in the table, one line each."""
     from specbench.checks.logp_kinds import LOGP_KINDS, SAMPLED
 
@@ -354,7 +339,7 @@ def notes(row: Mapping) -> list[str]:
     return lines
 
 
-def _distance(name: str, gap: Mapping) -> str:
+def _distance(name: str, gap: Mapping[str, Any]) -> str:
     """Describe the agreement of a recorded value with the model in a line."""
     mean, rounding, side = gap["mean"], gap["rounding"], "from"
     if name == "entropy" and rounding is not None:  # the mean has a sign
@@ -370,7 +355,7 @@ def _distance(name: str, gap: Mapping) -> str:
     return line + ("; this is not the model's value" if gap["differs"] else "")
 
 
-_CHECK_HELP = help_of(
+@command(
     "check",
     "The tests cover: losslessness as declared (on the settings of audit); counters; log-probabilities; forced "
     "grammar tokens; that an image depends only on seed, prompt and sample, not on interruptions, batches, "
@@ -382,16 +367,16 @@ _CHECK_HELP = help_of(
     "refilled rows. --metric tests that the features of an image depend only on that image. "
     "Decoders, models and metrics are names or package.module:NAME.",
 )
-
-
 def check(
-    decoders: opt.decoders_argument("none") = None,
-    model: opt.model_option("Test this model.") = None,
-    metric: opt.metric_option("Test this metric.", kind=str | None) = None,
-    prompts: _TestedPrompts = None,
-    samples: _ContractSamples = _DEFAULT_SAMPLES,
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
+    decoders: list[str] | None = opt.decoders_argument("none"),
+    model: str | None = opt.option("--model", "NAME", "Test this model."),
+    metric: str | None = opt.option("--metric", "NAME", "Test this metric."),
+    prompts: str | None = opt.option(
+        "--prompts", "SET|FILE", "Prompt set or file for the tests of the model and the metric."
+    ),
+    samples: int = opt.option("--samples", "N", "Images for the test of losslessness.", _DEFAULT_SAMPLES, min=10_000),
+    quiet: bool = opt.Quiet,
+    json: bool = opt.Json,
 ) -> None:
     if not (decoders or model or metric):
         raise SpecbenchError("nothing to check", "name decoders, or --model or --metric")
@@ -399,8 +384,11 @@ def check(
     from specbench.checks.contracts import check_all
     from specbench.checks.findings import FAILED
 
-    shown = {} if quiet else {"announce": lambda name: console.say(f"checking {name}")}
-    rows = check_all(decoders or (), samples, model, metric, prompts, **shown)
+    def announce(text: str) -> None:
+        if not quiet:
+            console.say(f"checking {text}")
+
+    rows = check_all(decoders or (), samples, model, metric, prompts, announce)
     several = len({row["name"] for row in rows}) > 1
     columns = ("name", "check", "status", "detail") if several else ("check", "status", "detail")
     print_json(rows) if json else print_table(rows, columns, ("status",))

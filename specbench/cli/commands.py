@@ -44,9 +44,19 @@ COMMANDS = {
 """Module and first paragraph of help by command, in the order of `--help`."""
 
 
-def help_of(command: str, *paragraphs: str) -> str:
-    """Help of a command: its first paragraph and further ones."""
-    return "\n\n".join((COMMANDS[command][1], *paragraphs))
+ADDERS: dict[str, Callable[[typer.Typer], Any]] = {}
+"""By command, the function that adds it to an app; filled when the module of the command is imported."""
+
+
+def command(name: str, *paragraphs: str, **settings: Any) -> Callable[[Any], Any]:
+    """Decorate the function of a command. `paragraphs`: its help after the first one; `settings`: as for typer."""
+
+    def register(function: Any) -> Any:
+        text = "\n\n".join((COMMANDS[name][1], *paragraphs))
+        ADDERS[name] = lambda app: app.command(name=name, help=text, **settings)(function)
+        return function
+
+    return register
 
 
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
@@ -115,5 +125,5 @@ class CommandLine(typer.Typer):
     def __init__(self, **settings: Any) -> None:
         super().__init__(cls=Group, **settings)
 
-    def command(self, name: str | None = None, **settings: Any) -> Callable:
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
         return super().command(name, cls=settings.pop("cls", Command), **settings)

@@ -3,51 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-import typer
-
-from specbench.cli.commands import help_of
-from specbench.cli.options import Json, Out, model_option, option, runs_argument
+from specbench.cli.commands import command
+from specbench.cli.options import Json, Out, argument, option
 from specbench.cli.output import print_json, print_line, print_table
 from specbench.errors import SpecbenchError
 
-_HELP = help_of(
+
+@command(
     "forecast",
     "Tokens per step come from runs, or from values that a paper prints. The time of a step is a roofline estimate "
     "(weights, KV cache, attention and logits of all rows, by window, batch and context) plus an overhead. "
     "The ranges follow from the assumed shares of the device's peaks and the assumed overhead; each assumption is "
     "printed.",
+    epilog="For example: specbench forecast gsd-1 --on A100 --model lumina",
 )
-_KNOWN = ("source", "decoder", "window", "tokens_per_step")
-_Sources = runs_argument(
-    "RUN|TABLE", "Run ids, prefixes of run ids, decoders of runs, run folders, or tables of papers."
-)
-_On = option("--on", "DEVICE", "Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s.")
-_Overhead = option(
-    "--overhead-ms",
-    "LOW,HIGH",
-    "Milliseconds of a step outside forward and drafting; run: the overhead that each run measured.",
-    str,
-)
-
-
-def add_to(app: typer.Typer) -> None:
-    epilog = "For example: specbench forecast gsd-1 --on A100 --model lumina"
-    app.command(name="forecast", help=_HELP, epilog=epilog)(forecast)
-
-
 def forecast(
-    sources: _Sources = None,
-    on: _On = None,
-    model: model_option("Model.", show_default="the sources' model") = None,
-    batch: option("--batch", "N", "Images decoded together.", int) = 1,
-    dtype: option("--dtype", "TYPE", "Number format.", show_default="the model's") = None,
-    bandwidth: option("--bandwidth-share", "LOW,HIGH", "Share of the peak bandwidth that is reached.", str) = "0.6,0.9",
-    flops: option("--flops-share", "LOW,HIGH", "Share of the peak FLOP/s that is reached.", str) = "0.4,0.75",
-    overhead: _Overhead = "0.5,5",
-    threads: option("--threads", "N", "Threads of --on cpu; 0 uses all.", int) = 0,
-    out: Out = "results",
-    json: Json = False,
+    sources: list[str] | None = argument(
+        "RUN|TABLE",
+        "Run ids, prefixes of run ids, decoders of runs, run folders, or tables of papers.",
+        None,
+        show_default="all runs",
+    ),
+    on: str | None = option(
+        "--on", "DEVICE", "Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s."
+    ),
+    model: str | None = option("--model", "NAME", "Model.", show_default="the sources' model"),
+    batch: int = option("--batch", "N", "Images decoded together.", 1),
+    dtype: str | None = option("--dtype", "TYPE", "Number format.", show_default="the model's"),
+    bandwidth: str = option("--bandwidth-share", "LOW,HIGH", "Share of the peak bandwidth that is reached.", "0.6,0.9"),
+    flops: str = option("--flops-share", "LOW,HIGH", "Share of the peak FLOP/s that is reached.", "0.4,0.75"),
+    overhead: str = option(
+        "--overhead-ms",
+        "LOW,HIGH",
+        "Milliseconds of a step outside forward and drafting; run: the overhead that each run measured.",
+        "0.5,5",
+    ),
+    threads: int = option("--threads", "N", "Threads of --on cpu; 0 uses all.", 0),
+    out: str = Out,
+    json: bool = Json,
 ) -> None:
     if on is None:
         raise SpecbenchError("--on is missing", "for example --on A100, or --on 2039GB/s,312TFLOP/s")
@@ -62,37 +57,33 @@ def forecast(
     print_json(rows) if json else _print_forecast(rows)
 
 
-def _print_forecast(rows: Sequence[Mapping]) -> None:
+def _print_forecast(rows: Sequence[Mapping[str, Any]]) -> None:
     first = rows[0]
     print_line(
         f"Forecast, not measured: {first['model']} on {first['device']}, {first['dtype']}, batch {first['batch']}. "
         "In brackets: low to high.\n"
     )
-    print_table([_told(row) for row in rows], (*_KNOWN, *_numbers(first)))
-    lines = list(dict.fromkeys(line for row in rows for line in row["assumptions"]))
+    print_table([_told(row) for row in rows], ("source", "decoder", "window", "tokens_per_step", *_numbers(first)))
     print("\nAssumed:\n")
-    for line in lines:
+    for line in dict.fromkeys(line for row in rows for line in row["assumptions"]):
         print_line(f"- {line}")
 
 
-def _numbers(row: Mapping) -> dict[str, str]:
+def _numbers(row: Mapping[str, Any]) -> dict[str, str]:
     """Return the forecast numbers of the table: key of the row, by column. Images of a batch share its seconds."""
     batched = {"s_per_batch": "seconds", "images_per_hour": "images_per_hour"}
     seconds = {"s_per_image": "seconds"} if row["batch"] == 1 else batched
     return {"ms_per_step": "step_ms", **seconds, "speed_up": "speed_up", "window_cost": "window_cost"}
 
 
-def _told(row: Mapping) -> dict[str, object]:
+def _told(row: Mapping[str, Any]) -> dict[str, object]:
     """Return one row as texts, each number with its range."""
     shown = {name: _ranged(row, key) for name, key in _numbers(row).items()}
     cells = {name: row[name] for name in ("source", "window")}
     return {**cells, "decoder": row["label"], "tokens_per_step": _ranged(row, "tokens_per_step"), **shown}
 
 
-def _ranged(row: Mapping, name: str) -> str:
-    low, middle, high = (_digits(row[key]) for key in (f"{name}_low", name, f"{name}_high"))
+def _ranged(row: Mapping[str, Any], name: str) -> str:
+    values = (row[key] for key in (f"{name}_low", name, f"{name}_high"))
+    low, middle, high = (f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in values)
     return middle if low == high else f"{middle} ({low}-{high})"
-
-
-def _digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

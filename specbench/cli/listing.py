@@ -6,23 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
+from typing import Any
 
-import typer
 from rich.text import Text
 
-from specbench.cli.commands import CommandLine, help_of
-from specbench.cli.options import (
-    Json,
-    Out,
-    Quiet,
-    argument,
-    flags,
-    metric_option,
-    model_option,
-    option,
-    protocol_option,
-    switch,
-)
+from specbench.cli.commands import ADDERS, COMMANDS, CommandLine, command
+from specbench.cli.options import Json, Out, Quiet, argument, flags, option, protocol_option, switch
 from specbench.cli.output import print_json, print_table
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import DRAWN, merge, run_settings
@@ -37,36 +26,15 @@ _COLUMNS = {
     "runs": ("name", "model", "source", "decoder", "differs", "prompts", "seed", "images"),
 }
 """Printed columns of each kind; --json prints all columns."""
-_Kind = argument("WHAT", f"One of {', '.join(_COLUMNS)}.")
-
-_Name = argument("NAME", "Only this item; for a decoder, its options with value and source.", str | None)
-_Model = model_option("Model for which a decoder's options are listed.", kind=str)
-_FETCH = help_of(
-    "fetch",
-    "NAME: a model, a paper's table (its models, prompts and metrics), a prompt set, a metric, or a repository or file "
-    "of weights. 'run', 'bench' and 'score' download missing files by themselves.",
-)
-_Names = argument("NAME", "Models, prompt sets or metrics to download.", list[str] | None, show_default=False)
-_From = option(
-    "--from", "PATH", "Import this local copy of a prompt set or, with --images, of its images.", Path | None
-)
-_Images = switch("--images", "Also download the reference images of a prompt set.")
-_Scores = switch("--scores", "With a model: also download the networks of its metrics.")
 
 
-def add_to(app: typer.Typer) -> None:
-    app.command(name="list", help=help_of("list"))(list_things)
-    app.command(name="fetch", help=_FETCH)(fetch)
-    prompts = CommandLine(help=help_of("prompts"), no_args_is_help=True)
-    prompts.callback()(lambda: None)
-    prompts.command(name="show", help="Print the prompts of a set or file that a run with these options would decode.")(
-        show
-    )
-    app.add_typer(prompts, name="prompts")
-
-
+@command("list")
 def list_things(
-    kind: _Kind, name: _Name = None, model: _Model = "shapes", out: Out = "results", json: Json = False
+    kind: str = argument("WHAT", f"One of {', '.join(_COLUMNS)}."),
+    name: str | None = argument("NAME", "Only this item; for a decoder, its options with value and source.", None),
+    model: str = option("--model", "NAME", "Model for which a decoder's options are listed.", "shapes"),
+    out: str = Out,
+    json: bool = Json,
 ) -> None:
     from specbench.papers.listing import available, kind_named
 
@@ -92,9 +60,9 @@ def list_things(
     print_table(rows, [column for column in columns if column != "source" or any(row.get("source") for row in rows)])
 
 
-def _print_decoders(rows: Sequence[dict]) -> None:
+def _print_decoders(rows: Sequence[dict[str, Any]]) -> None:
     """Print decoders in groups: lossless, lossy, with a trained head, and as released by the authors."""
-    screen, groups = console.stdout(), {}
+    screen, groups = console.stdout(), dict[str, list[tuple[str, str]]]()
     for row in rows:
         released = row["name"].endswith("-released")
         kind = "as released by the authors" if released else "lossless" if row["lossless"] else "lossy"
@@ -112,22 +80,29 @@ def _print_decoders(rows: Sequence[dict]) -> None:
     console.say("Options, paper and equation of a decoder: specbench list decoders sjd")
 
 
+@command(
+    "fetch",
+    "NAME: a model, a paper's table (its models, prompts and metrics), a prompt set, a metric, or a repository or file "
+    "of weights. 'run', 'bench' and 'score' download missing files by themselves.",
+)
 def fetch(
-    names: _Names = None,
-    metric: metric_option("A metric; may be repeated.") = None,
-    protocol: protocol_option("The metrics") = None,
-    source: _From = None,
-    images: _Images = False,
-    scores: _Scores = False,
-    quiet: Quiet = False,
-    json: Json = False,
+    names: list[str] | None = argument("NAME", "Models, prompt sets or metrics to download.", None, show_default=False),
+    metric: list[str] | None = option("--metric", "NAME", "A metric; may be repeated."),
+    protocol: str | None = protocol_option("The metrics"),
+    source: Path | None = option(
+        "--from", "PATH", "Import this local copy of a prompt set or, with --images, of its images."
+    ),
+    images: bool = switch("--images", "Also download the reference images of a prompt set."),
+    scores: bool = switch("--scores", "With a model: also download the networks of its metrics."),
+    quiet: bool = Quiet,
+    json: bool = Json,
 ) -> None:
     if not (names or metric or protocol):
         raise SpecbenchError("nothing to fetch", "name a model, a table or a prompt set: specbench fetch janus")
     if source:
         from specbench.prompts import fetch_prompts
 
-        if len(names or ()) != 1:
+        if not names or len(names) > 1:
             raise SpecbenchError("--from is for one prompt set", "for example: specbench fetch coco --from COPY")
         return print(fetch_prompts(names[0], images, source))
     from specbench.papers import downloads
@@ -142,14 +117,17 @@ def fetch(
         print(folder)
 
 
-_NameOrFile = argument("NAME|FILE", "Prompt set, or file with prompts.")
-
-
 _DRAWING = run_settings({"prompt-column", *DRAWN})
+_prompts = CommandLine(help=COMMANDS["prompts"][1], no_args_is_help=True)
+_prompts.callback()(lambda: None)
+ADDERS["prompts"] = lambda app: app.add_typer(_prompts, name="prompts")
 
 
+@_prompts.command(name="show", help="Print the prompts of a set or file that a run with these options would decode.")
 @flags(_DRAWING)
-def show(flags: dict, name: _NameOrFile, json: Json = False) -> None:
+def show(
+    flags: dict[str, object], name: str = argument("NAME|FILE", "Prompt set, or file with prompts."), json: bool = Json
+) -> None:
     from specbench import api
 
     asked = merge(_DRAWING, flags)
@@ -159,4 +137,4 @@ def show(flags: dict, name: _NameOrFile, json: Json = False) -> None:
     )  # fmt: skip
     if json:
         return print_json(rows)
-    print_table([row | {"text": " ".join(row["text"].split())} for row in rows], ("id", "category", "text"))
+    print_table([row | {"text": " ".join(str(row["text"]).split())} for row in rows], ("id", "category", "text"))

@@ -1,17 +1,17 @@
 """Options and arguments that several commands share, and the flags of `run` and `bench`, which are generated from
 `specbench.runs.settings`.
 
-A type such as `Runs` or `Out` is a whole parameter. If commands differ in the help, a function makes the annotation:
-`model: model_option("Test this model.")`.
+An option is the default of its parameter: `out: str = Out`, `seed: int = option("--seed", "N", "Random seed.", 0)`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from types import MappingProxyType
+from typing import Any
 
 import typer
 from rich.markup import escape
@@ -24,42 +24,32 @@ from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 from specbench.system.table_formats import FORMATS, format_name, formats_with
 
-_DECODERS = "Decoder names, or plug-ins as package.module:Name."
 
-
-def option(name: str, metavar: str, help: str, kind: Any = str | None, **more: Any) -> Any:
+def option(name: str, metavar: str, help: str, default: Any = None, **more: Any) -> Any:
     """An option with the placeholder of its value; further arguments as for `typer.Option`."""
-    return Annotated[kind, typer.Option(name, metavar=metavar, help=help, **more)]
+    return typer.Option(default, name, metavar=metavar, help=help, **more)
 
 
-def switch(name: str, help: str, *short: str, **more: Any) -> Any:
+def switch(name: str, help: str, **more: Any) -> Any:
     """An option without a value; further arguments as for `typer.Option`."""
-    return Annotated[bool, typer.Option(name, *short, help=help, **more)]
+    return typer.Option(False, name, help=help, **more)
 
 
-def argument(metavar: str, help: str, kind: Any = str, **more: Any) -> Any:
-    """A positional argument; further arguments as for `typer.Argument`."""
-    return Annotated[kind, typer.Argument(metavar=metavar, help=help, **more)]
+def argument(metavar: str, help: str, default: Any = ..., **more: Any) -> Any:
+    """A positional argument, required without a default; further arguments as for `typer.Argument`."""
+    return typer.Argument(default, metavar=metavar, help=help, **more)
 
 
-def of_run(name: str, kind: Any, *short: str, help: str = "", **more: Any) -> Any:
+def of_run(name: str, default: Any, *short: str, help: str = "", **more: Any) -> Any:
     """A setting of `run` as an option of another command."""
     (setting,) = run_settings({name})
     more |= {"rich_help_panel": setting.panel} if setting.panel == "Output" else {}
     more |= {"metavar": setting.metavar or None, "help": help or f"{_sentence(setting.help)}.", "envvar": setting.env}
-    return Annotated[kind, typer.Option(f"--{name}", *short, show_envvar=False, **more)]
+    return typer.Option(default, f"--{name}", *short, show_envvar=False, **more)
 
 
 def _sentence(text: str) -> str:
     return escape(text[:1].upper() + text[1:])
-
-
-def model_option(help: str, **more: Any) -> Any:
-    return option("--model", "NAME", help, **more)
-
-
-def metric_option(help: str, kind: Any = list[str] | None) -> Any:
-    return option("--metric", "NAME", help, kind)
 
 
 def protocol_option(what: str) -> Any:
@@ -71,18 +61,9 @@ def served_option(**more: Any) -> Any:
     return option("--served", "NAME", "The engine's name for the model.", show_default="the checkpoint's", **more)
 
 
-def prompts_option(help: str, **more: Any) -> Any:
-    return option("--prompts", "SET|FILE", help, **more)
-
-
 def decoders_argument(show_default: str) -> Any:
-    return argument("DECODER", _DECODERS, list[str] | None, show_default=show_default)
-
-
-def runs_argument(
-    metavar: str = "RUN", help: str = "Run ids, prefixes of run ids, decoders of runs, or run folders."
-) -> Any:
-    return argument(metavar, help, list[str] | None, show_default="all runs")
+    text = "Decoder names, or plug-ins as package.module:Name."
+    return argument("DECODER", text, None, show_default=show_default)
 
 
 def dry_run_switch(**more: Any) -> Any:
@@ -113,8 +94,7 @@ def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) 
     if fmt is None:
         endings = {name: FORMATS[name].endings for name in formats_with(output)}
         fmt = next(
-            (name for name, texts in endings.items() if ending in (name, *texts)),
-            None if ending else "markdown",
+            (name for name, texts in endings.items() if ending in (name, *texts)), None if ending else "markdown"
         )
         if fmt is None:
             valid = ", ".join(f".{text}" for texts in endings.values() for text in texts)
@@ -128,27 +108,21 @@ def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) 
     return fmt
 
 
-Runs = runs_argument()
+Runs = argument("RUN", "Run ids, prefixes of run ids, decoders of runs, or run folders.", None, show_default="all runs")
 Run = argument("RUN", "Run id, prefix of a run id, decoder of the run, or run folder.")
 Reference = option(
-    "--reference",
-    "DIR|FILE",
-    "Folder of images, or file of their mu, sigma (.npz).",
-    Path | None,
-    show_default="COCO's images",
+    "--reference", "DIR|FILE", "Folder of images, or file of their mu, sigma (.npz).", show_default="COCO's images"
 )
 Columns = option("--columns", "NAME,...", "Markdown and LaTeX: only these columns, by heading, in this order.")
 OwnRows = option(
     "--with",
     "DECODER|RUN,...",
     "Add rows to a table: decoders (with the settings of the table's SJD row) or stored runs; may be repeated.",
-    list[str] | None,
 )
 Baseline = option("--baseline", "ROW", "Add speed-ups over this row, and mark differences from it.")
 Caption = option("--caption", "TEXT", "LaTeX: the caption of the tables.")
 Notes = switch("--notes", "LaTeX: also print footnotes, definitions and machines below the table.")
-To = option("--to", "FILE", "Write to this file, in the format of its ending.", Path | None)
-Offline = switch("--offline", "Disable downloads (also HF_HUB_OFFLINE=1).")
+To = option("--to", "FILE", "Write to this file, in the format of its ending.")
 
 
 def _hush(quiet: bool) -> bool:
@@ -157,31 +131,30 @@ def _hush(quiet: bool) -> bool:
     return quiet
 
 
-Out = of_run("out", str)
-Quiet = of_run("quiet", bool, "-q", callback=_hush)
-Json = of_run("json", bool)
+Out = of_run("out", "results")
+Quiet = of_run("quiet", False, "-q", callback=_hush)
+Json = of_run("json", False)
 
 
-def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None) -> Callable:
+def flags(settings: Sequence[Setting], defaults: Mapping[str, str] = MappingProxyType({})) -> Callable[[Any], Any]:
     """Decorate a command so that it accepts `settings` as flags.
 
     The command's parameter `flags` receives a dict by setting name; flags that were not given are None. `defaults`:
     text shown as the default of settings whose default the command replaces."""
-    defaults = defaults or {}
 
-    def decorate(command: Callable) -> Callable:
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
         by_parameter = {f"flag_{setting.name.replace('-', '_')}": setting for setting in settings}
 
-        def wrapper(**arguments):
+        @wraps(command)
+        def wrapper(**arguments: Any) -> None:
             values = {by_parameter[name].name: arguments.pop(name) for name in by_parameter}
-            return command(**arguments, flags=values)
+            command(**arguments, flags=values)
 
         parameters = inspect.signature(command, eval_str=True).parameters.values()
         kept = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters if parameter.name != "flags"]
         generated = [_parameter(name, setting, defaults.get(setting.name)) for name, setting in by_parameter.items()]
-        wrapper.__signature__ = inspect.Signature([*generated, *kept])
+        vars(wrapper)["__signature__"] = inspect.Signature([*generated, *kept])
         wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in (*generated, *kept)}
-        wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
         return wrapper
 
     return decorate
@@ -192,15 +165,9 @@ def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Para
     kind = bool | None if switch else list[str] | None if setting.many else str | None
     short = ["-q"] if setting.name == "quiet" else []
     off = f"/--no-{setting.name}" if switch and setting.panel == "Decoder options" else ""
-    option = typer.Option(
-        f"--{setting.name}{off}",
-        *short,
-        help=_help(setting, default),
-        metavar=setting.metavar,
-        rich_help_panel=setting.panel,
-        show_default=False,
-    )
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+    more: dict[str, Any] = {"metavar": setting.metavar, "rich_help_panel": setting.panel, "show_default": False}
+    option = typer.Option(None, f"--{setting.name}{off}", *short, help=_help(setting, default), **more)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 
 
 def _help(setting: Setting, default: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -16,7 +17,7 @@ from specbench.system.json_values import json_text
 from specbench.system.text_tables import distinct_columns, markdown_table, plain_table, terminal_table
 
 
-def print_json(rows: Iterable[Mapping]) -> None:
+def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
     """Print rows as one JSON array on stdout."""
     sys.stdout.write(json_text(rows))
 
@@ -24,7 +25,7 @@ def print_json(rows: Iterable[Mapping]) -> None:
 def write_or_print(content: str | bytes, to: Path | None) -> None:
     """Write to a file and print its path, or print on stdout."""
     if to is None:
-        sys.stdout.write(content)
+        sys.stdout.write(str(content))  # formats of bytes need a file
         return
     from specbench.system.files import write_output  # `list` does not need it
 
@@ -39,22 +40,22 @@ def print_written(path: Path) -> None:
 
 
 def print_table(
-    rows: Sequence[dict], columns: Sequence[str], kept: Sequence[str] = (), elsewhere: int | None = None
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], kept: Sequence[str] = (), elsewhere: int | None = None
 ) -> None:
     """Print rows as a table on stdout. On a terminal, it has the terminal's width, and no empty columns except those
     `kept`; elsewhere it is markdown, or has the width `elsewhere` if that is given."""
-    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
-    table = plain_table([column.replace("_", " ") for column in columns], cells)
-    if not (console.is_terminal() or elsewhere):
-        return print(markdown_table(table, aligned=True))
+    headings = {column: column.replace("_", " ") for column in columns}
+    table = plain_table([*headings.values()], [[_cell(row.get(column)) for column in columns] for row in rows])
     width = console.stdout().width if console.is_terminal() else elsewhere
-    values = {column: [row.get(column) for row in rows] for column in columns}
-    texts = {
-        name for name, column in values.items() if not all(isinstance(value, int | float | None) for value in column)
-    }
-    texts |= {name for name, column in values.items() if any(isinstance(value, bool) for value in column)}
-    table = distinct_columns(table, [name.replace("_", " ") for name in (columns[0], *kept)])
-    left = [name.replace("_", " ") for name in texts]
+    if width is None:
+        return print(markdown_table(table, aligned=True))
+    numeric = (int, float, type(None))
+    left = [
+        heading
+        for column, heading in headings.items()
+        if any(isinstance(row.get(column), bool) or not isinstance(row.get(column), numeric) for row in rows)
+    ]
+    table = distinct_columns(table, [headings[name] for name in (columns[0], *kept)])
     Console(highlight=False, width=width).print(terminal_table(table, width, left))
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import typer
 from rich.text import Text
 
 from specbench.cli import options as opt
-from specbench.cli.commands import help_of
+from specbench.cli.commands import command
 from specbench.cli.output import write_or_print
 from specbench.errors import SpecbenchError, enumerated, unknown_name
 from specbench.specs.options import split_list
@@ -18,58 +18,41 @@ from specbench.system import console
 from specbench.system.table_formats import FORMATS, formats_with, writer
 from specbench.system.text_tables import plain_table, terminal_table
 
-_REPORT = help_of(
+_TableModel = opt.option("--model", "NAME", "Model to report instead of the table's model.", show_default="the table's")
+_TablePrompts = opt.option(
+    "--prompts", "SET|FILE", "Prompts to report instead of the table's prompts.", show_default="the table's"
+)
+_FIGURE_FORMATS, _WIDTHS = ("pdf", "svg", "png"), ("column", "page")
+
+
+@command(
     "report",
     "With the name of a paper's table (see specbench list tables) instead of runs: print that table, with the "
     "paper's values next to the values of the runs in the results folder.",
 )
-_FIGURE = help_of(
-    "figure",
-    "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of chosen prompts, or field (the "
-    "published results of all papers, and the named runs). A wrong name lists all. The numbers are also saved as csv.",
-)
-
-
-def add_to(app: typer.Typer) -> None:
-    app.command(name="report", help=_REPORT)(report)
-    app.command(name="figure", help=_FIGURE)(figure)
-    app.command(name="methods", help=help_of("methods"))(methods)
-    epilog = 'In a script: --fail-if "speedup<0.98" exits with code 4'
-    app.command(name="compare", help=help_of("compare"), epilog=epilog)(compare)
-
-
-_Page = opt.option("--html", "FILE", "Write an HTML page with tables, plots and images to this file.", Path | None)
-_Explain = opt.switch("--explain", "Print the definition of every column.")
-_Long = opt.switch(
-    "--long", f"Write one row per run and number, with interval and unit: {enumerated(formats_with('long'), 'or')}."
-)
-_All = opt.switch("--all", "Print every number of a run, in further tables after the first.")
-_TableModel = opt.model_option("Model to report instead of the table's model.", show_default="the table's")
-_TablePrompts = opt.prompts_option("Prompts to report instead of the table's prompts.", show_default="the table's")
-_Over = opt.option("--over", "seed", "One row for runs that differ only in the seed, with swept options as columns.")
-_FIGURE_FORMATS, _WIDTHS = ("pdf", "svg", "png"), ("column", "page")
-_Width = opt.option("--width", "KIND", "Width of the figure: a column or a page of a paper.", str)
-
-
 def report(
-    runs: opt.Runs = None,
-    fmt: opt.format_option(formats_with("report")) = None,
-    html: _Page = None,
-    everything: _All = False,
-    explain: _Explain = False,
-    long: _Long = False,
-    to: opt.To = None,
-    columns: opt.Columns = None,
-    notes: opt.Notes = False,
-    model: _TableModel = None,
-    prompts: _TablePrompts = None,
-    added: opt.OwnRows = None,
-    over: _Over = None,
-    baseline: opt.Baseline = None,
-    caption: opt.Caption = None,
-    out: opt.Out = "results",
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
+    runs: list[str] | None = opt.Runs,
+    fmt: str | None = opt.format_option(formats_with("report")),
+    html: Path | None = opt.option("--html", "FILE", "Write an HTML page with tables, plots and images to this file."),
+    everything: bool = opt.switch("--all", "Print every number of a run, in further tables after the first."),
+    explain: bool = opt.switch("--explain", "Print the definition of every column."),
+    long: bool = opt.switch(
+        "--long", f"Write one row per run and number, with interval and unit: {enumerated(formats_with('long'), 'or')}."
+    ),
+    to: Path | None = opt.To,
+    columns: str | None = opt.Columns,
+    notes: bool = opt.Notes,
+    model: str | None = _TableModel,
+    prompts: str | None = _TablePrompts,
+    added: list[str] | None = opt.OwnRows,
+    over: str | None = opt.option(
+        "--over", "seed", "One row for runs that differ only in the seed, with swept options as columns."
+    ),
+    baseline: str | None = opt.Baseline,
+    caption: str | None = opt.Caption,
+    out: str = opt.Out,
+    quiet: bool = opt.Quiet,
+    json: bool = opt.Json,
 ) -> None:
     from specbench.papers.table_files import is_table, refuse_mistyped
     from specbench.store.merge_shards import incomplete_shards
@@ -91,11 +74,11 @@ def report(
         raise SpecbenchError(what, "for example: --long --to t.csv")
     if of_tables and given and given[0] in of_runs:
         raise SpecbenchError(f"{given[0]} takes runs, and {of_tables} is a table")
-    layout = {"columns": split_list(columns or ""), "notes": notes, "caption": caption}
+    layout: dict[str, Any] = {"columns": split_list(columns or ""), "notes": notes, "caption": caption}
     if of_tables:
         from specbench.cli.bench import report_tables
 
-        return report_tables(runs, model, prompts, out, fmt, to, html, added or (), baseline, **layout)
+        return report_tables(runs or (), model, prompts, out, fmt, to, html, added or (), baseline, **layout)
     refuse_mistyped(runs or (), out)
     if model or prompts or added:
         raise SpecbenchError("--model, --prompts and --with require the name of a table", "see: specbench list tables")
@@ -122,7 +105,7 @@ def _print_report(
     to: Path | None,
     html: Path | None,
     baseline: str | None,
-    layout: dict[str, object],
+    layout: dict[str, Any],
 ) -> None:
     """Print or write the tables of runs; on a terminal they are fitted to its width."""
     from specbench.papers.forecasts import printed_beside
@@ -141,21 +124,26 @@ def _print_report(
     printed = printed_beside(rows) if fmt == "markdown" and not layout["columns"] else []
     if fmt == "markdown" and to is None and console.is_terminal():
         screen = console.stdout()
-        shown = [layout[name] for name in ("explain", "everything")]
-        return screen.print(report_view(rows, screen.width, *shown, printed, layout["columns"]))
+        shown = {name: layout[name] for name in ("explain", "everything", "columns")}
+        return screen.print(report_view(rows, screen.width, printed=printed, **shown))
     text = render(rows, fmt, **layout)
-    write_or_print("\n".join([text, *(f"- {line}\n" for line in printed)]) if printed else text, to)
+    write_or_print("\n".join([str(text), *(f"- {line}\n" for line in printed)]) if printed else text, to)
 
 
+@command(
+    "figure",
+    "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of chosen prompts, or field (the "
+    "published results of all papers, and the named runs). A wrong name lists all. The numbers are also saved as csv.",
+)
 def figure(
-    name: opt.argument("NAME", "Chart, map of tokens, or pictures."),
-    runs: opt.Runs = None,
-    fmt: opt.format_option(_FIGURE_FORMATS, "pdf") = None,
-    to: opt.To = None,
-    width: _Width = "column",
-    model: _TableModel = None,
-    prompts: _TablePrompts = None,
-    out: opt.Out = "results",
+    name: str = opt.argument("NAME", "Chart, map of tokens, or pictures."),
+    runs: list[str] | None = opt.Runs,
+    fmt: str | None = opt.format_option(_FIGURE_FORMATS, "pdf"),
+    to: Path | None = opt.To,
+    width: str = opt.option("--width", "KIND", "Width of the figure: a column or a page of a paper.", "column"),
+    model: str | None = _TableModel,
+    prompts: str | None = _TablePrompts,
+    out: str = opt.Out,
 ) -> None:
     from specbench.papers.field import FIGURE, chart_of_field
     from specbench.papers.html_page import figure_charts
@@ -190,7 +178,7 @@ def figure(
             shown = [chart for table in tables for chart in figure_charts(table)] if tables else page_charts(rows)
             charts = figures.figure_names(shown)
         if tables and not charts:
-            what = f"no chart of {', '.join(runs)}: neither the paper nor a run here has its numbers"
+            what = f"no chart of {', '.join(runs or ())}: neither the paper nor a run here has its numbers"
             raise SpecbenchError(what, "run it with specbench bench, or name another model with --model")
         if name not in charts:
             raise unknown_name("figure", name, [*charts, FIGURE, *picture_figures.PICTURE_FIGURES], most=99)
@@ -200,7 +188,8 @@ def figure(
     write_or_print(numbers, to.with_suffix(".csv"))
 
 
-def methods(runs: opt.Runs = None, to: opt.To = None, out: opt.Out = "results") -> None:
+@command("methods")
+def methods(runs: list[str] | None = opt.Runs, to: Path | None = opt.To, out: str = opt.Out) -> None:
     from specbench import api
     from specbench.papers.table_files import is_table
 
@@ -227,21 +216,19 @@ def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | 
     write_or_print(writer("over", fmt)(table, records, to and to.stem), to)
 
 
-_FailIf = opt.option(
-    "--fail-if", "CONDITION", "Exit with code 4 if this holds, e.g. 'speedup<0.98'; may be repeated.", list[str] | None
-)
-
-
+@command("compare", epilog='In a script: --fail-if "speedup<0.98" exits with code 4')
 def compare(
-    run_a: opt.argument("RUN_A", "Baseline run: run id, prefix of a run id, decoder, or run folder."),
-    run_b: opt.argument("RUN_B", "Run to compare with the baseline."),
-    fail_if: _FailIf = None,
-    reference: opt.Reference = None,
-    fmt: opt.format_option(formats_with("comparison")) = None,
-    to: opt.To = None,
-    out: opt.Out = "results",
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
+    run_a: str = opt.argument("RUN_A", "Baseline run: run id, prefix of a run id, decoder, or run folder."),
+    run_b: str = opt.argument("RUN_B", "Run to compare with the baseline."),
+    fail_if: list[str] | None = opt.option(
+        "--fail-if", "CONDITION", "Exit with code 4 if this holds, e.g. 'speedup<0.98'; may be repeated."
+    ),
+    reference: Path | None = opt.Reference,
+    fmt: str | None = opt.format_option(formats_with("comparison")),
+    to: Path | None = opt.To,
+    out: str = opt.Out,
+    quiet: bool = opt.Quiet,
+    json: bool = opt.Json,
 ) -> None:
     from specbench.metrics.base import Settings
     from specbench.reporting.compare import HEADINGS, Gate, compare_runs, comparison_lines, directions, reasons, verdict

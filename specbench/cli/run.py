@@ -9,10 +9,9 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.markup import escape
 
-from specbench.cli.commands import Command, help_of
+from specbench.cli.commands import Command, command
 from specbench.cli.options import Json, Quiet, dry_run_switch, flags, of_run, option
 from specbench.cli.output import print_json, print_line, print_table
 from specbench.errors import MISSING_PREREQUISITE, unknown_name
@@ -31,22 +30,6 @@ if TYPE_CHECKING:
     from specbench.runs.run_progress import Reporter
 
 _SETTINGS = run_settings()
-_HELP = help_of(
-    "run",
-    "Several decoders take turns on one loaded model, in a balanced order. Stored images are not decoded "
-    "again, so the same command resumes an interrupted run.",
-    "Each flag is also an environment variable (--top-k: SPECBENCH_TOP_K) and a key of the --config file (top-k = "
-    "100); flags override the environment, the environment overrides the file.",
-)
-
-_Config = option("--config", "FILE", "Read settings from a TOML file.", rich_help_panel="Output")
-_Sweep = option(
-    "--sweep",
-    "NAME=VALUE,...",
-    "Run once with each of these values of a setting. Several --sweep run every combination.",
-    list[str] | None,
-    rich_help_panel="What to run",
-)
 _COLUMNS = (
     *("model", "decoder", "options", "guidance", "temperature", "top_k", "top_p", *OFF_IF_NONE, "prompts", "samples"),
     *("seed", "batch", "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "weights", "head"),
@@ -55,7 +38,6 @@ _COLUMNS = (
 """Columns of a dry run."""
 _FIRST_LOOK = 8  # Prompts if neither prompts nor decoders are named; the fewest for an interval
 _FIRST = SettingOrigin(SettingSource.DEFAULT, "where neither decoders nor prompts are named")
-_PIPED_WIDTH = 160  # Characters of a dry run's lines without a terminal
 _MOST_USED = ("decoder", "prompts", "limit", "model", "window", "device", "out", "dry-run")
 _EVERYTHING = "all"
 
@@ -72,7 +54,8 @@ class _RunCommand(Command):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         options = {**dict.fromkeys(CHOICES), **options_of(PRESETS[self._topic])} if self._topic in PRESETS else {}
-        for parameter in self.params:
+        parameters: list[Any] = self.params
+        for parameter in parameters:
             name, panel = parameter.opts[0].removeprefix("--"), getattr(parameter, "rich_help_panel", None) or ""
             of_decoders = panel.startswith("Decoder ")
             if options:
@@ -85,16 +68,26 @@ class _RunCommand(Command):
         super().format_help(ctx, formatter)
 
 
-def add_to(app: typer.Typer) -> None:
-    epilog = "Options of a decoder: specbench run --help gsd; all options: --help all. Then: specbench score"
-    app.command(name="run", help=_HELP, epilog=epilog, cls=_RunCommand)(run)
-    epilog = "The same step by step: specbench run, specbench score, specbench report"
-    app.command(name="demo", help=help_of("demo"), epilog=epilog)(demo)
-
-
+@command(
+    "run",
+    "Several decoders take turns on one loaded model, in a balanced order. Stored images are not decoded "
+    "again, so the same command resumes an interrupted run.",
+    "Each flag is also an environment variable (--top-k: SPECBENCH_TOP_K) and a key of the --config file (top-k = "
+    "100); flags override the environment, the environment overrides the file.",
+    epilog="Options of a decoder: specbench run --help gsd; all options: --help all. Then: specbench score",
+    cls=_RunCommand,
+)
 @flags(_SETTINGS)
 def run(
-    flags: dict, config: _Config = None, dry_run: dry_run_switch(rich_help_panel="Output") = False, sweep: _Sweep = None
+    flags: dict[str, object],
+    config: str | None = option("--config", "FILE", "Read settings from a TOML file.", rich_help_panel="Output"),
+    dry_run: bool = dry_run_switch(rich_help_panel="Output"),
+    sweep: list[str] | None = option(
+        "--sweep",
+        "NAME=VALUE,...",
+        "Run once with each of these values of a setting. Several --sweep run every combination.",
+        rich_help_panel="What to run",
+    ),
 ) -> None:
     from specbench.runs.sweep import parse_sweep, sweep_plans
 
@@ -166,7 +159,7 @@ def _show_dry_run(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -
 
 
 def print_dry_run(
-    rows: Sequence[Mapping], first: Sequence[str] = (), notes: Sequence[str] = (), needed: Sequence[str] = ()
+    rows: Sequence[Mapping[str, Any]], first: Sequence[str] = (), notes: Sequence[str] = (), needed: Sequence[str] = ()
 ) -> None:
     """Print rows of `specbench.runs.dry_run`, after the columns `first`. The table numbers the texts of `notes` and of
     obstacles, which follow it. `needed`: lines on files that are not on this disk; if empty, taken from the rows."""
@@ -188,7 +181,7 @@ def print_dry_run(
         }
         for row in rows
     ]
-    print_table(shown, (*first, *_COLUMNS, *notes), elsewhere=_PIPED_WIDTH)
+    print_table(shown, (*first, *_COLUMNS, *notes), elsewhere=160)
     for marked in marks.values():
         _print_lines([f"{mark}. {text}" for text, mark in marked.items()])
     missing = dict.fromkeys((row["model"], row["weights"]) for row in rows if row["weights"] not in (None, ON_DISK))
@@ -242,17 +235,15 @@ def _show_table(folders: Sequence[Path]) -> None:
         screen.print(first_table(section.runs, screen.width))
 
 
-_Limit = of_run("limit", int, help="Number of prompts.", min=1)
-_Out = of_run("out", Path, help="Folder of the runs, the table and the image grid.")
-_Compile = option("--compile", "WHEN", "Compile the steps: on, off, or auto (on if a compiler is installed).", str)
-
-
+@command("demo", epilog="The same step by step: specbench run, specbench score, specbench report")
 def demo(
-    limit: _Limit = 8,
-    out: _Out = Path("results/demo"),
-    compile: _Compile = AUTO,
-    quiet: Quiet = False,
-    json: Json = False,
+    limit: int = of_run("limit", 8, help="Number of prompts.", min=1),
+    out: Path = of_run("out", Path("results/demo"), help="Folder of the runs, the table and the image grid."),
+    compile: str = option(
+        "--compile", "WHEN", "Compile the steps: on, off, or auto (on if a compiler is installed).", AUTO
+    ),
+    quiet: bool = Quiet,
+    json: bool = Json,
 ) -> None:
     from rich.text import Text
 

@@ -5,67 +5,53 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-
-import typer
+from typing import Any
 
 from specbench.cli import options as opt
-from specbench.cli.commands import help_of
+from specbench.cli.commands import command
 from specbench.cli.output import print_json, print_table
 from specbench.errors import SpecbenchError
 from specbench.runs.progress_bar import ScoreProgress
 from specbench.system import console
 
-
-def add_to(app: typer.Typer) -> None:
-    app.command(name="score", help=help_of("score"), epilog="Then: specbench report")(score)
-
-
-_Metrics = opt.metric_option("Compute only this metric; may be repeated.")
-_PromptColumn = opt.option("--prompt-column", "NAME", "Column of --prompts that holds the texts.")
-_Bundled = opt.switch("--bundled-only", "Compute only the metrics that need no download.")
-_Protocol = opt.protocol_option("Metrics and settings")
-_Device = opt.option("--device", "DEVICE", "Torch device of the metrics' networks.", show_default="the best here")
-_Batch = opt.option(
-    "--batch", "N", "Images per forward of a network.", int | None, min=1, max=4096, show_default="the metric's"
-)
 _LAYOUTS = ("ids", "lines", "annotations", "captions", "starts", "geneval", "dataset", "grids")
-_Images = opt.option(
-    "--images",
-    "DIR",
-    "Score external images, named by prompt id or by a paper's program, or with metadata.",
-    Path | None,
-)
-_Layout = opt.option(
-    "--layout", "NAME", f"Naming of the files of --images: {', '.join(_LAYOUTS)}.", show_default="the layout that fits"
-)
-_Against = opt.option("--against", "RUN", "Print paired score differences from this run instead.")
-_Python = opt.option(
-    "--python",
-    "FILE",
-    "Python of the environment with the package of VQAScore or HPSv3.",
-    Path | None,
-    show_default="as 'specbench doctor --metric' says",
-)
 
 
+@command("score", epilog="Then: specbench report")
 def score(
-    runs: opt.Runs = None,
-    metric: _Metrics = None,
-    protocol: _Protocol = None,
-    bundled_only: _Bundled = False,
-    device: _Device = None,
-    batch: _Batch = None,
-    reference: opt.Reference = None,
-    offline: opt.Offline = False,
-    images: _Images = None,
-    prompts: opt.prompts_option("Prompts of --images, if they are not in its metadata.") = None,
-    layout: _Layout = None,
-    prompt_column: _PromptColumn = None,
-    against: _Against = None,
-    python: _Python = None,
-    out: opt.Out = "results",
-    quiet: opt.Quiet = False,
-    json: opt.Json = False,
+    runs: list[str] | None = opt.Runs,
+    metric: list[str] | None = opt.option("--metric", "NAME", "Compute only this metric; may be repeated."),
+    protocol: str | None = opt.protocol_option("Metrics and settings"),
+    bundled_only: bool = opt.switch("--bundled-only", "Compute only the metrics that need no download."),
+    device: str | None = opt.option(
+        "--device", "DEVICE", "Torch device of the metrics' networks.", show_default="the best here"
+    ),
+    batch: int | None = opt.option(
+        "--batch", "N", "Images per forward of a network.", min=1, max=4096, show_default="the metric's"
+    ),
+    reference: Path | None = opt.Reference,
+    offline: bool = opt.switch("--offline", "Disable downloads (also HF_HUB_OFFLINE=1)."),
+    images: Path | None = opt.option(
+        "--images", "DIR", "Score external images, named by prompt id or by a paper's program, or with metadata."
+    ),
+    prompts: str | None = opt.option("--prompts", "SET|FILE", "Prompts of --images, if they are not in its metadata."),
+    layout: str | None = opt.option(
+        "--layout",
+        "NAME",
+        f"Naming of the files of --images: {', '.join(_LAYOUTS)}.",
+        show_default="the layout that fits",
+    ),
+    prompt_column: str | None = opt.option("--prompt-column", "NAME", "Column of --prompts that holds the texts."),
+    against: str | None = opt.option("--against", "RUN", "Print paired score differences from this run instead."),
+    python: Path | None = opt.option(
+        "--python",
+        "FILE",
+        "Python of the environment with the package of VQAScore or HPSv3.",
+        show_default="as 'specbench doctor --metric' says",
+    ),
+    out: str = opt.Out,
+    quiet: bool = opt.Quiet,
+    json: bool = opt.Json,
 ) -> None:
     if bundled_only and (metric or protocol):
         raise SpecbenchError("--bundled-only excludes --metric and --protocol")
@@ -74,13 +60,12 @@ def score(
     metric = [require_metric(name) for name in metric or ()]
     names = with_protocol(metric, protocol)
     _check_score(images, prompts, bool(runs), bool(names), against)
-    named = [*(runs or ()), *([against] if against else [])]
-    if images is None and named:
-        _find_scored(named, out)  # before torch is loaded
+    named = (*(runs or ()), *filter(None, [against]))
+    stored = _find_scored(named, out) if named and images is None else []  # before torch is loaded
     if python and not python.is_file():
         raise SpecbenchError(f"--python {python} does not exist", "name the Python executable of an environment")
     from specbench.metrics.base import Settings
-    from specbench.metrics.external_images import images_to_score
+    from specbench.metrics.external_images import external_images, prompts_of_images
     from specbench.metrics.score_store import difference_rows
     from specbench.metrics.scoring import score as score_images
     from specbench.store.run_folders import find_run, find_runs
@@ -91,32 +76,33 @@ def score(
     progress = None if quiet else ScoreProgress()
     if layout and images is None:
         raise SpecbenchError("--layout requires --images", "it says how the files of a folder are named")
+    if images is None and not runs:
+        stored = find_runs(out)
+    scored: Sequence[Any] = stored
     if images is not None:
-        folders: Sequence = [images_to_score(images, prompts, prompt_column, Path(out), layout, progress)]
-    else:
-        folders = find_runs(out, named if runs else ())
-    options = {"protocol": protocol, "settings": settings, "reporter": progress, "bundled_only": bundled_only}
-    scoring = score_images(folders, metric or None, **options).check(partly=images is None)
+        listed = prompts_of_images(images, prompts, prompt_column)
+        scored = [external_images(images, listed, Path(out), layout, progress)]
+    scoring = score_images(scored, metric or None, settings, progress, bundled_only=bundled_only, protocol=protocol)
+    scoring.check(partly=images is None)
     if against:
         rows = difference_rows(find_run(out, against), find_runs(out, runs or ()), names, settings)
     else:
         rows = scoring.rows()
-    if not quiet and images is None:
-        _say_drawn(out, named if runs else ())
+    if not quiet:
+        _say_drawn(stored)
     _print_scores(rows, bool(against), json)
     scoring.check()
     if not rows and not against:
-        raise _no_score(out, named if images is None else None)
+        raise _no_score(stored)
 
 
-def _no_score(out: str, names: Sequence[str] | None) -> SpecbenchError:
-    """Make the error for runs without any score. `names`: of the runs; None for a folder of images."""
+def _no_score(folders: Sequence[Path]) -> SpecbenchError:
+    """Make the error for runs without any score. `folders`: of the runs; empty for a folder of images."""
     import pandas as pd
 
-    from specbench.store.run_folders import find_runs
     from specbench.store.run_store import RunStore
 
-    columns, folders = ["status", "error", "image"], [] if names is None else find_runs(out, names or ())
+    columns = ["status", "error", "image"]
     rows = pd.concat([pd.DataFrame(columns=columns), *(RunStore(folder).samples(columns) for folder in folders)])
     if len(rows) and rows["status"].ne("ok").all():
         return SpecbenchError(f"no score: no image was decoded; the first failed: {rows['error'].iloc[0]}")
@@ -128,13 +114,13 @@ def _no_score(out: str, names: Sequence[str] | None) -> SpecbenchError:
     )
 
 
-def _find_scored(names: Sequence[str], out: str) -> None:
-    """Reject a name that is no run. If it is the name of a metric, the hint is `--metric`."""
+def _find_scored(names: Sequence[str], out: str) -> list[Path]:
+    """Find the runs to score. For the name of a metric, the error's hint is `--metric`."""
     from specbench.metrics.catalog import metric_names
     from specbench.store.run_folders import find_runs
 
     try:
-        find_runs(out, names)
+        return find_runs(out, names)
     except SpecbenchError as error:
         metric = next((name for name in names if name in {text.partition("[")[0] for text in metric_names()}), None)
         if metric is None:
@@ -153,20 +139,19 @@ def _check_score(images: Path | None, prompts: str | None, runs: bool, metrics: 
         raise SpecbenchError("--against compares runs by metric", "name the metrics with --metric or --protocol")
 
 
-def _say_drawn(out: str, names: Sequence[str]) -> None:
+def _say_drawn(scored: Sequence[Path]) -> None:
     """Report which prompts the scored runs decoded, if these are only part of their set."""
-    from specbench.store.run_folders import find_runs
     from specbench.store.run_store import RunStore
 
     runs: dict[str, list[str]] = {}
-    for folder in find_runs(out, names):
+    for folder in scored:
         if drawn := RunStore(folder).info().drawn:
             runs.setdefault("; ".join(drawn), []).append(folder.name)
-    for drawn, folders in runs.items():
-        console.say(f"prompts drawn: {drawn} ({', '.join(folders)})")
+    for selection, folders in runs.items():
+        console.say(f"prompts drawn: {selection} ({', '.join(folders)})")
 
 
-def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> None:
+def _print_scores(rows: Sequence[dict[str, Any]], differences: bool, as_json: bool) -> None:
     if not rows and differences:
         console.say("nothing to compare: no images in common, or a metric without paired differences")
     count = Counter((row["run_id"], row["metric"]) for row in rows)
@@ -179,13 +164,13 @@ def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> Non
     if as_json:
         print_json(rows)
     elif rows:
-        value, last = ("difference", ()) if differences else ("value", ("prompts_needed",))
+        value, last = ("difference", []) if differences else ("value", ["prompts_needed"])
         if console.is_terminal():
             return print_table(_score_lines(named, value), ("run_id", "metric", value, "95_%", "n", *last))
         print_table(named, ("run_id", "metric", value, "low", "high", "n", *last))
 
 
-def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
+def _score_lines(rows: Sequence[dict[str, Any]], value: str) -> list[dict[str, Any]]:
     """Return scores as texts: a run is named only in its first line, and parts follow their metric."""
     from specbench.reporting.columns import TOO_FEW, between, number
 

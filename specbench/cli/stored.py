@@ -6,10 +6,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import typer
 from rich.console import Console
 
-from specbench.cli.commands import help_of
+from specbench.cli.commands import command
 from specbench.cli.options import (
     Json,
     Out,
@@ -29,72 +28,19 @@ from specbench.metrics.catalog import BENCHMARKS
 from specbench.runs.settings import OF_ENGINES, run_settings
 from specbench.system import console
 
-_STATUS_HELP = help_of(
-    "status",
-    "The runs may still be decoded, by another terminal, workers, a cluster or shards; nothing is written. A run is "
-    "silent if nothing was stored for a minute and for the time of ten images; its process may have been killed.",
-)
-_MERGE_HELP = help_of(
-    "merge",
-    "Rows and images are copied into --out; the shards are not changed. Merging again copies only new images. Files "
-    "of older versions are rewritten if their runs are already in --out (specbench merge results).",
-)
 _PLAIN_WIDTH = 120  # Characters of a card's lines without a terminal
 _LAYOUTS = (*BENCHMARKS, "cvtg-2k", "dataset")
 _TOKENS = "tokens"
 _SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings(OF_ENGINES))
 
-_Shards = argument("DIR", "Results folders of shards.", list[Path] | None, show_default="every shard-*-of-* in --out")
-_Prompt = argument("PROMPT", "Prompt id, prefix of an id, or words of the prompt.", str | None, show_default="the run")
-_Benchmark = argument("BENCHMARK", f"One of {', '.join(BENCHMARKS)}, or tokens.")
-_Layout = argument("LAYOUT", f"One of {', '.join(_LAYOUTS)} (a folder for Hugging Face's datasets).")
-_Imported = argument("RUN", "Run whose images were evaluated.", str | None, show_default="none for tokens")
-_Results = option(
-    "--from",
-    "PATH|ADDRESS",
-    "Results of GenEval or LongText-Bench, exported folder of T2I-CompBench++ or WISE, _detail.txt of DPG-Bench, "
-    "results folder of TIIF-Bench or OneIG-Bench, tokens (jsonl, parquet, npz), "
-    "or the address of a serving engine, such as http://127.0.0.1:8000.",
-    str,
-)
-_Program = option(
-    "--program",
-    "TEXT",
-    "Name and version of the program that drew the tokens.",
-    show_default="for an engine, its own answer",
-    rich_help_panel="Tokens",
-)
-_Served = served_option(rich_help_panel="Tokens")
-_Ids = option(
-    "--ids",
-    "KIND",
-    "Kind of the token ids: of the codebook (codes) or of the model's vocabulary (model).",
-    show_default="the kind that fits",
-    rich_help_panel="Tokens",
-)
-_IMPORT_HELP = help_of(
-    "import",
-    "With `tokens`, image tokens that another program has drawn become a run: specbench import tokens --model NAME "
-    "--program 'vLLM-Omni 0.12' --from FILE. The file has the columns prompt and tokens, and may have prompt_id, seed, "
-    "logp, seconds and batch (images of the call). State the sampling that the program claims; audit --run tests "
-    "whether the tokens are samples of it. "
-    "At the address of vLLM or SGLang, images of the first --limit prompts are drawn now, --batch at a time; after an "
-    "interruption, run the same command again.",
-)
-_WithoutPictures = switch("--without-pictures", "Leave the pictures out.")
 
-
-def add_to(app: typer.Typer) -> None:
-    app.command(name="status", help=_STATUS_HELP, epilog="To repeat it: watch specbench status")(status)
-    app.command(name="merge", help=_MERGE_HELP, epilog="Then: specbench score, specbench report")(merge)
-    app.command(name="show", help=help_of("show"))(show)
-    app.command(name="export", help=help_of("export"))(export)
-    app.command(name="import", help=_IMPORT_HELP, epilog="Then: specbench audit --run RUN")(import_results)
-    app.command(name="pack", help=help_of("pack"), epilog="Commands that read a run also read FILE.zip.")(pack)
-    app.command(name="verify", help=help_of("verify"))(verify)
-
-
-def status(runs: Runs = None, out: Out = "results", quiet: Quiet = False, json: Json = False) -> None:
+@command(
+    "status",
+    "The runs may still be decoded, by another terminal, workers, a cluster or shards; nothing is written. A run is "
+    "silent if nothing was stored for a minute and for the time of ten images; its process may have been killed.",
+    epilog="To repeat it: watch specbench status",
+)
+def status(runs: list[str] | None = Runs, out: str = Out, quiet: bool = Quiet, json: bool = Json) -> None:
     from specbench.reporting import status as progress
 
     rows = progress.status(out, runs or ())
@@ -106,7 +52,20 @@ def status(runs: Runs = None, out: Out = "results", quiet: Quiet = False, json: 
     print_table([progress.status_line(row) for row in rows], progress.STATUS_COLUMNS)
 
 
-def merge(folders: _Shards = None, out: Out = "results", quiet: Quiet = False, json: Json = False) -> None:
+@command(
+    "merge",
+    "Rows and images are copied into --out; the shards are not changed. Merging again copies only new images. Files "
+    "of older versions are rewritten if their runs are already in --out (specbench merge results).",
+    epilog="Then: specbench score, specbench report",
+)
+def merge(
+    folders: list[Path] | None = argument(
+        "DIR", "Results folders of shards.", None, show_default="every shard-*-of-* in --out"
+    ),
+    out: str = Out,
+    quiet: bool = Quiet,
+    json: bool = Json,
+) -> None:
     from specbench.store.merge_shards import incomplete_shards, merge_runs
     from specbench.store.run_folders import same_but_for_threads, shards_in
     from specbench.store.run_info import read_info
@@ -128,13 +87,16 @@ def merge(folders: _Shards = None, out: Out = "results", quiet: Quiet = False, j
         raise SpecbenchError("; ".join(missing), advice, PARTIAL)
 
 
+@command("show")
 def show(
-    run: Run,
-    prompt: _Prompt = None,
-    sample: option("--sample", "N", "Sample index of the image.", int, min=0) = 0,
-    out: Out = "results",
-    quiet: Quiet = False,
-    json: Json = False,
+    run: str = Run,
+    prompt: str | None = argument(
+        "PROMPT", "Prompt id, prefix of an id, or words of the prompt.", None, show_default="the run"
+    ),
+    sample: int = option("--sample", "N", "Sample index of the image.", 0, min=0),
+    out: str = Out,
+    quiet: bool = Quiet,
+    json: bool = Json,
 ) -> None:
     from specbench import api
     from specbench.reporting.terminal import image_view, run_view
@@ -152,8 +114,12 @@ def show(
         print("\n".join(line.rstrip() for line in text.get().splitlines()))
 
 
+@command("export")
 def export(
-    benchmark: _Layout, run: Run, to: option("--to", "DIR", "New or empty folder.", Path), out: Out = "results"
+    benchmark: str = argument("LAYOUT", f"One of {', '.join(_LAYOUTS)} (a folder for Hugging Face's datasets)."),
+    run: str = Run,
+    to: Path = option("--to", "DIR", "New or empty folder.", ...),
+    out: str = Out,
 ) -> None:
     from specbench import api
 
@@ -163,17 +129,46 @@ def export(
     print(to)
 
 
+@command(
+    "import",
+    "With `tokens`, image tokens that another program has drawn become a run: specbench import tokens --model NAME "
+    "--program 'vLLM-Omni 0.12' --from FILE. The file has the columns prompt and tokens, and may have prompt_id, seed, "
+    "logp, seconds and batch (images of the call). State the sampling that the program claims; audit --run tests "
+    "whether the tokens are samples of it. "
+    "At the address of vLLM or SGLang, images of the first --limit prompts are drawn now, --batch at a time; after an "
+    "interruption, run the same command again.",
+    epilog="Then: specbench audit --run RUN",
+)
 @flags(_SETTINGS)
 def import_results(
-    flags: dict,
-    benchmark: _Benchmark,
-    results: _Results,
-    run: _Imported = None,
-    program: _Program = None,
-    ids: _Ids = None,
-    served: _Served = None,
-    out: Out = "results",
-    json: Json = False,
+    flags: dict[str, object],
+    benchmark: str = argument("BENCHMARK", f"One of {', '.join(BENCHMARKS)}, or tokens."),
+    results: str = option(
+        "--from",
+        "PATH|ADDRESS",
+        "Results of GenEval or LongText-Bench, exported folder of T2I-CompBench++ or WISE, _detail.txt of DPG-Bench, "
+        "results folder of TIIF-Bench or OneIG-Bench, tokens (jsonl, parquet, npz), "
+        "or the address of a serving engine, such as http://127.0.0.1:8000.",
+        ...,
+    ),
+    run: str | None = argument("RUN", "Run whose images were evaluated.", None, show_default="none for tokens"),
+    program: str | None = option(
+        "--program",
+        "TEXT",
+        "Name and version of the program that drew the tokens.",
+        show_default="for an engine, its own answer",
+        rich_help_panel="Tokens",
+    ),
+    ids: str | None = option(
+        "--ids",
+        "KIND",
+        "Kind of the token ids: of the codebook (codes) or of the model's vocabulary (model).",
+        show_default="the kind that fits",
+        rich_help_panel="Tokens",
+    ),
+    served: str | None = served_option(rich_help_panel="Tokens"),
+    out: str = Out,
+    json: bool = Json,
 ) -> None:
     from specbench import api
 
@@ -190,11 +185,12 @@ def import_results(
     print_json(rows) if json else print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))
 
 
+@command("pack", epilog="Commands that read a run also read FILE.zip.")
 def pack(
-    runs: Runs = None,
-    to: option("--to", "FILE.zip", "File to write.", Path) = Path("runs.zip"),
-    without_pictures: _WithoutPictures = False,
-    out: Out = "results",
+    runs: list[str] | None = Runs,
+    to: Path = option("--to", "FILE.zip", "File to write.", Path("runs.zip")),
+    without_pictures: bool = switch("--without-pictures", "Leave the pictures out."),
+    out: str = Out,
 ) -> None:
     from specbench.store import packed
     from specbench.store.run_folders import find_runs
@@ -206,11 +202,12 @@ def pack(
     print_written(to)
 
 
+@command("verify")
 def verify(
-    path: argument("PATH", "File of specbench pack, results folder, or a run.", Path),
-    recompute: switch("--recompute", "Recompute p with the model instead of using the recorded values.") = False,
-    device: option("--device", "DEVICE", "With --recompute: torch device.", str) = "cpu",
-    json: Json = False,
+    path: Path = argument("PATH", "File of specbench pack, results folder, or a run."),
+    recompute: bool = switch("--recompute", "Recompute p with the model instead of using the recorded values."),
+    device: str = option("--device", "DEVICE", "With --recompute: torch device.", "cpu"),
+    json: bool = Json,
 ) -> None:
     from specbench.checks import verify as checks
 

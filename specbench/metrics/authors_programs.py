@@ -1,8 +1,8 @@
 """Compute metrics with their authors' packages, in an environment that need not contain specbench.
 
-`specbench.metrics.packages` runs this file with another Python. It reads one JSON object from stdin and writes one to
-stdout; with `--serve`, one per line, and the network stays loaded. Nothing is downloaded: images and weights are files
-that the request or the hub's cache names.
+`specbench.metrics.packages` runs this file with another Python. It reads JSON objects from stdin, one per line, and
+answers each on stdout; networks stay loaded. Nothing is downloaded: images and weights are files that the request or
+the hub's cache names.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 # Imports inside functions: each program has a separate environment, which contains nothing else.
 
 
 @functools.cache
-def _vqascore_network(model: str, device: str):
+def _vqascore_network(model: str, device: str) -> Any:
     import t2v_metrics
     from huggingface_hub import constants
 
     return t2v_metrics.VQAScore(model=model, device=device, cache_dir=constants.HF_HUB_CACHE)
 
 
-def vqascore(request: dict) -> dict:
+def vqascore(request: dict[str, Any]) -> dict[str, Any]:
     """Scores by t2v-metrics, each image with its own caption."""
     network = _vqascore_network(request["model"], request["device"])
     pairs = zip(request["images"], request["captions"], strict=True)
@@ -34,13 +35,13 @@ def vqascore(request: dict) -> dict:
 
 
 @functools.cache
-def _hpsv3_network(device: str):
+def _hpsv3_network(device: str) -> Any:
     from hpsv3 import HPSv3RewardInferencer
 
     return HPSv3RewardInferencer(device=device)
 
 
-def hpsv3(request: dict) -> dict:
+def hpsv3(request: dict[str, Any]) -> dict[str, Any]:
     """Rewards by hpsv3. It returns two numbers per image; the first, the mean, is used."""
     import torch
 
@@ -49,7 +50,7 @@ def hpsv3(request: dict) -> dict:
     return {"values": [float(reward[0]) for reward in rewards]}
 
 
-def _weights(hub: list[str]) -> dict:
+def _weights(hub: list[str]) -> dict[str, str]:
     """Digest cached files of hub repositories by name, or return what is missing. `hub`: arguments of `hf download`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -70,7 +71,7 @@ PROGRAMS = {"t2v-metrics": (vqascore, ("torch", "transformers")), "hpsv3": (hpsv
 """By package: its program, and the other distributions that it needs (not all are among its declared requirements)."""
 
 
-def answer_request(request: dict) -> dict:
+def answer_request(request: dict[str, Any]) -> dict[str, Any]:
     name = request["package"]
     program, others = PROGRAMS[name]
     try:
@@ -88,7 +89,7 @@ def main() -> None:
     os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
     answer_to = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # packages print on stdout
-    for text in sys.stdin if "--serve" in sys.argv else [sys.stdin.read()]:
+    for text in sys.stdin:
         answer_to.write(json.dumps(answer_request(json.loads(text))) + "\n")
         answer_to.flush()
 

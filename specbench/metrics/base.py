@@ -24,13 +24,12 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.metrics import published_weights
 from specbench.stats import Difference, Estimate, mean_difference, mean_interval, mean_of_estimates, proportion_interval
 from specbench.system.downloads import Download
 from specbench.system.foreign_code import code_of
 from specbench.system.limits import available_cores
 from specbench.system.torch_device import use_device
-
-# Imports inside functions: torch and downloads, not for `list metrics`.
 
 Better = Literal["lower", "higher"]
 Kind = Literal["plain", "proportions", "distance"]
@@ -69,7 +68,7 @@ class Sample:
     sample: int
     prompt: str  # the caption
     category: str | None  # what the prompt tests, if its set says so
-    meta: Mapping[str, object]  # whatever else the prompt set knows
+    meta: Mapping[str, Any]  # whatever else the prompt set knows
     pixels: np.ndarray  # uint8 [H, W, 3]
     preprocessed: Any = None  # result of the metric's `preprocess`; None before the call
 
@@ -99,12 +98,12 @@ class Metric:
     batch: int = 16  # images given to `features` at a time
     # place of a plug-in's class, "package.module:NAME"; None for built-in metrics
     class_reference: str | None = None
-    columns: Mapping[str, pa.DataType]  # name and arrow type of the values that `features` stores per image
+    columns: ClassVar[Mapping[str, pa.DataType]]  # name and arrow type of the values that `features` stores per image
     checkpoints: Sequence[str] = ()  # names in `specbench.metrics.published_weights` of the files it needs
     # hub repositories whose networks it needs, by their names in its identity
-    repositories: Mapping[str, str] = MappingProxyType({})
+    repositories: ClassVar[Mapping[str, str]] = MappingProxyType({})
     # further distributions that it needs, with the command that installs each
-    packages: Mapping[str, str] = MappingProxyType({})
+    packages: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init__(self, settings: Settings | None = None):
         self.settings = settings or Settings()
@@ -120,19 +119,15 @@ class Metric:
 
     def missing(self) -> list[tuple[str, str]]:
         """List missing requirements as (what is missing, what to do); empty if the metric is ready."""
-        from specbench.metrics import published_weights as checkpoints
-
-        files = [(checkpoints.problem(name), checkpoints.CHECKPOINTS[name].hint()) for name in self.checkpoints]
-        folders = [checkpoints.hub_problem(repository) for repository in self.repositories.values()]
-        return self.missing_packages() + [problem for problem in (*files, *folders) if problem and problem[0]]
+        files = map(published_weights.problem, self.checkpoints)
+        folders = map(published_weights.hub_problem, self.repositories.values())
+        return self.missing_packages() + [problem for problem in (*files, *folders) if problem]
 
     def missing_packages(self) -> list[tuple[str, str]]:
         """List missing packages: the part of `missing` that cannot be downloaded."""
-        return [
-            (f"metric '{self.name}' needs {package}, which is not installed", hint)
-            for package, hint in self.packages.items()
-            if not _installed(package)
-        ]
+        absent = [name for name in self.packages if not any(metadata.distributions(name=name))]
+        lacking = f"metric '{self.name}' needs {{}}, which is not installed"
+        return [(lacking.format(name), self.packages[name]) for name in absent]
 
     def prepare(self) -> None:
         """Download the required files; called before any other method."""
@@ -145,24 +140,18 @@ class Metric:
 
     def weights_file(self, name: str) -> Path:
         """Path of one of the `checkpoints`, downloaded first if it is absent."""
-        from specbench.metrics import published_weights
-
         return published_weights.require_weights_file(name, self.settings.offline)
 
     def network_folder(self, repository: str) -> Path:
         """Folder of one of the `repositories`, downloaded first if it is absent."""
-        from specbench.metrics import published_weights
-
         return published_weights.hub_folder(repository, self.settings.offline)
 
     def downloads(self) -> list[Download]:
         """List the required files that are not on this disk and can be downloaded."""
-        from specbench.metrics import published_weights
-
         folders = map(published_weights.missing_folder, self.repositories.values())
         return [download for download in (*folders, *map(published_weights.missing_file, self.checkpoints)) if download]
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         """Return whether images of a prompt can be scored; class labels and codes are no captions."""
         return not meta.keys() & {"class", "codes"}
 
@@ -173,9 +162,8 @@ class Metric:
 
     def preprocessed(self, samples: Sequence[Sample]) -> list[Any]:
         """List the network's inputs for samples, and preprocess those that scoring has not preprocessed."""
-        return [
-            self.preprocess(sample.pixels) if sample.preprocessed is None else sample.preprocessed for sample in samples
-        ]
+        done = ((sample.pixels, sample.preprocessed) for sample in samples)
+        return [self.preprocess(pixels) if made is None else made for pixels, made in done]
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         """Compute the values of `columns` per image; None if undefined."""
@@ -203,14 +191,6 @@ class Metric:
         return None
 
 
-def _installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
-
-
 class PerImageMetric(Metric):
     """Base class of metrics with one `value` per image. The score is their mean; its interval is over prompts."""
 
@@ -231,7 +211,7 @@ def part_scores(
     return [mean_score(f"{name}:{part}", group, column, interval) for part, group in parts if group[column].count()]
 
 
-def answer_scores(name: str, images: pd.DataFrame, answers: Iterable[list]) -> list[Score]:
+def answer_scores(name: str, images: pd.DataFrame, answers: Iterable[list[Any]]) -> list[Score]:
     """Scores "name:part" of answers about images: a list of [part, value] per image. `n` counts images."""
     rows = images.assign(answer=[*answers]).explode("answer").dropna(subset="answer")  # keeps the index of the image
     return part_scores(name, rows.assign(part=rows["answer"].str[0], value=rows["answer"].str[1]), "part", "value")
@@ -257,16 +237,16 @@ def category_scores(name: str, rows: pd.DataFrame, column: str) -> list[Score]:
 
 
 def column_difference(
-    features: pd.DataFrame, baseline: pd.DataFrame, column: str, over_categories: bool = False, all_of: Sequence = ()
+    features: pd.DataFrame, baseline: pd.DataFrame, column: str, by_category: bool = False, all_of: Sequence[str] = ()
 ) -> tuple[Difference, int] | None:
-    """Mean paired difference of a column by prompt; if `over_categories`, the mean of the categories' means. None if a
+    """Mean paired difference of a column by prompt; if `by_category`, the mean of the categories' means. None if a
     category in `all_of` is missing."""
-    both = paired_features(features, baseline, column, ["category"] if over_categories else ())
+    both = paired_features(features, baseline, column, ["category"] if by_category else ())
     both = both.dropna(subset=[column, f"{column}_base"])
     if both.empty or (all_of and set(both["category"]) != set(all_of)):
         return None
     gaps = both[column].astype("float64") - both[f"{column}_base"].astype("float64")
-    if over_categories:
+    if by_category:
         category = both["category"].fillna("")
         gaps = gaps * len(both) / (category.nunique() * category.map(category.value_counts()))
     return mean_difference(gaps, both["prompt_id"]), len(both)
@@ -275,8 +255,8 @@ def column_difference(
 def paired_features(
     features: pd.DataFrame, baseline: pd.DataFrame, column: str, also: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Join the features of two runs on the images that both have. Return `prompt_id`, `column` of both runs (`_base` is
-    appended to the baseline's name), and the columns `also` of the first run."""
+    """Features of the images that both runs have: key, `column` of both runs (the baseline's ends in `_base`), and the
+    columns `also` of the first run."""
     keys = ["prompt_id", "sample"]
     return features[[*keys, column, *also]].merge(baseline[[*keys, column]], on=keys, suffixes=("", "_base"))
 
@@ -302,12 +282,10 @@ class Origin:
 
 
 def made_features(metric: Metric) -> Origin:
-    """Identity of a metric's features."""
     return _origin(metric, metric.feature_identity())
 
 
 def made_score(metric: Metric) -> Origin:
-    """Identity of a metric's score: features, reference, and computation."""
     return _origin(metric, metric.identity())
 
 
@@ -326,21 +304,26 @@ def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
     return Origin(metric.name, facts)
 
 
-def described(name: str, *functions: Callable) -> str:
-    """Name preprocessing for an identity, with the versions of its functions above 1. A fix that changes the results of
-    a function increases its attribute `code_version`, which a test pins, so that old features are not used."""
-    versions = [getattr(function, "code_version", 1) for function in functions]
-    return name if max(versions) == 1 else f"{name}, code {'.'.join(map(str, versions))}"
+CODE_VERSIONS = {"clean": 2, "center256": 2}
+"""Versions above 1 of functions that preprocess images, by name. A test pins the results of each version; a fix that
+changes results increases the version, so that old features are not used."""
 
 
-T, R = TypeVar("T"), TypeVar("R")
+def described(name: str, function: Callable[..., Any]) -> str:
+    """Name preprocessing for an identity, with the version of its function if above 1."""
+    version = CODE_VERSIONS.get(function.__name__, 1)
+    return name if version == 1 else f"{name}, code {version}"
+
+
+Wanted = TypeVar("Wanted")
+Loaded = TypeVar("Loaded")
 BATCHES_AHEAD = 2
 MOST_AHEAD = 256
 """Maximum number of items read ahead, for large batches: a 1024 x 1024 image with its network's input takes 4 MB."""
 MOST_THREADS = 32
 
 
-def read_ahead(load: Callable[[T], R], items: Sequence[T], batch: int) -> Iterator[list[R]]:
+def read_ahead(load: Callable[[Wanted], Loaded], items: Sequence[Wanted], batch: int) -> Iterator[list[Loaded]]:
     """Iterate over `load(item)` of all items, in order, in lists of `batch`. Threads load the next two while one is in
     use, because reading, decoding and resizing release the interpreter lock. The caller's thread loads the first item,
     so that whatever `load` creates on first use is created only once."""
@@ -352,7 +335,7 @@ def read_ahead(load: Callable[[T], R], items: Sequence[T], batch: int) -> Iterat
     loaded = [load(items[0])]
     # One torch thread per loader: the images are already spread over the cores.
     with ThreadPoolExecutor(min(MOST_THREADS, available_cores()), "read", torch.set_num_threads, (1,)) as pool:
-        waiting: deque[Future[R]] = deque(pool.submit(load, item) for item in islice(rest, ahead))
+        waiting: deque[Future[Loaded]] = deque(pool.submit(load, item) for item in islice(rest, ahead))
         try:
             while waiting:
                 if len(loaded) == batch:

@@ -76,11 +76,12 @@ METRICS: dict[str, MetricEntry] = {
     **{f"hpsv2[{variant}]": MetricEntry("specbench.metrics.preference:Hpsv2",
         f"human preference score {variant}, mean over images", variant) for variant in ("v2.1", "v2.0")},
     "diversity[clip-b16]": MetricEntry("specbench.metrics.diversity:ClipDiversity",
-        "distance between two samples of a prompt, 1 - cosine of CLIP ViT-B/16 features, mean over pairs and prompts"),
+        "distance between two samples of a prompt, 1 - cosine of CLIP ViT-B/16 features, mean over pairs and prompts",
+        "clip-b16"),
     "diversity[lpips-alex]": MetricEntry("specbench.metrics.diversity:Lpips",
         "distance between two samples of a prompt by LPIPS, mean over pairs and prompts; by the package lpips"),
-    "diversity[shapes]": MetricEntry("specbench.metrics.diversity:ShapesDiversity",
-        "distance between two samples of a prompt, 1 - cosine of features of the small CLIP of `shapes`"),
+    "diversity[shapes]": MetricEntry("specbench.metrics.diversity:ClipDiversity",
+        "distance between two samples of a prompt, 1 - cosine of features of the small CLIP of `shapes`", "shapes"),
     "imagereward": MetricEntry("specbench.metrics.preference:ImageReward",
         "learned human preference reward, mean over images"),
     "pickscore": MetricEntry("specbench.metrics.preference:PickScore",
@@ -178,31 +179,26 @@ def require_metric(name: str) -> str:
     if name in IMPORTED:
         metric(name)
     if name in _DERIVED and not variants:
-        raise SpecbenchError(
-            f"'{name}' is a number of metric fid", "for example --metric 'fid[pytorch-fid]' --reference DIR"
-        )
+        advice = "for example --metric 'fid[pytorch-fid]' --reference DIR"
+        raise SpecbenchError(f"'{name}' is a number of metric fid", advice)
     if not variants and (protocol := spellings.fitting(name, PROTOCOLS)):
         raise SpecbenchError(f"unknown metric '{name}'", f"it is a protocol: --protocol {protocol[0]}")
     if not variants:
         raise unknown_name("metric", name, metric_names())
     if len(variants) == 1:
         raise SpecbenchError(f"metric '{name}' has its variant in its name", f"--metric '{variants[0]}'")
-    papers = [
-        f"{variant} (--protocol {paper})"
-        for paper, names in PROTOCOLS.items()
-        for variant in names
-        if variant in variants
-    ]
+    found = ((paper, variant) for paper, names in PROTOCOLS.items() for variant in names if variant in variants)
+    papers = [f"{variant} (--protocol {paper})" for paper, variant in found]
     hint = f"the papers': {', '.join(papers)}" if papers else f"one of {', '.join(variants)}"
     raise SpecbenchError(f"metric '{name}' has {len(variants)} variants, which give different numbers", hint)
 
 
-def metric(name: str) -> Callable[..., Any]:
+def metric(name: str) -> Any:
     """Load the factory of a metric in the catalogue, of a plug-in, or "package.module:NAME". It takes `Settings`."""
     name = metric_name(name)
     if name in METRICS:
         entry = METRICS[name]
-        factory = load_object(entry.target, f"metric {name}")
+        factory: Any = load_object(entry.target, f"metric {name}")
         return functools.partial(factory, entry.variant) if entry.variant else factory
     if name in plugins("metrics"):
         target = plugins("metrics")[name].value
@@ -214,9 +210,10 @@ def metric(name: str) -> Callable[..., Any]:
     raise unknown_name("metric", name, metric_names())
 
 
-def _foreign(cls: Any, reference: str) -> Callable[..., Any]:
+def _foreign(cls: Any, reference: str) -> Any:
     """Check a plug-in's metric and its name, and make errors and wrong results of its methods name the metric."""
-    if not (isinstance(cls, type) and all(hasattr(cls, part) for part in ("features", "scores", "identity"))):
+    whole = isinstance(cls, type) and all(hasattr(cls, part) for part in ("features", "scores", "identity"))
+    if not whole:
         raise SpecbenchError(f"metric '{reference}' is no specbench metric", "subclass specbench.metrics.base.Metric")
 
     refuse_edited(code_of([reference]))
@@ -264,8 +261,8 @@ def default_metrics(model: str, prompts: str | None = None) -> list[str]:
     """List the default metrics of a model's images, for a prompt set or for all."""
     if model == "shapes":
         return bundled_metrics()
-    base = prompts and prompts.partition("/")[0]
-    sets = DEFAULTS if prompts is None else (base,) if base == "imagenet" else dict.fromkeys(("", base))
+    base = (prompts or "").partition("/")[0]
+    sets = [*DEFAULTS] if prompts is None else [base] if base == "imagenet" else [*dict.fromkeys(("", base))]
     return bundled_metrics() + [name for prompt_set in sets for name in DEFAULTS.get(prompt_set, ())]
 
 

@@ -7,23 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from specbench.metrics import openclip
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import PerImageMetric, Sample, Settings, described
-from specbench.metrics.openclip import (
-    OPENCLIP_PACKAGES,
-    Tokenize,
-    center256,
-    cut_by_clip,
-    image_embeddings,
-    load_openai,
-    normalised,
-    short_side_centre,
-    text_embeddings,
-)
+from specbench.metrics.openclip import center256
 
 if TYPE_CHECKING:
     import torch
@@ -40,8 +31,7 @@ def bilinear299(pixels: np.ndarray) -> np.ndarray:
     import torch  # not needed if all images are scored
     from torch.nn import functional as F
 
-    x_BCHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None]
-    resized = F.interpolate(x_BCHW.float(), (299, 299), mode="bilinear", align_corners=False)
+    resized = F.interpolate(openclip.planes(pixels)[None], (299, 299), mode="bilinear", align_corners=False)
     return resized.round().clamp(0, 255).to(torch.uint8)[0].permute(1, 2, 0).numpy()
 
 
@@ -69,26 +59,27 @@ class CosineMetric(PerImageMetric):
     """Scaled cosine similarity of image and caption, by a network with open_clip's `encode_image` and `encode_text`.
     `tokenize` turns texts into ids (CLIP's tokenizer if None); `prefix` is put before every caption."""
 
-    packages = OPENCLIP_PACKAGES
+    packages: ClassVar = openclip.OPENCLIP_PACKAGES
     network: torch.nn.Module
-    tokenize: Tokenize | None = None
+    tokenize: Any = None
     prefix = ""
     scale = 1.0
 
     def identity(self) -> Mapping[str, str]:
-        return {"resize": described("short side, Pillow bicubic, centre", short_side_centre), **clip_versions()}
+        resize = described("short side, Pillow bicubic, centre", openclip.short_side_centre)
+        return {"resize": resize, **clip_versions()}
 
     def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
         size = self.network.visual.image_size
-        return normalised(short_side_centre(pixels, size[0] if isinstance(size, tuple) else size))
+        return openclip.normalised(openclip.short_side_centre(pixels, size[0] if isinstance(size, tuple) else size))
 
     def captions_cut(self, captions: Sequence[str]) -> tuple[int, int] | None:
-        return None if self.tokenize else cut_by_clip([self.prefix + caption for caption in captions])
+        return None if self.tokenize else openclip.cut_by_clip([self.prefix + caption for caption in captions])
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        images = image_embeddings(self.network, self.preprocessed(samples), self.settings.device)
+        images = openclip.image_embeddings(self.network, self.preprocessed(samples), self.settings.device)
         captions = [self.prefix + sample.prompt for sample in samples]
-        texts = text_embeddings(self.network, captions, self.settings.device, self.tokenize)
+        texts = openclip.text_embeddings(self.network, captions, self.settings.device, self.tokenize)
         return [{"value": value} for value in (self.scale * (images * texts).sum(1)).tolist()]
 
 
@@ -114,7 +105,7 @@ class Clip(CosineMetric):
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        return load_openai(self.weights_file(self.variant.checkpoint), self.settings.device)
+        return openclip.load_openai(self.weights_file(self.variant.checkpoint), self.settings.device)
 
     def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
         return super().preprocess(self.variant.prepare(pixels))

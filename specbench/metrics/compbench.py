@@ -1,37 +1,30 @@
 """`compbench[...]`: parts of T2I-CompBench++ (Huang et al. 2025) without its programs
 (`specbench.metrics.official_exchange`): `blip-vqa` asks BLIP about every noun phrase of colour, shape and texture
-prompts; `clip-b32` is the cosine for non-spatial prompts. The other parts need the paper's detector, which is not
-included because of its licence: export the images to the paper's programs and import their answers."""
+prompts, parsed by spaCy's small English model as in the paper's programs; `clip-b32` is the cosine for non-spatial
+prompts. The other parts need the paper's detector, which is not included because of its licence: export the images to
+the paper's programs and import their answers."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from specbench.metrics import blip
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import PerImageMetric, Sample, Score, Settings, described, part_scores
-from specbench.metrics.blip import (
-    DECODE_TOKEN,
-    ENCODE_TOKEN,
-    Tokenizer,
-    load_weights,
-    part_of,
-    text_network,
-    vision_network,
-)
 from specbench.metrics.clip import Clip
-from specbench.metrics.compbench_rules import SPACY_PACKAGES, Grammar, spacy_versions
 from specbench.metrics.openclip import normalised, squashed
 from specbench.stats import Difference
 
+SPACY_MODEL = "en_core_web_sm"
 YES, NO = 2748, 2053
 MOST_QUESTIONS = 8
 NOT_ASKED = ("top", "the side", "the left", "the right")
@@ -50,7 +43,7 @@ class CategoryMetric(PerImageMetric):
 
     categories: Sequence[str]
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         return category in self.categories and "line" in meta
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
@@ -75,23 +68,21 @@ class VqaNetwork(nn.Module):
 
     def __init__(self, weights: Mapping[str, Tensor]):
         super().__init__()
-        self.vision = vision_network(part_of(weights, "visual_encoder."))
-        self.reader = text_network(part_of(weights, "text_encoder."), self.vision.config.hidden_size)
-        self.answerer = text_network(part_of(weights, "text_decoder."), self.reader.config.hidden_size, head=True)
-
-    def see(self, images_BCHW: Tensor) -> Tensor:
-        """Encode images [B, 3, H, W] to features [B, tokens, d]."""
-        return self.vision(images_BCHW).last_hidden_state
+        self.vision = blip.vision_network(blip.part_of(weights, "visual_encoder."))
+        self.reader = blip.text_network(blip.part_of(weights, "text_encoder."), self.vision.config.hidden_size)
+        width = self.reader.config.hidden_size
+        self.answerer = blip.text_network(blip.part_of(weights, "text_decoder."), width, head=True)
 
     def forward(self, seen_BSD: Tensor, ids_BT: Tensor) -> Tensor:
-        """Probabilities of "yes", float32 [B]. Questions are not padded: cross-attention would look at the padding."""
+        """Probabilities of "yes", float32 [B], from the images' features. Questions are not padded: cross-attention
+        would look at the padding."""
         states = self.reader(
             input_ids=ids_BT,
             attention_mask=torch.ones_like(ids_BT),
             encoder_hidden_states=seen_BSD,
             encoder_attention_mask=torch.ones(seen_BSD.shape[:2], dtype=torch.long, device=ids_BT.device),
         ).last_hidden_state
-        start = torch.full((len(ids_BT), 1), DECODE_TOKEN, device=ids_BT.device)
+        start = torch.full((len(ids_BT), 1), blip.DECODE_TOKEN, device=ids_BT.device)
         logits_BV = self.answerer(
             input_ids=start,
             attention_mask=torch.ones_like(start),
@@ -110,55 +101,62 @@ class BlipVqa(CategoryMetric):
     categories = ("color", "shape", "texture")
     batch = 8
     checkpoints = ("blip-vqa", "bert-vocabulary")
-    packages = SPACY_PACKAGES
+    packages: ClassVar = {
+        "spacy": "pip install spacy",
+        SPACY_MODEL: f"python -m spacy download {SPACY_MODEL} (the paper's programs use its version 3.5.0)",
+    }
 
     def identity(self) -> Mapping[str, str]:
         return {
             "weights": checkpoints.file_digest("blip-vqa"),
             "vocabulary": checkpoints.CHECKPOINTS["bert-vocabulary"].digest,
             "resize": described("squashed to 480, Pillow bicubic", squashed),
-            **spacy_versions(),
-            **{package: version(package) for package in ("transformers", "torch", "pillow")},
+            "phrases": f"{SPACY_MODEL} {version(SPACY_MODEL)}",
+            **{package: version(package) for package in ("spacy", "transformers", "torch", "pillow")},
         }
 
     @cached_property
     def network(self) -> VqaNetwork:
-        weights = load_weights(self.weights_file("blip-vqa"))
+        weights = blip.load_weights(self.weights_file("blip-vqa"))
         return VqaNetwork(weights).float().eval().requires_grad_(False).to(self.settings.device)
 
     @cached_property
-    def tokenizer(self) -> Tokenizer:
-        return Tokenizer(self.weights_file("bert-vocabulary"))
+    def tokenizer(self) -> blip.Tokenizer:
+        return blip.Tokenizer(self.weights_file("bert-vocabulary"))
 
     @cached_property
     def phrases(self) -> Callable[[str], list[str]]:
-        return Grammar().noun_phrases
+        import spacy  # an extra
+
+        parse = spacy.load(SPACY_MODEL)
+        return lambda text: [chunk.text for chunk in parse(text).noun_chunks]
 
     def preprocess(self, pixels: np.ndarray) -> Tensor:
         return normalised(squashed(pixels, self.network.vision.config.image_size))
 
     @torch.inference_mode()
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        seen = self.network.see(torch.stack(self.preprocessed(samples)).to(self.settings.device))
+        images_BCHW = torch.stack(self.preprocessed(samples)).to(self.settings.device)
+        seen_BSD = self.network.vision(images_BCHW).last_hidden_state
         asked = [
-            (number, [ENCODE_TOKEN, *self.tokenizer.ids(question)[1:]])
+            (number, [blip.ENCODE_TOKEN, *self.tokenizer.ids(question)[1:]])
             for number, sample in enumerate(samples)
             for question in questions(self.phrases(sample.prompt))
         ]
-        answers: list[list[float]] = [[] for _ in samples]
-        for number, answer in zip([number for number, _ in asked], self._answers(seen, asked), strict=True):
-            answers[number].append(round(answer, 4))
-        return [{"value": math.prod(values)} for values in answers]
+        answers = [1.0] * len(samples)
+        for place, answer in enumerate(self._answers(seen_BSD, asked)):
+            answers[asked[place][0]] *= round(answer, 4)
+        return [{"value": value} for value in answers]
 
-    def _answers(self, seen: Tensor, asked: Sequence[tuple[int, list[int]]]) -> list[float]:
+    def _answers(self, seen_BSD: Tensor, asked: Sequence[tuple[int, list[int]]]) -> list[float]:
         """Return answers in the order of `asked`. Questions in a batch have equal length, so that none is padded."""
         by_length = defaultdict(list)
         for place, (_, ids) in enumerate(asked):
             by_length[len(ids)].append(place)
         answers = [0.0] * len(asked)
         for places in by_length.values():
-            ids = torch.tensor([asked[place][1] for place in places], device=seen.device)
-            probabilities = self.network(seen[[asked[place][0] for place in places]], ids)
+            ids = torch.tensor([asked[place][1] for place in places], device=seen_BSD.device)
+            probabilities = self.network(seen_BSD[[asked[place][0] for place in places]], ids)
             for place, answer in zip(places, probabilities.tolist(), strict=True):
                 answers[place] = answer
         return answers

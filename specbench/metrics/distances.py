@@ -8,7 +8,6 @@ import importlib.util
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache, cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,16 +36,12 @@ K_NEAREST = 3  # k of LANTERN's evaluation, and of Kynkäänniemi et al
 class Moments:
     """Mean [d] and unbiased covariance [d, d] of feature vectors, with cached derived values."""
 
-    mean: np.ndarray
-    covariance: np.ndarray
-
-    @property
-    def d(self) -> int:
-        return len(self.mean)
+    def __init__(self, mean: np.ndarray, covariance: np.ndarray):
+        self.mean, self.covariance, self.d = mean, covariance, len(mean)
 
     @property
     def trace(self) -> float:
-        """Of the covariance."""
+        """Trace of the covariance."""
         return np.trace(self.covariance)
 
     @property
@@ -66,27 +61,20 @@ class Moments:
         return self.root
 
 
-@dataclass(frozen=True)
-class KnownMoments(Moments):
-    """Statistics without the feature vectors they were computed from."""
-
-    mean: np.ndarray
-    covariance: np.ndarray
-
-
-@dataclass(frozen=True)
 class Gaussian(Moments):
-    """Statistics of given feature vectors, float [n, d]."""
+    """Statistics of two or more feature vectors, float [n, d], accumulated by torchmetrics in float64."""
 
-    features: np.ndarray
+    def __init__(self, features: np.ndarray):
+        import torch
 
-    @property
-    def n(self) -> int:
-        return len(self.features)
-
-    @property
-    def d(self) -> int:
-        return self.features.shape[1]
+        self.features, self.n = features, len(features)
+        with _torch_apart():
+            states = _torchmetrics("fid").FrechetInceptionDistance(_features_as_images(features.shape[1]))
+            for start in range(0, self.n, _ROWS):
+                states.update(torch.tensor(features[start : start + _ROWS]), real=True)
+            mean = (states.real_features_sum / self.n).numpy()
+        products = states.real_features_cov_sum.numpy() - self.n * np.outer(mean, mean)
+        super().__init__(mean, products / (self.n - 1))
 
     @property
     def trace(self) -> float:
@@ -97,28 +85,9 @@ class Gaussian(Moments):
         return self.centred.T if self.n < self.d else self.root
 
     @cached_property
-    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean [d] and unbiased covariance [d, d], accumulated by torchmetrics in float64."""
-        import torch
-
-        states = _torchmetrics("fid").FrechetInceptionDistance(_features_as_images(self.features.shape[1]))
-        for start in range(0, self.n, _ROWS):
-            states.update(torch.tensor(self.features[start : start + _ROWS]), real=True)
-        mean = (states.real_features_sum / self.n).numpy()
-        return mean, (states.real_features_cov_sum.numpy() - self.n * np.outer(mean, mean)) / (self.n - 1)
-
-    @property
-    def mean(self) -> np.ndarray:
-        return self._moments[0]
-
-    @cached_property
     def centred(self) -> np.ndarray:
         """Deviations from the mean over sqrt(n - 1), so that centred.T @ centred is the covariance."""
         return (self.features - self.mean) / np.sqrt(self.n - 1)
-
-    @property
-    def covariance(self) -> np.ndarray:
-        return self._moments[1]
 
 
 def frechet_distance(images: Gaussian, reference: Moments) -> float:
@@ -186,7 +155,7 @@ def kid(images: np.ndarray, reference: np.ndarray) -> float:
 
     size = min(KID_SUBSET_SIZE, len(images), len(reference))
     subsets = 1 if size == len(images) == len(reference) else KID_SUBSETS
-    with _drawing_apart():
+    with _torch_apart():
         states = _torchmetrics("kid").KernelInceptionDistance(_features_as_images(images.shape[1]), subsets, size)
         states.update(torch.tensor(reference).double(), real=True)
         states.update(torch.tensor(images).double(), real=False)
@@ -200,7 +169,7 @@ def inception_score(logits: Tensor) -> tuple[float, float]:
     import torch
 
     n = len(logits)
-    with _drawing_apart():
+    with _torch_apart():
         logp = logits.double()[torch.randperm(n)].log_softmax(1)
     parts = [logp[part * n // IS_SPLITS : (part + 1) * n // IS_SPLITS] for part in range(IS_SPLITS)]
     gaps = [(part.exp() * (part - part.exp().mean(0).log())).sum(1).mean() for part in parts]
@@ -209,8 +178,8 @@ def inception_score(logits: Tensor) -> tuple[float, float]:
 
 
 @contextmanager
-def _drawing_apart() -> Iterator[None]:
-    """Context for torchmetrics' random subsets or splits: fix the seed, then restore the user's random state."""
+def _torch_apart() -> Iterator[None]:
+    """Context with a fixed seed and the state of torch for features; the user's states are restored afterwards."""
     import torch
 
     from specbench.system.torch_state import PinnedTorch
@@ -274,8 +243,8 @@ def neighbourhood(images: np.ndarray, reference: np.ndarray, k: int = K_NEAREST)
         return None
     images, reference = images.astype(np.float64), reference.astype(np.float64)
     radii, image_radii = _radii(reference, k), _radii(images, k)
-    recalled, covered = np.zeros(len(reference), bool), np.zeros(len(reference), bool)
-    around = np.empty(len(images), np.int64)
+    recalled: np.ndarray = np.zeros(len(reference), bool)
+    covered, around = recalled.copy(), np.zeros_like(image_radii)
     for start in range(0, len(images), _ROWS):
         rows = slice(start, start + _ROWS)
         distance = np.sqrt(_squared_distances(images[rows], reference))
@@ -288,11 +257,8 @@ def neighbourhood(images: np.ndarray, reference: np.ndarray, k: int = K_NEAREST)
 
 def _radii(x: np.ndarray, k: int) -> np.ndarray:
     """Distance of each row to its k-th nearest other row, [n]."""
-    starts = range(0, len(x), _ROWS)
-    # The smallest distance is from the row to itself.
-    return np.concatenate(
-        [np.partition(np.sqrt(_squared_distances(x[at : at + _ROWS], x)), k, axis=1)[:, k] for at in starts]
-    )
+    blocks = (np.sqrt(_squared_distances(x[start : start + _ROWS], x)) for start in range(0, len(x), _ROWS))
+    return np.concatenate([np.partition(block, k, axis=1)[:, k] for block in blocks])  # the row itself comes first
 
 
 def _squared_distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:

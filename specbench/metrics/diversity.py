@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.base import Metric, Sample, Score, Settings, described
-from specbench.metrics.clip import Clip
+from specbench.metrics.clip import Clip, CosineMetric
 from specbench.metrics.openclip import image_embeddings, squashed
 from specbench.metrics.shapes import ShapesClip
 from specbench.stats import Difference, mean_difference, mean_interval
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     import torch
 
 _SIDE, _ALEXNET = 256, "alexnet-owt-7be5be79.pth"
-_ONE = "a prompt with a single image has no distances: run with --samples 2 or more"
 
 
 class Diversity(Metric):
@@ -40,17 +40,17 @@ class Diversity(Metric):
 
     def statistics(self, features: pd.DataFrame) -> pd.DataFrame:
         """A row per prompt of several samples: `prompt_id`, `value`, `images`."""
-        groups = [(prompt, images["feature"].tolist()) for prompt, images in features.groupby("prompt_id", sort=False)]
         rows = [
-            {"prompt_id": prompt, "value": float(np.mean(self.distances(images))), "images": len(images)}
-            for prompt, images in groups
+            {"prompt_id": prompt, "value": float(np.mean(self.distances([*images]))), "images": len(images)}
+            for prompt, images in features.groupby("prompt_id", sort=False)["feature"]
             if len(images) > 1
         ]
         return pd.DataFrame(rows, columns=["prompt_id", "value", "images"])
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         if statistics.empty:
-            raise SpecbenchError(f"metric '{self.name}' needs two samples of a prompt", _ONE)
+            why = "a prompt with a single image has no distances: run with --samples 2 or more"
+            raise SpecbenchError(f"metric '{self.name}' needs two samples of a prompt", why)
         estimate = mean_interval(statistics["value"], statistics["prompt_id"])
         return [Score(self.name, estimate, int(statistics["images"].sum()), prompts=len(statistics))]
 
@@ -65,23 +65,20 @@ class Diversity(Metric):
 
 
 class ClipDiversity(Diversity):
-    """1 - cosine of CLIP ViT-B/16 image features."""
+    """1 - cosine of image features of CLIP ViT-B/16, or of the small CLIP of `shapes`."""
 
-    name = "diversity[clip-b16]"
     batch, packages = Clip.batch, Clip.packages
 
-    def __init__(self, settings: Settings | None = None):
+    def __init__(self, variant: str, settings: Settings | None = None):
         super().__init__(settings)
-        self.clip = self._network()
+        self.name = f"diversity[{variant}]"
+        self.clip: CosineMetric = ShapesClip(self.settings) if variant == "shapes" else Clip("b16", self.settings)
         self.checkpoints = self.clip.checkpoints
-
-    def _network(self) -> Clip | ShapesClip:
-        return Clip("b16", self.settings)
 
     def identity(self) -> Mapping[str, str]:
         return {**self.clip.identity(), "distance": "1 - cosine"}
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         return self.clip.accepts(category, meta)
 
     def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
@@ -92,15 +89,6 @@ class ClipDiversity(Diversity):
         return [{"feature": row} for row in embeddings.numpy()]
 
 
-class ShapesDiversity(ClipDiversity):
-    """1 - cosine of image features of the small CLIP of `shapes`."""
-
-    name = "diversity[shapes]"
-
-    def _network(self) -> ShapesClip:
-        return ShapesClip(self.settings)
-
-
 class Lpips(Diversity):
     """LPIPS (Zhang et al. 2018) by the authors' package, AlexNet, images resized to 256."""
 
@@ -109,8 +97,6 @@ class Lpips(Diversity):
     packages: ClassVar = {"lpips": "pip install lpips"}
 
     def identity(self) -> Mapping[str, str]:
-        from importlib.metadata import version  # of a package that may be absent
-
         versions = {name: version(name) for name in ("lpips", "torch", "torchvision")}
         return {"network": "alex 0.1", "resize": described("256 x 256, Pillow bicubic", squashed), **versions}
 
@@ -121,9 +107,8 @@ class Lpips(Diversity):
         # torchvision would download the weights silently and unpickle them.
         if not Path(torch.hub.get_dir(), "checkpoints", _ALEXNET).is_file():
             how = """it downloads them: python -c 'import torchvision; torchvision.models.alexnet(weights="DEFAULT")'"""
-            raise SpecbenchError(
-                f"metric '{self.name}': torchvision's {_ALEXNET} is not on this disk", how, MISSING_PREREQUISITE
-            )
+            what = f"metric '{self.name}': torchvision's {_ALEXNET} is not on this disk"
+            raise SpecbenchError(what, how, MISSING_PREREQUISITE)
         import lpips  # a package of the user's
 
         return lpips.LPIPS(net="alex", verbose=False).to(self.settings.device).eval()

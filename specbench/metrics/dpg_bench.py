@@ -18,21 +18,15 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import (
-    MEAN_OF_IMAGES,
-    RESULTS_FILE,
-    PerImageMetric,
-    Sample,
-    Score,
-    answer_scores,
-    mean_score,
-)
+from specbench.metrics import base
+from specbench.metrics.base import MEAN_OF_IMAGES, RESULTS_FILE, PerImageMetric, Sample, Score
 from specbench.system.images import png_bytes
 
 TABLE_COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natural_language")
 """Columns of the published table that the program reads."""
 GRID_IMAGES = 4  # Images of a grid, row by row
 _VERDICT = re.compile(r"(.+), \((\d{1,6}), (\d{1,6}), (\d{1,6}), (\d{1,6})\), (.+), (.*)")
+Question = Mapping[str, Any]
 Answers = Mapping[int, bool]  # Whether the judge said yes, by question id
 
 
@@ -49,7 +43,7 @@ def read_verdict(line: str) -> tuple[str, int, str, str]:
     return re.split(r"[/\\]", match[1])[-1].partition(".")[0], (left + 2 * top) // side, match[6], match[7]
 
 
-def dpg_score(questions: Sequence[Mapping], answers: Answers, strict: bool = False) -> float:
+def dpg_score(questions: Sequence[Question], answers: Answers, strict: bool = False) -> float:
     """Fraction of yes. A question counts as no if its parent counts as no; if `strict`, a parent without an answer is
     a KeyError."""
     scores = {question["id"]: answers[question["id"]] for question in questions}
@@ -59,7 +53,7 @@ def dpg_score(questions: Sequence[Mapping], answers: Answers, strict: bool = Fal
     return sum(scores.values()) / len(scores)
 
 
-def released_score(questions: Sequence[Mapping], answers: Answers) -> float | None:
+def released_score(questions: Sequence[Question], answers: Answers) -> float | None:
     """The released program's score of an image; None if it fails on the image and leaves it out."""
     try:
         return dpg_score(questions, answers, strict=True)
@@ -67,12 +61,7 @@ def released_score(questions: Sequence[Mapping], answers: Answers) -> float | No
         return None
 
 
-def category(question: Mapping) -> str:
-    """Category of a question: the beginning of its tuple, without details."""
-    return str(question["tuple"]).partition("(")[0].partition("-")[0].strip()
-
-
-def questions_of(prompt_id: str, meta: Mapping[str, object]) -> list[Mapping]:
+def questions_of(prompt_id: str, meta: Mapping[str, Any]) -> list[Question]:
     """Questions in a prompt's metadata; if several have the same id, the last, as in the program."""
     questions = meta["questions"]
     try:
@@ -84,10 +73,8 @@ def questions_of(prompt_id: str, meta: Mapping[str, object]) -> list[Mapping]:
     except (TypeError, KeyError):
         whole = False
     if not whole:
-        raise SpecbenchError(
-            f"prompt '{prompt_id}' has no questions of DPG-Bench",
-            "use the prompt set with questions: specbench fetch dpg-bench",
-        )
+        what = f"prompt '{prompt_id}' has no questions of DPG-Bench"
+        raise SpecbenchError(what, "use the prompt set with questions: specbench fetch dpg-bench")
     return list({question["id"]: question for question in questions}.values())
 
 
@@ -101,7 +88,14 @@ def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
         if len(mine) != samples or samples > GRID_IMAGES:
             what = f"prompt '{name}' has {len(mine)} images of {samples}"
             raise SpecbenchError(what, "a grid holds the same samples of each prompt, four at most: finish the run")
-    yield questions_table([(name, questions_of(name, mine[0].meta)) for name, mine in grids.items()]), "questions.csv"
+    lines = [
+        (name, question["id"], ",".join(map(str, question["parents"])), question["tuple"], question["question"])
+        for name, mine in grids.items()
+        for question in questions_of(name, mine[0].meta)
+    ]
+    table = io.StringIO()
+    csv.writer(table).writerows([TABLE_COLUMNS, *lines[:1], *lines])  # the program skips the first row
+    yield table.getvalue().encode(), "questions.csv"
     for name, mine in grids.items():
         grid = np.zeros((2 * side, 2 * side, 3), np.uint8)
         for place, row in enumerate(mine):
@@ -111,18 +105,6 @@ def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
             top, left = side * (place // 2), side * (place % 2)
             grid[top : top + side, left : left + side] = pixels
         yield png_bytes(grid), "images", f"{name}.png"
-
-
-def questions_table(items: Sequence[tuple[str, Sequence[Mapping]]]) -> bytes:
-    """Table of the given items for the released program. It starts with an extra row, which the program skips."""
-    sink = io.StringIO()
-    values = [
-        (name, question["id"], ",".join(map(str, question["parents"])), question["tuple"], question["question"])
-        for name, questions in items
-        for question in questions
-    ]
-    csv.writer(sink).writerows([TABLE_COLUMNS, *values[:1], *values])
-    return sink.getvalue().encode()
 
 
 class OfficialDpgBench(PerImageMetric):
@@ -144,48 +126,44 @@ class OfficialDpgBench(PerImageMetric):
     def identity(self) -> Mapping[str, str]:
         return {"program": "DPG-Bench's program", "score": MEAN_OF_IMAGES, RESULTS_FILE: self.digest}
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         return "questions" in meta and "line" in meta
 
     def features_of(self, sample: Sample) -> dict[str, object]:
         questions = questions_of(sample.prompt_id, sample.meta)
-        answers = self._answers(sample.prompt_id, sample.sample, sample.meta)
-        asked = questions[sample.meta["line"] == 0 :]  # without the table's first question
+        verdicts, first = self._verdicts.get((sample.prompt_id, sample.sample), {}), sample.meta["line"] == 0
+        unanswered = [question["question"] for question in questions if question["question"] not in verdicts]
+        if unanswered and not first:  # the program skips a question of the table's first item
+            about = f"image {sample.sample} of '{sample.prompt_id}'"
+            what = f"the results have no answer about {about} to '{unanswered[0]:.80}'"
+            raise SpecbenchError(what, "the program leaves out grids that it cannot read; see what it printed")
+        answered = [question for question in questions if question["question"] in verdicts]
+        answers = {question["id"]: verdicts[question["question"]] == "yes" for question in answered}
         kinds = {
-            kind: [[category(question), answers[question["id"]]] for question in those if question["id"] in answers]
-            for kind, those in (("value", questions), ("released", asked))
+            kind: [[_category(question), answers[question["id"]]] for question in those if question["id"] in answers]
+            for kind, those in (("value", questions), ("released", questions[first:]))
         }
-        whole = len(answers) == len(questions)
         return {
-            "value": dpg_score(questions, answers) if whole else None,
-            "released": released_score(asked, answers),
+            "value": None if unanswered else dpg_score(questions, answers),
+            "released": released_score(questions[first:], answers),
             "answers": json.dumps(kinds),
         }
 
-    def _answers(self, prompt_id: str, sample: int, meta: Mapping[str, object]) -> dict[int, bool]:
-        """Answers by question id; some about the table's first item may be missing: the program skips a question."""
-        verdicts, answers = self._verdicts.get((prompt_id, sample), {}), {}
-        for question in questions_of(prompt_id, meta):
-            if question["question"] in verdicts:
-                answers[question["id"]] = verdicts[question["question"]] == "yes"
-            elif meta["line"] != 0:
-                what = (
-                    f"the results have no answer about image {sample} of '{prompt_id}' to '{question['question']:.80}'"
-                )
-                raise SpecbenchError(what, "the program leaves out grids that it cannot read; see what it printed")
-        return answers
-
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        return [*self._variant("value", statistics), *self._variant("released", statistics)]
+        scores: list[Score] = []
+        for column, name in {"value": self.name, "released": f"{self.name}[released]"}.items():
+            rows = statistics[statistics[column].notna()]
+            if rows.empty:
+                continue
+            left_out = len(statistics) - len(rows)
+            note = f"{left_out} images are left out: the program did not ask all of their questions"
+            scores.append(replace(base.mean_score(name, rows, column), note=note if left_out else None))
+            if column == "released":
+                rows = rows[rows["sample"] == rows["sample"].max()]
+            scores += base.answer_scores(name, rows, (json.loads(text)[column] for text in rows["answers"]))
+        return scores
 
-    def _variant(self, column: str, statistics: pd.DataFrame) -> list[Score]:
-        rows = statistics[statistics[column].notna()]
-        if rows.empty:
-            return []
-        name = self.name if column == "value" else f"{self.name}[released]"
-        left_out = len(statistics) - len(rows)
-        note = f"{left_out} images are left out: the program did not ask all of their questions" if left_out else None
-        scores = [replace(mean_score(name, rows, column), note=note)]
-        if column == "released":
-            rows = rows[rows["sample"] == rows["sample"].max()]
-        return scores + answer_scores(name, rows, (json.loads(text)[column] for text in rows["answers"]))
+
+def _category(question: Question) -> str:
+    """Category of a question: the beginning of its tuple, without details."""
+    return str(question["tuple"]).partition("(")[0].partition("-")[0].strip()

@@ -21,7 +21,7 @@ from specbench.metrics.scoring import OWN_CAPTIONS, Images, ScoreReporter, with_
 from specbench.names import composed, encodable
 from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts, text_id
 from specbench.prompts.readers import read_entries
-from specbench.store.schema import Key, image_name
+from specbench.store.schema import Key, image_name, read_meta
 from specbench.system.console import counted
 from specbench.system.files import blaming, read_regular
 from specbench.system.images import members, picture_bytes, pictures_in, read_picture
@@ -44,55 +44,30 @@ class ImageLayout:
 
 
 def external_images(
-    folder: Path,
-    prompts: PromptSet,
-    out: Path,
-    layout: str | None = None,
-    say: Callable[[str], object] = lambda text: None,
+    folder: Path, prompts: PromptSet, out: Path, layout: str | None = None, reporter: ScoreReporter | None = None
 ) -> Images:
     """Match every image file to its prompt; scores go to a separate folder in `out`. `layout`: a name of
-    `IMAGE_LAYOUTS`; None: the layout that fits. `say`: called with a line that names the layout and the first pair."""
+    `IMAGE_LAYOUTS`; None: the layout that fits. A note names the layout and the first pair."""
     layout = layout or ("dataset" if _metadata(folder) else None)
     name = read_name("layout", layout, IMAGE_LAYOUTS) if layout else None
     name, matched = (name, _matched(name, folder, prompts)) if name else _fitting(folder, prompts)
-    by_id, grid = {prompt.id: prompt for prompt in prompts.prompts}, IMAGE_LAYOUTS[name].grid
-    first = prompts.prompts[0]
+    by_id, grid, first = {prompt.id: prompt for prompt in prompts.prompts}, IMAGE_LAYOUTS[name].grid, prompts.prompts[0]
     path = next(path for key, path in sorted(matched.items()) if key[0] == first.id)
-    pair = f"{path.relative_to(folder)} is '{first.text:.60}'"
-    found = counted(len(matched), "image")
-    say(f"{folder}: {found}, layout {name} ({IMAGE_LAYOUTS[name].what}); first pair: {pair}")
-    rows = [
-        {
-            "prompt_id": prompt,
-            "sample": sample,
-            "prompt": by_id[prompt].text,
-            "category": by_id[prompt].category,
-            "meta": with_scene(by_id[prompt].text, json.dumps(by_id[prompt].meta)),
-            "started_at": _version(path, folder, name),
-            "path": path,
-        }
-        for (prompt, sample), path in sorted(matched.items())
-    ]
-    for row in rows:
-        if row["category"] is None and "scene" in parse_json(row["meta"]):
-            row["category"] = OWN_CAPTIONS
+    found = f"{counted(len(matched), 'image')}, layout {name} ({IMAGE_LAYOUTS[name].what})"
+    pair = f"first pair: {path.relative_to(folder)} is '{first.text:.60}'"
+    (reporter or ScoreReporter()).note(f"{folder}: {found}; {pair}")
+    rows = []
+    for (prompt_id, sample), path in sorted(matched.items()):
+        prompt = by_id[prompt_id]
+        meta = with_scene(prompt.text, json.dumps(prompt.meta))
+        category = prompt.category or (OWN_CAPTIONS if "scene" in read_meta(meta) else None)
+        about = {"prompt": prompt.text, "category": category, "meta": meta}
+        file = {"started_at": _version(path, folder, name), "path": path}
+        rows.append({"prompt_id": prompt_id, "sample": sample, **about, **file})
     place = Path(encodable(str(folder.resolve())))
     digest = hashlib.sha256(f"{place}\n{prompts.sha256}{'#grid' * grid}".encode()).hexdigest()[:8]
     name = f"{place.name.encode()[:200].decode(errors='ignore')}-{digest}"  # it is also the name of a folder
     return Images(name, out / name, pd.DataFrame(rows), _quarter if grid else lambda row: read_picture(row.path))
-
-
-def images_to_score(
-    folder: Path,
-    prompts: str | Path | None,
-    column: str | None,
-    out: Path,
-    layout: str | None,
-    reporter: ScoreReporter | None,
-) -> Images:
-    """Call `external_images` with the prompts of a set, of a file, or of the folder's metadata."""
-    say = reporter.note if reporter else lambda text: None
-    return external_images(folder, prompts_of_images(folder, prompts, column), out, layout, say)
 
 
 def prompts_of_images(folder: Path, prompts: str | Path | None, column: str | None = None) -> PromptSet:
@@ -183,11 +158,9 @@ def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
         for sample in samples:
             if (prompt.id, sample) not in images:
                 called = f"'{prompt.text:.60}'" if prompt.id == text_id(prompt.text) else f"prompt '{prompt.id}'"
-                raise _Incomplete(
-                    f"{folder} has no image {sample} of {called}",
-                    "remove the prompt from the file if it has no image"
-                    + (f"; looked for {prompt.id}-{sample}.png" if name == "ids" else f"; taken as layout {name}"),
-                )
+                seen_as = f"looked for {prompt.id}-{sample}.png" if name == "ids" else f"taken as layout {name}"
+                fix = f"remove the prompt from the file if it has no image; {seen_as}"
+                raise _Incomplete(f"{folder} has no image {sample} of {called}", fix)
     return images
 
 
@@ -204,8 +177,8 @@ def _by_line(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
         by_text = {composed(prompt.text): prompt.id for prompt in prompts}
         ids = {line: by_text[text] for line, text in kept.items() if text in by_text}
         return _numbered(paths, ids, "caption {} of its program")
-    first = 0 if any((number := _LINE.fullmatch(path.stem)) and not int(number["name"]) for path in paths) else 1
-    ids = {line: prompt.id for line, prompt in enumerate(prompts, first)}
+    numbers = [int(number["name"]) for path in paths if (number := _LINE.fullmatch(path.stem))]
+    ids = {line: prompt.id for line, prompt in enumerate(prompts, 0 if 0 in numbers else 1)}
     return _numbered(paths, ids, f"the list has {len(prompts)} lines")
 
 
@@ -230,7 +203,7 @@ def _by_start(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
             match = _STARTED.fullmatch(composed(path.stem))
             words = match["name"] if match else ""
             ends = (at for at, mark in enumerate(words, 1) if mark == "-")  # the model's name also contains "-"
-            if (name := next((ids[words[at:]] for at in ends if words[at:] in ids), None)) is None:
+            if match is None or (name := next((ids[words[at:]] for at in ends if words[at:] in ids), None)) is None:
                 raise _no_prompt(path)
             yield (name, int(match["sample"] or 0)), path
 
@@ -301,10 +274,8 @@ def _kept_captions(folder: Path) -> dict[int, str]:
     kept: dict[int, str] = {}
     for path in sorted(folder.glob("global_statistics_*.json")):
         with blaming(path, "has no captions of 'prompt_0', 'prompt_1', ...", "take it out"):
-            kept |= {
-                int(name.removeprefix("prompt_")): composed(str(row["prompt"])).strip()
-                for name, row in _json(path).items()
-            }
+            for name, row in _json(path).items():
+                kept[int(name.removeprefix("prompt_"))] = composed(str(row["prompt"])).strip()
     return kept
 
 

@@ -16,27 +16,11 @@ import pyarrow as pa
 from PIL import Image
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.metrics import distances
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Metric, Sample, Score, Settings, described, paired_features
-from specbench.metrics.distances import (
-    IS_SPLITS,
-    K_NEAREST,
-    KID_SEED,
-    KID_SUBSET_SIZE,
-    KID_SUBSETS,
-    Gaussian,
-    KnownMoments,
-    Moments,
-    NearestNeighbours,
-    fid_infinity,
-    frechet_distance,
-    frechet_influence,
-    inception_score,
-    kid,
-    kid_influence,
-    neighbourhood,
-)
-from specbench.metrics.openclip import center256, whole
+from specbench.metrics.distances import IS_SPLITS, K_NEAREST, Gaussian, Moments, NearestNeighbours
+from specbench.metrics.openclip import center256, planes, whole
 from specbench.metrics.reference import ReferenceImages, feature_matrix, with_influence
 from specbench.prompts import public
 from specbench.stats import Difference, Estimate, mean_difference, mean_interval, proportion_interval
@@ -51,6 +35,7 @@ if TYPE_CHECKING:
 
 INCEPTION_FEATURES = 2048
 INCEPTION_SIZE = 299
+_SIZE = (INCEPTION_SIZE, INCEPTION_SIZE)
 _NO_DISTANCE: Any = {"better": "higher", "kind": "plain"}
 _STATISTICS_ONLY = (
     "against statistics: right only if these were made with this front end; KID, precision, recall, density, "
@@ -86,7 +71,7 @@ class Fid(Metric):
         }
 
     def identity(self) -> Mapping[str, str]:
-        kid_of = f"mean over {KID_SUBSETS} pairs of subsets of {KID_SUBSET_SIZE}, seed {KID_SEED}"
+        subsets = f"{distances.KID_SUBSETS} pairs of subsets of {distances.KID_SUBSET_SIZE}, seed {distances.KID_SEED}"
         splits = f"{IS_SPLITS} splits at i n // {IS_SPLITS}"
         others = f"inception-score of {splits}; precision, recall, density, coverage of k = {K_NEAREST}"
         if self.reference.statistics:
@@ -94,7 +79,7 @@ class Fid(Metric):
             reference = {"reference": f"mu and sigma {digest[:16]}"}
         else:
             reference = self.reference.identity
-        about = {"kid": kid_of, "others": others, "torchmetrics": version("torchmetrics")}
+        about = {"kid": f"mean over {subsets}", "others": others, "torchmetrics": version("torchmetrics")}
         return {**self.feature_identity(), **reference, **about}
 
     def missing(self) -> list[tuple[str, str]]:
@@ -109,7 +94,7 @@ class Fid(Metric):
         there = self.reference.path is not None or self.reference.folder.is_dir()
         return super().downloads() + ([] if there else public.missing_set("coco", images=True))
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         return self.reference.fits(meta)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
@@ -143,27 +128,20 @@ class Fid(Metric):
         if len(mean) != INCEPTION_FEATURES:
             what = f"{self.reference.path} is of {len(mean)} features, not of Inception's {INCEPTION_FEATURES}"
             raise SpecbenchError(what, "statistics as pytorch-fid and clean-fid keep them")
-        return KnownMoments(mean, covariance)
+        return Moments(mean, covariance)
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        images = Gaussian(feature_matrix(statistics["feature"], self._reference.d))
-        if images.n < 2:
+        features = feature_matrix(statistics["feature"], self._reference.d)
+        if len(features) < 2:
             return []
-        prompts = statistics["prompt_id"].to_list()
-        distance = fid_estimate(images, self._reference, prompts)
-        scores = self._inception_score(images)
-        if not isinstance(self._reference, Gaussian):
-            note = joined(warn_of_few(images), warn_of_points(images, self._reference), _STATISTICS_ONLY)
-            return [Score(self.name, distance, images.n, note), *scores]
-        return self._of_images(images, self._reference, distance, prompts) + scores
-
-    def _of_images(
-        self, images: Gaussian, reference: Gaussian, distance: Estimate, prompts: Sequence[str]
-    ) -> list[Score]:
-        """Compute FID, and the scores that need the reference's images instead of their statistics."""
-        limit = fid_infinity(images, reference, prompts, distance.value)
-        value = kid(images.features, self.reference_features)
-        own_kid = with_influence(value, kid_influence(images.features, self.reference_features), prompts)
+        images, reference, prompts = Gaussian(features), self._reference, statistics["prompt_id"].to_list()
+        distance = fid_estimate(images, reference, prompts)
+        if not isinstance(reference, Gaussian):
+            note = joined(warn_of_few(images), warn_of_points(images, reference), _STATISTICS_ONLY)
+            return [Score(self.name, distance, images.n, note), *self._inception_score(images)]
+        limit = distances.fid_infinity(images, reference, prompts, distance.value)
+        value = distances.kid(images.features, reference.features)
+        own_kid = with_influence(value, distances.kid_influence(images.features, reference.features), prompts)
         bias = None if limit is None else distance.value - limit.value
         warning = joined(_warn_of_bias(images, reference, bias), warn_of_points(images, reference))
         scores = [Score(self.name, distance, images.n, warning)]
@@ -172,15 +150,16 @@ class Fid(Metric):
             scores.append(Score(f"fid-infinity[{self.variant}]", limit, images.n, note))
         note = "unbiased at any number of images" if images.n < reference.n else None
         scores.append(Score(f"kid[{self.variant}]", own_kid, images.n, note))
-        neighbours = neighbourhood(images.features, self.reference_features)
-        return scores + ([] if neighbours is None else self._neighbour_scores(neighbours, prompts))
+        if neighbours := distances.neighbourhood(images.features, reference.features):
+            scores += self._neighbour_scores(neighbours, prompts)
+        return scores + self._inception_score(images)
 
     def _inception_score(self, images: Gaussian) -> list[Score]:
         import torch
 
         if images.n < 2 * IS_SPLITS:  # a split of one image scores 1, whatever it shows
             return []
-        mean, deviation = inception_score(self.network.unbiased_logits(torch.tensor(images.features)))
+        mean, deviation = distances.inception_score(self.network.unbiased_logits(torch.from_numpy(images.features)))
         note = f"standard deviation over {IS_SPLITS} splits: {deviation:.3g}"
         return [Score(f"inception-score[{self.variant}]", Estimate(mean, None, None), images.n, note, **_NO_DISTANCE)]
 
@@ -188,9 +167,9 @@ class Fid(Metric):
         """Recall and coverage are means over reference images and have no interval over prompts."""
         n, m = len(neighbours.precise), len(neighbours.recalled)
         estimates = {
-            "precision": proportion_interval(neighbours.precise, prompts),
+            "precision": proportion_interval(neighbours.precise.tolist(), prompts),
             "recall": Estimate(float(neighbours.recalled.mean()), None, None),
-            "density": mean_interval(neighbours.density, prompts),
+            "density": mean_interval(neighbours.density.tolist(), prompts),
             "coverage": Estimate(float(neighbours.covered.mean()), None, None),
         }
         sizes = f"k = {K_NEAREST}, {n} images, {m} reference images; other sizes do not compare"
@@ -203,7 +182,7 @@ class Fid(Metric):
 
 def fid_estimate(images: Gaussian, reference: Moments, prompts: Sequence[str]) -> Estimate:
     """FID with its 95 % interval over prompts, for a given reference; no interval if images.n <= d."""
-    value, influence = frechet_distance(images, reference), frechet_influence(images, reference)
+    value, influence = distances.frechet_distance(images, reference), distances.frechet_influence(images, reference)
     return Estimate(value, None, None) if influence is None else with_influence(value, influence, prompts)
 
 
@@ -212,8 +191,8 @@ def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Mo
     if len(both := paired_features(features, baseline, "feature")) < 2:
         return None
     mine, theirs = (Gaussian(feature_matrix(both[column], reference.d)) for column in ("feature", "feature_base"))
-    gap = frechet_distance(mine, reference) - frechet_distance(theirs, reference)
-    influence, other = (frechet_influence(images, reference) for images in (mine, theirs))
+    gap = distances.frechet_distance(mine, reference) - distances.frechet_distance(theirs, reference)
+    influence, other = (distances.frechet_influence(images, reference) for images in (mine, theirs))
     if influence is None:
         return Difference(gap, None, None), len(both)
     return mean_difference(influence - other, both["prompt_id"], gap), len(both)
@@ -253,13 +232,13 @@ def pytorch_fid(pixels: np.ndarray) -> Tensor:
     """Resize uint8 [H, W, 3] to float32 [3, 299, 299] as pytorch-fid: bilinear without antialiasing, in 0..1."""
     from torch.nn import functional as F
 
-    scaled = _planes(pixels)[None] / 255
-    return 2 * F.interpolate(scaled, (INCEPTION_SIZE, INCEPTION_SIZE), mode="bilinear", align_corners=False)[0] - 1
+    x_BCHW = planes(pixels)[None] / 255
+    return 2 * F.interpolate(x_BCHW, _SIZE, mode="bilinear", align_corners=False)[0] - 1
 
 
 def tf1(pixels: np.ndarray) -> Tensor:
     """Resize uint8 [H, W, 3] to float32 [3, 299, 299] as TensorFlow 1: bilinear, pixel positions at corners."""
-    x_CHW = _planes(pixels)
+    x_CHW = planes(pixels)
     top, bottom, down = _corner_grid(x_CHW.shape[1])
     left, right, across = _corner_grid(x_CHW.shape[2])
     upper = x_CHW[:, top][:, :, left] * (1 - across) + x_CHW[:, top][:, :, right] * across
@@ -271,10 +250,7 @@ def tm_aa(pixels: np.ndarray) -> Tensor:
     """Resize as torchmetrics since 1.8: bilinear with antialiasing. uint8 [H, W, 3] to float32 [3, 299, 299]."""
     from torch.nn import functional as F
 
-    x_BCHW = _planes(pixels)[None]
-    return _centred(
-        F.interpolate(x_BCHW, (INCEPTION_SIZE, INCEPTION_SIZE), mode="bilinear", align_corners=False, antialias=True)[0]
-    )
+    return _centred(F.interpolate(planes(pixels)[None], _SIZE, mode="bilinear", align_corners=False, antialias=True)[0])
 
 
 def clean(pixels: np.ndarray) -> Tensor:
@@ -283,13 +259,8 @@ def clean(pixels: np.ndarray) -> Tensor:
     import torch
 
     channels = [Image.fromarray(pixels[..., channel].astype(np.float32)) for channel in range(3)]
-    resized = [
-        np.asarray(channel.resize((INCEPTION_SIZE, INCEPTION_SIZE), Image.Resampling.BICUBIC)) for channel in channels
-    ]
+    resized = [np.asarray(channel.resize(_SIZE, Image.Resampling.BICUBIC)) for channel in channels]
     return _centred(torch.from_numpy(np.stack(resized).clip(0, 255)))
-
-
-clean.code_version = 2
 
 
 def bicubic256(pixels: np.ndarray) -> np.ndarray:
@@ -297,27 +268,16 @@ def bicubic256(pixels: np.ndarray) -> np.ndarray:
     import torch
     from torch.nn import functional as F
 
-    resized = F.interpolate(_planes(pixels)[None], (256, 256), mode="bicubic", align_corners=False)[0]
+    resized = F.interpolate(planes(pixels)[None], (256, 256), mode="bicubic", align_corners=False)[0]
     return resized.clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
 
 
 FRONT_ENDS: Mapping[str, Callable[[np.ndarray], Tensor]] = {
-    "pytorch-fid": pytorch_fid,
-    "tf1": tf1,
-    "tm-aa": tm_aa,
-    "clean": clean,
-}
+    "pytorch-fid": pytorch_fid, "tf1": tf1, "tm-aa": tm_aa, "clean": clean,
+}  # fmt: skip
 CROPS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "none": whole,
-    "center256": center256,
-    "bicubic256": bicubic256,
-}
-
-
-def _planes(pixels: np.ndarray) -> Tensor:
-    import torch
-
-    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32)
+    "none": whole, "center256": center256, "bicubic256": bicubic256,
+}  # fmt: skip
 
 
 def _centred(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -19,20 +19,12 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from specbench.metrics import openclip
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Metric, Sample, Score, category_scores, column_difference, described
 from specbench.metrics.clip import clip_versions
 from specbench.metrics.geneval_rules import GENEVAL_COLORS, TAGS, Found, confident, details, judge_image
-from specbench.metrics.openclip import (
-    OPENCLIP_PACKAGES,
-    centred,
-    image_embeddings,
-    load_openai,
-    normalised,
-    scaled,
-    short_side_centre,
-    text_embeddings,
-)
+from specbench.metrics.openclip import short_side_centre
 from specbench.metrics.published_weights import folder_identity
 from specbench.stats import Difference
 
@@ -53,7 +45,7 @@ class JudgedMetric(Metric):
     kind = "proportions"
     columns: ClassVar = {"correct": pa.bool_(), "reason": pa.string(), "details": pa.string()}
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         return category is not None and "include" in meta
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
@@ -64,7 +56,7 @@ class JudgedMetric(Metric):
         return scores
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        return column_difference(features, baseline, "correct", over_categories=True, all_of=TAGS)
+        return column_difference(features, baseline, "correct", by_category=True, all_of=TAGS)
 
 
 class GenEval(JudgedMetric):
@@ -74,7 +66,7 @@ class GenEval(JudgedMetric):
     batch = 4
     checkpoints = ("clip-l14",)
     repositories: ClassVar = {"detector": GENEVAL_REPOSITORY}
-    packages = OPENCLIP_PACKAGES
+    packages = openclip.OPENCLIP_PACKAGES
 
     def identity(self) -> Mapping[str, str]:
         return {
@@ -94,7 +86,7 @@ class GenEval(JudgedMetric):
 
     @cached_property
     def clip(self) -> torch.nn.Module:
-        return load_openai(self.weights_file("clip-l14"), self.settings.device)
+        return openclip.load_openai(self.weights_file("clip-l14"), self.settings.device)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         detected = self.detector([sample.pixels for sample in samples])
@@ -114,9 +106,10 @@ class GenEval(JudgedMetric):
         x1, y1, x2, y2 = instance.box
         alone = np.where(instance.mask[..., None], pixels, np.uint8(BACKGROUND))[y1:y2, x1:x2]
         size = self.clip.visual.image_size[0]
-        seen = image_embeddings(self.clip, [normalised(short_side_centre(alone, size))], self.settings.device)
+        scaled = openclip.normalised(short_side_centre(alone, size))
+        seen = openclip.image_embeddings(self.clip, [scaled], self.settings.device)
         texts = [words.format(color=color, name=instance.label) for color in GENEVAL_COLORS for words in TEMPLATES]
-        embeddings = text_embeddings(self.clip, texts, self.settings.device)
+        embeddings = openclip.text_embeddings(self.clip, texts, self.settings.device)
         means = embeddings.unflatten(0, (len(GENEVAL_COLORS), len(TEMPLATES))).mean(1)
         return GENEVAL_COLORS[int((means / means.norm(dim=1, keepdim=True) @ seen[0]).argmax())]
 
@@ -137,7 +130,7 @@ def mask2former_input(pixels: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
     scale = min(SHORT / min(height, width), LONG / max(height, width))
     size = (int(height * scale + 0.5), int(width * scale + 0.5))
     resized = Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    x_CHW = centred(scaled(np.asarray(resized)), IMAGENET_MEAN, IMAGENET_STD)
+    x_CHW = openclip.centred(openclip.planes(np.asarray(resized)) / 255, IMAGENET_MEAN, IMAGENET_STD)
     return F.pad(x_CHW, (0, -size[1] % DIVISOR, 0, -size[0] % DIVISOR)), size
 
 

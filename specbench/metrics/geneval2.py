@@ -74,7 +74,7 @@ class GenEval2(PerImageMetric):
         judge = folder_identity(self.network_folder(GENEVAL2_JUDGE))
         return {"judge": judge, **{name: version(name) for name in ("torch", "transformers", "torchvision")}}
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         return "vqa_list" in meta and "skills" in meta
 
     @cached_property

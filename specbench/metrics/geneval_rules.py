@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,7 @@ def relations(a: Found, b: Found) -> set[str]:
     return {name for name, holds in names.items() if holds}
 
 
-def judge_image(meta: Mapping[str, object], objects: Objects) -> ImageVerdict:
+def judge_image(meta: Mapping[str, Any], objects: Objects) -> ImageVerdict:
     """Apply a prompt's clauses to the confident objects of an image."""
     reasons: list[str] = []
     matched: list[Sequence[Found] | None] = []
@@ -82,7 +83,7 @@ def judge_image(meta: Mapping[str, object], objects: Objects) -> ImageVerdict:
     return ImageVerdict(not reasons, tuple(reasons))
 
 
-def _include(clause: Mapping, hits: Sequence[Found], matched: Sequence[Sequence[Found] | None]) -> str | None:
+def _include(clause: Mapping[str, Any], hits: Sequence[Found], matched: Sequence[Sequence[Found] | None]) -> str | None:
     """Reason why an `include` clause fails, or None. `matched` are the objects of the clauses before it."""
     name, count = clause["class"], clause["count"]
     if len(hits) < count:

@@ -12,30 +12,20 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError, read_name
-from specbench.metrics import compbench_rules as rules
+from specbench.metrics import official_results
 from specbench.metrics.base import RESULTS_FILE, Metric, Sample, Score, made_score, part_scores
 from specbench.metrics.catalog import BENCHMARKS
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
-from specbench.metrics.export_folder import export_folder
+from specbench.metrics.export_folder import export_files
 from specbench.metrics.geneval import JudgedMetric
-from specbench.metrics.official_results import (
-    OfficialLongText,
-    OfficialOneig,
-    OfficialWise,
-    imported,
-    is_longtext,
-    official_line,
-    oneig_files,
-    read_results,
-    refuse_contradiction,
-)
+from specbench.metrics.official_results import imported, official_line, read_results, refuse_contradiction
 from specbench.metrics.reference import with_influence
 from specbench.metrics.score_store import forget, scores_to_show
 from specbench.metrics.scoring import run_images, samples_of, score, why_unfit
@@ -77,21 +67,29 @@ COMPLEX_PARTS: Mapping[str, str] = {
 """The same for the parts of the score of complex prompts. The official program that combines them takes exactly ten
 images per prompt. Without its result, the parts are combined here, for any number of images."""
 
-
 LOWEST: Mapping[str, float] = {"non_spatial": -1.0, "complex": -1.0, "complex/clip": -1.0}
 """Smallest possible answer of a cosine, or of a mean that contains a cosine. For others it is 0."""
+THREE_IN_ONE: Mapping[str, tuple[str, ...]] = {
+    "spatial": ("spatial", "blip"),
+    "action": ("clip", "blip"),
+    "spatialaction": ("spatial", "clip", "blip"),
+}
+"""By kind of complex prompt: the parts whose mean is the prompt's score, which none of the programs computes."""
 
 
 def export_images(benchmark: str, run: Path, target: Path) -> int:
     """Export a run's images in the layout of a benchmark's official evaluator, or as a `dataset`; return their
     number."""
-    benchmark = read_name("benchmark", benchmark, _LAYOUTS)
-    what, fits, files_of = _LAYOUTS[benchmark]
-    rows = _rows(run, fits, what)
-    files = files_of(rows)
-    with export_folder(target) as folder:
-        for data, *names in files:
-            folder.write(data, *names)
+    what, fits, files_of = _LAYOUTS[read_name("benchmark", benchmark, _LAYOUTS)]
+    stored = RunStore(run).samples(["prompt", "category", "meta", "status", "image", "image_sha256"])
+    rows = [
+        _Row(run, row.prompt_id, row.prompt, int(row.sample), row.category, meta, row.image, row.image_sha256)
+        for row in stored[(stored["status"] == "ok") & stored["image"].notna()].itertuples()
+        if fits(row.category, meta := read_meta(row.meta))
+    ]
+    if not rows:
+        raise SpecbenchError(f"{run} has no images of {what} prompts")
+    export_files(target, files_of(rows))
     return len(rows)
 
 
@@ -100,21 +98,19 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     `results`: GenEval's or LongText-Bench's results file, the folder that T2I-CompBench++ or WISE was exported to,
     DPG-Bench's `_detail.txt`, or the output folder of TIIF-Bench's or OneIG-Bench's program."""
     benchmark = read_name("benchmark", benchmark, BENCHMARKS)
-    images = replace(run_images(run), read=lambda row: None)  # verdicts need no pixels; image files may be missing
-    if benchmark == "geneval":
-        metric: Metric = OfficialGenEval(results)
-    elif benchmark == "dpg-bench":
-        metric = OfficialDpgBench(_read_dpg_bench(results), digest_of(results), images.rows)
-    elif benchmark == "tiif":
-        metric = OfficialTiif(results)
-    elif benchmark == "oneig":
-        metric = OfficialOneig(results, images.name, images.rows["prompt_id"])
-    elif benchmark == "longtext-bench":
-        metric = OfficialLongText(results)
-    elif benchmark.startswith("wise-"):
-        metric = OfficialWise(benchmark.removeprefix("wise-"), results)
-    else:
-        metric = OfficialCompBench(results, 1 + int(images.rows["sample"].max()))
+    # Verdicts need no pixels; image files may be missing.
+    images = replace(run_images(run), read=lambda row: np.empty((0, 0, 3), np.uint8))
+    readers: Mapping[str, Callable[[], Metric]] = {
+        "geneval": lambda: OfficialGenEval(results),
+        "t2i-compbench": lambda: OfficialCompBench(results, 1 + int(images.rows["sample"].max())),
+        "dpg-bench": lambda: OfficialDpgBench(_read_dpg_bench(results), digest_of(results), images.rows),
+        "tiif": lambda: OfficialTiif(results),
+        "wise-verified": lambda: official_results.OfficialWise("verified", results),
+        "wise-legacy": lambda: official_results.OfficialWise("legacy", results),
+        "oneig": lambda: official_results.OfficialOneig(results, images.name, images.rows["prompt_id"]),
+        "longtext-bench": lambda: official_results.OfficialLongText(results),
+    }
+    metric = readers[benchmark]()
     if reason := why_unfit(images, metric):
         raise SpecbenchError(f"the results cannot be scores of {images.name}: {reason}")
     metric.features(samples_of(images, metric))  # raises errors before anything is replaced
@@ -146,17 +142,19 @@ def dataset_files(rows: Sequence[_Row]) -> Files:
 
 def compbench_files(rows: Sequence[_Row]) -> Files:
     """Files for the official scripts: `<category>/samples/<prompt>_<line x images per prompt + sample>.png`."""
-    categories = {category: [row for row in rows if row.category == category] for category in COMPBENCH_CATEGORIES}
-    samples = {category: _samples_per_prompt(category, mine) for category, mine in categories.items() if mine}
+    samples = {}
+    for category in COMPBENCH_CATEGORIES:
+        if mine := [row for row in rows if row.category == category]:
+            _check_lines(mine)
+            samples[category] = 1 + max(row.sample for row in mine)
+            prompts = 1 + max(row.line for row in mine)
+            if len(mine) != prompts * samples[category]:
+                what = f"category '{category}' has {len(mine)} images of {prompts} x {samples[category]}"
+                need = "the official scripts need every sample of every prompt from the first on: finish the run"
+                raise SpecbenchError(what, need)
     for row in rows:
         number = row.line * samples[row.category] + row.sample
         yield row.png(), row.category, "samples", f"{row.prompt}_{number:06d}.png"
-
-
-def tiif_files(rows: Sequence[_Row]) -> Files:
-    """Files for the official program, with each sample as a model: `<kind>/sample-0/short_description/<line>.png`."""
-    for row in rows:
-        yield row.png(), row.category, f"sample-{row.sample}", f"{row.meta['length']}_description", f"{row.line}.png"
 
 
 def wise_files(rows: Sequence[_Row]) -> Files:
@@ -164,18 +162,6 @@ def wise_files(rows: Sequence[_Row]) -> Files:
     _check_lines(rows)
     for row in rows:
         yield row.png(), f"sample-{row.sample}", f"{row.line}.png"
-
-
-def longtext_files(rows: Sequence[_Row]) -> Files:
-    """Images for LongText-Bench's program: `<prompt>_<sample from 1 on>.png`."""
-    for row in rows:
-        yield row.png(), f"{row.prompt_id:0>4}_{row.sample + 1}.png"
-
-
-def cvtg_2k_files(rows: Sequence[_Row]) -> Files:
-    """Folders of images for the official program, one per sample: `sample-0/CVTG/2/<line>.png`."""
-    for row in rows:
-        yield row.png(), f"sample-{row.sample}", *row.category.rsplit("-", 1), f"{row.line}.png"
 
 
 def dpg_bench_files(rows: Sequence[_Row]) -> Files:
@@ -217,9 +203,8 @@ class OfficialCompBench(Metric):
     def __init__(self, results: Path, samples: int):
         super().__init__()
         self.results, self.samples = results, samples
-        self._files = {
-            category: path for category, file in RESULTS.items() if (path := results / category / file).is_file()
-        }
+        places = {category: results / category / file for category, file in RESULTS.items()}
+        self._files = {category: path for category, path in places.items() if path.is_file()}
         if "complex" not in self._files:
             parts = {f"complex/{part}": results / "complex" / file for part, file in COMPLEX_PARTS.items()}
             self._files |= parts if all(file.is_file() for file in parts.values()) else {}
@@ -230,11 +215,9 @@ class OfficialCompBench(Metric):
     def identity(self) -> Mapping[str, str]:
         return imported("T2I-CompBench++'s scripts", self.results, self._files.values())
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         # An answer about a complex prompt may be combined from the answers of its parts.
-        parts = (
-            category == "complex" and "complex/blip" in self._answers and str(meta.get("kind")) in rules.THREE_IN_ONE
-        )
+        parts = category == "complex" and "complex/blip" in self._answers and str(meta.get("kind")) in THREE_IN_ONE
         return "line" in meta and (category in self._answers or parts)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
@@ -247,8 +230,8 @@ class OfficialCompBench(Metric):
 
         if sample.category in self._answers:
             return {"value": answer(sample.category)}
-        kind = sample.meta["kind"]
-        return {"value": rules.three_in_one(kind, {p: answer(f"complex/{p}") for p in rules.THREE_IN_ONE[kind]})}
+        parts = [answer(f"complex/{part}") for part in THREE_IN_ONE[sample.meta["kind"]]]
+        return {"value": sum(parts) / len(parts)}
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         return part_scores(self.name, statistics, "category", "value")
@@ -271,7 +254,7 @@ class OfficialTiif(Metric):
     def identity(self) -> Mapping[str, str]:
         return imported("TIIF-Bench's program", self.results, self._files)
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         return _of_tiif(category, meta)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
@@ -292,16 +275,12 @@ class OfficialTiif(Metric):
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         results = []
-        for length in _LENGTHS:
-            rows = statistics[statistics["long"] == (length == "long")]
-            group = rows["category"].map(
-                lambda kind: "+".join(sorted({_TIIF_PARTS.get(x, x) for x in kind.split("+")}))
-            )
-            if len(rows):
-                results.append(self._score(f"{self.name}:{length}", rows, group))
-                parts = rows.groupby(group, sort=False)
-                for name, part in parts:
-                    results.append(self._score(f"{self.name}:{length} {name}", part, group[part.index]))
+        subjects = lambda kind: "+".join(sorted({_TIIF_PARTS.get(part, part) for part in kind.split("+")}))  # noqa: E731
+        for long, rows in statistics.groupby("long"):
+            name, group = f"{self.name}:{'long' if long else 'short'}", rows["category"].map(subjects)
+            results.append(self._score(name, rows, group))
+            for subject, part in rows.groupby(group, sort=False):
+                results.append(self._score(f"{name} {subject}", part, group[part.index]))
         return results
 
     @staticmethod
@@ -323,7 +302,7 @@ class _Row(NamedTuple):
     prompt: str
     sample: int
     category: str
-    meta: Mapping
+    meta: dict[str, Any]
     image: str
     sha256: object
 
@@ -339,40 +318,33 @@ class _Row(NamedTuple):
         return official_line(self.prompt_id, self.meta)
 
 
-def _rows(run: Path, fits, what: str) -> list[_Row]:
-    stored = RunStore(run).samples(["prompt", "category", "meta", "status", "image", "image_sha256"])
-    rows = [
-        _Row(run, row.prompt_id, row.prompt, int(row.sample), row.category, meta, row.image, row.image_sha256)
-        for row in stored[(stored["status"] == "ok") & stored["image"].notna()].itertuples()
-        if fits(row.category, meta := read_meta(row.meta))
-    ]
-    if not rows:
-        raise SpecbenchError(f"{run} has no images of {what} prompts")
-    return rows
+def _of_tiif(kind: str | None, meta: Mapping[str, Any]) -> bool:
+    return bool(kind) and "line" in meta and meta.get("length") in _LENGTHS
 
 
-_LAYOUTS: Mapping[str, tuple[str, Callable[[str, Mapping], bool], Callable[[Sequence[_Row]], Files]]] = {
-    "geneval": ("GenEval", lambda category, meta: category and {"include", "line"} <= meta.keys(), geneval_files),
-    "t2i-compbench": (
-        "T2I-CompBench",
-        lambda tag, meta: tag in COMPBENCH_CATEGORIES and "line" in meta,
-        compbench_files,
-    ),
+def _files(place: Callable[[_Row], tuple[str, ...]]) -> Callable[[Sequence[_Row]], Files]:
+    """Export of each image to a path: the names of its folders and its file name."""
+    return lambda rows: ((row.png(), *place(row)) for row in rows)
+
+
+_LAYOUTS: Mapping[str, tuple[str, Callable[[str, dict[str, Any]], bool], Callable[[Sequence[_Row]], Files]]] = {
+    "geneval": ("GenEval", lambda tag, meta: bool(tag) and {"include", "line"} <= meta.keys(), geneval_files),
+    "t2i-compbench":
+        ("T2I-CompBench", lambda tag, meta: tag in COMPBENCH_CATEGORIES and "line" in meta, compbench_files),
     "dpg-bench": ("DPG-Bench", lambda _, meta: {"questions", "line"} <= meta.keys(), dpg_bench_files),
-    "tiif": ("TIIF-Bench", lambda *about: _of_tiif(*about), tiif_files),
+    "tiif": ("TIIF-Bench", _of_tiif, _files(lambda row: (  # each sample is a model of the program
+        row.category, f"sample-{row.sample}", f"{row.meta['length']}_description", f"{row.line}.png"))),
     "wise-verified": ("WISE (verified)", lambda _, meta: meta.get("wise") == "verified" and "line" in meta, wise_files),
     "wise-legacy": ("WISE (legacy)", lambda _, meta: meta.get("wise") == "legacy" and "line" in meta, wise_files),
-    "oneig": ("OneIG-Bench", lambda category, _: category in ONEIG_CATEGORIES.values(), oneig_files),
-    "longtext-bench": ("LongText-Bench", is_longtext, longtext_files),
-    "cvtg-2k": ("CVTG-2K", lambda kind, meta: str(kind).startswith("CVTG-") and "line" in meta, cvtg_2k_files),
+    "oneig": ("OneIG-Bench", lambda tag, _: tag in ONEIG_CATEGORIES.values(), official_results.oneig_files),
+    "longtext-bench": ("LongText-Bench", official_results.is_longtext,
+                       _files(lambda row: (f"{row.prompt_id:0>4}_{row.sample + 1}.png",))),
+    "cvtg-2k": ("CVTG-2K", lambda kind, meta: str(kind).startswith("CVTG-") and "line" in meta,
+                _files(lambda row: (f"sample-{row.sample}", *row.category.rsplit("-", 1), f"{row.line}.png"))),
     "dataset": ("any", lambda *_: True, dataset_files),
-}
+}  # fmt: skip
 """By export: the owner of the prompts, a function that accepts prompts by category and metadata, and the function that
 makes the files. `dataset` is the format of Hugging Face's `datasets`."""
-
-
-def _of_tiif(kind: str | None, meta: Mapping) -> bool:
-    return bool(kind) and "line" in meta and meta.get("length") in _LENGTHS
 
 
 def _check_lines(rows: Sequence[_Row]) -> None:
@@ -380,26 +352,15 @@ def _check_lines(rows: Sequence[_Row]) -> None:
     owners: dict[int, str] = {}
     for row in rows:
         if (owner := owners.setdefault(row.line, row.prompt_id)) != row.prompt_id:
-            raise SpecbenchError(f"prompts '{owner}' and '{row.prompt_id}' have the same line {row.line}",
-                                 "each needs a separate line")  # fmt: skip
+            what = f"prompts '{owner}' and '{row.prompt_id}' have the same line {row.line}"
+            raise SpecbenchError(what, "each needs a separate line")
 
 
-def _samples_per_prompt(category: str, rows: Sequence[_Row]) -> int:
-    _check_lines(rows)
-    samples = 1 + max(row.sample for row in rows)
-    prompts = 1 + max(row.line for row in rows)
-    if len(rows) != prompts * samples:
-        raise SpecbenchError(
-            f"category '{category}' has {len(rows)} images of {prompts} x {samples}",
-            "the official scripts need every sample of every prompt from the first on: finish the run",
-        )
-    return samples
-
-
-def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
-    verdicts: dict[tuple[int, int], dict] = {}
+def _read_geneval(path: Path) -> dict[tuple[int, int], dict[str, Any]]:
+    verdicts: dict[tuple[int, int], dict[str, Any]] = {}
     with blaming(path, "is not a result of the official GenEval evaluator ({})"):
-        for row in (parse_json(line) for line in read_results(path).split("\n") if line.strip()):
+        for line in filter(str.strip, read_results(path).split("\n")):
+            row: Any = parse_json(line)
             valid = isinstance(row, dict) and isinstance(row.get("filename"), str) and "correct" in row
             if not valid or not all(isinstance(row.get(name, ""), str | None) for name in _GENEVAL_TEXTS):
                 raise ValueError(f"every line is an object with 'correct' and the texts {', '.join(_GENEVAL_TEXTS)}")

@@ -12,7 +12,7 @@ from dataclasses import replace
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -49,7 +49,7 @@ class OfficialWise(Metric):
 
     columns: ClassVar = {"value": pa.float32()}
 
-    def __init__(self, release: str, results: Path):
+    def __init__(self, release: Literal["verified", "legacy"], results: Path):
         super().__init__()
         self.name, self.release, self.results = f"wise[{release}]", release, results
         self._files, self._scores = sorted(results.glob("sample-*/**/*_results.jsonl")), dict[tuple[str, int], float]()
@@ -60,7 +60,7 @@ class OfficialWise(Metric):
         for folder, path in zip(folders, self._files, strict=True):
             with blaming(path, f"is not a result of WISE's {release} evaluator ({{}})"):
                 for row in json_rows(path):
-                    number, marks = row.get("prompt_id"), [row.get(name) for name in weights]
+                    number, marks = row.get("prompt_id"), list[Any](map(row.get, weights))
                     if type(number) is not int or any(type(x) not in (int, float) or x not in allowed for x in marks):
                         raise ValueError(f"every line has a prompt_id, and {', '.join(weights)}, 0 to {allowed[-1]}")
                     value = sum(weight * mark for weight, mark in zip(weights.values(), marks, strict=True))
@@ -70,7 +70,7 @@ class OfficialWise(Metric):
     def identity(self) -> Mapping[str, str]:
         return imported(f"WISE's {self.release} evaluator", self.results, self._files) | {"score": MEAN_OF_IMAGES}
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         return meta.get("wise") == self.release and "line" in meta
 
     def features_of(self, sample: Sample) -> dict[str, object]:
@@ -156,7 +156,7 @@ class OfficialOneig(Metric):
     def identity(self) -> Mapping[str, str]:
         return imported("OneIG-Bench's program", self.results, self._files)
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         return category in ONEIG_CATEGORIES.values()
 
     def features_of(self, sample: Sample) -> dict[str, object]:
@@ -185,7 +185,7 @@ class OfficialLongText(Metric):
         self.results, self._answers = results, dict[tuple[str, int], tuple[str, str]]()
         with blaming(results, "is not a result of LongText-Bench's program ({})"):
             for row in json_rows(results):
-                image, prompt, answer = texts = [row.get(name) for name in ("image", "prompt", "ocr_results")]
+                image, prompt, answer = texts = list[Any](map(row.get, ("image", "prompt", "ocr_results")))
                 place = _LONGTEXT_IMAGE.search(str(image))
                 if place is None or not all(isinstance(text, str) for text in texts):
                     raise ValueError("every line has texts prompt, ocr_results, and an image <prompt>_<number>.png")
@@ -196,7 +196,7 @@ class OfficialLongText(Metric):
     def identity(self) -> Mapping[str, str]:
         return {"program": "LongText-Bench's program", RESULTS_FILE: digest_of(self.results)}
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         return is_longtext(category, meta)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
@@ -220,7 +220,7 @@ class OfficialLongText(Metric):
         return results
 
 
-def is_longtext(category: str | None, meta: Mapping[str, object]) -> bool:
+def is_longtext(category: str | None, meta: Mapping[str, Any]) -> bool:
     """True for prompts of LongText-Bench, which have texts to write."""
     return isinstance(meta.get("text"), list) and "length" in meta
 
@@ -230,7 +230,7 @@ def _words(text: str) -> Counter[str]:
     return Counter(_LONGTEXT_REMOVED.sub("", text).lower().split())
 
 
-def json_rows(path: Path) -> Iterator[dict]:
+def json_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Objects of a file with one JSON object per line."""
     for row in (parse_json(line) for line in read_results(path).split("\n") if line.strip()):
         if not isinstance(row, dict):
@@ -244,7 +244,7 @@ def imported(program: str, results: Path, files: Iterable[Path]) -> dict[str, st
     return {"program": program, RESULTS_FILE: sha256(lines.encode()).hexdigest()}
 
 
-def official_line(prompt_id: str, meta: Mapping) -> int:
+def official_line(prompt_id: str, meta: Mapping[str, Any]) -> int:
     """Number of a prompt in the official file, from its metadata."""
     line = meta["line"]
     if isinstance(line, bool) or not isinstance(line, int) or not 0 <= line < MAX_LINES:

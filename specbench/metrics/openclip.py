@@ -4,13 +4,13 @@ whose wheels fit one build of torch each. Its import only needs torchvision's na
 from __future__ import annotations
 
 import importlib.abc
-import importlib.machinery
 import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -46,16 +46,12 @@ def center256(pixels: np.ndarray) -> np.ndarray:
     return np.asarray(square.resize((256, 256), Image.Resampling.LANCZOS))
 
 
-center256.code_version = 2
-
-
 def short_side_centre(pixels: np.ndarray, size: int) -> np.ndarray:
     """Resize as CLIP: short side to `size`, Pillow's bicubic, then the centre square, uint8 [size, size, 3]."""
     height, width = pixels.shape[:2]
     short = min(height, width)
-    resized = Image.fromarray(pixels).resize(
-        (int(size * width / short), int(size * height / short)), Image.Resampling.BICUBIC
-    )
+    sides = int(size * width / short), int(size * height / short)
+    resized = Image.fromarray(pixels).resize(sides, Image.Resampling.BICUBIC)
     left, top = round((resized.width - size) / 2), round((resized.height - size) / 2)
     return np.asarray(resized.crop((left, top, left + size, top + size)))
 
@@ -85,16 +81,12 @@ def load_openai(path: Path, device: str) -> torch.nn.Module:
 
 def untrained_model(architecture: str) -> torch.nn.Module:
     """Build the network of a named architecture with random weights that the caller replaces."""
-    open_clip, log = import_open_clip(), logging.getLogger()
-
-    def hidden(_: logging.LogRecord) -> bool:
-        return False
-
-    log.addFilter(hidden)  # hide its warning that the weights are random: the caller replaces them
+    open_clip, disabled = import_open_clip(), logging.root.manager.disable
+    logging.disable()  # hide its warning that the weights are random
     try:
         return open_clip.create_model(architecture, pretrained=None, output_dict=True)
     finally:
-        log.removeFilter(hidden)
+        logging.disable(disabled)
 
 
 def load_folder_model(folder: Path, device: str) -> torch.nn.Module:
@@ -107,11 +99,11 @@ def folder_tokenizer(folder: Path) -> Tokenize:
     return import_open_clip().get_tokenizer(f"local-dir:{folder}")
 
 
-def scaled(pixels: np.ndarray) -> Tensor:
-    """Scale uint8 [H, W, 3] to float32 [3, H, W] from 0 to 1."""
+def planes(pixels: np.ndarray) -> Tensor:
+    """Convert uint8 [H, W, 3] to float32 [3, H, W] from 0 to 255."""
     import torch
 
-    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32) / 255
+    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32)
 
 
 def centred(x_CHW: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
@@ -123,7 +115,7 @@ def centred(x_CHW: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = 
 
 def normalised(pixels: np.ndarray) -> Tensor:
     """Normalise uint8 [H, W, 3] to CLIP's float32 [3, H, W]."""
-    return centred(scaled(pixels))
+    return centred(planes(pixels) / 255)
 
 
 def image_embeddings(model: torch.nn.Module, images: Sequence[Tensor], device: str) -> Tensor:
@@ -146,12 +138,9 @@ def text_embeddings(
     """Embed texts: unit vectors float32 [n, d] on the CPU. CLIP's tokenizer cuts to 77 tokens with the end token."""
     import torch
 
-    if tokenize is None:
-        tokens = import_open_clip().tokenize(list(texts), context_length=model.context_length)
-    else:
-        tokens = tokenize(list(texts))
+    tokenize = tokenize or partial(import_open_clip().tokenize, context_length=model.context_length)
     with torch.inference_mode():
-        return model.encode_text(tokens.to(device), normalize=True).cpu()
+        return model.encode_text(tokenize(list(texts)).to(device), normalize=True).cpu()
 
 
 class _Placeholder(type):
@@ -162,8 +151,6 @@ class _Placeholder(type):
 
 
 class _StandIn(ModuleType):
-    __path__ = ()
-
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -171,14 +158,13 @@ class _StandIn(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, fullname, path=None, target=None):
-        ours = fullname.partition(".")[0] == _NAME
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if ours else None
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] == _NAME else None
 
-    def create_module(self, spec):
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _StandIn(spec.name)
 
-    def exec_module(self, module):
+    def exec_module(self, module: ModuleType) -> None:
         pass
 
 

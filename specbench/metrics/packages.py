@@ -9,11 +9,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from PIL import Image
 
@@ -40,10 +39,8 @@ PACKAGES: dict[str, Package] = {
 
 def python_of(package: str) -> Path:
     """Return the Python that has a package: the running one, or the Python of an environment in the cache folder."""
-    with suppress(importlib.metadata.PackageNotFoundError):
-        importlib.metadata.version(package)
-        return Path(sys.executable)
-    return _environment(package) / "bin" / "python"
+    here = any(importlib.metadata.distributions(name=package))
+    return Path(sys.executable) if here else _environment(package) / "bin" / "python"
 
 
 def _environment(package: str) -> Path:
@@ -53,13 +50,11 @@ def _environment(package: str) -> Path:
 def recipe(package: str) -> str:
     """Commands that create an environment with a package."""
     folder = _environment(package)
-    steps = PACKAGES[package].install
-    return " && ".join(
-        [f"{Path(sys.executable).name} -m venv {folder}", *(f"{folder}/bin/pip install {a}" for a in steps)]
-    )
+    steps = [f"{folder}/bin/pip install {arguments}" for arguments in PACKAGES[package].install]
+    return " && ".join([f"{Path(sys.executable).name} -m venv {folder}", *steps])
 
 
-def ask(python: Path, request: Mapping[str, object], program: Path = PROGRAM) -> dict:
+def ask(python: Path, request: Mapping[str, object], program: Path = PROGRAM) -> dict[str, Any]:
     """The program's answer: `versions` and its numbers, or `missing` (a package), or `error`."""
     if not python.is_file():
         return {"missing": f"{python} (an environment)"}
@@ -67,7 +62,7 @@ def ask(python: Path, request: Mapping[str, object], program: Path = PROGRAM) ->
     return _answer(done.stdout, done.stderr, python, done.returncode)
 
 
-def _answer(text: str, talk: str, python: Path, code: int | None) -> dict:
+def _answer(text: str, talk: str, python: Path, code: int | None) -> dict[str, Any]:
     try:
         return json.loads(text)
     except ValueError:
@@ -90,7 +85,7 @@ class PackageMetric(PerImageMetric):
         self.python = self.settings.python or python_of(self.package)
 
     @cached_property
-    def _about(self) -> dict:
+    def _about(self) -> dict[str, Any]:
         """Versions in the package's environment and digest of the weights, or what is missing."""
         return ask(self.python, {"package": self.package, "hub": list(self.hub), "versions_only": True})
 
@@ -109,9 +104,9 @@ class PackageMetric(PerImageMetric):
         return {"package": versions, "model": self.model, "weights": self._about["weights"]}
 
     @cached_property
-    def _process(self) -> subprocess.Popen:
+    def _process(self) -> Any:
         self._talk = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        command = [self.python, "-I", PROGRAM, "--serve"]
+        command = [str(self.python), "-I", str(PROGRAM)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._talk, text=True)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
@@ -131,7 +126,7 @@ class PackageMetric(PerImageMetric):
                 raise SpecbenchError(what, f"check the environment: {self.python}", MISSING_PREREQUISITE)
         return [{"value": value} for value in values]
 
-    def _exchange(self, request: Mapping[str, object]) -> dict:
+    def _exchange(self, request: Mapping[str, object]) -> dict[str, Any]:
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()

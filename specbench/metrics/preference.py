@@ -9,7 +9,7 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import PerImageMetric, Sample, Settings, described
 from specbench.metrics.blip import Tokenizer, linear_layers, load_weights, part_of, text_network, vision_network
 from specbench.metrics.clip import Clip, CosineMetric, clip_versions
-from specbench.metrics.openclip import centred, image_embeddings, normalised, scaled, short_side_centre, untrained_model
+from specbench.metrics.openclip import centred, image_embeddings, normalised, planes, short_side_centre, untrained_model
 
 PICKSCORE_REPOSITORY = "yuvalkirstain/PickScore_v1"
 HPS_ARCHITECTURE = "ViT-H-14"
@@ -30,7 +30,7 @@ REWARD_MEAN, REWARD_STD = 0.16717362830052426, 1.0333394966054072
 
 def hps_input(pixels: np.ndarray) -> Tensor:
     """Preprocess uint8 [H, W, 3] for HPSv2: normalised float32 [3, 224, 224]."""
-    x_BCHW = scaled(pixels)[None]
+    x_BCHW = planes(pixels)[None] / 255
     height, width = x_BCHW.shape[2:]
     scale = _HPS_SIZE / max(height, width)
     target = (round(height * scale), round(width * scale))
@@ -165,12 +165,9 @@ class PickScore(CosineMetric):
 
     @cached_property
     def network(self) -> TransformersClip:
-        network = TransformersClip(self.network_folder(PICKSCORE_REPOSITORY))
-        return network.requires_grad_(False).to(self.settings.device)
-
-    @property
-    def scale(self) -> float:
-        return self.network.model.logit_scale.exp().item()
+        network = TransformersClip(self.network_folder(PICKSCORE_REPOSITORY)).requires_grad_(False)
+        self.scale = network.model.logit_scale.exp().item()
+        return network.to(self.settings.device)
 
 
 class Aesthetic(Clip):
@@ -184,7 +181,7 @@ class Aesthetic(Clip):
         digests = {name: checkpoints.CHECKPOINTS[name].digest for name in self.checkpoints}
         return {**digests, **CosineMetric.identity(self)}
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
         return True  # it does not read captions
 
     def captions_cut(self, captions: Sequence[str]) -> None:

@@ -17,11 +17,8 @@ from specbench.system.downloads import HUB, Download, Remote, fetch_all, fetch_f
 
 _FILES = ("config.json", "model.safetensors")  # Of a model folder: no pickles
 GENEVAL2_JUDGE = "Qwen/Qwen3-VL-8B-Instruct"
-_TOKENIZED = {
-    GENEVAL2_JUDGE: ("config.json", "*.safetensors*", "tokenizer.json", "tokenizer_config.json",
-                     "preprocessor_config.json", "chat_template*")
-}  # fmt: skip
-"""Files of networks that come with a tokenizer and in several parts."""
+_JUDGE_FILES = ("config.json", "*.safetensors*", "tokenizer.json", "tokenizer_config.json", "preprocessor_config.json",
+                "chat_template*")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,8 @@ class Checkpoint:
         """Whether the published file is on this disk."""
         return self.path.is_file() and matches(self.path, self.remote)
 
+    @property
     def hint(self) -> str:
-        """Return a hint how to get the file."""
         return f"specbench fetch {self.file}"
 
 
@@ -69,7 +66,7 @@ def missing_file(name: str, forbidden: bool = False) -> Download | None:
     if checkpoint.here:
         return None
     if forbidden or offline():
-        raise SpecbenchError(f"{checkpoint.file} is not on this disk", checkpoint.hint(), MISSING_PREREQUISITE)
+        raise SpecbenchError(f"{checkpoint.file} is not on this disk", checkpoint.hint, MISSING_PREREQUISITE)
     if not checkpoint.digest and is_pinned_only():
         what = f"{checkpoint.file} has no published digest, and --pinned-only allows no such file"
         raise SpecbenchError(what, f"put it into {checkpoint.path.parent}", MISSING_PREREQUISITE)
@@ -93,12 +90,14 @@ def file_digest(name: str) -> str:
     return digest_of(require_weights_file(name, forbidden=True))
 
 
-def problem(name: str) -> str | None:
-    """Describe why a checkpoint's file cannot be used; None if it can."""
+def problem(name: str) -> tuple[str, str] | None:
+    """Describe why a checkpoint's file cannot be used, and how to get it; None if it can."""
     checkpoint = CHECKPOINTS[name]
-    if not checkpoint.path.is_file():
-        return f"{checkpoint.file} is not on this disk"
-    return None if checkpoint.here else f"{checkpoint.path} is not the published file"
+    if checkpoint.here:
+        return None
+    there = checkpoint.path.is_file()
+    what = f"{checkpoint.path} is not the published file" if there else f"{checkpoint.file} is not on this disk"
+    return what, checkpoint.hint
 
 
 def missing_folder(repository: str) -> Download | None:
@@ -133,6 +132,7 @@ def folder_identity(folder: Path) -> str:
 
 
 def _source(repository: str) -> Source:
-    optional = ("generation_config.json", "*processor_config.json") if repository in _TOKENIZED else ()
-    files = _TOKENIZED.get(repository, _FILES)
-    return Source("the metric's network", repository, files, "see its card", optional=optional)
+    if repository != GENEVAL2_JUDGE:
+        return Source("the metric's network", repository, _FILES, "see its card")
+    optional = ("generation_config.json", "*processor_config.json")
+    return Source("the metric's network", repository, _JUDGE_FILES, "see its card", optional=optional)

@@ -20,7 +20,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics.base import Settings, read_ahead
 from specbench.names import encodable
 from specbench.prompts import public
-from specbench.stats import Estimate, mean_interval
+from specbench.stats import Estimate, mean_difference
 from specbench.system.console import counted
 from specbench.system.digests import cache_folder, digest_of
 from specbench.system.files import write_atomically
@@ -66,7 +66,7 @@ class ReferenceImages:
             return []
         return [("COCO's images are not on this disk", "specbench fetch coco --images, or --reference DIR")]
 
-    def fits(self, meta: Mapping[str, object]) -> bool:
+    def fits(self, meta: Mapping[str, Any]) -> bool:
         """Return whether these images are the reference of a prompt: the user's, or COCO's for COCO's captions."""
         return self.path is not None or str(meta.get("image", "")).endswith(".jpg")
 
@@ -134,12 +134,10 @@ def damaged_features(problem: str) -> SpecbenchError:
     return SpecbenchError(f"the stored features are damaged: {problem}", how)
 
 
-def with_influence(value: float, influence: np.ndarray, prompts: Sequence[str]) -> Estimate:
+def with_influence(value: float, influence: np.ndarray | pd.Series, prompts: Sequence[str]) -> Estimate:
     """Estimate with a 95 % interval from its images' influences; prompts are the independent units."""
-    around = mean_interval(influence, prompts)
-    if around.low is None:
-        return Estimate(value, None, None)
-    return Estimate(value, value + around.low, value + around.high)
+    around = mean_difference(influence.tolist(), prompts, value)
+    return Estimate(value, around.low, around.high)
 
 
 def kept_features(key: object, compute: Callable[[], np.ndarray]) -> np.ndarray:

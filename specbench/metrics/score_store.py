@@ -10,25 +10,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError, chosen
-from specbench.metrics import catalog
-from specbench.metrics.base import (
-    MEAN_OF_IMAGES,
-    Better,
-    Kind,
-    Metric,
-    Settings,
-    category_scores,
-    column_difference,
-    made_features,
-    made_score,
-)
+from specbench.metrics import base, catalog
+from specbench.metrics.base import MEAN_OF_IMAGES, Better, Kind, Metric, Settings, made_score
 from specbench.metrics.geneval_rules import TAGS
 from specbench.stats import Difference, Estimate, difference_to_show, mean_interval, prompts_for_change, without_few
 from specbench.store.image_scores import ImageScores, feature_place, owner_of, parquet_bytes, stored_values
@@ -57,22 +47,23 @@ _OLDER_KINDS = dict.fromkeys(("geneval", "shapes-detector"), "proportions")
 _ONE_A_PROMPT = "dpg-bench[released]:"  # These scores use only the last sample of each prompt
 
 
-def read_scores(folder: Path) -> list[dict[str, object]]:
+def read_scores(folder: Path) -> list[dict[str, Any]]:
     """Read the run-level scores of a run folder: a dict per score with the columns of `RUN_SCORES` but `OWNER`."""
-    scores: list[dict[str, object]] = []
-    for path in files_named(Path(folder) / "scores", "*.parquet"):
+    scores: list[dict[str, Any]] = []
+    for path in files_named(folder / "scores", "*.parquet"):
         with blaming(path, "is damaged: not readable as scores", "delete it and score again"):
             table = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES))).read()
             scores += [_known_score(row) for row in table.to_pylist()]
     return scores
 
 
-def _known_score(row: dict[str, object]) -> dict[str, object]:
-    """Validate a row of a per-run file; a ValueError for one of others. The last columns are absent in old files, whose
-    metrics with another direction or kind than a plug-in's are specbench's."""
+def _known_score(row: dict[str, Any]) -> dict[str, Any]:
+    """Validate a row of a per-run file; a ValueError for one of others. NaN is a missing value. The last columns are
+    absent in old files, whose metrics with another direction or kind than a plug-in's are specbench's."""
     row = dict.fromkeys(("note", "cut", "edited", "prompts", "unit", "better", "kind")) | row
-    base = str(row.get("metric")).partition(":")[0].partition("[")[0]
-    older = ("lower", "distance") if base in _DISTANCES else ("higher", _OLDER_KINDS.get(base, "plain"))
+    row |= {name: None for name in ("value", "low", "high") if row.get(name) != row.get(name)}
+    name = str(row.get("metric")).partition(":")[0].partition("[")[0]
+    older = ("lower", "distance") if name in _DISTANCES else ("higher", _OLDER_KINDS.get(name, "plain"))
     row |= {name: row[name] or value for name, value in zip(("better", "kind"), older, strict=True)}
     if row["better"] not in get_args(Better) or row["kind"] not in get_args(Kind):
         raise ValueError("column better or kind")
@@ -84,7 +75,7 @@ def _known_score(row: dict[str, object]) -> dict[str, object]:
     return {name: row[name] for name in (*_SCORE_TYPES, "better", "kind")}
 
 
-def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object]]:
+def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, Any]]:
     """Read scores, and remove the intervals of too few prompts. `too_few`: whether an interval was removed or is
     undefined; `prompts_needed`: number of prompts that would show a change of 2 %. Notes name the number of reference
     images. `prompt_ids`: prompt of each image of the run."""
@@ -96,7 +87,7 @@ def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object
             prompts = min(row["n"] / max(1, per_prompt), of_run)  # `n` of older files may count answers
         shown = without_few(Estimate(row["value"], row["low"], row["high"]), prompts)
         row["prompts_needed"] = prompts_for_change(shown, prompts)
-        if number := parse_json(row.get("identity") or "{}").get("reference_n"):
+        if number := json.loads(row["identity"]).get("reference_n"):
             row["note"] = "; ".join(filter(None, (f"{number} reference images", row["note"])))
         row |= {"low": shown.low, "high": shown.high, "too_few": row["n"] == 1 or shown.low != row["low"]}
     return scores
@@ -139,12 +130,12 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
         what = f"{lacking.name} is not scored by '{metric.name}' of fingerprint {made_score(metric).fingerprint}"
         raise SpecbenchError(what, f"score both again: specbench score --metric '{metric.name}'")
     pair = None if features.empty else metric.difference(features, theirs)
-    if pair is None:
+    if pair is None or pair[0].value != pair[0].value:  # no number
         return None
-    estimate, n = difference_to_show(pair[0]), pair[1]
-    row = {"run_id": folder.name, "baseline": baseline.name, "metric": metric.name, "difference": estimate.value}
-    row |= {name: getattr(estimate, name) for name in ("low", "high", "p", "spread")}
-    return row | {"n": n, "fingerprint": made_score(metric).fingerprint}
+    shown = difference_to_show(pair[0])
+    row = {"run_id": folder.name, "baseline": baseline.name, "metric": metric.name, "difference": shown.value}
+    row |= {"low": shown.low, "high": shown.high, "p": shown.p, "spread": shown.spread}
+    return row | {"n": pair[1], "fingerprint": made_score(metric).fingerprint}
 
 
 def difference_rows(
@@ -155,8 +146,7 @@ def difference_rows(
     if not (names := chosen("metric", metrics)):
         raise SpecbenchError("scores are compared by metric", "name the metrics that the runs were scored with")
     made = [catalog.metric(name)(settings) for name in names]
-    rows = [difference(folder, baseline, metric) for folder in others for metric in made]
-    return [row for row in rows if row is not None]
+    return [row for folder in others for metric in made if (row := difference(folder, baseline, metric))]
 
 
 def of_same_captions(folder: Path, baseline: Path) -> pd.DataFrame | None:
@@ -178,15 +168,14 @@ def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object])
     metric, identity = str(score["metric"]), json.loads(str(score["identity"]))
     if metric not in (*catalog.METRICS, *_OVER_TAGS) and identity.get("score") != MEAN_OF_IMAGES:
         return None
-    mine, theirs = [
-        stored_values(feature_place(path, f"{metric}-{score['fingerprint']}")) for path in (folder, baseline)
-    ]
+    stored = f"{metric}-{score['fingerprint']}"
+    mine, theirs = (stored_values(feature_place(path, stored)) for path in (folder, baseline))
     if mine is None or theirs is None:
         return None
     common = of_same_captions(folder, baseline)
     mine, theirs = _kept(mine, common), _kept(theirs, common)
     tags = TAGS if metric in _OVER_TAGS else ()
-    return column_difference(mine, theirs, "value", over_categories=score["kind"] == "proportions", all_of=tags)
+    return base.column_difference(mine, theirs, "value", by_category=score["kind"] == "proportions", all_of=tags)
 
 
 def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estimate | None:
@@ -200,24 +189,24 @@ def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estima
     values = pd.concat(stored).dropna(subset="value")  # DPG-Bench: a question without an answer has no value
     estimate = mean_interval(values["value"], values["prompt_id"])
     if score["kind"] == "proportions":
-        estimate = category_scores(name, values, "value")[0].estimate
+        estimate = base.category_scores(name, values, "value")[0].estimate
     return without_few(estimate, values["prompt_id"].nunique())
 
 
 def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bool:
-    """Return whether the stored scores are of exactly the images in `images`, because a distance may take minutes."""
+    """Return whether the stored scores are of exactly the images in `images`, because a distance may take minutes.
+    Scores with NaN, which is now stored as null, are not current."""
     path = _scores_file(folder, metric)
     try:
-        file = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES)))
-        read = {"images", "cut", "better", "kind", "unit"} & {*file.schema_arrow.names}
-        rows = file.read(columns=[*read]).to_pylist() if {"images", "cut"} <= read else ()
+        rows = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES))).read().to_pylist()
     except (pa.ArrowException, OSError, ValueError, SpecbenchError):
         return False
     parts = files_named(feature_parts(folder, metric).folder, "*.parquet")
     newest = max((part.stat().st_mtime_ns for part in parts), default=0)
     if not rows or any(rows[0].get(name) not in (None, fact) for name, fact in _declared(metric).items()):
         return False  # a class in a notebook may now declare another direction
-    return all(row["images"] == len(images) for row in rows) and path.stat().st_mtime_ns > newest
+    whole = all("cut" in row and row.get("value") == row.get("value") for row in rows)
+    return whole and {row.get("images") for row in rows} == {len(images)} and path.stat().st_mtime_ns > newest
 
 
 def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None:
@@ -246,16 +235,18 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
         }
         for item in metric.scores(metric.statistics(features))
     ]
-    owner = owner_of(folder)
-    table = pa.Table.from_pylist([{**row, **owner} for row in rows], schema=RUN_SCORES)
-    for row in map(_known_score, table.to_pylist()):  # checks a plug-in's scores before they are stored
+    # A plug-in's scores are checked before they are stored.
+    checked = [_known_score(row) for row in pa.Table.from_pylist(rows, schema=RUN_SCORES).to_pylist()]
+    for row in checked:
         whole = row["metric"].partition(":")[0]
         if whole != metric.name and (whole in catalog.METRICS or not path_component(whole)):
             raise ValueError(f"a score called {row['metric']!r:.100}")
     target = _scores_file(folder, metric)
     for leftover in files_named(target.parent, ".*.tmp"):  # from a killed writer; this process holds the lock
         leftover.unlink()
-    if rows:  # readers reject a file without rows
+    if checked:  # readers reject a file without rows
+        owner = owner_of(folder)
+        table = pa.Table.from_pylist([{**row, **owner} for row in checked], schema=RUN_SCORES)
         return write_atomically(target, parquet_bytes(table))
     target.unlink(missing_ok=True)
 
@@ -288,7 +279,7 @@ def _scores_file(folder: Path, metric: Metric) -> Path:
 
 def feature_parts(folder: Path, metric: Metric) -> ImageScores:
     """The features that a metric stores per image of a run."""
-    return ImageScores(Path(folder), metric.name, made_features(metric).fingerprint, metric.columns)
+    return ImageScores(folder, metric.name, base.made_features(metric).fingerprint, metric.columns)
 
 
 @contextmanager

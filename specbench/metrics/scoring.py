@@ -11,23 +11,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from specbench.errors import MISSING_PREREQUISITE, PARTIAL, SpecbenchError, chosen
 from specbench.metrics import catalog as metric_catalog
+from specbench.metrics import score_store
 from specbench.metrics.base import Metric, Sample, Settings, made_score, read_ahead
 from specbench.metrics.reference import ReferenceImages
-from specbench.metrics.score_store import (
-    feature_parts,
-    read_scores,
-    scores_are_current,
-    scores_to_show,
-    write_run_scores,
-    writing,
-)
 from specbench.models.facts import RANDOM
 from specbench.models.shapes.captions import parse
 from specbench.store.image_scores import ImageScores, owner_of
@@ -109,7 +102,7 @@ class Scoring:
         return [
             {**owner_of(images.folder), "run_id": images.name, **row}
             for images in self.images
-            for row in scores_to_show(images.folder, images.rows["prompt_id"])
+            for row in score_store.scores_to_show(images.folder, images.rows["prompt_id"])
             if images.name not in failed or "reference" not in json.loads(row["identity"])
         ]
 
@@ -171,7 +164,7 @@ def score(
         outcomes += _score_images(images, [metric for name, metric in fits.items() if name not in absent], reporter)
         for name, why in absent.items():
             reporter.note(f"{name} is left out: {why}")
-    return Scoring(outcomes, shown, settings and settings.reference)
+    return Scoring(outcomes, shown, settings.reference if settings else None)
 
 
 def _readable(runs: Iterable[Path | Images]) -> tuple[list[Images], list[ScoreOutcome]]:
@@ -187,7 +180,7 @@ def _readable(runs: Iterable[Path | Images]) -> tuple[list[Images], list[ScoreOu
 
 def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[ScoreOutcome]:
     """Score images with the metrics that fit. If a plug-in fails, continue with the others."""
-    failed = []
+    failed: list[ScoreOutcome] = []
     while True:
         try:
             return failed + _score_together(images, metrics, reporter)
@@ -206,10 +199,15 @@ _Fitting = Sequence[tuple[Images, Mapping[str, Metric]]]  # Images with the metr
 
 def _refused(fitting: _Fitting, required: Sequence[Metric]) -> list[ScoreOutcome]:
     """Return the problems of required metrics that do not fit. If every run has a problem, raise the first."""
-    unfit = [[_unfit(images, metric) for metric in required if metric.name not in fits] for images, fits in fitting]
-    if unfit and all(unfit):  # before anything is computed
-        raise unfit[0][0].problem
-    return [*chain(*unfit)]
+    unfit = [[(images, metric) for metric in required if metric.name not in fits] for images, fits in fitting]
+    refused = []
+    for images, metric in chain(*unfit):
+        what = f"metric '{metric.name}' cannot score {images.name}: {why_unfit(images, metric)}"
+        problem = SpecbenchError(what, "omit --metric to score with the metrics that fit")
+        if all(unfit):  # before anything is computed
+            raise problem
+        refused.append(ScoreOutcome(images.name, metric.name, problem=problem))
+    return refused
 
 
 def _tell_edited(fitting: _Fitting, reporter: ScoreReporter) -> None:
@@ -267,14 +265,15 @@ def _had_other_code(images: Images, metric: Metric) -> bool:
     try:
         with _blamed(metric):
             mine = made_score(metric).facts
-        stored = [json.loads(row["identity"]) for row in read_scores(images.folder) if row["metric"] == metric.name]
+        scores = score_store.read_scores(images.folder)
+        stored = [json.loads(row["identity"]) for row in scores if row["metric"] == metric.name]
     except SpecbenchError:  # reported when the metric is computed
         return False
     codes = [facts.get("code") for facts in stored if {**facts, "code": None} == {**mine, "code": None}]
     return bool(codes) and mine["code"] not in codes
 
 
-def _blamed(metric: Metric) -> AbstractContextManager:
+def _blamed(metric: Metric) -> AbstractContextManager[None]:
     return naming_plugin("metric", metric.name, type(metric).__module__)
 
 
@@ -285,27 +284,20 @@ def why_unfit(images: Images, metric: Metric) -> str | None:
     return "its prompts lack what the metric needs" if len(images.rows) else "it has no images"
 
 
-def _unfit(images: Images, metric: Metric) -> ScoreOutcome:
-    what = f"metric '{metric.name}' cannot score {images.name}: {why_unfit(images, metric)}"
-    advice = "omit --metric to score with the metrics that fit"
-    return ScoreOutcome(images.name, metric.name, problem=SpecbenchError(what, advice))
-
-
 def run_images(folder: Path) -> Images:
     store = RunStore(folder)
     info = store.info()
-    if RANDOM in info.spec.model:
-        what = f"{info.run_id}: {info.spec.model} has random weights, so its images mean nothing"
+    model = info.spec.model
+    if RANDOM in model:
+        what = f"{info.run_id}: {model} has random weights, so its images mean nothing"
         raise SpecbenchError(what, "name the runs to score")
     rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image", "image_sha256"])
     rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
-    folder = Path(folder)
     rows = rows.assign(path=[folder / image for image in rows["image"]])
-    if info.spec.model == "shapes":
+    if model == "shapes":
         rows["meta"] = [with_scene(prompt, meta) for prompt, meta in zip(rows["prompt"], rows["meta"], strict=True)]
         rows["category"] = rows["category"].fillna(OWN_CAPTIONS)
-    read = lambda row: read_image(folder, row.image, row.image_sha256)  # noqa: E731
-    return Images(info.run_id, folder, rows, read, info.spec.model)
+    return Images(info.run_id, folder, rows, lambda row: read_image(folder, row.image, row.image_sha256), model)
 
 
 OWN_CAPTIONS = "own captions"  # Category of captions of `shapes` in a user's file without categories
@@ -326,8 +318,8 @@ def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRe
     for metric in metrics:
         metric.prepare()
         with _blamed(metric):
-            logs.append(feature_parts(images.folder, metric))
-    with writing(images.folder, logs) if logs else nullcontext():
+            logs.append(score_store.feature_parts(images.folder, metric))
+    with score_store.writing(images.folder, logs) if logs else nullcontext():
         tasks = [_task(metric, rows, log) for metric, log in zip(metrics, logs, strict=True)]
         for task in tasks:
             reporter.start(images.name, task.metric.name, len(task.images), len(task.images) - len(task.missing))
@@ -344,7 +336,7 @@ def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRe
             return [_finished(images, task) for task in tasks]
 
 
-def _pinned(tasks: Sequence[_Task]) -> AbstractContextManager:
+def _pinned(tasks: Sequence[_Task]) -> AbstractContextManager[None]:
     """Context with the state of torch for features and distances; no-op if there is nothing to compute."""
     if not any(task.missing for task in tasks):
         return nullcontext()
@@ -360,8 +352,8 @@ def _finished(images: Images, task: _Task) -> ScoreOutcome:
         with _blamed(task.metric):
             task.log.compact()
             stale = task.missing or task.kept != len(task.images)
-            if stale or not scores_are_current(images.folder, task.metric, task.images):
-                write_run_scores(images.folder, task.metric, task.images)
+            if stale or not score_store.scores_are_current(images.folder, task.metric, task.images):
+                score_store.write_run_scores(images.folder, task.metric, task.images)
     except SpecbenchError as error:
         if isinstance(error, PluginError) or error.exit_code == MISSING_PREREQUISITE:
             raise
@@ -387,29 +379,21 @@ def _task(metric: Metric, rows: pd.DataFrame, log: ImageScores) -> _Task:
     return _Task(metric, accepted, frozenset(missing), len(stored), log)
 
 
-class _Image(NamedTuple):
-    """Image that was read: its row, and by metric the sample with the network's input."""
-
-    row: Any
-    samples: Mapping[str, Sample]
-
-
 def _add_features(images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], reporter: ScoreReporter) -> None:
     """Compute and store the missing features."""
     missing = frozenset().union(*(task.missing for task in tasks))
     busy = [task for task in tasks if task.missing]
     todo = [row for row in rows.itertuples() if row.Index in missing]
 
-    def load(row: Any) -> _Image:
+    def load(row: Any) -> tuple[Any, dict[str, Sample]]:
         # The first image is prepared for every metric: `read_ahead` loads it alone, so that each metric creates only
         # once what it creates on first use, for example its network.
         needing = [task.metric for task in busy if row.Index in task.missing or row is todo[0]]
-        return _Image(row, _samples(images.read(row), row, needing))
+        return row, _samples(images.read(row), row, needing)
 
-    batches: Iterator[list[_Image]] = read_ahead(load, todo, max((task.metric.batch for task in busy), default=1))
-    for loaded in batches:
+    for loaded in read_ahead(load, todo, max((task.metric.batch for task in busy), default=1)):
         for task in busy:
-            lacking = [image for image in loaded if image.row.Index in task.missing]
+            lacking = [(row, samples[task.metric.name]) for row, samples in loaded if row.Index in task.missing]
             for start in range(0, len(lacking), task.metric.batch):
                 chunk = lacking[start : start + task.metric.batch]
                 with _blamed(task.metric):
@@ -423,24 +407,18 @@ def _samples(pixels: np.ndarray, row: Any, metrics: Sequence[Metric]) -> dict[st
     return {metric.name: Sample(*about, metric.preprocess(pixels)) for metric in metrics}
 
 
-def _feature_rows(metric: Metric, images: Sequence[_Image]) -> Iterator[dict[str, object]]:
-    samples = [image.samples[metric.name] for image in images]
-    if len(features := metric.features(samples)) != len(samples):
-        raise ValueError(f"features of {len(features)} images instead of {len(samples)}")
-    for (row, _), sample, kept in zip(images, samples, features, strict=True):
-        yield {
-            **kept,
-            "prompt_id": row.prompt_id,
-            "sample": row.sample,
-            "started_at": row.started_at,
-            "category": sample.category,
-        }
+def _feature_rows(metric: Metric, images: Sequence[tuple[Any, Sample]]) -> Iterator[dict[str, object]]:
+    if len(features := metric.features([sample for _, sample in images])) != len(images):
+        raise ValueError(f"features of {len(features)} images instead of {len(images)}")
+    for (row, sample), kept in zip(images, features, strict=True):
+        about = {"started_at": row.started_at, "category": sample.category}
+        yield {**kept, "prompt_id": row.prompt_id, "sample": row.sample, **about}
 
 
 def samples_of(images: Images, metric: Metric) -> list[Sample]:
-    """Images that a metric can score, without pixels, for metrics that need none."""
+    """Images that a metric can score."""
     rows = images.rows[[*_accepted(images.rows, metric)]]
-    return [_samples(None, row, [metric])[metric.name] for row in rows.itertuples()]
+    return [_samples(images.read(row), row, [metric])[metric.name] for row in rows.itertuples()]
 
 
 def _accepted(rows: pd.DataFrame, metric: Metric) -> Iterator[bool]:

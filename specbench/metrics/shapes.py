@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -18,27 +18,18 @@ import pyarrow as pa
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Metric, Sample, Score, Settings, category_scores, column_difference
 from specbench.metrics.clip import CosineMetric
+from specbench.metrics.distances import Gaussian
+from specbench.metrics.fid import fid_difference, fid_estimate, joined, warn_of_few, warn_of_points
 from specbench.metrics.openclip import Tokenize, folder_tokenizer, load_folder_model, whole
 from specbench.metrics.reference import ReferenceImages, damaged_features, feature_matrix, kept_features
-from specbench.models.shapes import FEATURE_FILE, FEATURES, WEIGHTS, detector, render
-from specbench.models.shapes.scene import (
-    COLORS,
-    MAX_COUNT,
-    RELATIONS,
-    SHAPES,
-    SIZE,
-    TEXTURES,
-    SceneRequest,
-    realize_in_order,
-)
+from specbench.models.shapes import FEATURE_FILE, FEATURES, WEIGHTS, detector, render, scene
+from specbench.models.shapes.scene import SceneRequest
 from specbench.stats import Difference
 from specbench.system.digests import digest_of
 from specbench.system.json_values import parse_json
 
 if TYPE_CHECKING:
     import torch
-
-    from specbench.metrics.distances import Gaussian
 
 # Imports inside functions: torch and its users, not needed if all images are scored.
 
@@ -49,7 +40,14 @@ _SEED = 0
 _DETECTOR, _RENDERER = "e2aadacd455f76e5", "a6f67b6da33bc51a"
 
 
-class ShapesDetector(Metric):
+class SceneMetric(Metric):
+    """Base class of metrics of images whose prompt has a scene."""
+
+    def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
+        return read_request(meta) is not None
+
+
+class ShapesDetector(SceneMetric):
     """`shapes-detector`: fraction of images that satisfy their caption, per category; overall: mean over categories."""
 
     name = "shapes-detector"
@@ -63,30 +61,27 @@ class ShapesDetector(Metric):
     def identity(self) -> Mapping[str, str]:
         return {"detector": _DETECTOR, "image": "64x64, no resize"}
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return read_request(meta) is not None
-
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         return category_scores(self.name, statistics, "correct")
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        return column_difference(features, baseline, "correct", over_categories=True)
+        return column_difference(features, baseline, "correct", by_category=True)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
         objects = detector.detect(_of_size(self.name, sample.pixels))
-        verdict = detector.judge(read_request(sample.meta), objects)
+        verdict = detector.judge(SceneRequest.from_json(sample.meta["scene"]), objects)
         return {**vars(verdict), "objects": len(objects)}
 
 
 def _of_size(metric: str, pixels: np.ndarray) -> np.ndarray:
     height, width = pixels.shape[:2]
-    if height != SIZE or width != SIZE:
-        what = f"{metric} reads images of {SIZE} x {SIZE} pixels, not of {width} x {height}"
+    if height != scene.SIZE or width != scene.SIZE:
+        what = f"{metric} reads images of {scene.SIZE} x {scene.SIZE} pixels, not of {width} x {height}"
         raise SpecbenchError(what, "--metric names another; see: specbench list metrics")
     return pixels
 
 
-class ShapesClip(CosineMetric):
+class ShapesClip(SceneMetric, CosineMetric):
     """`shapes-clip`: cosine of image and caption under the small CLIP of `shapes`, -1 to 1."""
 
     name = "shapes-clip"
@@ -110,7 +105,7 @@ class ShapesClip(CosineMetric):
         return folder_tokenizer(CLIP_FOLDER)
 
 
-class ShapesFrechet(Metric):
+class ShapesFrechet(SceneMetric):
     """`shapes-frechet`: Frechet distance between generated images and renders of their captions, or a folder of
     reference images; no interval up to 64 images."""
 
@@ -152,35 +147,27 @@ class ShapesFrechet(Metric):
 
     def reference_features(self, statistics: pd.DataFrame) -> Gaussian:
         """Features of renders of the scored captions, or of the user's folder."""
-        from specbench.metrics.distances import Gaussian
-
         if self.reference:
             return Gaussian(self.reference.features(whole, self.extract, self.feature_identity(), self.batch))
         scenes = sorted({str(text) for text in statistics["scene"]})
-        for text in scenes:
-            try:
-                sound = read_request({"scene": parse_json(text)}) is not None
-            except ValueError:
-                sound = False
-            if not sound:
-                raise damaged_features("a scene is malformed")
+        try:
+            sound = all(read_request({"scene": parse_json(text)}) for text in scenes)
+        except ValueError:
+            sound = False
+        if not sound:
+            raise damaged_features("a scene is malformed")
         key = [dict(self.feature_identity()), _rendered(), scenes]
         return Gaussian(kept_features(key, lambda: self._of_renders(scenes)))
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         if len(statistics) < 2:
             return []
-        from specbench.metrics.distances import Gaussian
-        from specbench.metrics.fid import fid_estimate, joined, warn_of_few, warn_of_points
-
         images = Gaussian(feature_matrix(statistics["feature"], FEATURES))
         reference = self.reference_features(statistics)
         distance = fid_estimate(images, reference, statistics["prompt_id"].to_list())
         return [Score(self.name, distance, images.n, joined(warn_of_few(images), warn_of_points(images, reference)))]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        from specbench.metrics.fid import fid_difference
-
         return fid_difference(features, baseline, self.reference_features(features))
 
     def _of_renders(self, scenes: Sequence[str]) -> np.ndarray:
@@ -195,7 +182,7 @@ def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:
         request = SceneRequest.from_json(json.loads(text))
         rng = np.random.default_rng([_SEED, *hashlib.sha256(text.encode()).digest()])
         for _ in range(copies):
-            yield render.render(realize_in_order(request, rng))
+            yield render.render(scene.realize_in_order(request, rng))
 
 
 def _rendered() -> dict[str, str]:
@@ -207,24 +194,19 @@ def _rendered() -> dict[str, str]:
     }
 
 
-def read_request(meta: Mapping[str, object]) -> SceneRequest | None:
+def read_request(meta: Mapping[str, Any]) -> SceneRequest | None:
     """Parse `scene` of a prompt's metadata, which is untrusted input; None if absent or malformed."""
     try:
         request = SceneRequest.from_json(meta["scene"])
-        sound = _is_sound(request)
+        clauses, counts = request.clauses, [clause.count for clause in request.clauses]
+        sound = (
+            bool(clauses)
+            and all(isinstance(count, int) and count >= 1 for count in counts)
+            and sum(counts) <= scene.MAX_COUNT
+            and all(clause.shape in scene.SHAPES and clause.color in (None, *scene.COLORS) for clause in clauses)
+            and all(name in scene.RELATIONS and {i, j} <= set(range(len(clauses))) for name, i, j in request.relations)
+            and request.texture in (None, *scene.TEXTURES)
+        )
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         return None
     return request if sound else None
-
-
-def _is_sound(request: SceneRequest) -> bool:
-    clauses = request.clauses
-    counts = [clause.count for clause in clauses]
-    return (
-        bool(clauses)
-        and all(isinstance(count, int) and count >= 1 for count in counts)
-        and sum(counts) <= MAX_COUNT
-        and all(clause.shape in SHAPES and clause.color in (None, *COLORS) for clause in clauses)
-        and all(name in RELATIONS and {i, j} <= set(range(len(clauses))) for name, i, j in request.relations)
-        and request.texture in (None, *TEXTURES)
-    )

@@ -6,16 +6,17 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench import names
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, read_name
 from specbench.models.facts import ModelChoice, ModelFacts, require_torchao
-from specbench.models.hub_model import MODELS, RELEASED, HubModel
+from specbench.models.hub_model import MODELS, HubModel
 from specbench.models.network_sizes import NetworkSize
+from specbench.models.shapes import WEIGHTS as _SHAPES
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 from specbench.system.foreign_code import Code, code_of
@@ -51,10 +52,9 @@ class ModelInfo(ModelFacts):
 
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelInfo:
         """Return the model as chosen; other weights are refused, because these models do not support them."""
-        for name in RELEASED:
-            if getattr(choice, name) == "released":
-                what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
-                raise SpecbenchError(what, "omit it")
+        for name in choice.released:
+            what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
+            raise SpecbenchError(what, "omit it")
         if choice.weights or choice.revision or choice.random or choice.tiny or choice.size:
             what = f"model '{self.name}' has one set of weights and one size"
             raise SpecbenchError(what, "omit --weights, --revision, --random-weights, --scale and --size")
@@ -63,8 +63,8 @@ class ModelInfo(ModelFacts):
     @property
     def network(self) -> NetworkSize | None:
         """Sizes of a Llama without its words; None if the configuration lacks them."""
-        sizes = [self._content["network"].get(name) for name in ("codes", "width", "inner", "layers", "heads")]
-        return None if None in sizes else NetworkSize(*sizes, kv_heads=sizes[-1])
+        sizes = [self._content["network"].get(name) for name in ("codes", "width", "inner", "layers", "heads", "heads")]
+        return None if None in sizes else NetworkSize(*sizes)
 
     @property
     def layers(self) -> int:
@@ -81,7 +81,7 @@ class ModelInfo(ModelFacts):
     def load(self, device: str, dtype: str | None = None) -> ImageModel:
         import torch  # not for `list models`
 
-        make = plugins.load_object(self.target, f"model {self.name}")
+        make: Any = plugins.load_object(self.target, f"model {self.name}")
         with plugins.naming_plugin("model", self.name, self.target):
             loaded = make(device=device, dtype=getattr(torch, dtype or self.dtype))
             for part in ("layout", "codebook", "device", "encode", "begin", "render"):
@@ -106,11 +106,9 @@ class ModelInfo(ModelFacts):
     def files(self) -> tuple[Path, ...]:
         paths = self.config, *self.weights
         if missing := [path for path in paths if not path.is_file()]:
-            raise SpecbenchError(
-                f"model '{self.name}' is not on this disk: {missing[0]} is missing",
-                "reinstall specbench; a checkout makes the weights with 'make train-shapes'",
-                MISSING_PREREQUISITE,
-            )
+            what = f"model '{self.name}' is not on this disk: {missing[0]} is missing"
+            hint = "reinstall specbench; a checkout makes the weights with 'make train-shapes'"
+            raise SpecbenchError(what, hint, MISSING_PREREQUISITE)
         return paths
 
     def weights_sha256(self) -> str:
@@ -130,21 +128,20 @@ class ModelInfo(ModelFacts):
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
         if self.prompt_check is None:
             return
-        check = plugins.load_object(self.prompt_check, "prompt check")
+        check: Any = plugins.load_object(self.prompt_check, "prompt check")
         for prompt in prompts:
             try:
                 check(prompt.text)
             except ValueError as error:
-                raise SpecbenchError(
-                    f"prompt '{prompt.id}': {error}", f"'{self.name}' knows a small vocabulary only"
-                ) from None
+                hint = f"'{self.name}' knows a small vocabulary only"
+                raise SpecbenchError(f"prompt '{prompt.id}': {error}", hint) from None
 
     @functools.cached_property
-    def _content(self) -> Mapping:
+    def _content(self) -> dict[str, Any]:
         with plugins.naming_plugin("model", self.name, self.target):
             if not self.config.is_file():
                 self.files()
-            content = json.loads(self.config.read_text())
+            content: dict[str, Any] = json.loads(self.config.read_text())
             content["network"]["codes"]
         return content
 
@@ -159,8 +156,6 @@ def wrongly_declared(facts: ModelFacts, model: ImageModel) -> list[str]:
     }
     return [f"{what}: {fact} declared, {value} found" for what, (fact, value) in pairs.items() if fact != value]
 
-
-_SHAPES = Path(__file__).parent / "shapes" / "weights"
 
 _BUILT_IN = (
     ModelInfo(
@@ -197,8 +192,7 @@ def _is_model(model: object) -> bool:
 
 
 def find_model(name: str) -> ModelFacts:
-    """Find a model by name, or import it as "package.module:NAME". The SpecbenchError for an unknown name suggests a
-    name."""
+    """Find a model by name, or import it as "package.module:NAME". The error for an unknown name suggests a name."""
     if plugins.is_reference(name):
         return _users_model(name)
     return models()[model_name(name)]
@@ -229,7 +223,7 @@ def _by_words(typed: str) -> list[str]:
         name: [model.summary.partition(" at ")[0], name, str(model.resolution[0]), *_repositories(model)]
         for name, model in models().items()
     }
-    families = {name: getattr(model, "target", name) for name, model in models().items()}
+    families = {name: model.target for name, model in models().items()}
     fitting = names.by_words(typed, facts, families)
     return [name for name in fitting if names.folded(typed).startswith(re.split("[^a-z]", name)[0])]
 
@@ -269,24 +263,24 @@ def recorded_model(name: str, weights: str | None = None, revision: str | None =
 def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:
     """Load a model, given its name or its (configured) facts, ready to decode. `dtype`: None for the model's number
     format. Exit code 5 if its weights or the device are missing."""
-    info = find_model(model) if isinstance(model, str) else model
+    info: Any = find_model(model) if isinstance(model, str) else model
     check_decoding_device(device)
     info.require_weights()
     use_device(device)
     from specbench.system.torch_state import PinnedTorch  # brings torch
 
     with PinnedTorch(False):
-        if isinstance(info, HubModel):
-            from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
+        if not isinstance(info, HubModel):
+            return info.load(device, dtype)
+        from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
 
-            model = load(info, device, dtype or info.dtype, info.checkpoint.fetch())
-            if not (info.choice.random or info.checkpoint.official):
-                from specbench.models.forward_probe import check_own_forward  # imports torch
+        loaded: Any = load(info, device, dtype or info.dtype, info.checkpoint.fetch())
+        if not (info.choice.random or info.checkpoint.official):
+            from specbench.models.forward_probe import check_own_forward  # imports torch
 
-                long = "a photo of a cup, " * 12  # Longer than most captions: positions may depend on it
-                check_own_forward(model, "0" if info.classes else f"{long}<I1>" if info.codes else long)
-            return model
-        return info.load(device, dtype)
+            long = "a photo of a cup, " * 12  # Longer than most captions: positions may depend on it
+            check_own_forward(loaded, "0" if info.classes else f"{long}<I1>" if info.codes else long)
+        return loaded
 
 
 def check_model(info: ModelFacts) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.hub_downloads import cached_snapshot, refuse_changed, repository_download
@@ -76,7 +77,6 @@ class Source:
             raise self.damaged(path, error) from error
 
     def damaged(self, path: Path, error: Exception) -> SpecbenchError:
-        """Return the error for a damaged file."""
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         if is_lfs_pointer(path):
             reason = "it is a Git LFS pointer, not the file itself"
@@ -94,6 +94,14 @@ class CheckpointFiles:
 
     def named(self, name: str) -> Path:
         return next(path for path in self.paths if path.name == name)
+
+    def json(self, name: str) -> dict[str, Any]:
+        """Read the file `name`, which holds one JSON object."""
+        return read_json(self.source, self.named(name))
+
+    def blaming(self, name: str) -> AbstractContextManager[None]:
+        """See `Source.blaming`, for the file `name`."""
+        return self.source.blaming(self.named(name))
 
     def holds(self, name: str) -> bool:
         return any(path.name == name for path in self.paths)
@@ -119,15 +127,12 @@ class CheckpointFiles:
 
     def refusal(self, problem: str, path: Path | None = None) -> SpecbenchError:
         """Return the error for unusable weights, or for an unusable file `path`."""
-        return SpecbenchError(
-            f"{path or self.where}{problem}", f"is this {self.source.what}? the official: {self.source.how_to_get()}"
-        )
+        hint = f"is this {self.source.what}? the official: {self.source.how_to_get()}"
+        return SpecbenchError(f"{path or self.where}{problem}", hint)
 
     def sha256(self) -> str:
-        """Digest over the names and contents of all files.
-
-        File names are not trusted, although the hub's cache names large files by their digest.
-        """
+        """Digest over the names and contents of all files. File names are not trusted, although the hub's cache names
+        large files by their digest."""
         digest = hashlib.sha256()
         for path in self.paths:
             digest.update(path.name.encode() + b"\0" + sha256_of(path).encode())
@@ -160,8 +165,7 @@ class WantedFiles:
         return snapshot
 
     def find(self) -> CheckpointFiles:
-        """Find the files on this disk. A SpecbenchError with exit code 5 names a missing file, its source and
-        licence."""
+        """Find the files on this disk. The error, with exit code 5, names a missing file, its source and licence."""
         source, beside = self.source, self.beside
         if beside:
             for name in source.beside:
@@ -185,8 +189,7 @@ class WantedFiles:
         return files
 
     def missing(self) -> Download | None:
-        """Return the files that `fetch` downloads; None if all are on this disk. A SpecbenchError if they are not
-        available."""
+        """Return the files that `fetch` downloads; None if all are on this disk. An error if they are not available."""
         try:
             self.find()
         except SpecbenchError:
@@ -225,7 +228,7 @@ def _snapshot_in(folder: Path) -> Path:
     raise SpecbenchError(f"--weights {folder} needs exactly one snapshot", f"name one of {folder / 'snapshots'}")
 
 
-def read_json(source: Source, path: Path) -> dict[str, object]:
+def read_json(source: Source, path: Path) -> dict[str, Any]:
     """Read a file of the source that holds one JSON object."""
     with source.blaming(path):
         content = parse_json(read_regular(path, MAX_JSON_BYTES))

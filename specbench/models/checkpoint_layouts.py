@@ -3,7 +3,7 @@ so that plans use a checkpoint's real size. No torch, except for LlamaGen's tens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def _holds(folder: Path, prefix: str) -> bool | None:
     """Return whether a stored tensor's name starts with `prefix`; None if unknown."""
     try:
         if (folder / INDEX).is_file():
-            names = parse_json(read_regular(folder / INDEX, MAX_JSON_BYTES))["weight_map"]
+            names: Any = _json_object(folder / INDEX)["weight_map"]
         else:
             with (folder / INDEX.removesuffix(".index.json")).open("rb") as file:
                 names = parse_json(file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000)))
@@ -201,7 +201,6 @@ class ModelFiles:
 
     @property
     def official(self) -> bool:
-        """True if the official checkpoint is requested."""
         return self.choice.weights in (None, self._main.source.repo) and not self.choice.revision
 
     def folder(self, download: bool = False) -> Path | None:
@@ -246,10 +245,9 @@ class ModelFiles:
         parts, choice, source = self.find(), self.choice, None
         if not self.official:
             folder = self.folder()
-            in_cache = folder is not None and local_folder(choice.weights) is None
             source = {
                 "weights": choice.weights or self._main.source.repo,
-                "revision": folder.name if in_cache else choice.revision,
+                "revision": folder.name if folder and not local_folder(choice.weights) else choice.revision,
                 "layout": recognise(folder) if folder else None,
                 "sha256": weights_sha256,
             }
@@ -331,7 +329,7 @@ def _configured_size(family: str, folder: Path) -> NetworkSize:
     return replace(size, head_width=int(head) if head * size.heads != size.width else 0)
 
 
-def _meta_size(content: Mapping) -> NetworkSize:
+def _meta_size(content: dict[str, Any]) -> NetworkSize:
     """Return the size in Meta's `params.json`; the feed-forward width follows from the other entries."""
     params = content.get("model", content)
     width, heads = params["dim"], params["n_heads"]
@@ -343,8 +341,7 @@ def _meta_size(content: Mapping) -> NetworkSize:
 
 
 def _llamagen_size(files: CheckpointFiles, named: NetworkSize) -> NetworkSize:
-    """Return the size from the shapes of LlamaGen's tensors, which has no configuration. Tensors are mapped, not
-    read."""
+    """Return the size from the shapes of LlamaGen's tensors, which are mapped, not read: it has no configuration."""
     from specbench.models.checkpoint_loading import read_tensors  # imports torch
 
     tensors = read_tensors(files)

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -15,9 +16,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, read_json
+from specbench.models.checkpoint_files import CheckpointFiles, Source
 from specbench.models.facts import require_torchao
-from specbench.models.interface import ImageModel
 from specbench.models.script_archive import read_script_tensors
 
 _IN_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
@@ -25,10 +25,8 @@ _IN_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 
 def read_tensors(files: CheckpointFiles) -> dict[str, Tensor]:
     """Read all tensors of the source's weight files, mapped into memory instead of copied if the format allows it.
-
     Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module", "state_dict" or
-    "sd". From a TorchScript archive only the tensors are read.
-    """
+    "sd". From a TorchScript archive only the tensors are read."""
     tensors: dict[str, Tensor] = {}
     for path in files.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit"):
         stored = _read_file(files.source, path)
@@ -54,13 +52,13 @@ def _read_file(source: Source, path: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
 
 
-def _unpickled(source: Source, path: Path) -> object:
+def _unpickled(source: Source, path: Path) -> Any:
     # Training scripts often store their parsed arguments with the weights.
     with source.blaming(path), torch.serialization.safe_globals([argparse.Namespace]):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
-def read_arguments(files: CheckpointFiles) -> dict[str, object]:
+def read_arguments(files: CheckpointFiles) -> dict[str, Any]:
     """Read the arguments of the network in a pickled file: the "args" of its "model"."""
     [path] = files.paths
     content = _unpickled(files.source, path)
@@ -68,23 +66,19 @@ def read_arguments(files: CheckpointFiles) -> dict[str, object]:
         return dict(content["model"]["args"])
 
 
-def read_model_config(files: CheckpointFiles, kind: type):
-    """Read `config.json` of a source as a transformers configuration of class `kind`."""
-    path = files.named("config.json")
-    config = read_json(files.source, path)
-    with files.source.blaming(path):
+def read_model_config(files: CheckpointFiles, kind: Any) -> Any:
+    config = files.json("config.json")
+    with files.blaming("config.json"):
         return kind.from_dict(config)
 
 
 def read_tokenizer(files: CheckpointFiles, name: str = "tokenizer.json") -> Tokenizer:
     """Load a tokenizers file exactly as it describes itself, without reinterpretation by a tokenizer class."""
-    path = files.named(name)
-    with files.source.blaming(path):
-        return Tokenizer.from_file(str(path))
+    with files.blaming(name):
+        return Tokenizer.from_file(str(files.named(name)))
 
 
 def token_id(tokenizer: Tokenizer, name: str) -> int:
-    """Return the id of a special token, given its name."""
     if (number := tokenizer.token_to_id(name)) is None:
         raise SpecbenchError(f"the tokenizer has no token '{name}'", "check that it is the tokenizer of this model")
     return number
@@ -92,12 +86,11 @@ def token_id(tokenizer: Tokenizer, name: str) -> int:
 
 def named_token(files: CheckpointFiles, *roles: str) -> str:
     """Return the token's name in `tokenizer_config.json` for the first of `roles` that the file has."""
-    path = files.named("tokenizer_config.json")
-    for entry in map(read_json(files.source, path).get, roles):
+    for entry in map(files.json("tokenizer_config.json").get, roles):
         name = entry.get("content") if isinstance(entry, dict) else entry
         if isinstance(name, str):
             return name
-    raise files.refusal(f" names no {roles[0]}", path)
+    raise files.refusal(f" names no {roles[0]}", files.named("tokenizer_config.json"))
 
 
 def rename(tensors: Mapping[str, Tensor], names: Callable[[str], str | None]) -> dict[str, Tensor]:
@@ -120,13 +113,12 @@ META_NAMES = {
 
 def meta_name(name: str, names: Mapping[str, str]) -> str:
     """Return transformers' name for a tensor name of Meta's Llama. `names`: prefixes, as in `META_NAMES`."""
-    layer, inner = re.fullmatch(r"(layers\.\d+\.)?(.*)", name).groups("")
+    layer, inner = re.split(r"^((?:layers\.\d+\.)?)", name)[1:]
     old = next((old for old in names if inner.startswith(old)), "")
     return (f"model.{layer}" if layer else "") + names.get(old, "") + inner.removeprefix(old)
 
 
 def drop(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[str, Tensor]:
-    """Drop the tensors whose name starts with one of `prefixes`."""
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(prefixes))}
 
 
@@ -187,10 +179,8 @@ def fill(
 def randomise(
     network: nn.Module, device: str, dtype: torch.dtype, seed: int = 0, eight_bits: bool = False
 ) -> nn.Module:
-    """Draw every parameter of a built network: norms are 1, biases 0, matrices keep the variance of their input.
-
-    On the device "meta" the network has shapes, but no values.
-    """
+    """Draw every parameter of a built network: norms are 1, biases 0, matrices keep the variance of their input. On the
+    device "meta" the network has shapes, but no values."""
     network.to(dtype)
     if device == "meta":
         return network.requires_grad_(False).eval()
@@ -241,9 +231,7 @@ def _unaccounted(files: CheckpointFiles, verb: str, names: Sequence[str]) -> Spe
 
 def quantise(module: nn.Module, name: str) -> None:
     """Store the weight of one module in eight bits, with a scale per row, if it is a matrix of a layer by its `name`.
-
-    Weights are converted individually, so that no device has to hold all of them in sixteen bits.
-    """
+    Weights are converted individually, so that no device has to hold all of them in sixteen bits."""
     if not _in_layer(module, name):
         return
     require_torchao()
@@ -259,7 +247,7 @@ def quantise_network(network: nn.Module) -> nn.Module:
     return network
 
 
-def round_to_eight_bits(model: ImageModel) -> None:
+def round_to_eight_bits(model: Any) -> None:
     """Round a model's weights as `quantise_network` does, in their own number format, without torchao."""
     if not isinstance(getattr(model, "backbone", None), nn.Module):
         raise SpecbenchError(f"'{model.name}' has no transformer to round")

@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,9 +36,6 @@ from specbench.models.transformer.llama_layer import rotary_of, run_layer, runs_
 from specbench.system.files import blaming, read_regular
 from specbench.system.json_values import parse_json
 
-_INPUT_NORM = "layers.0.input_layernorm.weight"
-_QUERY_NORM = "layers.0.self_attn.q_norm.weight"
-
 
 class EagleHead(LlamaModel):
     """A one-layer Llama without final norm that takes features as input. `input_norm`: whether the layer normalises its
@@ -55,6 +52,7 @@ class EagleHead(LlamaModel):
         if not input_norm:
             self.layers[0].input_layernorm = nn.Identity()
         self.norm = nn.Identity()
+        self.width = config.hidden_size
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
         self.embed_tokens.requires_grad_(False)
 
@@ -79,10 +77,8 @@ class EagleHead(LlamaModel):
         past_key_values: PositionCache | None = None,
     ) -> Tensor:
         """Predict the next features [R, T, d] from table ids of tokens [R, T] and the features [R, T, d] before them.
-
         Without mask and `rotary`, the elements are a causal sequence from position 0. The layer is called directly,
-        because the rest of `LlamaModel.forward` takes a quarter of a small layer's time.
-        """
+        because the rest of `LlamaModel.forward` takes a quarter of a small layer's time."""
         inputs = self.fc(torch.cat([self.embed_tokens(ids), features], dim=-1))
         if rotary is None:
             rotary = self.rotary(torch.arange(ids.shape[1], device=ids.device)[None])
@@ -104,8 +100,7 @@ class EagleHead(LlamaModel):
 class Eagle3Head(EagleHead):
     """EAGLE-1's head trained like EAGLE-3's (Li et al., NeurIPS 2025, arXiv 2503.01840): it reads hidden states of
     several layers, and is trained on its own outputs, which need not resemble the target's features. It keeps the
-    target's output matrix.
-    """
+    target's output matrix."""
 
     def __init__(self, config: LlamaConfig, taps: tuple[int, ...]):
         super().__init__(config, input_norm=True)
@@ -163,11 +158,11 @@ def _of_janus(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 class _QueryNormed(ChameleonDecoderLayer):
     """Chameleon's layer with the return type of Llama's."""
 
-    def forward(self, *args: object, **kwargs: object) -> Tensor:
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return super().forward(*args, **kwargs)[0]
 
 
-def _shared(config: LlamaConfig) -> dict[str, object]:
+def _shared(config: LlamaConfig) -> dict[str, Any]:
     names = (
         "hidden_size intermediate_size num_attention_heads num_key_value_heads rms_norm_eps "
         "max_position_embeddings vocab_size"
@@ -187,69 +182,42 @@ def new_head(
 
 
 Head = TypeVar("Head", bound=nn.Module)
-_LATEST: WeakKeyDictionary[ImageModel, dict[object, tuple[object, nn.Module]]] = WeakKeyDictionary()
+_LATEST: WeakKeyDictionary[ImageModel, dict[str, tuple[object, Any]]] = WeakKeyDictionary()
 """For each model and kind of head, the head used last and its source."""
 
 
 def head_for(model: ImageModel, path: str) -> EagleHead:
-    """Load the head `path` (a folder or hub id; empty for the model's head), ready to draft for `model`.
-
-    The latest head is cached, and loaded again when its files or the model's device or dtype have changed.
-    """
-    return _EAGLE.ready(model, path)
+    """Load the head `path` (a folder or hub id; empty for the published head or the model's head); see `ready_head`."""
+    return ready_head(model, path or published_head(model.name), DraftHeadModel, "own_head", load_head)
 
 
 def eagle3_head_for(model: ImageModel, path: str) -> Eagle3Head:
-    """Load an EAGLE-3 head, see `head_for`."""
-    return _EAGLE3.ready(model, path)
+    return ready_head(model, path, TappedModel, "own_eagle3_head", partial(load_head, tapped=True))
 
 
-class HeadLoading(NamedTuple, Generic[Head]):
-    """Loading functions for one kind of draft head."""
-
-    able: type  # protocol of models that support such a head
-    bundled: Callable[[Any], Head | None]  # the head bundled with a model, or None
-    load: Callable[[CheckpointFiles], Head]  # reads a head's files
-    width: Callable[[Head], int]  # size of the features that a head reads
-    # checks that a head fits a model, and adapts it
-    adopt: Callable[[Head, Any, str], Head] = lambda head, model, path: head
-    # hub id of the head published for the model of this name; empty if there is none
-    published: Callable[[str], str] = lambda model: ""
-
-    def ready(self, model: ImageModel, path: str) -> Head:
-        """Load the head `path`, or if empty the published or the bundled head, for `model`. The last head is cached."""
-        if not isinstance(model, self.able):
-            what = f"model '{model.name}' cannot be used with a draft head"
-            raise SpecbenchError(what, "choose a decoder without one")
-        path = path or self.published(model.name)
-        files = HeadFiles(path, model.name).find(download=True) if path else None
-        source = (_identity(files) if files else "bundled", model.device, model.dtype)
-        kept = _LATEST.setdefault(model, {})
-        if self not in kept or kept[self][0] != source:
-            head = self.load(files) if files else self.bundled(model)
-            if head is None:
-                raise no_head(model.name)
-            kept[self] = source, self._fitted(head, model, path)
-        return kept[self][1]
-
-    def _fitted(self, head: Head, model: Any, path: str) -> Head:
-        """Check that `head` is of this model, and move it to the model's device and dtype."""
-        if self.width(head) != model.feature_size:
-            raise SpecbenchError(
-                f"--head {path}: made for features of size {self.width(head)}, but '{model.name}' "
-                f"has {model.feature_size}",
-                "is it a head of another model?",
-            )
-        return self.adopt(head, model, path).to(model.device, model.dtype).eval().requires_grad_(False)
+def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[CheckpointFiles], Head]) -> Head:
+    """Return a head ready to draft for `model`: from `path` by `load`, or if it is empty by the method `own` of models
+    that are `able`. The latest head is cached, and loaded again if its files or the model's device or dtype change."""
+    if not isinstance(model, able):
+        what = f"model '{model.name}' cannot be used with a draft head"
+        raise SpecbenchError(what, "choose a decoder without one")
+    files = HeadFiles(path, model.name).find(download=True) if path else None
+    states = [(file.resolve(), file.stat()) for file in files.paths] if files else []
+    source = [(file, state.st_size, state.st_mtime_ns) for file, state in states], model.device, model.dtype
+    kept = _LATEST.setdefault(model, {})
+    if own not in kept or kept[own][0] != source:
+        head: Any = load(files) if files else getattr(model, own)()
+        if head is None:
+            raise no_head(model.name)
+        if head.width != model.feature_size:
+            what = f"--head {path}: made for features of size {head.width}, but '{model.name}' has {model.feature_size}"
+            raise SpecbenchError(what, "is it a head of another model?")
+        head = _adopted(head, model, path) if isinstance(head, EagleHead) else head
+        kept[own] = source, head.to(model.device, model.dtype).eval().requires_grad_(False)
+    return kept[own][1]
 
 
-def _identity(files: CheckpointFiles) -> tuple[tuple[Path, int, int], ...]:
-    """Path, size and modification time of each file."""
-    states = [(path.resolve(), path.stat()) for path in files.paths]
-    return tuple((path, state.st_size, state.st_mtime_ns) for path, state in states)
-
-
-def _adopted(head: EagleHead, model: DraftHeadModel, path: str) -> EagleHead:
+def _adopted(head: EagleHead, model: Any, path: str) -> EagleHead:
     """Check that `head` has embeddings of all the model's tokens, and let the model adapt it."""
     largest = int(model.table_ids(torch.arange(model.layout.vocab, device=model.device)).max())
     if largest >= head.embed_tokens.num_embeddings:
@@ -272,7 +240,7 @@ def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
         janus = "fusion.weight" in tensors
         tensors = _of_janus(tensors) if janus else tensors
     with blaming(config_file, *NO_HEAD):
-        stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
+        stored: Any = parse_json(read_regular(config_file, MAX_JSON_BYTES))
         sizes = stored["language_config"] if janus else stored
         settings = {name: sizes[name] for name in LlamaConfig().to_dict() if name in sizes}
         settings |= {"vocab_size": len(tensors["embed_tokens.weight"])} if janus else {}
@@ -288,7 +256,8 @@ def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
                     raise ValueError("no numbers of layers, `taps`, as an EAGLE-3 head has")
                 head = Eagle3Head(config, taps)
             else:
-                head = EagleHead(config, _INPUT_NORM in tensors, _QUERY_NORM in tensors)
+                norms = ("input_layernorm", "self_attn.q_norm")
+                head = EagleHead(config, *(f"layers.0.{norm}.weight" in tensors for norm in norms))
         expected = head.state_dict()
         odd = sorted(expected.keys() ^ tensors.keys())
         odd += sorted(n for n in expected.keys() & tensors.keys() if expected[n].shape != tensors[n].shape)
@@ -322,18 +291,7 @@ def save_head(head: EagleHead, folder: Path, extra: Mapping[str, object]) -> Non
 
 
 def write_head(head: nn.Module, folder: Path, config: Mapping[str, object]) -> None:
-    """Write the files of a head of any kind."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().half().contiguous() for name, tensor in head.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-
-
-_EAGLE = HeadLoading(
-    DraftHeadModel, lambda model: model.own_head(), load_head, lambda head: head.config.hidden_size, _adopted,
-    published_head,
-)  # fmt: skip
-_EAGLE3 = HeadLoading(
-    TappedModel, lambda model: model.own_eagle3_head(), partial(load_head, tapped=True),
-    lambda head: head.config.hidden_size, _adopted,
-)  # fmt: skip

@@ -28,13 +28,11 @@ PUBLISHED_HEADS: Mapping[str, Source] = {
     "janus-7b": _source("seliny2/JanusPro-Eagle-Drafter", "not stated where it was found"),
 }
 """EAGLE heads published by LANTERN's authors (README of jadohu/LANTERN at 3a56e45, and its issue 1) and by CASCADE's
-(README of selinyldrm/Deepseek-JanusPro-EAGLE at 09cf7d2), by model. No commit is stated; that of the first use is
-pinned."""
+(README of selinyldrm/Deepseek-JanusPro-EAGLE at 09cf7d2), by model. No commit is stated."""
 
 
 def published_head(model: str, kind: str = "eagle") -> str:
-    """Return the hub id of the head that a method's authors publish for a model; empty if unknown, or for random
-    weights. `model` may have endings of its configuration."""
+    """Return the hub id of the head published for a model (whose name may have endings); empty if unknown or random."""
     source = PUBLISHED_HEADS.get(model.partition("+")[0]) if kind == "eagle" and RANDOM not in model else None
     return source.repo if source else ""
 
@@ -87,21 +85,15 @@ class HeadFiles:
 
 def no_head(model: str) -> SpecbenchError:
     """Return the error for a model without a draft head; `model` may have endings of its configuration."""
-    name = model.partition("+")[0]
-    return SpecbenchError(
-        f"model '{model}' has no draft head in the package, and no published head fits",
-        f"pass one with --head FOLDER, or train one with 'specbench train-head --model {name}'",
-        MISSING_PREREQUISITE,
-    )
+    what = f"model '{model}' has no draft head in the package, and no published head fits"
+    train = f"specbench train-head --model {model.partition('+')[0]}"
+    return SpecbenchError(what, f"pass one with --head FOLDER, or train one with '{train}'", MISSING_PREREQUISITE)
 
 
 def head_in(folder: Path) -> CheckpointFiles:
     """Return the files of the head in `folder`; a SpecbenchError with exit code 5 if they are missing."""
     weights = [folder / name for name in WEIGHTS if (folder / name).is_file()]
     if not weights or not (folder / CONFIG).is_file():
-        raise SpecbenchError(
-            f"no draft head in {folder}",
-            f"it needs {CONFIG} and {' or '.join(WEIGHTS)}; 'specbench train-head' makes one",
-            MISSING_PREREQUISITE,
-        )
+        needed = f"it needs {CONFIG} and {' or '.join(WEIGHTS)}; 'specbench train-head' makes one"
+        raise SpecbenchError(f"no draft head in {folder}", needed, MISSING_PREREQUISITE)
     return CheckpointFiles(Source("the draft head", folder.name, (), ""), (folder / CONFIG, weights[0]))

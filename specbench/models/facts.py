@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.network_sizes import NetworkSize, Size
@@ -25,7 +25,6 @@ EIGHT_BITS_GAIN = "saves memory, not time"
 DTYPES = (*BYTES, EIGHT_BITS)  # Values of `--dtype`
 Form = Literal["official", "released"]
 """Form of a model's prompts or guidance: of its authors, or of released code of decoders."""
-
 
 RANDOM = "+random"  # Part of the name of every model with random weights, so it is in all records of its runs
 TINY_GRID, TINY_BEFORE = (4, 4), (2, 3)
@@ -64,60 +63,42 @@ class ModelChoice:
             object.__setattr__(self, name, getattr(self, name) or None)
 
     @property
-    def released(self) -> dict[str, bool]:
-        """For each form, whether it is the released form, by its ending in the name."""
-        return {ending: getattr(self, name) == "released" for ending, name in _FORMS.items()}
+    def released(self) -> list[str]:
+        """Names of the fields with the released form."""
+        return [field for field in _FORMS if getattr(self, field) == "released"]
 
     def name(self, model: str) -> str:
         """Return the model's name in records, with an ending for each deviation from the official model."""
-        values = vars(self) | self.released
         size = f"+{self.size}" if self.size else ""
-        return model + size + "".join(ending for ending, what in _ENDINGS.items() if values[what])
+        return model + size + "".join(end for end, (field, value) in _ENDINGS.items() if getattr(self, field) == value)
 
     @classmethod
     def of_name(cls, name: str, weights: str | None = None, revision: str | None = None) -> tuple[str, ModelChoice]:
         """Split a name in records ("janus+random+tiny") into the model's name and the choice."""
-        endings = set()
+        chosen: dict[str, Any] = {}
         while ending := next((ending for ending in _ENDINGS if name.endswith(ending)), None):
             name = name.removesuffix(ending)
-            endings.add(_ENDINGS[ending])
-        forms = {name: "released" if form in endings else "official" for form, name in _FORMS.items()}
-        sized = re.fullmatch(r"(.*)\+(\d+x\d+)", name)
-        name, size = sized.groups() if sized else (name, None)
-        marks = {what: what in endings for what in ("random", "tiny", "eight_bits")}
-        return name, cls(weights, revision, size=size, **forms, **marks)
+            chosen |= [_ENDINGS[ending]]
+        if sized := re.fullmatch(r"(.*)\+(\d+x\d+)", name):
+            name, chosen["size"] = sized.groups()
+        return name, cls(weights, revision, **chosen)
 
 
-_FORMS = {"rows": "guidance_rows", "prompt": "prompt_form", "guidance": "guidance_schedule"}
-"""Fields with a released form, by their ending."""
 AS_PUBLISHED = ModelChoice()  # The published checkpoint in full size
-_ENDINGS = {
-    RANDOM: "random",
-    "+tiny": "tiny",
-    "+released-rows": "rows",
-    "+released-prompt": "prompt",
-    "+released-guidance": "guidance",
-    f"+{EIGHT_BITS}": "eight_bits",
+_FORMS = ("guidance_rows", "prompt_form", "guidance_schedule")
+# Endings of a model's name in records, in their order, with the field of `ModelChoice` that they record and its value
+_ENDINGS: dict[str, tuple[str, object]] = {
+    RANDOM: ("random", True),
+    "+tiny": ("tiny", True),
+    "+released-rows": ("guidance_rows", "released"),
+    "+released-prompt": ("prompt_form", "released"),
+    "+released-guidance": ("guidance_schedule", "released"),
+    f"+{EIGHT_BITS}": ("eight_bits", True),
 }
-"""Endings of a model's name in records, in their order, with the field of `ModelChoice` that they record."""
-
-
-class _InAnyForm:
-    """Facts that subclasses provide as a field or as a property."""
-
-    licence: str  # for people
-    hub_id: str | None  # the hub repository of the weights; None for bundled ones
-    resolution: tuple[int, int]  # image height and width in pixels
-    tokens: int  # image tokens of one image, without tokens that the grammar forces
-    stream: int  # stream slots of one image, forced tokens included
-    v_image: int  # size of the image vocabulary
-    network: NetworkSize | None  # sizes of the language model; None if not known
-    parameters: int | None  # of the language model; None if not counted
-    renders_together: bool  # whether a batch is rendered at once
 
 
 @dataclass(frozen=True)
-class ModelFacts(_InAnyForm):
+class ModelFacts:
     """Facts of a model and of its files before it is loaded. Subclasses define where the files are."""
 
     name: str  # in records and on the command line
@@ -131,24 +112,40 @@ class ModelFacts(_InAnyForm):
     pixel_numbers: int = 0  # peak float32 numbers per pixel in memory while an image, or a whole batch, is rendered
     choice: ModelChoice = AS_PUBLISHED  # checkpoint, size and prompts that were chosen
 
-    @property
-    def eight_bits(self) -> bool:
-        """True if the matrices of its layers are in eight bits."""
-        return self.choice.eight_bits
+    if TYPE_CHECKING:  # facts that subclasses have as a field or as a property
+
+        @property
+        def licence(self) -> str: ...  # for people
+        @property
+        def hub_id(self) -> str | None: ...  # the hub repository of the weights; None for bundled ones
+        @property
+        def resolution(self) -> tuple[int, int]: ...  # image height and width in pixels
+        @property
+        def tokens(self) -> int: ...  # image tokens of one image, without tokens that the grammar forces
+        @property
+        def stream(self) -> int: ...  # stream slots of one image, forced tokens included
+        @property
+        def v_image(self) -> int: ...  # size of the image vocabulary
+        @property
+        def layers(self) -> int: ...  # of the network
+        @property
+        def network(self) -> NetworkSize | None: ...  # sizes of the language model; None if not known
+        @property
+        def parameters(self) -> int | None: ...  # of the language model; None if not counted
+        @property
+        def renders_together(self) -> bool: ...  # whether a batch is rendered at once
 
     @property
-    def layers(self) -> int:
-        """Layers of the network."""
-        return self.network.layers
+    def eight_bits(self) -> bool:
+        return self.choice.eight_bits
 
     @property
     def size(self) -> Size | None:
         """Memory traffic and computation of a forward; None if not counted."""
-        return self.network and self.network.size(self.v_image, self.eight_bits)
+        return self.network.size(self.v_image, self.eight_bits) if self.network else None
 
     @property
     def ready(self) -> bool:
-        """True if all files are on this disk."""
         try:
             self.files()
         except SpecbenchError:
@@ -209,8 +206,8 @@ class ModelFacts(_InAnyForm):
 
     def step_bytes(self, dtype: str | None = None) -> int | None:
         """Return the weight bytes that one forward reads, for any window width; None if not counted."""
-        return self.size and self.size.read(1, 1, 0, BYTES[dtype or self.dtype])
+        return int(self.size.read(1, 1, 0, BYTES[dtype or self.dtype])) if self.size else None
 
     def kv_bytes(self, dtype: str | None = None) -> int | None:
         """Return the KV cache bytes of one token of one row (two rows per image with guidance); None if not counted."""
-        return self.size and self.size.kv * BYTES[dtype or self.dtype]
+        return self.size.kv * BYTES[dtype or self.dtype] if self.size else None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specbench.models.network_sizes import SIZES, NetworkSize
 
@@ -14,8 +15,6 @@ CHAMELEON_WORDS = 65_536
 
 @dataclass(frozen=True)
 class FamilySizes:
-    """Sizes of one family."""
-
     # returns further fields of `NetworkSize` from the six sizes and from sizes that only this family has
     beside: Callable[..., dict[str, int]]
     # transformers' values for entries that a configuration leaves out; without the last, kv_heads = heads
@@ -27,7 +26,7 @@ _LLAMAGEN_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 32
 """Attention heads of the authors' models by width; their tensors do not show them."""
 
 
-def llamagen_shape(tensors: Mapping, named: NetworkSize) -> tuple[int, int, int, int, int]:
+def llamagen_shape(tensors: Mapping[str, Any], named: NetworkSize) -> tuple[int, int, int, int, int]:
     """Return codes, width, feed-forward width, layers and head width of LlamaGen's tensors. The head width comes from
     the rotary table, else from the authors' model of this width, else from the `named` model."""
     codes, width = tensors["output.weight"].shape
@@ -69,11 +68,7 @@ def _qwen(size: NetworkSize, head_rows: int = 0) -> dict[str, int]:
 
 def _x_omni(size: NetworkSize, codes: int = 16_448) -> dict[str, int]:
     """X-Omni: a Qwen2 with a second table and norm, and a head for codes only."""
-    return _qwen(size, codes) | {
-        "extra": (codes + 1) * size.width,
-        "step_extra": size.width,
-        "image_rows": codes,
-    }
+    return _qwen(size, codes) | {"extra": (codes + 1) * size.width, "step_extra": size.width, "image_rows": codes}
 
 
 def _glm(size: NetworkSize, codes: int = 16_512) -> dict[str, int]:
@@ -87,12 +82,10 @@ def glm_preview(height: int, width: int) -> tuple[tuple[int, int], ...]:
     return ((int(math.sqrt(ratio) * 16), int(math.sqrt(1 / ratio) * 16)),)
 
 
-_CHAMELEON = FamilySizes(_chameleon, (CHAMELEON_WORDS, 4096, 11_008, 32, 32))
-_QWEN = FamilySizes(_qwen, (151_936, 4096, 22_016, 32, 32))
 _EMU3 = (184_622, 4096, 14_336, 32, 32, 8)
-FAMILIES: Mapping[str, FamilySizes] = {
-    **dict.fromkeys(("anole", "lumina", "lumina2"), _CHAMELEON),
-    **dict.fromkeys(("simplear", "tar"), _QWEN),
+FAMILIES: Mapping[str, FamilySizes] = {  # by family
+    **dict.fromkeys(("anole", "lumina", "lumina2"), FamilySizes(_chameleon, (CHAMELEON_WORDS, 4096, 11_008, 32, 32))),
+    **dict.fromkeys(("simplear", "tar"), FamilySizes(_qwen, (151_936, 4096, 22_016, 32, 32))),
     "llamagen": FamilySizes(_llamagen),
     # learned vectors of the classes, and one for no class
     "llamagen_class": FamilySizes(
@@ -107,14 +100,12 @@ FAMILIES: Mapping[str, FamilySizes] = {
     "emu35": FamilySizes(lambda size: {"head_width": 128, "head_norms": 2, "head_rows": size.words}, _EMU3, 128),
     "liquid": FamilySizes(lambda size, **more: more, (264_192, 3072, 24_576, 28, 16, 16), 256),
 }
-"""By family."""
 
 
 def network_size(
     family: str, words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int, **more: int
 ) -> NetworkSize:
-    """Return the size of a family's network, from the numbers in `families/models.toml` or in a configuration. `more`:
-    sizes that only this family has."""
+    """Return the size of a family's network from the six numbers and, in `more`, sizes that only this family has."""
     size = NetworkSize(words, width, inner, layers, heads, kv_heads)
     return replace(size, **FAMILIES[family].beside(size, **more))
 

@@ -44,13 +44,8 @@ class Gap(NamedTuple):
         """Return whether the largest or the mean difference exceeds rounding; in low precision the mean is sharper."""
         return any(mine > max(6 * other, _SAME) for mine, other in zip(self, rounding, strict=True))
 
-    def maximum(self, other: Gap) -> Gap:
-        return Gap(*map(max, self, other))
-
 
 class Probe(NamedTuple):
-    """Result of a comparison."""
-
     gap: float  # largest difference of log p, in nats
     rounding: float  # largest difference due to rounding
     slots: int  # stream slots compared
@@ -65,9 +60,6 @@ class Reference(NamedTuple):
     tokens: Tensor  # [R, N]
     logp: Tensor  # [R, N + 1, v_image]
     rounding: Gap
-
-    def beginning(self, slots: int) -> Reference:
-        return self._replace(tokens=self.tokens[:, :slots], logp=self.logp[:, : slots + 1])
 
 
 @contextmanager
@@ -103,10 +95,7 @@ def check_own_forward(model: TransformerModel, text: str) -> None:
 
 @PinnedTorch()
 def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Reference:
-    """Compute log p of random tokens after the prompts of `prefix`.
-
-    Raises SpecbenchError if log p depends on later tokens, or on random numbers.
-    """
+    """Compute log p of random tokens after `prefix`; refuse log p that depends on later tokens, or on chance."""
     slots = slots_to_compare(model, max(map(len, prefix.embeds)))
     generator = torch.Generator().manual_seed(seed)
     forced = torch.tensor(model.layout.forced[:slots])
@@ -128,7 +117,7 @@ def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Refer
     if not math.isfinite(rounding.largest):
         what = f"{model.name}: rounding decides which log p of the network's forward are infinite"
         raise SpecbenchError(what, "let specbench truncate (top_k, top_p) instead of the network")
-    return Reference(prefix.take([*range(len(tokens))] * 2), tokens, logp, rounding.maximum(shapes))
+    return Reference(prefix.take([*range(len(tokens))] * 2), tokens, logp, Gap(*map(max, rounding, shapes)))
 
 
 @PinnedTorch()
@@ -140,10 +129,7 @@ def unchanged(model: TransformerModel, start: Reference) -> bool:
 
 @PinnedTorch()
 def probe(model: TransformerModel, reference: Reference) -> Probe:
-    """Compare decoding steps with the model's own forward.
-
-    Raises SpecbenchError if they differ by more than rounding.
-    """
+    """Compare decoding steps with the model's own forward; an error if they differ by more than rounding."""
     gap, no_trees = _compared(model, _steps(model, reference), reference.rounding), None
     try:
         gap = max(gap, _compared(model, _trees(model, reference), reference.rounding))
@@ -206,7 +192,7 @@ def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
     computing the first column alone and with the others, if that is larger."""
     generators: dict[torch.device, torch.Generator] = {}
 
-    def change(module: nn.Module, inputs: tuple[object, ...], output: object) -> object:
+    def change(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
         both = (inputs[0] if inputs else None, output)
         if not all(isinstance(value, Tensor) and value.is_floating_point() for value in both):
             return output  # an embedding does not round
@@ -237,8 +223,7 @@ def _gap(found: Tensor, expected: Tensor) -> Gap:
 
 
 def _steps(model: TransformerModel, rows: Reference) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Decode the tokens of `rows` in several ways. Yield each way in words, log p by the own forward, and logits, both
-    [R, T, v_image]."""
+    """Decode the tokens of `rows`. Yield each way in words, own log p and logits, both [R, T, v_image]."""
     slots = rows.tokens.shape[1]
     ends = [*range(min(_ENDS, slots)), *range(max(slots - _ENDS, _ENDS), slots)]
     singly = {slot: 1 for slot in ends}

@@ -2,10 +2,10 @@
 
 A forward has four parts that run in sequence, each bound by memory or by arithmetic:
 
-    weights all matrix products with weights; the weights are read once for any number of columns attention the KV cache
-    of every row is read once and its new entries are written; two products per query between norms, rotation, sums and
-    gates, which move activations through memory, as eager kernels do logits logits of the image vocabulary are written,
-    converted to float32, and mixed if there is guidance
+    weights     all matrix products with weights, which are read once for any number of columns
+    attention   the KV cache of every row is read once and its new entries are written; two products per query
+    between     norms, rotation, sums and gates, which move activations through memory, as eager kernels do
+    logits      of the image vocabulary: written, converted to float32, and mixed if there is guidance
 
 Nothing here is a measurement.
 """
@@ -23,8 +23,6 @@ from specbench.system.device_peaks import Peak
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward of a batch."""
-
     size: Size  # of the model
     moved: float  # numbers per column that the layers read and write outside their products
     v_image: int  # image vocabulary
@@ -42,8 +40,6 @@ class Forward:
 
 
 class Work(NamedTuple):
-    """Bytes moved and floating-point operations."""
-
     bytes: float
     flops: float
 
@@ -73,10 +69,8 @@ def forward_work(forward: Forward) -> dict[str, Work]:
 
 
 def forward_ms(forward: Forward, peak: Peak, reached: Reached) -> dict[str, float]:
-    """Return milliseconds by part: the larger of its memory time and its arithmetic time.
-
-    If products were measured by number of columns, the measured time replaces both for the weights.
-    """
+    """Return milliseconds by part: the larger of its memory time and its arithmetic time. If products were measured by
+    number of columns, the measured time replaces both for the weights."""
     work = forward_work(forward)
     spent = {}
     for name, part in work.items():

@@ -1,5 +1,4 @@
-"""Repositories of the Hugging Face hub: the commit to use, the files missing on this disk, and explanations of
-failures.
+"""Repositories of the Hugging Face hub: the commit to use, files missing on this disk, explanations of failures.
 
 huggingface_hub downloads the files, so `HF_HOME`, `HF_ENDPOINT` and a login have their usual meaning. No torch here.
 """
@@ -45,13 +44,10 @@ if TYPE_CHECKING:
 
 _PINNED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 REVISIONS: Mapping[str, str] = _PINNED["revisions"]
-"""Pinned commits. For other repositories the revision is `--revision` or SPECBENCH_REVISIONS, else the commit of `main`
-in the hub's cache."""
+"""Pinned commits, unless `--revision` or SPECBENCH_REVISIONS names another. Others: `main` in the hub's cache."""
 _VARIABLE = "SPECBENCH_REVISIONS"
 """Environment variable with revisions chosen by the user: "owner/name@revision", separated by commas."""
 _LOOK_EVERY_S = 0.5
-_MOST_SAID = 90
-"""Maximum number of characters quoted from another program's message."""
 _COMMIT = re.compile("[0-9a-f]{40}")
 _ADDRESS = re.compile(r"https?://([^\s/@]+@)?(\w[\w.-]*|\[[\da-fA-F:.]+\])(:\d{1,5})?(/\S*)?")
 
@@ -115,10 +111,9 @@ def repository_download(
     """Return the files of a repository to download, with the commit, sizes and digests that the hub states now.
 
     `revision`: chosen by the user; if None, from SPECBENCH_REVISIONS, else the pinned revision, else `main`. A commit
-        that
-    the user has not named and the hub does not have is replaced by `main`. `groups`: glob patterns, each of which must
-    match a file; "a|b" takes b if nothing matches a. Files of `optional` are downloaded if they exist. An error has
-    exit code 1 if the hub did not answer, else 5.
+    that the user has not named and the hub does not have is replaced by `main`. `groups`: glob patterns, each of which
+    must match a file; "a|b" takes b if nothing matches a. Files of `optional` are downloaded if they exist. An error
+    has exit code 1 if the hub did not answer, else 5.
     """
     require_permission(repo, revision)
     named = revision or _chosen(repo)
@@ -164,7 +159,7 @@ def _ask_hub(repo: str, revision: str, required: bool) -> tuple[str, dict[str, R
     ask = partial(HfApi().model_info, repo, files_metadata=True)
     try:
         info = ask(revision=revision)
-        return info.sha, _stated(info, revision), ""
+        return str(info.sha), _stated(info, revision), ""
     except errors.RevisionNotFoundError:
         if required or revision == "main":
             raise
@@ -173,7 +168,7 @@ def _ask_hub(repo: str, revision: str, required: bool) -> tuple[str, dict[str, R
         fix = f"name one: {_VARIABLE}={repo}@COMMIT"
         raise SpecbenchError(f"{unknown}, and --pinned-only allows no other", fix, MISSING_PREREQUISITE)
     info = ask(revision="main")
-    return info.sha, _stated(info, ""), f"{unknown}; main is used, at {info.sha[:12]}"
+    return str(info.sha), _stated(info, ""), f"{unknown}; main is used, at {str(info.sha)[:12]}"
 
 
 def _stated(info: ModelInfo, asked: str) -> dict[str, Remote]:
@@ -296,7 +291,7 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
         if getattr(reason, "errno", None) in FULL or (isinstance(reason, OSError) and reason.filename):
             what = f"{repo}: cannot use {reason.filename or constants.HF_HUB_CACHE}: {reason.strerror}"
             return what, "free space, or name another folder: HF_HOME", MISSING_PREREQUISITE
-    cause = (str(causes[-1]).splitlines() or [""])[0][:_MOST_SAID] or type(causes[-1]).__name__
+    cause = (str(causes[-1]).splitlines() or [""])[0][:90] or type(causes[-1]).__name__
     return (
         f"{repo}: no answer of a hub from {place}: {cause}",
         f"{again}; behind a proxy: HF_ENDPOINT, SSL_CERT_FILE",
@@ -304,9 +299,9 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
     )
 
 
-def _behind(error: BaseException) -> list[BaseException]:
+def _behind(error: BaseException) -> list[Any]:
     """Return an error and its causes, the innermost last."""
-    causes = [error]
+    causes: list[Any] = [error]
     while True:
         last = causes[-1]
         inner = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
@@ -317,7 +312,9 @@ def _behind(error: BaseException) -> list[BaseException]:
 
 def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[], str]) -> str:
     """Call `receive` in a thread, so that Ctrl-C works at once, and report the bytes in a repository's folder."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    import huggingface_hub
+
+    bars: Any = huggingface_hub.utils
 
     def received() -> int:
         total = 0
@@ -326,7 +323,7 @@ def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[],
                 total += path.stat().st_size
         return total
 
-    before, hidden, done = received(), are_progress_bars_disabled(), Future()
+    before, hidden, done = received(), bars.are_progress_bars_disabled(), Future[str]()
 
     def work() -> None:
         try:
@@ -334,7 +331,7 @@ def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[],
         except BaseException as error:  # raised again with the result
             done.set_exception(error)
 
-    disable_progress_bars()
+    bars.disable_progress_bars()
     try:
         threading.Thread(target=work, daemon=True).start()
         while wait([done], _LOOK_EVERY_S).not_done:
@@ -344,4 +341,4 @@ def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[],
         return folder
     finally:
         if not hidden:
-            enable_progress_bars()
+            bars.enable_progress_bars()

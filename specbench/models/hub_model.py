@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, local_folder, read_json
+from specbench.models.checkpoint_files import CheckpointFiles, Source, local_folder
 from specbench.models.checkpoint_layouts import Layout, ModelFiles, stored_size
 from specbench.models.facts import BYTES, TINY_BEFORE, TINY_GRID, ModelChoice, ModelFacts, require_torchao
 from specbench.models.family_sizes import glm_preview, network_size
@@ -59,8 +59,7 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True)
 class HubModel(ModelFacts):
-    """A model whose weights are published elsewhere. Its `target` is called with a
-    `specbench.models.families.base.LoadRequest`."""
+    """A model with published weights. Its `target` is called with a `specbench.models.families.base.LoadRequest`."""
 
     v_image: int
     network: NetworkSize
@@ -93,21 +92,17 @@ class HubModel(ModelFacts):
     renders_together = False
 
     def configured(self, choice: ModelChoice, download: bool = False) -> HubModel:
-        """Return a copy with other weights or size; its name records any deviation from the official model.
-
-        Sizes are read from the checkpoint in a `weights` folder or hub repository, for the plans of memory, windows and
-        roofline. `download` fetches the small files with the sizes of a repository that is not on this disk.
-        """
+        """See `ModelFacts.configured`. Sizes are read from the checkpoint in a folder or hub repository, for the plans
+        of memory, windows and roofline. The name records any deviation from the official model."""
         if choice.random and (choice.weights or choice.revision):
             raise SpecbenchError("--random-weights excludes --weights and --revision")
         if choice.revision and local_folder(choice.weights):
-            raise SpecbenchError(
-                f"--revision {choice.revision}: --weights {choice.weights} is a folder, not a hub repository"
-            )
-        for name, families in RELEASED.items():
-            if getattr(choice, name) == "released" and self.family not in families:
+            what = f"--revision {choice.revision}: --weights {choice.weights} is a folder, not a hub repository"
+            raise SpecbenchError(what)
+        for name in choice.released:
+            if self.family not in RELEASED[name]:
                 what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
-                raise SpecbenchError(what, f"it is for models of these families: {', '.join(families)}")
+                raise SpecbenchError(what, f"it is for models of these families: {', '.join(RELEASED[name])}")
         grid, second = TINY_GRID if choice.tiny else self.grid, self.second
         if choice.size:
             if choice.tiny:
@@ -119,7 +114,7 @@ class HubModel(ModelFacts):
             if second:
                 second = tuple(stage for stage in second if stage.resolution == asked)
             else:
-                grid = tuple(side // self.patch for side in asked)
+                grid = asked[0] // self.patch, asked[1] // self.patch
             choice = replace(choice, size=choice.size if asked != self.resolution else None)
         companions, alike = self.companions, ModelChoice(random=choice.random, tiny=choice.tiny)
         if second:
@@ -130,10 +125,7 @@ class HubModel(ModelFacts):
         return chosen.as_stored(download)
 
     def as_stored(self, download: bool = False) -> HubModel:
-        """Return a copy with the size of the checkpoint on this disk, if this is not the official checkpoint.
-
-        LlamaGen has no configuration, so the size of another hub repository is unknown before its download.
-        """
+        # LlamaGen has no configuration, so the size of another hub repository is unknown before its download.
         if self.choice.tiny or self.choice.random or self.checkpoint.official:
             return self
         folder = self.checkpoint.folder(download)
@@ -148,6 +140,10 @@ class HubModel(ModelFacts):
     @property
     def parameters(self) -> int:
         return self.network.parameters
+
+    @property
+    def layers(self) -> int:
+        return self.network.layers
 
     @property
     def licence(self) -> str:
@@ -165,7 +161,6 @@ class HubModel(ModelFacts):
 
     @property
     def tokens(self) -> int:
-        """Image tokens of an image, over all its grids."""
         return sum(rows * columns for rows, columns in (*self.grids_before, self.grid))
 
     @property
@@ -181,7 +176,6 @@ class HubModel(ModelFacts):
 
     @property
     def checkpoint(self) -> ModelFiles:
-        """Its files, in any supported layout."""
         return ModelFiles(self.name, (Layout(self.family, (self.source, *self.companions)), *self.also), self.choice)
 
     def require_weights(self) -> None:
@@ -193,17 +187,15 @@ class HubModel(ModelFacts):
         return self.checkpoint.missing()
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Accept any text; for a model by class, only class numbers; for a second stage, only codes. Other models
-        refuse a run's codes."""
+        """Accept texts, or only class numbers, or only codes, as the model reads; others refuse a run's codes."""
         for prompt in prompts:
             if (codes := codes_in(prompt.text)) and "codes" in prompt.meta and (self.second or not self.codes):
                 what = f"prompt '{prompt.id:.40}': '{self.name}' reads no codes of a run, which are for a second stage"
                 raise SpecbenchError(what, "--prompts SET or FILE with the prompts of that run")
             if self.codes and max(codes, default=0 if self.second else self.codes) >= self.codes:
-                raise SpecbenchError(
-                    f"prompt '{prompt.id:.40}': {prompt.text!r:.40} has no codes, or one above {self.codes - 1}",
-                    "" if self.second else "--prompts FOLDER, of a run of the first stage (results/tar-1.5b-...)",
-                )
+                what = f"prompt '{prompt.id:.40}': {prompt.text!r:.40} has no codes, or one above {self.codes - 1}"
+                first = "--prompts FOLDER, of a run of the first stage (results/tar-1.5b-...)"
+                raise SpecbenchError(what, "" if self.second else first)
             if not self.classes and str(prompt.meta.get("class")) == prompt.text:
                 raise SpecbenchError(f"prompt '{prompt.id:.40}' is a class number; '{self.name}' takes captions")
             if self.classes and not (prompt.text.isdecimal() and int(prompt.text) < self.classes):
@@ -222,8 +214,7 @@ class HubModel(ModelFacts):
         return sum(family.tokens_cut(tokenizer, text) > 0 for text in long), self.caption_tokens
 
     def sampling(self) -> Sampling:
-        """Return the model's recommended sampling. If the authors publish it in a file of generation settings, return
-        the file's once it is downloaded."""
+        """Return the recommended sampling; of the file of generation settings, if the authors use it and it is here."""
         if not self.generates or self.choice.random or not self.ready:
             return self.defaults
         return read_sampling(self.checkpoint.find()[0], self.defaults)
@@ -266,10 +257,11 @@ def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
     """Return the sampling of `generate`: the generation settings in `files`, else transformers' defaults."""
     if not files.holds("generation_config.json"):
         return defaults
-    path, usual = files.named("generation_config.json"), {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
-    kept = {name: value for name, value in read_json(files.source, path).items() if name in usual and value is not None}
+    usual: dict[str, Any] = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+    stored = files.json("generation_config.json")
+    kept = {name: stored[name] for name in stored if name in usual and stored[name] is not None}
     sampling = replace(defaults, **usual | kept)
-    with files.source.blaming(path):
+    with files.blaming("generation_config.json"):
         top_k = sampling.top_k
         if not (sampling.temperature > 0 and top_k >= 0 and top_k % 1 == 0 and 0 < sampling.top_p <= 1):
             raise ValueError(f"{kept} is no sampling")
@@ -277,23 +269,7 @@ def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
 
 
 def digest(parts: tuple[CheckpointFiles, ...]) -> str:
-    """Return one digest over all files of a model."""
     return hashlib.sha256("".join(part.sha256() for part in parts).encode()).hexdigest()
-
-
-_PLAIN = (
-    "summary",
-    "patch",
-    "row_ends",
-    "v_image",
-    "caption_tokens",
-    "classes",
-    "codes",
-    "guided",
-    "generates",
-    "pixel_numbers",
-)
-"""Entries that become fields of the model without conversion."""
 
 
 def _tuples(value: Any) -> Any:
@@ -320,9 +296,8 @@ def _model(
         layout: [companions[part["companion"]] if "companion" in part else _source_of(part) for part in parts]
         for layout, parts in entry.get("also", {}).items()
     }
-    return HubModel(
+    made: dict[str, Any] = dict(
         name=name,
-        family=entry["family"],
         target=f"specbench.models.families.{entry.get('loader', entry['family'] + ':load')}",
         source=_source_of(entry["source"]),
         companions=needed,
@@ -335,8 +310,8 @@ def _model(
         defaults=Sampling(**entry["sampling"]),
         network=network_size(entry["family"], **entry["network"]),
         other_bytes=sum(other) if isinstance(other, list) else other,
-        **{field: entry[field] for field in _PLAIN if field in entry},
     )
+    return HubModel(**{field: entry[field] for field in entry if field in HubModel.__dataclass_fields__} | made)
 
 
 def _read() -> tuple[HubModel, ...]:

@@ -47,7 +47,7 @@ class TokenLayout:
         """Build a raster grid in which a forced special token closes every row."""
         return cls(height, width, v_image, ((-1,) * width + (v_image,)) * height)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if sum(slot < 0 for slot in self.forced) != sum(rows * columns for rows, columns in self.grids):
             named = " and ".join(f"{rows}x{columns}" for rows, columns in self.grids)
             raise ValueError(f"{named} grid needs as many free slots in `forced`")
@@ -118,7 +118,7 @@ class Tree:
 
     parents: tuple[int, ...]  # parent of each column, an earlier column; -1 for column 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.parents or self.parents[0] != -1:
             raise ValueError("column 0 is the root: its parent must be -1")
         if any(not 0 <= parent < column for column, parent in enumerate(self.parents) if column):
@@ -156,10 +156,8 @@ class Tree:
 
 
 class Session(Protocol):
-    """One batch of images being decoded, with prompt and committed tokens in a position-addressed KV cache.
-
-    No call is needed for rejected drafts: a slot is overwritten before anything may attend to it.
-    """
+    """One batch of images being decoded, with prompt and committed tokens in a position-addressed KV cache. No call is
+    needed for rejected drafts: a slot is overwritten before anything may attend to it."""
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         """Compute guided logits over the image vocabulary.
@@ -174,23 +172,20 @@ class Session(Protocol):
         Returns:
             [B, T, v_image] float32.
         """
-        ...
 
     def keep(self, columns: Tensor, positions: Tensor) -> None:
         """After a tree forward, copy the cache entries of `columns` [B, D] to the slots of trunk columns that predict
         `positions` [B, D], so that the branch becomes part of the committed prefix."""
-        ...
 
     def refill(self, rows: Tensor, prefix: Any) -> None:
         """Start new images in `rows` [K], with the K prompts of `prefix`."""
-        ...
 
 
 class DraftPrompt(NamedTuple):
     """Prompts of a batch in the form that a draft head reads: R rows of P elements each, padded at the end."""
 
     lengths: Tensor  # [R] number of elements P
-    features: Tensor | None  # [R, longest P - 1, d] hidden states of all elements but the last; None if there are none
+    features: Any  # [R, longest P - 1, d] tensor: hidden states of all elements but the last; None if there are none
     ids: Tensor | None  # [R, longest P] ids of the elements in the head's token table
 
 
@@ -201,15 +196,12 @@ class FeatureSession(Session, Protocol):
 
     def draft_prompt(self) -> DraftPrompt:
         """Return the prompts of all rows."""
-        ...
 
     def logits(self, features: Tensor) -> Tensor:
         """Compute guided logits [B, T, v_image] of features [R, T, d], which may be the target's or a head's."""
-        ...
 
     def reduced_head(self, ids: Tensor) -> Any:
         """Return the output head for image ids [B, K] only; its `logits` are [B, T, K]."""
-        ...
 
 
 @runtime_checkable
@@ -218,7 +210,6 @@ class PartedSession(Protocol):
 
     def part_starts(self) -> list[int]:
         """Stream slots from which a forward reads one more part."""
-        ...
 
 
 class ScatteredSession(Protocol):
@@ -238,7 +229,6 @@ class ScatteredSession(Protocol):
         Returns:
             [B, T, v_image] float32.
         """
-        ...
 
 
 class ImageModel(Protocol):
@@ -247,24 +237,23 @@ class ImageModel(Protocol):
     name: str
     layout: TokenLayout
     codebook: Tensor | None  # [v_image, d] float32 embedding of each image token for distance rules, or None
-    device: torch.device
-    dtype: torch.dtype
     weights_sha256: str  # digest of the weights
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
 
     def encode(self, prompts: Sequence[str]) -> Any:
         """Encode prompts into the prefix that `begin` takes, with conditional and unconditional rows."""
-        ...
 
     def begin(self, prefix: Any, guidance: float, columns: int) -> Session:
         """Prefill the KV cache for a batch; no forward will have more than `columns` columns."""
-        ...
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
-        """Decode image tokens [B, free slots] into pixels, uint8 [B, 3, H, W].
-
-        `prompts` and `seeds` of the images are for decoders that draw from noise, such as diffusion.
-        """
-        ...
+        """Decode image tokens [B, free slots] into pixels, uint8 [B, 3, H, W]. `prompts` and `seeds` of the images are
+        for decoders that draw from noise, such as diffusion."""
 
 
 @runtime_checkable
@@ -276,7 +265,6 @@ class StagedModel(Protocol):
 
     def second_text(self, text: str, tokens: Sequence[int]) -> str:
         """Prompt of the second model, for a prompt and the stream tokens [N] of its image."""
-        ...
 
 
 @runtime_checkable
@@ -285,7 +273,6 @@ class CuttingModel(Protocol):
 
     def tokens_cut(self, caption: str) -> int:
         """Return the number of tokens of a caption that it does not read."""
-        ...
 
 
 @runtime_checkable
@@ -296,7 +283,6 @@ class FallibleModel(Protocol):
 
     def problem(self, tokens: np.ndarray) -> str | None:
         """Reason why stream tokens [N] make no picture; None if they do."""
-        ...
 
 
 @runtime_checkable
@@ -308,16 +294,12 @@ class CompilableModel(Protocol):
 
     def compile(self) -> None:
         """Run the steps of later sessions compiled."""
-        ...
 
     def call_for(self, key: Hashable, rows: int) -> Call:
-        """Return the `Call` for functions of a decoder and sampling (`key`) on batches of `rows` images; eager if the
-        model does not compile."""
-        ...
+        """Return the `Call` for functions of a decoder and sampling (`key`) on `rows` images; eager unless compiled."""
 
     def forwards_alone(self) -> AbstractContextManager[None]:
         """Context in which only the target's forwards run compiled; functions of decoders run eagerly."""
-        ...
 
 
 @runtime_checkable
@@ -326,11 +308,9 @@ class TokenTableModel(Protocol):
 
     def token_table(self) -> Tensor:
         """Return the embeddings [ids, d]."""
-        ...
 
     def table_ids(self, tokens: Tensor) -> Tensor:
         """Map stream tokens to ids of the table."""
-        ...
 
 
 @runtime_checkable
@@ -341,15 +321,12 @@ class DraftHeadModel(Protocol):
 
     def table_ids(self, tokens: Tensor) -> Tensor:
         """Map stream tokens to ids of a draft head's token table."""
-        ...
 
     def own_head(self) -> nn.Module | None:
         """Load the draft head that comes with the model; None if there is none."""
-        ...
 
     def adopt_head(self, head: nn.Module) -> nn.Module:
         """Adapt a loaded draft head to this model."""
-        ...
 
 
 @runtime_checkable
@@ -358,11 +335,9 @@ class TappedModel(DraftHeadModel, Protocol):
 
     def tapped(self, taps: tuple[int, ...]) -> Any:
         """Return this model with sessions whose features also hold the hidden states after these numbers of layers."""
-        ...
 
     def own_eagle3_head(self) -> nn.Module | None:
         """Load the EAGLE-3 head that comes with the model; None if there is none."""
-        ...
 
 
 @runtime_checkable
@@ -373,4 +348,3 @@ class VerticalHeadModel(TokenTableModel, Protocol):
 
     def own_vertical_head(self) -> nn.Module | None:
         """Load the vertical draft head that comes with the model; None if there is none."""
-        ...

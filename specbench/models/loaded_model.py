@@ -78,7 +78,8 @@ class LoadedModel(TransformerModel):
             hidden = base(input_ids=self._image_ids[None, :3], **accepted(base, use_cache=False))[0]
             self._head = own_head(inner, self._image_ids, hidden)
         self.codebook = None if codebook is None else codebook.detach().float().to(self.device)
-        self._ids_of, self._draw = prompt_ids, render
+        self._ids_of: Any = prompt_ids
+        self._draw: Any = render
 
     @property
     def device(self) -> torch.device:
@@ -169,6 +170,8 @@ def _grid(layout: Any, codes: int) -> TokenLayout:
 
 
 class _Session(TransformerSession):
+    _model: LoadedModel
+
     def _step(self, tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor | None, *more: Any) -> Tensor:
         if mask is not None and self._model.no_trees is not None:
             raise SpecbenchError(*self._model.no_trees)
@@ -240,12 +243,9 @@ _here, _lock, _forwards = _Here(), threading.Lock(), 0
 
 @contextmanager
 def slot_masks(position_ids: Tensor, visible: Tensor | None, cache: PositionCache) -> Iterator[None]:
-    """Let this thread's networks compute their masks with the positions of the cache's slots.
-
-    The network defines by position which keys a query attends to (causal, a sliding window, chunks), and its attention
-    defines the form of the mask. Only this module knows the slots in use. `visible`: [R, 1, T, S] bool, None for all
-    slots.
-    """
+    """Let this thread's networks compute their masks with the positions of the cache's slots. The network defines by
+    position which keys a query attends to (causal, a sliding window, chunks), and its attention defines the form of the
+    mask. Only this module knows the slots in use. `visible`: [R, 1, T, S] bool, None for all slots."""
     global _forwards
     read, slots = cache.placement.visible, cache.placement.slots
     held = torch.arange(read, device=slots.device).repeat(len(slots), 1).scatter(1, slots, position_ids)
@@ -287,8 +287,6 @@ def _by_position(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Known(NamedTuple):
-    """Result of the comparison for a network."""
-
     attention: str  # attention implementation for which the steps agree
     result: Probe
     prompt: int  # longest prompt
@@ -302,10 +300,8 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Known]] = WeakKeyDictionary()
 @contextmanager
 def decoding(model: LoadedModel, texts: Sequence[str], guided: bool, check: bool) -> Iterator[Probe | None]:
     """Set eval mode and an attention implementation with which decoding steps agree with the network's own forward.
-
     Both are restored afterwards. Yields the comparison, None without `check`. It runs once for a network and a kind of
-    stream, and again if the network has changed or a longer prompt passes a length that its configuration names.
-    """
+    stream, and again if the network has changed or a longer prompt passes a length that its configuration names."""
     network = unwrapped(model.network)
     own = network.config._attn_implementation
     with _evaluating(network):
@@ -334,15 +330,16 @@ def _holds(known: _Known, model: LoadedModel, prompt: int) -> bool:
 def _compare(model: LoadedModel, network: nn.Module, prefix: Prefix, own: str) -> _Known:
     """Find the first attention implementation whose decoding steps agree with the network's own forward. If the
     network's implementation takes any mask, only it is tried; otherwise it is tried last."""
-    reference, refused = own_forward(model, prefix), None
+    reference, refused = own_forward(model, prefix), list[SpecbenchError]()
     for implementation in [own] if own in _ANY_MASK else [*_ANY_MASK, own]:
         try:
             with _attention(network, implementation), refusing(model.name):
                 result = probe(model, reference)
-            return _Known(implementation, result, max(map(len, prefix.embeds)), reference.beginning(8))
+            start = reference._replace(tokens=reference.tokens[:, :8], logp=reference.logp[:, :9])
+            return _Known(implementation, result, max(map(len, prefix.embeds)), start)
         except SpecbenchError as error:
-            refused = refused or error
-    raise refused
+            refused.append(error)
+    raise refused[0]
 
 
 @contextmanager

@@ -20,8 +20,6 @@ from specbench.system.matrix_products import product
 
 
 class OwnHead(NamedTuple):
-    """A network's head on its image tokens."""
-
     logits: Callable[[Tensor], Tensor]  # [R, T, v_image] of hidden states [R, T, d]
     matrix: Tensor | None  # [v_image, d] if the head is only the product with this matrix, else None
     masked: bool  # whether the network's own forward hides the image tokens
@@ -37,18 +35,16 @@ def own_head(network: Any, image_ids: Tensor, hidden: Tensor) -> OwnHead:
     output = network.get_output_embeddings()
     if bool((expected <= torch.finfo(expected.dtype).min / 2).all()):
         return OwnHead(lambda hidden: output(hidden)[..., image_ids], None, True)
-    weight, bias = getattr(output, "weight", None), getattr(output, "bias", None)
+    weight: Any = getattr(output, "weight", None)
+    bias: Any = getattr(output, "bias", None)
     if type(output) is nn.Linear and type(weight) is nn.Parameter and not weight.is_meta:
         matrix, some = weight[image_ids], None if bias is None else bias[image_ids]
         few = after_base(network, {output: _linear(matrix, some)})
         with suppress(Exception):  # the forward may know the size of the vocabulary
             if _agree(few(sample.to(hidden.dtype)), expected, 4 * torch.finfo(expected.dtype).eps):
-                plain = hidden.dtype == matrix.dtype and _is_product(network, output, matrix, some, sample)
-                return (
-                    OwnHead(lambda hidden: product(hidden, matrix), matrix, False)
-                    if plain
-                    else OwnHead(few, None, False)
-                )
+                if hidden.dtype == matrix.dtype and _is_product(network, output, matrix, some, sample):
+                    return OwnHead(lambda hidden: product(hidden, matrix), matrix, False)
+                return OwnHead(few, None, False)
     return OwnHead(lambda hidden: after(hidden)[..., image_ids], None, False)
 
 
@@ -79,7 +75,7 @@ class _Hidden(nn.Module):
 
     def __init__(self, base: nn.Module):
         super().__init__()
-        vars(self).update(base=base, hidden=None)
+        self.__dict__.update(base=base, hidden=None)  # not a module of this module
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(vars(self)["base"], name)
@@ -90,7 +86,7 @@ class _Hidden(nn.Module):
         return _Outputs([vars(self)["hidden"]])
 
 
-class _Outputs(tuple):
+class _Outputs(tuple[Any, ...]):
     """Hidden states as a base model returns them; every other field is None."""
 
     def __getattr__(self, name: str) -> Any:
@@ -98,24 +94,20 @@ class _Outputs(tuple):
 
 
 def base_of(network: Any) -> nn.Module:
-    """Return the network below its head."""
-    base = next(
-        (base for base in (network.base_model, getattr(network, "model", network)) if base is not network), None
-    )
-    if base is None:
-        raise TypeError("it has no base model below its head")
-    return base
+    for base in (network.base_model, getattr(network, "model", network)):
+        if base is not network:
+            return base
+    raise TypeError("it has no base model below its head")
 
 
 def after_base(network: Any, replaced: dict[nn.Module, nn.Module] | None = None) -> Callable[[Tensor], Tensor]:
-    """Return a function that computes the logits of hidden states [R, T, d] by the network's forward. `replaced`:
-    substitutes for some of its modules."""
+    """Return the network's forward from hidden states [R, T, d] to logits. `replaced`: substitutes for its modules."""
     base = base_of(network)
     given = _Hidden(base)
     twin = _with_modules(network, {**(replaced or {}), base: given})
 
     def logits(hidden: Tensor) -> Tensor:
-        vars(given)["hidden"] = hidden
+        given.__dict__["hidden"] = hidden
         return own_logits(twin, torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device))
 
     return logits

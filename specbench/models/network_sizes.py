@@ -1,5 +1,4 @@
-"""Sizes of language models and draft heads, and their numbers of parameters, memory reads and operations. No torch
-here."""
+"""Sizes of language models and draft heads, and their numbers of parameters, memory reads and operations. No torch."""
 
 from __future__ import annotations
 
@@ -9,9 +8,7 @@ from typing import NamedTuple
 
 _BLOCK = 256  # Slots of a block of a KV cache
 _LARGEST_VERTICAL_LAYER = 1024
-"""Maximum number of hidden units of a vertical draft head. Each draft reads most layers again, so the layers must be
-small compared with the target."""
-_VERTICAL_INPUTS = 6  # Features and embeddings that a vertical draft head reads
+"""Maximum hidden units of a vertical draft head: each draft reads most layers again, so they must be small."""
 
 
 SIZES = (
@@ -41,9 +38,8 @@ class Size:
         return forwards * weights + itemsize * rows * visible * self.kv
 
     def operations(self, columns: float, rows: int, seen: float) -> float:
-        """Return the floating-point operations of the matrix products. `columns`: per row; `seen`: tokens that they
-        attend to; both summed over forwards. Each weight, and each number of a query's keys and values, costs a
-        multiplication and an addition."""
+        """Return the floating-point operations of the matrix products, two for each weight and each number of a query's
+        keys and values. `columns`: per row; `seen`: tokens that they attend to; both summed over forwards."""
         return rows * (2 * columns * self.weights + 4 * seen * self.attention)
 
 
@@ -139,20 +135,18 @@ def vertical_hidden(width: int) -> int:
 
 def first_layer_weights(width: int) -> int:
     """Return the weights of a vertical draft head's first layer, which is read once for a run of drafts."""
-    return _VERTICAL_INPUTS * width * vertical_hidden(width)
+    return 6 * width * vertical_hidden(width)  # of three features and three embeddings
 
 
 def draft_weights(width: int) -> int:
-    """Return the weights of a vertical draft head that each draft reads again: the other layers, and the first layer's
-    part for the previous token."""
+    """Return the weights of a vertical head that each draft reads: two layers, and a sixth of the first layer."""
     hidden = vertical_hidden(width)
     return 2 * width * hidden + hidden**2
 
 
-def _vertical_weights(size: NetworkSize) -> int:
-    """Three layers, without biases."""
-    hidden = vertical_hidden(size.width)
-    return first_layer_weights(size.width) + hidden**2 + hidden * size.width
+def vertical_weights(width: int) -> int:
+    """Return the weights of the three layers of a vertical draft head, without biases."""
+    return first_layer_weights(width) + vertical_hidden(width) * (vertical_hidden(width) + width)
 
 
 class HeadSize(NamedTuple):
@@ -162,11 +156,10 @@ class HeadSize(NamedTuple):
     cached_layers: int = 0  # layers with a KV cache as wide as the target's
 
 
-HEAD_SIZES = {
+HEAD_SIZES = {  # by kind of draft head
     # a layer of the target, a projection of 2d x d, a token table
     "eagle": HeadSize(lambda size: size.layer_weights + 2 * size.width**2 + size.table * size.width, cached_layers=1),
     # the same with a projection of four hidden states
     "eagle3": HeadSize(lambda size: size.layer_weights + 6 * size.width**2 + size.table * size.width, cached_layers=1),
-    "vertical": HeadSize(_vertical_weights),
+    "vertical": HeadSize(lambda size: vertical_weights(size.width)),
 }
-"""By kind of draft head."""

@@ -6,6 +6,7 @@ import math
 import pickletools
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class _Storages:
         self._folder = folder
         self._read: dict[str, Tensor] = {}
 
-    def tensor(self, place: tuple, offset: int, size: tuple, stride: tuple, *_: object) -> Tensor:
+    def tensor(self, place: Any, offset: int, size: Any, stride: Any, *_: object) -> Tensor:
         """Return the tensor that the arguments of torch's rebuild function describe."""
         _, kind, key, _, _ = place
         if key not in self._read:
@@ -61,10 +62,12 @@ class _Storages:
         return numbers.as_strided(size, stride, offset)
 
 
-def _unpickle(data: bytes, storages: _Storages) -> dict[str, object]:
+def _unpickle(data: bytes, storages: _Storages) -> Any:
     """Interpret the opcodes that torch's exporter writes: modules become dictionaries of their attributes, tensors
     become tensors, every other object None. Python's unpickler would call and allocate whatever the file says."""
-    stack, outer, memo = [], [], {}
+    stack: list[Any] = []
+    outer: list[list[Any]] = []
+    memo: dict[Any, Any] = {}
     for opcode, value, _ in pickletools.genops(data):
         match opcode.name:
             case "PROTO":
@@ -113,7 +116,7 @@ def _unpickle(data: bytes, storages: _Storages) -> dict[str, object]:
     raise ValueError("its end is missing")
 
 
-def _set(module: object, items: list) -> None:
+def _set(module: object, items: list[Any]) -> None:
     """Set the attributes that can lead to a tensor; drop others."""
     if isinstance(module, dict):
         pairs = zip(items[::2], items[1::2], strict=True)

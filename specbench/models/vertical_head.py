@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
-from specbench.models.draft_head import NO_HEAD, HeadLoading, write_head
+from specbench.models.draft_head import NO_HEAD, ready_head, write_head
 from specbench.models.interface import ImageModel, TokenLayout, VerticalHeadModel
 from specbench.system.files import blaming, read_regular
 from specbench.system.json_values import parse_json
@@ -53,8 +53,7 @@ class VerticalHead(nn.Module):
         return linear_output(self.mix, around) + self.depth(depth.clamp(max=DEPTHS - 1))
 
     def mixed_before(self, word: Tensor) -> Tensor:
-        """Compute the term of `mixed` for the embedding [R, K, d] of the token before a slot, which comes after the
-        features in `surroundings`."""
+        """Compute the term of `mixed` for the embedding [R, K, d] of the token before a slot."""
         return product(word, self.mix.weight[:, _FEATURES * self.width : (_FEATURES + 1) * self.width])
 
     def features(self, mixed: Tensor) -> Tensor:
@@ -78,8 +77,7 @@ def surroundings(
 
 
 def known_features(features: Tensor, above: Tensor, committed: Tensor, slots: Tensor) -> Tensor:
-    """Return the first half [R, K, 3d] of `surroundings`: features above, above right, and of the last committed slot;
-    0 if there is no such slot."""
+    """Return the first half [R, K, 3d] of `surroundings`: features above, above right, and last committed."""
     over = above[slots.clamp(max=len(above) - 1)]
     places = torch.stack([over + 1, over + 2, (committed - 1).expand_as(slots)], -1)
     exists = torch.stack([(over >= 0) & (over + 1 < committed), (over >= 0) & (over + 2 < committed)], -1)
@@ -90,23 +88,21 @@ def known_features(features: Tensor, above: Tensor, committed: Tensor, slots: Te
 
 
 def places_before(above: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the slots [R, K, 3] before, above, and above right of `slots` [R, K], and whether each exists and is
-    earlier."""
+    """Return the slots [R, K, 3] before, above, and above right of `slots`, and whether they exist and are earlier."""
     over = above[slots.clamp(max=len(above) - 1)]
     places = torch.stack([slots - 1, over, torch.where(over < 0, -1, over + 1)], -1)
     return places, (places >= 0) & (places < slots[..., None])
 
 
 def embedded(table: Tensor, ids: Tensor, places: Tensor, exists: Tensor) -> Tensor:
-    """Return embeddings [R, K, nd] of the tokens at `places` [R, K, n], 0 if a token does not exist. With n = 3 this is
-    the second half of `surroundings`."""
+    """Return embeddings [R, K, nd] of the tokens at `places` [R, K, n], 0 if a token does not exist."""
     chosen = ids.gather(1, places.clamp(0, ids.shape[1] - 1).flatten(1)).view(places.shape)
     return torch.where(exists[..., None], table[chosen], 0.0).flatten(2)
 
 
 def vertical_head_for(model: ImageModel, path: str) -> VerticalHead:
     """Load the vertical head `path` (a folder or hub id; empty for the model's head) for `model`."""
-    return _VERTICAL.ready(model, path)
+    return ready_head(model, path, VerticalHeadModel, "own_vertical_head", load_vertical_head)
 
 
 def new_vertical_head(width: int, hidden: int, seed: int) -> VerticalHead:
@@ -121,9 +117,8 @@ def load_vertical_head(files: CheckpointFiles) -> VerticalHead:
     with blaming(config_file, *NO_HEAD):
         stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
     if not isinstance(stored, dict) or stored.get("kind") != KIND:
-        raise SpecbenchError(
-            f"{config_file}: not a draft head of kind {KIND}", f"train one with: specbench train-head --kind {KIND}"
-        )
+        what = f"{config_file}: not a draft head of kind {KIND}"
+        raise SpecbenchError(what, f"train one with: specbench train-head --kind {KIND}")
     with blaming(weights, *NO_HEAD):
         tensors = {name: tensor.float() for name, tensor in load_file(weights).items()}
         with torch.device("meta"):  # no memory yet: the sizes in the file may be wrong
@@ -135,8 +130,3 @@ def load_vertical_head(files: CheckpointFiles) -> VerticalHead:
 def save_vertical_head(head: VerticalHead, folder: Path, extra: Mapping[str, object]) -> None:
     """Write `head` as float16 safetensors; `extra` entries go into config.json."""
     write_head(head, folder, {"kind": KIND, "width": head.width, "hidden": head.hidden, **extra})
-
-
-_VERTICAL = HeadLoading(
-    VerticalHeadModel, lambda model: model.own_vertical_head(), load_vertical_head, lambda head: head.width
-)

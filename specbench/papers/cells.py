@@ -89,7 +89,8 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     cell = _score(column, measured, fingerprint) if column.score else _number(column, measured)
     if cell.value is None:
         return replace(as_printed, why=cell.why, notes=cell.notes)
-    value, low, high = (x if x is None else x * column.scale for x in (cell.value, cell.low, cell.high))
+    value = cell.value * column.scale
+    low, high = (x if x is None else x * column.scale for x in (cell.low, cell.high))
     biased = column.score is not None and any(score.kind == "distance" for score in _scores(column, measured))
     biased = biased and not measured.unlike and (measured.partial or measured.expected is None)
     elsewhere = column.key in TIMES and measured.same_machine is not True
@@ -101,12 +102,14 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
             here = dict.fromkeys(", ".join(_processors(call)) for call in measured.run.info.invocations)
             notes += (f"Measured on {' and '.join(here)}; {there}.",)
         difference = None if measured.unlike or biased else value - printed
-    if difference is not None and low is not None and not elsewhere:
+    if printed is not None and difference is not None and low is not None and high is not None and not elsewhere:
         half_a_digit = 0.5 * 10.0**-column.precision
         outside = not low - half_a_digit <= printed <= high + half_a_digit
-    shown = {"value": value, "low": low, "high": high, "n": cell.n, "too_few": cell.too_few, "notes": notes}
     real = (column.score or column.key) in (measured.row.real or ())
-    return replace(as_printed, **shown, difference=difference, outside=outside, real=real)
+    return replace(
+        as_printed, value=value, low=low, high=high, n=cell.n, difference=difference, outside=outside, real=real,
+        too_few=cell.too_few, notes=notes,
+    )  # fmt: skip
 
 
 def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
@@ -158,7 +161,7 @@ def _missing(column: Column, measured: Measured) -> Cell:
         if len(measured.run.traced):
             return Cell(why="no drafts")
         return Cell(why="no trace", notes=("Traces are recorded by `specbench run --trace` and by `specbench bench`.",))
-    if column.key in TIMES and (batch := measured.row.setting["batch"]) > 1:
+    if column.key in TIMES and (batch := measured.row.setting.batch) > 1:
         return Cell(why=f"batch {batch}", notes=("Latency is measured one image at a time.",))
     return Cell(why="missing")
 
@@ -167,7 +170,7 @@ def _score(column: Column, measured: Measured, fingerprint: str | None) -> Cell:
     scores = _scores(column, measured)
     for score in scores:
         if score.fingerprint == fingerprint:
-            some = score.n != measured.row.n and ":" not in column.score
+            some = score.n != measured.row.n and score.whole
             notes = (f"Scored over {score.n} of {measured.row.n} images.",) if some else ()
             return Cell(None, None, **vars(score.estimate), n=score.n, too_few=score.too_few, notes=notes)
     if not scores:
@@ -267,15 +270,16 @@ def runs_as_one(members: Sequence[tuple[Run, Sequence[Run]]]) -> tuple[Run, Repo
         return run, replace(row, real=real), nearest[0] and nearest[0][1]
     run = _Seeds(run.folder, [run for run, _ in members])
     unlike = [nearby for nearby in nearest if nearby is None or nearby[0]]
-    ar = (unlike[0] and unlike[0][1]) if unlike else _Seeds(nearest[0][1].folder, [nearby[1] for nearby in nearest])
+    ars = [] if unlike else [nearby[1] for nearby in nearest if nearby]
+    ar = (unlike[0] and unlike[0][1]) if unlike else _Seeds(ars[0].folder, ars)
     row = report_row(run, [ar] if ar else [])
-    real = [
-        real_differences(run.folder, replace(row.over_ar, ar_folder=nearby[1].folder))
-        for run, nearby in zip(run.runs, () if unlike else nearest, strict=not unlike)
+    of_seeds = [
+        real_differences(one.folder, replace(row.over_ar, ar_folder=ar_of_seed.folder))
+        for one, ar_of_seed in zip(run.runs, ars, strict=not unlike)
     ]
-    failed = [audit for run in run.runs if (audit := read_audit(run.folder)) and audit["failed"]]
+    failed = [stored for one in run.runs if (stored := read_audit(one.folder)) and stored["failed"]]
     audit = shown_audit(failed[0]) if failed else row.audit
-    real = set.intersection(*real) if real else set()
+    real = set.intersection(*of_seeds) if of_seeds else set()
     return run, replace(row, scores=_mean_scores(run.runs), real=real, audit=audit), ar
 
 

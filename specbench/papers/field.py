@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from specbench.papers.forecasts import printed_values
 from specbench.papers.table import STEP_RATIOS, Row, Table
@@ -68,15 +69,15 @@ def chart_of_field(measured: Sequence[ReportRow]) -> Chart:
 def _speeds(table: Table) -> Iterator[dict[str, object]]:
     """Yield the rows of a table with seconds of AR or a latency ratio."""
     for row in table.rows:
-        printed, settings = printed_values(table, row), row.settings
+        printed = printed_values(table, row)
         ar = next((printed_values(table, one) for one in table.rows if _is_ar(one) and _place(one) == _place(row)), {})
         latency = printed.get("speedup", _over(ar.get("latency_ms"), printed.get("latency_ms")))
         if latency is None or (_is_ar(row) and "latency_ms" not in printed):
             continue
         steps = next((printed[key] for key in STEP_RATIOS if key in printed), _over(ar.get("nfe"), printed.get("nfe")))
         yield {
-            "model": settings.get("model"),
-            "prompts": settings.get("prompts"),
+            "model": row.model,
+            "prompts": row.settings.prompts,
             "paper": str(table.paper).replace("pp", "++"),
             "table": table.name,
             "source": table.source,
@@ -93,11 +94,11 @@ def _speeds(table: Table) -> Iterator[dict[str, object]]:
 
 
 def _is_ar(row: Row) -> bool:
-    return row.settings.get("decoder") == "ar"
+    return row.decoder == "ar"
 
 
-def _place(row: Row) -> tuple:
-    return tuple(row.settings.get(name) for name in ("model", "prompts"))
+def _place(row: Row) -> tuple[object, ...]:
+    return row.model, row.settings.prompts
 
 
 def _over(value: float | None, by: float | None) -> float | None:
@@ -106,21 +107,20 @@ def _over(value: float | None, by: float | None) -> float | None:
 
 def _name(table: Table, row: Row) -> str:
     """Return the decoder with the options that the table varies; the row's label if the row cannot be run."""
-    if not (name := row.settings.get("decoder")):
+    if not (name := row.decoder):
         return row.label
-    same = [one.settings for one in table.rows if one.settings.get("decoder") == name]
-    alike = [settings["options"] for settings in same if settings.get("model") == row.settings.get("model")]
-    values = {key: {str(options[key]) for options in alike if key in options} for key in row.settings["options"]}
+    alike = [one.settings.options for one in table.rows if (one.decoder, one.model) == (name, row.model)]
+    values = {key: {str(options[key]) for options in alike if key in options} for key in row.settings.options}
     missing = {key for key in values if any(key not in options for options in alike)}
     varied = {
         key: value
-        for key, value in row.settings["options"].items()
+        for key, value in row.settings.options.items()
         if len(values[key]) > 1 or (key in missing and key in CHOICES)
     }
     return " ".join([str(name), *(f"{key}={plain(value)}" for key, value in varied.items())])
 
 
-def _contradiction(row: Mapping, rows: Sequence[Mapping]) -> dict[str, object]:
+def _contradiction(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """Return the kind of a row's contradiction (None if there is none), and its reason."""
     if row["decoder"] == "ar":
         family = gpu_family(row["gpu"])

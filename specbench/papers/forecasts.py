@@ -10,7 +10,7 @@ from specbench.errors import SpecbenchError, chosen
 from specbench.models.catalog import find_model
 from specbench.models.facts import BYTES, DTYPES, EIGHT_BITS, RANDOM, ModelChoice, ModelFacts
 from specbench.models.hub_model import MODELS
-from specbench.papers.table import SCORE, STEP_RATIOS, CellSettings, Row, Table
+from specbench.papers.table import SCORE, STEP_RATIOS, Row, Table
 from specbench.papers.table_files import load_table, load_tables, refuse_mistyped, table_names
 from specbench.reporting.columns import number
 from specbench.reporting.forecast import (
@@ -23,6 +23,7 @@ from specbench.reporting.forecast import (
 )
 from specbench.reporting.marks import label
 from specbench.reporting.row import ReportRow
+from specbench.runs.settings import RunSettings
 from specbench.specs.presets import DecoderSpec, printed_acceptances, resolve
 from specbench.store.run_folders import Names, find_runs
 from specbench.system.device_peaks import peak_of
@@ -121,7 +122,7 @@ def printed_elsewhere(accepted: Accepted) -> tuple[Printed, ...]:
         Printed(tokens, settings.model, f"{table.name}, {row.label}")
         for table in load_tables()
         for row in table.rows
-        if row.settings.get("decoder") == accepted.decoder.name and (settings := row_settings(table, row)) is not None
+        if row.decoder == accepted.decoder.name and (settings := row_settings(table, row)) is not None
         if (tokens := printed_tokens_per_step(table, row, find_model(settings.model))) is not None
     ]
     if accepted.decoder.head_kind and accepted.decoder.lossless:
@@ -129,20 +130,20 @@ def printed_elsewhere(accepted: Accepted) -> tuple[Printed, ...]:
     return tuple(entry for entry in elsewhere if entry.model != accepted.model and accepted.decoder.name != "ar")
 
 
-def row_settings(table: Table, row: Row) -> CellSettings | None:
+def row_settings(table: Table, row: Row) -> RunSettings | None:
     """Return the settings of the first run of a row; None if the row cannot be run."""
     return next(iter(table.runs_of_row(row)), None)
 
 
-def decoder_of(settings: CellSettings) -> DecoderSpec:
+def decoder_of(settings: RunSettings) -> DecoderSpec:
     """Decoder of a cell."""
-    return resolve(settings.decoder, settings.options)
+    return resolve(settings.decoder[0], settings.options)
 
 
 def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float | None:
     """Return it from the first printed number of NFE, step ratio, step compression, accepted length; 1 for AR."""
     printed = printed_values(table, row)
-    if row.settings.get("decoder") == "ar":
+    if row.decoder == "ar":
         return 1.0
     if "nfe" in printed:
         return max(1.0, model.stream / printed["nfe"])
@@ -190,10 +191,10 @@ def _cells(table: Table, ours: ReportRow) -> Iterator[tuple[int, str, list[str],
     for row in table.rows:
         try:
             settings = None if row.own or not row.paper else row_settings(table, row)
-            theirs = settings and decoder_of(settings)
+            theirs = decoder_of(settings) if settings else None
         except SpecbenchError:  # a missing head or file
             continue
-        if not theirs or theirs.name != ours.decoder or settings.model != ours.model.partition("+")[0]:
+        if not settings or not theirs or theirs.name != ours.decoder or settings.model != ours.model.partition("+")[0]:
             continue
         stated = {name: value for name, value in theirs.options.items() if name not in ("window", "head")}
         numbers = _numbers(table, row)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
 from specbench.errors import unknown_name
 from specbench.papers.cells import OVER_BASELINE, Cell
@@ -63,7 +64,7 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
     )
 
 
-def records(joined: PaperTable) -> list[dict[str, object]]:
+def records(joined: PaperTable) -> list[dict[str, Any]]:
     """Return a dict per row: `table, group, label, runs, images, notes, chosen`, and `cells`: by column name, a dict of
     `header, paper, spread, measured, low, high, difference, n, why, notes`."""
     return [

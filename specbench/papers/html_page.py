@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
+from typing import Any
 
 from specbench.papers.cells import Cell
 from specbench.papers.formats import by_group, row_texts, text_table
@@ -28,7 +29,7 @@ def tables_page(tables: Sequence[PaperTable]) -> str:
     )
 
 
-def _shown(joined: PaperTable) -> dict:
+def _shown(joined: PaperTable) -> dict[str, Any]:
     maps = [
         {"name": f"{line.label}: {_MAP_NAMES[name]}", "picture": data_url(share_picture(values))}
         for line in joined.lines
@@ -72,7 +73,7 @@ def figure_curves(joined: PaperTable, axes: Mapping[str, str]) -> list[charts.Cu
             for row, line in rows
             if line.group == group
         ]
-        if points := [place for place in places if None not in place]:
+        if points := [(x, y) for x, y in places if x is not None and y is not None]:
             curves.append(charts.Curve(group or "", measured, points))
     return curves
 
@@ -84,7 +85,7 @@ def _place(axis: str, row: Row, line: Line, measured: bool) -> Estimate | str | 
         return line.label
     if kind not in _WHERE:
         return _estimate(line.cells[axis], measured)
-    value = row.settings[_WHERE[kind]].get(name)
+    value = getattr(row.settings, _WHERE[kind]).get(name)
     return Estimate(float(value)) if isinstance(value, int | float) else value
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -25,7 +26,7 @@ from specbench.papers.cells import (
     same_hardware,
     seeds_of,
 )
-from specbench.papers.table import CellSettings, Column, Row, Table
+from specbench.papers.table import Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.prompts import public
 from specbench.reporting.columns import FAILED_AUDIT, definition_of, failed_audit
@@ -33,6 +34,7 @@ from specbench.reporting.comparability import Run, with_ar_runs
 from specbench.reporting.compare import MARKED, against, marks
 from specbench.reporting.row import ReportRow
 from specbench.reporting.sections import captions_cut
+from specbench.runs.settings import RunSettings
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
@@ -84,7 +86,7 @@ class PaperTable:
         return list(notes)
 
 
-def join(table: Table, measured_in: Mapping[CellSettings, Path | str]) -> PaperTable:
+def join(table: Table, measured_in: Mapping[RunSettings, Path | str]) -> PaperTable:
     """Join a table with its measured values. `measured_in`: the run folder of each cell, or a short reason why it is
     missing."""
     every = [folder for folder in (*measured_in.values(), *(row.run for row in table.rows)) if isinstance(folder, Path)]
@@ -108,7 +110,7 @@ def join(table: Table, measured_in: Mapping[CellSettings, Path | str]) -> PaperT
     rows = [{column.name: measure(row, column) for column in table.columns} for row in table.rows]
     used = [measured for row in rows for measured in row.values() if measured is not None]
     fingerprints = {
-        column.name: column_fingerprint(column, [row[column.name] for row in rows if row[column.name]])
+        column.name: column_fingerprint(column, [measured for row in rows if (measured := row[column.name])])
         for column in table.columns
     }
     lines = [_line(table, row, cells, measured_in, fingerprints) for row, cells in zip(table.rows, rows, strict=True)]
@@ -119,7 +121,7 @@ def join(table: Table, measured_in: Mapping[CellSettings, Path | str]) -> PaperT
 
 def _measured(
     row: Row,
-    settings: Sequence[CellSettings],
+    settings: Sequence[RunSettings],
     joined: tuple[Run, ReportRow, Run | None],
     asked_prompts: Callable[[str, int | None], Prompts | None],
 ) -> Measured:
@@ -132,7 +134,7 @@ def _measured(
     return replace(measured, unlike=_other_prompts(asked_prompts(asked.prompts, asked.limit), measured, asked))
 
 
-def _other_prompts(asked: Prompts | None, measured: Measured, settings: CellSettings) -> tuple[str, ...]:
+def _other_prompts(asked: Prompts | None, measured: Measured, settings: RunSettings) -> tuple[str, ...]:
     """Return how the decoded prompts differ from the requested prompts; those of a partial run may be fewer."""
     if asked is None:
         return ()
@@ -144,7 +146,7 @@ def _other_prompts(asked: Prompts | None, measured: Measured, settings: CellSett
     return (f"other prompts than {first} of {settings.prompts}",)
 
 
-def _expected(settings: CellSettings) -> int | None:
+def _expected(settings: RunSettings) -> int | None:
     """Return the number of images that a cell asks for; None if the size of its prompt set is unknown here."""
     if settings.prompts is None:
         return None
@@ -157,17 +159,17 @@ def _expected(settings: CellSettings) -> int | None:
     except SpecbenchError:
         return None
     count = min(settings.limit or size, size) if size else settings.limit
-    return count and count * (settings.samples or 1)
+    return count and count * settings.samples
 
 
-def _unlike(settings: CellSettings, info: RunInfo) -> tuple[str, ...]:
+def _unlike(settings: RunSettings, info: RunInfo) -> tuple[str, ...]:
     """Return differences of a run from the settings of the table, each as "model shapes instead of lumina"."""
     spec = info.spec
-    released = {name: getattr(settings, name) for name in ("guidance_rows", "prompt_form") if getattr(settings, name)}
-    light = settings.dtype == EIGHT_BITS
-    asked = {"model": ModelChoice(**released, eight_bits=light).name(settings.model)}
+    forms, light = (settings.guidance_rows, settings.prompt_form), settings.dtype == EIGHT_BITS
+    choice = ModelChoice(guidance_rows=forms[0], prompt_form=forms[1], eight_bits=light)
+    asked: dict[str, Any] = {"model": choice.name(settings.model)}
     asked |= {"prompts": settings.prompts, "dtype": None if light else settings.dtype}
-    asked |= {name.replace("_", "-"): value for name, value in settings.sampling.items()}
+    asked |= {name.replace("_", "-"): value for name, value in sorted(settings.sampling.items())}
     there = {**vars(spec), **{name.replace("_", "-"): value for name, value in vars(spec.sampling).items()}}
     differing = [
         f"{name} {there[name]} instead of {value}"
@@ -182,10 +184,11 @@ def _line(
     table: Table,
     row: Row,
     measured: Mapping[str, Measured | None],
-    places: Mapping[CellSettings, Path | str],
+    places: Mapping[RunSettings, Path | str],
     fingerprints: Mapping[str, str | None],
 ) -> Line:
-    cells, missing = {}, {}
+    cells: dict[str, Cell] = {}
+    missing: dict[str | Path, None] = {}
     for column in table.columns:
         reasons = (
             [row.run] if row.run else [places.get(part, NOT_RUN) for part in table.runs_of(row, column)] or [NOT_RUN]
@@ -228,7 +231,7 @@ def _heading(table: Table) -> str:
     if table.paper is None:
         return table.title
     paper = papers()[table.paper]
-    parts = [paper["title"], " ".join(str(paper[key]) for key in ("venue", "year") if key in paper)]
+    parts = [str(paper["title"]), " ".join(str(paper[key]) for key in ("venue", "year") if key in paper)]
     return f"{table.title} ({', '.join(part for part in parts if part)}, {table.source})"
 
 
@@ -260,7 +263,7 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
         raise SpecbenchError(what, f"choose a single seed: specbench bench {joined.table.name} --seed N")
     bases: dict[str | None, Line] = {}
     for row, line in zip(joined.table.rows, joined.lines, strict=True):
-        named = name.lower() in (line.label.lower(), str(row.settings.get("decoder")).lower())
+        named = name.lower() in (line.label.lower(), str(row.decoder).lower())
         if len(line.folders) == 1 and (named or line.runs[0].startswith(name)):
             bases.setdefault(line.group, line)
     for line in joined.lines if bases else ():  # a stored run may have a separate group
@@ -270,17 +273,16 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
     others = {place: line for place, line in others.items() if line is not bases[line.group]}
     if not others:
         raise SpecbenchError(f"--baseline {name}: no measured row of {joined.table.name} has that name or decoder")
-    pairs = [(bases[line.group].folders[0], line.folders[0]) for line in others.values()]
-    compared = dict(zip(others, against(pairs), strict=True))
+    compared = {place: against(bases[line.group].folders[0], line.folders[0]) for place, line in others.items()}
     label = next(iter(bases.values())).label
-    column = Column(OVER_BASELINE, OVER_BASELINE, f"speed-up over {label}", None, 2, "higher", 1.0, {})
+    column = Column(OVER_BASELINE, OVER_BASELINE, f"speed-up over {label}", None, 2, "higher", 1.0, RunSettings())
     lines = []
     for place, line in enumerate(joined.lines):
         numbers = compared.get(place, {})
         marked = marks(numbers)
         speed = numbers.get("speedup")
         cell = Cell(why="-" if line in bases.values() else None)
-        if speed and speed.value is not None:
+        if speed and speed.estimate and speed.value is not None:
             cell = Cell(None, None, **vars(speed.estimate), n=speed.n, too_few=speed.estimate.low is None)
         cells = dict(line.cells) | {OVER_BASELINE: replace(cell, mark=marked.get("speedup", ""))}
         for shown_column in joined.table.columns:
@@ -311,7 +313,7 @@ def plain_name(column: Column) -> str:
 def _meaning(column: Column) -> str:
     if not column.measurable:
         return "as printed; specbench does not measure it."
-    if column.score:
+    if column.score and column.metric:
         try:
             summary = metric_catalog.metric_summary(column.metric)
         except SpecbenchError:  # scored by a plug-in that is not installed here

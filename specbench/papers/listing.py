@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from specbench import names
 from specbench.errors import SpecbenchError, read_name
@@ -137,7 +138,7 @@ def model_rows() -> _Rows:
 def metric_rows() -> _Rows:
     from specbench.metrics import catalog as metric_catalog
 
-    by_name = dict(metric_catalog.METRICS)
+    by_name: dict[str, Any] = dict(metric_catalog.METRICS)
     for name, point in plugins.plugins("metrics").items():
         try:
             text = metric_catalog.metric_summary(name)
@@ -161,7 +162,7 @@ def prompt_rows() -> _Rows:
             "sha256": prompt_set.sha256,
         }
         rows.append({"name": name, **about})
-    return sorted(rows, key=lambda row: row["name"])
+    return sorted(rows, key=lambda row: str(row["name"]))
 
 
 def _public_row(name: str) -> dict[str, object]:
@@ -196,7 +197,7 @@ def table_rows() -> _Rows:
                 "prompts": sorted({cell.prompts for cell in cells if cell.prompts}),
                 "metrics": table.metrics(),
                 "hardware": table.hardware,
-                "paper": papers()[table.paper]["title"],
+                "paper": papers()[str(table.paper)]["title"],
             }
         )
     return rows

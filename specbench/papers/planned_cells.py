@@ -18,14 +18,13 @@ from specbench.metrics.score_store import read_scores
 from specbench.models.catalog import find_model
 from specbench.models.facts import EIGHT_BITS
 from specbench.papers.cells import RATIOS_TO_AR
-from specbench.papers.table import SCORE, CellSettings, Column, Row, Table, chosen_setting, takes
+from specbench.papers.table import SCORE, Column, Row, Table, chosen_setting, takes
 from specbench.reporting.marks import label, natural
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import Plan, Shared, make_plan, plan_model, plan_sampling
 from specbench.runs.settings import OPEN_IN_TABLES, RunSettings, merge, run_settings
 from specbench.specs.options import Setting, SettingOrigin, SettingSource, plain
 from specbench.specs.presets import PRESETS, decoder_name, resolve
-from specbench.specs.run_spec import SAMPLING
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.store.run_store import RunStore
 
@@ -37,7 +36,7 @@ _NOT_FOUND = "not in the results"
 class PlannedCell:
     """The settings of one or more cells, with the plan of their run or the problem that prevents the run."""
 
-    settings: CellSettings  # from the table
+    settings: RunSettings  # from the table
     values: RunSettings | None  # with flags and environment applied; None if they are rejected
     plan: Plan | None = None
     problem: SpecbenchError | None = None
@@ -51,7 +50,7 @@ def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, s
     every = table.all_settings()
     shared = {"trace": any(column.key in _TRACED for column in table.columns)}
     cells = [_resolve(asked, shared, f"{table.name}.toml", settings, flags, env) for asked in every]
-    drafters = [PRESETS[cell.decoder].choices["drafter"] for cell in every if cell.decoder in PRESETS]
+    drafters = [PRESETS[cell.decoder[0]].choices["drafter"] for cell in every if cell.decoder[0] in PRESETS]
     if "none" in drafters or not any(column.key in RATIOS_TO_AR for column in table.columns):
         none = {"baseline": 0}, {"baseline": SettingOrigin(SettingSource.DEFAULT, "of tables")}
         cells = [replace(cell, values=cell.values and cell.values.changed(*none)) for cell in cells]
@@ -60,7 +59,7 @@ def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, s
 
 
 def _resolve(
-    asked: CellSettings,
+    asked: RunSettings,
     shared: Mapping[str, object],
     file: str,
     settings: Sequence[Setting],
@@ -68,8 +67,8 @@ def _resolve(
     env: Mapping[str, str],
 ) -> PlannedCell:
     try:
-        table = _settings(asked, flags.get("model")) | shared
-        unused = {"head"} - takes(asked.decoder, asked.options)
+        table = {**_settings(asked, flags.get("model")), **shared}
+        unused = {"head"} - takes(asked.decoder[0], asked.options)
         flags = {name: value for name, value in flags.items() if name not in unused}
         if flags.get("head"):
             flags["head"] = head_of(str(flags["head"]), str(flags.get("model") or asked.model))
@@ -92,18 +91,14 @@ def head_of(text: str, model: str) -> str | None:
     return named.get(model)
 
 
-def _settings(asked: CellSettings, model: object) -> dict[str, object]:
+def _settings(asked: RunSettings, model: object) -> dict[str, object]:
     """Return the cell's values by setting name; a substituted model also changes prompts, top-k and guidance."""
-    inline = ",".join(f"{name}={value}" for name, value in asked.options.items())
-    settings = {
-        name: getattr(asked, name) for name in ("model", "prompts", "limit", "samples", "seed", "batch", "dtype")
-    }
-    settings["decoder"] = [f"{asked.decoder}:{inline}" if inline else asked.decoder]
-    settings |= {SAMPLING[name].name: value for name, value in asked.sampling.items()}
-    if model is None or model == asked.model:
-        settings |= {"guidance-rows": asked.guidance_rows, "prompt-form": asked.prompt_form}
-    else:
+    inline = ",".join(f"{name}={value}" for name, value in sorted(asked.options.items()))
+    settings = {name: value for name, value in asked.by_name.items() if name not in asked.options}
+    settings["decoder"] = [f"{asked.decoder[0]}:{inline}" if inline else asked.decoder[0]]
+    if model not in (None, asked.model):
         other = find_model(str(model))
+        settings |= dict.fromkeys(("guidance-rows", "prompt-form"))
         settings["prompts"] = other.name if other.name in prompts.prompt_set_names() else asked.prompts
         settings["top-k"] = settings.get("top-k") if (settings.get("top-k") or 0) <= other.v_image else 0
         settings["cfg"] = settings.get("cfg") if other.guided else None
@@ -129,10 +124,10 @@ def plan_table(table: Table, flags: Mapping[str, object], env: Mapping[str, str]
     return planned
 
 
-def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[CellSettings, Path | str]:
+def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[RunSettings, Path | str]:
     """Find the run folder of each cell in `out`, from any machine: the run with the most images, then the newest."""
     infos = read_infos(out)
-    folders: dict[CellSettings, Path | str] = {}
+    folders: dict[RunSettings, Path | str] = {}
     for cell in cells:
         alike = find_runs_like(infos, **wanted_fields(cell.values)) if infos and cell.values else {}
         order = {
@@ -149,7 +144,7 @@ def wanted_fields(settings: RunSettings) -> dict[str, object]:
     model, (planned,) = plan_model(settings), plan_decoders(settings)
     fields = {name: getattr(settings, name) for name in ("prompts", "seed", "batch")} | {"model": model.name}
     fields |= {"sampling": plan_sampling(model, settings), "decoder": without_options(planned.spec, "head")}
-    machine = {"dtype": model.dtype if settings.dtype == EIGHT_BITS else settings.dtype}
+    machine: dict[str, object] = {"dtype": model.dtype if settings.dtype == EIGHT_BITS else settings.dtype}
     machine |= {"device": settings.device, "threads": settings.threads}
     return fields | {name: value for name, value in machine.items() if settings.is_given(name)}
 
@@ -182,8 +177,10 @@ def without_replaced_choices(table: Table, cells: Sequence[PlannedCell]) -> Tabl
 def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     """Return the table of the distinct runs with another model, named by decoder and without values of the paper. Rows
     that the paper prints for this model keep their values. Rows that cannot be run are left out."""
-    by_settings, alike = {cell.settings: cell for cell in cells}, {}
-    printed = [(row, [by_settings[asked] for asked in runs]) for row in table.rows if (runs := table.runs_of_row(row))]
+    by_settings = {cell.settings: cell for cell in cells}
+    alike: dict[str, list[tuple[Row, list[PlannedCell]]]] = {}
+    planned = ((row, [by_settings[asked] for asked in table.runs_of_row(row)]) for row in table.rows)
+    printed = [(row, runs) for row, runs in planned if runs]
     for row, runs in printed:
         values = [run.values.by_name if run.values else {} for run in runs]
         alike.setdefault(repr(values), []).append((row, runs))
@@ -193,24 +190,24 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     for members, run, label_here in zip(alike.values(), first_runs, _labels(first_runs), strict=True):
         like = members[0][0]
         own_prompts = str(run.values and run.values.prompts) if len(sets) > 1 else None
-        group = run.settings.decoder if table.axes else own_prompts
+        group = run.settings.decoder[0] if table.axes else own_prompts
         shared = tuple(text for text in like.chosen if all(text in row.chosen for row, _ in members))
         label_here = like.label if like.own else label_here
-        silent = Row(label_here, group, like.settings, {}, {}, {}, None, None, shared, like.own)
-        own_model = [(row, runs) for row, runs in members if row.settings["model"] == model]
+        silent = Row(label_here, group, like.settings, {}, {}, {}, None, None, shared, like.own, seeds=like.seeds)
+        own_model = [(row, runs) for row, runs in members if row.model == model]
         as_printed = [row for row, runs in own_model if not any(map(replaced_settings, runs))]
         rows.append((*as_printed, silent)[0])
     groups = list(dict.fromkeys(row.group for row in rows))
-    first = {row.settings["decoder"]: place for place, row in reversed(list(enumerate(rows)))}
+    first = {row.decoder: place for place, row in reversed(list(enumerate(rows)))}
 
-    def place(row: Row) -> tuple:
-        decoder, options = row.settings["decoder"], sorted(row.settings["options"].items())
-        return groups.index(row.group), row.own, first[decoder], natural(str(options)), natural(row.label)
+    def place(row: Row) -> tuple[object, ...]:
+        options = sorted(row.settings.options.items())
+        return groups.index(row.group), row.own, first[row.decoder], natural(str(options)), natural(row.label)
 
     rows.sort(key=place)
     if all(row.paper for row in rows):
         return replace(table, rows=tuple(rows))
-    models = " and ".join(dict.fromkeys(name for row, _ in printed if (name := row.settings["model"]) != model))
+    models = " and ".join(dict.fromkeys(row.model for row, _ in printed if row.model and row.model != model))
     left_out, added = len(table.rows) - len(printed), sum(row.own for row, _ in printed)
     note = (
         f"With {model} instead of {models or 'the model as printed'}, no value of the paper is comparable, so its rows "
@@ -229,7 +226,7 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
             (planned,) = plan_decoders(run.values)
             spec, origins = planned.spec, planned.origins
         else:
-            spec, origins = resolve(decoder_name(run.settings.decoder), run.settings.options), {}
+            spec, origins = resolve(decoder_name(run.settings.decoder[0]), run.settings.options), {}
         names.append(label(spec, origins, run.settings.model))
         values = run.values.by_name if run.values else {}
         facts.append({name: values[name] for name in values if name not in ("decoder", "seed")} | spec.options)
@@ -246,18 +243,18 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
 def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
     """For a substituted model, add a column for each bundled metric that scored any of the runs. If columns sweep a
     setting, a metric has a column for each value. A figure also gets panels with these columns."""
-    scored = {score["metric"]: score["better"] for folder in folders for score in read_scores(folder)}
+    scored = {str(score["metric"]): str(score["better"]) for folder in folders for score in read_scores(folder)}
     names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
-    swept: dict[str, Column] = {}
+    swept: dict[object, Column] = {}
     for column in table.columns:
         if column.measurable:
-            swept.setdefault(repr(sorted(column.settings.items())), column)
+            swept.setdefault((column.settings, column.seeds), column)
     columns = []
     for metric, like in product(names, swept.values()):
         name, header = f"{SCORE}{metric}", metric.replace("-", " ")
         if len(swept) > 1:
             name, header = f"{name} {like.name}", f"{header}, {like.header}"
-        columns.append(Column(name, SCORE + metric, header, metric, 2, scored[metric], 1.0, like.settings))
+        columns.append(Column(name, SCORE + metric, header, metric, 2, scored[metric], 1.0, like.settings, like.seeds))
     return replace(table, columns=(*table.columns, *columns), axes=(*table.axes, *_panels(table, columns)))
 
 

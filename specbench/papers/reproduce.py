@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
@@ -26,11 +26,12 @@ from specbench.papers.planned_cells import (
     with_model,
     without_replaced_choices,
 )
-from specbench.papers.table import CellSettings, Row, Table, with_runs
+from specbench.papers.table import Row, Table, with_runs
 from specbench.prompts import load_prompts
 from specbench.prompts.public import missing_set
 from specbench.runs.dry_run import ON_DISK, Costs, outlooks, row_of
 from specbench.runs.plan import Plan, together
+from specbench.runs.settings import RunSettings
 from specbench.specs.options import plain
 from specbench.store.run_folders import run_folder
 from specbench.system.console import duration
@@ -95,8 +96,8 @@ def measured_table(
 class TableRun:
     """The outcome of running a table."""
 
-    folders: dict[CellSettings, Path] = field(default_factory=dict)  # run folder by cell settings
-    problems: dict[CellSettings, SpecbenchError] = field(
+    folders: dict[RunSettings, Path] = field(default_factory=dict)  # run folder by cell settings
+    problems: dict[RunSettings, SpecbenchError] = field(
         default_factory=dict
     )  # by cell settings: reason for a missing run
     # an error to raise after the table is shown, such as failed images
@@ -108,7 +109,7 @@ class TableRun:
         return self.trouble is not None and self.trouble.exit_code > 128
 
     @property
-    def found(self) -> dict[CellSettings, Path | str]:
+    def found(self) -> dict[RunSettings, Path | str]:
         """Run folders, and reasons for missing runs; argument of `specbench.papers.join.join`."""
         return {**{cell: problem.what for cell, problem in self.problems.items()}, **self.folders}
 
@@ -122,7 +123,9 @@ def _fetch_prompts(cells: Iterable[PlannedCell], warn: Warn) -> None:
             warn(str(problem))
 
 
-def _fetch(planned: Sequence[PlannedCell], metrics: Iterable[str]) -> tuple[list[PlannedCell], dict]:
+def _fetch(
+    planned: Sequence[PlannedCell], metrics: Iterable[str]
+) -> tuple[list[PlannedCell], dict[Any, SpecbenchError]]:
     """Download all files for cells and metrics before the first image; return the cells, and problems of metrics."""
     plans = {cell.settings: cell.plan for cell in planned if cell.plan is not None}
     needs: dict[object, Callable[[], Sequence[Download]]] = {
@@ -139,7 +142,9 @@ def _fetch(planned: Sequence[PlannedCell], metrics: Iterable[str]) -> tuple[list
     return [settled(cell) for cell in planned], problems
 
 
-def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda text: None) -> TableRun:
+def run_table(
+    planned: Sequence[PlannedCell], reporter: Reporter | None = None, warn: Warn = lambda text: None
+) -> TableRun:
     """Decode the missing images; cells that share model and prompts take turns. Cells that cannot run are left out."""
     done = TableRun(problems={cell.settings: cell.problem for cell in planned if cell.problem is not None})
     by_plan = {id(cell.plan): cell.settings for cell in planned if cell.plan is not None}
@@ -153,15 +158,17 @@ def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda
     left_out: dict[tuple[str, str], dict[str, None]] = {}
     for cell, problem in done.problems.items():
         if str(problem) != str(stopped):
-            left_out.setdefault((cell.model, str(problem)), {})[cell.decoder] = None
-    for (model, problem), decoders in left_out.items():
-        warn(f"{model} ({', '.join(decoders)}) not run: {problem}")
+            left_out.setdefault((cell.model, str(problem)), {})[cell.decoder[0]] = None
+    for (model, reason), decoders in left_out.items():
+        warn(f"{model} ({', '.join(decoders)}) not run: {reason}")
     if stopped:
         raise stopped
     return done
 
 
-def _run_together(plans: list[Plan], by_plan: Mapping[int, CellSettings], done: TableRun, reporter) -> list[list[Plan]]:
+def _run_together(
+    plans: list[Plan], by_plan: Mapping[int, RunSettings], done: TableRun, reporter: Reporter | None
+) -> list[list[Plan]]:
     """Run plans that share their work; if one is rejected, return the plans as separate groups."""
     from specbench.runs.runner import run_plans  # imports torch, which plans and estimates do not need
 
@@ -238,9 +245,9 @@ def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = N
     return list(by_run.values())
 
 
-def seeds_together(rows: Sequence[Mapping]) -> list[dict[str, object]]:
+def seeds_together(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
     """Merge rows that differ only in the seed, with sums of their costs, for a terminal."""
-    merged: dict[str, dict[str, object]] = {}
+    merged: dict[str, dict[str, Any]] = {}
     for row in rows:
         alike = {name: value for name, value in row.items() if name not in (*_SUMS, "run_id", "seed")}
         whole = merged.setdefault(json.dumps(alike, default=str), {**row, "seed": []})
@@ -254,10 +261,10 @@ def run_lines(planned: Sequence[PlannedCell]) -> list[str]:
     """Return the `specbench run` commands that decode the cells of a table. Cells that differ only in decoder and seed
     share a command."""
     seeds: dict[tuple[tuple[str, ...], str], dict[object, None]] = {}
-    for cell in (cell for cell in planned if cell.values):
-        given = cell.values.given
+    for values in (cell.values for cell in planned if cell.values):
+        given = values.given
         words = tuple(word for name in given if name not in _ELSEWHERE for word in _words(name, given[name]))
-        seeds.setdefault((words, ",".join(cell.values.decoder)), {})[given.get("seed")] = None
+        seeds.setdefault((words, ",".join(values.decoder)), {})[given.get("seed")] = None
     lines: dict[tuple[str, ...], list[str]] = {}
     for (words, decoder), drawn_seeds in seeds.items():
         text = ",".join(str(seed) for seed in drawn_seeds if seed is not None)
@@ -290,7 +297,7 @@ def scoring_needs(table: Table) -> list[str]:
     return lines
 
 
-def total(rows: Sequence[Mapping]) -> str:
+def total(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the total cost in one sentence; rows that share a run count once."""
     blocked = sum(row["problem"] is not None for row in rows)
     rest = f"{blocked} of {len(rows)} rows cannot run here"
@@ -310,9 +317,9 @@ def total(rows: Sequence[Mapping]) -> str:
     )
 
 
-def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:
+def _rows_of(table: Table) -> dict[RunSettings, list[Row]]:
     """Return the rows of the table that use each run."""
-    served: dict[CellSettings, list[Row]] = {}
+    served: dict[RunSettings, list[Row]] = {}
     for row in table.rows:
         for settings in table.runs_of_row(row):
             served.setdefault(settings, []).append(row)
@@ -320,11 +327,12 @@ def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:
 
 
 def _row(cell: PlannedCell, rows: Sequence[Row], shared: Costs) -> dict[str, object]:
-    about = {"rows": ", ".join(dict.fromkeys(row.label for row in rows))}
+    about: dict[str, object] = {"rows": ", ".join(dict.fromkeys(row.label for row in rows))}
     about |= {"chosen": list(dict.fromkeys(text for row in rows for text in row.chosen))}
-    named = {name: getattr(cell.settings, name) for name in ("model", "decoder", "prompts")}
+    stated = cell.settings
+    named = {"model": stated.model, "decoder": stated.decoder[0], "prompts": stated.prompts}
     try:
-        row = outlooks(cell.values, shared)[0].row if cell.values else row_of([cell.problem], **named)
+        row = outlooks(cell.values, shared)[0].row if cell.values else row_of(filter(None, [cell.problem]), **named)
     except SpecbenchError as error:  # rejected settings: only the reason is known
         row = row_of([error], **named)
     return about | row | {"on_disk": row["weights"] == ON_DISK, "problem": next(iter(row["obstacles"]), None)}

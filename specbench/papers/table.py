@@ -7,13 +7,14 @@ precedence. `specbench.papers.table_files` reads tables from `benchmarks/`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specbench.errors import SpecbenchError, read_name
 from specbench.runs.decoder_args import parse_decoders
+from specbench.runs.settings import RunSettings
 from specbench.specs.components import CHOICES
-from specbench.specs.options import Options
+from specbench.specs.options import SettingOrigin, SettingSource
 from specbench.specs.presets import PRESETS, decoder_name, options_of
 from specbench.store.run_info import read_info
 from specbench.system.plugins import is_reference
@@ -36,29 +37,12 @@ _CHOSEN = "Chosen: "
 class PrintedNumber(float):
     """A number with as many decimals as the paper prints."""
 
-    def __new__(cls, text: str):
+    decimals: int
+
+    def __new__(cls, text: str) -> PrintedNumber:
         number = super().__new__(cls, text)
         number.decimals = len(text.partition(".")[2].partition("e")[0])
         return number
-
-
-@dataclass(frozen=True)
-class CellSettings:
-    """Settings of the run of a cell. None selects the default of the model or of specbench."""
-
-    model: str
-    decoder: str
-    options: Options = field(default_factory=Options)  # options of the decoder, including its components
-    prompts: str | None = None
-    limit: int | None = None
-    samples: int | None = None
-    seed: int | None = None
-    batch: int | None = None
-    dtype: str | None = None
-    sampling: Options = field(default_factory=Options)  # fields of `specbench.specs.run_spec.Sampling`
-    # guidance_rows, prompt_form: "released" for the prompts of released code, see `specbench run --help`
-    guidance_rows: str | None = None
-    prompt_form: str | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +56,8 @@ class Column:
     precision: int  # printed decimals
     better: str  # one of `BETTER`
     scale: float  # factor from the measured to the printed unit
-    settings: Mapping[str, object]  # settings of the cells of the column
+    settings: RunSettings  # stated for the cells of the column
+    seeds: tuple[int, ...] = ()  # stated seeds
 
     @property
     def metric(self) -> str | None:
@@ -93,7 +78,7 @@ class Row:
 
     label: str
     group: str | None
-    settings: Mapping[str, object]  # settings of the cells of the row, including the file's defaults
+    settings: RunSettings  # stated for the cells of the row, including the file's defaults
     paper: Mapping[str, float]  # printed values by column name; values not given in the paper are absent
     spread: Mapping[str, float]  # printed spreads (in brackets or after a plus-minus sign) by column name
     notes: Mapping[str, str]  # remarks on printed values by column name, and on the whole row under "row"
@@ -104,6 +89,15 @@ class Row:
     own: bool = False  # whether the user added the row
     run: Path | None = None  # the run folder of an added row; None if the settings define its run
     bold: tuple[str, ...] = ()  # columns whose printed value is bold in the paper, if its text marks bold values
+    seeds: tuple[int, ...] = ()  # stated seeds
+
+    @property
+    def model(self) -> str | None:
+        return self.settings.model if "model" in self.settings.origins else None
+
+    @property
+    def decoder(self) -> str | None:
+        return self.settings.decoder[0] if "decoder" in self.settings.origins else None
 
 
 @dataclass(frozen=True)
@@ -123,20 +117,19 @@ class Table:
     maps: tuple[str, ...] = ()  # quantities that a figure shows as a map over the image; names in `MAPS`
     whole: bool = True  # whether all printed values are included; otherwise the best value is unknown
 
-    def runs_of(self, row: Row, column: Column) -> tuple[CellSettings, ...]:
+    def runs_of(self, row: Row, column: Column) -> tuple[RunSettings, ...]:
         """Return the settings of a cell's runs, one per seed; empty if the cell cannot be run or is a stored run."""
         if row.not_runnable_reason is not None or row.run is not None or not column.measurable:
             return ()
         merged = merge_settings(row.settings, column.settings)
-        merged |= {name: Options(merged[name]) for name in ("options", "sampling")}
-        seeds = merged.pop("seed", None)
-        return tuple(CellSettings(**merged, seed=seed) for seed in (seeds if isinstance(seeds, list) else [seeds]))
+        origin = {"seed": SettingOrigin(SettingSource.FILE, f"{self.name}.toml")}
+        return tuple(merged.changed({"seed": seed}, origin) for seed in column.seeds or row.seeds) or (merged,)
 
-    def runs_of_row(self, row: Row) -> list[CellSettings]:
+    def runs_of_row(self, row: Row) -> list[RunSettings]:
         """Return the distinct settings of a row's runs, in order."""
         return list(dict.fromkeys(settings for column in self.columns for settings in self.runs_of(row, column)))
 
-    def all_settings(self) -> list[CellSettings]:
+    def all_settings(self) -> list[RunSettings]:
         """Return the distinct settings of all runs, in order."""
         return list(dict.fromkeys(settings for row in self.rows for settings in self.runs_of_row(row)))
 
@@ -156,9 +149,9 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
     A row has the settings of its group's SJD, or else of the group's first decoder that drafts: prompts, sampling,
     and the options that the decoder takes. Inline options take precedence.
     """
-    drafting = [row for row in table.rows if row.not_runnable_reason is None and takes(row.settings["decoder"], {})]
+    drafting = [row for row in table.rows if row.not_runnable_reason is None and takes(row.decoder, {})]
     likes: dict[str | None, Row] = {}
-    for row in sorted(drafting, key=lambda row: row.settings["decoder"] != "sjd"):
+    for row in sorted(drafting, key=lambda row: row.decoder != "sjd"):
         likes.setdefault(row.group, row)
     if decoders and not likes:
         raise SpecbenchError(f"--decoder: {table.name} has no row of a decoder that drafts", "use specbench run")
@@ -169,10 +162,10 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
         label = ":".join([name, ",".join(f"{key}={value}" for key, value in inline.items())]).rstrip(":")
         for group, like in likes.items():
             accepted = takes(name, inline) - set(CHOICES)
-            options = {key: value for key, value in like.settings["options"].items() if key in accepted} | inline
-            settings = {**like.settings, "decoder": reference, "options": options}
+            options = {key: value for key, value in like.settings.options.items() if key in accepted} | inline
+            settings = replace(like.settings, decoder=(reference,), options=options)
             last = max(place for place, row in enumerate(rows) if row.group == group)
-            rows.insert(last + 1, Row(label, group, settings, {}, {}, {}, None, None, own=True))
+            rows.insert(last + 1, Row(label, group, settings, {}, {}, {}, None, None, own=True, seeds=like.seeds))
     return replace(table, rows=tuple(rows))
 
 
@@ -181,11 +174,13 @@ def with_runs(table: Table, runs: Sequence[Path]) -> Table:
     rows = list(table.rows)
     for folder in runs:
         spec = read_info(folder).spec
-        sampling = {name: value for name, value in vars(spec.sampling).items() if value is not None}
-        settings = {"model": spec.model, "decoder": spec.decoder.name, "options": spec.decoder.options}
-        settings |= {"prompts": spec.prompts, "seed": spec.seed, "batch": spec.batch, "sampling": sampling}
+        settings = RunSettings(
+            model=spec.model, decoder=(spec.decoder.name,), options=spec.decoder.options, prompts=spec.prompts,
+            sampling=vars(spec.sampling),
+            origins=dict.fromkeys(("model", "decoder"), SettingOrigin(SettingSource.FILE, str(folder))),
+        )  # fmt: skip
         one_group = len({row.group for row in table.rows}) == 1
-        alike = [place for place, row in enumerate(rows) if one_group or row.settings.get("prompts") == spec.prompts]
+        alike = [place for place, row in enumerate(rows) if one_group or row.settings.prompts == spec.prompts]
         group, last = (rows[alike[-1]].group, alike[-1]) if alike else ("runs", len(rows) - 1)
         rows.insert(last + 1, Row(folder.name, group, settings, {}, {}, {}, None, None, own=True, run=folder))
     return replace(table, rows=tuple(rows))
@@ -201,19 +196,17 @@ def chosen_setting(line: str) -> str:
     return line.removeprefix(_CHOSEN).partition(" = ")[0]
 
 
-def merge_settings(defaults: Mapping, stated: Mapping) -> dict[str, object]:
+def merge_settings(defaults: RunSettings, stated: RunSettings) -> RunSettings:
     """Merge stated settings over the defaults; default options apply only to decoders that accept them."""
-    merged = {**defaults, **stated}
-    accepted = takes(str(merged.get("decoder")), stated.get("options", {}))
-    options = {name: value for name, value in defaults.get("options", {}).items() if name in accepted}
-    merged["options"] = options | stated.get("options", {})
-    merged["sampling"] = {**defaults.get("sampling", {}), **stated.get("sampling", {})}
-    return merged
+    merged = defaults.changed(stated.by_name, stated.origins)
+    accepted = takes(merged.decoder[0], merged.options) | stated.options.keys()
+    return replace(merged, options={name: value for name, value in merged.options.items() if name in accepted})
 
 
-def takes(decoder: str, overrides: Mapping[str, object]) -> set[str]:
+def takes(decoder: str | None, overrides: Mapping[str, object]) -> set[str]:
     """Return options and component kinds that a decoder accepts with the given components; empty for AR."""
-    if (preset := PRESETS.get(decoder_name(decoder))) is None or preset.choices["drafter"] == "none":
+    preset = PRESETS.get(decoder_name(decoder)) if decoder else None
+    if preset is None or preset.choices["drafter"] == "none":
         return set()
-    choices = {kind: overrides.get(kind, value) for kind, value in preset.choices.items()}
+    choices = {kind: str(overrides.get(kind, value)) for kind, value in preset.choices.items()}
     return {*options_of(preset, choices), *CHOICES}

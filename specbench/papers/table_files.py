@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
@@ -31,8 +32,9 @@ from specbench.papers.table import (
     merge_settings,
     takes,
 )
+from specbench.runs.settings import RunSettings, run_settings
 from specbench.specs.components import CHOICES
-from specbench.specs.options import plain
+from specbench.specs.options import SettingOrigin, SettingSource, plain
 from specbench.specs.presets import PRESETS, decoder_name, options_of
 from specbench.specs.run_spec import SAMPLING
 from specbench.store.run_folders import runs_in
@@ -40,23 +42,23 @@ from specbench.system import console
 from specbench.system.files import data_folder, text_of
 from specbench.system.plugins import is_reference
 
-_SAMPLING = {name: setting.type for name, setting in SAMPLING.items()}
-_CASE = {"model": str, "decoder": str, "options": dict, "prompts": str, "dtype": str, "sampling": dict}
-_CASE |= dict.fromkeys(("limit", "samples", "batch"), int) | {"seed": int | list}
-_CASE |= dict.fromkeys(("guidance_rows", "prompt_form"), str)
-_COLUMN = {"key": str, "name": str, "header": str, "precision": int, "better": str, "scale": float} | _CASE
-_ROW = dict.fromkeys(("label", "group", "why", "hardware"), str)
+_OF_CELLS = {"model", "prompts", "limit", "samples", "seed", "batch", "dtype", "guidance-rows", "prompt-form"}
+_SETTINGS = {**{setting.name.replace("-", "_"): setting for setting in run_settings(_OF_CELLS)}, **SAMPLING}
+_CASE: dict[str, Any] = {"decoder": str, "options": dict, "sampling": dict}
+_CASE |= dict.fromkeys(_SETTINGS.keys() - SAMPLING.keys(), object)  # the record checks their values
+_COLUMN: dict[str, Any] = {"key": str, "name": str, "header": str, "precision": int, "better": str, "scale": float}
+_COLUMN |= _CASE
+_ROW: dict[str, Any] = dict.fromkeys(("label", "group", "why", "hardware"), str)
 _ROW |= {"paper": dict, "spread": dict, "notes": dict, "runnable": bool, "chosen": dict, "bold": list} | _CASE
-_TABLE = dict.fromkeys(("name", "paper", "source", "title", "hardware"), str)
+_TABLE: dict[str, Any] = dict.fromkeys(("name", "paper", "source", "title", "hardware"), str)
 _TABLE |= {"notes": list, "maps": list, "defaults": dict, "columns": list, "rows": list}
 _PAPER = {"title": str, "authors": str, "venue": str, "year": int, "arxiv": str, "url": str}
 _OPTIONS = {*CHOICES, *(name for preset in PRESETS.values() for name in options_of(preset))}
-_CHOOSABLE = sorted({*_OPTIONS, *_SAMPLING, *_CASE, "protocol"} - {"options", "sampling"})
+_CHOOSABLE = sorted({*_OPTIONS, *_SETTINGS, "decoder", "protocol"})
 _OPEN = "the model's own"
 _PAPERS, _CONVENTIONS = "papers.toml", "conventions"
 _NOUNS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
 _NOUNS[list] = "an array"
-_NOUNS[int | list] = "a whole number or an array of seeds"
 
 
 def table_names() -> list[str]:
@@ -65,7 +67,7 @@ def table_names() -> list[str]:
     return sorted(names, key=_natural)
 
 
-def _natural(name: str) -> tuple:
+def _natural(name: str) -> tuple[object, ...]:
     """Natural sort key: sjd-2 before sjd-10, figures after tables."""
     head, _, tail = name.rpartition("-")
     digits = "".join(filter(str.isdigit, tail))
@@ -171,6 +173,7 @@ def read_table(path: Path) -> Table:
     readings = defaults.pop("readings", {})
     defaults["options"] = shared["options"] | defaults.get("options", {})
     _check_reasons(reasons, file, "defaults", readings)
+    stated = _stated(defaults, file, "defaults")
     mistakes: list[SpecbenchError] = []
     read = _each(content["columns"], mistakes, lambda entry, i: _column(entry, protocol, file, f"columns[{i}]"))
     columns = tuple(column for column in read if column)
@@ -178,16 +181,18 @@ def read_table(path: Path) -> Table:
     if repeated := [name for name in names if names.count(name) > 1]:
         raise _wrong(file, "columns", f"two columns are called '{repeated[0]}'; give one of them another `name`")
     valid = names if len(columns) == len(read) else None  # rows may name a column with a mistake
-    rows = _each(content["rows"], mistakes, lambda entry, i: _row(entry, valid, defaults, content, file, f"rows[{i}]"))
-    _check_default_options(content.get("defaults", {}), rows, mistakes, file)
+    rows_read = _each(
+        content["rows"], mistakes, lambda entry, i: _row(entry, valid, stated, content, file, f"rows[{i}]")
+    )
+    _check_default_options(content.get("defaults", {}), rows_read, mistakes, file)
     for mistake in mistakes[:-1]:
         console.show_error(mistake)
     if mistakes:
         raise mistakes[-1]
-    shared = {**defaults, **readings, "protocol": protocol}
+    shared = {**readings, "protocol": protocol}
     rows = tuple(
         replace(row, chosen=_chosen(row, shared, reasons, entry.get("chosen", {}), readings.keys()))
-        for row, entry in zip(rows, content["rows"], strict=True)
+        for row, entry in zip(rows_read, content["rows"], strict=True)
     )
     for field, empty in (("columns", not columns), ("rows", not rows)):
         if empty:
@@ -207,9 +212,9 @@ def read_table(path: Path) -> Table:
     )  # fmt: skip
 
 
-def _each(entries: Sequence, mistakes: list[SpecbenchError], read: Callable[[object, int], object]) -> list:
+def _each(entries: Sequence[Any], mistakes: list[SpecbenchError], read: Callable[[Any, int], object]) -> list[Any]:
     """Apply `read` to each entry. An entry with a mistake gives None, and its error is added to `mistakes`."""
-    entries_read = []
+    entries_read: list[Any] = []
     for place, entry in enumerate(entries):
         try:
             entries_read.append(read(entry, place))
@@ -220,17 +225,17 @@ def _each(entries: Sequence, mistakes: list[SpecbenchError], read: Callable[[obj
 
 
 def _check_default_options(
-    defaults: Mapping, rows: Sequence[Row | None], mistakes: list[SpecbenchError], file: str
+    defaults: Mapping[str, Any], rows: Sequence[Row | None], mistakes: list[SpecbenchError], file: str
 ) -> None:
     """Reject default options that no decoder of the rows takes; only if all rows could be read."""
-    runnable = [row.settings for row in rows if row and row.not_runnable_reason is None]
-    taken = set().union(*(takes(settings["decoder"], settings["options"]) for settings in runnable))
+    runnable = [row for row in rows if row and row.not_runnable_reason is None]
+    taken = set().union(*(takes(row.decoder, row.settings.options) for row in runnable))
     for name in defaults.get("options", {}) if taken and all(rows) else ():
         if name not in taken:
             mistakes.append(_wrong(file, "defaults.options", str(unknown_name("option", name, taken))))
 
 
-def _column(entry: object, protocol: str | None, file: str, place: str) -> Column:
+def _column(entry: Any, protocol: str | None, file: str, place: str) -> Column:
     _check(entry, _COLUMN, ("key", "header"), file, place)
     key = entry["key"]
     if key not in NUMBER_KEYS and not key.startswith((SCORE, PRINTED)):
@@ -241,7 +246,7 @@ def _column(entry: object, protocol: str | None, file: str, place: str) -> Colum
     score = _score(key.removeprefix(SCORE), protocol, file, place) if key.startswith(SCORE) else None
     return Column(
         entry.get("name", key), key, entry["header"], score, entry.get("precision", 2), better, entry.get("scale", 1.0),
-        {name: entry[name] for name in _CASE if name in entry},
+        *_stated(entry, file, place),
     )  # fmt: skip
 
 
@@ -250,7 +255,8 @@ def _score(text: str, protocol: str | None, file: str, place: str) -> str:
     metric, _, part = text.partition("/")
     try:
         if is_reference(metric):
-            return ":".join(filter(None, (metric_catalog.metric(metric).name, part)))
+            referred: Any = metric_catalog.metric(metric)
+            return ":".join(filter(None, (referred.name, part)))
         variants = [name for name in find_protocol(protocol) if name.partition("[")[0] == metric] if protocol else []
         name = variants[0] if variants else metric
         metric_catalog.metric_summary(name)
@@ -260,16 +266,21 @@ def _score(text: str, protocol: str | None, file: str, place: str) -> str:
 
 
 def _row(
-    entry: object, columns: Sequence[str] | None, defaults: Mapping, content: Mapping, file: str, place: str
+    entry: Any,
+    columns: Sequence[str] | None,
+    defaults: tuple[RunSettings, tuple[int, ...]],
+    content: Mapping[str, Any],
+    file: str,
+    place: str,
 ) -> Row:
     _check(entry, _ROW, ("label",), file, place)
     runnable = entry.get("runnable", True)
     if runnable == ("why" in entry):
         raise _wrong(file, f"{place}.why", "`why` is required with `runnable = false`, and allowed only there")
-    stated = {name: entry[name] for name in _CASE if name in entry}
+    (shared, shared_seeds), (stated, seeds) = defaults, _stated(entry, file, place)
     _check_reasons(entry.get("chosen", {}), file, place)
     for needed in ("model", "decoder") if runnable else ():
-        if needed not in stated and needed not in defaults:
+        if needed not in stated.origins and needed not in shared.origins:
             raise _wrong(file, f"{place}.{needed}", "missing here and in [defaults]")
     for field, kind, valid in (
         ("paper", float, columns),
@@ -284,24 +295,44 @@ def _row(
     for name in entry.get("bold", ()):
         if name not in entry.get("paper", {}):
             raise _wrong(file, f"{place}.bold", str(unknown_name("printed column", name, entry.get("paper", {}))))
-    settings = _settings(defaults, stated, runnable, file, place)
+    settings = _settings(shared, stated, runnable, file, place)
     return Row(
         entry["label"], entry.get("group"), settings, entry.get("paper", {}),
         entry.get("spread", {}), entry.get("notes", {}), entry.get("why"),
         entry.get("hardware", content.get("hardware")), bold=tuple(entry.get("bold", ())),
+        seeds=seeds or shared_seeds,
     )  # fmt: skip
 
 
-def _settings(defaults: Mapping, stated: Mapping, runnable: bool, file: str, place: str) -> Mapping[str, object]:
+def _stated(entry: Mapping[str, Any], file: str, place: str) -> tuple[RunSettings, tuple[int, ...]]:
+    """Read the settings that an entry states into a record; also return its seeds, which may be several."""
+    values: dict[str, object] = {"decoder": (entry["decoder"],)} if "decoder" in entry else {}
+    seeds: tuple[int, ...] = ()
+    for name, value in {**entry, **entry.get("sampling", {})}.items():
+        if name not in _SETTINGS:
+            continue
+        setting = _SETTINGS[name]
+        try:
+            if name == "seed":
+                seeds = tuple(map(setting.parse, value if isinstance(value, list) else [value]))
+            else:
+                values[setting.name] = setting.parse(value)
+        except SpecbenchError as error:
+            raise _wrong(file, f"{place}.{'sampling.' * (name in SAMPLING)}{name}", str(error)) from None
+    values |= entry.get("options", {})
+    return RunSettings().changed(values, dict.fromkeys(values, SettingOrigin(SettingSource.FILE, file))), seeds
+
+
+def _settings(defaults: RunSettings, stated: RunSettings, runnable: bool, file: str, place: str) -> RunSettings:
     """Merge the settings of a row over the defaults; reject an unknown decoder, and options that it lacks."""
     try:
         settings = merge_settings(defaults, stated)
-        if runnable and decoder_name(settings["decoder"]) not in PRESETS:
-            raise unknown_name("decoder", settings["decoder"], PRESETS)
+        if runnable and decoder_name(settings.decoder[0]) not in PRESETS:
+            raise unknown_name("decoder", settings.decoder[0], PRESETS)
     except SpecbenchError as error:
         raise _wrong(file, f"{place}.decoder", str(error)) from None
-    valid = takes(str(settings.get("decoder")), settings["options"])
-    for name in stated.get("options", {}) if runnable else ():
+    valid = takes(settings.decoder[0], settings.options)
+    for name in stated.options if runnable else ():
         if name not in valid:
             raise _wrong(file, f"{place}.options", str(unknown_name("option", name, valid)))
     return settings
@@ -319,16 +350,16 @@ def _check_reasons(
 
 
 def _chosen(
-    row: Row, shared: Mapping, reasons: Mapping[str, str], stated: Mapping[str, str], readings: Set[str]
+    row: Row, shared: Mapping[str, object], reasons: Mapping[str, str], stated: Mapping[str, str], readings: Set[str]
 ) -> tuple[str, ...]:
     """Return the choices of a row. The reason of a default counts if its option is set, or if the decoder takes it."""
     if row.not_runnable_reason is not None:
         return ()
-    settings, options = row.settings, row.settings["options"]
-    taken = takes(settings["decoder"], options)
-    fields = {**shared, **settings, **settings["sampling"], **options}
-    several = {name: ", ".join(map(plain, value)) for name, value in fields.items() if isinstance(value, list)}
-    values = {name: _OPEN if value is None else plain(value) for name, value in fields.items()} | several
+    options = row.settings.options
+    taken, stated_values = takes(row.decoder, options), row.settings.by_name
+    fields = {**shared, **{name: stated_values.get(setting.name) for name, setting in _SETTINGS.items()}, **options}
+    values = {name: _OPEN if value is None else plain(value) for name, value in fields.items()}
+    values |= {"decoder": str(row.decoder), "seed": ", ".join(map(plain, row.seeds)) or _OPEN}
     return tuple(
         choice(name, values.get(name, _OPEN), reason)
         for name, reason in {**reasons, **stated}.items()
@@ -350,7 +381,7 @@ def _check_axes(axes: object, columns: Sequence[str], file: str) -> None:
             )
 
 
-def _read_toml(path: Path) -> dict:
+def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text_of(path.read_bytes()), parse_float=PrintedNumber)
     except OSError as error:
@@ -373,11 +404,11 @@ def _check(entry: object, fields: Mapping[str, type], needed: Sequence[str], fil
         if name not in entry:
             raise _wrong(file, dotted + name, "missing")
     if "sampling" in entry:
-        _check(entry["sampling"], _SAMPLING, (), file, f"{dotted}sampling")
+        _check(entry["sampling"], dict.fromkeys(SAMPLING, object), (), file, f"{dotted}sampling")
 
 
 def _is(value: object, kind: type) -> bool:
-    if isinstance(value, bool) or kind is bool:
+    if kind is not object and (isinstance(value, bool) or kind is bool):
         return isinstance(value, bool) and kind is bool
     return isinstance(value, int | float if kind is float else kind)
 

@@ -131,9 +131,8 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
         raise unknown_name("prompt set", name, prompt_set_names())
     if of := next((entry for entry in public.public_sets().values() if path.name in entry.files), None):
         get = f"specbench fetch {of.name} --from {path if len(of.files) == 1 else path.parent}"
-        console.say(
-            f"{path.name} is a file of {of.name}: --prompts {of.name} has its categories and facts, after {get}"
-        )
+        better = f"--prompts {of.name} has its categories and facts, after {get}"
+        console.say(f"{path.name} is a file of {of.name}: {better}")
     read = build_prompt_set(name, read_file(path, column))
     if repeated := len(read.prompts) - len({prompt.text for prompt in read.prompts}):
         advice = "intervals count each id as a separate prompt; for several images of a caption: --samples N"

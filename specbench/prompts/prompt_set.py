@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any
 
 from specbench.errors import SpecbenchError, listed, unknown_name
 
@@ -25,7 +26,7 @@ class Prompt:
     id: str
     text: str
     category: str | None = None
-    meta: dict = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,25 +53,28 @@ class Drawing:
 
     def of(self, prompts: PromptSet) -> list[Prompt]:
         """Return the selected prompts."""
-        self._check_categories(prompts)
-        chosen = select(prompts, None, self.ids) if self.ids else prompts.prompts
-        if self.categories:
-            chosen = [prompt for prompt in chosen if prompt.category in self.categories]
-        chosen = _first_of_each(chosen[self.offset :], self.per_category)
-        chosen = list(_sampled(chosen, self.sample)[: self.limit])
-        if not chosen:
-            raise SpecbenchError(f"no prompt of '{prompts.name}' is left", "use a smaller --offset or other categories")
-        return chosen
-
-    def _check_categories(self, prompts: PromptSet) -> None:
-        if self.per_category is None and not self.categories:
-            return
         categories = {prompt.category for prompt in prompts.prompts if prompt.category}
         if self.per_category is not None and not categories:
             raise SpecbenchError(f"--per-category: prompts '{prompts.name}' have no categories", "use --limit")
-        for name in self.categories:
-            if name not in categories:
-                raise unknown_name(f"category of '{prompts.name}':", name, categories)
+        if unknown := [name for name in self.categories if name not in categories]:
+            raise unknown_name(f"category of '{prompts.name}':", unknown[0], categories)
+        chosen = select(prompts, None, self.ids)
+        if self.categories:
+            chosen = [prompt for prompt in chosen if prompt.category in self.categories]
+        chosen = chosen[self.offset :]
+        if self.per_category is not None:
+            firsts: defaultdict[str | None, list[Prompt]] = defaultdict(list)
+            for prompt in chosen:
+                firsts[prompt.category].append(prompt)
+            first = {prompt.id for mine in firsts.values() for prompt in mine[: self.per_category]}
+            chosen = [prompt for prompt in chosen if prompt.id in first]
+        if self.sample is not None:
+            drawn = {prompt.id for prompt in sorted(chosen, key=_draw)[: self.sample]}
+            chosen = [prompt for prompt in chosen if prompt.id in drawn]
+        chosen = chosen[: self.limit]
+        if not chosen:
+            raise SpecbenchError(f"no prompt of '{prompts.name}' is left", "use a smaller --offset or other categories")
+        return chosen
 
     def text(self, prompts: PromptSet) -> str | None:
         """Describe the selection in words, unless it is the whole set."""
@@ -93,7 +97,7 @@ class Request:
     prompt_id: str
     sample: int = 0
     category: str | None = field(default=None, compare=False)
-    meta: dict = field(default_factory=dict, compare=False)
+    meta: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, prompt: Prompt, sample: int = 0) -> Request:
@@ -161,33 +165,13 @@ def _check(name: str, prompt: Prompt) -> None:
     if not prompt.text.strip():
         raise SpecbenchError(f"prompts '{name}': prompt '{shown}' has no text")
     if len(prompt.text) > _MAX_PROMPT_CHARS:
-        raise SpecbenchError(
-            f"prompts '{name}': prompt '{shown}' has {len(prompt.text):,} characters, more than {_MAX_PROMPT_CHARS:,}",
-            "write one prompt per line",
-        )
+        what = f"prompt '{shown}' has {len(prompt.text):,} characters, more than {_MAX_PROMPT_CHARS:,}"
+        raise SpecbenchError(f"prompts '{name}': {what}", "write one prompt per line")
     if not prompt.id or len(prompt.id) > _MAX_ID_CHARS or not prompt.id.isprintable():
-        raise SpecbenchError(
-            f"prompts '{name}': {shown!r} cannot be an id", f"use 1 to {_MAX_ID_CHARS} printable characters"
-        )
+        advice = f"use 1 to {_MAX_ID_CHARS} printable characters"
+        raise SpecbenchError(f"prompts '{name}': {shown!r} cannot be an id", advice)
 
 
-def _first_of_each(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
-    if count is None:
-        return prompts
-    taken: defaultdict[str | None, int] = defaultdict(int)
-    chosen = []
-    for prompt in prompts:
-        taken[prompt.category] += 1
-        if taken[prompt.category] <= count:
-            chosen.append(prompt)
-    return chosen
-
-
-def _sampled(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
-    def place(prompt: Prompt) -> bytes:
-        return hashlib.sha256(f"{_DRAWING_SEED}\n{prompt.id}".encode()).digest()
-
-    if count is None:
-        return prompts
-    kept = {prompt.id for prompt in sorted(prompts, key=place)[:count]}
-    return [prompt for prompt in prompts if prompt.id in kept]
+def _draw(prompt: Prompt) -> bytes:
+    """Random number of a prompt, which depends on its id only."""
+    return hashlib.sha256(f"{_DRAWING_SEED}\n{prompt.id}".encode()).digest()

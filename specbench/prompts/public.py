@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
@@ -67,8 +68,8 @@ class PublicSet:
         """Bytes to download, if the publisher states sizes."""
         if self.archive and not os.environ.get(MIRROR):
             return self.archive.size
-        sizes = [remote.size for remote in self.files.values()]
-        return None if None in sizes else sum(sizes)
+        sizes = [remote.size for remote in self.files.values() if remote.size is not None]
+        return sum(sizes) if len(sizes) == len(self.files) else None
 
 
 @cache
@@ -78,8 +79,8 @@ def public_sets() -> dict[str, PublicSet]:
     return {name: _entry(name, entry) for name, entry in manifest.items()}
 
 
-def _entry(name: str, entry: dict) -> PublicSet:
-    def remote(part: dict | str, file: str = "") -> Remote:
+def _entry(name: str, entry: dict[str, Any]) -> PublicSet:
+    def remote(part: dict[str, Any] | str, file: str = "") -> Remote:
         if isinstance(part, str):
             part = {"url": f"{entry['base']}/{quote(file)}", "digest": part}
         by_hand = f"or: specbench fetch {name} --from COPY"
@@ -102,7 +103,7 @@ def public_names() -> list[str]:
 
 
 def find(name: str) -> tuple[PublicSet, str | None]:
-    """Find the set of a name of `names()`, and the category if the name ends with it."""
+    """Find the set of a name of `public_names()`, and the category if the name ends with it."""
     base, _, category = name.partition("/")
     return public_sets()[base], category or None
 
@@ -111,11 +112,9 @@ def read(name: str) -> list[Prompt]:
     """Read the prompts of a public set or of a category of it."""
     entry, category = find(name)
     if entry.missing:
-        raise SpecbenchError(
-            f"the prompts of '{entry.name}' are not on this disk", f"specbench fetch {entry.name}", MISSING_PREREQUISITE
-        )
-    prompts = read_set(entry)
-    return [prompt for prompt in prompts if category in (None, prompt.category)]
+        what = f"the prompts of '{entry.name}' are not on this disk"
+        raise SpecbenchError(what, f"specbench fetch {entry.name}", MISSING_PREREQUISITE)
+    return [prompt for prompt in read_set(entry) if category in (None, prompt.category)]
 
 
 def read_set(entry: PublicSet) -> list[Prompt]:
@@ -139,12 +138,10 @@ def missing_set(name: str, images: bool = False) -> list[Download]:
         published = _images_of(entry)
         if _count(entry.folder / "images") == published.count:
             return []
-        what, files, get = f"{published.count} images of {entry.name}", ("images",), partial(fetch_images, entry)
-        size, licence = published.archive.size, published.licence
-    else:
-        what, files, get = f"prompts of {entry.name}", tuple(entry.missing), partial(fetch_set, entry)
-        size, licence = entry.download_size, entry.licence
-    return [Download(what, files, size, licence, entry.folder, get)] if files else []
+        what, get = f"{published.count} images of {entry.name}", partial(fetch_images, entry)
+        return [Download(what, ("images",), published.archive.size, published.licence, entry.folder, get)]
+    what, files, get = f"prompts of {entry.name}", tuple(entry.missing), partial(fetch_set, entry)
+    return [Download(what, files, entry.download_size, entry.licence, entry.folder, get)] if files else []
 
 
 def fetch_set(entry: PublicSet, progress: Progress | None = None, forbidden: bool = False) -> Path:
@@ -191,9 +188,8 @@ def adopt_set(entry: PublicSet, source: Path) -> Path:
 def _images_of(public_set: PublicSet) -> PublishedImages:
     if public_set.images is None:
         having = ", ".join(name for name, entry in public_sets().items() if entry.images)
-        raise SpecbenchError(
-            f"prompts '{public_set.name}' have no reference images", f"sets with reference images: {having}"
-        )
+        what = f"prompts '{public_set.name}' have no reference images"
+        raise SpecbenchError(what, f"sets with reference images: {having}")
     return public_set.images
 
 
@@ -201,19 +197,18 @@ def fetch_images(
     entry: PublicSet, progress: Progress | None = None, forbidden: bool = False, source: Path | None = None
 ) -> Path:
     """Download the reference images of a set, or import them from `source`."""
-    folder, published = entry.folder / "images", _images_of(entry)
+    folder, published, archive = entry.folder / "images", _images_of(entry), source
     if _count(folder) == published.count:
         return folder
-    if source is not None:
-        _require_right(published.archive, source)
-        _unpack_images(source, folder)
-    else:
+    if archive is None:
         remote = _mirrored(entry, published.archive, published.archive.url.rpartition("/")[2])
         archive = fetch_file(remote, entry.folder / "images.zip", progress, forbidden)
-        _unpack_images(archive, folder)
+    else:
+        _require_right(published.archive, archive)
+    _unpack_images(archive, folder)
     if _count(folder) != published.count:
-        raise SpecbenchError(f"{folder} contains {_count(folder)} images instead of {published.count}",
-                             "delete it and fetch again")  # fmt: skip
+        what = f"{folder} contains {_count(folder)} images instead of {published.count}"
+        raise SpecbenchError(what, "delete it and fetch again")
     if source is None:
         archive.unlink()
     return folder

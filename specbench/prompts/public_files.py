@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from specbench.prompts.prompt_set import Prompt, text_id
 
@@ -28,7 +29,7 @@ def read_coco(folder: Path) -> list[Prompt]:
     with the longest caption (the first of equally long captions) and its white space as published. The id is the image
     file name without suffix."""
     (file,) = folder.glob("captions_*.json")
-    return longest_captions(json.loads(file.read_text(encoding="utf-8")))
+    return longest_captions(_json(file))
 
 
 def read_coco_train(folder: Path) -> list[Prompt]:
@@ -36,10 +37,10 @@ def read_coco_train(folder: Path) -> list[Prompt]:
     return [replace(prompt, meta={"annotation": prompt.meta["annotation"]}) for prompt in read_coco(folder)]
 
 
-def longest_captions(content: Mapping) -> list[Prompt]:
+def longest_captions(content: Mapping[str, Any]) -> list[Prompt]:
     """The longest caption of each image of a COCO file of captions, see `read_coco`."""
     names = {image["id"]: image["file_name"] for image in content.get("images", ()) if "file_name" in image}
-    longest: dict[int, dict] = {}
+    longest: dict[int, dict[str, Any]] = {}
     for annotation in content["annotations"]:
         best = longest.get(annotation["image_id"])
         if best is None or len(annotation["caption"]) > len(best["caption"]):
@@ -53,17 +54,11 @@ def longest_captions(content: Mapping) -> list[Prompt]:
 
 def read_parti(folder: Path) -> list[Prompt]:
     """Read PartiPrompts in file order, as published, quotes included; challenge and note become metadata."""
-    with (folder / "PartiPrompts.tsv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    return [
-        Prompt(
-            text_id(row["Prompt"]),
-            row["Prompt"],
-            row["Category"],
-            {"challenge": row["Challenge"]} | ({"note": row["Note"]} if row["Note"] else {}),
-        )
-        for row in rows
-    ]
+    prompts = []
+    for row in _table(folder / "PartiPrompts.tsv", delimiter="\t", quoting=csv.QUOTE_NONE):
+        meta = {"challenge": row["Challenge"]} | ({"note": row["Note"]} if row["Note"] else {})
+        prompts.append(Prompt(text_id(row["Prompt"]), row["Prompt"], row["Category"], meta))
+    return prompts
 
 
 def read_geneval(folder: Path) -> list[Prompt]:
@@ -76,12 +71,12 @@ def read_geneval(folder: Path) -> list[Prompt]:
     ]
 
 
-def official_row(category: str, text: str, meta: dict) -> dict:
+def official_row(category: str, text: str, meta: dict[str, Any]) -> dict[str, Any]:
     """Rebuild a GenEval prompt's line of the official metadata. The evaluator reads it from the images' folder."""
     return {"tag": category, **_clauses(meta), "prompt": text}
 
 
-def _clauses(row: dict) -> dict:
+def _clauses(row: dict[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in ("include", "exclude") if name in row}
 
 
@@ -89,35 +84,26 @@ def read_t2i_compbench(folder: Path) -> list[Prompt]:
     """Read the prompts of T2I-CompBench++: 300 validation prompts per category, in the order of `COMPBENCH_CATEGORIES`.
     `meta` has `line`, the prompt's number in its file, for complex prompts `kind`, which selects the parts of their
     score, and for numeracy prompts `counts`, the requested number of each object."""
-    return [prompt for category in COMPBENCH_CATEGORIES for prompt in _compbench_prompts(folder, category)]
-
-
-def _compbench_prompts(folder: Path, category: str) -> list[Prompt]:
-    kinds, names = {}, {}
-    if category == "complex":
-        kinds = {text: kind for kind in _COMPLEX_KINDS for text in _lines(folder / f"complex_val_{kind}.txt")}
-    if category == "numeracy":
-        pairs = [line.split(" - ") for line in _lines(folder / "new_objects.txt")]
-        names = {word: singular for singular, plural in pairs for word in (singular, plural)}
-    return [
-        Prompt(
-            f"{category}-{text_id(text)}",
-            text,
-            category,
-            {"line": line}
-            | ({"kind": kinds[text]} if text in kinds else {})
-            | ({"counts": counts(text, names)} if names else {}),
-        )
-        for line, text in enumerate(_lines(folder / f"{category}_val.txt"))
-    ]
+    kinds = {text: kind for kind in _COMPLEX_KINDS for text in _lines(folder / f"complex_val_{kind}.txt")}
+    pairs = [line.split(" - ") for line in _lines(folder / "new_objects.txt")]
+    names = {word: singular for singular, plural in pairs for word in (singular, plural)}
+    prompts = []
+    for category in COMPBENCH_CATEGORIES:
+        for line, text in enumerate(_lines(folder / f"{category}_val.txt")):
+            meta: dict[str, Any] = {"line": line}
+            if category == "complex" and text in kinds:
+                meta["kind"] = kinds[text]
+            if category == "numeracy":
+                meta["counts"] = counts(text, names)
+            prompts.append(Prompt(f"{category}-{text_id(text)}", text, category, meta))
+    return prompts
 
 
 def read_dpg_bench(folder: Path) -> list[Prompt]:
     """Read the prompts of DPG-Bench, one for each item of the published table. The id is the name of the image file.
     `meta` has `line`, the item's position in the table, and `questions`: for each its id, the ids it depends on (0:
     none), a tuple that begins with its category, and its text."""
-    with (folder / "dpg_bench.csv").open(encoding="utf-8-sig", newline="") as file:
-        return dpg_prompts(csv.DictReader(file))
+    return dpg_prompts(_table(folder / "dpg_bench.csv"))
 
 
 DPG_COLUMNS = {"item_id", "text", "proposition_id", "dependency", "tuple", "question_natural_language"}
@@ -126,56 +112,40 @@ DPG_COLUMNS = {"item_id", "text", "proposition_id", "dependency", "tuple", "ques
 
 def dpg_prompts(rows: Iterable[Mapping[str, str]]) -> list[Prompt]:
     """The prompts of the rows of DPG-Bench's table, see `read_dpg_bench`."""
-    items: dict[str, list[dict]] = {}
+    items: dict[str, Prompt] = {}
     for row in rows:
-        items.setdefault(row["item_id"], []).append(row)
-    return [
-        Prompt(name, mine[0]["text"].strip(), None, {"line": line, "questions": [_question(row) for row in mine]})
-        for line, (name, mine) in enumerate(items.items())
-    ]
-
-
-def _question(row: Mapping[str, str]) -> dict[str, object]:
-    parents = [int(parent) for parent in row["dependency"].split(",")]
-    about, asked = row["tuple"], row["question_natural_language"]
-    return {"id": int(row["proposition_id"]), "parents": parents, "tuple": about, "question": asked}
+        name, parents = row["item_id"], [int(parent) for parent in row["dependency"].split(",")]
+        new = Prompt(name, (row["text"] or "").strip(), None, {"line": len(items), "questions": []})
+        about, asked = row["tuple"], row["question_natural_language"]
+        question = {"id": int(row["proposition_id"]), "parents": parents, "tuple": about, "question": asked}
+        items.setdefault(name, new).meta["questions"].append(question)
+    return [*items.values()]
 
 
 def read_geneval2(folder: Path) -> list[Prompt]:
     """Read the prompts of GenEval 2 in file order, by their number of atoms. `meta` has `vqa_list` (questions with
     their answers), `skills` (the skill that each question tests), and `line`."""
-    return [
-        Prompt(
-            f"{number:03d}",
-            row["prompt"],
-            f"{row['atom_count']} atoms",
-            {"line": number, "vqa_list": row["vqa_list"], "skills": row["skills"]},
-        )
-        for number, row in enumerate(_json_lines(folder / "geneval2_data.jsonl"))
-    ]
+    prompts = []
+    for number, row in enumerate(_json_lines(folder / "geneval2_data.jsonl")):
+        meta = {"line": number, "vqa_list": row["vqa_list"], "skills": row["skills"]}
+        prompts.append(Prompt(f"{number:03d}", row["prompt"], f"{row['atom_count']} atoms", meta))
+    return prompts
 
 
 def read_oneig(folder: Path) -> list[Prompt]:
     """Read the English prompts of OneIG-Bench in file order; ids are the names of its images, by category. `meta` has
     the non-empty columns among `type`, `prompt_length` and `class`."""
-    with (folder / "OneIG-Bench.csv").open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
-    about = ("type", "prompt_length", "class")
-    return [
-        Prompt(
-            f"{row['category']}-{row['id']}",
-            row["prompt_en"],
-            row["category"],
-            {name: row[name] for name in about if row[name] and row[name] != "None"},
-        )
-        for row in rows
-    ]
+    prompts = []
+    for row in _table(folder / "OneIG-Bench.csv"):
+        meta = {name: row[name] for name in ("type", "prompt_length", "class") if row[name] not in (None, "", "None")}
+        prompts.append(Prompt(f"{row['category']}-{row['id']}", row["prompt_en"], row["category"], meta))
+    return prompts
 
 
 def read_wise(folder: Path) -> list[Prompt]:
     """Read the prompts of a release of WISE by their numbers, which are names of its images; categories are the fields
     of its scores. `meta` has `line` (the number), `wise` (the release), `subcategory` and `explanation`."""
-    rows = [row for file in folder.glob("*.json") for row in json.loads(file.read_text(encoding="utf-8"))]
+    rows = [row for file in folder.glob("*.json") for row in _json(file)]
     release = "verified" if [*folder.glob("*_verified.json")] else "legacy"
     prompts = []
     for row in sorted(rows, key=lambda row: row["prompt_id"]):
@@ -188,33 +158,28 @@ def read_wise(folder: Path) -> list[Prompt]:
 
 def read_longtext_bench(folder: Path) -> list[Prompt]:
     """Read the English prompts of LongText-Bench in file order; `meta` has the texts to show, and their kind."""
-    rows = _json_lines(folder / "text_prompts.jsonl")
-    about = ("text", "length")
     return [
-        Prompt(f"{row['prompt_id']:03d}", row["prompt"], row["category"], {name: row[name] for name in about})
-        for row in rows
+        Prompt(
+            f"{row['prompt_id']:03d}", row["prompt"], row["category"], {"text": row["text"], "length": row["length"]}
+        )
+        for row in _json_lines(folder / "text_prompts.jsonl")
     ]
 
 
 def read_coco_30k(folder: Path) -> list[Prompt]:
     """Read the 30,000 captions of COCO-30K in file order; ids are ids of COCO's images, which are not included."""
-    with (folder / "coco_30k.csv").open(encoding="utf-8", newline="") as file:
-        return [Prompt(row["image_id"], row["prompt"].strip()) for row in csv.DictReader(file)]
+    return [Prompt(row["image_id"], row["prompt"].strip()) for row in _table(folder / "coco_30k.csv")]
 
 
 def read_tiif(folder: Path) -> list[Prompt]:
     """Read the prompts of TIIF-Bench, a short and a long prompt per instruction; `meta` has the length, and `line`, the
     number among prompts of the same type."""
     return [
-        Prompt(
-            f"{row['type']}-{line:02d}-{length}",
-            row[f"{length}_description"],
-            row["type"],
-            {"line": line, "length": length},
-        )
+        Prompt(f"{row['type']}-{line:02d}-{length}", row[f"{length}_description"], row["type"], about)
         for file in sorted(folder.glob("*_prompts.jsonl"))
         for line, row in enumerate(_json_lines(file))
         for length in ("short", "long")
+        for about in [{"line": line, "length": length}]
     ]
 
 
@@ -225,7 +190,7 @@ def read_cvtg_2k(folder: Path) -> list[Prompt]:
         Prompt(f"{kind}-{row['index']:03d}", row["prompt"], kind, {"line": row["index"]})
         for file in sorted(folder.glob("CVTG*/[2-5].json"))
         for kind in [f"{file.parent.name}-{file.stem}"]
-        for row in json.loads(file.read_text(encoding="utf-8"))["data_list"]
+        for row in _json(file)["data_list"]
     ]
 
 
@@ -238,7 +203,16 @@ def counts(text: str, names: Mapping[str, str]) -> dict[str, int]:
     return numbers
 
 
-def _json_lines(path: Path) -> list[dict]:
+def _table(path: Path, **form: Any) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        return list(csv.DictReader(file, **form))
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in _lines(path)]
 
 

@@ -22,7 +22,7 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from specbench.errors import SpecbenchError
 from specbench.names import fitting
@@ -39,6 +39,7 @@ MAX_LINE_BYTES = 1_000_000
 MAX_PROMPTS = 1_000_000
 MAX_FILE_BYTES = 2**28
 _FORMATS = "formats: .txt (one prompt per line), .json, .jsonl, .csv, .tsv, .parquet"
+_QUOTING: dict[bool, Literal[0, 3]] = {True: csv.QUOTE_MINIMAL, False: csv.QUOTE_NONE}
 csv.field_size_limit(MAX_FILE_BYTES)  # Python's default is too short
 _STATED = re.compile(r'"?sep=([^\w\s"]|\t)"?\1*\s*', re.IGNORECASE)
 _LINE = re.compile(rb"[^\r\n]+(?:\r\n|[\r\n])?|\r\n|[\r\n]")
@@ -173,15 +174,15 @@ def _read_run(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     names = ["prompt_id", "sample", "status", "category", "meta", "tokens", "facts"]
     with blaming(folder / "samples", "holds no images of a run: {}"):
         rows = pq.read_table(folder / "samples", columns=names).to_pylist()
-        if not any("stage2_nfe" in parse_json(row["facts"] or "{}") for row in rows):
-            raise SpecbenchError(
-                f"'{folder}' is not a run of a model with a second stage", "give a run of tar-1.5b or tar-7b"
-            )
+        facts: list[Any] = [parse_json(row["facts"] or "{}") for row in rows]
+        if not any("stage2_nfe" in of_image for of_image in facts):
+            what = f"'{folder}' is not a run of a model with a second stage"
+            raise SpecbenchError(what, "give a run of tar-1.5b or tar-7b")
         latest = {second_stage_id(row["prompt_id"], row["sample"]): row for row in rows if row["status"] == "ok"}
         for name, row in latest.items():
             text = "".join(f"<I{token}>" for token in row["tokens"])
-            meta = parse_json(row["meta"] or "{}") | {"codes": len(row["tokens"])}
-            yield f"image {name}", Prompt(name, text, row["category"], meta)
+            meta: Any = parse_json(row["meta"] or "{}")
+            yield f"image {name}", Prompt(name, text, row["category"], meta | {"codes": len(row["tokens"])})
 
 
 def _read_text(source: TableFile) -> Iterator[tuple[str, Prompt]]:
@@ -207,7 +208,7 @@ def _read_jsonl(source: TableFile) -> Iterator[tuple[str, Prompt]]:
 def _read_json(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     path = source.path
     try:
-        rows = parse_json(_content(path).decode("utf-8-sig"))
+        rows: Any = parse_json(_content(path).decode("utf-8-sig"))
     except ValueError as error:
         raise SpecbenchError(f"prompt file '{path}' is not JSON ({error})") from None
     captions, of_coco = rows.get("annotations") if isinstance(rows, dict) else None, {"image_id", "id", "caption"}
@@ -225,7 +226,7 @@ def _read_json(source: TableFile) -> Iterator[tuple[str, Prompt]]:
         yield where, prompt_of(source, where, {"text": row} if isinstance(row, str) else row)
 
 
-def _listed(content: dict, source: TableFile) -> object:
+def _listed(content: dict[str, Any], source: TableFile) -> object:
     """Rows of an object that holds a single list, or a row or text for each id."""
     lists = [name for name, value in content.items() if isinstance(value, list)]
     if len(lists) == 1:
@@ -242,15 +243,13 @@ def _listed(content: dict, source: TableFile) -> object:
 def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     """In CSV files quotes enclose fields. In TSV files quotes around a part of a field are text."""
     delimiter, above = _delimiter(source)
-    if delimiter != "\t":
-        yield from _rows(source, delimiter, csv.QUOTE_MINIMAL, above)
-        return
     try:
-        yield from list(_rows(source, "\t", csv.QUOTE_MINIMAL, above))
+        rows = _rows(source, delimiter, True, above)
+        yield from list(rows) if delimiter == "\t" else rows
     except SpecbenchError as error:
-        if not isinstance(error.__cause__, csv.Error):
+        if delimiter != "\t" or not isinstance(error.__cause__, csv.Error):
             raise
-        yield from _rows(source, "\t", csv.QUOTE_NONE, above)
+        yield from _rows(source, delimiter, False, above)
 
 
 def _delimiter(source: TableFile) -> tuple[str, int]:
@@ -269,14 +268,13 @@ def _delimiter(source: TableFile) -> tuple[str, int]:
     return next(filter(separates, (usual, ";", "\t", ",")), usual), first - 1
 
 
-def _rows(source: TableFile, delimiter: str, quoting: int, above: int) -> Iterator[tuple[str, Prompt]]:
-    path = source.path
+def _rows(source: TableFile, delimiter: str, quotes: bool, above: int) -> Iterator[tuple[str, Prompt]]:
+    path, quoting = source.path, _QUOTING[quotes]
     lines = (line for number, line in _lines(path) if number > above)
     rows = csv.DictReader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     try:
-        rows.fieldnames = [
-            name if (ours := name.strip().lower()) not in OUR_COLUMNS else ours for name in rows.fieldnames or ()
-        ]
+        named = [(name, name.strip().lower()) for name in rows.fieldnames or ()]
+        rows.fieldnames = [ours if ours in OUR_COLUMNS else name for name, ours in named]
         _check_columns(path, rows.fieldnames)
         if {*rows.fieldnames} >= DPG_COLUMNS:
             source.notes["one row per question, as in dpg-bench"] = None
@@ -294,12 +292,8 @@ def _read_parquet(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     import pyarrow  # only for parquet files
     import pyarrow.parquet
 
-    path = source.path
-
-    with (
-        blaming(path, "is not a parquet file: {}"),
-        pyarrow.parquet.ParquetFile(pyarrow.OSFile(os.fsencode(path))) as file,
-    ):
+    path, damaged = source.path, "is not a parquet file: {}"
+    with blaming(path, damaged), pyarrow.parquet.ParquetFile(pyarrow.OSFile(os.fsencode(path))) as file:
         if file.metadata.num_rows > MAX_PROMPTS:
             raise _refused(path, f"more than {MAX_PROMPTS:,} prompts", "split it")
         _check_columns(path, file.schema_arrow.names)
@@ -309,8 +303,8 @@ def _read_parquet(source: TableFile) -> Iterator[tuple[str, Prompt]]:
         if binary:
             source.notes[f"binary columns are not read: {', '.join(binary):.200}"] = None
         names = [name for name in file.schema_arrow.names if name not in binary]
-        batches = file.iter_batches(_BATCH, columns=names, use_threads=False)
-        rows: Iterable[dict] = (row for batch in batches for row in batch.to_pylist())
+        batches = file.iter_batches(1024, columns=names, use_threads=False)
+        rows = (row for batch in batches for row in batch.to_pylist())
         for number, row in enumerate(rows, 1):
             yield f"row {number}", prompt_of(source, f"row {number}", row)
 
@@ -330,17 +324,10 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
         raise SpecbenchError(f"prompt file '{path}' has two columns '{repeated}'", "remove or rename one")
 
 
-_BATCH = 1024
 _READERS = {
-    ".json": _read_json,
-    ".jsonl": _read_jsonl,
-    ".ndjson": _read_jsonl,
-    ".csv": _read_csv,
-    ".tsv": _read_csv,
-    ".parquet": _read_parquet,
-}
-
-
+    ".json": _read_json, ".jsonl": _read_jsonl, ".ndjson": _read_jsonl,
+    ".csv": _read_csv, ".tsv": _read_csv, ".parquet": _read_parquet,
+}  # fmt: skip
 TEXT_KEYS = ("text", "prompt", "caption")
 ID_KEYS = ("id", "prompt_id")
 OUR_COLUMNS = (*TEXT_KEYS, *ID_KEYS, "category", "meta")
@@ -389,7 +376,7 @@ def singular(name: str, taken: Iterable[str]) -> str:
     return ours_by_case if ours_by_case in OUR_COLUMNS and ours_by_case not in taken else name
 
 
-def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
+def prompt_of(source: TableFile, where: str, row: dict[str, Any]) -> Prompt:
     path, columns = source.path, _columns(tuple(row), source.column)
     text = _text(source, row, columns)
     if not isinstance(text, str) or not text.strip():
@@ -413,7 +400,7 @@ def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
     return Prompt(name, text, category or None, meta)
 
 
-def _text(source: TableFile, row: dict, columns: _Columns) -> object:
+def _text(source: TableFile, row: dict[str, Any], columns: _Columns) -> object:
     """The text of a row: the first of `prompt`, `text` and `caption` if they differ; the first text of a list."""
     filled, rivals = ([key for key in keys if row[key] not in (None, "")] for keys in (columns.text, columns.rivals))
     if filled and len({str(row[key]) for key in (*filled, *rivals)}) > 1:
@@ -428,7 +415,7 @@ def _text(source: TableFile, row: dict, columns: _Columns) -> object:
     return text
 
 
-def _metadata(path: Path, where: str, row: dict, columns: _Columns) -> dict:
+def _metadata(path: Path, where: str, row: dict[str, Any], columns: _Columns) -> dict[str, Any]:
     meta = {name: row[key] for name, key in columns.others.items() if row[key] is not None and row[key] != ""}
     if columns.meta and isinstance(row[columns.meta], dict):
         meta |= row[columns.meta]
@@ -438,7 +425,7 @@ def _metadata(path: Path, where: str, row: dict, columns: _Columns) -> dict:
         raise SpecbenchError(f"prompt file '{path}': {where}: metadata has NaN or infinity", "write null") from None
 
 
-def _single(path: Path, where: str, row: dict, keys: tuple[str, ...]) -> object:
+def _single(path: Path, where: str, row: dict[str, Any], keys: tuple[str, ...]) -> object:
     """Value of the first of these equivalent columns, if there are any. Rows in which they differ are rejected."""
     if len(keys) > 1:
         filled = [key for key in keys if row[key] not in (None, "")]

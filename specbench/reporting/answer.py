@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import NamedTuple
 
 from specbench.errors import enumerated
-from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number
-from specbench.reporting.compare import CHANGE, corrected, scores_beside, stall_note
+from specbench.reporting.columns import FAILED_AUDIT, between, bracketed, failed_audit, number
+from specbench.reporting.compare import corrected, scores_beside, stall_note
 from specbench.reporting.marks import window_of
-from specbench.reporting.row import Compared, ReportRow
+from specbench.reporting.row import Quoted, ReportRow
 from specbench.specs.components import columns_fed
-from specbench.stats.intervals import holm, is_real
+from specbench.stats.intervals import CHANGE, holm, is_real
 from specbench.store.run_info import read_info
 from specbench.system.monitor import BUSY_CORES
 
@@ -20,23 +22,44 @@ _IMPLAUSIBLE_WINDOW = 0.8
 """Smallest plausible window cost. A smaller ratio shows that the machine changed between the runs."""
 
 
+class _Timed(NamedTuple):
+    """A row with a speed-up that a sentence may quote."""
+
+    row: ReportRow
+    quoted: Quoted
+
+    @property
+    def exact(self) -> bool:
+        return self.row.lossless and not failed_audit(self.row)
+
+    @property
+    def real(self) -> bool:
+        """Whether the run's speed differs from AR's, by `specbench.stats.RULE`."""
+        return is_real(self.quoted.speedup_p)
+
+    @property
+    def baseline(self) -> str:
+        """Name of the baseline: AR in the same configuration, or in a faster configuration."""
+        return "AR" if self.quoted.ar_run == self.row.over_ar.baseline else f"the fastest AR ({self.quoted.ar})"
+
+
 def answer(rows: Sequence[ReportRow]) -> list[str]:
     """Sentences about the report rows of one section, the most important first; empty if there is only AR."""
-    against_ar = [row for row in rows if row.quoted and row.decoder != "ar"]
-    apart = [row for row in against_ar if (row.over_ar.window_cost or 1) < _IMPLAUSIBLE_WINDOW]
-    timed = [row for row in against_ar if (row.over_ar.window_cost or 1) >= _IMPLAUSIBLE_WINDOW]
-    timed.sort(key=lambda row: -row.quoted.speedup.value)
-    exact = [row for row in timed if _exact(row)]
-    faster = [row for row in timed[:1] if not _exact(row)]
-    chosen = [*exact[:1], *faster]
+    against_ar = [_Timed(row, row.quoted) for row in rows if row.quoted and row.decoder != "ar"]
+    apart = [timed.row for timed in against_ar if (timed.row.over_ar.window_cost or 1) < _IMPLAUSIBLE_WINDOW]
+    timed = [run for run in against_ar if (run.row.over_ar.window_cost or 1) >= _IMPLAUSIBLE_WINDOW]
+    timed.sort(key=lambda run: -run.quoted.speedup.value)
+    exact = [run for run in timed if run.exact]
+    faster = [run for run in timed[:1] if not run.exact]
+    chosen = [run.row for run in (*exact[:1], *faster)]
     return [
         *([_fastest(exact)] if exact else []),
-        *(_with_loss(row) for row in faster),
+        *map(_with_loss, faster),
         *(sentence for row in chosen[:1] if (sentence := _free_window(row))),
         *_quality(chosen, rows),
-        *(_apart(row) for row in apart),
-        *_other_calls(timed),
-        *_untimed(rows, against_ar),
+        *map(_apart, apart),
+        *_other_calls([run.row for run in timed]),
+        *([] if against_ar else _untimed(rows)),
         *(f"{_name(row)}: {copy} is a copy of this run and is left out." for row in rows for copy in row.copies or ()),
         *_unequal_windows(rows),
         *disturbances(rows),
@@ -45,7 +68,7 @@ def answer(rows: Sequence[ReportRow]) -> list[str]:
 
 def _unequal_windows(rows: Sequence[ReportRow]) -> list[str]:
     """Name the windows if decoders were compared with unequal windows, unless the windows are a sweep."""
-    windows: dict[str, set] = {}
+    windows: dict[str, set[int]] = {}
     for row in rows:
         if isinstance(window := row.options.get("window"), int):
             windows.setdefault(row.decoder, set()).add(window)
@@ -57,7 +80,7 @@ def _unequal_windows(rows: Sequence[ReportRow]) -> list[str]:
 
 def disturbances(rows: Sequence[ReportRow]) -> list[str]:
     """Sentences on disturbed measurements: stalled images, batches that did not fit, and other processes."""
-    lines = _stalls([row for row in rows if row.stalled])
+    lines = _stalls(rows)
     lines += [
         f"{_name(row)}: {row.one_by_one} of {row.n} images were decoded in smaller batches."
         for row in rows
@@ -69,10 +92,10 @@ def disturbances(rows: Sequence[ReportRow]) -> list[str]:
         for row in rows
         for stack, count in (row.untimed or {}).items()
     ]
-    busy = [row.disturbed for row in rows if (row.disturbed or 0) > BUSY_CORES]
-    if busy and any(row.latency_ms is not None for row in rows):
-        cores = number(max(busy), 1)
-        lines += [f"Other processes took up to {cores} CPU cores from these runs: repeat timings on a quiet machine."]
+    cores = max((row.disturbed or 0 for row in rows), default=0)
+    if cores > BUSY_CORES and any(row.latency_ms is not None for row in rows):
+        taken = f"Other processes took up to {number(cores, 1)} CPU cores from these runs"
+        lines += [f"{taken}: repeat timings on a quiet machine."]
     lines += [f"{_name(row)}: {'; '.join(row.gpu_disturbed)}." for row in rows if row.gpu_disturbed]
     lines += [
         f"{_name(row)}: its run.json was edited after the run: its settings do not match the run id."
@@ -94,17 +117,14 @@ def _versions(rows: Sequence[ReportRow]) -> list[str]:
 
 def _stalls(rows: Sequence[ReportRow]) -> list[str]:
     """Describe the decoder with the slowest stalled image, and mention other decoders with stalled images."""
-    if not rows:
+    stalled = [(row.stalled.slowest_ms, row) for row in rows if row.stalled]
+    if not stalled:
         return []
-    worst = max(rows, key=lambda row: row.stalled.slowest_ms)
-    others = f" Images of {len(rows) - 1} other decoders also stalled." if len(rows) > 2 else ""
-    if len(rows) == 2:
-        others = f" Images of {_name(next(row for row in rows if row is not worst))} also stalled."
-    return [f"{_name(worst)}: {stall_note(worst.stalled, worst.n, worst.latency_p50_ms)}.{others}"]
-
-
-def _exact(row: ReportRow) -> bool:
-    return row.lossless and not failed_audit(row)
+    _, worst = max(stalled, key=itemgetter(0))
+    others = [row for _, row in stalled if row is not worst]
+    named = _name(others[0]) if len(others) == 1 else f"{len(others)} other decoders"
+    also = f" Images of {named} also stalled." if others else ""
+    return [f"{_name(worst)}: {stall_note(worst.stalled, worst.n, worst.latency_p50_ms)}.{also}"]
 
 
 def _name(row: ReportRow) -> str:
@@ -112,66 +132,54 @@ def _name(row: ReportRow) -> str:
     return f"{row.label} (window {window})" if window and "window" in row.options else row.label
 
 
-def _fastest(exact: Sequence[ReportRow]) -> str:
+def _fastest(exact: Sequence[_Timed]) -> str:
     """Name the fastest lossless decoder and those whose intervals overlap; p-values are corrected for the selection."""
     best, *others = exact
-    p = dict(zip((row.run_id for row in exact), holm([row.quoted.speedup_p for row in exact]), strict=True))
-    quoted, value, ar = best.quoted, number(best.quoted.speedup.value), _baseline(best)
-    speed, interval, best_is_real = quoted.speedup, _interval(best, p[best.run_id], len(exact)), is_real(p[best.run_id])
+    p = dict(zip((run.row.run_id for run in exact), holm([run.quoted.speedup_p for run in exact]), strict=True))
+    corrected = p[best.row.run_id]
+    quoted, name, ar, best_is_real = best.quoted, _name(best.row), best.baseline, is_real(corrected)
+    speed, value, interval = quoted.speedup, number(quoted.speedup.value), _interval(quoted, corrected, len(exact))
     images = f"{quoted.pairs} image{'s' if quoted.pairs != 1 else ''}"
     if speed.low is None and speed.value < 1:
         sentence = (
-            f"{ar} was the fastest; the next lossless decoder, {_name(best)}, ran {value} times as fast in {images}: "
-            "too few for an interval"
+            f"{ar} was the fastest; the next lossless decoder, {name}, ran {value} times as fast in {images}: too few "
+            "for an interval"
         )
     elif speed.low is None:
         sentence = (
-            f"{_name(best)} ran {value} times as fast as {ar} in {images}: too few for an interval or for calling "
-            "it the fastest"
+            f"{name} ran {value} times as fast as {ar} in {images}: too few for an interval or for calling it the "
+            "fastest"
         )
     elif speed.value > 1 and best_is_real:
+        sentence = f"{name} is the fastest lossless decoder: {value} times as fast as {ar} {interval} over {images}"
+    elif shown := next((run for run in others if run.quoted.speedup.value > 1 and is_real(p[run.row.run_id])), None):
         sentence = (
-            f"{_name(best)} is the fastest lossless decoder: {value} times as fast as {ar} {interval} over {images}"
-        )
-    elif shown := next((row for row in others if row.quoted.speedup.value > 1 and is_real(p[row.run_id])), None):
-        sentence = (
-            f"{_name(best)} has the largest speed-up of a lossless decoder, {value} {interval} over {images}, but is "
-            f"not shown to be faster than {ar}; {_name(shown)} is faster: {number(shown.quoted.speedup.value)} "
-            f"{_interval(shown)}"
+            f"{name} has the largest speed-up of a lossless decoder, {value} {interval} over {images}, but is not "
+            f"shown to be faster than {ar}; {_name(shown.row)} is faster: {number(shown.quoted.speedup.value)} "
+            f"{_interval(shown.quoted, shown.quoted.speedup_p)}"
         )
     elif speed.value < 1 and best_is_real:
-        sentence = (
-            f"No lossless decoder is faster than {ar}: the best, {_name(best)}, runs {value} {interval} times as fast"
-        )
+        sentence = f"No lossless decoder is faster than {ar}: the best, {name}, runs {value} {interval} times as fast"
     else:
         sentence = (
-            f"No lossless decoder is shown to be faster than {ar}: the best, {_name(best)}, runs {value} times as "
-            f"fast {interval} over {images}"
+            f"No lossless decoder is shown to be faster than {ar}: the best, {name}, runs {value} times as fast "
+            f"{interval} over {images}"
         )
-    highest = ((row, row.quoted.speedup.high) for row in others)
+    highest = ((run.row, run.quoted.speedup.high) for run in others)
     level = [_name(row) for row, high in highest if high and high >= (speed.low or 0)]
     sentence += f"; intervals overlap with {', '.join(level)}" if level else ""
-    busy = any((row.disturbed or 0) > BUSY_CORES for row in exact)
-    return _with_eager(sentence + ", on a busy machine" * busy, best)
+    sentence += ", on a busy machine" * any((run.row.disturbed or 0) > BUSY_CORES for run in exact)
+    return "; ".join(filter(None, (sentence, quoted.eager_ar))) + "."
 
 
-def _baseline(row: ReportRow) -> str:
-    """Name of the baseline of a row's speed-up: AR in the same configuration, or in a faster configuration."""
-    return "AR" if row.quoted.ar_run == row.over_ar.baseline else f"the fastest AR ({row.quoted.ar})"
-
-
-def _with_eager(sentence: str, row: ReportRow) -> str:
-    return f"{sentence}; {row.quoted.eager_ar}." if row.quoted.eager_ar else f"{sentence}."
-
-
-def _with_loss(row: ReportRow) -> str:
+def _with_loss(run: _Timed) -> str:
     """The fastest decoder, if it is not lossless."""
-    value = row.quoted.speedup.value
-    kind = f"is declared lossless and {FAILED_AUDIT}" if failed_audit(row) else "is lossy"
-    slower = ", and slower" if value < 1 and _real(row) else ", not shown to be faster"
-    shown = "" if value > 1 and _real(row) else slower
-    speed = f"{number(value)} times as fast as {_baseline(row)} {_interval(row)}".rstrip()
-    return _with_eager(f"{_name(row)} {kind}{shown}: {speed}", row)
+    quoted, value = run.quoted, run.quoted.speedup.value
+    kind = f"is declared lossless and {FAILED_AUDIT}" if failed_audit(run.row) else "is lossy"
+    slower = ", and slower" if value < 1 and run.real else ", not shown to be faster"
+    shown = "" if value > 1 and run.real else slower
+    speed = f"{number(value)} times as fast as {run.baseline} {_interval(quoted, quoted.speedup_p)}".rstrip()
+    return "; ".join(filter(None, (f"{_name(run.row)} {kind}{shown}: {speed}", quoted.eager_ar))) + "."
 
 
 def _apart(row: ReportRow) -> str:
@@ -197,9 +205,9 @@ def _other_calls(timed: Sequence[ReportRow]) -> list[str]:
 def _free_window(row: ReportRow) -> str | None:
     """The speed-up if a wide forward took as long as a forward of a single token."""
     cost, steps, overhead = row.over_ar.window_cost, row.over_ar.step_ratio, row.over_ar.overhead
-    if not cost or cost <= _COSTLY_WINDOW or not steps or not overhead:
+    if not cost or cost <= _COSTLY_WINDOW or not steps or not overhead or not row.nfe or not row.tokens_per_step:
         return None
-    length = round(row.number("nfe").value * row.number("tokens_per_step").value)  # of an image; no window is wider
+    length = round(row.nfe.value * row.tokens_per_step.value)  # of an image; no window is wider
     window = window_of(row.options)
     fed = columns_fed({**row.options, "window": min(window, length)}) if window else "several"
     return (
@@ -210,55 +218,47 @@ def _free_window(row: ReportRow) -> str | None:
 
 def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str]:
     """Describe the score differences between the chosen runs and AR: real differences, then the other scores."""
-    compared: list[tuple[str, Compared]] = []
-    for row in (row for row in chosen if row.over_ar.ar_folder is not None):
-        beside = scores_beside(row.over_ar.ar_folder, row.folder)
-        compared += [(_name(row), score) for score in corrected(beside) if score.estimate]
-    names = {score.name for _, score in compared}
-    scores = [score for row in rows if row.decoder == "ar" for score in row.scores] if compared else []
-    needed = [score.prompts_needed for score in scores if score.metric in names]
+    compared = [
+        (_name(row), score, score.estimate)
+        for row in chosen
+        if row.over_ar.ar_folder is not None
+        for score in corrected(scores_beside(row.over_ar.ar_folder, row.folder))
+        if score.estimate
+    ]
+    names = {score.name for _, score, _ in compared}
     equal: dict[str, list[str]] = {}
-    unclear: dict[str, list[Compared]] = {}
-    for who, score in compared:
-        if score.estimate.value == score.estimate.low == score.estimate.high == 0:
+    unclear: dict[str, list[str]] = {}
+    open_scores = []
+    for who, score, gap in compared:
+        if gap.value == gap.low == gap.high == 0:
             equal.setdefault(who, []).append(score.name)
         elif not score.real:
-            unclear.setdefault(who, []).append(score)
-    return [
-        *(
-            f"{who} scores {number(abs(score.value), 3)} {'lower' if score.value < 0 else 'higher'} in {score.name} "
-            f"than AR{_bounds(score)} over {score.n} images."
-            for who, score in compared
-            if score.real
-        ),
-        *(f"{who} has the same scores as AR, image by image, in {', '.join(names)}." for who, names in equal.items()),
-        *_untold(unclear, needed),
+            unclear.setdefault(who, []).append(score.name + bracketed(gap, 3))
+            open_scores.append(score)
+    sentences = [
+        f"{who} scores {number(abs(gap.value), 3)} {'lower' if gap.value < 0 else 'higher'} in {score.name} than "
+        f"AR{bracketed(gap, 3)} over {score.n} images."
+        for who, score, gap in compared
+        if score.real
     ]
-
-
-def _untold(unclear: Mapping[str, Sequence[Compared]], needed: Sequence[int | None]) -> list[str]:
-    """Name the differences that are not real, and the prompts needed to detect one: theirs if known, else `needed`."""
+    sentences += [f"{who} has the same scores as AR, image by image, in {', '.join(of)}." for who, of in equal.items()]
     if not unclear:
-        return []
-    scores = [score for of_one in unclear.values() for score in of_one]
-    counts = [score.prompts_needed for score in scores if score.prompts_needed] or [n for n in needed if n]
-    change = f"{100 * CHANGE:g} %"
-    most = f" To detect a change of {change}, up to {max(counts):,} prompts are needed." if counts else ""
-    listed = (f"{who} in {', '.join(s.name + _bounds(s) for s in of_one)}" for who, of_one in unclear.items())
-    images = min(score.n for score in scores)
-    few = f"{images} image{'s' if images != 1 else ''}"
-    return [f"No difference from AR's scores is shown over {few}: {'; '.join(listed)}.{most}"]
+        return sentences
+    # The prompts needed to detect a change: of the unclear differences if known, else of AR's scores.
+    needed = [score.prompts_needed for score in open_scores if score.prompts_needed]
+    of_ar = [score for row in rows if row.decoder == "ar" for score in row.scores if score.metric in names]
+    needed = needed or [score.prompts_needed for score in of_ar if score.prompts_needed]
+    change = f" To detect a change of {100 * CHANGE:g} %, up to {max(needed):,} prompts are needed." if needed else ""
+    listed = "; ".join(f"{who} in {', '.join(of)}" for who, of in unclear.items())
+    images = min(score.n or 0 for score in open_scores)
+    over = f"{images} image{'s' if images != 1 else ''}"
+    return [*sentences, f"No difference from AR's scores is shown over {over}: {listed}.{change}"]
 
 
-def _bounds(score: Compared) -> str:
-    low, high = score.estimate.low, score.estimate.high
-    return "" if low is None else f" [{between(low, high, 3)}]"
-
-
-def _untimed(rows: Sequence[ReportRow], timed: Sequence[Mapping]) -> list[str]:
+def _untimed(rows: Sequence[ReportRow]) -> list[str]:
     """The reason if no decoder of the section has a speed-up."""
     missing = [row for row in rows if row.over_ar.speedup is None and row.decoder != "ar"]
-    if timed or not missing:
+    if not missing:
         return []
     reasons = dict.fromkeys(re.sub(r"\s+", " ", str(row.over_ar.speedup_note)) for row in missing)
     sentences = [f"No speed-up can be given: {'; '.join(reasons)}."]
@@ -271,17 +271,11 @@ def _untimed(rows: Sequence[ReportRow], timed: Sequence[Mapping]) -> list[str]:
     return sentences
 
 
-def _interval(row: ReportRow, corrected_p: float | None = None, tests: int = 1) -> str:
-    """Format the interval; add the p-value if it disagrees. `corrected_p` is corrected for `tests` tests."""
-    speed = row.quoted.speedup
-    if speed.low is None:
+def _interval(quoted: Quoted, p: float | None, tests: int = 1) -> str:
+    """Format the interval; add `p` if it disagrees, the p-value after correction for `tests` tests."""
+    low, high = quoted.speedup.low, quoted.speedup.high
+    if low is None or high is None:
         return ""
-    p = row.quoted.speedup_p if corrected_p is None else corrected_p
-    p_text = "" if is_real(p) or speed.low <= 1 <= speed.high else f", p = {number(p, 3)} in a paired t test"
+    p_text = "" if is_real(p) or low <= 1 <= high else f", p = {number(p, 3)} in a paired t test"
     of_several = f" as the best of {tests}" if p_text and tests > 1 else ""
-    return f"[{between(speed.low, speed.high)}{p_text}{of_several}]"
-
-
-def _real(row: ReportRow) -> bool:
-    """Return whether the run's speed differs from AR's, by `specbench.stats.RULE`."""
-    return is_real(row.quoted.speedup_p)
+    return f"[{between(low, high)}{p_text}{of_several}]"

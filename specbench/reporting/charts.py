@@ -2,22 +2,21 @@
 figures.
 
 A chart is a dict: `title`, `caption`, `label` (for screen readers), `scales` (of x, y, fy, colours and shapes) and
-`layers`. A layer is a dict with `points`, `mark` ("dot", "line", "interval", "bar", "total", "name", or "one", the line
-at 1), `by` (the key of a point that decides its colour; None: black), for dots also `hollow` and `size`, for lines
-`dash`.
+`layers`. A layer is a dict with `points`, `mark` (a `LayerMark`; "one" is the line at 1), `by` (the key of a point that
+decides its colour; None: black), for dots also `hollow` and `size`, for lines `dash`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from specbench.reporting.columns import between, number
+from specbench.reporting.columns import bracketed, number
 from specbench.reporting.marks import Mark, Marks, mark_at
-from specbench.reporting.plot_data import LOGP_EDGES, STEP_SPANS, Point
+from specbench.reporting.plot_data import LOGP_EDGES, STEP_SPANS, Point, Sweep
 from specbench.reporting.row import ReportRow
 from specbench.stats import Estimate
 from specbench.system.console import printable
@@ -29,7 +28,8 @@ DASH = "5,4"  # Line style of values that are not measured times: from a paper, 
 _ROOM = 0.1  # Margin on both sides of an axis with a single value, as a fraction of the value
 MOST_NUMBERS = 100  # Points in the list of numbers of a chart
 Chart = dict[str, Any]
-Points = Sequence[Mapping[str, object]]
+LayerMark = Literal["dot", "line", "interval", "bar", "total", "name", "one"]
+Points = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _figure_caption(curves: Sequence[Curve]) -> str:
     return "Hollow and dashed: the paper's values." + (f" Filled: {ours}." if measured else "")
 
 
-def field_chart(printed: Sequence[Mapping], measured: Sequence[ReportRow]) -> Chart:
+def field_chart(printed: Points, measured: Sequence[ReportRow]) -> Chart:
     """Latency ratio against step ratio: printed rows by paper are hollow, report rows are filled."""
     hollow = [
         {"x": row["step_ratio"], "y": row["latency_ratio"], "run": row["paper"], "row": f"{row['table']}: {row['row']}"}
@@ -98,6 +98,7 @@ def field_chart(printed: Sequence[Mapping], measured: Sequence[ReportRow]) -> Ch
         _estimates(Estimate(row.over_ar.step_ratio), row.over_ar.speedup)
         | {"run": f"measured here, {row.model}", "row": row.label}
         for row in measured
+        if row.over_ar.speedup and row.over_ar.step_ratio is not None
     ]
     top = max([1, *(point[axis] for point in (*hollow, *filled) for axis in "xy")])
     marks = {name: mark_at(place) for place, name in enumerate(dict.fromkeys(point["run"] for point in hollow))}
@@ -172,22 +173,22 @@ def prompts_chart(
 
 def parts_chart(rows: Mapping[str, ReportRow]) -> Chart:
     """Factors of the speed-up of each run (report rows by name): steps saved, window cost and overhead."""
-    points = []
+    points, bounds = [], []
     for name, row in rows.items():
-        steps, cost, overhead = row.over_ar.step_ratio, row.over_ar.window_cost, row.over_ar.overhead
+        speed, steps = row.over_ar.speedup, row.over_ar.step_ratio
+        cost, overhead = row.over_ar.window_cost, row.over_ar.overhead
+        if not speed or not steps or not cost or not overhead:
+            continue
         reached = (1.0, steps, steps / cost, steps / (cost * overhead))
-        texts = (f"x {number(steps)}", f"/ {number(cost)}", f"/ {number(overhead)}", _told(row.over_ar.speedup))
+        texts = (f"x {number(steps)}", f"/ {number(cost)}", f"/ {number(overhead)}", _told(speed))
         for place, part in enumerate(_PARTS):
             first, last = (1.0, reached[-1]) if part == "speed-up" else (reached[place], reached[place + 1])
             points.append(
                 {"x1": min(first, last), "x2": max(first, last), "y": part, "fy": name, "part": part,
                  "told": f"{name}\n{part}: {texts[place]}"}
             )  # fmt: skip
-    bounds = [
-        {"x1": row.over_ar.speedup.low, "x2": row.over_ar.speedup.high, "y": _PARTS[-1], "fy": name}
-        for name, row in rows.items()
-        if row.over_ar.speedup.low is not None
-    ]
+        if speed.low is not None:
+            bounds.append({"x1": speed.low, "x2": speed.high, "y": _PARTS[-1], "fy": name})
     return _chart(
         "The parts of the speed-up",
         "From AR's speed (1): the steps saved multiply it, the cost of a wider forward and the overhead divide it; the "
@@ -203,7 +204,7 @@ def parts_chart(rows: Mapping[str, ReportRow]) -> Chart:
     )  # fmt: skip
 
 
-def sweep_chart(option: str, curves: Mapping[str, Sequence[tuple[object, Estimate, float]]], marks: Marks) -> Chart:
+def sweep_chart(option: str, curves: Sweep, marks: Marks) -> Chart:
     """Speed-up against a swept option, a line per decoder: (value of the option, speed-up, step ratio) triples; the
     dashed line is the ratio of steps."""
     text = any(isinstance(value, str) for points in curves.values() for value, _, _ in points)
@@ -246,7 +247,7 @@ def offsets_chart(rates: Mapping[str, Sequence[float | None]], marks: Marks) -> 
             "y": {"label": "acceptance", "domain": [0, 1], "grid": True},
             **_scales(marks, rates),
         },
-        [*_own_lines(points, marks), _dots(points, size=2.5), _ends(points)],
+        _curves(points, marks, 2.5),
     )
 
 
@@ -289,16 +290,15 @@ def logp_chart(shares: Mapping[str, np.ndarray], marks: Marks) -> Chart:
             "y": {"label": "% of free tokens", "type": "log", "grid": True, "ticks": 4, "tickFormat": "~g"},
             **_scales(marks, shares),
         },
-        [*_own_lines(points, marks), _dots(points, size=1.5), _ends(points)],
+        _curves(points, marks, 1.5),
     )
 
 
 def numbers(chart: Chart) -> list[str]:
     """The points of a chart in words, at most `MOST_NUMBERS`: shown on the page if scripts do not run."""
-    layers = chart["layers"]
     lines = dict.fromkeys(
         str(point["told"]).replace("\n", ": ", 1).replace("\n", ", ")
-        for layer in layers
+        for layer in chart["layers"]
         for point in layer["points"]
         if isinstance(point, Mapping) and "told" in point
     )
@@ -306,7 +306,7 @@ def numbers(chart: Chart) -> list[str]:
     return [*list(lines)[:MOST_NUMBERS], *([f"and {left_out:,} more points"] if left_out > 0 else [])]
 
 
-def _chart(title: str, caption: str, scales: Mapping, layers: Points, rows: float | None = None) -> Chart:
+def _chart(title: str, caption: str, scales: Mapping[str, Any], layers: Points, rows: float | None = None) -> Chart:
     """A chart; `rows` is the number of rows of bars or points if the height depends on it."""
     opened = {axis: _room(axis, scale, layers) for axis, scale in scales.items()}
     return {"title": title, "caption": caption, "label": title, "scales": opened, "layers": list(layers), "rows": rows}
@@ -329,7 +329,7 @@ def _axis(label: str, **more: object) -> dict[str, object]:
     return {"label": label, "nice": True, "grid": True, **more}
 
 
-def _layer(mark: str, points: Sequence[object], by: str | None = "run", **more: object) -> dict[str, object]:
+def _layer(mark: LayerMark, points: Sequence[object], by: str | None = "run", **more: object) -> dict[str, object]:
     return {"mark": mark, "points": list(points), "by": by, **more}
 
 
@@ -339,11 +339,13 @@ def _bars(points: Points) -> list[dict[str, object]]:
     return [_layer("interval", bounded)] if bounded else []
 
 
-def _own_lines(points: Points, marks: Marks) -> list[dict[str, object]]:
+def _curves(points: Points, marks: Marks, size: float) -> list[dict[str, object]]:
+    """A line per run, with its dots and its name."""
     by_dash: dict[str | None, list[Mapping[str, object]]] = {}
     for point in points:
-        by_dash.setdefault(marks[str(point["run"])].dash, []).append(point)
-    return [_layer("line", of_dash, dash=dash) for dash, of_dash in by_dash.items()]
+        by_dash.setdefault(marks[point["run"]].dash, []).append(point)
+    lines = [_layer("line", of_dash, dash=dash) for dash, of_dash in by_dash.items()]
+    return [*lines, _dots(points, size=size), _ends(points)]
 
 
 def _dots(points: Points, hollow: bool = False, size: float = 4.5) -> dict[str, object]:
@@ -360,8 +362,7 @@ def _estimates(x: Estimate, y: Estimate) -> dict[str, float | None]:
 
 
 def _told(estimate: Estimate, digits: int = 2) -> str:
-    bounds = "" if estimate.low is None else f" [{between(estimate.low, estimate.high, digits)}]"
-    return number(estimate.value, digits) + bounds
+    return number(estimate.value, digits) + bracketed(estimate, digits)
 
 
 def _scales(marks: Marks, shown: Container[str] | None = None, legend: bool = False) -> dict[str, object]:
@@ -373,6 +374,6 @@ def _scales(marks: Marks, shown: Container[str] | None = None, legend: bool = Fa
     }
 
 
-def _cut(text: str, most: int = 28) -> str:
+def _cut(text: str, most: int) -> str:
     clean = printable(text)
     return clean if len(clean) <= most else f"{clean[: most - 1]}…"

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specbench import stats
 from specbench.errors import SpecbenchError
@@ -29,7 +30,7 @@ class ReportColumn:
 
     heading: str
     cell: Callable[[ReportRow], str]  # formats a report row as text
-    source: Callable | str | None = None  # the definition, or a function whose docstring is the definition
+    source: Callable[..., Any] | str | None = None  # the definition, or a function whose docstring is the definition
     better: int = 0  # 1 if higher is better, -1 if lower is better, 0 if neither
     tested: str = ""  # name of its number if a difference from AR is tested: "speedup" or a metric
     value: Callable[[ReportRow], float | None] = lambda row: None  # that number as printed
@@ -51,7 +52,7 @@ class ReportColumn:
         return text and f"{self.heading}: {' '.join(text.partition(': ')[2].split())}"
 
 
-def definition_of(number: Callable) -> str:
+def definition_of(number: Callable[..., Any]) -> str:
     """First paragraph of the docstring of a function of `specbench.stats`, on one line."""
     if not (text := inspect.getdoc(number)):
         raise SpecbenchError(
@@ -74,6 +75,12 @@ def between(low: float, high: float, digits: int = 2) -> str:
     return f"{number(low, digits)}{'–' if low >= 0 else ' to '}{number(high, digits)}"
 
 
+def bracketed(estimate: Estimate, digits: int = 2) -> str:
+    """Format the interval of an estimate: " [2.20–2.41]"; empty if there is none."""
+    low, high = estimate.low, estimate.high
+    return "" if low is None or high is None else f" [{between(low, high, digits)}]"
+
+
 def with_interval(estimate: Estimate | None, digits: int = 2, unit: str = "", too_few: bool = False) -> str:
     """Format an estimate: "2.31x [2.20, 2.41]", or "2.31x [too few]"."""
     if estimate is None or estimate.value is None:
@@ -86,28 +93,32 @@ def with_interval(estimate: Estimate | None, digits: int = 2, unit: str = "", to
 
 def value_of(estimate: Estimate | None) -> float | None:
     """The value of an estimate, or None."""
-    return estimate and estimate.value
+    return None if estimate is None else estimate.value
 
 
-def _plain(key: str, digits: int, unit: str = "") -> Callable[[ReportRow], str]:
+_Define = Callable[[Any], Any]  # A function of `specbench.stats`, which names a number and defines it
+
+
+def _plain(heading: str, define: _Define, digits: int, better: int = 0, unit: str = "") -> ReportColumn:
     """A number without its interval."""
 
     def cell(row: ReportRow) -> str:
-        estimate = row.number(key)
+        estimate = row.number(define.__name__)
         return MISSING if estimate is None else number(estimate.value, digits) + unit
 
-    return cell
+    return ReportColumn(heading, cell, define, better)
 
 
-def _mean(key: str, digits: int, category: str = "") -> Callable[[ReportRow], str]:
-    """A number with its interval, if it has one; prefixed with the category if this field of the row names one."""
+def _bounded(heading: str, define: _Define, digits: int, better: int = 0, key: str = "") -> ReportColumn:
+    """A number with its interval, if it has one. `key`: the number of the category that `define` finds."""
 
     def cell(row: ReportRow) -> str:
-        mean, name = row.number(key), category and getattr(row, category)
-        text = with_interval(mean, 0 if mean and mean.value >= 1000 else digits)
-        return f"{name}: {text}" if name else text
+        estimate = row.number(key or define.__name__)
+        text = with_interval(estimate, 0 if estimate and estimate.value >= 1000 else digits)
+        category = key and getattr(row, define.__name__)
+        return f"{category}: {text}" if category else text
 
-    return cell
+    return ReportColumn(f"{heading} [95 %]", cell, define, better)
 
 
 def _beside_ar(key: str, digits: int) -> Callable[[ReportRow], str]:
@@ -122,23 +133,23 @@ def _beside_ar(key: str, digits: int) -> Callable[[ReportRow], str]:
     return cell
 
 
-def _series(key: str, most: int = 5) -> Callable[[ReportRow], str]:
-    """Format the first `most` values of a list."""
+def _series(heading: str, define: _Define) -> ReportColumn:
+    """The first five values of a list."""
 
     def cell(row: ReportRow) -> str:
-        values = row.value(key) or ()
-        shown = [number(value) for value in values[:most]]
-        return " ".join([*shown, "..."] if len(values) > most else shown) or MISSING
+        values = row.series(define.__name__)
+        shown = [number(value) for value in values[:5]]
+        return " ".join([*shown, "..."] if len(values) > 5 else shown) or MISSING
 
-    return cell
+    return ReportColumn(heading, cell, define)
 
 
-def _duration(key: str) -> Callable[[ReportRow], str]:
+def _duration(heading: str, define: _Define) -> ReportColumn:
     def cell(row: ReportRow) -> str:
-        value = value_of(row.number(key))
+        value = value_of(row.number(define.__name__))
         return number(value, 0 if (value or 0) >= 100 else 2)
 
-    return cell
+    return ReportColumn(heading, cell, define, -1)
 
 
 def _speedup(row: ReportRow) -> str:
@@ -164,22 +175,16 @@ def _seconds(row: ReportRow) -> str:
 
 
 def _roofline(row: ReportRow) -> str:
-    return "wrong roofline" if row.roofline_note else _plain("over_floor", 2, "x")(row)
-
-
-def _fastest(row: ReportRow) -> str:
-    return MISSING if row.speedup_fastest is None else f"{number(row.speedup_fastest.value)}x ({row.fastest_ar})"
+    if row.roofline_note:
+        return "wrong roofline"
+    return MISSING if row.over_floor is None else f"{number(row.over_floor)}x"
 
 
 def _gap(row: ReportRow) -> str:
     if row.zero_probability:
         return f"inf ({row.zero_probability} tokens of probability 0)"
     error = "" if row.nll_gap_se is None else f" ± {number(row.nll_gap_se, 3)}"
-    return f"{row.nll_gap.value:+.3f}{error}" if row.nll_gap is not None else MISSING
-
-
-def _images(row: ReportRow) -> str:
-    return f"{row.n} (+{row.failed} failed)" if row.failed else str(row.n)
+    return MISSING if row.nll_gap is None else f"{row.nll_gap.value:+.3f}{error}"
 
 
 _FASTEST = (
@@ -242,31 +247,33 @@ def _declared(row: ReportRow) -> str:
 
 def _exactness(row: ReportRow) -> str:
     """Whether a decoder is lossless, and the result of the audit of its run."""
-    audit = row.audit
     cell = _declared(row)
-    if not audit:
+    if not (audit := row.audit):
         return cell
     if audit.verdict == "consistent":
         least = "" if audit.detectable is None else f" to TV {number(audit.detectable, 3)}"
         shown = ("audited" if row.lossless else "nothing seen") + least + " in part" * (audit.images != row.n)
     elif audit.verdict == "deviates":
-        shown = f"TV ≥ {number(audit.tv.value, 3)}" if value_of(audit.tv) else "audit deviates"
+        shown = f"TV ≥ {number(audit.tv.value, 3)}" if audit.tv and audit.tv.value else "audit deviates"
     else:
         shown = audit.verdict
     return f"{cell}, {shown}" + " (out of date)" * (not audit.current)
 
 
-_SPEEDUP = "speedup", lambda row: row.over_ar.speedup and round(row.over_ar.speedup.value, 2)
+_SPEEDUP = "speedup", lambda row: round(row.over_ar.speedup.value, 2) if row.over_ar.speedup else None
 DECODER = ReportColumn("decoder", _label)
 WINDOW = ReportColumn("window", lambda row: str(window_of(row.options) or "-"), _WINDOW)
-IMAGES = ReportColumn("images", _images)
-
-FASTEST = ReportColumn("vs fastest AR", _fastest, _FASTEST, 1)
-NFE = ReportColumn("NFE", _plain("nfe", 1), stats.nfe, -1)
-TOKENS_PER_STEP = ReportColumn("tokens per step", _plain("tokens_per_step", 2), stats.tokens_per_step, 1)
-
-NFE_BOUNDED = ReportColumn("NFE [95 %]", _mean("nfe", 1), stats.nfe, -1)
-TOKENS_BOUNDED = ReportColumn("tokens per step [95 %]", _mean("tokens_per_step", 2), stats.tokens_per_step, 1)
+IMAGES = ReportColumn("images", lambda row: f"{row.n} (+{row.failed} failed)" if row.failed else str(row.n))
+FASTEST = ReportColumn(
+    "vs fastest AR",
+    lambda row: f"{number(row.speedup_fastest.value)}x ({row.fastest_ar})" if row.speedup_fastest else MISSING,
+    _FASTEST,
+    1,
+)
+NFE = _plain("NFE", stats.nfe, 1, -1)
+TOKENS_PER_STEP = _plain("tokens per step", stats.tokens_per_step, 2, 1)
+NFE_BOUNDED = _bounded("NFE", stats.nfe, 1, -1)
+TOKENS_BOUNDED = _bounded("tokens per step", stats.tokens_per_step, 2, 1)
 ROOFLINE = ReportColumn("roofline ratio", _roofline, stats.roofline_ratio, -1)
 SPEED = (
     DECODER,
@@ -274,19 +281,19 @@ SPEED = (
     IMAGES,
     NFE_BOUNDED,
     TOKENS_BOUNDED,
-    ReportColumn("window cost", _plain("window_cost", 2, "x"), stats.window_cost),
-    ReportColumn("overhead", _plain("overhead", 2, "x"), stats.overhead),
+    _plain("window cost", stats.window_cost, 2, unit="x"),
+    _plain("overhead", stats.overhead, 2, unit="x"),
     ReportColumn("speed-up [95 %]", _speedup, stats.speedup, 1, *_SPEEDUP),
     FASTEST,
-    ReportColumn("step ms [95 %]", _mean("step_ms", 2), stats.step_ms, -1),
-    ReportColumn("latency ms [95 %]", _mean("latency_ms", 1), stats.latency_ms, -1),
-    ReportColumn("end-to-end ms [95 %]", _mean("latency_e2e_ms", 1), stats.latency_e2e_ms, -1),
+    _bounded("step ms", stats.step_ms, 2, -1),
+    _bounded("latency ms", stats.latency_ms, 1, -1),
+    _bounded("end-to-end ms", stats.latency_e2e_ms, 1, -1),
     ROOFLINE,
 )
 
 LOSSLESS = ReportColumn("lossless", _declared, _LOSSLESS)
-TOKENS_PER_SECOND = ReportColumn("tokens per second", _plain("tokens_per_second", 1), stats.tokens_per_second, 1)
-IMAGES_PER_HOUR = ReportColumn("images per hour", _plain("images_per_hour", 0), stats.images_per_hour, 1)
+TOKENS_PER_SECOND = _plain("tokens per second", stats.tokens_per_second, 1, 1)
+IMAGES_PER_HOUR = _plain("images per hour", stats.images_per_hour, 0, 1)
 
 THROUGHPUT = (DECODER, WINDOW, IMAGES, NFE_BOUNDED, TOKENS_BOUNDED, IMAGES_PER_HOUR, ROOFLINE)
 
@@ -295,16 +302,16 @@ QUALITY = (
     WINDOW,
     LOSSLESS,
     ReportColumn("NLL - H gap", _gap, stats.nll_gap),
-    ReportColumn("log p [95 %]", _mean("logp_mean", 3), stats.logp_mean),
+    _bounded("log p", stats.logp_mean, 3),
     ReportColumn(
         "log p - AR [95 %]", _beside_ar("logp_mean", 3), f"Log p - AR: {_BESIDE_AR} {MARK}: real. {stats.RULE}"
     ),
-    ReportColumn("std", _plain("logp_std", 2), stats.logp_std),
-    ReportColumn("perplexity [95 %]", _mean("perplexity", 2), stats.perplexity),
-    ReportColumn("entropy [95 %]", _mean("entropy_mean", 3), stats.entropy_mean),
+    _plain("std", stats.logp_std, 2),
+    _bounded("perplexity", stats.perplexity, 2),
+    _bounded("entropy", stats.entropy_mean, 3),
     ReportColumn("entropy - AR [95 %]", _beside_ar("entropy_mean", 3), f"Entropy - AR: {_BESIDE_AR}"),
-    ReportColumn("acceptance [95 %]", _mean("acceptance", 3), stats.acceptance, 1),
-    ReportColumn("acceptance length [95 %]", _mean("acceptance_length", 2), stats.acceptance_length, 1),
+    _bounded("acceptance", stats.acceptance, 3, 1),
+    _bounded("acceptance length", stats.acceptance_length, 2, 1),
 )
 
 FIRST = (
@@ -321,46 +328,40 @@ EXACTNESS = ReportColumn("lossless", _exactness, f"{_LOSSLESS} {_SHOWN}")
 
 DRAFTS = (
     DECODER,
-    ReportColumn("rounds", _plain("rounds", 1), stats.rounds),
-    ReportColumn("drafting ms", _plain("draft_ms", 1), stats.draft_ms),
-    ReportColumn("acceptance by depth", _series("acceptance_by_offset"), _BY_DEPTH),
-    ReportColumn("acceptance by sibling", _series("acceptance_by_sibling"), stats.acceptance_by_sibling),
-    ReportColumn("TV(P, Q) by depth", _series("draft_tv_by_depth"), stats.draft_tv_by_depth),
-    ReportColumn("Theorem 2 bound", _plain("theorem2_bound", 2), stats.theorem2_bound),
+    _plain("rounds", stats.rounds, 1),
+    _plain("drafting ms", stats.draft_ms, 1),
+    replace(_series("acceptance by depth", stats.acceptance_by_offset), source=_BY_DEPTH),
+    _series("acceptance by sibling", stats.acceptance_by_sibling),
+    _series("TV(P, Q) by depth", stats.draft_tv_by_depth),
+    _plain("Theorem 2 bound", stats.theorem2_bound, 2),
 )
 """Columns of decoders with a draft head or relaxed acceptance."""
 
 TAILS = (
     DECODER,
-    ReportColumn("latency p50 [95 %]", _mean("latency_p50_ms", 0), stats.latency_p50_ms, -1),
-    ReportColumn("latency p95 [95 %]", _mean("latency_p95_ms", 0), stats.latency_p95_ms, -1),
-    ReportColumn(
-        "slowest category [95 %]", _mean("slowest_category_ms", 0, "slowest_category"), stats.slowest_category
-    ),
-    ReportColumn("tokens per step p50 [95 %]", _mean("tokens_per_step_p50", 2), stats.tokens_per_step_p50, 1),
-    ReportColumn("tokens per step p95 [95 %]", _mean("tokens_per_step_p95", 2), stats.tokens_per_step_p95, 1),
-    ReportColumn(
-        "its slowest category [95 %]",
-        _mean("fewest_tokens_per_step", 2, "fewest_tokens_category"),
-        stats.fewest_tokens_category,
-    ),
+    _bounded("latency p50", stats.latency_p50_ms, 0, -1),
+    _bounded("latency p95", stats.latency_p95_ms, 0, -1),
+    _bounded("slowest category", stats.slowest_category, 0, key="slowest_category_ms"),
+    _bounded("tokens per step p50", stats.tokens_per_step_p50, 2, 1),
+    _bounded("tokens per step p95", stats.tokens_per_step_p95, 2, 1),
+    _bounded("its slowest category", stats.fewest_tokens_category, 2, key="fewest_tokens_per_step"),
 )
 """Columns on the slow images of a run."""
 
 STAGES = (
     DECODER,
     WINDOW,
-    ReportColumn("steps of stage 2", _plain("stage2_nfe", 1), stats.stage2_nfe, -1),
-    ReportColumn("acceptance of stage 2", _plain("stage2_acceptance", 3), stats.stage2_acceptance),
-    ReportColumn("stage 2 ms", _duration("stage2_ms"), stats.stage2_ms, -1),
-    ReportColumn("both stages ms", _duration("both_stages_ms"), stats.both_stages_ms, -1),
+    _plain("steps of stage 2", stats.stage2_nfe, 1, -1),
+    _plain("acceptance of stage 2", stats.stage2_acceptance, 3),
+    _duration("stage 2 ms", stats.stage2_ms),
+    _duration("both stages ms", stats.both_stages_ms),
 )
 """Columns of models with a second stage."""
 
 TRACED = (
-    ReportColumn("TV(p, q)", _plain("draft_tv", 3), stats.draft_tv),
-    ReportColumn("top-1 of p [95 %]", _mean("top1", 3), stats.top1),
-    ReportColumn("top-1 of q", _plain("draft_top1", 3), stats.draft_top1),
+    _plain("TV(p, q)", stats.draft_tv, 3),
+    _bounded("top-1 of p", stats.top1, 3),
+    _plain("top-1 of q", stats.draft_top1, 3),
 )
 """Columns of runs with --trace."""
 
@@ -402,10 +403,21 @@ def part_columns(rows: Sequence[ReportRow]) -> dict[str, list[ReportColumn]]:
 
 def _columns_of(name: str, heading: str, rows: Sequence[ReportRow], definition: str | None) -> list[ReportColumn]:
     signs = {score.fingerprint: SIGNS[score.better] for row in rows for score in row.scores if score.metric == name}
-    return [
-        ReportColumn(heading + version, _score_cell(name, made), definition, signs[made], name, _score(name, made))
-        for made, version in score_versions(name, rows).items()
-    ]
+    columns = []
+    for fingerprint, version in score_versions(name, rows).items():
+
+        def cell(row: ReportRow, fingerprint: str = fingerprint) -> str:
+            if (score := row.score(name, fingerprint)) is None:
+                return MISSING
+            some = "" if not score.whole or score.n == row.n else f" (n={score.n})"
+            return with_interval(score.estimate, 3, too_few=score.too_few) + some
+
+        def value(row: ReportRow, fingerprint: str = fingerprint) -> float | None:
+            score = row.score(name, fingerprint)
+            return None if score is None or score.estimate.value is None else round(score.estimate.value, 3)
+
+        columns.append(ReportColumn(heading + version, cell, definition, signs[fingerprint], name, value))
+    return columns
 
 
 def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
@@ -415,24 +427,6 @@ def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
     alone = {digest for digest, text in edits.items() if text and list(edits.values()).count(text) == 1}
     which = {digest: text if digest in alone else f"{text} {digest}".strip() for digest, text in edits.items()}
     return {digest: f" ({text})" if len(which) > 1 else "" for digest, text in which.items()}
-
-
-def _score_cell(name: str, fingerprint: str) -> Callable[[ReportRow], str]:
-    def cell(row: ReportRow) -> str:
-        if (score := row.score(name, fingerprint)) is None:
-            return MISSING
-        some = "" if not score.whole or score.n == row.n else f" (n={score.n})"
-        return with_interval(score.estimate, 3, too_few=score.too_few) + some
-
-    return cell
-
-
-def _score(name: str, fingerprint: str) -> Callable[[ReportRow], float | None]:
-    def value(row: ReportRow) -> float | None:
-        score = row.score(name, fingerprint)
-        return None if score is None or score.estimate.value is None else round(score.estimate.value, 3)
-
-    return value
 
 
 def _summary(metric: str, bounded: Kind | None) -> str | None:

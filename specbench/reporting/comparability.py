@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import compress
 from pathlib import Path
+from typing import Literal
 
 import pandas as pd
 import pyarrow as pa
@@ -80,6 +81,11 @@ class Run:
             rows.attrs["untimed"] = dict(Counter(stack for stack in stacks if stack != self.info.stack))
         return rows, failed
 
+    @cached_property
+    def speed_up(self) -> Callable[[Run], stats.SpeedUp | None]:
+        """Function that computes the speed-up over another run, once for each."""
+        return cache(lambda other: stats.speed_up(self.rows, other.rows))
+
     @property
     def started(self) -> list[str]:
         """Start time of each image, UTC."""
@@ -113,7 +119,7 @@ def decoded_apart(run: Run, other: Run) -> bool:
     return 2 * sum(apart) > len(common)
 
 
-def _calls(run: Run) -> dict[tuple, tuple[str, str]]:
+def _calls(run: Run) -> dict[tuple[str, int], tuple[str, str]]:
     """Start and end of the call that decoded each image: the last call that began before the image."""
     calls = sorted((str(call.started_at), str(call.finished_at or call.started_at)) for call in run.info.invocations)
     starts = [start for start, _ in calls]
@@ -145,7 +151,8 @@ def _apart(mine: str, theirs: str) -> tuple[str, str]:
         return mine, theirs
     these, those = (dict(part.rsplit(" ", 1) for part in text.split(", ") if part) for text in (mine, theirs))
     names = [name for name in these if name in those and these[name] != those[name]]
-    return tuple(", ".join(f"{name} {versions[name]}" for name in names) for versions in (these, those))
+    first, second = (", ".join(f"{name} {versions[name]}" for name in names) for versions in (these, those))
+    return first, second
 
 
 def configuration(info: RunInfo) -> str:
@@ -183,7 +190,8 @@ def with_ar_runs(folders: Iterable[Path]) -> dict[Path, tuple[Run, list[Run]]]:
 
 def copies(runs: Sequence[Run]) -> dict[Path, Path]:
     """Return folders with a copy of another folder's run (same run id, same start of an image), and that folder."""
-    groups, copied = {}, {}
+    groups: dict[str, list[Run]] = {}
+    copied: dict[Path, Path] = {}
     for run in sorted(runs, key=lambda run: run.folder.name != run.info.run_id):
         groups.setdefault(run.info.run_id, []).append(run)
     for first, *others in groups.values():
@@ -201,7 +209,7 @@ def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None
     return min(candidates, key=lambda pair: (len(pair[0]), pair[1].folder.name), default=None)
 
 
-def code_text(info: RunInfo, kind: str = "decoder") -> str:
+def code_text(info: RunInfo, kind: Literal["decoder", "model"] = "decoder") -> str:
     """Edit time of the code of the decoder or model, in the local time zone."""
     digest = getattr(info.spec, f"{kind}_code")
     if digest is None:

@@ -14,13 +14,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from specbench import stats
 from specbench.errors import GATE, SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings, made_score
 from specbench.metrics.score_store import difference, of_same_captions, read_scores, stored_difference
-from specbench.reporting.columns import MARK, MISSING, TOO_FEW, between, number
+from specbench.reporting.columns import MARK, MISSING, TOO_FEW, bracketed, number
 from specbench.reporting.comparability import Run, decoded_apart, is_ar, mismatched_fields
 from specbench.reporting.report_rows import eager_ar, stalled_images
 from specbench.reporting.row import ARROWS, Against, Compared, OverAR, ReportRow, Stalled, unique_names
@@ -48,7 +49,6 @@ _NAMES = {
     "median_b_ms": "latency p50 of B, ms",
 }
 """Printed names of the numbers about speed, "" if not printed. All other rows are score differences."""
-_TESTED = (None, _NAMES["speedup"])  # Names of tested numbers; None: a score
 MARKED = f"{MARK}: differs from the baseline. {stats.RULE}"
 _LEAST_P = 0.0001
 _BOUNDS = {"": "value", ".low": "low", ".high": "high"}
@@ -71,46 +71,42 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None, may_be_one:
     return corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
 
 
-def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None) -> list[dict[str, Compared]]:
-    """Compare each pair (baseline, run): return the speed-up and the score differences by name."""
-    compared = (compare_runs(*pair, settings, may_be_one=True) for pair in pairs)
-    return [{row.name: row for row in rows if _NAMES.get(row.name) in _TESTED} for rows in compared]
+def against(baseline: Path, run: Path) -> dict[str, Compared]:
+    """Compare a run with a baseline: return the speed-up and the score differences by name."""
+    rows = compare_runs(baseline, run, may_be_one=True)
+    return {row.name: row for row in rows if row.name == "speedup" or row.name not in _NAMES}
 
 
 def compare_rows(rows: Sequence[ReportRow], baseline: str) -> list[ReportRow]:
     """Add to report rows the numbers `against` a baseline of the same model and setting. `baseline`: the name of a row,
     of its decoder, or the start of a run id."""
-    settings = [_same_setting(row) for row in rows]
-    alike = {at: unique_names([row for row, own in zip(rows, settings, strict=True) if own == at]) for at in settings}
-    names = {row.run_id: name for named in alike.values() for name, row in named.items()}
-    bases = {setting: base for setting, named in alike.items() if (base := _base(named, baseline))}
-    compared = [row for row in rows if bases.get(_same_setting(row), row) is not row]
-    if not compared:
+    alike: dict[object, list[ReportRow]] = {}
+    for row in rows:
+        alike.setdefault((row.model, row.setting), []).append(row)
+    bases = {setting: base for setting, group in alike.items() if (base := _base(unique_names(group), baseline))}
+
+    def compared(row: ReportRow) -> ReportRow:
+        name, base = bases.get((row.model, row.setting), ("", row))
+        if base is row:
+            return row
+        return replace(row, against=Against(name, against(base.folder, row.folder)))
+
+    shown = list(map(compared, rows))
+    if not any(row.against for row in shown):
         raise SpecbenchError(f"--baseline {baseline}: no run of this name is comparable with other runs")
-    numbers = iter(against([(bases[_same_setting(row)].folder, row.folder) for row in compared]))
-    return [
-        row
-        if bases.get(_same_setting(row), row) is row
-        else replace(row, against=Against(names[bases[_same_setting(row)].run_id], next(numbers)))
-        for row in rows
-    ]
+    return shown
 
 
-def _base(named: Mapping[str, ReportRow], baseline: str) -> ReportRow | None:
+def _base(named: Mapping[str, ReportRow], baseline: str) -> tuple[str, ReportRow] | None:
     """Find the row that `baseline` names: by unique name, else by label, decoder, or start of the run id."""
-    names = [(row, name, row.label, row.decoder) for name, row in named.items()]
-    ways = [[row for row, *words in names if words[at].lower() == baseline.lower()] for at in range(3)]
-    meant = next(filter(None, [*ways, [row for row, *_ in names if row.run_id.startswith(baseline)]]), [])
+    words = [(name, row.label, row.decoder) for name, row in named.items()]
+    ways = [[names[0] for names in words if names[at].lower() == baseline.lower()] for at in range(3)]
+    ways.append([name for name, row in named.items() if row.run_id.startswith(baseline)])
+    meant = next(filter(None, ways), [])
     if len(meant) > 1:
-        several = " or ".join(name for name, row in named.items() if row in meant)
-        raise SpecbenchError(
-            f"--baseline {baseline} is ambiguous: {several}?", "give one of these names, or the start of a run id"
-        )
-    return meant[0] if meant else None
-
-
-def _same_setting(row: ReportRow) -> str:
-    return json.dumps([row.model, row.setting], sort_keys=True)
+        what = f"--baseline {baseline} is ambiguous: {' or '.join(meant)}?"
+        raise SpecbenchError(what, "give one of these names, or the start of a run id")
+    return (meant[0], named[meant[0]]) if meant else None
 
 
 def marks(numbers: Mapping[str, Compared]) -> dict[str, str]:
@@ -120,7 +116,9 @@ def marks(numbers: Mapping[str, Compared]) -> dict[str, str]:
 
 def stall_note(stalled: Stalled | None, images: int, median: stats.Estimate | None) -> str | None:
     """Sentence about the stalled images of a run, with the median latency; None if no image stalled."""
-    return stalled and (
+    if stalled is None or median is None:
+        return None
+    return (
         f"{stalled.images} of {images} images stalled: the slowest took {number(stalled.slowest_ms / 1e3)} s, "
         f"the median is {number(median.value / 1e3)} s; the mean latency and the speed-up include it"
     )
@@ -169,7 +167,7 @@ def _speed_rows(a: Run, b: Run) -> list[Compared]:
             unlike = f"differs in {', '.join(differing)}" if differing else "no images in common"
             steps = Compared("step_ratio", note=unlike)
         else:
-            steps = Compared("step_ratio", stats.Estimate(stats.step_ratio(common)), n=len(common))
+            steps = Compared("step_ratio", _estimate(stats.step_ratio(common)), n=len(common))
         return [steps if name == "step_ratio" else Compared(name, note=why) for name in names]
     pairs = stats.paired(b.rows, a.rows).dropna(subset=["latency_ms", "latency_ms_base"])
     saved = stats.difference_to_show(stats.speed_difference(pairs))
@@ -184,8 +182,12 @@ def _speed_rows(a: Run, b: Run) -> list[Compared]:
     return [
         Compared(names[0], total, saved.p, None, result.pairs, needed, note),
         Compared(names[1], back, n=result.pairs, note=note),
-        *(Compared(name, stats.Estimate(value), n=result.pairs) for name, value in factors),
+        *(Compared(name, _estimate(value), n=result.pairs) for name, value in factors),
     ]
+
+
+def _estimate(value: float | None) -> stats.Estimate | None:
+    return None if value is None else stats.Estimate(value)
 
 
 def _latency_rows(name: str, run: Run) -> list[Compared]:
@@ -193,36 +195,40 @@ def _latency_rows(name: str, run: Run) -> list[Compared]:
     images, median = len(run.rows), stats.latency_p50_ms(run.rows)
     if median is None:
         return []
-    mean = stats.Estimate(stats.latency_ms(run.rows))
+    stall = stall_note(stalled_images(run.rows), images, median)
     return [
-        Compared(f"latency_{name}_ms", mean, n=images, note=stall_note(stalled_images(run.rows), images, median)),
+        Compared(f"latency_{name}_ms", _estimate(stats.latency_ms(run.rows)), n=images, note=stall),
         Compared(f"median_{name}_ms", median, n=images),
     ]
 
 
 def quality_rows(a: Path, b: Path, settings: Settings | None = None, distances: bool = True) -> list[Compared]:
     """Compute the paired differences of overall scores, B minus A; of distances only if `distances`."""
-    scores = [{(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b)]
-    every = scores[1] | scores[0]
-    whole = [key for key in (scores[0] | scores[1]) if ":" not in key[0]]
-    whole = [key for key in whole if distances or every[key]["kind"] != "distance"]
-    named = {name: {fact: every[name, digest][fact] for fact in ("better", "kind")} for name, digest in whole}
+    own, other = ({(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b))
+    every: Mapping[Any, Mapping[str, Any]] = own | other | own  # if both runs have a score, the first run's
+    whole = {key: row for key, row in every.items() if ":" not in key[0] and (distances or row["kind"] != "distance")}
+    named = {row["metric"]: {fact: row[fact] for fact in ("better", "kind")} for row in whole.values()}
     common = of_same_captions(a, b) if whole else None
     if common is not None and common.empty:
         return [Compared(name, note=_nothing_common(a, b), **facts) for name, facts in named.items()]
-    shared = [key for key in whole if key in scores[0] and key in scores[1]]
+    shared = {key: mine for key, mine in whole.items() if key in own and key in other}
     rows = []
-    for key in shared:
-        mine, theirs = scores[0][key], scores[1][key]
-        row = (common is None and _plain_difference(mine, theirs)) or _quality_row(a, b, mine, settings)
+    for key, mine in shared.items():
+        row = (_plain_difference(mine, other[key]) if common is None else None) or _quality_row(a, b, mine, settings)
         if sum(name == key[0] for name, _ in shared) > 1:
             version = [edited_text(mine["edited"])] if mine["edited"] else []
             row = replace(row, note="; ".join(filter(None, (*version, f"fingerprint {key[1]}", row.note))))
         rows.append(replace(row, better=mine["better"], kind=mine["kind"]))
     compared = {row.name for row in rows}
     for name in (name for name in named if name not in compared):
-        mine, theirs = ([row for key, row in stored.items() if key[0] == name] for stored in scores)
-        note = _unlike(mine, theirs) or f"scored only in {_name(a, b) if mine else _name(b, a)}"
+        first, second = (
+            next((row for row in stored.values() if row["metric"] == name), None) for stored in (own, other)
+        )
+        if first and second:
+            theirs = json.loads(str(second["identity"]))
+            note = f"computed differently: different {_fields_that_differ(first['identity'], theirs)}"
+        else:
+            note = f"scored only in {_name(a, b) if first else _name(b, a)}"
         rows.append(Compared(name, note=note, **named[name]))
     return rows
 
@@ -242,7 +248,7 @@ def _nothing_common(a: Path, b: Path) -> str:
     return f"the captions in common have different ids{advice}"
 
 
-def _plain_difference(mine: Mapping, theirs: Mapping) -> Compared | None:
+def _plain_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Compared | None:
     """Difference of two distances without interval, from the stored scores alone."""
     whole = mine["kind"] == "distance" and mine["images"] == theirs["images"] == mine["n"] == theirs["n"]
     if not whole or any(score["low"] is not None or score["value"] is None for score in (mine, theirs)):
@@ -251,7 +257,7 @@ def _plain_difference(mine: Mapping, theirs: Mapping) -> Compared | None:
     return Compared(str(mine["metric"]), gap, n=mine["n"], note="too few images for an interval")
 
 
-def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) -> Compared:
+def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings | None) -> Compared:
     name, identity = str(score["metric"]), json.loads(score["identity"])
     if (stored := stored_difference(b, a, score)) is not None:
         return _difference(name, stats.difference_to_show(stored[0]), stored[1], score)
@@ -262,12 +268,13 @@ def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) ->
     if reference != name and (code is None or code.digest[:16] != identity.get("code")):
         return Compared(name, note=f"its class {reference} is missing or has changed since it scored")
     try:
-        on = {"device": "cuda"} if "float32" in identity else {}
-        metric = metric_catalog.metric(reference)(replace(settings or Settings(), **on))
+        settings = settings or Settings()
+        settings = replace(settings, device="cuda") if "float32" in identity else settings
+        metric = metric_catalog.metric(reference)(settings)
         if made_score(metric).fingerprint != score["fingerprint"]:
             unlike = _fields_that_differ(score["identity"], made_score(metric).facts)
             return Compared(name, note=f"scored with a different {unlike}")
-        paired = difference(b, a, metric)
+        paired: Mapping[str, Any] | None = difference(b, a, metric)
     except SpecbenchError as error:
         return Compared(name, note=error.what)
     if paired is None:
@@ -276,7 +283,7 @@ def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) ->
     return _difference(name, shown, paired["n"], score)
 
 
-def _difference(name: str, estimate: stats.Difference, n: int, score: Mapping) -> Compared:
+def _difference(name: str, estimate: stats.Difference, n: int, score: Mapping[str, Any]) -> Compared:
     needed = None if score["value"] is None else stats.prompts_needed(estimate.spread, CHANGE * score["value"])
     return Compared(name, estimate, estimate.p, None, n, needed, None if estimate.low is not None else FEW_NOTE)
 
@@ -286,15 +293,7 @@ def _name(folder: Path, other: Path) -> str:
     return folder.name if folder.name != other.name else str(folder)
 
 
-def _unlike(mine: Sequence[Mapping], theirs: Sequence[Mapping]) -> str | None:
-    """Reason why a metric scored in both runs cannot be compared; None if one of the runs lacks it."""
-    if not mine or not theirs:
-        return None
-    fields = _fields_that_differ(mine[0]["identity"], json.loads(theirs[0]["identity"]))
-    return f"computed differently: different {fields}"
-
-
-def _fields_that_differ(identity: str, other: Mapping[str, object]) -> str:
+def _fields_that_differ(identity: Any, other: Mapping[str, object]) -> str:
     mine = json.loads(identity)
     return ", ".join(key for key in sorted(mine.keys() | other.keys()) if mine.get(key) != other.get(key))
 
@@ -318,7 +317,7 @@ class Gate:
             bound = float(match[4]) if match else math.nan
         except ValueError:
             bound = math.nan
-        if math.isnan(bound):  # comparisons with NaN are always false, so the gate would never fail
+        if not match or math.isnan(bound):  # comparisons with NaN are always false, so the gate would never fail
             raise SpecbenchError(
                 f"'{text}' is not a condition", "write a name, one of < <= > >=, and a number: speedup<0.98"
             )
@@ -339,43 +338,40 @@ class Gate:
 
 def verdict(rows: Sequence[Compared]) -> str:
     """One sentence on the rows of `compare_runs` with real differences at the 5 % level."""
-    clauses = {True: [], False: []}
+    real, unclear = [], []
     tests = Counter(_question(row) for row in rows if row.p_holm is not None)
     for row in rows:
-        if row.value is None or (row.name in _NAMES and row.name != "speedup"):
+        if row.estimate is None or (row.name in _NAMES and row.name != "speedup"):
             continue
-        real = row.real
-        clauses[real].append(_told(row) if real else _open(row, tests[_question(row)]))
-    real = f"{'; '.join(clauses[True])}." if clauses[True] else ""
-    open_ = f"No difference is shown in {', '.join(clauses[False])}." if clauses[False] else ""
-    if clauses[True] or clauses[False]:
-        return " ".join(filter(None, (real, open_)))
+        if row.real:
+            real.append(_told(row, row.estimate))
+        else:
+            unclear.append(_open(row, row.estimate, tests[_question(row)]))
+    if real or unclear:
+        shown = [f"{'; '.join(real)}."] if real else []
+        return " ".join([*shown, *([f"No difference is shown in {', '.join(unclear)}."] if unclear else [])])
     steps = next((row.value for row in rows if row.name == "step_ratio"), None)
     if steps is None:
         return "Nothing could be compared."
     return f"Only steps could be compared: A takes {number(steps)} times as many as B."
 
 
-def _told(row: Compared) -> str:
+def _told(row: Compared, estimate: stats.Estimate) -> str:
+    value, interval = _value(row.name, estimate.value), bracketed(estimate, _digits(row.name))
     if row.name == "speedup":
-        way = "faster" if row.value > 1 else "slower"
-        return f"B is {way} than A: {_value(row)} times as fast{_interval(row)}"
-    return f"B scores {'higher' if row.value > 0 else 'lower'} in {row.name}, by {_value(row)}{_interval(row)}"
+        return f"B is {'faster' if estimate.value > 1 else 'slower'} than A: {value} times as fast{interval}"
+    return f"B scores {'higher' if estimate.value > 0 else 'lower'} in {row.name}, by {value}{interval}"
 
 
-def _open(row: Compared, tests: int) -> str:
+def _open(row: Compared, estimate: stats.Estimate, tests: int) -> str:
     """Describe a number without a real difference; give the p-value if the interval excludes "no difference"."""
     name, none = ("speed", 1) if row.name == "speedup" else (row.name, 0)
     corrected = ""
-    low, high = row.estimate.low, row.estimate.high
-    if low is not None and row.p_holm is not None and not low <= none <= high:
+    low, high = estimate.low, estimate.high
+    if low is not None and high is not None and row.p_holm is not None and not low <= none <= high:
         corrected = f"; p = {_p(row.p_holm)}"
         corrected += f" once corrected for {tests} scores" if name != "speed" and tests > 1 else ""
-    return f"{name} ({_value(row)}{_interval(row)}{corrected})"
-
-
-def _interval(row: Compared) -> str:
-    return "" if row.estimate.low is None else f" [{between(row.estimate.low, row.estimate.high, _digits(row))}]"
+    return f"{name} ({_value(row.name, estimate.value)}{bracketed(estimate, _digits(row.name))}{corrected})"
 
 
 def directions(a: str, b: str) -> list[str]:
@@ -392,14 +388,15 @@ def comparison_lines(rows: Sequence[Compared]) -> list[tuple[str, ...]]:
     return [
         (
             _title(row),
-            _value(row),
-            _bounds(row),
+            _value(row.name, row.estimate.value),
+            bracketed(row.estimate, _digits(row.name)).strip(" []")
+            or (TOO_FEW if FEW_NOTE in (row.note or "") else MISSING),
             _p(row.p_holm),
             str(row.n or MISSING),
             f"{row.prompts_needed:,}" if row.prompts_needed else MISSING,
         )
         for row in rows
-        if row.value is not None and _title(row)
+        if row.estimate is not None and _title(row)
     ]
 
 
@@ -422,19 +419,13 @@ def _title(row: Compared) -> str:
     return _NAMES.get(row.name, f"{row.name} {ARROWS[row.better]}")
 
 
-def _value(row: Compared) -> str:
-    whole = row.name.endswith("_ms") and row.value >= 100
-    return number(row.value, 0 if whole else 2) if row.name in _NAMES else f"{row.value:+,.3f}"
+def _value(name: str, value: float) -> str:
+    whole = name.endswith("_ms") and value >= 100
+    return number(value, 0 if whole else 2) if name in _NAMES else f"{value:+,.3f}"
 
 
-def _bounds(row: Compared) -> str:
-    if row.estimate.low is not None:
-        return between(row.estimate.low, row.estimate.high, _digits(row))
-    return TOO_FEW if FEW_NOTE in (row.note or "") else MISSING
-
-
-def _digits(row: Compared) -> int:
-    return 2 if row.name in _NAMES else 3
+def _digits(name: str) -> int:
+    return 2 if name in _NAMES else 3
 
 
 def _p(p: float | None) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from specbench.metrics import scoring
 from specbench.reporting.picture_figures import write_pictures
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.row import record, unique_names
-from specbench.reporting.text_formats import render
+from specbench.reporting.text_formats import ReportOptions, report_markdown
 from specbench.runs.compiler import missing
 from specbench.runs.plan import Plan, make_plan
 from specbench.runs.run_progress import Reporter
@@ -36,7 +37,7 @@ def demo(
     reporter: Reporter | None = None,
     score_reporter: scoring.ScoreReporter | None = None,
     tell: Callable[[str], object] = lambda line: None,
-) -> list[dict]:
+) -> list[dict[str, object]]:
     """Compare decoders on the embedded model (`specbench demo`).
 
     Args:
@@ -55,7 +56,7 @@ def demo(
     """
     out, reporter = Path(out), reporter or Reporter()
     steps = "on" if compile == AUTO and missing(chosen_device(AUTO)) is None else compile
-    flags = {"threads": THREADS, "window": _WINDOW, "out": str(out)}
+    flags: dict[str, Any] = {"threads": THREADS, "window": _WINDOW, "out": str(out)}
     if steps == "on" and not (out / PICTURE).exists():
         tell(_first_look(out, flags, min(limit, _FIRST_IMAGES)))
     summary = run_plans(_plan(flags | {"decoder": [*SHOWN], "limit": limit, "compile": steps}), reporter)
@@ -64,11 +65,11 @@ def demo(
     scoring.score(summary.folders, reporter=score_reporter).check()
     rows = report_rows(summary.folders)
     write_pictures({name: row.folder for name, row in unique_names(rows).items()}, out / PICTURE)
-    (out / TABLES).write_text(render(rows, everything=True, explain=True))
+    (out / TABLES).write_text(report_markdown(rows, ReportOptions(everything=True, explain=True)))
     return [record(row) for row in rows]
 
 
-def _first_look(out: Path, flags: Mapping[str, object], limit: int) -> str:
+def _first_look(out: Path, flags: dict[str, Any], limit: int) -> str:
     """Decode `limit` prompts eagerly with AR and the decoder with a head. Return a line on their speed and images."""
     eager = {"decoder": ["ar", HEAD], "limit": limit, "compile": "off", "out": str(out / FIRST)}
     rows = report_rows(run_plans(_plan(flags | eager), Reporter()).folders)
@@ -78,5 +79,5 @@ def _first_look(out: Path, flags: Mapping[str, object], limit: int) -> str:
     return f"First look, {counted(limit, 'prompt')}: {fast} not compiled yet: {out / PICTURE}"
 
 
-def _plan(flags: Mapping[str, object]) -> Plan:
+def _plan(flags: dict[str, Any]) -> Plan:
     return make_plan(merge(run_settings(), flags | {"baseline": 0}, env={}))

@@ -22,6 +22,9 @@ _MARKERS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "star
 _DASHES, _HATCHES = ("-", "--", "-.", ":"), ("", "///", "...", "xxx", "+++", "---")
 _BLACK = {"color": "0.1", "marker": "o", "hatch": "", "dash": "-"}
 _ROW, _LEGEND, _LEAST = 0.17, 0.16, 1.9  # Inches: a row of points, a line of the legend, the smallest height
+Point = Mapping[str, Any]
+Look = Mapping[str, str]
+Places = Mapping[str, list[Any]]
 
 
 class Drawn(Figure):
@@ -81,9 +84,9 @@ def saved(figure: Figure, fmt: str) -> bytes:
     return sink.getvalue()
 
 
-def _places(chart: Chart) -> dict[str, list]:
+def _places(chart: Chart) -> dict[str, list[Any]]:
     """Ordered categories of an axis: x, y, or pairs of facet and y."""
-    places: dict[str, list] = {}
+    places: dict[str, list[Any]] = {}
     for axis in ("x", "y"):
         scale = chart["scales"].get(axis, {})
         texts = [p.get(axis) for layer in chart["layers"] for p in layer["points"] if isinstance(p, Mapping)]
@@ -96,7 +99,7 @@ def _places(chart: Chart) -> dict[str, list]:
     return places
 
 
-def _place(point: Mapping, channel: str, places: Mapping[str, list]) -> Any:
+def _place(point: Point, channel: str, places: Places) -> Any:
     """Position of a point on an axis: a number, or the place of its category."""
     value, axis = point.get(channel), channel[0]
     if isinstance(value, str):
@@ -104,58 +107,46 @@ def _place(point: Mapping, channel: str, places: Mapping[str, list]) -> Any:
     return value
 
 
-def _draw_layer(axes: Axes, layer: Mapping, looks: Mapping[str, Mapping], places: Mapping[str, list]) -> None:
-    if layer["mark"] == "one":
+def _draw_layer(axes: Axes, layer: Mapping[str, Any], looks: Mapping[str, Look], places: Places) -> None:
+    """Draw the points of a layer, those of each run or part in its look."""
+    mark = layer["mark"]
+    if mark == "one":
         axes.axvline(1, color="0.5", linewidth=0.6, linestyle=":")
         return
-    groups: dict[str | None, list[Mapping]] = {}
-    for point in layer["points"]:
-        groups.setdefault(point.get(layer["by"]), []).append(point)
-    stacked: dict[Any, float] = {}
-    for name, points in groups.items():
-        _draw_group(axes, layer, name, points, looks.get(str(name), _BLACK), places, stacked)
+    stacked: dict[Any, float] = {}  # the present end of stacked bars, at which the next bar starts
+    for name in dict.fromkeys(point.get(layer["by"]) for point in layer["points"]):
+        points = [point for point in layer["points"] if point.get(layer["by"]) == name]
+        look = looks.get(str(name), _BLACK)
+        colour = look["color"]
+
+        def at(channel: str, some: Sequence[Point] = points) -> list[Any]:
+            return [_place(point, channel, places) for point in some]
+
+        if mark == "dot":
+            face = "white" if layer["hollow"] else colour
+            axes.scatter(at("x"), at("y"), s=14, marker=look["marker"], facecolors=face, edgecolors=colour,
+                         linewidths=0.9, label=name, zorder=3)  # fmt: skip
+        elif mark == "line":
+            dash = ":" if layer["dash"] == DASH else look["dash"]
+            axes.plot(at("x"), at("y"), color=colour, linestyle=dash, linewidth=1)
+        elif mark == "interval":
+            across, up = ([point for point in points if point.get(end) is not None] for end in ("x1", "y1"))
+            axes.hlines(at("y", across), at("x1", across), at("x2", across), color=colour, linewidth=0.9)
+            axes.vlines(at("x", up), at("y1", up), at("y2", up), color=colour, linewidth=0.9)
+        elif mark == "total":
+            axes.scatter(at("x"), at("y"), marker="|", s=90, color="black", linewidths=1.6, zorder=4)
+        elif mark == "bar":
+            starts, ends = at("x1"), at("x2")
+            if "x1" not in points[0]:
+                starts = [stacked.get(place, 0.0) for place in at("y")]
+                ends = [start + length for start, length in zip(starts, at("x"), strict=True)]
+                stacked |= dict(zip(at("y"), ends, strict=True))
+            widths = [end - start for start, end in zip(starts, ends, strict=True)]
+            axes.barh(at("y"), widths, left=starts, height=0.8, color=colour, hatch=look["hatch"],
+                      edgecolor="white", linewidth=0.3, label=name)  # fmt: skip
 
 
-def _draw_group(
-    axes: Axes,
-    layer: Mapping,
-    name: str | None,
-    points: Sequence[Mapping],
-    look: Mapping,
-    places: Mapping[str, list],
-    stacked: dict[Any, float],
-) -> None:
-    """Draw the points of one run or part. `stacked`: the present end of stacked bars, at which the next bar starts."""
-    mark, colour = layer["mark"], look["color"]
-
-    def at(channel: str, some: Sequence[Mapping] = points) -> list:
-        return [_place(point, channel, places) for point in some]
-
-    if mark == "dot":
-        face = "white" if layer["hollow"] else colour
-        axes.scatter(at("x"), at("y"), s=14, marker=look["marker"], facecolors=face, edgecolors=colour,
-                     linewidths=0.9, label=name, zorder=3)  # fmt: skip
-    elif mark == "line":
-        dash = ":" if layer["dash"] == DASH else look["dash"]
-        axes.plot(at("x"), at("y"), color=colour, linestyle=dash, linewidth=1)
-    elif mark == "interval":
-        across, up = ([point for point in points if point.get(end) is not None] for end in ("x1", "y1"))
-        axes.hlines(at("y", across), at("x1", across), at("x2", across), color=colour, linewidth=0.9)
-        axes.vlines(at("x", up), at("y1", up), at("y2", up), color=colour, linewidth=0.9)
-    elif mark == "total":
-        axes.scatter(at("x"), at("y"), marker="|", s=90, color="black", linewidths=1.6, zorder=4)
-    elif mark == "bar":
-        starts, ends = at("x1"), at("x2")
-        if "x1" not in points[0]:
-            starts = [stacked.get(place, 0.0) for place in at("y")]
-            ends = [start + length for start, length in zip(starts, at("x"), strict=True)]
-            stacked |= dict(zip(at("y"), ends, strict=True))
-        widths = [end - start for start, end in zip(starts, ends, strict=True)]
-        axes.barh(at("y"), widths, left=starts, height=0.8, color=colour, hatch=look["hatch"],
-                  edgecolor="white", linewidth=0.3, label=name)  # fmt: skip
-
-
-def _axes(axes: Axes, scales: Mapping[str, Mapping], places: Mapping[str, list]) -> None:
+def _axes(axes: Axes, scales: Mapping[str, Mapping[str, Any]], places: Places) -> None:
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
         scale = scales.get(name, {})
         if scale.get("label"):

@@ -9,17 +9,17 @@ All numbers are computed, not measured. The rows say so, are never stored, and e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, EIGHT_BITS, EIGHT_BITS_GAIN, RANDOM, ModelFacts
 from specbench.models.forward_time import Forward, Reached, forward_ms
-from specbench.models.network_sizes import Size, draft_weights, first_layer_weights
+from specbench.models.network_sizes import NetworkSize, Size, draft_weights, first_layer_weights
 from specbench.reporting.comparability import Run
 from specbench.reporting.marks import label
 from specbench.runs.memory_estimate import most_columns
@@ -79,19 +79,23 @@ class ForecastSetting:
     overhead_ms: Range | None  # of a step, low and high; None: measured by each run, for AR by the AR run
 
     @property
-    def size(self) -> Size:
-        """Sizes of the model."""
-        if self.model.size is None:
+    def network(self) -> NetworkSize:
+        """Sizes of the model's network."""
+        if self.model.network is None or self.model.size is None:
             raise SpecbenchError(f"the sizes of '{self.model.name}' are unknown", "choose a model at full scale")
-        # Eight-bit weights are converted to sixteen bits before they are multiplied.
-        return replace(self.model.size, eight_bits=0)
+        return self.model.network
+
+    @property
+    def size(self) -> Size:
+        """Sizes of a forward. Eight-bit weights are converted to sixteen bits before they are multiplied."""
+        return self.network.size(self.model.v_image)
 
     def forward(self, columns: float, context: float | None = None, slots: int | None = None) -> Forward:
         """Forward at a context; None: the mean context of an image. The KV cache keeps at most `slots` of it."""
         slots = slots or self.model.stream
         mean = PROMPT_TOKENS + slots * (1 - slots / self.model.stream / 2) if context is None else context
         guided = self.guidance != 1
-        moved, v_image = self.model.network.moved, self.model.v_image
+        moved, v_image = self.network.moved, self.model.v_image
         return Forward(self.size, moved, v_image, BYTES[self.dtype], columns, self.batch, guided, mean)
 
 
@@ -124,22 +128,32 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
         sentence each.
     """
     ar = next((length.overhead_ms for length in accepted if length.decoder.name == "ar"), None)
-    if setting.overhead_ms is None and (ar is None or any(length.overhead_ms is None for length in accepted)):
-        raise SpecbenchError(
-            "--overhead-ms run needs runs timed one image at a time, one of them ar", "--overhead-ms LOW,HIGH"
-        )
-    return [_row(length, setting, ar) for length in accepted]
+    overheads = [_overheads(length, setting, ar) for length in accepted]
+    return [_row(length, setting, of_steps) for length, of_steps in zip(accepted, overheads, strict=True)]
 
 
-def _row(length: Accepted, setting: ForecastSetting, ar_overhead: float | None) -> dict[str, object]:
+def _overheads(length: Accepted, setting: ForecastSetting, ar: float | None) -> list[Range]:
+    """Milliseconds of overhead of the decoder's step and of AR's: as measured, or the extreme assumptions. A decoder's
+    step never has less overhead than a step of AR."""
+    if setting.overhead_ms is not None:
+        low, high = setting.overhead_ms
+        return [(low, low), (high, high)] + [(high, low)] * (length.decoder.name != "ar")
+    if ar is None or length.overhead_ms is None:
+        what = "--overhead-ms run needs runs timed one image at a time, one of them ar"
+        raise SpecbenchError(what, "--overhead-ms LOW,HIGH")
+    return [(length.overhead_ms, ar)]
+
+
+def _row(length: Accepted, setting: ForecastSetting, overheads: Sequence[Range]) -> dict[str, object]:
     model = setting.model
-    ends = [_numbers(length, setting, corner) for corner in _corners(length, setting, ar_overhead)]
+    ends = [
+        _numbers(length, setting, Reached(bandwidth, flops), overhead, tokens)
+        for bandwidth, flops, overhead, tokens in product(setting.bandwidth, setting.flops, overheads, length.range)
+    ]
     shares = Reached(sum(setting.bandwidth) / 2, sum(setting.flops) / 2)
-    mean = setting.overhead_ms and sum(setting.overhead_ms) / 2
-    overheads = (length.overhead_ms, ar_overhead) if mean is None else (mean, mean)
-    assumed = Assumed(shares, *overheads, length.tokens_per_step)
-    middle, columns = _numbers(length, setting, assumed), most_columns(length.decoder, model)
-    slots = model.stream
+    mean, ar_mean = (sum(values) / len(values) for values in zip(*overheads[:2], strict=True))
+    middle = _numbers(length, setting, shares, (mean, ar_mean), length.tokens_per_step)
+    columns = most_columns(length.decoder, model)
     row: dict[str, object] = {
         "kind": FORECAST,
         "source": length.source,
@@ -158,47 +172,28 @@ def _row(length: Accepted, setting: ForecastSetting, ar_overhead: float | None) 
     for name, value in middle.items():
         values = [end[name] for end in ends]
         row |= {name: value, f"{name}_low": min(values), f"{name}_high": max(values)}
-    row["parts_ms"] = forward_ms(setting.forward(columns, slots=slots), setting.peak, assumed.reached)
+    row["parts_ms"] = forward_ms(setting.forward(columns, slots=model.stream), setting.peak, shares)
     return row | {"assumptions": assumptions(setting, [length])}
 
 
-class Assumed(NamedTuple):
-    """One set of assumptions: shares reached, milliseconds of overhead of the decoder's step and of AR's, and tokens
+def _numbers(
+    length: Accepted, setting: ForecastSetting, reached: Reached, overhead: Range, tokens: float
+) -> dict[str, float]:
+    """The forecast under one set of assumptions: shares reached, overhead of the decoder's step and of AR's, and tokens
     per step."""
-
-    reached: Reached
-    overhead: float
-    ar_overhead: float
-    tokens: float
-
-
-def _corners(length: Accepted, setting: ForecastSetting, ar: float | None) -> Iterator[Assumed]:
-    """The extreme assumptions. A decoder's step never has less overhead than a step of AR."""
-    if setting.overhead_ms is None:
-        overheads = [(length.overhead_ms, ar)]
-    else:
-        low, high = setting.overhead_ms
-        overheads = [(low, low), (high, high)] + [(high, low)] * (length.decoder.name != "ar")
-    ranges = setting.bandwidth, setting.flops, overheads, length.range
-    for bandwidth, flops, (overhead, ar_overhead), tokens in product(*ranges):
-        yield Assumed(Reached(bandwidth, flops), overhead, ar_overhead, tokens)
-
-
-def _numbers(length: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[str, float]:
-    """The forecast under one set of assumptions."""
     model, columns = setting.model, most_columns(length.decoder, setting.model)
 
     def ms(forward: Forward) -> float:
-        return sum(forward_ms(forward, setting.peak, assumed.reached).values())
+        return sum(forward_ms(forward, setting.peak, reached).values())
 
     prefill, single = ms(setting.forward(PROMPT_TOKENS, 0)), ms(setting.forward(1))
     forward = ms(setting.forward(columns, slots=model.stream))
     rounds = 1.0  # drafting rounds per forward
     if interval := length.decoder.options.get("interval"):
         rounds = interval / (interval - 1)
-    step = forward + rounds * sum(ms(level) for level in _drafting(length.decoder, setting)) + assumed.overhead
-    seconds = (prefill + model.stream / assumed.tokens * step) / 1e3
-    ar_seconds = (prefill + model.stream * (single + assumed.ar_overhead)) / 1e3
+    step = forward + rounds * sum(ms(level) for level in _drafting(length.decoder, setting)) + overhead[0]
+    seconds = (prefill + model.stream / tokens * step) / 1e3
+    ar_seconds = (prefill + model.stream * (single + overhead[1])) / 1e3
     return {
         "forward_ms": forward,
         "step_ms": step,
@@ -213,7 +208,7 @@ def _numbers(length: Accepted, setting: ForecastSetting, assumed: Assumed) -> di
 def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
     """Forwards of a draft head in one step, each with the output matrix. EAGLE: a forward per tree level (a layer and a
     projection of 2d x d). Vertical head: a forward per draft, plus its first layer once per step without the matrix."""
-    model, network = setting.model, setting.model.network
+    model, network = setting.model, setting.network
     if decoder.head_kind == "vertical":
         drafts, width = int(decoder.options["window"]) - 1, network.width
         first = Size(first_layer_weights(width), 0, width)
@@ -230,12 +225,11 @@ def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
     return [replace(whole, size=head, moved=moved, columns=columns) for columns in _head_columns(decoder.options)]
 
 
-def _head_columns(options: Mapping[str, object]) -> list[int]:
+def _head_columns(options: Mapping[str, Any]) -> list[int]:
     """By depth: number of columns that an EAGLE head extrapolates, the columns with children."""
-    if "paths" in options:
-        return [1, *[int(options["paths"])] * (int(options["window"]) - 2)][: int(options["window"]) - 1]
-    if "tree" not in options:  # an adaptive tree, at its maximum depth
-        return [1] * (int(options["window"]) - 1)
+    if "paths" in options or "tree" not in options:  # several paths, or an adaptive tree, at its maximum depth
+        depth = int(options["window"]) - 1
+        return [1, *[int(options.get("paths", 1))] * (depth - 1)][:depth]
     paths = node_paths(str(options["tree"]))
     return [len({path[:-1] for path in paths if len(path) == depth}) for depth in range(1, max(map(len, paths)) + 1)]
 
@@ -263,7 +257,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
         f"Overhead: {overhead}.",
         "The text encoder and the image decoder are left out.",
     ]
-    if setting.model.size.eight_bits:
+    if model.eight_bits:
         lines.append(
             f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}: reading its weights takes at least as long as in {setting.dtype}."
         )
@@ -280,9 +274,8 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
         )
     if others:
         lines.append(f"Tokens per step were measured on {', '.join(others)}, not on {model.name}.")
-        lines += _printed_sentences(
-            [length for length in accepted if length.decoder.name != "ar" and length.model != model.name]
-        )
+        elsewhere = [length for length in accepted if length.decoder.name != "ar" and length.model != model.name]
+        lines += _printed_sentences(elsewhere)
     lines += ["Rows of a batch that finish are refilled at once."] if setting.batch > 1 else []
     return lines
 

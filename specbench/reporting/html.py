@@ -13,10 +13,11 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
@@ -69,7 +70,7 @@ def write_page(folders: Sequence[Path], path: Path) -> Path:
 def page(rows: Sequence[ReportRow]) -> str:
     """Render the page of report rows; images and plot data are read from their run folders."""
     grouped = sections(rows)
-    shown = [_section(section, PROMPTS) for section in grouped]
+    shown = [_section(section) for section in grouped]
     drawn = [chart for section in shown for chart in (*section["charts"], *section["folded_charts"])]
     return template("page.html.jinja").render(
         title=_title(rows),
@@ -88,11 +89,10 @@ def _repeat(rows: Sequence[ReportRow]) -> TextTable:
     lines = []
     for row in rows:
         folder = row.folder
-        info = read_info(folder)
-        options = ", ".join(f"{name}={plain(value)}" for name, value in row.options.items()) or "-"
-        inline = ",".join([row.decoder, *(f"{name}={plain(value)}" for name, value in row.options.items())])
-        command = info.command(inline.replace(",", ":", 1), folder.parent)
-        lines.append((row.label, command, options, "; ".join(row.environment), str(folder)))
+        options = [f"{name}={plain(value)}" for name, value in row.options.items()]
+        inline = f"{row.decoder}:{','.join(options)}" if options else row.decoder
+        command = read_info(folder).command(inline, folder.parent)
+        lines.append((row.label, command, ", ".join(options) or "-", "; ".join(row.environment), str(folder)))
     return plain_table(("decoder", "command", "options", "hardware and versions", "folder"), lines)
 
 
@@ -108,8 +108,8 @@ def _title(rows: Sequence[ReportRow]) -> str:
 
 def page_charts(rows: Sequence[ReportRow]) -> list[charts.Chart]:
     """The charts of the page of these report rows, in its order."""
-    shown = [_section(section, 0) for section in sections(rows)]
-    return [chart for section in shown for name in ("charts", "folded_charts") for chart in section.get(name, ())]
+    shown = [_names(section.runs) for section in sections(rows)]
+    return [chart for names in shown for of in (_main_charts, _step_charts) for chart in of(names, _marks(names))]
 
 
 def template(name: str) -> jinja2.Template:
@@ -150,19 +150,21 @@ def _script(name: str) -> str:
     return (files("specbench.reporting") / "scripts" / name).read_text(encoding="utf-8")
 
 
-def _section(section: Section, limit: int) -> dict:
+def _marks(names: Mapping[str, ReportRow]) -> dict[str, Mark]:
+    by_decoder = marks_of(row.decoder for row in names.values())
+    return {name: by_decoder[row.decoder] for name, row in names.items()}
+
+
+def _section(section: Section) -> dict[str, Any]:
     names = _names(section.runs)
-    by_decoder = marks_of(row.decoder for row in section.runs)
-    marks = {name: by_decoder[row.decoder] for name, row in names.items()}
+    marks = _marks(names)
     accepted = {name: image_tiles.mean_map(row.folder, "accepted") for name, row in names.items()}
     folded = [
         page_table(table, section.runs)
         for table in section.tables
         # Of the parts of a metric, only parts with enough images for an interval.
         if not table.title
-        or any(
-            "[" in cell and TOO_FEW not in cell for row in section.runs for cell in (c.cell(row) for c in table.columns)
-        )
+        or any("[" in text and TOO_FEW not in text for row in table.texts(section.runs).rows for text, _ in row)
     ]
     return {
         "heading": section.heading,
@@ -170,17 +172,17 @@ def _section(section: Section, limit: int) -> dict:
         "headline": _headline(names, marks),
         "table": page_table(section.first, section.runs, best=True),
         "has_intervals": not lacks_interval(section.runs, parts=False),
-        "marks": [marks[name] for name in names],
-        "legend": {row.decoder: by_decoder[row.decoder] for row in section.runs},
+        "marks": [*marks.values()],
+        "legend": {row.decoder: marks[name] for name, row in names.items()},
         "folded": folded + _differences(names),
-        "charts": [*_quality_charts(names, marks), *_speed_charts(names, marks)],
+        "charts": _main_charts(names, marks),
         "folded_charts": _step_charts(names, marks),
         "maps": [
             {"name": name, "picture": data_url(image_tiles.share_picture(shares))}
             for name, shares in accepted.items()
             if shares is not None
         ],
-        "gallery": _gallery(names, marks, limit),
+        "gallery": _gallery(names, marks),
     }
 
 
@@ -196,40 +198,58 @@ def page_table(table: ReportTable, runs: Sequence[ReportRow], best: bool = False
     return replace(texts, headings=[titles[heading] for heading in texts.headings], notes=notes)
 
 
-def _headline(names: Mapping[str, ReportRow], marks: Marks) -> dict:
-    """Speed and up to two scores of each run, as positions on a line in percent. Groups: lossless, not lossless, other
-    programs; the fastest run of a group is first."""
+class _Measure(NamedTuple):
+    """A number of the first lines of a section."""
+
+    heading: str
+    digits: int
+    values: Mapping[str, Estimate]  # by run
+    ar: float | None
+    too_few: Set[str]  # runs with too few prompts for an interval
+
+    def cell(self, name: str) -> list[Any]:
+        """Value, bounds and AR's value of a run, as positions on a line in percent, and the text; empty if missing."""
+        if (shown := self.values.get(name)) is None:
+            return []
+        every = [end for estimate in self.values.values() for end in (estimate.value, estimate.low, estimate.high)]
+        known = [end for end in (*every, self.ar) if end is not None and math.isfinite(end)]
+        low, high = min(known, default=0.0), max(known, default=0.0)
+
+        def percent(value: float | None) -> float | None:
+            share = min(max(((value or 0.0) - low) / (high - low), 0.0), 1.0) if high > low else 0.5
+            return None if value is None else round(2 + 96 * share, 1)
+
+        text = with_interval(shown, self.digits, too_few=name in self.too_few)
+        return [*map(percent, (shown.value, shown.low, shown.high, self.ar)), text]
+
+
+def _headline(names: Mapping[str, ReportRow], marks: Marks) -> dict[str, Any]:
+    """Speed and up to two scores of each run. Groups: lossless, not lossless, other programs; the fastest run of a
+    group is first."""
     measures = [_speed(names), *_two_scores(names)]
-    spans = [_span((*values.values(), Estimate(ar))) for _, _, values, ar, _ in measures]
-    groups: dict[str, list] = {"lossless": [], "not lossless": [], "other programs": []}
-    for name in sorted(names, key=lambda name: -measures[0][2][name].value if name in measures[0][2] else math.inf):
-        cells = []
-        for (_, digits, values, ar, few), span in zip(measures, spans, strict=True):
-            number = values.get(name)
-            places = [_percent(value, span) for value in (number.value, number.low, number.high, ar)] if number else []
-            cells.append(places and [*places, with_interval(number, digits, too_few=name in few)])
+    speeds = measures[0].values
+    groups: dict[str, list[Any]] = {"lossless": [], "not lossless": [], "other programs": []}
+    for name in sorted(names, key=lambda name: -speeds[name].value if name in speeds else math.inf):
         row = names[name]
         exactness = "lossless" if row.lossless and not failed_audit(row) else "not lossless"
-        groups["other programs" if row.imported else exactness].append((name, marks[name], cells))
-    return {"headings": [heading for heading, *_ in measures], "groups": {kind: g for kind, g in groups.items() if g}}
-
-
-_Measure = tuple[str, int, dict[str, Estimate], float | None, set[str]]
-"""Heading, digits, value by run, AR's value, and the runs with too few prompts for an interval."""
+        shown = name, marks[name], [measure.cell(name) for measure in measures]
+        groups["other programs" if row.imported else exactness].append(shown)
+    shown_groups = {kind: group for kind, group in groups.items() if group}
+    return {"headings": [measure.heading for measure in measures], "groups": shown_groups}
 
 
 def _speed(names: Mapping[str, ReportRow]) -> _Measure:
     """The speed-up; if no run has a speed-up, images per hour; else tokens per step."""
-    speeds = {name: row.over_ar.speedup for name, row in names.items() if value_of(row.over_ar.speedup)}
+    speeds = {name: speed for name, row in names.items() if (speed := row.over_ar.speedup) and speed.value}
     baselines = {name for name in speeds if names[name].over_ar.baseline == names[name].run_id}
     speeds |= {name: Estimate(1.0) for name in baselines}  # 1 by definition, without an interval
     if speeds:
         few = {name for name in speeds if speeds[name].low is None} - baselines
-        return "speed-up ↑ [95 %]", 2, speeds, 1.0, few
+        return _Measure("speed-up ↑ [95 %]", 2, speeds, 1.0, few)
     key = "images_per_hour" if any(row.images_per_hour for row in names.values()) else "tokens_per_step"
-    rates = {name: replace(rate, low=None, high=None) for name, row in names.items() if (rate := row.number(key))}
+    rates = {name: Estimate(rate.value) for name, row in names.items() if (rate := row.number(key))}
     ar = next((rate.value for name, rate in rates.items() if names[name].decoder == "ar"), None)
-    return f"{key.replace('_', ' ')} ↑", 2, rates, ar, set()
+    return _Measure(f"{key.replace('_', ' ')} ↑", 2, rates, ar, set())
 
 
 def _two_scores(names: Mapping[str, ReportRow]) -> list[_Measure]:
@@ -240,28 +260,14 @@ def _two_scores(names: Mapping[str, ReportRow]) -> list[_Measure]:
             if score.whole:
                 by_version.setdefault((score.metric, score.fingerprint), {})[name] = score
     ar = next((name for name, row in names.items() if row.decoder == "ar"), None)
-    most = sorted(by_version.items(), key=lambda pair: -len(pair[1]))[:2]
-    return [
-        (
-            f"{metric}{score_versions(metric, [*names.values()])[digest]} {ARROWS[next(iter(scores.values())).better]}",
-            *(3, {name: score.estimate for name, score in scores.items()}),
-            scores[ar].estimate.value if ar in scores else None,
-            {name for name, score in scores.items() if score.too_few},
-        )
-        for (metric, digest), scores in most
-    ]
-
-
-def _span(estimates: Iterable[Estimate]) -> tuple[float, float]:
-    every = [number for estimate in estimates for number in (estimate.value, estimate.low, estimate.high)]
-    numbers = [number for number in every if number is not None and math.isfinite(number)]
-    return (min(numbers), max(numbers)) if numbers else (0.0, 0.0)
-
-
-def _percent(value: float | None, span: tuple[float, float]) -> float | None:
-    low, high = span
-    share = min(max(((value or 0.0) - low) / (high - low), 0.0), 1.0) if high > low else 0.5
-    return None if value is None else round(2 + 96 * share, 1)
+    measures = []
+    for (metric, digest), scores in sorted(by_version.items(), key=lambda pair: -len(pair[1]))[:2]:
+        version = score_versions(metric, [*names.values()])[digest]
+        heading = f"{metric}{version} {ARROWS[next(iter(scores.values())).better]}"
+        values = {name: score.estimate for name, score in scores.items()}
+        few = {name for name, score in scores.items() if score.too_few}
+        measures.append(_Measure(heading, 3, values, scores[ar].estimate.value if ar in scores else None, few))
+    return measures
 
 
 def _names(runs: Sequence[ReportRow]) -> dict[str, ReportRow]:
@@ -274,23 +280,20 @@ def _names(runs: Sequence[ReportRow]) -> dict[str, ReportRow]:
     return names
 
 
-def _quality_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Chart]:
-    """Each score against speed."""
+def _main_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Chart]:
+    """Each score against speed, the parts of the speed-up, the speed-up of each prompt, and sweeps."""
     runs = [replace(row, label=name) for name, row in names.items()]
     metrics = dict.fromkeys(score.metric for row in runs for score in row.scores if score.whole)
     versions = [(metric, *version_of) for metric in metrics for version_of in score_versions(metric, runs).items()]
     fronts = {metric + version: pareto(runs, metric, digest) for metric, digest, version in versions}
-    return [charts.pareto_chart(points, metric, marks) for metric, points in fronts.items() if len(points) > 1]
-
-
-def _speed_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Chart]:
-    """The parts of the speed-up, the speed-up of each prompt, and sweeps."""
+    drawn = [charts.pareto_chart(points, metric, marks) for metric, points in fronts.items() if len(points) > 1]
     timed = {name: row for name, row in names.items() if row.over_ar.speedup is not None and row.decoder != "ar"}
     if not timed:
-        return []
-    ratios = {name: speed_by_prompt(row.folder, row.over_ar.ar_folder, MOST_POINTS) for name, row in timed.items()}
-    total = {name: row.over_ar.speedup for name, row in timed.items()}
-    drawn = [charts.parts_chart(timed), charts.prompts_chart(ratios, total, marks)]
+        return drawn
+    total = {name: speed for name, row in timed.items() if (speed := row.over_ar.speedup)}
+    folders = {name: (row.folder, ar) for name, row in timed.items() if (ar := row.over_ar.ar_folder)}
+    ratios = {name: speed_by_prompt(*pair, MOST_POINTS) for name, pair in folders.items()}
+    drawn += [charts.parts_chart(timed), charts.prompts_chart(ratios, total, marks)]
     by_decoder = {row.decoder: marks[name] for name, row in names.items()}
     for option, curves in sweeps(list(timed.values())).items():
         drawn.append(charts.sweep_chart(option, curves, {name: by_decoder[name.split()[0]] for name in curves}))
@@ -300,7 +303,7 @@ def _speed_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.C
 def _step_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Chart]:
     """Acceptance, time and log-probabilities of the steps."""
     data = {name: step_data(row.folder) for name, row in names.items()}
-    rates = {name: row.acceptance_by_offset for name, row in names.items() if row.acceptance is not None}
+    rates = {name: row.series("acceptance_by_offset") for name, row in names.items() if row.acceptance is not None}
     times = {name: drawn.step_ms for name, drawn in data.items() if drawn.step_ms}
     logp = {name: drawn.logp for name, drawn in data.items() if drawn.logp is not None}
     drawn = [charts.offsets_chart(rates, marks)] if rates else []
@@ -314,7 +317,7 @@ def _differences(names: Mapping[str, ReportRow]) -> list[TextTable]:
     baselines = {row.over_ar.baseline for row in names.values()} - {None}
     baseline = next((row for row in names.values() if row.run_id in baselines), None)
     tested = [
-        (name, score)
+        (name, score, score.p_holm)
         for name, row in names.items()
         if baseline is not None and row is not baseline
         for score in corrected(scores_beside(baseline.folder, row.folder))
@@ -322,19 +325,18 @@ def _differences(names: Mapping[str, ReportRow]) -> list[TextTable]:
     ]
     if not tested:
         return []
-    real = [(name, score) for name, score in tested if score.real]
-    least = min((score.p_holm for _, score in tested if not score.real), default=None)
+    real = [(name, score.name, with_interval(score.estimate, 3), f"{p:.4f}") for name, score, p in tested if score.real]
+    least = min((p for _, score, p in tested if not score.real), default=None)
     headings = ("decoder", "score", "difference [95 %]", "p, corrected")
-    cells = ((name, score.name, with_interval(score.estimate, 3), f"{score.p_holm:.4f}") for name, score in real)
     sentence = f"{RULE} Of {counted(len(tested), 'score difference')}, {len(real) or 'none'} "
     sentence += "is real" if len(real) < 2 else "are real"
     sentence += "." if least is None else f"; the smallest p of the others is {number(least, 3)}."
-    return [plain_table(headings if real else (), cells, "Score differences from AR", [sentence])]
+    return [plain_table(headings if real else (), real, "Score differences from AR", [sentence])]
 
 
-def _gallery(names: Mapping[str, ReportRow], marks: Marks, limit: int) -> dict:
+def _gallery(names: Mapping[str, ReportRow], marks: Marks) -> dict[str, Any]:
     folders = {name: row.folder for name, row in names.items()}
-    prompts = image_tiles.first_prompts(next(iter(folders.values())), limit)
+    prompts = image_tiles.first_prompts(next(iter(folders.values())), PROMPTS)
     columns = {name: image_tiles.tiles(folder, list(prompts)) for name, folder in folders.items()}
     rows = [
         {
@@ -355,8 +357,8 @@ def _gallery(names: Mapping[str, ReportRow], marks: Marks, limit: int) -> dict:
     }
 
 
-def _shown(name: str, mark: Mark, tile: image_tiles.Tile | None) -> dict:
-    if tile is None or tile.problem:
+def _shown(name: str, mark: Mark, tile: image_tiles.Tile | None) -> dict[str, Any]:
+    if tile is None or tile.pixels is None:
         return {"name": name, "mark": mark, "problem": tile.problem if tile else "not decoded", "facts": []}
     facts = [f"NFE {tile.nfe}"] if tile.nfe is not None else []
     facts += [f"{tile.latency_ms / 1e3:.2f} s"] if tile.latency_ms is not None else []
@@ -373,10 +375,9 @@ def _shown(name: str, mark: Mark, tile: image_tiles.Tile | None) -> dict:
 
 
 def _picture(pixels: np.ndarray) -> str:
+    if max(pixels.shape[:2]) <= _EXACT_SIDE:
+        return data_url(image_tiles.png(pixels))
     image, buffer = Image.fromarray(pixels), io.BytesIO()
-    if max(image.size) <= _EXACT_SIDE:
-        image.save(buffer, format="png")
-        return data_url(buffer.getvalue())
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
     image.save(buffer, format="jpeg", quality=88)
     return data_url(buffer.getvalue(), "jpeg")

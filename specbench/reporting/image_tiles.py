@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,11 +55,11 @@ class Shown:
     category: str | None
 
 
-def first_prompts(folder: Path, limit: int, sample: int = 0) -> dict[str, Shown]:
-    """Read the prompts by prompt id of the first images of a run."""
+def first_prompts(folder: Path, limit: int) -> dict[str, Shown]:
+    """Read the first prompts of a run by prompt id."""
     prompts: dict[str, Shown] = {}
     for piece in RunStore(folder).batches(["prompt", "category"]):
-        rows = piece.filter(pc.equal(piece["sample"], sample)).slice(0, limit - len(prompts))
+        rows = piece.filter(pc.equal(piece["sample"], 0)).slice(0, limit - len(prompts))
         columns = (rows[name].to_pylist() for name in ("prompt_id", "prompt", "category"))
         prompts |= {prompt: Shown(text, category) for prompt, text, category in zip(*columns, strict=True)}
         if len(prompts) >= limit:
@@ -68,24 +69,22 @@ def first_prompts(folder: Path, limit: int, sample: int = 0) -> dict[str, Shown]
 
 def tiles(folder: Path, prompts: Sequence[str], sample: int = 0) -> dict[str, Tile]:
     """Read the tiles of a run by prompt id; prompts without a row are absent."""
-    rows = _rows(folder, prompts, sample)
-    scores = _scores(folder, prompts, sample)
-    return {row.prompt_id: _tile(folder, row, scores.get(row.prompt_id, {})) for row in rows.itertuples(index=False)}
-
-
-def _rows(folder: Path, prompts: Sequence[str], sample: int) -> pd.DataFrame:
-    pieces, missing = [], set(prompts)
+    scores: dict[str, dict[str, float]] = {}
+    for name, values in values_per_image(folder).items():
+        shown = values[values["prompt_id"].isin(prompts) & (values["sample"] == sample)]
+        for row in shown.itertuples(index=False):
+            scores.setdefault(row.prompt_id, {})[name] = float(row.value)
+    read: dict[str, Tile] = {}
     for piece in RunStore(folder).batches(_COLUMNS):
         here = pc.and_(pc.is_in(piece["prompt_id"], pa.array(prompts, pa.string())), pc.equal(piece["sample"], sample))
-        rows = piece.filter(here).to_pandas()
-        pieces.append(rows)
-        missing -= set(rows["prompt_id"])
-        if not missing:
+        for row in piece.filter(here).to_pandas().itertuples(index=False):
+            read[row.prompt_id] = _tile(folder, row, scores.get(row.prompt_id, {}))
+        if len(read) == len(set(prompts)):
             break
-    return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=[*KEY, *_COLUMNS])
+    return read
 
 
-def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
+def _tile(folder: Path, row: Any, scores: Mapping[str, float]) -> Tile:
     if row.status != "ok":
         return Tile(problem=f"failed: {row.error}")
     if not isinstance(row.image, str) or not os.path.lexists(folder / row.image):
@@ -101,16 +100,6 @@ def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
         origins=origins(row.committed_step, row.forced, row.accepted, grid) if grid else None,
         scores=scores,
     )
-
-
-def _scores(folder: Path, prompts: Sequence[str], sample: int) -> dict[str, dict[str, float]]:
-    """Read per-image scores by prompt id and metric; metrics without per-image values are left out."""
-    scores: dict[str, dict[str, float]] = {}
-    for name, values in values_per_image(folder).items():
-        shown = values[values["prompt_id"].isin(prompts) & (values["sample"] == sample)]
-        for row in shown.itertuples(index=False):
-            scores.setdefault(row.prompt_id, {})[name] = float(row.value)
-    return scores
 
 
 def sample_frame(folders: Sequence[Path]) -> pd.DataFrame:
@@ -168,7 +157,7 @@ def origins(
     total = 0 if accepted is None else int(np.sum(accepted))
     if not total:
         return np.full(grid, DRAWN)
-    kept = np.append(step[1:] == step[:-1], False)
+    kept: np.ndarray = np.append(step[1:] == step[:-1], False)
     kept[-1] = int(np.count_nonzero(kept & free)) < total
     return np.where(kept, ACCEPTED, DRAWN)[free].reshape(grid)
 
@@ -204,7 +193,7 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
             if grid is None:
                 return None
             if quantity == "accepted":
-                values = origins(row.committed_step, row.forced, row.accepted, grid).astype(float)
+                values: np.ndarray = origins(row.committed_step, row.forced, row.accepted, grid).astype(float)
             else:
                 free = ~np.asarray(row.forced, dtype=bool)
                 values = np.asarray(getattr(row, quantity), dtype=float)[free].reshape(grid)
@@ -220,24 +209,25 @@ def step_picture(steps: np.ndarray) -> bytes:
     from specbench.reporting.plotting import colormaps  # imported only if a picture is drawn
 
     shade = (steps - 1) / max(1, steps.max() - 1)
-    return _png((colormaps["viridis"](shade)[..., :3] * 255).astype(np.uint8))
+    return png((colormaps["viridis"](shade)[..., :3] * 255).astype(np.uint8))
 
 
 def origin_picture(origins: np.ndarray) -> bytes:
     """Draw accepted drafts and sampled tokens in two colours."""
-    return _png(np.where((origins == ACCEPTED)[..., None], ACCEPTED_COLOUR, DRAWN_COLOUR).astype(np.uint8))
+    return png(np.where((origins == ACCEPTED)[..., None], ACCEPTED_COLOUR, DRAWN_COLOUR).astype(np.uint8))
 
 
 def share_picture(shares: np.ndarray) -> bytes:
     """Draw a fraction per grid position, from 0 (dark) to 1 (light); NaN is transparent."""
     from specbench.reporting.plotting import colormaps  # imported only if a picture is drawn
 
-    return _png(
+    return png(
         (colormaps["cividis"].with_extremes(bad=(0, 0, 0, 0))(np.ma.masked_invalid(shares)) * 255).astype(np.uint8)
     )
 
 
-def _png(pixels: np.ndarray) -> bytes:
+def png(pixels: np.ndarray) -> bytes:
+    """Encode pixels as PNG."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="png")
     return buffer.getvalue()

@@ -7,6 +7,7 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from specbench.specs.components import CHOICES, columns_fed
 from specbench.specs.options import SettingSource, plain
@@ -91,7 +92,7 @@ def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model:
     return " ".join([name, *(f"{key}={plain(value)}" for key, value in (choices | changed).items())])
 
 
-def window_of(options: Mapping[str, object]) -> int | None:
+def window_of(options: Mapping[str, Any]) -> int | None:
     """Tokens per target forward, without siblings and further paths; None if it varies."""
     if "tree" in options:
         return columns_fed(options)

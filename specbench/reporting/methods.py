@@ -114,8 +114,9 @@ def _decoders(infos: Sequence[RunInfo], papers: Mapping[str, str | None]) -> Ite
             alike[name].append(options)
     for name, several in alike.items():
         names = dict.fromkeys(option for options in several for option in options)
-        values = {option: list(dict.fromkeys(options.get(option) for options in several)) for option in names}
-        if sum(len(texts) > 1 for texts in values.values()) > 1 or any(None in texts for texts in values.values()):
+        values = {name: list(dict.fromkeys(one[name] for one in several if name in one)) for name in names}
+        complete = all(name in options for name in names for options in several)
+        if not complete or sum(len(texts) > 1 for texts in values.values()) > 1:
             sets = [{option: [value] for option, value in options.items()} for options in several]
         else:
             sets = [values]
@@ -137,12 +138,11 @@ def _options(info: RunInfo) -> dict[str, str]:
 def _metrics(folders: Sequence[Path]) -> list[str]:
     """Metrics of the stored scores, with their identities; parts of scores are left out."""
     stored = (score for folder in folders for score in read_scores(folder))
-    scores = {(score["metric"], score["fingerprint"]): score for score in stored}
+    identities = {(str(score["metric"]), score["fingerprint"]): str(score["identity"]) for score in stored}
     texts = []
-    for (name, _), score in scores.items():
+    for (name, _), identity in identities.items():
         if ":" not in name:
-            identity = json.loads(score["identity"])
-            facts = [f"{key} {value}" for key, value in identity.items() if len(str(value)) <= 60]
+            facts = [f"{key} {value}" for key, value in json.loads(identity).items() if len(str(value)) <= 60]
             texts.append(rf"\texttt{{{tex(name)}}} ({tex(', '.join(facts))})")
     return [f"Scores are {enumerated(texts)}."] if texts else []
 
@@ -175,11 +175,10 @@ def _key(paper: str) -> str:
 
 def _entry(key: str, paper: str) -> str:
     source = _SOURCE.fullmatch(paper)
-    fields: Mapping[str, str | None] = source.groupdict() if source else {"title": paper}
-    fields = {name: value for name, value in fields.items() if value}
+    found = source.groupdict() if source else {"title": paper}
+    fields = {name: value if name == "eprint" else tex(value) for name, value in found.items() if value}
     if "author" in fields:
         fields["author"] = fields["author"].replace(" et al.", " and others")
-    fields = {name: value if name == "eprint" else tex(value) for name, value in fields.items()}
     fields["title"] = f"{{{fields['title']}}}"  # otherwise the style "plain" prints "Lantern"
     fields |= {"archiveprefix": "arXiv"} if "eprint" in fields else {}
     kind = "inproceedings" if "booktitle" in fields else "misc"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,13 +29,10 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Pooled:
+class Pooled(stats.Estimate):
     """Number over the images of all seeds. `spread`: standard deviation of the values per seed."""
 
-    value: float | None
-    spread: float | None
-    low: float | None
-    high: float | None
+    spread: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,9 @@ class SeedsRow:
     @property
     def record(self) -> dict[str, object]:
         """Plain values, for writers of data."""
-        return {name: value for name, value in asdict(self).items() if value or name != "copies"}
+        parts = ("value", "spread", "low", "high")
+        numbers = {name: {part: getattr(own, part) for part in parts} for name, own in self.numbers.items()}
+        return {key: value for key, value in vars(self).items() if value or key != "copies"} | {"numbers": numbers}
 
 
 def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
@@ -70,14 +70,12 @@ def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
         originals = {run.folder for run in runs}
         row = _row(sorted(runs, key=lambda run: run.info.spec.seed), baselines)
         rows.append(replace(row, copies=[str(copy) for copy, folder in left_out.items() if folder in originals]))
-    swept: dict[str, list[str]] = {}
-    for decoder in dict.fromkeys(row.decoder for row in rows):
-        alike = [row for row in rows if row.decoder == decoder]
-        swept[decoder] = [
-            name for name in _option_names(alike) if len({plain(row.options.get(name)) for row in alike}) > 1
-        ]
-    rows = [replace(row, options={name: row.options.get(name) for name in swept[row.decoder]}) for row in rows]
-    return sorted(rows, key=lambda row: (row.decoder != "ar", row.model, row.decoder))
+    shown = []
+    for row in rows:
+        alike = [other for other in rows if other.decoder == row.decoder]
+        swept = [name for name in _option_names(alike) if len({plain(one.options.get(name)) for one in alike}) > 1]
+        shown.append(replace(row, options={name: row.options.get(name) for name in swept}))
+    return sorted(shown, key=lambda row: (row.decoder != "ar", row.model, row.decoder))
 
 
 def _option_names(rows: Sequence[SeedsRow]) -> list[str]:
@@ -100,14 +98,16 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
 def _scores(runs: Sequence[Run]) -> dict[str, Pooled]:
     """Overall scores that all runs have, of metrics that are means over images or categories."""
     scored = [{(row["metric"], row["fingerprint"]): row for row in read_scores(run.folder)} for run in runs]
-    common, numbers = sorted(set.intersection(*map(set, scored))), {}
+    common: list[Any] = sorted(set.intersection(*map(set, scored)))
+    numbers: dict[str, Pooled] = {}
     for metric, fingerprint in (key for key in common if ":" not in key[0]):
         own = [scores[metric, fingerprint] for scores in scored]
-        estimate, values = pooled_score([run.folder for run in runs], own[0]), [score["value"] for score in own]
+        values: list[Any] = [score["value"] for score in own]
+        estimate = pooled_score([run.folder for run in runs], own[0])
         if estimate is not None and not pd.isna(values).any():
             several = sum(name == metric for name, _ in common) > 1
             name = f"{metric} ({fingerprint})" if several else metric
-            numbers[name] = Pooled(estimate.value, _spread(values), estimate.low, estimate.high)
+            numbers[name] = Pooled(estimate.value, estimate.low, estimate.high, _spread(values))
     return numbers
 
 
@@ -123,7 +123,8 @@ def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled
         return {}
     every = pd.concat(pairs)
     logs = stats.mean_interval(every["log"], every["prompt_id"])
-    geometric = stats.Estimate(*(None if x is None else float(np.exp(x)) for x in (logs.value, logs.low, logs.high)))
+    low, high = (None if bound is None else float(np.exp(bound)) for bound in (logs.low, logs.high))
+    geometric = stats.Estimate(float(np.exp(logs.value)), low, high)
     ratios = [seed["latency_ms_base"].sum() / seed["latency_ms"].sum() for seed in pairs]
     return {
         "speedup": _pooled(stats.speedup(every), every, ratios),
@@ -131,13 +132,13 @@ def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled
     }
 
 
-def _pooled(estimate: stats.Estimate, every: pd.DataFrame, own: Sequence[float]) -> Pooled:
+def _pooled(estimate: stats.Estimate, every: pd.DataFrame, own: Sequence[float | None]) -> Pooled:
     """Estimate over all images. `own`: the estimate of each seed."""
     shown = stats.without_few(estimate, every["prompt_id"].nunique())
-    return Pooled(shown.value, _spread(own), shown.low, shown.high)
+    return Pooled(shown.value, shown.low, shown.high, _spread(own))
 
 
-def _spread(values: Sequence[float]) -> float | None:
+def _spread(values: Sequence[float | None]) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
@@ -158,17 +159,17 @@ def over_table(rows: Sequence[SeedsRow]) -> TextTable:
     )
 
 
-def over_markdown(table: TextTable, records: Sequence[Mapping], label: str | None) -> str:
+def over_markdown(table: TextTable, records: Sequence[Mapping[str, Any]], label: str | None) -> str:
     """Format as markdown, with title and notes below."""
     return f"{markdown_table(table)}\n\n{' '.join((table.title, *table.notes))}\n"
 
 
-def over_latex(table: TextTable, records: Sequence[Mapping], label: str | None) -> str:
+def over_latex(table: TextTable, records: Sequence[Mapping[str, Any]], label: str | None) -> str:
     """Format as a booktabs `table`."""
     return latex_table(table, latex_label(label, *(cell.text for row in table.rows for cell in row)))
 
 
-def over_json(table: TextTable, records: Sequence[Mapping], label: str | None) -> str:
+def over_json(table: TextTable, records: Sequence[Mapping[str, Any]], label: str | None) -> str:
     """Format the records as JSON."""
     return json_text(records)
 
@@ -177,5 +178,4 @@ def _cell(pooled: Pooled | None, digits: int) -> str:
     if pooled is None:
         return MISSING
     spread = "" if pooled.spread is None else f" ± {number(pooled.spread, digits)}"
-    estimate = stats.Estimate(pooled.value, pooled.low, pooled.high)
-    return with_interval(estimate, digits, unit=spread, too_few=True)
+    return with_interval(pooled, digits, unit=spread, too_few=True)

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -107,7 +108,7 @@ def grid_figure(grid: Grid, width: str = "column") -> Drawn:
     top = max(map(np.nanmax, pictures), default=1) if grid.bar else 1
     with styled():
         figure = Drawn((inches, height), layout="constrained")
-        panels = figure.subplots(len(grid.rows), len(grid.columns), squeeze=False)
+        panels: Any = figure.subplots(len(grid.rows), len(grid.columns), squeeze=False)
         image = None
         for place, (label, row) in enumerate(zip(grid.rows, grid.pictures, strict=True)):
             for axes, column, picture in zip(panels[place], grid.columns, row, strict=True):
@@ -116,9 +117,8 @@ def grid_figure(grid: Grid, width: str = "column") -> Drawn:
                     axes.set_title("\n".join(textwrap.wrap(printable(column), max(6, int(20 * side)))), fontsize=6)
                 if picture is not None:
                     image = axes.imshow(picture, cmap="cividis", vmin=0, vmax=top, interpolation="nearest")
-            panels[place][0].set_ylabel(
-                "\n".join(textwrap.wrap(printable(label), max(6, int(22 * side)))[:3]), fontsize=5
-            )
+            lines = textwrap.wrap(printable(label), max(6, int(22 * side)))[:3]
+            panels[place][0].set_ylabel("\n".join(lines), fontsize=5)
         if grid.bar and image is not None:
             figure.colorbar(image, ax=panels, label=grid.bar, location="bottom", aspect=40)
     return figure

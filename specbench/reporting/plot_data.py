@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -23,7 +24,7 @@ STEP_SPANS = ("target", "draft", "verify", "host")
 """Timing spans of a decode step, as in `specbench.decoding.generation.SPANS`."""
 LOGP_EDGES = np.arange(-12.0, 0.001, 0.5)  # Histogram bins of log p in nats; smaller values count in the first bin
 _NO_SWEEP = {"head", "tree"}
-Sweep = dict[str, list[tuple[object, Estimate, float]]]
+Sweep = dict[str, list[tuple[Any, Estimate, float | None]]]
 
 
 @dataclass
@@ -94,7 +95,7 @@ def pareto(runs: Sequence[ReportRow], metric: str, fingerprint: str) -> list[Poi
 
 def _above(estimate: Estimate, other: Estimate, sign: int) -> bool:
     """Return whether the interval of `estimate` is entirely above the interval of `other`, or below if `sign` is -1."""
-    if estimate.low is None or other.low is None:
+    if estimate.low is None or estimate.high is None or other.low is None or other.high is None:
         return False
     return estimate.low > other.high if sign > 0 else estimate.high < other.low
 
@@ -104,27 +105,23 @@ def sweeps(rows: Sequence[ReportRow]) -> dict[str, Sweep]:
 
     A curve is a decoder with fixed values of its other varied options. Runs without a speed-up are left out.
     """
-    timed = [row for row in rows if row.over_ar.speedup is not None]
+    timed = [(row, speed) for row in rows if (speed := row.over_ar.speedup) is not None]
     by_option: dict[str, Sweep] = {}
-    for decoder in dict.fromkeys(row.decoder for row in timed):
-        runs = [row for row in timed if row.decoder == decoder]
-        options = dict.fromkeys(name for row in runs for name in row.options if name not in _NO_SWEEP)
-        varied = [name for name in options if len({row.options.get(name) for row in runs}) > 1]
+    for decoder in dict.fromkeys(row.decoder for row, _ in timed):
+        runs = [pair for pair in timed if pair[0].decoder == decoder]
+        options = dict.fromkeys(name for row, _ in runs for name in row.options if name not in _NO_SWEEP)
+        varied = [name for name in options if len({row.options.get(name) for row, _ in runs}) > 1]
         for option in varied:
-            for curve, members in _curves(decoder, runs, [name for name in varied if name != option]).items():
-                if len({row.options.get(option) for row in members}) > 1:
-                    points = [(row.options.get(option), row.over_ar.speedup, row.over_ar.step_ratio) for row in members]
-                    points.sort(
-                        key=lambda point: (0, point[0]) if isinstance(point[0], int | float) else (1, str(point[0]))
-                    )
-                    by_option.setdefault(option, {})[curve] = points
+            curves: Sweep = {}
+            for row, speed in runs:
+                others = (f"{name}={plain(row.options.get(name))}" for name in varied if name != option)
+                point = row.options.get(option), speed, row.over_ar.step_ratio
+                curves.setdefault(" ".join([decoder, *others]), []).append(point)
+            for curve, points in curves.items():
+                if len({value for value, *_ in points}) > 1:
+                    by_option.setdefault(option, {})[curve] = sorted(points, key=_by_value)
     return by_option
 
 
-def _curves(decoder: str, runs: Sequence[ReportRow], others: Sequence[str]) -> dict[str, list[ReportRow]]:
-    """Group runs that agree in the other varied options, by the decoder's name with these options."""
-    curves: dict[str, list[ReportRow]] = {}
-    for row in runs:
-        name = " ".join([decoder, *(f"{other}={plain(row.options.get(other))}" for other in others)])
-        curves.setdefault(name, []).append(row)
-    return curves
+def _by_value(point: tuple[Any, ...]) -> tuple[int, Any]:
+    return (0, point[0]) if isinstance(point[0], int | float) else (1, str(point[0]))

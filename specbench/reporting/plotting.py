@@ -22,6 +22,6 @@ STYLE = {
 }  # fmt: skip
 
 
-def styled() -> AbstractContextManager:
+def styled() -> AbstractContextManager[None]:
     """The style of all figures, whatever the user's matplotlibrc says."""
     return matplotlib.style.context(["default", STYLE])

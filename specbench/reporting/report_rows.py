@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from specbench import stats
 from specbench.metrics.score_store import scores_to_show
-from specbench.reporting.comparability import (
-    Run,
-    code_text,
-    configuration,
-    copies,
-    decoded_apart,
-    is_ar,
-    mismatched_fields,
-    nearest_ar,
-    with_ar_runs,
-)
+from specbench.reporting import comparability
+from specbench.reporting.comparability import Run, code_text, is_ar, mismatched_fields, nearest_ar
 from specbench.reporting.marks import label, natural
 from specbench.reporting.row import OverAR, Quoted, ReportRow, ShownAudit, ShownScore, Stalled
 from specbench.specs.presets import PRESETS
-from specbench.specs.run_spec import RunSpec
 from specbench.stats import Difference, Estimate
 from specbench.stats.intervals import FEW_UNITS
 from specbench.stats.numbers import ACCEPTANCE_BIAS, IMAGES, SECOND_STAGE, TOKENS, TRACES
-from specbench.store.run_info import RunInfo, identity_json
+from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore, images_fingerprint, read_audit
 from specbench.store.schema import REPORT
 from specbench.system.json_values import nonfinite_as_text
@@ -42,7 +32,7 @@ ROOFLINE_WRONG = (
     "the roofline is wrong: decoding was faster than it allows. The device was measured while the machine was busy, or "
     "its cache holds the weights; measure it again on an idle machine (specbench doctor --measure), then run again"
 )
-"""Replaces a roofline ratio below 1."""
+"""Replaces a roofline ratio below 1, which is impossible."""
 
 EAGER_RATIO = 2.0  # Above this roofline ratio, eager AR is limited by call overhead, not arithmetic
 
@@ -50,8 +40,8 @@ EAGER_RATIO = 2.0  # Above this roofline ratio, eager AR is limited by call over
 def report_rows(folders: Sequence[Path]) -> list[ReportRow]:
     """Compute the report rows of the runs in `folders`, in the order of the presets (AR first). AR baselines are
     searched in the same results folders."""
-    runs = with_ar_runs({folder.resolve(): folder for folder in folders}.values())
-    copied = copies([run for run, _ in runs.values()])
+    runs = comparability.with_ar_runs({folder.resolve(): folder for folder in folders}.values())
+    copied = comparability.copies([run for run, _ in runs.values()])
     runs = {folder: with_ar for folder, with_ar in runs.items() if folder not in copied}
     rows = []
     for run, ar_runs in runs.values():
@@ -65,9 +55,10 @@ _UNKNOWN = ("device", "threads", "seed", "batch", "mode", "compiled")  # Unknown
 
 def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
     """Return the rows; imported tokens get the setting of runs with the same prompts and sampling."""
+    unknown: dict[str, Any] = dict.fromkeys((*_UNKNOWN, "prompts"))
 
-    def shared(row: ReportRow) -> str:
-        return json.dumps([row.model, {k: v for k, v in row.setting.items() if k not in (*_UNKNOWN, "prompts")}])
+    def shared(row: ReportRow) -> object:
+        return row.model, replace(row.setting, **unknown)
 
     ours = {shared(row): row.setting for row in sorted(rows, key=lambda row: row.decoder == "ar") if not row.imported}
     return [replace(row, setting=ours.get(shared(row), row.setting)) if row.imported else row for row in rows]
@@ -75,14 +66,16 @@ def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
 
 def _with_versions(rows: Sequence[ReportRow], infos: Sequence[RunInfo]) -> list[ReportRow]:
     """Add the edit time to equal labels with different plug-in code ("power, edited 26 Nov 14:02"). Return the rows."""
-    groups: dict[str, dict[str, str]] = {}
-    keys = [json.dumps([row.model, row.setting, row.label, row.options], sort_keys=True) for row in rows]
+    groups: dict[object, dict[str | None, str]] = {}
+    keys = [(row.model, row.setting, row.label, str(row.options)) for row in rows]
     for key, info in zip(keys, infos, strict=True):
         groups.setdefault(key, {})[info.spec.decoder_code] = code_text(info)
     named = []
     for row, key, info in zip(rows, keys, infos, strict=True):
         times, code = groups[key], info.spec.decoder_code
-        version = times[code] if list(times.values()).count(times[code]) == 1 else f"{times[code]}, code {code[:6]}"
+        version = (
+            times[code] if list(times.values()).count(times[code]) == 1 else f"{times[code]}, code {str(code)[:6]}"
+        )
         named.append(replace(row, label=f"{row.label}, {version}") if len(times) > 1 else row)
     return named
 
@@ -91,10 +84,9 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
     """Compute the row of one run, with its speed-up over the comparable AR runs."""
     info, rows = run.info, run.rows
     spec, batched = info.spec, info.spec.batch > 1
-    over = cache(lambda ar: stats.speed_up(rows, ar.rows))
-    slow, few = (
-        category or (None, None) for category in (stats.slowest_category(rows), stats.fewest_tokens_category(rows))
-    )
+    slow, few = stats.slowest_category(rows) or (None, None), stats.fewest_tokens_category(rows) or (None, None)
+    ratio = stats.roofline_ratio(rows, info.roofline)
+    wrong = ratio is not None and ratio < 1
     cut = int((rows.get("caption_tokens_cut", pd.Series()) > 0).sum())
     return ReportRow(
         run_id=info.run_id,
@@ -106,8 +98,8 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
         label=label(spec.decoder, info.origins, spec.model),
         lossless=spec.decoder.lossless,
         imported=spec.tokens_sha256 or None,
-        options=nonfinite_as_text(spec.decoder.options),
-        setting=setting(spec),
+        options={name: nonfinite_as_text(value) for name, value in spec.decoder.options.items()},
+        setting=spec.setting,
         steps=info.steps,
         n=len(rows),
         failed=run.failed,
@@ -120,10 +112,11 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
         fewest_tokens_category=few[0],
         throughput=stats.throughput(rows) if batched else None,
         images_per_hour=stats.images_per_hour(rows) if batched else None,
-        **_roofline(rows, info.roofline),
+        over_floor=None if wrong else ratio,
+        roofline_note=ROOFLINE_WRONG if wrong else None,
         floor=info.roofline,
-        over_ar=over_ar(run, ar_runs, over),
-        **_over_fastest(run, ar_runs, over),
+        over_ar=over_ar(run, ar_runs),
+        **_over_fastest(run, ar_runs),
         beside_ar=_beside_ar(run, ar_runs),
         scores=[ShownScore.of(score) for score in scores_to_show(run.folder, rows["prompt_id"])],
         audit=_audit(run),
@@ -139,18 +132,19 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
     )
 
 
-def _numbers(run: Run) -> dict[str, object]:
+def _numbers(run: Run) -> dict[str, Any]:
     """Compute `stats.RUN_NUMBERS` as fields of a `ReportRow`. Means over enough prompts have intervals."""
-    rows, numbers, enough = run.rows, {}, run.rows["prompt_id"].nunique() >= FEW_UNITS
+    rows, enough = run.rows, run.rows["prompt_id"].nunique() >= FEW_UNITS
+    numbers: dict[str, Any] = {}
     there = {IMAGES: True, TOKENS: stats.tokens_measured(rows), TRACES: len(run.traced) > 0}
     there |= {SECOND_STAGE: "stage2_nfe" in rows, ACCEPTANCE_BIAS: not run.info.spec.decoder.biased_elsewhere}
     for name, number in stats.RUN_NUMBERS.items():
-        value = number.compute(run.traced if number.of == TRACES else rows) if there[number.of] else None
+        value: Any = number.compute(run.traced if number.of == TRACES else rows) if there[number.of] else None
         if number.of == SECOND_STAGE and value is None:  # models without a second stage have no such keys
             continue
         if name in stats.MEANS and value is not None:
             bounded = stats.interval(name, rows) if enough else None
-            value = replace(bounded or Estimate(None), value=value)
+            value = replace(bounded, value=value) if bounded else Estimate(value)
         numbers[name] = value
     numbers = {name: numbers[name] for name in sorted(numbers, key=REPORT.names.index)}
     named = {field.name: numbers.pop(field.name) for field in fields(ReportRow) if field.name in numbers}
@@ -176,20 +170,13 @@ def stalled_images(rows: pd.DataFrame) -> Stalled | None:
     return Stalled(len(images), float(images["latency_ms"].max())) if len(images) else None
 
 
-def _disturbances(folder: Path | None) -> dict[str, object]:
+def _disturbances(folder: Path | None) -> dict[str, Any]:
     """Mean number of needed cores that other processes took, and disturbances of the GPU; None if not measured."""
     batches = RunStore(folder).batches(["machine"]) if folder else ()
     readings = [json.loads(text) for rows in batches for text in rows["machine"].to_pylist() if text]
     cores = [taken for reading in readings if (taken := taken_cores(reading)) is not None]
     mean = sum(cores) / len(cores) if cores else None
     return {"disturbed": mean, "gpu_disturbed": gpu_disturbances(readings) or None}
-
-
-def _roofline(rows: pd.DataFrame, floor: Mapping | None) -> dict[str, object]:
-    """The roofline ratio, or an explanation if the ratio is below 1, which is impossible."""
-    ratio = stats.roofline_ratio(rows, floor)
-    wrong = ratio is not None and ratio < 1
-    return {"over_floor": None if wrong else ratio, "roofline_note": ROOFLINE_WRONG if wrong else None}
 
 
 def _audit(run: Run) -> ShownAudit | None:
@@ -199,29 +186,20 @@ def _audit(run: Run) -> ShownAudit | None:
     return shown_audit(stored, images_fingerprint(rows[rows["status"] == "ok"]) == stored["fingerprint"])
 
 
-def shown_audit(stored: Mapping, current: bool = True) -> ShownAudit:
+def shown_audit(stored: Mapping[str, Any], current: bool = True) -> ShownAudit:
     """Summary of a stored audit."""
-    tv = stored.get("tv") is not None and Estimate(stored["tv"], stored.get("tv_low"), stored.get("tv_high"))
-    names = ("verdict", "failed", "p_value", "detectable", "images", "recomputed")
-    return ShownAudit(tv=tv or None, current=current, **{name: stored.get(name) for name in names})
+    tv = Estimate(stored["tv"], stored.get("tv_low"), stored.get("tv_high")) if stored.get("tv") is not None else None
+    kept: dict[str, Any] = {field.name: stored.get(field.name) for field in fields(ShownAudit)}
+    return ShownAudit(**kept | {"tv": tv, "current": current})
 
 
-def setting(spec: RunSpec) -> dict:
-    """Settings shared by the rows of a table: the run's identity without model, decoder and draft head."""
-    left_out = ("decoder", "decoder_code", "head_sha256", "model", "tokens_sha256")
-    return {name: value for name, value in identity_json(spec).items() if name not in left_out}
-
-
-def _order(row: ReportRow) -> tuple:
+def _order(row: ReportRow) -> tuple[Any, ...]:
     names = list(PRESETS)
     place = names.index(row.decoder) if row.decoder in names else len(names)
-    return row.model, str(row.setting), place, natural(row.label), row.options.get("window", 1), row.run_id
+    return row.model, str(row.setting.content()), place, natural(row.label), row.options.get("window", 1), row.run_id
 
 
-_Over = Callable[[Run], stats.SpeedUp | None]  # Computes the speed-up over an AR run
-
-
-def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
+def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:
     """Compare the run with the most similar AR run."""
     spec, nearest = run.info.spec, nearest_ar(run, ar_runs)
     if spec.tokens_sha256:
@@ -234,7 +212,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
     differing, ar = nearest
     if differing:
         return OverAR(speedup_note=f"differs from AR in {', '.join(differing)}")
-    if (result := over(ar)) is None:
+    if (result := run.speed_up(ar)) is None:
         how = f"batch {spec.batch}" if spec.batch > 1 else "throughput mode"
         untimed = not stats.paired(run.rows, ar.rows).empty and (run.untimed or ar.untimed)
         lacking = "no image was decoded" if run.rows.empty else "no images in common with AR"
@@ -244,24 +222,26 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
     partial = f"over the {shared} in common with AR" if result.pairs < len(run.rows) else None
     return OverAR(
         _shown(result), result.p, result.steps, result.window_cost, result.overhead, result.end_to_end, result.pairs,
-        ar.info.run_id, decoded_apart(run, ar), ar.folder, eager_ar(ar), partial,
+        ar.info.run_id, comparability.decoded_apart(run, ar), ar.folder, eager_ar(ar), partial,
     )  # fmt: skip
 
 
-def _over_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict[str, object]:
+def _over_fastest(run: Run, ar_runs: Sequence[Run]) -> dict[str, Any]:
     """Speed-up over the fastest comparable AR, and the speed-up to quote: over the fastest AR in the same dtype."""
     comparable = [ar for ar in ar_runs if not mismatched_fields(run.info, ar.info, any_configuration=True)]
-    results = [(over(ar), ar) for ar in comparable]
+    results = [(run.speed_up(ar), ar) for ar in comparable]
     pairs = sorted(((r, ar) for r, ar in results if r is not None), key=lambda pair: pair[0].total.value)
     if not pairs:
         return {"speedup_fastest": None, "fastest_ar": None, "quoted": None}
     fastest, quoted = pairs[0], None
     for result, ar in [pair for pair in pairs if pair[1].info.spec.dtype == run.info.spec.dtype][:1]:
-        how = configuration(ar.info)
+        how = comparability.configuration(ar.info)
         quoted = Quoted(_shown(result), result.p, result.pairs, ar.info.run_id, how, eager_ar(ar))
-    how, fewer = configuration(fastest[1].info), fastest[0].pairs < max(result.pairs for result, _ in pairs)
-    how += f", {fastest[0].pairs} image{'s' * (fastest[0].pairs > 1)} of {len(run.rows)}" * fewer
-    return {"speedup_fastest": _shown(fastest[0]), "fastest_ar": how, "quoted": quoted}
+    result, ar = fastest
+    how = comparability.configuration(ar.info)
+    if result.pairs < max(other.pairs for other, _ in pairs):
+        how += f", {result.pairs} image{'s' * (result.pairs > 1)} of {len(run.rows)}"
+    return {"speedup_fastest": _shown(result), "fastest_ar": how, "quoted": quoted}
 
 
 def _shown(result: stats.SpeedUp) -> Estimate:

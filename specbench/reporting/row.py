@@ -5,11 +5,14 @@ Numbers are named after the function of `specbench.stats` that defines them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from specbench.metrics.base import Better, Kind
+from specbench.specs.run_spec import RunSetting
 from specbench.stats import MEANS, RUN_NUMBERS, Difference, Estimate
 from specbench.stats.intervals import is_real
 
@@ -27,21 +30,20 @@ class ShownScore:
     fingerprint: str
     estimate: Estimate
     n: int
-    too_few: bool
-    prompts_needed: int | None
-    note: str | None
-    edited: str | None  # edit time of the code of a plug-in metric
-    better: Better
-    kind: Kind
-    stored: Mapping[str, object]  # all fields of the score, for csv, json and parquet
+    stored: Mapping[str, Any]  # all fields of the score, for csv, json and parquet
+    too_few: bool = False
+    prompts_needed: int | None = None
+    note: str | None = None
+    edited: str | None = None  # edit time of the code of a plug-in metric
+    better: Better = "higher"
+    kind: Kind = "plain"
 
     @classmethod
-    def of(cls, stored: Mapping) -> ShownScore:
+    def of(cls, stored: Mapping[str, Any]) -> ShownScore:
         """A score from a row of `specbench.metrics.score_store.scores_to_show`."""
-        estimate, few = Estimate(stored["value"], stored["low"], stored["high"]), stored.get("too_few", False)
-        parts = ("metric", "fingerprint", "n", "prompts_needed", "note", "edited", "better", "kind")
-        told = {"better": "higher", "kind": "plain"} | {name: stored.get(name) for name in parts if stored.get(name)}
-        return cls(**dict.fromkeys(parts) | told, estimate=estimate, too_few=few, stored=stored)
+        estimate = Estimate(stored["value"], stored["low"], stored["high"])
+        given = {field.name: stored[field.name] for field in fields(cls) if stored.get(field.name) is not None}
+        return cls(**given, estimate=estimate, stored=stored)
 
     @property
     def whole(self) -> bool:
@@ -65,7 +67,7 @@ class Compared:
 
     @property
     def value(self) -> float | None:
-        return self.estimate and self.estimate.value
+        return None if self.estimate is None else self.estimate.value
 
     @property
     def real(self) -> bool:
@@ -154,8 +156,8 @@ class ReportRow:
     label: str
     lossless: bool
     imported: str | None = None  # digest of tokens from another program
-    options: Mapping[str, object]
-    setting: Mapping[str, object]  # see `setting`
+    options: Mapping[str, Any]
+    setting: RunSetting
     steps: str  # how the steps ran: eager, compiled
     n: int  # decoded images
     failed: int
@@ -180,7 +182,7 @@ class ReportRow:
     images_per_hour: float | None
     over_floor: float | None
     roofline_note: str | None  # reason for a missing roofline ratio
-    floor: Mapping[str, object] | None  # inputs of the roofline
+    floor: Mapping[str, Any] | None  # inputs of the roofline
     over_ar: OverAR
     speedup_fastest: Estimate | None  # over the fastest comparable AR configuration
     fastest_ar: str | None
@@ -205,17 +207,30 @@ class ReportRow:
     environment: Sequence[str]
     copies: Sequence[str] | None = None  # folders with a copy of the run; the copies are left out
     against: Against | None = None
-    real: Sequence[str] | None = None  # names of the numbers that differ from AR's
+    real: Collection[str] | None = None  # names of the numbers that differ from AR's
+
+    @cached_property
+    def by_key(self) -> Mapping[str, Any]:
+        """All values by key, also the values of `over_ar` and `numbers`; in the order of writers of data."""
+        nested = {"over_ar": vars(self.over_ar), "numbers": self.numbers}
+        named = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {key: item for name, value in named for key, item in nested.get(name, {name: value}).items()}
 
     def number(self, name: str) -> Estimate | None:
         """A number of the run by its name, with or without an interval."""
         value = self.value(name)
-        return value if isinstance(value, Estimate | None) else Estimate(value)
+        if isinstance(value, int | float):
+            return Estimate(value)
+        return value if isinstance(value, Estimate) else None
+
+    def series(self, name: str) -> Sequence[float | None]:
+        """A number of the run by depth or position; empty if missing."""
+        value = self.value(name)
+        return value if isinstance(value, Sequence) else ()
 
     def value(self, name: str) -> NumberValue:
         """The value of a number of the run, which may be a list."""
-        sources = (self.numbers, vars(self), vars(self.over_ar))
-        return next((value for source in sources if (value := source.get(name)) is not None), None)
+        return self.by_key.get(name)
 
     def score(self, metric: str, fingerprint: str) -> ShownScore | None:
         scores = (score for score in self.scores if (score.metric, score.fingerprint) == (metric, fingerprint))
@@ -243,10 +258,10 @@ def record(row: ReportRow) -> dict[str, object]:
     """The row as plain values by the keys of `specbench.store.schema.REPORT`, for writers of data."""
     means = {name: row.number(name) for name in MEANS}
     bounds = {name: [mean.low, mean.high] for name, mean in means.items() if mean and mean.low is not None}
-    over = {name: value for name, value in vars(row.over_ar).items() if name != "ar_folder"}
-    several = {"over_ar": over, "numbers": row.numbers}
-    several["beside_ar"] = {"intervals": bounds, "beside_ar": row.beside_ar}
-    values = {key: item for name, value in vars(row).items() for key, item in several.get(name, {name: value}).items()}
+    values: dict[str, Any] = {}
+    for key, value in row.by_key.items():
+        values |= {"intervals": bounds, key: value} if key == "beside_ar" else {key: value}
+    del values["ar_folder"]
     return {key: value for key, value in _by_key(values).items() if value is not None or key not in _RARE}
 
 
@@ -260,7 +275,7 @@ def with_bounds(name: str, estimate: Estimate | None) -> dict[str, float | None]
     return {name + end: getattr(estimate, part, None) for end, part in _ENDS.items()}
 
 
-def _by_key(values: Mapping[str, object]) -> dict[str, object]:
+def _by_key(values: Mapping[str, Any]) -> dict[str, object]:
     """Plain values by key."""
     plain = (with_bounds(name, value) if name in _BOUNDED else {name: _plain(value)} for name, value in values.items())
     return {key: value for keys in plain for key, value in keys.items()}
@@ -272,6 +287,8 @@ def _plain(value: object) -> object:
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
         return list(map(_plain, value))
+    if isinstance(value, RunSetting):
+        return value.content()
     if isinstance(value, ShownScore):
         return value.stored
     if isinstance(value, Compared):

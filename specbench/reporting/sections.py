@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from specbench.errors import unknown_name
 from specbench.models.facts import EIGHT_BITS, EIGHT_BITS_GAIN
+from specbench.reporting import columns as col
 from specbench.reporting.answer import answer
-from specbench.reporting.columns import (
-    AUDIT,
-    DECODER,
-    DRAFTS,
-    FEW_PROMPTS,
-    MISSING,
-    QUALITY,
-    SPEED,
-    STAGES,
-    TAILS,
-    THROUGHPUT,
-    TRACED,
-    WINDOW,
-    ReportColumn,
-    first_columns,
-    part_columns,
-    score_columns,
-    score_versions,
-    with_interval,
-)
+from specbench.reporting.columns import MISSING, SPEED, THROUGHPUT, ReportColumn
 from specbench.reporting.compare import MARKED, marks, real_differences
 from specbench.reporting.row import Compared, ReportRow
 from specbench.specs.run_spec import OFF_IF_NONE, SAMPLING
@@ -90,7 +71,7 @@ class Section:
 
 def sections(rows: Sequence[ReportRow]) -> list[Section]:
     """Group the rows of `report_rows` by model and setting."""
-    groups = groupby(rows, key=lambda row: (row.model, json.dumps(row.setting, sort_keys=True)))
+    groups = groupby(rows, key=lambda row: (row.model, row.setting))
     grouped = [_section(list(group)) for _, group in groups]
     return [replace(section, heading=_told_apart(section, grouped)) for section in grouped]
 
@@ -98,8 +79,8 @@ def sections(rows: Sequence[ReportRow]) -> list[Section]:
 def _told_apart(section: Section, others: Sequence[Section]) -> str:
     """Heading of a section. If sections share a heading, it gets their differing settings, except the drawn prompts."""
     plain = _heading(section.runs, drawn=False)
-    alike = [other.runs[0].setting for other in others if _heading(other.runs, drawn=False) == plain]
-    setting_here, edited = section.runs[0].setting, section.runs[0].model_edited or ""
+    alike = [other.runs[0].setting.content() for other in others if _heading(other.runs, drawn=False) == plain]
+    setting_here, edited = section.runs[0].setting.content(), section.runs[0].model_edited or ""
     apart = [name for name in setting_here if any(setting.get(name) != setting_here[name] for setting in alike)]
     titles = {"prompts_sha256": "prompt file", "weights_sha256": "weights", "model_code": f"model {edited}, code"}
     return ", ".join([section.heading, *(f"{titles.get(name, name)} {str(setting_here[name])[:8]}" for name in apart)])
@@ -110,10 +91,10 @@ _MOST_NOTES = 3
 
 def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
     """Notes that are needed to read the first table, at most `_MOST_NOTES` lines."""
-    over = [row.over_ar.pairs for row in runs if row.over_ar.speedup is not None and row.over_ar.speedup_note]
+    over = [row.over_ar.pairs or 0 for row in runs if row.over_ar.speedup is not None and row.over_ar.speedup_note]
     images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
     common = [f"The speed-up is over the {images} images in common with AR."] if over else []
-    few = [FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
+    few = [col.FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
     wrong = ["A roofline is wrong; see specbench report --all"] if any(row.roofline_note for row in runs) else []
     lines = [*common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
     left = len(lines) - _MOST_NOTES
@@ -125,7 +106,7 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
     case and without "[95 %]", or their short names."""
     by_heading = list(map(_by_heading, grouped))
     short = [_short_names(columns) | columns for columns in by_heading]
-    headings = [name.strip().lower() for name in names if name.strip().lower() != DECODER.heading]
+    headings = [name.strip().lower() for name in names if name.strip().lower() != col.DECODER.heading]
     for name in headings:
         if not any(name in columns for columns in short):
             raise unknown_name("column", name, dict.fromkeys(name for columns in by_heading for name in columns))
@@ -133,8 +114,8 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
     for section, columns in zip(grouped, short, strict=True):
         # Columns of a chosen baseline are always kept.
         over = (heading for heading in columns if heading.startswith("over "))
-        names = (name for name in (DECODER.heading.lower(), *headings, *over) if name in columns)
-        kept = list(dict.fromkeys(columns[name] for name in names))
+        wanted = (col.DECODER.heading.lower(), *headings, *over)
+        kept = list(dict.fromkeys(columns[name] for name in wanted if name in columns))
         notes = _notes(section.runs, _remarks(section.runs, {column.tested for column in kept}))
         shown.append(replace(section, first=ReportTable(kept), tables=(), notes=notes))
     return shown
@@ -144,7 +125,7 @@ def _by_heading(section: Section) -> dict[str, ReportColumn]:
     """Columns of all tables by name. If several have a name, the first, which is the shortest, is used; for decoders
     the last, whose label has no window, if it distinguishes the runs."""
     columns = [column for table in section.shown(True) for column in table.columns]
-    labels = [column for column in columns if column.heading == DECODER.heading]
+    labels = [column for column in columns if column.heading == col.DECODER.heading]
     alike = len(set(map(labels[-1].cell, section.runs))) < len(section.runs)
     order = [*columns[::-1], labels[0 if alike else -1]]
     return {column.heading.lower().removesuffix(" [95 %]"): column for column in order}
@@ -184,10 +165,10 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
     )
     same = ("model", "decoder", "label", "options")
     parts_of_one = same_but_for_threads(
-        {row.run_id: {**row.setting, **{name: getattr(row, name) for name in same}} for row in rows}
+        {row.run_id: {**row.setting.content(), **{name: getattr(row, name) for name in same}} for row in rows}
     )
     wrong = dict.fromkeys(f"Roofline: {row.roofline_note}." for row in rows if row.roofline_note)
-    few = [FEW_PROMPTS] if lacks_interval(rows) else []
+    few = [col.FEW_PROMPTS] if lacks_interval(rows) else []
     light = any(f"+{EIGHT_BITS}" in row.model for row in rows)
     return (
         few
@@ -203,7 +184,7 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
 
 def captions_cut(rows: Sequence[ReportRow]) -> list[str]:
     """Report captions that were too long: a sentence per model, from the run with the most of them."""
-    cut = sorted((row for row in rows if row.captions_cut), key=lambda row: row.captions_cut)
+    cut = sorted((row for row in rows if row.captions_cut), key=lambda row: row.captions_cut or 0)
     return [
         f"{model} truncated the captions of {row.captions_cut:,} of {row.n:,} images."
         for model, row in {row.model: row for row in cut}.items()
@@ -212,7 +193,7 @@ def captions_cut(rows: Sequence[ReportRow]) -> list[str]:
 
 def tells_steps(row: ReportRow) -> bool:
     """Return whether a report prints how steps ran. Eager steps on a CPU are usual and not printed."""
-    return not row.imported and (row.steps != "eager" or row.setting["device"] != "cpu")
+    return not row.imported and (row.steps != "eager" or row.setting.device != "cpu")
 
 
 def lacks_interval(rows: Sequence[ReportRow], parts: bool = True) -> bool:
@@ -222,22 +203,22 @@ def lacks_interval(rows: Sequence[ReportRow], parts: bool = True) -> bool:
 
 
 def _section(runs: list[ReportRow]) -> Section:
-    speed = THROUGHPUT if runs[0].setting["batch"] > 1 else SPEED
-    traced = TRACED if any(row.number("draft_tv") for row in runs) else ()
-    audited = AUDIT if any(row.audit for row in runs) else ()
-    quality = (*QUALITY, *audited, *traced, *score_columns(runs))
+    speed = THROUGHPUT if runs[0].setting.batch > 1 else SPEED
+    traced = col.TRACED if any(row.number("draft_tv") for row in runs) else ()
+    audited = col.AUDIT if any(row.audit for row in runs) else ()
+    quality = (*col.QUALITY, *audited, *traced, *col.score_columns(runs))
     remarks = _remarks(runs)
-    parts = part_columns(runs).items()
+    parts = col.part_columns(runs).items()
     drafting = any("head" in row.options or row.value("theorem2_bound") for row in runs)
     tables = [
         ReportTable(speed, topic="Speed, every column"),
         ReportTable(quality, remark=remarks, topic="Quality, every column"),
-        *([ReportTable(DRAFTS, topic="Drafting")] if drafting else ()),
-        ReportTable(TAILS, topic="Tails: median, 95th percentile, slowest category"),
-        *([ReportTable(STAGES, topic="Second stage")] if any(row.number("stage2_nfe") for row in runs) else ()),
-        *(ReportTable((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
+        *([ReportTable(col.DRAFTS, topic="Drafting")] if drafting else ()),
+        ReportTable(col.TAILS, topic="Tails: median, 95th percentile, slowest category"),
+        *([ReportTable(col.STAGES, topic="Second stage")] if any(row.number("stage2_nfe") for row in runs) else ()),
+        *(ReportTable((col.DECODER, col.WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
-    first = ReportTable(first_columns(runs))
+    first = ReportTable(col.first_columns(runs))
     if any(row.against for row in runs):
         first, *tables = (replace(table, columns=_against(table.columns, runs)) for table in (first, *tables))
     notes = _notes(runs, remarks)
@@ -250,7 +231,7 @@ def _remarks(runs: Sequence[ReportRow], metrics: Set[str] | None = None) -> str:
     scores = [score for row in runs for score in row.scores if score.note]
     noted = dict.fromkeys((score.note, score.metric, score.fingerprint) for score in scores)
     shown = [
-        (note, name + score_versions(name, runs)[made])
+        (note, name + col.score_versions(name, runs)[made])
         for note, name, made in noted
         if metrics is None or name in metrics
     ]
@@ -272,7 +253,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
         speed = numbers(row).get("speedup")
         if not speed or speed.value is None:
             return MISSING
-        return with_interval(speed.estimate, unit="x", too_few=True) + marks(numbers(row)).get("speedup", "")
+        return col.with_interval(speed.estimate, unit="x", too_few=True) + marks(numbers(row)).get("speedup", "")
 
     with_marks: list[ReportColumn] = []
     for column in columns:
@@ -285,25 +266,24 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
 
 def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     row = runs[0]
-    setting = row.setting
-    sampling = setting["sampling"]
+    setting, sampling = row.setting, row.setting.sampling
     drafting = [run for run in runs if run.decoder != "ar"]  # an AR run may have fewer prompts
     which = "; ".join(dict.fromkeys(text for run in drafting or runs for text in run.drawn or ()))
     ours = not all(run.imported for run in runs)
-    parts = [f"prompts {setting['prompts']}" + (f" ({which})" if which and drawn else "")]
-    parts += [f"seed {setting['seed']}"] if ours else []
-    parts += [f"guidance {sampling['guidance']:g}", f"temperature {sampling['temperature']:g}"]
-    parts += [f"top-k {sampling['top_k']}" if sampling["top_k"] else "no top-k"]
-    threads = setting.get("threads")
-    parts += [f"top-p {sampling['top_p']:g}"] if sampling["top_p"] < 1 else []
+    parts = [f"prompts {setting.prompts}" + (f" ({which})" if which and drawn else "")]
+    parts += [f"seed {setting.seed}"] if ours else []
+    parts += [f"guidance {sampling.guidance:g}", f"temperature {sampling.temperature:g}"]
+    parts += [f"top-k {sampling.top_k}" if sampling.top_k else "no top-k"]
+    threads = setting.threads
+    parts += [f"top-p {sampling.top_p:g}"] if sampling.top_p < 1 else []
     parts += [row.processors] if row.processors else []
-    parts += [f"{SAMPLING[name].name} {sampling[name]:g}" for name in OFF_IF_NONE if sampling.get(name)]
-    parts += [setting["dtype"], *([setting["device"]] if ours else [])]
+    parts += [f"{SAMPLING[name].name} {value:g}" for name in OFF_IF_NONE if (value := getattr(sampling, name))]
+    parts += [setting.dtype, *([setting.device] if ours else [])]
     parts += [f"{threads} thread{'s' * (threads != 1)}"] if threads else []
     parts += dict.fromkeys(row.steps.partition(" ")[0] for row in runs if tells_steps(row))
     # Imported images without a latency have an unknown batch size.
-    told = ours or setting["batch"] > 1 or any(run.value("latency_ms") for run in runs)
-    parts += [f"batch {setting['batch']}"] if told else []
+    told = ours or setting.batch > 1 or any(run.value("latency_ms") for run in runs)
+    parts += [f"batch {setting.batch}"] if told else []
     source = f" from {row.source}" if row.source else ""
     return f"{row.model}{source}: {', '.join(parts)}"
 

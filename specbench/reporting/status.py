@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Group
@@ -24,13 +24,11 @@ from specbench.system.text_tables import distinct_columns, plain_table, terminal
 
 _SILENT_S, _SILENT_IMAGES = 60.0, 10
 """A run is silent if nothing was written for this many seconds and for the time of this many images."""
-STATUS_COLUMNS = (
-    *("model", "part", "decoder", "window", "images", "failed", "tokens per second", "speed-up [95 %]", "left"),
-    "state",
-)
+STATUS_COLUMNS = ("model", "part", "decoder", "window", "images", "failed", "tokens per second", "speed-up [95 %]",
+                  "left", "state")  # fmt: skip
 
 
-def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict]:
+def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Progress of the runs of a results folder and its shards; another process may be decoding them.
 
     Args:
@@ -54,7 +52,7 @@ def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict]:
     return _merged(status_of([*whole, *parts]), "; ".join(incomplete_shards(shards)))
 
 
-def _merged(rows: Sequence[dict], lacking: str) -> list[dict]:
+def _merged(rows: Sequence[dict[str, Any]], lacking: str) -> list[dict[str, Any]]:
     """The rows without shards whose images are in a merged run; a merged run is done if no shard is `lacking`."""
     shown = []
     for row in rows:
@@ -70,16 +68,16 @@ def _merged(rows: Sequence[dict], lacking: str) -> list[dict]:
     return shown
 
 
-def status_of(folders: Sequence[Path]) -> list[dict]:
+def status_of(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """`status` of these run folders; folders without rows are left out."""
     runs = with_ar_runs(folder for folder in folders if folder in runs_in(folder.parent))
     return [_status(run, ar_runs) for run, ar_runs in runs.values()]
 
 
-def _status(run: Run, ar_runs: Sequence[Run]) -> dict:
+def _status(run: Run, ar_runs: Sequence[Run]) -> dict[str, Any]:
     info, rows = run.info, run.rows
     call = info.invocations[-1]
-    over = over_ar(run, ar_runs, cache(lambda ar: stats.speed_up(rows, ar.rows)))
+    over = over_ar(run, ar_runs)
     silent_s = _now() - _written(run.folder) if call.finished_at is None else None
     edited = [code_text(info)] if info.spec.decoder_code else []
     left = max((call.wanted or 0) - len(rows), 0)
@@ -130,7 +128,7 @@ def _now() -> float:
     return datetime.now(UTC).timestamp()
 
 
-def status_table(rows: Sequence[Mapping], width: int) -> Group:
+def status_table(rows: Sequence[Mapping[str, Any]], width: int) -> Group:
     """The rows of `status` as a table for a terminal of this width."""
     lines = [list(status_line(row).values()) for row in rows]
     cells = [[MISSING if cell is None else str(cell) for cell in line] for line in lines]
@@ -142,16 +140,15 @@ def status_table(rows: Sequence[Mapping], width: int) -> Group:
     )
 
 
-def status_line(row: Mapping) -> dict[str, object]:
+def status_line(row: Mapping[str, Any]) -> dict[str, object]:
     """A row of `status` as cells of a table with `STATUS_COLUMNS`."""
     low, high = row["speedup_low"], row["speedup_high"]
     interval = f" [{TOO_FEW if low is None else between(low, high)}]" if row["decoder"] != "ar" else ""  # AR's is 1
+    wanted = f" of {row['wanted']}" if (row["wanted"] or 0) >= row["images"] else ""
     state = f"silent for {duration(row['silent_s'])}" if row["state"] == "silent" else row["state"]
     return {
         **{name: row[name] for name in ("model", "part", "decoder", "window")},
-        "images": f"{row['images']} of {row['wanted']}"
-        if (row["wanted"] or 0) >= row["images"]
-        else str(row["images"]),
+        "images": f"{row['images']}{wanted}",
         "failed": row["failed"] or None,
         "tokens per second": number(row["tokens_per_second"], 0),
         "speed-up [95 %]": MISSING if row["speedup"] is None else f"{number(row['speedup'])}x{interval}",

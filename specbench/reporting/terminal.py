@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -18,24 +19,9 @@ from specbench import stats
 from specbench.decoding.generation import SPANS
 from specbench.errors import SpecbenchError
 from specbench.metrics.catalog import unjudged
+from specbench.reporting import columns as col
 from specbench.reporting.answer import disturbances
-from specbench.reporting.columns import (
-    AUDIT,
-    DECODER,
-    FAILED_AUDIT,
-    IMAGES,
-    LOSSLESS,
-    MISSING,
-    QUALITY,
-    SPEED,
-    THROUGHPUT,
-    WINDOW,
-    failed_audit,
-    first_columns,
-    number,
-    part_columns,
-    score_columns,
-)
+from specbench.reporting.columns import MISSING, QUALITY, SPEED, THROUGHPUT, number, score_columns
 from specbench.reporting.image_tiles import tiles
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.row import ReportRow, record
@@ -48,7 +34,7 @@ from specbench.store.schema import SAMPLES, read_facts
 from specbench.system.console import one_line
 from specbench.system.text_tables import distinct_columns, panel_count, terminal_table
 
-_IN_THE_TITLE = (DECODER, WINDOW, IMAGES, LOSSLESS)  # Columns that the view of a run already shows
+_IN_THE_TITLE = (col.DECODER, col.WINDOW, col.IMAGES, col.LOSSLESS)  # Columns that the view of a run already shows
 _MORE = "specbench report --all: every number; --explain: what the columns mean"
 _LEFT = ("lossless", "audit")
 KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")  # Columns that are shown even if all rows have the same value
@@ -84,7 +70,7 @@ def report_view(
 
 def first_table(runs: Sequence[ReportRow], width: int) -> Group:
     """The first table of a report: one line per run; values that all runs share are in a line below."""
-    return _table(ReportTable(first_columns(runs)), runs, width)
+    return _table(ReportTable(col.first_columns(runs)), runs, width)
 
 
 def narrow_table(runs: Sequence[ReportRow], width: int) -> Group:
@@ -92,7 +78,7 @@ def narrow_table(runs: Sequence[ReportRow], width: int) -> Group:
     shown = [*_ESSENTIAL]
 
     def table() -> ReportTable:
-        return ReportTable([column for column in first_columns(runs) if column.heading in shown])
+        return ReportTable([column for column in col.first_columns(runs) if column.heading in shown])
 
     for column in score_columns(runs):
         shown.append(column.heading)
@@ -111,45 +97,33 @@ def run_view(folder: Path) -> RenderableType:
     (row,) = report_rows([folder])
     card = _card(folder, row)
     decoder = card["decoder"]
-    audited = AUDIT if row.audit else ()
-    columns = (*(THROUGHPUT if row.setting["batch"] > 1 else SPEED), *QUALITY, *audited, *score_columns([row]))
+    audited = col.AUDIT if row.audit else ()
+    columns = (*(THROUGHPUT if row.setting.batch > 1 else SPEED), *QUALITY, *audited, *score_columns([row]))
     numbers = [(column.heading, column.cell(row)) for column in columns if column not in _IN_THE_TITLE]
-    for metric, parts in part_columns([row]).items():
+    for metric, parts in col.part_columns([row]).items():
         numbers += [(f"{metric} {part.heading}", part.cell(row)) for part in parts]
     numbers += [("remark", sentence) for sentence in disturbances([row])]
     numbers += [("roofline", row.roofline_note)] if row.roofline_note else []
     exactness = "lossless" if decoder["lossless"] else "another program" if row.imported else "not lossless"
-    exactness = f"declared lossless, {FAILED_AUDIT}" if failed_audit(row) else exactness
-    origins = card["origins"]
+    exactness = f"declared lossless, {col.FAILED_AUDIT}" if col.failed_audit(row) else exactness
+    components = [(decoder["name"], exactness), *((kind, decoder[kind]) for kind in COMPONENT_KINDS)]
+    components += [("follows", card["method"])] if card["method"] else []
+    options = [(name, _with_origin(value, card["origins"].get(name))) for name, value in decoder["options"].items()]
+    failed = f", {card['failed']} failed" if card["failed"] else ""
     return Group(
-        _title(
-            card["run_id"],
-            f"{card['images']} image{'s' * (card['images'] != 1)}"
-            + (f", {card['failed']} failed" if card["failed"] else ""),
-        ),
-        _block(
-            "decoder",
-            [
-                (decoder["name"], exactness),
-                *((kind, decoder[kind]) for kind in COMPONENT_KINDS),
-                *([("follows", card["method"])] if card["method"] else []),
-            ],
-        ),
-        _block(
-            "options", [(name, _with_origin(value, origins.get(name))) for name, value in decoder["options"].items()]
-        ),
+        _title(card["run_id"], f"{card['images']} image{'s' * (card['images'] != 1)}{failed}"),
+        _block("decoder", components),
+        _block("options", options),
         _block("setting", _setting(card, row)),
         _block("numbers", numbers),
         _block("decoder statistics, mean over images", _numbers(card["facts"])),
-        _block(
-            "windows tried", [(f"{point['window']}", describe_point(point)) for point in card["window_curve"] or ()]
-        ),
+        _block("windows tried", [(point["window"], describe_point(point)) for point in card["window_curve"] or ()]),
         _block("failures", [(f"{times} times", error) for error, times in card["errors"].items()]),
         _block("invocations", [(call["started_at"], call["environment"]) for call in card["invocations"]]),
     )
 
 
-def _setting(card: Mapping, row: ReportRow) -> Iterator[tuple[str, str]]:
+def _setting(card: Mapping[str, Any], row: ReportRow) -> Iterator[tuple[str, str]]:
     origins = card["origins"]
     yield "model", card["model"]
     yield from ((name, card[name]) for name in ("source", "processors") if card[name])
@@ -166,7 +140,7 @@ def _with_origin(value: object, origin: str | None) -> str:
     return str(value) if origin in (None, "default") else f"{value}  ({origin})"
 
 
-def image_view(card: Mapping) -> RenderableType:
+def image_view(card: Mapping[str, Any]) -> RenderableType:
     """Lay out the card of an image."""
     spans = [(f"{span} ms", number(value)) for span, value in card["spans_ms"].items()]
     in_title = ("sample", "seed")
@@ -188,7 +162,7 @@ def _title(text: str, under: str) -> RenderableType:
     return Group(Text(one_line(text), style="bold"), Text(one_line(under), style="dim"))
 
 
-def _block(title: str, lines) -> RenderableType:
+def _block(title: str, lines: Iterable[tuple[object, object]]) -> RenderableType:
     """Names and values under a title; empty if there are no lines."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
@@ -207,7 +181,7 @@ def _numbers(values: Mapping[str, float | None]) -> list[tuple[str, str]]:
 _MOST_NAMED = 5  # Prompt ids that an error lists
 
 
-def card(folder: Path) -> dict:
+def card(folder: Path) -> dict[str, Any]:
     """Collect the facts of one run as nested plain values.
 
     Keys: `run_id, folder, model, source` (the checkpoint if it is not the official one), `processors` (logits
@@ -220,7 +194,7 @@ def card(folder: Path) -> dict:
     return _card(folder, row) | {"numbers": record(row)}
 
 
-def _card(folder: Path, row: ReportRow) -> dict:
+def _card(folder: Path, row: ReportRow) -> dict[str, Any]:
     store = RunStore(folder)
     info = store.info()
     preset = PRESETS.get(info.spec.decoder.name)
@@ -235,7 +209,7 @@ def _card(folder: Path, row: ReportRow) -> dict:
         "processors": info.processors_text,
         "decoder": decoder_json(info.spec.decoder),
         "method": f"{preset.paper}: {preset.equation}" if preset and preset.paper != "-" else None,
-        "setting": row.setting,
+        "setting": row.setting.content(),
         "origins": info.origins or {},
         "window_curve": info.window_curve,
         "invocations": [
@@ -249,7 +223,7 @@ def _card(folder: Path, row: ReportRow) -> dict:
     }
 
 
-def image_card(folder: Path, prompt: str, sample: int = 0) -> dict:
+def image_card(folder: Path, prompt: str, sample: int = 0) -> dict[str, Any]:
     """Collect the facts of one image as nested plain values.
 
     Keys: `run_id, prompt_id, sample, prompt, category, seed, status, error, started_at, image` (a path), the numbers of

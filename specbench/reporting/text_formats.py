@@ -7,12 +7,13 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError, enumerated
 from specbench.reporting.compare import HEADINGS, comparison_lines, directions, real_differences, reasons, verdict
-from specbench.reporting.row import Compared, ReportRow, record
+from specbench.reporting.row import Compared, ReportRow, record, with_bounds
 from specbench.reporting.sections import (
     BOLD_RULE,
     ReportTable,
@@ -22,23 +23,12 @@ from specbench.reporting.sections import (
     sections,
     with_columns,
 )
-from specbench.stats import Estimate
 from specbench.store.image_scores import parquet_bytes
 from specbench.store.schema import LONG_REPORT, OWNER, REPORT, column_facts
+from specbench.system import text_tables
 from specbench.system.json_values import json_text, nonfinite_as_null
 from specbench.system.table_formats import FORMATS, format_name, formats_with, writer
-from specbench.system.text_tables import (
-    LATEX_NEEDS,
-    TextTable,
-    distinct_columns,
-    escape,
-    latex_label,
-    latex_table,
-    markdown_table,
-    plain_table,
-    prose,
-    tex,
-)
+from specbench.system.text_tables import LATEX_NEEDS, TextTable, escape, latex_label, prose, tex
 
 _FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # First characters of formulas, also of full width
 REPORT_SCHEMA = 2  # Incremented if a key of a report row is removed or changes its meaning, but not for new keys
@@ -57,7 +47,7 @@ class ReportOptions:
     long: bool = False  # csv, json and parquet: a row per run and number
 
 
-def render(rows: Sequence[ReportRow], fmt: str = "markdown", **options: object) -> str | bytes:
+def render(rows: Sequence[ReportRow], fmt: str = "markdown", **options: Any) -> str | bytes:
     """Format the rows of `report_rows` in one of `FORMATS`; `options`: fields of `ReportOptions`."""
     fmt, shown = format_name("report", fmt), ReportOptions(**options)
     if shown.columns and not FORMATS[fmt].columns:
@@ -80,7 +70,7 @@ def report_markdown(rows: Sequence[ReportRow], options: ReportOptions) -> str:
         for table in section.shown(everything):
             texts = _texts(section, table)
             blocks += [f"{escape(texts.title)}:"] if texts.title else []
-            blocks += [markdown_table(texts), *map(prose, texts.notes)]
+            blocks += [text_tables.markdown_table(texts), *map(prose, texts.notes)]
         below = [*section.notes, *([f"Measured on {section.machines}."] if section.machines else [])]
         blocks += [prose(text) for text in below] if not everything else []
     meanings = definitions(grouped, everything) if options.explain else ()
@@ -92,7 +82,7 @@ def report_markdown(rows: Sequence[ReportRow], options: ReportOptions) -> str:
 def _texts(section: Section, table: ReportTable, best: bool = False) -> TextTable:
     """The columns that are not empty, or all chosen columns. `best`: bold by `BOLD_RULE`."""
     texts = table.texts(section.runs, best)
-    return distinct_columns(texts, kept=texts.headings) if section.tables else texts
+    return text_tables.distinct_columns(texts, kept=texts.headings) if section.tables else texts
 
 
 def report_csv(rows: Sequence[ReportRow], options: ReportOptions) -> str:
@@ -100,17 +90,15 @@ def report_csv(rows: Sequence[ReportRow], options: ReportOptions) -> str:
     return csv_text(long_rows(rows) if options.long else [_flat(row) for row in _records(rows)])
 
 
-def csv_text(rows: Sequence[Mapping]) -> str:
+def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
     """Rows as CSV, with a column for each key; text that a spreadsheet would evaluate as a formula is quoted."""
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [names, *([row.get(name, "") for name in names] for row in rows)]
-    csv.writer(text, lineterminator="\n").writerows(map(_inert, line) for line in lines)
+    lines: list[list[Any]] = [[*names], *([row.get(name, "") for name in names] for row in rows)]
+    for line in lines:
+        inert = [f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in line]
+        csv.writer(text, lineterminator="\n").writerow(inert)
     return text.getvalue()
-
-
-def _inert(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def report_json(rows: Sequence[ReportRow], options: ReportOptions) -> str:
@@ -144,7 +132,7 @@ def report_latex(rows: Sequence[ReportRow], options: ReportOptions) -> str:
         texts = _texts(section, table, best=True)
         marked = marked or texts.marked
         captioned = replace(texts, title=f"{texts.title}; {heading}" if texts.title else heading)
-        floats.append(latex_table(captioned, label if place == 1 else f"{label}-{place}"))
+        floats.append(text_tables.latex_table(captioned, label if place == 1 else f"{label}-{place}"))
     answers = "".join(f"{tex(sentence)}\n\n" for section in grouped for sentence in section.answer)
     below = answers + "\n\n".join(map(tex, (*definitions(grouped), *circumstances(rows, load=False)))) + "\n"
     comment = f"% {BOLD_RULE}\n" if marked else ""
@@ -152,16 +140,20 @@ def report_latex(rows: Sequence[ReportRow], options: ReportOptions) -> str:
     return LATEX_NEEDS + comment + "\n".join(floats) + notes
 
 
+def _compared(rows: Sequence[Compared], title: str = "") -> TextTable:
+    return text_tables.plain_table(HEADINGS, comparison_lines(rows), title)
+
+
 def comparison_latex(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
     """The compared numbers as a booktabs `table`, with the verdict as its caption."""
     caption = f"{b} (B) compared with {a} (A). {verdict(rows)}"
-    return LATEX_NEEDS + latex_table(plain_table(HEADINGS, comparison_lines(rows), caption), latex_label(label, a, b))
+    return LATEX_NEEDS + text_tables.latex_table(_compared(rows, caption), latex_label(label, a, b))
 
 
 def comparison_markdown(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
     """The compared numbers as markdown, below the verdict in sentences."""
     text = "\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows), *reasons(rows)))
-    return f"{text}\n\n{markdown_table(plain_table(HEADINGS, comparison_lines(rows)), aligned=True)}\n"
+    return f"{text}\n\n{text_tables.markdown_table(_compared(rows), aligned=True)}\n"
 
 
 def comparison_json(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
@@ -178,16 +170,15 @@ def report_arrow(rows: Sequence[ReportRow], long: bool = False) -> pa.Table:
     """Report rows as a table of `specbench.store.schema.REPORT`, or of `LONG_REPORT`, a row per run and number."""
     if long:
         return pa.Table.from_pylist(long_rows(rows), schema=LONG_REPORT)
-    rows = _records(rows)
-    texts = [field.name for field in REPORT if pa.types.is_string(field.type)]
-    nested = [{name: _json(row.get(name)) for name in texts} for row in rows]
-    return pa.Table.from_pylist([{**row, **made} for row, made in zip(rows, nested, strict=True)], schema=REPORT)
+    texts = {field.name for field in REPORT if pa.types.is_string(field.type)}
+    flat = [{key: _json(value) if key in texts else value for key, value in row.items()} for row in _records(rows)]
+    return pa.Table.from_pylist(flat, schema=REPORT)
 
 
 def _json(value: object) -> object:
-    if not isinstance(value, Mapping | list):
-        return value
-    return json.dumps(nonfinite_as_null(value), sort_keys=True, ensure_ascii=False)
+    """Nested values as JSON, other values unchanged."""
+    nested = isinstance(value, Mapping | list | tuple)
+    return json.dumps(nonfinite_as_null(value), sort_keys=True, ensure_ascii=False) if nested else value
 
 
 def long_rows(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
@@ -198,22 +189,20 @@ def long_rows(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
     for row in rows:
         about = {name: getattr(row, name) for name in ("label", *OWNER)}
         for name in (name for name in names if not name.endswith(("_low", "_high"))):
-            bounds = vars(row.number(name) or Estimate(None))
+            bounds = zip(("value", "low", "high"), with_bounds(name, row.number(name)).values(), strict=True)
             n = row.over_ar.pairs if name in vars(row.over_ar) else row.n
-            numbers.append({**about, "number": name, **bounds, "n": n, "unit": units[name]})
+            numbers.append({**about, "number": name, **dict(bounds), "n": n, "unit": units[name]})
         for score in row.scores:
             kept = {name: score.stored[name] for name in ("fingerprint", "value", "low", "high", "n")}
             numbers.append({**about, "number": score.metric, **kept, "unit": score.stored["unit"] or ""})
     return numbers
 
 
-def _flat(row: Mapping) -> dict[str, object]:
-    flat = {}
-    for name, value in nonfinite_as_null(row).items():
+def _flat(row: Mapping[str, Any]) -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in row.items():
         if name == "scores":
             flat |= {f"score {score['metric']} {score['fingerprint']}": score["value"] for score in value}
-        elif isinstance(value, dict | list):
-            flat[name] = json.dumps(value, sort_keys=True, ensure_ascii=False)
         else:
-            flat[name] = value
-    return flat
+            flat[name] = _json(value)
+    return {name: nonfinite_as_null(value) for name, value in flat.items()}

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -56,7 +57,7 @@ class Outlook:
     obstacles: tuple[SpecbenchError, ...]
 
     @property
-    def row(self) -> dict[str, object]:
+    def row(self) -> dict[str, Any]:
         """The values by name, with obstacles as texts."""
         draft, planned, asked = self.draft, self.planned, self.draft.settings
         plan = draft if isinstance(draft, Plan) else None
@@ -70,8 +71,8 @@ class Outlook:
             **vars(draft.sampling),
             prompts=plan.prompts.name if plan else asked.prompts,
             **{name: getattr(asked, name) for name in ("samples", "seed", "device")},
-            batch=plan.batch if plan else asked.batch,
-            dtype=draft.dtype,
+            batch=plan.compute.batch if plan else asked.batch,
+            dtype=draft.compute.dtype,
             **{name: value for name, value in vars(self).items() if name not in ("draft", "planned", "spec")},
         )
 
@@ -83,7 +84,7 @@ class Outlook:
         return replace(self, draft=replace(self.draft, settings=settings), spec=spec)
 
 
-def row_of(obstacles: Iterable[SpecbenchError], **known: object) -> dict[str, object]:
+def row_of(obstacles: Iterable[SpecbenchError], **known: object) -> dict[str, Any]:
     """Make a row of a dry run; values that are not known yet are None."""
     return {name: known.get(name) for name in ROW} | {"obstacles": list(map(str, obstacles))}
 
@@ -150,8 +151,8 @@ def _outlook(draft: Draft, planned: PlannedDecoder, cut: str | None, shared: Cos
     # Upper bound for an image on disk: an incompressible PNG, and the lists in its row.
     image_bytes = math.prod(model.resolution) * 3 + model.tokens * 32 + 4096
     megabytes = None if missing is None else image_bytes * missing / 1e6
-    batch = plan.batch if plan else settings.batch
-    need = footprint(model, planned.spec, draft.sampling, draft.dtype, settings.device)
+    batch = plan.compute.batch if plan else settings.batch
+    need = footprint(model, planned.spec, draft.sampling, draft.compute.dtype, settings.device)
     memory = need.total(batch if isinstance(batch, int) else 1) if need else None
     head = head_files(model, planned.spec)
     return Outlook(
@@ -230,14 +231,14 @@ _SHORT_S, _LONG_S = 5.0, 3600.0
 
 def cost_note(plan: Plan) -> str | None:
     """Return the roofline estimate of the time per AR image; None if short, unknown, or measured by earlier runs."""
-    model, network, size = plan.model, plan.model.network, plan.model.size
-    earlier = seconds_per_image(plan.out, model.name, "ar", plan.settings.device)
+    model, network, size, compute = plan.model, plan.model.network, plan.model.size, plan.compute
+    earlier = seconds_per_image(plan.out, model.name, "ar", compute.device)
     if not (size and network) or plan.workers.elsewhere or earlier is not None:
         return None
-    machine = plan.settings.device, plan.dtype, plan.threads
+    machine = compute.device, compute.dtype, compute.threads
     peak = find_peak(*machine) or glimpse_peak(*machine)[0]  # also measured on a busy machine: the run will be as slow
     guided, context = plan.sampling.guidance != 1, model.stream / 2
-    forward = Forward(size, network.moved, model.v_image, BYTES[plan.dtype], 1, 1, guided, context)
+    forward = Forward(size, network.moved, model.v_image, BYTES[compute.dtype], 1, 1, guided, context)
     seconds = model.stream * sum(forward_ms(forward, peak, Reached()).values()) / 1e3
     return cost_text(model.stream, seconds, peak.name, peak.source) if seconds >= _SHORT_S else None
 

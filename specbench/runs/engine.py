@@ -197,7 +197,7 @@ class EngineModel:
                 return content
 
 
-def _stretches(layout: TokenLayout) -> list[tuple[list[int], tuple[int, int] | None]]:
+def _stretches(layout: TokenLayout) -> list[tuple[list[int], Any]]:
     """Split the slots of an image into stretches with the same ids; return each with its first id and the id after its
     last; None instead of ids for forced tokens."""
     bounds = layout.bounds
@@ -226,7 +226,7 @@ def _of_sglang(content: Any) -> tuple[Answer, list[list[int] | int]]:
 def _numbers(tokens: Sequence[Sequence[int]], values: Sequence[Sequence[float] | None]) -> list[list[float]]:
     """Return log p of the tokens; NaN for tokens without log p."""
     rows = zip(tokens, values, strict=True)
-    return [[float("nan") if p is None else float(p) for p in row or [None] * len(ids)] for ids, row in rows]
+    return [[float("nan") if p is None else float(p) for p in row or [float("nan")] * len(ids)] for ids, row in rows]
 
 
 def _check_logp(address: str, answer: Answer) -> None:

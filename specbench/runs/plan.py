@@ -29,7 +29,7 @@ from specbench.runs.settings import DRAWN, RUN_ORIGINS, RunSettings
 from specbench.runs.shards import plan_shard, shard_folder
 from specbench.specs.options import SettingSource
 from specbench.specs.presets import DecoderSpec, decoder_code
-from specbench.specs.run_spec import OFF_IF_NONE, Mode, RunSpec, Sampling
+from specbench.specs.run_spec import OFF_IF_NONE, Compute, RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.system.downloads import Download, offline
 from specbench.system.foreign_code import refuse_edited
@@ -46,12 +46,9 @@ class Draft:
     model: ModelFacts
     decoders: tuple[PlannedDecoder, ...]
     sampling: Sampling
-    # dtype, compiled, out, mode: resolved for this model, device and shard
-    dtype: str
-    compiled: bool
-    out: Path
+    compute: Compute  # of a draft, batch and threads are not known yet
+    out: Path  # of this shard
     workers: Workers
-    mode: Mode
     shard: tuple[int, int]
     problems: tuple[Problem, ...] = ()
 
@@ -75,8 +72,6 @@ class Plan(Draft):
     prompts: PromptSet
     chosen: tuple[Prompt, ...]  # the prompts of `prompts` to generate
     drawn: str | None  # which prompts these are, in words; None for the whole set
-    batch: int
-    threads: int
     notes: tuple[str, ...]  # unsupported requests, one sentence each
     # the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`
     memory: Mapping[str, object] | None = None
@@ -86,7 +81,7 @@ class Plan(Draft):
         """Key shared by plans whose decoders can alternate on one loaded model."""
         images = (self.chosen, self.settings.samples, self.shard, self.settings.trace, self.out)
         workers = self.workers if self.workers.elsewhere else None  # only these import decoders by their references
-        return self.model, self.settings.device, self.dtype, self.threads, self.compiled, workers, images
+        return self.model, replace(self.compute, batch=1, mode=None), workers, images
 
     def asked_of(self, decoder: PlannedDecoder) -> dict[str, object]:
         """Return the user's settings without those of the decoder. Those of a baseline decode only its images."""
@@ -138,15 +133,10 @@ class Plan(Draft):
             prompts=self.prompts.name,
             prompts_sha256=self.prompts.sha256,
             seed=self.settings.seed,
-            batch=self.batch,
-            dtype=self.dtype,
-            device=self.settings.device,
-            threads=self.threads,
-            compiled=self.compiled or None,
+            **vars(self.compute),
             head_sha256=head.sha256() if head else None,
             decoder_code=getattr(decoder_code(decoder), "digest", None),
             model_code=getattr(model_code(self.model), "digest", None),
-            mode=self.mode if self.mode == "throughput" and self.batch == 1 else None,
         )
 
     def downloads(self) -> list[Download]:
@@ -210,14 +200,13 @@ def draft_plan(settings: RunSettings, shared: Shared | None = None, ahead: bool 
     problems.check("out", shared.check_writable, draft.out)
     if not problems:
         threads, busy = _threads(draft, shared)
+        draft = replace(draft, compute=replace(draft.compute, threads=threads))
         prompts, notes = shared.load(*named), filter(None, [model.size_note, _rows_note(model, settings), alone])
         plan = Plan(
             **vars(draft),
             prompts=prompts,
             chosen=chosen,
             drawn=drawing.text(prompts),
-            batch=1 if settings.batch == "auto" else settings.batch,
-            threads=threads,
             notes=(*unmet, *busy, *notes),
         )
         if not draft.workers.elsewhere:
@@ -240,16 +229,16 @@ def _draft(settings: RunSettings) -> tuple[Draft, tuple[str, ...], str]:
     sampling, device = plan_sampling(model, settings), settings.device
     check_decoding_device(device)
     dtype, compiled, unmet = compiler.settle_precision(settings.dtype, model.dtype, settings.compile, device)
+    batch = 1 if settings.batch == "auto" else settings.batch
+    shared = run_mode(settings.mode, settings.batch, workers, device) == "throughput" and batch == 1
     draft = Draft(
         settings=settings,
         model=model,
         decoders=tuple(decoders),
         sampling=sampling,
-        dtype=dtype,
-        compiled=compiled,
+        compute=Compute(batch, dtype, device, settings.threads, "throughput" if shared else None, compiled or None),
         out=Path(settings.out) / shard_folder(*shard),
         workers=workers,
-        mode=run_mode(settings.mode, settings.batch, workers, device),
         shard=shard,
     )
     return draft, unmet, alone
@@ -302,7 +291,7 @@ def plan_drawing(asked: RunSettings) -> Drawing:
 
 def _settle_windows(plan: Plan) -> Plan:
     """Set the windows to measure, if the window is chosen by measuring."""
-    facts = plan.sampling, plan.dtype, plan.settings.device
+    facts = plan.sampling, plan.compute.dtype, plan.compute.device
     return replace(
         plan,
         decoders=tuple(
@@ -320,22 +309,25 @@ def _settle_steps(plan: Plan, shared: Shared) -> Plan:
         return plan
     steps = plan.model.stream * sum(len(plan.requests_of(planned)) for planned in plan.decoders)
     stored = [info.compiled for info in shared.runs_on_cpu(plan.out, plan.model.name).values()]
-    facts = plan.model.name, plan.dtype, plan.threads, plan.batch, plan.sampling.guidance
+    compute = plan.compute
+    facts = plan.model.name, compute.dtype, compute.threads, compute.batch, plan.sampling.guidance
     keys = [compiler.code_key(*facts, planned.spec) for planned in plan.decoders]
     compiled, note = compiler.worth_compiling(stored, plan.model.layers, steps, keys)
-    return replace(plan, compiled=compiled, notes=(*plan.notes, *([note] if note else ())))
+    compute = replace(compute, compiled=compiled or None)
+    return replace(plan, compute=compute, notes=(*plan.notes, *([note] if note else ())))
 
 
 def _settle_batch(plan: Plan) -> Plan:
     """Set a batch size that fits into memory; "auto" reuses the earlier choice for the same run."""
-    specs, asked = [planned.widest for planned in plan.decoders], plan.settings.batch
+    specs, asked, compute = [planned.widest for planned in plan.decoders], plan.settings.batch, plan.compute
     earlier = _earlier_batch(plan) if asked == "auto" else None
-    batch, estimate = settle_batch(earlier or asked, plan.model, specs, plan.sampling, plan.dtype, plan.settings.device)
+    batch, estimate = settle_batch(earlier or asked, plan.model, specs, plan.sampling, compute.dtype, compute.device)
     if asked == "auto" and not earlier:
         images = max(1, plan.images)
         batch = min(batch, images)
         estimate = dict(estimate or {}) | {"batch": batch, "images": images}
-    return replace(plan, batch=batch, memory=estimate)
+    compute = replace(compute, batch=batch, mode=compute.mode if batch == 1 else None)
+    return replace(plan, compute=compute, memory=estimate)
 
 
 def _earlier_batch(plan: Plan) -> int | None:

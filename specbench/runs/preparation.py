@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ from specbench.runs.plan import Plan, earlier_window, plan_model, plan_sampling
 from specbench.runs.run_progress import Reporter
 from specbench.runs.settings import RunSettings, decoder_settings, merge, run_settings
 from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_code, decoder_name, resolve
-from specbench.specs.run_spec import SAMPLING, RunSpec, Sampling
+from specbench.specs.run_spec import SAMPLING, Compute, RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, run_folder, same_but_for_threads
 from specbench.store.run_info import describe_point
 from specbench.store.schema import AR_SPANS
@@ -51,24 +51,24 @@ from specbench.system.torch_state import PinnedTorch
 @contextmanager
 def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, ImageModel | None]]:
     """Load the plan's model here, or start its workers; yield the executor, and the model if this process has it."""
-    arguments = plan.model, plan.settings.device, plan.dtype, plan.threads, plan.compiled
-    load = functools.partial(_load_in_worker, plan.workers.references, model_code(plan.model), *arguments)
-    where = f"{plan.model.name} ({plan.dtype}, {plan.settings.device})"
+    model, device, dtype = plan.model, plan.compute.device, plan.compute.dtype
+    load = functools.partial(_load_in_worker, plan.workers.references, model_code(model), model, plan.compute)
+    where = f"{model.name} ({dtype}, {device})"
     if not plan.workers.elsewhere:
-        on_gpu = plan.settings.device.startswith("cuda") and torch.cuda.is_available()
-        reporter.note(f"loading {where}{f' on {torch.cuda.get_device_name(plan.settings.device)}' if on_gpu else ''}")
-        model = load()
-        yield LocalExecutor(model, load if plan.compiled else None), model
+        on_gpu = device.startswith("cuda") and torch.cuda.is_available()
+        reporter.note(f"loading {where}{f' on {torch.cuda.get_device_name(device)}' if on_gpu else ''}")
+        loaded = load()
+        yield LocalExecutor(loaded, load if plan.compute.compiled else None), loaded
         return
     from specbench.runs.executors.ray_cluster import import_ray  # Ray is an extra
     from specbench.runs.executors.ray_workers import RayWorkers, WorkerPool
 
     import_ray()
-    plan.model.require_weights()
+    model.require_weights()
     with ExitStack() as running:
 
         def start() -> RayWorkers:
-            crew = RayWorkers(load, plan.workers.count, plan.workers.address, plan.settings.device == "cuda")
+            crew = RayWorkers(load, plan.workers.count, plan.workers.address, device == "cuda")
             running.enter_context(closing(crew))
             reporter.note(f"{crew.size} worker{'s' * (crew.size > 1)} load{'s' * (crew.size == 1)} {where}")
             return crew
@@ -76,13 +76,13 @@ def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, Im
         yield WorkerPool(start), None
 
 
-def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int, compiled: bool) -> ImageModel:
-    """Load a model with the number of threads of a run, and compile it if `compiled`."""
+def load_for_run(model: ModelFacts, compute: Compute) -> ImageModel:
+    """Load a model with the number of threads of a run, and compile it if the run is compiled."""
     release_memory()
-    torch.set_num_threads(threads or available_threads())
-    with memory_for(f"model '{model.name}' ({dtype or model.dtype})", device, "a smaller --dtype or model"):
-        loaded = load_model(model, device, dtype)
-    if compiled:
+    torch.set_num_threads(compute.threads or available_threads())
+    with memory_for(f"model '{model.name}' ({compute.dtype})", compute.device, "a smaller --dtype or model"):
+        loaded = load_model(model, compute.device, compute.dtype)
+    if compute.compiled:
         if not isinstance(loaded, CompilableModel):
             raise SpecbenchError(f"--compile: model '{model.name}' cannot be compiled", "--compile off")
         loaded.compile()
@@ -92,25 +92,25 @@ def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int
     return loaded
 
 
-def _load_in_worker(references: Sequence[str], code: Code | None, model: ModelFacts, *arguments: Any) -> ImageModel:
+def _load_in_worker(references: Sequence[str], code: Code | None, model: ModelFacts, compute: Compute) -> ImageModel:
     """Call `load_for_run` in a worker, after importing the plan's own decoders and checking the model's code."""
     add_plugin_decoders()
     plugins.search_current_folder()
     for reference in references:
         decoder_name(reference)
-    require_code(f"model '{model.name}'", code and code.digest, model_code(model))
-    return load_for_run(model, *arguments)
+    require_code(f"model '{model.name}'", code.digest if code else None, model_code(model))
+    return load_for_run(model, compute)
 
 
 def work_of(
     plans: Sequence[Plan], model: ImageModel | None, reporter: Reporter, tell: bool = True
-) -> tuple[dict[RunSpec, list[Request]], dict[str, dict[str, object]]]:
+) -> tuple[dict[RunSpec, list[Request]], dict[str, dict[str, Any]]]:
     """Resolve every decoder of the plans to its run spec; return the images of each, and fields of run.json by run id.
     `model`: the loaded model, None if workers have it. `tell`: whether to report how new runs differ from stored
     runs."""
     weights_sha256 = model.weights_sha256 if model else plans[0].model.weights_sha256()
     by_run: dict[str, tuple[RunSpec, list[Request]]] = {}
-    facts = {}
+    facts: dict[str, dict[str, Any]] = {}
     # Files downloaded while loading may give sizes and a revision that were unknown while planning.
     for plan in (replace(plan, model=plan.model.as_stored()) for plan in plans):
         memory, processors = plan.memory and dict(plan.memory), logits_processors(plan.model)
@@ -127,15 +127,14 @@ def work_of(
             if len(requests) <= len(already):
                 continue
             by_run[spec.run_id] = spec, requests
-            fields = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory}
+            fields: dict[str, Any] = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory}
             fields |= {"processors": processors, "drawn": plan.drawn_of(planned), "asked": plan.asked_of(planned)}
             fields |= plan.model.file_facts(weights_sha256)
             codes = {"decoder": decoder_code(decoder), "model": model_code(plan.model)}
             fields |= {"code": {kind: code.to_json() for kind, code in codes.items() if code}}
             facts[spec.run_id] = {name: value for name, value in fields.items() if value}
             if not plan.workers.elsewhere:  # this machine decodes, so its peaks count
-                arguments = plan.model, plan.sampling.guidance, plan.dtype, plan.settings.device, plan.threads
-                facts[spec.run_id]["roofline"] = roofline_facts(*arguments)
+                facts[spec.run_id]["roofline"] = roofline_facts(plan.model, plan.sampling.guidance, plan.compute)
     specs = [spec for spec, _ in by_run.values()]
     for text in (*_twins(plans[0].out, specs), *_older_code(plans[0].out, specs, facts)) if tell else ():
         reporter.note(text)
@@ -152,7 +151,7 @@ def _twins(out: Path, specs: Sequence[RunSpec]) -> list[str]:
     return [text for text in same_but_for_threads(stored | new) if stored and any(name in text for name in new)]
 
 
-def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping]) -> list[str]:
+def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Notes on stored runs that differ from new ones only in the code of a plug-in, with the edited files."""
     lines = []
     for spec in specs:
@@ -170,23 +169,23 @@ def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping
     return lines
 
 
-def roofline_facts(
-    model: ModelFacts, guidance: float, dtype: str, device: str, threads: int
-) -> dict[str, object] | None:
+def roofline_facts(model: ModelFacts, guidance: float, compute: Compute) -> dict[str, object] | None:
     """Return roofline inputs of a model on a device, for "floor" of `run.json`; None if the model's size is unknown, or
     if the device's peaks are unknown and other processes prevent a measurement."""
-    size = model.size
-    peak, idle = (size and find_peak(device, dtype, threads)), True
-    if size and peak is None:
-        peak, idle = glimpse_peak(device, dtype, threads)
+    if (size := model.size) is None:
+        return None
+    machine = compute.device, compute.dtype, compute.threads
+    peak, idle = find_peak(*machine), True
+    if peak is None:
+        peak, idle = glimpse_peak(*machine)
     if peak is None or not idle:
         return None
     return {
         "size": {name: count for name, count in asdict(size).items() if count},
-        "itemsize": BYTES[dtype],
+        "itemsize": BYTES[compute.dtype],
         "rows_per_image": 1 if guidance == 1 else 2,
         "device": peak.name,
-        "bytes_per_s": peak.bandwidth(size.read(1, 1, 0, BYTES[dtype])),
+        "bytes_per_s": peak.bandwidth(size.read(1, 1, 0, BYTES[compute.dtype])),
         "flops": peak.flops,
         "source": peak.source,
     }
@@ -194,7 +193,7 @@ def roofline_facts(
 
 def _choose_window(
     model: ImageModel | None, weights_sha256: str, plan: Plan, planned: PlannedDecoder, reporter: Reporter
-) -> tuple[DecoderSpec, list[dict] | None]:
+) -> tuple[DecoderSpec, list[dict[str, Any]] | None]:
     """Return the decoder with the fastest window, and the measured curve; None if an earlier call chose the window."""
     decoder = planned.spec
     if earlier := earlier_window(plan, decoder, weights_sha256):
@@ -209,7 +208,7 @@ def _choose_window(
 
 def _tuned_window(
     model: ImageModel, plan: Plan, decoder: DecoderSpec, windows: Sequence[int], reporter: Reporter
-) -> tuple[int, list[dict[str, float]]]:
+) -> tuple[int, list[dict[str, Any]]]:
     """Run `tune_window` on the prompts of a plan and report its findings."""
     monitor = MachineMonitor(plan.settings.device)
     what, most = f"windows tried with {decoder.name}", len(windows) + 1
@@ -247,7 +246,8 @@ def generate_images(captions: Sequence[str], settings: RunSettings) -> list[Gene
         console.warn(note)
 
     def decoded(compiled: bool) -> list[Generation]:
-        model = load_for_run(info, device, dtype, settings.threads, compiled)
+        compute = Compute(len(captions), dtype, device, settings.threads, compiled=compiled)
+        model = load_for_run(info, compute)
         return _decoded(model, captions, decoder, sampling, settings.seed, settings.trace)
 
     return compiler.compiled_or_eagerly(mode, compiled, decoded, console.warn)
@@ -304,17 +304,17 @@ def decode_loaded(
     flags = {name.replace("_", "-"): value for name, value in settings.items()} | {"decoder": decoder}
     accepted = (*run_settings({"decoder"}), *SAMPLING.values(), *decoder_settings())
     read = replace(merge(accepted, flags, env={}), model="")
-    plain = SimpleNamespace(
+    plain: Any = SimpleNamespace(
         name=model.name, guided=True, v_image=model.layout.v_image, sampling=lambda: Sampling(guidance=1.0)
     )
     texts, planned = [prompts] if isinstance(prompts, str) else list(prompts), _one_decoder(read)
     if not texts:
         raise SpecbenchError("decode: no prompt given", "pass a text, or a list of texts")
-    sampling, own = plan_sampling(plain, read), isinstance(model, LoadedModel)
+    sampling, own, loaded = plan_sampling(plain, read), isinstance(model, LoadedModel), cast(Any, model)
     with ExitStack() as set_up:
-        compared = set_up.enter_context(decoding(model, texts, sampling.guidance != 1.0, probe)) if own else None
+        compared = set_up.enter_context(decoding(loaded, texts, sampling.guidance != 1.0, probe)) if own else None
         set_up.enter_context(refusing(model.name) if own else nullcontext())
-        images = _decoded(model, texts, planned, sampling, seed, trace)
+        images = _decoded(loaded, texts, planned, sampling, seed, trace)
     for image in images if own else ():
         facts = {"own_forward_gap": compared.gap, "own_forward_slots": compared.slots} if compared else {}
         image.facts |= {"own_forward_gap": math.nan} | facts
@@ -333,7 +333,9 @@ def _decoded(
     model: ImageModel, texts: Sequence[str], decoder: DecoderSpec, sampling: Sampling, seed: int, trace: bool
 ) -> list[Generation]:
     try:
-        images = decode(model, [Request(text, text_id(text)) for text in texts], decoder, sampling, seed, trace=trace)
+        images: list[Any] = decode(
+            model, [Request(text, text_id(text)) for text in texts], decoder, sampling, seed, trace=trace
+        )
     except (Exception, SystemExit) as error:
         if isinstance(error, SpecbenchError) or not plugins.foreign_place(error):
             raise
@@ -355,7 +357,7 @@ def tune_window(
     seed: int,
     windows: Sequence[int],
     tell: Callable[[int], None] = lambda tried: None,
-) -> tuple[int, list[dict[str, float]]]:
+) -> tuple[int, list[dict[str, Any]]]:
     """Choose the window with the lowest latency on the pilots; also return the measured curve, see `_point`.
     Windows are tried in growing order until two in a row are slower than the best; `tell` gets the number of windows
     tried. For a compiled model only the forwards are compiled and counted, with an overhead of 1, because compiling all
@@ -363,19 +365,18 @@ def tune_window(
     if decoder.options.get("window") is None:
         raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "omit --window")
     requests = [Request(prompts[number % len(prompts)].text, "(pilot)", number) for number in range(_PILOTS)]
-    compiles = isinstance(model, CompilableModel) and model.compiles
-    if not compiles:
+    compiled = model if isinstance(model, CompilableModel) and model.compiles else None
+    if not compiled:
         decode(model, requests[:1], with_window(decoder, 2), sampling, seed)
-    with model.forwards_alone() if compiles else nullcontext():
-        ar = _measure(model, requests, resolve("ar"), sampling, seed, compiles)
-        curve, best = [_point(1, ar, ar, compiles)], None
+    with compiled.forwards_alone() if compiled else nullcontext():
+        alone = compiled is not None
+        ar = _measure(model, requests, resolve("ar"), sampling, seed, alone)
+        curve = [_point(1, ar, ar, alone)]
         for window in sorted(windows):
             tell(len(curve))
-            images = _measure(model, requests, with_window(decoder, window), sampling, seed, compiles)
-            point = _point(window, images, ar, compiles)
-            curve.append(point)
-            if best is None or point["latency_ms"] < best["latency_ms"]:
-                best = point
+            images = _measure(model, requests, with_window(decoder, window), sampling, seed, alone)
+            curve.append(_point(window, images, ar, alone))
+            best = min(curve[1:], key=lambda point: point["latency_ms"])
             if all(tried["latency_ms"] > best["latency_ms"] for tried in curve[-2:]):
                 break
     return int(best["window"]), curve
@@ -387,7 +388,7 @@ def _measure(
     """Decode the pilots one at a time, as in latency mode, after compilation."""
     if compiles:
         decode(model, requests[:1], decoder, sampling, seed, render=False)
-    images = [decode(model, [request], decoder, sampling, seed, render=False)[0] for request in requests]
+    images: list[Any] = [decode(model, [request], decoder, sampling, seed, render=False)[0] for request in requests]
     for image in images:
         if isinstance(image, SpecbenchError):
             raise SpecbenchError(
@@ -396,7 +397,7 @@ def _measure(
     return images
 
 
-def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation], alone: bool) -> dict[str, float]:
+def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation], alone: bool) -> dict[str, Any]:
     """Make a point of the curve, which begins with AR as window 1. Tokens per step count target forwards; acceptance is
     accepted over tested drafts. Window cost (time per forward) and overhead (latency over forward time): AR is 1."""
     forward_ms, overhead, latency_ms = _costs(images, alone)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench.system import console
 
@@ -14,8 +14,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
+    from specbench.metrics.scoring import ScoreReporter
+    from specbench.runs.run_progress import Reporter
+else:
+    Reporter = ScoreReporter = object  # their modules import pandas
 
-class ProgressReporter:
+
+class ProgressReporter(Reporter):
     """Progress of a runner (`specbench.runs.run_progress.Reporter`). `what`: name of the items; `quick_s`: seconds
     below which the end is not reported; `notes`: whether the runner's notes are printed."""
 
@@ -81,7 +86,7 @@ class ProgressReporter:
             self.note(f"{done} {what} in {console.duration(seconds)}")
         self._total, self._done, self._resumed, self._part = 0, 0, 0, _Part()
 
-    def _show(self, **shown: object) -> None:
+    def _show(self, **shown: Any) -> None:
         """Update the bar, and open it before the first update; do nothing without a terminal."""
         if not console.has_bars(self._console):
             return
@@ -151,7 +156,7 @@ def _bar(screen: Console) -> Bar:
     return progress.Progress(*columns, console=screen, transient=True, expand=True, refresh_per_second=4)
 
 
-class ScoreProgress:
+class ScoreProgress(ScoreReporter):
     """Progress of scoring a run: of the metric with the most images left, as metrics share a pass over images."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from specbench.prompts import Request
 from specbench.runs.compiler import compiled_or_eagerly
@@ -58,7 +58,7 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
         cut = caption_note(group[0].model, [prompt.text for prompt in group[0].chosen])
         for note in dict.fromkeys([*(note for plan in group for note in plan.notes), *([cut] if cut else [])]):
             reporter.note(note)
-        mode, compiled = group[0].settings.compile, group[0].compiled
+        mode, compiled = group[0].settings.compile, bool(group[0].compute.compiled)
         summary.add(compiled_or_eagerly(mode, compiled, partial(_run_group, group, reporter), reporter.note))
         if summary.interrupted:
             break
@@ -71,7 +71,7 @@ def _complete(group: Sequence[Plan]) -> RunSummary | None:
     first = group[0]
     if not (first.model.ready and runs_in(first.out)):
         return None
-    weights, by_spec = first.model.weights_sha256(), {}
+    weights, by_spec = first.model.weights_sha256(), dict[RunSpec, list[Request]]()
     for plan in group:
         for planned in plan.decoders:
             window = earlier_window(plan, planned.spec, weights) if planned.auto_window else None
@@ -92,7 +92,7 @@ def _complete(group: Sequence[Plan]) -> RunSummary | None:
 def _run_group(group: Sequence[Plan], reporter: Reporter, compiled: bool) -> RunSummary:
     """Run plans on one loaded model. Nothing refers to the model on return, because the next model may need its memory.
     If there are very many runs, only some at a time take turns: the first image need not wait for all folders."""
-    group = [replace(plan, compiled=compiled) for plan in group]
+    group = [replace(plan, compute=replace(plan.compute, compiled=compiled or None)) for plan in group]
     summary, first, executor, model = RunSummary([], total=0, resumed=0), group[0], None, None
     size = len(group) if first.workers.elsewhere else max(1, _AT_ONCE // len(first.decoders))
     with ExitStack() as running:
@@ -139,8 +139,7 @@ def run(
     decoded again. `fewer`: the images of specs that decode only some of `requests`.
     """
     reporter = reporter or Reporter()
-    specs = {spec.run_id: spec for spec in specs}.values()
-    by_spec = {spec: fewer.get(spec, requests) for spec in specs}
+    by_spec = {spec: fewer.get(spec, requests) for spec in {spec.run_id: spec for spec in specs}.values()}
     stores = {spec: RunStore(run_folder(out, spec)) for spec in by_spec}
     for spec, store in stores.items():
         store.check(spec)
@@ -192,7 +191,7 @@ def _pending(store: RunStore, requests: Sequence[Request], trace: bool) -> list[
     return [request for request in requests if request.key not in completed]
 
 
-def _warm_up(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], reporter: Reporter) -> dict[str, object]:
+def _warm_up(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], reporter: Reporter) -> dict[str, Any]:
     """Prepare the executor for the runs with missing images; return facts about it for run.json."""
     specs = [*{replace(spec, seed=0): spec for spec, requests in work.items() if requests}.values()]
     if not specs:
@@ -249,14 +248,15 @@ def announcement(plans: Sequence[Plan]) -> list[str]:
     """Return a line on what plans that share their work will do, and a line on their baseline, if they add AR."""
     first = plans[0]
     runs = {
-        (plan.sampling, plan.settings.seed, plan.batch, planned.spec): (plan, planned, plan.images_of(planned))
+        (plan.sampling, plan.settings.seed, plan.compute.batch, planned.spec): (plan, planned, plan.images_of(planned))
         for plan in plans
         for planned in plan.decoders
     }
     asked = [run for run in runs.values() if run[1].first is None]
     decoders = list(dict.fromkeys(planned.spec.name for _, planned, _ in asked))
     images = sum(images for *_, images in asked)
-    how = ", ".join((first.dtype, first.settings.device, *(["compiled"] if first.compiled else [])))
+    compute = first.compute
+    how = ", ".join((compute.dtype, compute.device, *(["compiled"] if compute.compiled else [])))
     names = ", ".join(decoders[:_MOST_NAMED]) + (f" and {len(decoders) - 3} more" if len(decoders) > 3 else "")
     prompts, pictures = console.counted(len(first.chosen), "prompt"), console.counted(images, "image")
     line = f"{first.model.name} ({how}): {prompts} of {first.prompts.name}, {pictures} with {names}{_time(asked)}"
@@ -272,8 +272,8 @@ def announcement(plans: Sequence[Plan]) -> list[str]:
 
 def _stored(plan: Plan, decoder: PlannedDecoder) -> bool:
     """Return whether a run of these settings already has the images of a decoder."""
-    alike = {name: getattr(plan, name) for name in ("sampling", "batch", "dtype", "threads")}
-    alike |= {"seed": plan.settings.seed, "device": plan.settings.device, "prompts_sha256": plan.prompts.sha256}
+    alike = {name: getattr(plan.compute, name) for name in ("batch", "dtype", "device", "threads")}
+    alike |= {"sampling": plan.sampling, "seed": plan.settings.seed, "prompts_sha256": plan.prompts.sha256}
     folders = find_runs_like(plan.out, model=plan.model.name, decoder={"name": decoder.spec.name}, **alike)
     return any(not _pending(RunStore(folder), plan.requests_of(decoder), plan.settings.trace) for folder in folders)
 
@@ -282,5 +282,6 @@ def _time(runs: Sequence[tuple[Plan, PlannedDecoder, int]]) -> str:
     """Return the expected time of the images of runs, estimated from earlier runs."""
     alike = [(plan.out, plan.model.name, planned.spec.name, plan.settings.device) for plan, planned, _ in runs]
     paces = {key: seconds_per_image(*key) for key in dict.fromkeys(alike)}
-    seconds = None not in paces.values() and sum(paces[key] * run[2] for key, run in zip(alike, runs, strict=True))
+    known = [pace * run[2] for key, run in zip(alike, runs, strict=True) if (pace := paces[key]) is not None]
+    seconds = sum(known) if len(known) == len(runs) else 0
     return f"; about {console.duration(seconds)} in all, estimated from earlier runs" if seconds else ""

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -51,6 +51,7 @@ def _in(panel: str, usual_unset: str = "") -> Callable[..., Any]:
 
 _FORMS, _MODES = get_args(Form), get_args(Mode)
 _what, _where, _model, _output = map(_in, ("What to run", "Where to run", "Model", "Output"))
+_draw = partial(_what, draws=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +70,14 @@ class RunSettings:
         "prompt set or file; by default the model's own set, else parti", "SET|FILE", "the model")
     prompt_column: str | None = _what("",
         "column of the prompt file that holds the texts", "NAME", "text, prompt or caption")
-    # which prompts of the set are used, see `specbench.prompts.prompt_set.Drawing`
-    limit: int | None = _what(1, "use only the first N prompts", "N", "all prompts", minimum=1)
-    offset: int = _what(0, "leave out the first N prompts", "N", minimum=0)
-    sample: int | None = _what(1,
+    limit: int | None = _draw(1, "use only the first N prompts", "N", "all prompts", minimum=1)
+    offset: int = _draw(0, "leave out the first N prompts", "N", minimum=0)
+    sample: int | None = _draw(1,
         "use only a random sample of N prompts, the same one every time", "N", "all prompts", minimum=1)
-    per_category: int | None = _what(1, "use only the first N prompts of each category", "N", "all prompts", minimum=1)
-    category: tuple[str, ...] = _what("",
+    per_category: int | None = _draw(1, "use only the first N prompts of each category", "N", "all prompts", minimum=1)
+    category: tuple[str, ...] = _draw("",
         "use only the prompts of these categories; quote a name with a comma", "NAME,...", many=True)
-    ids: tuple[str, ...] = _what("", "use only the prompts with these ids", "ID,...", many=True)
+    ids: tuple[str, ...] = _draw("", "use only the prompts with these ids", "ID,...", many=True)
     samples: int = _what(1, "images per prompt", "N", minimum=1, maximum=10**6)
     seed: int = _what(0, "random seed", "N", minimum=0, maximum=MAX_SEED)
     baseline: int | None = _what(8,
@@ -124,8 +124,9 @@ class RunSettings:
         "compile the decode step before timing; auto: on CUDA, and on a CPU if there are enough images to save time",
         "WHEN", choices=compiler.MODES)
 
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # given fields of `specbench.specs.run_spec.Sampling`
-    options: Mapping[str, Any] = field(default_factory=dict)  # given components and options of decoders, by name
+    # sampling: given fields of `specbench.specs.run_spec.Sampling`; options: given components and options of decoders
+    sampling: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     out: str = _output("results", "results folder", "DIR")
     trace: bool = _output(False,
@@ -133,7 +134,7 @@ class RunSettings:
     quiet: bool = _output(False, "print only errors")
     json: bool = _output(False, "print one JSON array on stdout")
 
-    origins: Mapping[str, SettingOrigin] = field(default_factory=dict, repr=False)  # of the settings that were read
+    origins: Mapping[str, SettingOrigin] = field(default_factory=dict, repr=False, compare=False)  # of what was read
     # fmt: on
 
     def value(self, name: str) -> Any:
@@ -171,16 +172,14 @@ _OWN: Mapping[str, Setting] = {
     if part.metadata and (name := part.name.replace("_", "-"))
 }
 _SAMPLED = {setting.name: name for name, setting in SAMPLING.items()}
-DRAWN = ("limit", "offset", "sample", "per-category", "category", "ids")
+DRAWN = tuple(setting.name for setting in _OWN.values() if setting.draws)
 """Settings that select prompts of a set, see `specbench.prompts.prompt_set.Drawing`."""
 _OF_MODEL = tuple(setting.name for setting in _OWN.values() if setting.panel == "Model")
 RUN_ORIGINS = (*_OF_MODEL, *_SAMPLED, "prompts", "seed", "batch")
 """Settings, other than the decoder's, that distinguish runs."""
-OPEN_IN_TABLES = {
-    *("model", "weights", "revision", "random-weights", "scale", "size", "prompts", "limit", "ids", "samples", "seed"),
-    *("offset", "sample", "per-category", "category"),
-    *("batch", "shard", "dtype", "device", "threads", "compile", *_SAMPLED),
-    *("head", "out", "quiet", "json"),
+OPEN_IN_TABLES = {*_OWN, *_SAMPLED, "head"} - {
+    *("decoder", "prompt-column", "baseline", "trace", "workers", "ray", "mode"),
+    *("guidance-rows", "prompt-form", "guidance-schedule"),
 }
 """Settings of `specbench run` that a paper's table leaves open, or whose values may override the table's."""
 

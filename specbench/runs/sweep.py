@@ -80,6 +80,5 @@ def check_effects(settings: RunSettings, axes: Mapping[str, Sequence[object]], s
 
 
 def _runs(plan: Plan) -> tuple[object, ...]:
-    machine = (plan.dtype, plan.settings.device, plan.threads, plan.compiled)
-    setting = (plan.sampling, plan.prompts.sha256, plan.settings.seed, plan.batch, *machine)
+    setting = (plan.sampling, plan.prompts.sha256, plan.settings.seed, plan.compute)
     return plan.model, [(decoder.spec, decoder.auto_window) for decoder in plan.decoders], setting

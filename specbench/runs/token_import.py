@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow.parquet
@@ -40,7 +40,7 @@ from specbench.runs.preparation import load_for_run
 from specbench.runs.settings import MAX_SEED, OF_ENGINES, OF_TOKENS, RunSettings, merge, run_settings
 from specbench.specs.options import plain
 from specbench.specs.presets import resolve
-from specbench.specs.run_spec import RunSpec
+from specbench.specs.run_spec import Compute, RunSpec
 from specbench.stats.tokens import copies_among
 from specbench.store.run_folders import run_folder
 from specbench.store.run_store import RunStore
@@ -178,7 +178,7 @@ def run_of_engine(
 
 def _loaded(model: ModelFacts, settings: RunSettings) -> ImageModel:
     dtype, _, _ = compiler.settle_precision(settings.dtype, model.dtype, "off", settings.device)
-    return load_for_run(model, settings.device, dtype, 0, False)
+    return load_for_run(model, Compute(1, dtype, settings.device, threads=0))
 
 
 def _claimed(
@@ -296,7 +296,7 @@ def _stream(image: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str
     return tokens.astype(np.int32)
 
 
-def _columns(path: Path) -> dict[str, list]:
+def _columns(path: Path) -> dict[str, list[Any]]:
     """Read the columns of a file, as lists with one entry per image."""
     readers = {".parquet": _parquet, ".npz": _npz, ".jsonl": _json_lines, ".ndjson": _json_lines}
     if (read := readers.get(path.suffix.lower())) is None:
@@ -319,7 +319,7 @@ def _columns(path: Path) -> dict[str, list]:
     return columns
 
 
-def _parquet(path: Path) -> dict[str, list]:
+def _parquet(path: Path) -> dict[str, list[Any]]:
     facts = pyarrow.parquet.read_metadata(path)
     groups = map(facts.row_group, range(facts.num_row_groups))
     values = sum(group.column(number).num_values for group in groups for number in range(facts.num_columns))
@@ -329,7 +329,7 @@ def _parquet(path: Path) -> dict[str, list]:
     return {name: table[name].to_pylist() if name in _COLUMNS else [] for name in table.column_names}
 
 
-def _npz(path: Path) -> dict[str, list]:
+def _npz(path: Path) -> dict[str, list[Any]]:
     with zipfile.ZipFile(path) as packed:
         if sum(member.file_size for member in packed.infolist()) > _MAX_BYTES:
             raise ValueError("its arrays are too large")
@@ -337,7 +337,7 @@ def _npz(path: Path) -> dict[str, list]:
         return {name: file[name].tolist() if name in _COLUMNS else [] for name in file}
 
 
-def _json_lines(path: Path) -> dict[str, list]:
+def _json_lines(path: Path) -> dict[str, list[Any]]:
     rows = []
     for number, line in enumerate(text_of(read_regular(path, _MAX_BYTES)).encode().splitlines(), 1):
         with blaming(path, f"cannot be read: line {number} is no JSON ({{}})"):
@@ -355,7 +355,7 @@ def _whole(path: Path, row: int, tokens: object) -> np.ndarray:
     return array if array.dtype == np.uint64 else array.astype(np.int64)  # ids above 2**63 are reported unchanged
 
 
-def _requests(path: Path, columns: Mapping[str, list], settings: RunSettings) -> tuple[PromptSet, list[Request]]:
+def _requests(path: Path, columns: Mapping[str, list[Any]], settings: RunSettings) -> tuple[PromptSet, list[Request]]:
     """Find the images' prompts in the requested set, else in a set made of them; samples are counted per prompt."""
     texts, named = columns["prompt"], columns.get("prompt_id") or [None] * len(columns["prompt"])
     for row, text in enumerate(texts):
@@ -373,7 +373,7 @@ def _requests(path: Path, columns: Mapping[str, list], settings: RunSettings) ->
         prompts = build_prompt_set(path.stem, [Prompt(name, texts[row]) for name, row in first.items()])
     by_id = {prompt.id: prompt for prompt in prompts.prompts}
     by_text = {prompt.text.strip(): prompt for prompt in prompts.prompts}
-    requests, samples = [], Counter()
+    requests, samples = [], Counter[str]()
     for row, (text, name) in enumerate(zip(texts, named, strict=True)):
         prompt = by_text.get(text.strip()) if name is None else by_id.get(str(name))
         if prompt is None or prompt.text.strip() != text.strip():
@@ -383,10 +383,12 @@ def _requests(path: Path, columns: Mapping[str, list], settings: RunSettings) ->
     return prompts, requests
 
 
-def _image(columns: Mapping[str, list], row: int, request: Request, tokens: np.ndarray, layout: TokenLayout) -> _Image:
+def _image(
+    columns: Mapping[str, list[Any]], row: int, request: Request, tokens: np.ndarray, layout: TokenLayout
+) -> _Image:
     names = ("seed", "logp", "seconds", "batch")
     seed, logp, seconds, batch = (columns[name][row] if name in columns else None for name in names)
-    whole = np.full(len(tokens), np.nan, np.float32)
+    whole: np.ndarray = np.full(len(tokens), np.nan, np.float32)
     if logp is not None:
         slots = np.arange(len(tokens)) if len(logp) == len(tokens) else np.array(layout.free_slots())
         if len(logp) != len(slots):
@@ -425,7 +427,7 @@ def _say_times(images: Sequence[_Image]) -> None:
     """Report the latency, and the images without a latency because their calls drew several."""
     if times := [image.latency_ms for image in images if image.latency_ms]:
         console.say(f"'seconds': {console.duration(float(np.median(times)) / 1e3)} per image (median)")
-    if known := [image.seconds / image.batch for image in images if image.seconds and (image.batch or 1) > 1]:
+    if known := [image.seconds / image.batch for image in images if image.seconds and image.batch and image.batch > 1]:
         pace = console.duration(float(np.median(known)))
         console.say(f"'seconds': {pace} per image (median) of {len(known)} that shared a call: no latency")
     if unknown := sum(image.batch is None for image in images):
@@ -438,12 +440,13 @@ def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: Ru
     tokens = torch.from_numpy(np.stack([image.tokens for image in images])).long().to(model.device)
     with PinnedTorch():
         pictures = drawn(model, tokens, [image.request for image in images], spec.decoder, spec.seed)
-    rows, files = [], {}
+    rows, files = [], dict[str, np.ndarray]()
     for image, (pixels, _) in zip(images, pictures, strict=True):
-        place = f"images/{image_name(*image.request.key)}" if pixels is not None else None
-        if place:
+        place = None
+        if pixels is not None:
+            place = f"images/{image_name(*image.request.key)}"
             files[place] = pixels
-        unknown = np.full(len(image.tokens), np.nan, np.float32)
+        unknown: np.ndarray = np.full(len(image.tokens), np.nan, np.float32)
         whole_ms = image.seconds and image.batch and 1e3 * image.seconds  # the time of another program has no parts
         rows.append(
             base_row(image.request, image.seed, now())

@@ -106,6 +106,7 @@ class Setting(Option):
     panel: str = ""  # the help panel it belongs to
     metavar: str = ""  # placeholder of its value in help screens; empty for switches
     unset: str = ""  # source of the value when it is not set, for example "the model"; empty when `default` applies
+    draws: bool = False  # selects prompts of the set, see `specbench.prompts.prompt_set.Drawing`
     many: bool = False  # may be repeated, and accepts lists separated by commas
     words: tuple[str, ...] = ()  # extra words accepted in addition to the type, for example "auto" for a number
     # options of other decoders with the same name; the value stays text until a decoder parses it

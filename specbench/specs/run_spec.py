@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from specbench.specs.options import Setting
 from specbench.specs.presets import DecoderSpec
+from specbench.system.json_values import nonfinite_as_text
 
 Mode = Literal["latency", "throughput"]
 """Purpose of a run: one image at a time on an exclusive device, or as many images per hour as possible."""
@@ -83,6 +84,41 @@ UNSERVED = tuple(name for name, setting in SAMPLING.items() if name != "guidance
 
 
 @dataclass(frozen=True)
+class Compute:
+    """How a run decodes on which device; `RunSpec` has the same fields."""
+
+    batch: int
+    dtype: str
+    device: str
+    threads: int
+    mode: Mode | None = None
+    compiled: bool | None = None
+
+
+@dataclass(frozen=True)
+class RunSetting:
+    """What the rows of a table share: the identity of a run without its model, decoder and draft head, see `RunSpec`.
+    On a GPU, `threads` is None."""
+
+    weights_sha256: str
+    sampling: Sampling
+    prompts: str
+    prompts_sha256: str
+    seed: int
+    batch: int
+    dtype: str
+    device: str
+    threads: int | None
+    mode: Mode | None
+    compiled: bool | None
+    model_code: str | None
+
+    def content(self) -> dict[str, Any]:
+        """Return nested dicts for JSON, without unset fields."""
+        return nonfinite_as_text(_given(self) | {"sampling": _given(self.sampling)})
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """Full specification of a run; two runs are the same if and only if their digests agree. On a GPU, the digest omits
     the device index and the threads of the host.
@@ -118,14 +154,19 @@ class RunSpec:
         """Whether latency is measured: one image at a time on an exclusive device."""
         return self.batch == 1 and self.mode is None
 
-    def content(self) -> dict[str, object]:
+    @property
+    def setting(self) -> RunSetting:
+        gpu = {"device": "cuda", "threads": None} if self.device.startswith("cuda") else {}
+        return RunSetting(**{kept.name: getattr(self, kept.name) for kept in fields(RunSetting)} | gpu)
+
+    def content(self) -> dict[str, Any]:
         """Return nested dicts of the spec, without unset fields."""
         return _given(self) | {
             "decoder": {**vars(self.decoder), "options": list(self.decoder.options.items())},
             "sampling": _given(self.sampling),
         }
 
-    def identity(self) -> dict[str, object]:
+    def identity(self) -> dict[str, Any]:
         """Return `content` without settings that may differ between the invocations of a run."""
         content = self.content()
         if self.device.startswith("cuda"):
@@ -153,7 +194,7 @@ class RunSpec:
         )
 
 
-def _given(spec: RunSpec | Sampling) -> dict[str, object]:
+def _given(spec: RunSpec | RunSetting | Sampling) -> dict[str, Any]:
     return {name: value for name, value in vars(spec).items() if value is not None}
 
 

@@ -42,7 +42,7 @@ class ImageScores:
         if taken := [name for name in _FIXED.names if name in columns]:
             raise ValueError(f"a column {taken[0]}")
         self._run, name = run, f"{metric}-{fingerprint}"
-        made_by = {"metric": metric, "fingerprint": fingerprint}
+        made_by: dict[str, str | None] = {"metric": metric, "fingerprint": fingerprint}
         self._log = ParquetLog(run / "image_scores" / name, IMAGE_SCORES, KEY, owner=lambda: owner_of(run) | made_by)
         self._own = pa.schema([*_FIXED, *columns.items()])
         self._old = ParquetLog(run / "scores" / name, self._own, KEY)

@@ -12,8 +12,9 @@ import shutil
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from specbench.errors import SpecbenchError, chosen
 from specbench.store.run_info import RUN_JSON
@@ -134,7 +135,7 @@ def _opened(path: Path) -> zipfile.ZipFile:
         raise SpecbenchError(f"{path} is not a packed file: {why}", "specbench pack writes one") from None
 
 
-def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, object]:
+def _manifest(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
     """Read the manifest, and check the names, sizes and kinds of all members against it."""
     members = archive.infolist()
     if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > path.stat().st_size:

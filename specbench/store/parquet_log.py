@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -134,14 +135,15 @@ class ParquetLog:
 
     def _batches(self, part: ParquetFile, schema: pa.Schema, size: int) -> Iterator[pa.Table]:
         """Read one part. Derived columns are computed if the part does not store their current version."""
-        missing = [] if self.derived is None or part.derived == self.derived.version else self.derived.schema.names
+        derived = self.derived
+        missing = [] if derived is None or part.derived == derived.version else derived.schema.names
         missing = [name for name in missing if name in schema.names]
-        if not missing:
+        if derived is None or not missing:
             yield from part.batches(schema, size)
             return
-        stored = self._with_key([*(name for name in schema.names if name not in missing), *self.derived.sources])
+        stored = self._with_key([*(name for name in schema.names if name not in missing), *derived.sources])
         for table in part.batches(stored, min(size, _COMPUTED_AT_ONCE)):
-            yield _joined(table, self.derived.compute(table)).select(schema.names)
+            yield _joined(table, derived.compute(table)).select(schema.names)
 
     def _with_key(self, columns: Sequence[str]) -> pa.Schema:
         fields = {field.name: field for field in (*self.schema, *(self.derived.schema if self.derived else ()))}
@@ -179,7 +181,7 @@ class ParquetLog:
 
     def _merge_tail(self, width: int, at_least: int) -> None:
         live = self._live()
-        tail = []
+        tail: list[tuple[int, int, Path]] = []
         while live and live[-1][1] - live[-1][0] + 1 < width:
             tail.insert(0, live.pop())
         if len(tail) >= at_least:
@@ -224,7 +226,7 @@ class ParquetFile:
         with blaming(self._path, *_DAMAGED):
             check_regular(path)
             file = pa.OSFile(os.fsencode(path))  # not mapped: a failing disk raises an error, not a signal
-            name = _NAME.fullmatch(path.name)
+            name: Any = _NAME.fullmatch(path.name)
             if name[3] and name[3] != _digest(iter(lambda: file.read(_CHUNK), b"")):
                 raise ValueError("its digest differs from the digest in its name")
             self._file = pq.ParquetFile(file)
@@ -237,7 +239,7 @@ class ParquetFile:
     def __enter__(self) -> ParquetFile:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def check_owner(self) -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 from specbench.errors import SpecbenchError
 from specbench.models.facts import EIGHT_BITS
@@ -30,6 +31,7 @@ every row, and one schema for the scores of all metrics; version 6 renamed what 
 FORMER_NAMES = {"latency_ms": "ar_ms", "latency_e2e_ms": "e2e_ms"}  # Names of columns before schema version 6
 OLDEST_VERSION = 1  # Oldest readable version; the next run that writes to the folder upgrades its files
 
+_Spec = TypeVar("_Spec")
 _RUN_ID = re.compile(r"[^\W_][\w+.-]{0,150}")  # run ids are folder names
 _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
@@ -42,7 +44,7 @@ class Invocation:
     started_at: str | None
     versions: Mapping[str, str | None]  # of Python and packages; None if not installed
     git: Mapping[str, object]  # `revision` and `dirty` of the checkout
-    hardware: Mapping[str, object]  # `platform, cpu, cores, memory_gib, gpus` (all that torch sees)
+    hardware: Mapping[str, Any]  # `platform, cpu, cores, memory_gib, gpus` (all that torch sees)
     load: float | None = None  # load average at the start
     # compile_s, compiled_forms, graph_bytes: seconds of compilation, compiled functions, bytes of captured CUDA graphs;
     # None if nothing was compiled
@@ -63,7 +65,7 @@ class Invocation:
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def from_json(cls, content: Mapping[str, object]) -> Invocation:
+    def from_json(cls, content: Mapping[str, Any]) -> Invocation:
         """An invocation from its JSON object; LookupError, TypeError or ValueError for a malformed one."""
         if not all(isinstance(content[name], dict) for name in ("versions", "git", "hardware")):
             raise TypeError("invocation")
@@ -76,9 +78,10 @@ class Invocation:
         if not (isinstance(parts, dict) and all(isinstance(options, dict) for options in parts.values())):
             raise TypeError("compile_options")
         float(content.get("load") or 0)
-        return cls(**{name: content.get(name) for name in _names(cls)}, stored=content)
+        facts: dict[str, Any] = {name: content.get(name) for name in _NAMES[cls]}
+        return cls(**facts, stored=content)
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """The JSON object. Unknown optional facts are left out."""
         return _merged(self, always=("started_at", "versions", "git", "hardware", "load", "finished_at"))
 
@@ -102,7 +105,8 @@ class Invocation:
     def stack(self) -> dict[str, str]:
         """Known versions that determine the speed of the forward; with a GPU, also the host's threads."""
         python = str(self.versions.get("python") or "").split(".")[:2]
-        parts = {"python": ".".join(python), **{name: self.versions.get(name) for name in ("torch", "transformers")}}
+        parts: dict[str, Any] = {"python": ".".join(python)}
+        parts |= {name: self.versions.get(name) for name in ("torch", "transformers")}
         if self.gpus:
             parts |= {"CUDA": self.hardware.get("cuda"), "driver": self.hardware.get("driver"), "threads": self.threads}
         return {name: str(value) for name, value in parts.items() if value}
@@ -141,7 +145,7 @@ class RunInfo:
     asked: Mapping[str, object] | None = None
     # code of the decoder and of the model that is not specbench's, `specbench.system.foreign_code.Code.to_json` by
     # "decoder" and "model"; None without any
-    code: Mapping[str, Mapping] | None = None
+    code: Mapping[str, Mapping[str, Any]] | None = None
     # the serving engine that drew the tokens, `specbench.runs.engine.Engine` as an object; None without any
     engine: Mapping[str, str] | None = None
     schema: int = SCHEMA_VERSION  # version of the files in the folder
@@ -157,12 +161,12 @@ class RunInfo:
         self.stack = self.stack or " or ".join(dict.fromkeys(self.stacks))
 
     @classmethod
-    def from_json(cls, content: Mapping[str, object]) -> RunInfo:
+    def from_json(cls, content: Mapping[str, Any]) -> RunInfo:
         """A run's description from its JSON object; LookupError, TypeError or ValueError for a malformed one."""
         if not _RUN_ID.fullmatch(content["run_id"]) or not content["invocations"]:
             raise ValueError("run_id or invocations")
         _check_optional(content)
-        fields = {name: content.get(_KEYS.get(name, name)) for name in _names(cls)}
+        fields: dict[str, Any] = {name: content.get(_KEYS.get(name, name)) for name in _NAMES[cls]}
         calls = [Invocation.from_json(call) for call in content["invocations"]]
         fields |= {"spec": _read_spec(content["spec"]), "invocations": calls, "schema": content["schema"]}
         return cls(**fields, stored=content)
@@ -178,7 +182,7 @@ class RunInfo:
             words += [f"--{name}", *map(shlex.quote, values)] if value is not False else []
         return " ".join(words)
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """The JSON object: keys that were read stay in place, new ones follow."""
         content = _merged(self, always=("schema", "run_id", "spec", "invocations", "roofline"))
         content["spec"] = self.stored.get("spec") or spec_json(self.spec)
@@ -186,7 +190,7 @@ class RunInfo:
         return content
 
     @property
-    def owner(self) -> dict[str, str]:
+    def owner(self) -> dict[str, str | None]:
         """Columns of every stored row that identify its run."""
         return {"run_id": self.run_id, "model": self.spec.model, "decoder": self.spec.decoder.name}
 
@@ -248,16 +252,16 @@ class RunInfo:
 _KEYS = {"roofline": "floor"}  # Attributes whose key in the file has another name
 
 
-@cache  # a results folder may hold thousands of descriptions
-def _names(kind: type) -> tuple[str, ...]:
-    names = [field.name for field in fields(kind) if field.name not in ("stored", "stack")]
-    return tuple(dict.fromkeys(("schema", "run_id", *names))) if kind is RunInfo else tuple(names)
+_NAMES: Mapping[type, tuple[str, ...]] = {
+    kind: tuple(dict.fromkeys((*first, *(kept.name for kept in fields(kind) if kept.name not in ("stored", "stack")))))
+    for kind, first in ((Invocation, ()), (RunInfo, ("schema", "run_id")))
+}
 
 
-def _merged(item: Invocation | RunInfo, always: tuple[str, ...]) -> dict[str, object]:
+def _merged(item: Invocation | RunInfo, always: tuple[str, ...]) -> dict[str, Any]:
     """Update the object from the file with a description's fields. None is written only for `always` and old keys."""
     content = dict(item.stored)
-    for name in _names(type(item)):
+    for name in _NAMES[type(item)]:
         key, value = _KEYS.get(name, name), getattr(item, name)
         if value is not None or key in content or (name in always and not item.stored):
             content[key] = value
@@ -309,7 +313,7 @@ def check_same_run(folder: Path, stored: RunInfo, spec: RunSpec) -> None:
         raise SpecbenchError(what, "choose another folder with --out")
 
 
-def _read_spec(content: Mapping[str, object]) -> RunSpec:
+def _read_spec(content: Mapping[str, Any]) -> RunSpec:
     decoder, sampling = dict(content["decoder"]), _build(Sampling, content["sampling"])
     if not isinstance(decoder["options"], dict):
         raise TypeError("options")
@@ -319,7 +323,7 @@ def _read_spec(content: Mapping[str, object]) -> RunSpec:
     return _build(RunSpec, {**content, "decoder": built, "sampling": sampling})
 
 
-def _check_optional(content: Mapping[str, object]) -> None:
+def _check_optional(content: Mapping[str, Any]) -> None:
     """Raise a TypeError, LookupError or ValueError for a malformed optional key."""
     known = ("origins", "memory", "floor", "source", "commits", "file_digests", "processors", "asked", "code")
     for name in (*known, "engine"):
@@ -349,7 +353,7 @@ _PLAIN = {
 }
 
 
-def _build(kind: type, content: Mapping):
+def _build(kind: Callable[..., _Spec], content: Mapping[str, Any]) -> _Spec:
     """Build a spec's dataclass. Raise an error if a field is missing, unknown or of another type."""
     for name, expected, optional, number in _types(kind):
         if optional and name not in content:
@@ -363,7 +367,7 @@ def _build(kind: type, content: Mapping):
 
 
 @cache
-def _types(kind: type) -> tuple[tuple[str, object, bool, bool], ...]:
+def _types(kind: Any) -> tuple[tuple[str, Any, bool, bool], ...]:
     """For each field of a spec's dataclass: name, accepted type, whether it may be absent, whether it is a float."""
     return tuple(
         (kept.name, _PLAIN.get(str(kept.type), object), kept.default is None, kept.type == "float")
@@ -371,7 +375,7 @@ def _types(kind: type) -> tuple[tuple[str, object, bool, bool], ...]:
     )
 
 
-def _flat(content: Mapping, prefix: str = "") -> dict[str, object]:
+def _flat(content: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     flat: dict[str, object] = {}
     for name, value in content.items():
         if isinstance(value, Mapping):

@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -68,7 +69,7 @@ class RunStore:
         self._made: list[Path] = []
         self._held: dict[Path, int] = {}  # open handles of locked folders
         self._began = False
-        self._known_owner: dict[str, str] = {}
+        self._known_owner: dict[str, str | None] = {}
 
     def lock(self, spec: RunSpec) -> RunStore:
         """Lock the folder against other writers until `close`. If `begin` does not follow, a new folder is removed."""
@@ -121,9 +122,7 @@ class RunStore:
             what = f"cannot write to {self.folder}: {error.strerror}"
             raise SpecbenchError(what, "choose another folder with --out") from error
 
-    def begin(
-        self, spec: RunSpec, provenance: Mapping[str, object], facts: Mapping[str, object] | None = None
-    ) -> RunStore:
+    def begin(self, spec: RunSpec, provenance: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> RunStore:
         """Write `run.json` into the locked folder, or add an invocation if it has the same run. `provenance`:
         of this invocation; `facts`: fields of `specbench.store.run_info.RunInfo` that it determines, as `origins`."""
         info = self.info() if (self.folder / RUN_JSON).exists() else RunInfo(spec)
@@ -138,7 +137,7 @@ class RunStore:
         """Add an invocation to `run.json` for a worker whose hardware differs from the first worker's."""
         info = self.info()
         *before, call = info.invocations
-        unknown = dict.fromkeys(("compile_s", "compiled_forms", "compile_options", "graph_bytes"))
+        unknown: dict[str, Any] = dict.fromkeys(("compile_s", "compiled_forms", "compile_options", "graph_bytes"))
         other = replace(call, hardware=hardware, stored={}, **unknown)
         if other.machine not in info.machines:
             self._write_info(replace(info, invocations=[*before, other, call]))
@@ -183,7 +182,7 @@ class RunStore:
         """The run's description."""
         return read_info(self.folder)
 
-    def _owner(self) -> dict[str, str]:
+    def _owner(self) -> dict[str, str | None]:
         if (self.folder / RUN_JSON).exists():
             self._known_owner = self._known_owner or self.info().owner
         return self._known_owner
@@ -208,7 +207,7 @@ class RunStore:
 
     def append(
         self,
-        rows: Sequence[Mapping[str, object]],
+        rows: Sequence[dict[str, Any]],
         images: Mapping[str, np.ndarray] | None = None,
         traces: Sequence[Mapping[str, object]] = (),
     ) -> None:
@@ -219,7 +218,7 @@ class RunStore:
                 if self.folder / name not in self._held:
                     (self.folder / name).mkdir(exist_ok=True)
                     self._check_place()
-            digests = {}
+            digests: dict[object, str] = {}
             for path, pixels in (images or {}).items():
                 data = png_bytes(np.moveaxis(pixels, 0, -1))
                 write_atomically(self.folder / path, data)
@@ -333,13 +332,14 @@ class RunStore:
                     folder.rmdir()
             self._made = []
         for handle in (self._lock, *self._held.values()):
-            os.close(handle)
+            if handle is not None:
+                os.close(handle)
         self._lock, self._held = None, {}
 
     def __enter__(self) -> RunStore:
         return self
 
-    def __exit__(self, kind, error, trace) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(finished=kind is None)
 
     def _upgraded(self, info: RunInfo) -> RunInfo:
@@ -407,7 +407,7 @@ def write_audit(folder: Path, result: Mapping[str, object]) -> None:
         raise SpecbenchError(f"cannot write {Path(folder) / AUDIT_JSON}: {error.strerror}") from error
 
 
-def read_audit(folder: Path) -> dict | None:
+def read_audit(folder: Path) -> dict[str, Any] | None:
     """The stored result; None if the run was not audited."""
     path = Path(folder) / AUDIT_JSON
     if not path.is_file():

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -87,7 +87,7 @@ itself fills in `OWNER`. `run_info.SCHEMA_VERSION` lists what older versions lac
 `TRACES`; an image's trace has the `started_at` of its sample row."""
 
 
-def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) -> dict[str, object]:
+def sample_row(base: Mapping[str, Any], generation: Generation, timed: bool) -> dict[str, Any]:
     """The row of a decoded image. `timed`: the run's batch is 1, so that its spans are latencies."""
     spans = generation.spans_ms
     arrays = {name: np.asarray(getattr(generation, name)).tolist() for name in _ARRAYS}
@@ -109,13 +109,13 @@ def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) 
     }
 
 
-def trace_row(base: Mapping[str, object], generation: Generation) -> dict[str, object]:
+def trace_row(base: Mapping[str, object], generation: Generation) -> dict[str, Any]:
     """Trace columns of an image."""
     arrays = {name: getattr(generation, name).tolist() for name in ("draft_tv", "draft_top1")}
     return {name: base[name] for name in (*KEY, "started_at")} | arrays
 
 
-def failed_row(base: Mapping[str, object], error: str) -> dict[str, object]:
+def failed_row(base: Mapping[str, object], error: str) -> dict[str, Any]:
     """The row of an image that could not be decoded: its error, and no numbers."""
     return {**base, "status": "failed", "error": error}
 
@@ -133,7 +133,7 @@ def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
     return table.cast(pa.schema([(name, pa.float64()) for name in table.column_names]))
 
 
-def read_meta(text: object) -> dict[str, object]:
+def read_meta(text: object) -> dict[str, Any]:
     """The object in the column `meta`, empty if null; a ValueError if it is not an object."""
     meta = parse_json(text) if isinstance(text, str) else {}
     if not isinstance(meta, dict):
@@ -141,19 +141,19 @@ def read_meta(text: object) -> dict[str, object]:
     return meta
 
 
-def read_metas(texts: pa.ChunkedArray) -> list[dict[str, object]]:
+def read_metas(texts: pa.ChunkedArray) -> list[dict[str, Any]]:
     """Apply `read_meta` to a column."""
     return [read_meta(text) for text in texts.to_pylist()]
 
 
-def read_machines(texts: pa.ChunkedArray) -> list[dict[str, object]]:
+def read_machines(texts: pa.ChunkedArray) -> list[dict[str, Any]]:
     """The readings in the column `machine`, of the images that have one: numbers, nulls, and texts for the host and
     what slowed its GPU; else a ValueError."""
     readings = [parse_json(text) for text in pc.drop_null(texts).to_pylist()]
     for reading in readings:
         if not isinstance(reading, dict):
             raise ValueError("not a JSON object")
-        named = {"host": str, "gpu_slowed": str | list}
+        named: dict[str, Any] = {"host": str, "gpu_slowed": str | list}
         for name, value in reading.items():
             if value is not None and not isinstance(value, named.get(name, int | float)):
                 raise ValueError(name)
@@ -173,7 +173,7 @@ def with_facts(rows: pa.Table) -> pa.Table:
 
 def base_row(
     request: Request, seed: int, started_at: str, machine: Mapping[str, object] | None = None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """The columns that do not depend on the result of decoding."""
     return {
         "schema": SCHEMA_VERSION,

@@ -3,6 +3,8 @@ instead of its tokens."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -35,7 +37,8 @@ def token_sums(rows: pa.Table) -> pa.Table:
     `stream_tokens` and `committed_step_sum`. Over window offsets: `drafted_sum`. An image without tokens has zeros.
     """
     forced, logp, entropy, top1 = (_flat(rows[name]) for name in ("forced", "logp", "entropy", "top1"))
-    free, stream = ~forced.astype(bool), _lengths(rows["forced"])
+    stream = _lengths(rows["forced"])
+    free: np.ndarray = ~forced.astype(bool)
     logp = np.where(free, logp, 0)
     count, logp_sum = _sums(free, stream, int), _sums(logp, stream)
     with np.errstate(invalid="ignore"):
@@ -62,8 +65,9 @@ def _lengths(column: pa.ChunkedArray) -> np.ndarray:
     return pc.list_value_length(column).fill_null(0).to_numpy()
 
 
-def _sums(values: np.ndarray, lengths: np.ndarray, kind: type = float) -> np.ndarray:
+def _sums(values: Any, lengths: np.ndarray, kind: type = float) -> np.ndarray:
     """Sums over consecutive segments of `values` with these `lengths`."""
-    sums, filled = np.zeros(len(lengths), kind), lengths > 0
+    sums: np.ndarray = np.zeros(len(lengths), kind)
+    filled = lengths > 0
     sums[filled] = np.add.reduceat(values, (np.cumsum(lengths) - lengths)[filled], dtype=kind)
     return sums

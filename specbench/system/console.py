@@ -14,6 +14,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -54,7 +55,7 @@ def prepare_streams() -> None:
         sys.stderr = _LossyStream(raw.buffer, raw.encoding, raw.errors, line_buffering=True)
 
 
-def _escaped(error: UnicodeError) -> tuple[str, int]:
+def _escaped(error: Any) -> tuple[str, int]:
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
@@ -102,8 +103,8 @@ def transfer(what: str) -> Iterator[Callable[[int, int | None], None]]:
         return
     from rich import progress  # only for progress bars
 
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn())
-    columns = (*columns, progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
+    kinds = (progress.BarColumn, progress.DownloadColumn, progress.TransferSpeedColumn, progress.TimeRemainingColumn)
+    columns = (progress.TextColumn("{task.description}"), *(kind() for kind in kinds))
     with progress.Progress(*columns, console=terminal, transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total or None)
@@ -111,14 +112,14 @@ def transfer(what: str) -> Iterator[Callable[[int, int | None], None]]:
 
 def _transfer_lines(what: str) -> Callable[[int, int | None], None]:
     """Download progress as a line every few seconds."""
-    last, first_bytes = [time.monotonic()], []
+    began = last = time.monotonic()
+    first: int | None = None
 
     def tell(done: int, total: int | None) -> None:
-        first_bytes[:] = first_bytes or [done]
-        now = time.monotonic()
-        if progress_shown() and now - last[-1] > LINE_EVERY_S:
-            last.append(now)
-            rate = (done - first_bytes[0]) / (now - last[0]) / 1e6
+        nonlocal first, last
+        first, now = done if first is None else first, time.monotonic()
+        if progress_shown() and now - last > LINE_EVERY_S:
+            last, rate = now, (done - first) / (now - began) / 1e6
             of = f" of {total / 1e6:.1f}" if total else ""
             left = f", {(total - done) / 6e7 / rate:.0f} min left" if total and rate else ""
             say(f"{what}: {done / 1e6:.1f}{of} MB, {rate:.1f} MB/s{left}")

@@ -52,7 +52,7 @@ def memory_for(what: str, device: object, advice: str) -> Iterator[None]:
     raise problem  # without the error, whose traceback keeps tensors alive
 
 
-def check_alive(device: object, error: Exception) -> None:
+def check_alive(device: object, error: BaseException) -> None:
     """Raise a SpecbenchError if `error` left the device unusable, so that every later call of the process fails.
     Examples are a failed assertion in a kernel, an illegal access, and a GPU that fell off its bus."""
     try:

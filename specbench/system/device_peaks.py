@@ -8,16 +8,20 @@ from __future__ import annotations
 import re
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.names import folded
 from specbench.system.digests import remember, remembered
 from specbench.system.environment import hardware, now
 from specbench.system.monitor import MachineMonitor, others_at_work
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Imports inside functions: torch takes seconds, and tables of peaks are read without it.
 
@@ -49,7 +53,7 @@ class Peak:
     # known
     products: dict[int, float] = field(default_factory=dict)
 
-    def bandwidth(self, size: int) -> float:
+    def bandwidth(self, size: float) -> float:
         """Bytes per second for reading `size` bytes repeatedly: the rate of the largest copy up to this size."""
         fitting = [copied for copied in self.bytes_per_s if copied <= size]
         return self.bytes_per_s[max(fitting, default=min(self.bytes_per_s))]
@@ -60,10 +64,11 @@ def find_peak(device: str, dtype: str, threads: int) -> Peak | None:
     name = device_name(device)
     if name in KNOWN:
         return known_peak(name, dtype)
-    kept = remembered(_MEASURED).get(_key(name, dtype, threads if device == "cpu" else 0))
-    parts = kept and [kept.get(part, {}) for part in ("bytes_per_s", "products")]
-    rates = kept and [{int(number): rate for number, rate in part.items()} for part in parts]
-    return kept and Peak(name, rates[0], kept["flops"], kept["source"], rates[1])
+    if not (kept := remembered(_MEASURED).get(_key(device, dtype, threads))):
+        return None
+    parts = (kept.get(part, {}) for part in ("bytes_per_s", "products"))
+    copies, products = ({int(number): rate for number, rate in part.items()} for part in parts)
+    return Peak(name, copies, kept["flops"], kept["source"], products)
 
 
 def known_peak(name: str, dtype: str) -> Peak:
@@ -118,8 +123,7 @@ def measure_peak(device: str, dtype: str, threads: int) -> Peak:
     if company := others_at_work(monitor.read()):
         raise SpecbenchError(f"measured while {company}, so not kept", "measure again on an idle machine")
     peak = Peak(device_name(device), bytes_per_s, flops, f"measured {now()[:10]}", products)
-    key = _key(peak.name, dtype, threads if device == "cpu" else 0)
-    remember(_MEASURED, {key: asdict(peak)})
+    remember(_MEASURED, {_key(device, dtype, threads): asdict(peak)})
     return peak
 
 
@@ -146,54 +150,54 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if torch.cuda.is_available() else device
 
 
-def _measure(device: str, dtype, seconds: float = _SECONDS) -> tuple[dict[int, float], float]:
+def _measure(device: str, dtype: Any, seconds: float = _SECONDS) -> tuple[dict[int, float], float]:
     """Bytes/s of copies of several sizes and FLOP/s of a product, each timed for `seconds`."""
     import torch
 
-    wait = partial(torch.cuda.synchronize, device) if device.startswith("cuda") else lambda: None
     speeds = {}
     for mib in COPIES_MIB:
         source = torch.ones(mib * 2**20, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        speeds[mib * 2**20] = 2 * len(source) / _best(lambda s=source, t=target: t.copy_(s), wait, seconds)
+        speeds[mib * 2**20] = 2 * len(source) / _best(partial(target.copy_, source), device, seconds)
     side = 8192 if device.startswith("cuda") else 1024
     matrix = torch.ones(side, side, dtype=dtype, device=device)
     product = torch.empty_like(matrix)
-    return speeds, 2 * side**3 / _best(lambda: torch.mm(matrix, matrix, out=product), wait, seconds)
+    return speeds, 2 * side**3 / _best(lambda: torch.mm(matrix, matrix, out=product), device, seconds)
 
 
-def measure_products(device: str, dtype, columns: Sequence[int] = COLUMNS, side: int = SIDE) -> dict[int, float]:
+def measure_products(device: str, dtype: Any) -> dict[int, float]:
     """FLOP/s of products of square matrices with each number of columns (few, as in AR). The matrices have the total
     size of the largest copy and are read in sequence, as a model reads its weights."""
     import torch
 
     from specbench.system.matrix_products import product  # imports torch
 
-    wait = partial(torch.cuda.synchronize, device) if device.startswith("cuda") else lambda: None
-    count = max(1, COPIES_MIB[-1] * 2**20 // (side * side * dtype.itemsize))
-    weights = [torch.ones(side, side, dtype=dtype, device=device) for _ in range(count)]
-    speeds = {}
-    for wide in columns:
-        hidden = torch.ones(wide, 1, side, dtype=dtype, device=device)
+    count = max(1, COPIES_MIB[-1] * 2**20 // (SIDE * SIDE * dtype.itemsize))
+    weights = [torch.ones(SIDE, SIDE, dtype=dtype, device=device) for _ in range(count)]
 
-        def read_all(hidden=hidden) -> None:
-            for matrix in weights:
-                product(hidden, matrix)
+    def read_all(hidden: Tensor) -> None:
+        for matrix in weights:
+            product(hidden, matrix)
 
-        speeds[wide] = 2 * wide * side**2 * count / _best(read_all, wait)
-    return speeds
+    inputs = {wide: torch.ones(wide, 1, SIDE, dtype=dtype, device=device) for wide in COLUMNS}
+    products = 2 * SIDE**2 * count
+    return {wide: wide * products / _best(partial(read_all, hidden), device) for wide, hidden in inputs.items()}
 
 
-def _best(call: Callable[[], object], wait: Callable[[], None], seconds: float = _SECONDS) -> float:
+def _best(call: Callable[[], object], device: str, seconds: float = _SECONDS) -> float:
     """Time `call` repeatedly. Return the seconds of the fastest call."""
+    import torch
+
     best, calls, end = float("inf"), 0, time.perf_counter() + seconds
     while (calls < _CALLS and seconds == _SECONDS) or time.perf_counter() < end:
         start = time.perf_counter()
         call()
-        wait()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize(device)
         best, calls = min(best, time.perf_counter() - start), calls + 1
     return best
 
 
-def _key(name: str, dtype: str, threads: int) -> str:
-    return ", ".join([name, dtype, *([f"{threads} threads"] if threads else [])])
+def _key(device: str, dtype: str, threads: int) -> str:
+    """Key of a device's measurements in the cache."""
+    return ", ".join([device_name(device), dtype, *[f"{threads} threads"] * (device == "cpu" and threads > 0)])

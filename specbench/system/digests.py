@@ -89,4 +89,4 @@ def remember(name: str, entries: Mapping[str, object]) -> None:
     """Add `entries` to the content that `remembered` returns; a SpecbenchError if the cache cannot be written."""
     from specbench.system.files import write_atomically
 
-    write_atomically(cache_folder() / name, json.dumps(remembered(name) | entries, indent=1).encode())
+    write_atomically(cache_folder() / name, json.dumps({**remembered(name), **entries}, indent=1).encode())

@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.system.digests import digest_of, sha256_of
@@ -108,9 +108,13 @@ def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
     total = sum(part.size or 0 for part in parts)
     received = 0
     with console.transfer(f"{len(parts)} downloads" if len(parts) > 1 else "download") as progress:
+
+        def of_part(done: int, size: int | None) -> None:
+            progress(received + done, max(total, received + (size or 0)))
+
         for part in parts:
             try:
-                part.get(lambda done, size, before=received: progress(before + done, max(total, before + (size or 0))))
+                part.get(of_part)
             except SpecbenchError as error:
                 if failed is None:
                     raise
@@ -238,7 +242,7 @@ def _read_certificates(path: str) -> None:
     ssl.create_default_context(cafile=path)
 
 
-def asked_wait(headers: Mapping[str, str]) -> tuple[str, bool]:
+def asked_wait(headers: Any) -> tuple[str, bool]:
     """Return the wait that a server asks for, as the end of a message, and whether it exceeds `PATIENCE_S`."""
     limit = re.search(r"\bt=(\d+)", headers.get("RateLimit") or "")
     after = headers.get("Retry-After") or (limit[1] if limit else "")
@@ -247,14 +251,14 @@ def asked_wait(headers: Mapping[str, str]) -> tuple[str, bool]:
     return (f"; it asks to wait until {after:.40}", True) if after else ("", False)
 
 
-def offline(env: Mapping[str, str] | None = None) -> bool:
+def offline() -> bool:
     """Return whether one of `OFFLINE_VARIABLES` disables the network."""
-    return any(is_on(name, env) for name in OFFLINE_VARIABLES)
+    return any(map(is_on, OFFLINE_VARIABLES))
 
 
-def is_on(variable: str, env: Mapping[str, str] | None = None) -> bool:
+def is_on(variable: str) -> bool:
     """Return whether an environment variable is set to anything but 0, false, no or off."""
-    return (os.environ if env is None else env).get(variable, "").lower() not in ("", "0", "false", "no", "off")
+    return os.environ.get(variable, "").lower() not in ("", "0", "false", "no", "off")
 
 
 def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
@@ -342,13 +346,13 @@ def _require_tls(url: str) -> None:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req, fp, code, msg, headers, newurl):
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         _require_tls(newurl)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 @functools.cache
-def _opener(direct: bool = False) -> urllib.request.OpenerDirector:
+def _opener(direct: bool) -> urllib.request.OpenerDirector:
     """Opener that also trusts certifi's certificates (some Pythons have none), unless SSL_CERT_FILE names others."""
     import certifi
 

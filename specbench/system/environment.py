@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from specbench.system.limits import available_cores, pages_bytes
 from specbench.system.version import __version__
@@ -52,12 +52,10 @@ def versions() -> dict[str, str | None]:
 
 def requirements() -> list[str]:
     """Declared requirements of the installed package with its extras; empty if it is not installed."""
-    for name in (DISTRIBUTION, "specbench"):  # checkouts that were installed before 0.4.0
-        try:
-            return metadata.requires(name) or []
-        except metadata.PackageNotFoundError:
-            continue
-    return []
+    try:
+        return metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def git_state() -> dict[str, object]:
@@ -88,7 +86,8 @@ def checkout_state() -> dict[str, object] | None:
 def hardware() -> dict[str, object]:
     """CPU model, cores available to this process, memory and GPUs. With a GPU also CUDA, driver, and whether TF32 is
     used."""
-    torch, memory = sys.modules.get("torch"), pages_bytes("SC_PHYS_PAGES")
+    torch: Any = sys.modules.get("torch")
+    memory = pages_bytes("SC_PHYS_PAGES")
     gpus = torch.cuda.device_count() if torch and torch.cuda.is_available() else 0
     return {
         "platform": f"{platform.system()} {platform.machine()}",
@@ -100,7 +99,7 @@ def hardware() -> dict[str, object]:
     }
 
 
-def _cuda_facts(torch: ModuleType) -> dict[str, object]:
+def _cuda_facts(torch: Any) -> dict[str, object]:
     tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
     try:
         driver = re.search(r"Module\S*(?: for \S+)?\s+(\d[\d.]+)", Path("/proc/driver/nvidia/version").read_text())
@@ -113,7 +112,7 @@ def load_average() -> float | None:
     """Load average of the last minute: mean number of runnable processes."""
     try:
         return round(os.getloadavg()[0], 1)
-    except (OSError, AttributeError):
+    except OSError:
         return None
 
 
@@ -122,7 +121,7 @@ def core_count(cores: object) -> str:
     return f"{cores} core" if cores == 1 else f"{cores} cores"
 
 
-def describe_machine(hardware: Mapping, versions: Mapping, git: Mapping) -> str:
+def describe_machine(hardware: Mapping[str, Any], versions: Mapping[str, Any], git: Mapping[str, Any]) -> str:
     """Format hardware and versions as the line printed under tables."""
     cores = hardware.get("cores")
     parts = [hardware.get("cpu"), cores and core_count(cores), *(hardware.get("gpus") or [])]
@@ -138,11 +137,11 @@ def describe_installation() -> str:
     return ", ".join(part for part in [*_named(present, ("specbench",)), _commit(git_state()), *packages] if part)
 
 
-def _named(versions: Mapping, names: Iterable[str]) -> list[str]:
+def _named(versions: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     return [f"{name} {versions[name]}" for name in names if versions.get(name)]
 
 
-def _commit(git: Mapping) -> str | None:
+def _commit(git: Mapping[str, Any]) -> str | None:
     if not git.get("revision"):
         return None
     return f"git {str(git['revision'])[:10]}{' with changes' if git.get('dirty') else ''}"

@@ -15,7 +15,7 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -38,7 +38,8 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-_UNMARKED = {(1, 0, 1, 0): "utf-16-le", (0, 1, 0, 1): "utf-16-be"}  # keys: which of the first bytes are not 0
+# Keys: which of the first bytes are not 0.
+_UNMARKED: Mapping[tuple[int, ...], str] = {(1, 0, 1, 0): "utf-16-le", (0, 1, 0, 1): "utf-16-be"}
 _warned: set[str] = set()  # Missing features that were reported
 
 
@@ -79,7 +80,7 @@ def write_output(path: Path, data: bytes) -> None:
         try:
             return write_atomically(place, data)
         except SpecbenchError as error:  # a mounted file cannot be replaced by another
-            if error.__cause__.errno != errno.EBUSY:
+            if getattr(error.__cause__, "errno", None) != errno.EBUSY:
                 raise
     try:
         with open(path, "wb") as file:
@@ -203,7 +204,7 @@ def files_named(folder: Path, pattern: str) -> list[Path]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
-        raise SpecbenchError(f"{folder} cannot be read: {os.strerror(error.errno)}") from error
+        raise SpecbenchError(f"{folder} cannot be read: {error.strerror}") from error
     return sorted(folder / name for name in names if fnmatchcase(name, pattern))
 
 
@@ -259,7 +260,7 @@ def refusal(path: Path, error: BaseException) -> str | None:
         finally:
             os.close(handle)
     except OSError as refused:
-        return os.strerror(refused.errno)
+        return refused.strerror
     except ValueError:  # a NUL character in the path
         return None
     return None

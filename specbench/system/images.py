@@ -46,8 +46,7 @@ def read_picture(path: Path, try_this: str = "", sha256: str | None = None, insi
     except Exception as error:  # decoders raise various types for damaged data
         raise read_error(path, error, "is damaged: not a PNG, JPEG, WebP or BMP image", try_this) from error
     if pixels is None:
-        raise SpecbenchError(f"{path} has transparent pixels",
-                             "save it without an alpha channel")  # fmt: skip
+        raise SpecbenchError(f"{path} has transparent pixels", "save it without an alpha channel")
     return pixels
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 MAX_DEPTH = 64  # Levels of nesting; many writers, also Python's, fail at a thousand
 
 
-def parse_json(text: str | bytes) -> object:
+def parse_json(text: str | bytes) -> Any:
     """Parse untrusted JSON. Raise a ValueError for invalid JSON, a key repeated within an object, or nesting above
     `MAX_DEPTH`."""
     try:
@@ -26,7 +27,7 @@ def parse_json(text: str | bytes) -> object:
     raise ValueError(f"nested more than {MAX_DEPTH} deep")
 
 
-def json_text(rows: Iterable[Mapping]) -> str:
+def json_text(rows: Iterable[Mapping[str, object]]) -> str:
     """Rows as one JSON array. Missing and non-finite numbers are null, other types are text."""
     return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
@@ -47,7 +48,7 @@ def nonfinite_as_null(value: object) -> object:
     return _replace(value, lambda number: None)
 
 
-def nonfinite_as_text(value: object) -> object:
+def nonfinite_as_text(value: object) -> Any:
     """Replace NaN and infinity in nested `value` by "nan" and "inf", for settings that must be read back exactly."""
     return _replace(value, str)
 

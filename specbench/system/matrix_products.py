@@ -7,6 +7,8 @@ these matrices by name, so each is replaced by a module that returns its part of
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -128,7 +130,7 @@ def join_products(network: nn.Module) -> None:
     latest = _Latest()
     for names in _TOGETHER:
         for module in [module for module in network.modules() if hasattr(module, names[0])]:
-            layers = [getattr(module, name, None) for name in names]
+            layers: list[Any] = [getattr(module, name, None) for name in names]
             plain = all(type(layer) is nn.Linear and type(layer.weight) is nn.Parameter for layer in layers)
             if plain and len({layer.bias is None for layer in layers}) == 1:
                 joined = _Joined(layers, latest)

@@ -7,8 +7,9 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 BUSY_CORES = 0.25  # If other processes took more cores than this on average, latencies count as disturbed
 
@@ -23,7 +24,7 @@ class MachineMonitor:
         self._needed = torch.get_num_threads() if torch and str(device) == "cpu" else 1
         self._started, self._busy, self._own = time.perf_counter(), _busy_s(), time.process_time()
 
-    def read(self) -> dict[str, object]:
+    def read(self) -> dict[str, Any]:
         """Return the available measurements.
 
         Keys: `host`; `other_cores`, average number of this process's available cores that other processes used;
@@ -33,7 +34,7 @@ class MachineMonitor:
         """
         seconds = max(time.perf_counter() - self._started, 1e-9)
         busy, ours = _busy_s(), time.process_time() - self._own
-        facts: dict[str, object] = {"host": platform.node()}
+        facts: dict[str, Any] = {"host": platform.node()}
         if busy is not None and self._busy is not None:
             facts["other_cores"] = others = round(max(0.0, busy - self._busy - ours) / seconds, 2)
             facts["taken_cores"] = round(max(0.0, others - max(0, len(_cores()) - self._needed)), 2)
@@ -50,21 +51,21 @@ def cores_in_use() -> float:
     return float(monitor.read().get("other_cores", 0.0))
 
 
-def others_at_work(machine: Mapping[str, object]) -> str | None:
+def others_at_work(machine: Mapping[str, Any]) -> str | None:
     """Describe other users of the machine in a reading of `MachineMonitor`; None if there were none."""
     if (cores := taken_cores(machine) or 0) > BUSY_CORES:
         return f"other processes took {cores:.1f} of the cores needed"
     return next(iter(gpu_disturbances([machine])), None)
 
 
-def taken_cores(machine: Mapping[str, object]) -> float | None:
+def taken_cores(machine: Mapping[str, Any]) -> float | None:
     """Cores that this process needed and others used in a reading of `MachineMonitor`. Older readings give all cores
     that others used."""
     cores = machine.get("taken_cores", machine.get("other_cores"))
     return None if cores is None else float(cores)
 
 
-def gpu_disturbances(machines: Sequence[Mapping[str, object]]) -> list[str]:
+def gpu_disturbances(machines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Describe what disturbed a GPU during readings of `MachineMonitor`, one sentence each."""
     lines = []
     if sharing := max((int(machine.get("gpu_others") or 0) for machine in machines), default=0):
@@ -92,7 +93,7 @@ def gpu_users(device: str) -> str:
     return ", ".join(f"process {other.pid} has {(other.usedGpuMemory or 0) / 2**30:.1f} GiB" for other in others)
 
 
-def _other_processes(processes: Sequence) -> list:
+def _other_processes(processes: Sequence[Any]) -> list[Any]:
     """NVML's processes of a GPU without this process. In a container, which hides the process ids, the largest process
     is left out instead."""
     others = [process for process in processes if process.pid != os.getpid()]
@@ -114,7 +115,7 @@ def _busy_s() -> float | None:
 
 
 @functools.cache
-def gpu_of(device: str):
+def gpu_of(device: str) -> Any:
     """NVML handle of a CUDA device; None for other devices or without nvidia-ml-py."""
     if not device.startswith("cuda"):
         return None
@@ -135,10 +136,10 @@ _SLOWED = {
 }
 
 
-def _gpu_facts(handle) -> dict[str, object]:
+def _gpu_facts(handle: Any) -> dict[str, object]:
     import pynvml as nvml  # an extra
 
-    def ask(call, *arguments):
+    def ask(call: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return call(handle, *arguments)
         except nvml.NVMLError:

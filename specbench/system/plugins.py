@@ -16,7 +16,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -43,7 +43,7 @@ class PluginError(SpecbenchError):
         super().__init__(f"{who}{where} {what}", "the error is in the plug-in; fix it there", PARTIAL)
         self.owner = owner
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[SpecbenchError], tuple[str, str, int]]:
         return SpecbenchError, (self.what, self.try_this, self.exit_code)
 
 
@@ -95,14 +95,10 @@ def load_object(target: str, kind: str = "object") -> Any:
         raise SpecbenchError(what, "see: specbench doctor") from error
 
 
-def plugins(kind: str) -> dict[str, EntryPoint]:
-    """List the entry points of installed plug-ins of one kind, by name, without importing them."""
-    return {point.name: point for point in _entry_points(kind)}
-
-
 @functools.cache
-def _entry_points(kind: str) -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=f"specbench.{kind}"))
+def plugins(kind: str) -> Mapping[str, EntryPoint]:
+    """List the entry points of installed plug-ins of one kind, by name, without importing them."""
+    return {point.name: point for point in entry_points(group=f"specbench.{kind}")}
 
 
 def load_plugin(kind: str, name: str, check: Callable[[object], bool], expected: str) -> Any:

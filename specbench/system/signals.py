@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from specbench.errors import SpecbenchError
 
@@ -94,11 +95,6 @@ def stopped(done: str = "", number: int = 0) -> SpecbenchError:
     return SpecbenchError(f"{what}{done}", f"{kept}run the same command again to resume", 128 + number)
 
 
-def in_place_of(error: SpecbenchError) -> SpecbenchError:
-    """Return the error to show: the interrupt, if C code or a library turned it into another error."""
-    return stopped() if _state.asked and error.exit_code <= 128 else error
-
-
 @contextmanager
 def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
     """Context in which the first signal sets the `Stop` instead of raising. A second Ctrl-C raises at once; any other
@@ -111,7 +107,7 @@ def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
     look()
     limited: list[int] = []
 
-    def on_signal(number, _frame):
+    def on_signal(number: int, _frame: object) -> None:
         again, stop.number = stop.is_set(), stop.number or number
         stop.set()
         if _state.process == os.getpid():
@@ -145,7 +141,7 @@ def _free(numbers: tuple[int, ...]) -> list[int]:
     return [n for n in numbers if n in unused | term | {signal.SIGINT}]
 
 
-def _on_signal(number, _frame):
+def _on_signal(number: int, _frame: object) -> None:
     if os.getpid() != _state.process:  # not in forked processes
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -161,15 +157,15 @@ def _on_signal(number, _frame):
         raise KeyboardInterrupt
 
 
-def _raise_again(_number, _frame):
+def _raise_again(_number: int, _frame: object) -> None:
     if not _state.ending:
         raise KeyboardInterrupt
 
 
-def _without_interrupts(hook: Callable) -> Callable:
+def _without_interrupts(hook: Callable[..., None]) -> Callable[..., None]:
     """Wrap a hook of `sys` so that it gets no interrupts; these are raised again."""
 
-    def guarded(what, *rest):
+    def guarded(what: Any, *rest: Any) -> None:
         if not issubclass(getattr(what, "exc_type", what), KeyboardInterrupt):
             hook(what, *rest)
 

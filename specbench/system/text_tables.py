@@ -187,7 +187,7 @@ def terminal_table(table: TextTable, width: int, left: Container[str] = (), dim:
         for row in ([[TextCell(group)]] if group else []) + list(lines)
     ]
     widths = _widths(headings, rows, width, table.labels)
-    panels = []
+    panels: list[Table] = []
     for run in _panels(widths, width, table.labels) or [[]]:
         drawn = Table(box=None, header_style="bold", padding=(0, COLUMN_GAP, 0, 0), pad_edge=False)
         for place in (*range(table.labels), *run):

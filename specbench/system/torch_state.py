@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-_Function = TypeVar("_Function", bound=Callable)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class _State(NamedTuple):
@@ -61,7 +61,7 @@ class PinnedTorch(torch.inference_mode):
     earlier state and number of threads are restored afterwards; global state after the last thread that decodes."""
 
     _lock, _open = Lock(), 0  # contexts of all threads, and what their process had before the first
-    _shared: Iterable = ()
+    _shared: Iterable[tuple[_State, Any]] = ()
 
     def __call__(self, function: _Function) -> _Function:
         return super().__call__(function)  # type checkers do not know torch's decorator

@@ -34,6 +34,7 @@ from specbench.models.vertical_head import (
     vertical_head_for,
 )
 from specbench.runs.preparation import load_for_run
+from specbench.specs.run_spec import Compute
 from specbench.system.torch_state import PinnedTorch
 from specbench.training.alignment import alignment, vertical_alignment
 from specbench.training.data import Examples, FeatureStore, check_counts, corpus
@@ -230,7 +231,8 @@ def check_head(
 
 def load_trainable(name: str, device: str = "cpu", threads: int = 0) -> TransformerModel:
     """Load a model that draft heads can be trained for. `threads`: CPU threads; 0 uses all."""
-    model = load_for_run(find_model(name), device, None, threads, compiled=False)
+    facts = find_model(name)
+    model = load_for_run(facts, Compute(1, facts.dtype, device, threads))
     if not isinstance(model, TransformerModel):
         raise SpecbenchError(f"model '{name}' cannot be the target of a draft head")
     return model

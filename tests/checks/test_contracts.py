@@ -1,5 +1,6 @@
 """`check` tests models and metrics of a user, and finds what is planted in them."""
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -8,9 +9,13 @@ import pyarrow as pa
 import pytest
 import torch
 
+from specbench.checks.findings import finding, run_tests
 from specbench.checks.metric_contract import MetricChecks, metric_findings
 from specbench.checks.model_contract import ModelChecks, model_findings
 from specbench.metrics.base import PerImageMetric, Sample
+from specbench.models.catalog import models
+from specbench.models.interface import TokenLayout
+from specbench.system import console
 
 PLUGIN = Path(__file__).parents[2] / "docs" / "examples" / "plugin"
 
@@ -21,13 +26,18 @@ def greys(monkeypatch):
     yield "toy_plugin.greys:MODEL"
     for name in [name for name in sys.modules if name.startswith("toy_plugin")]:
         del sys.modules[name]
-    from specbench.models.catalog import models
-
     models.cache_clear()
 
 
 def failed(findings) -> set[str]:
     return {finding.check for finding in findings if finding.status == "failed"}
+
+
+@pytest.mark.parametrize("bars", [True, False])
+def test_a_terminal_shows_which_test_runs(monkeypatch, capsys, bars):
+    monkeypatch.setattr(console, "has_bars", lambda screen: bars)
+    run_tests([("counters", lambda: finding("counters", [], "fine")), ("batch", lambda: 1 / 0)])
+    assert capsys.readouterr().err.split("\n")[:-1] == ["testing counters", "testing batch"] * bars
 
 
 def test_the_examples_of_the_guide_and_the_embedded_parts_pass(greys):
@@ -60,27 +70,15 @@ def test_a_model_whose_logits_depend_on_the_cut_is_found(greys):
         return forward(session, tokens, positions) + session.seen * torch.arange(16.0)
 
     assert {"window", "causality", "rejection"} <= broken(later) and "batch" not in broken(later)
-    assert broken(others) == {"batch"}
-    assert {"window", "rejection", "refill"} <= broken(kept)
+    assert broken(others) == {"batch"} and {"window", "rejection", "refill"} <= broken(kept)
 
 
-def test_a_model_that_declares_other_facts_is_found(greys):
-    import dataclasses
-
+def test_a_model_that_declares_other_facts_or_no_row_ends_is_found(greys):
     import toy_plugin.greys as plugin
 
     info = dataclasses.replace(plugin.MODEL, tokens=32, resolution=(9, 9))
     checks = ModelChecks(info, plugin.load(torch.device("cpu"), torch.float32), ["a bright sky", "a dark sky"])
     assert failed(checks.all_findings()) == {"facts", "render"}
-
-
-def test_a_model_with_row_ends_declares_them(greys):
-    import dataclasses
-
-    import toy_plugin.greys as plugin
-
-    from specbench.models.interface import TokenLayout
-
     model = plugin.load(torch.device("cpu"), torch.float32)
     model.layout = TokenLayout.with_row_ends(8, 8, plugin.CODES)
     texts = ["a bright sky", "a dark sky"]
@@ -105,14 +103,11 @@ class Ranked(PerImageMetric):
         return [{"value": mean - min(means), "extra": 1} for mean in means]
 
 
-def test_a_metric_that_breaks_its_promises_is_found():
+def test_a_metric_that_breaks_its_promises_is_found_and_one_that_is_not_there_is_refused(cli):
     draw = np.random.default_rng(0)
     samples = [Sample(f"p{n}", 0, "x", None, {}, draw.integers(0, 256, (8, 8, 3), np.uint8)) for n in range(3)]
     checks = {finding.check: finding for finding in MetricChecks(Ranked(), Ranked, samples).all_findings()}
     assert failed(checks.values()) >= {"identity", "features", "batch"}
     assert "extra" in checks["features"].detail and "changes the pixels" in checks["features"].detail
     assert Ranked.columns == {"value": pa.float32()}
-
-
-def test_the_command_names_what_it_cannot_check(cli):
     assert cli("check").code == 2 and cli("check", "--metric", "nowhere:Metric").code == 2

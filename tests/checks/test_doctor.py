@@ -5,14 +5,10 @@ import pytest
 from specbench.checks import doctor
 
 
-@pytest.mark.parametrize(
-    ("here", "requirement", "older"),
-    [
-        ("5.1.0", "transformers>=5.1", False), ("4.57.6", "transformers>=5.1", True),
-        ("2.13.0+cpu", "torch>=2.8", False), ("2.7.1", "torch>=2.8", True), ("13.9", "rich>=13.8", False),
-        ("1", "anything", False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("here", "requirement", "older"), [
+    ("5.1.0", "transformers>=5.1", False), ("4.57.6", "transformers>=5.1", True), ("2.13.0+cpu", "torch>=2.8", False),
+    ("2.7.1", "torch>=2.8", True), ("13.9", "rich>=13.8", False), ("1", "anything", False),
+])  # fmt: skip
 def test_a_package_below_its_declared_bound_is_missing(here, requirement, older, monkeypatch):
     monkeypatch.setattr(doctor, "requirements", lambda: [requirement])
     monkeypatch.setattr(doctor.metadata, "version", lambda name: here)
@@ -45,6 +41,7 @@ def test_what_a_gpu_needs_has_a_row_each(monkeypatch):
 
 def test_the_first_screen_is_short_and_the_rest_is_a_flag_away(cli, tmp_path):
     short, everything = (cli("doctor", "--out", tmp_path, *flags) for flags in ((), ("--all",)))
-    assert len(short.out.splitlines()) <= 16 and "| other models " in short.out and "| transformers " not in short.out
+    assert short.code == 0 and len(short.out.splitlines()) <= 16
+    assert "| other models " in short.out and "| transformers " not in short.out
     assert "| transformers " in everything.out and "| model emu3 " in everything.out
     assert short.err.count("\n") == 1 and "specbench doctor --all" in short.err

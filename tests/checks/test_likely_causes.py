@@ -18,10 +18,9 @@ from specbench.specs.run_spec import Sampling
 CLAIMS = {"shapes": Sampling(3.0, 1.0, 100, 0.95), "wide": Sampling(3.0, 1.0, 1000, 1.0)}
 SHARES = (0.25, 0.5, 1.0)
 ORDERS = {
-    "transposed": lambda grid: grid.T,
-    "tokens are shifted": lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape),
+    "transposed": lambda grid: grid.T, "tokens are shifted": lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape),
     "row ends are shifted": lambda grid: np.stack([np.roll(row, -number) for number, row in enumerate(grid)]),
-}
+}  # fmt: skip
 
 
 class Wide(tiny_llama.Tiny):
@@ -82,8 +81,7 @@ EACH = pytest.mark.parametrize("name", CLAIMS)
 @pytest.mark.slow
 def test_samples_of_the_model_have_no_cause_and_intervals_that_hold_the_claim(name):
     text, seen = cause(name, images(name)[2])
-    assert text == "none"
-    assert [text.partition(" ")[0] for text in seen] == ["temperature", "guidance"]
+    assert text == "none" and [text.partition(" ")[0] for text in seen] == ["temperature", "guidance"]
 
 
 @EACH
@@ -94,8 +92,7 @@ def test_another_order_of_the_tokens_is_named(name, order, share):
     model, texts, tokens = images(name)
     some = round(share * len(texts))
     text, _ = cause(name, planted.reordered(model, tokens, ORDERS[order], some))
-    assert order in text.partition(" or ")[0]
-    assert (f"in {some} of {len(texts)} images" in text) == (some < len(texts))
+    assert order in text.partition(" or ")[0] and (f"in {some} of {len(texts)} images" in text) == (some < len(texts))
 
 
 @EACH
@@ -141,16 +138,11 @@ def test_another_number_format_is_named_where_it_is_seen(name, true, recorded):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("true", "recorded", "expected"),
-    [
-        ("bfloat16", True, "none"),
-        ("bfloat16", False, "none"),
-        ("float32", True, "another number format: float32, not bfloat16"),
-        ("float32", False, "none"),
-        ("int8wo", False, "another number format: int8wo, not bfloat16"),
-    ],
-)
+@pytest.mark.parametrize(("true", "recorded", "expected"), [
+    ("bfloat16", True, "none"), ("bfloat16", False, "none"),
+    ("float32", True, "another number format: float32, not bfloat16"), ("float32", False, "none"),
+    ("int8wo", False, "another number format: int8wo, not bfloat16"),
+])  # fmt: skip
 def test_rounding_of_a_claim_of_fewer_bits_is_no_cause(true, recorded, expected):
     """Tokens at the edge of top-p do not say that there is none, nor those likelier in float32 that it was that."""
     assert cause_of_format("shapes", true, "bfloat16", recorded).startswith(expected)

@@ -1,9 +1,6 @@
-"""Every combination of components that calls itself lossless is lossless, not the presets alone.
-
-`make audit-menu` audits all of them; the default suite takes every SHARE-th.
-
-It concerns several modules: every component of specbench.specs.components, through the audit.
-"""
+"""Every combination of components that calls itself lossless is lossless, not the presets alone. `make audit-menu`
+audits all of them; the default suite takes every SHARE-th. It concerns several modules: every component of
+specbench.specs.components, through the audit."""
 
 import pytest
 from menu import described, lossless_decoders

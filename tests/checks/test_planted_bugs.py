@@ -1,8 +1,6 @@
-"""Each planted bug is caught by the audit; without it, the same decoder passes on the same setting.
-
-It concerns several modules: the modules of specbench.decoding and specbench.models in which a bug is planted, and the
-audit that catches it.
-"""
+"""Each planted bug is caught by the audit; without it, the same decoder passes on the same setting. It concerns
+several modules: the modules of specbench.decoding and specbench.models in which a bug is planted, and the audit
+that catches it."""
 
 import pytest
 from planted_bugs import BUGS, plant

@@ -1,9 +1,5 @@
 """It concerns several modules: commands and options complete in bash, zsh and fish."""
 
-import shutil
-import subprocess
-import sys
-
 import pytest
 
 from specbench.cli import command_completed
@@ -39,14 +35,3 @@ def test_only_the_command_at_hand_is_built():
     assert command_completed({"COMP_WORDS": "specbench run --mod"}) == "run"
     assert command_completed({"_TYPER_COMPLETE_ARGS": "specbench list "}) == "list"
     assert command_completed({"COMP_WORDS": "specbench ru"}) is None
-
-
-@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
-def test_fish_itself_completes(tmp_path):
-    program = tmp_path / "specbench"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m specbench "$@"\n')
-    program.chmod(0o755)
-    source = f"set -x PATH {tmp_path} $PATH; env _SPECBENCH_COMPLETE=source_fish specbench | source"
-    asked = f'{source}; complete -C "specbench repo"'
-    done = subprocess.run(["fish", "--no-config", "-c", asked], capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["report"], done.stderr

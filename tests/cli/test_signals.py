@@ -1,7 +1,5 @@
-"""The process around the command line: restart with docstrings, signals.
-
-It concerns several modules: __main__, cli/__init__, system/signals and executors.ray_workers.
-"""
+"""The process around the command line: restart with docstrings, signals. It concerns several modules: __main__,
+cli/__init__, system/signals and executors.ray_workers."""
 
 import os
 import signal
@@ -18,14 +16,11 @@ from specbench.runs.executors.ray_workers import RayWorkers
 from specbench.system import signals
 
 
-@pytest.mark.parametrize(
-    ("typed", "variable", "restarted"),
-    [
-        (["python", "-OO", "-m", "specbench", "list"], None, ["-m", "specbench", "list"]),
-        (["python", "bin/specbench", "list"], "2", ["bin/specbench", "list"]),
-        (["python", "-OOB", "-m", "specbench"], "1", None),
-    ],
-)
+@pytest.mark.parametrize(("typed", "variable", "restarted"), [
+    (["python", "-OO", "-m", "specbench", "list"], None, ["-m", "specbench", "list"]),
+    (["python", "bin/specbench", "list"], "2", ["bin/specbench", "list"]),
+    (["python", "-OOB", "-m", "specbench"], "1", None),
+])  # fmt: skip
 def test_without_docstrings_the_program_restarts_with_them_once(monkeypatch, typed, variable, restarted):
     calls = []
     monkeypatch.setattr(sys, "flags", SimpleNamespace(optimize=2))
@@ -92,9 +87,8 @@ def test_an_interrupt_that_a_library_turns_into_an_error_is_an_interrupt(handled
 
     monkeypatch.setattr("specbench.reporting.status.status", command)
     outcome = cli("status")
-    assert (
-        outcome.code == 143 and outcome.err.startswith("error: stopped by SIGTERM (") and outcome.err.count("\n") == 1
-    )
+    assert outcome.code == 143 and outcome.err.count("\n") == 1
+    assert outcome.err.startswith("error: stopped by SIGTERM (")
 
 
 def test_what_a_process_was_started_to_ignore_stays_ignored_and_a_fork_dies_quietly(handled, cli):
@@ -125,5 +119,4 @@ def test_a_signal_to_the_process_group_spares_processes_that_were_started_for_th
         child = subprocess.Popen(["sleep", "60"], start_new_session=True)
     os.killpg(child.pid, signal.SIGUSR1)
     child.terminate()
-    assert child.wait(10) == -signal.SIGTERM
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+    assert child.wait(10) == -signal.SIGTERM and signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()

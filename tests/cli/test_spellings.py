@@ -1,7 +1,5 @@
-"""Names, options and commands as papers, hubs and other programs write them: read, or refused without a wrong guess.
-
-It concerns several modules: `specbench.names`, and the catalogues whose names and facts it is asked about.
-"""
+"""Names, options and commands as papers, hubs and other programs write them: read, or refused without a wrong
+guess. It concerns several modules: `specbench.names`, and the catalogues whose names and facts it is asked about."""
 
 import shlex
 
@@ -19,91 +17,56 @@ from specbench.system.table_formats import format_name
 
 MODELS = {
     "lumina": "lumina-mgpt, Lumina_mGPT, Lumina-mGPT-7B, Alpha-VLLM/Lumina-mGPT-7B-768, LUMINA",
-    "lumina-512": "Lumina-mGPT-7B-512, Alpha-VLLM/Lumina-mGPT-7B-512",
-    "lumina-1024": "LuminamGPT-1024",
-    "lumina-34b": "Lumina-mGPT-34B",
-    "lumina2": "Lumina-mGPT 2.0, Lumina-mGPT2, Alpha-VLLM/Lumina-mGPT-2.0, lumina-2",
+    "lumina-512": "Lumina-mGPT-7B-512, Alpha-VLLM/Lumina-mGPT-7B-512", "lumina-1024": "LuminamGPT-1024",
+    "lumina-34b": "Lumina-mGPT-34B", "lumina2": "Lumina-mGPT 2.0, Lumina-mGPT2, Alpha-VLLM/Lumina-mGPT-2.0, lumina-2",
     "anole": "Anole-7b-v0.1, GAIR/Anole-7b-v0.1, leloy/Anole-7b-v0.1-hf",
     "janus": "Janus-Pro-1B, deepseek-ai/Janus-Pro-1B, Janus-Pro",
-    "janus-7b": "Janus-Pro-7B, deepseek-community/Janus-Pro-7B, janus_pro_7b",
-    "simplear": "SimpleAR-0.5B, SimpleAR",
-    "tar-7b": "Tar-7B, csuhan/Tar-7B-v0.1",
-    "liquid": "Liquid-7B, Junfeng5/Liquid_V1_7B",
-    "glm-image": "zai-org/GLM-Image, GLMImage",
-    "x-omni": "X-Omni/X-Omni-En, XOmni, xomni",
-    "emu3": "BAAI/Emu3-Gen-hf, BAAI/Emu3-Gen, Emu3-8B",
-    "emu3.5": "emu3_5, BAAI/Emu3.5-Image, Emu3.5-34B",
-    "llamagen": "LlamaGen",
-    "llamagen-512": "LlamaGen-XL-512",
-    "llamagen-c2i-3b": "LlamaGen-3B",
+    "janus-7b": "Janus-Pro-7B, deepseek-community/Janus-Pro-7B, janus_pro_7b", "simplear": "SimpleAR-0.5B, SimpleAR",
+    "tar-7b": "Tar-7B, csuhan/Tar-7B-v0.1", "liquid": "Liquid-7B, Junfeng5/Liquid_V1_7B",
+    "glm-image": "zai-org/GLM-Image, GLMImage", "x-omni": "X-Omni/X-Omni-En, XOmni, xomni",
+    "emu3": "BAAI/Emu3-Gen-hf, BAAI/Emu3-Gen, Emu3-8B", "emu3.5": "emu3_5, BAAI/Emu3.5-Image, Emu3.5-34B",
+    "llamagen": "LlamaGen", "llamagen-512": "LlamaGen-XL-512", "llamagen-c2i-3b": "LlamaGen-3B",
     "llamagen-c2i-xxl": "LlamaGen-XXL",
-}
+}  # fmt: skip
 DECODERS = {
     "ar": "autoregressive, vanilla, AR, next-token prediction, Auto-Regressive Decoding, AR decoding",
     "sjd": "SJD, Speculative Jacobi Decoding, speculative_jacobi",
     "sjd++": "SJD++, sjd-plus-plus, sjdpp, SJD_PP, Speculative Jacobi Decoding++",
-    "gsd": "GSD, Grouped Speculative Decoding, grouped speculative",
-    "eagle": "EAGLE, eagle1, EAGLE-1, eagle_v1",
-    "scd-mc": "SCD (MC), Speculative Coupled Decoding",
-    "lantern": "LANTERN",
-    "lantern++": "lantern-pp, LANTERN++",
-    "cool-sd": "Cool-SD, coolsd, cool_sd",
-    "zipar": "ZipAR, zip-ar",
-    "sjd-pac": "SJD-PAC",
+    "gsd": "GSD, Grouped Speculative Decoding, grouped speculative", "eagle": "EAGLE, eagle1, EAGLE-1, eagle_v1",
+    "scd-mc": "SCD (MC), Speculative Coupled Decoding", "lantern": "LANTERN", "lantern++": "lantern-pp, LANTERN++",
+    "cool-sd": "Cool-SD, coolsd, cool_sd", "zipar": "ZipAR, zip-ar", "sjd-pac": "SJD-PAC",
     "pathexplore": "PathSpec, 2606.10492",
-}
+}  # fmt: skip
 METRICS = {
-    "clip": "CLIP, clip-score, CLIPScore",
-    "clip[l14]": "CLIP ViT-L-14, CLIP-L/14",
+    "clip": "CLIP, clip-score, CLIPScore", "clip[l14]": "CLIP ViT-L-14, CLIP-L/14",
     "clip[b32]": "CLIP ViT-B/32, CLIP[B32], clip-b32, CLIP (ViT-B/32), CLIP B/32",
-    "fid": "FID, Fid, Fréchet Inception Distance",
-    "hpsv2": "HPS v2, HPSv2, hps",
-    "hpsv2[v2.1]": "HPSv2.1",
-    "imagereward": "ImageReward, image_reward, ImageReward-v1.0",
-    "pickscore": "PickScore, pick-score, PickScore_v1",
-    "compbench": "T2I-CompBench++, T2I-CompBench",
-    "inception-score": "IS, Inception Score",
-    "kid": "KID",
-}
+    "fid": "FID, Fid, Fréchet Inception Distance", "hpsv2": "HPS v2, HPSv2, hps", "hpsv2[v2.1]": "HPSv2.1",
+    "imagereward": "ImageReward, image_reward, ImageReward-v1.0", "pickscore": "PickScore, pick-score, PickScore_v1",
+    "compbench": "T2I-CompBench++, T2I-CompBench", "inception-score": "IS, Inception Score", "kid": "KID",
+}  # fmt: skip
 PROMPTS = {
     "coco-train": "COCO2017 train, MS-COCO train, coco_train2017, captions_train2017",
     "coco": "COCO2017, MS-COCO, mscoco, coco_val2017, COCO 2017 val, MS COCO 2017 validation, captions_val2017",
-    "parti": "PartiPrompts, partiprompt, P2, P2 prompts, nateraw/parti-prompts",
-    "parti/Arts": "PartiPrompts/arts",
-    "parti/Food & Beverage": "parti/food-and-beverage",
-    "geneval": "GenEval, djghosh13/geneval",
-    "geneval2": "Geneval2, GenEval 2, GenEval v2",
-    "t2i-compbench": "T2I-CompBench, T2I-CompBench++",
-    "t2i-compbench/color": "t2i_compbench/color",
-    "dpg-bench": "DPGBench, DPG, Dense Prompt Graph",
-    "oneig": "OneIG, OneIG-Bench, OneIG-Benchmark",
-    "longtext-bench": "LongText-Bench, LongText",
-    "cvtg-2k": "CVTG-2K, CVTG",
-    "wise-verified": "WISE_Verified, WISE (verified)",
-    "wise-legacy": "WISE_legacy, WISE (legacy)",
-    "tiif": "TIIF-Bench",
-    "coco-30k": "COCO 30K",
+    "parti": "PartiPrompts, partiprompt, P2, P2 prompts, nateraw/parti-prompts", "parti/Arts": "PartiPrompts/arts",
+    "parti/Food & Beverage": "parti/food-and-beverage", "geneval": "GenEval, djghosh13/geneval",
+    "geneval2": "Geneval2, GenEval 2, GenEval v2", "t2i-compbench": "T2I-CompBench, T2I-CompBench++",
+    "t2i-compbench/color": "t2i_compbench/color", "dpg-bench": "DPGBench, DPG, Dense Prompt Graph",
+    "oneig": "OneIG, OneIG-Bench, OneIG-Benchmark", "longtext-bench": "LongText-Bench, LongText",
+    "cvtg-2k": "CVTG-2K, CVTG", "wise-verified": "WISE_Verified, WISE (verified)",
+    "wise-legacy": "WISE_legacy, WISE (legacy)", "tiif": "TIIF-Bench", "coco-30k": "COCO 30K",
     "imagenet": "ImageNet-1k, ILSVRC2012",
-}
+}  # fmt: skip
 TABLES = {
-    "sjd-1": "SJD Table 1, sjd:1, sjd_table_1, arXiv 2410.01699 table 1",
-    "sjdpp-fig5": "SJD++ fig. 5",
-    "gsd-fig10": "GSD Figure 10, gsd-fig-10",
-    "cool-sd-2": "CoolSD-2",
-}
+    "sjd-1": "SJD Table 1, sjd:1, sjd_table_1, arXiv 2410.01699 table 1", "sjdpp-fig5": "SJD++ fig. 5",
+    "gsd-fig10": "GSD Figure 10, gsd-fig-10", "cool-sd-2": "CoolSD-2",
+}  # fmt: skip
 READERS = {
-    "model": (model_name, MODELS),
-    "decoder": (lambda typed: resolve(typed).name, DECODERS),
-    "metric": (metric_name, METRICS),
-    "prompts": (set_name, PROMPTS),
+    "model": (model_name, MODELS), "decoder": (lambda typed: resolve(typed).name, DECODERS),
+    "metric": (metric_name, METRICS), "prompts": (set_name, PROMPTS),
     "table": (lambda typed: load_table(typed).name, TABLES),
-}
-MEANT = [
-    (kind, typed, name)
-    for kind, (_, names) in READERS.items()
-    for name, listed in names.items()
-    for typed in listed.split(", ")
-]
+}  # fmt: skip
+LISTED = [(kind, names.items()) for kind, (_, names) in READERS.items()]
+MEANT = [(kind, typed, name) for kind, items in LISTED for name, all_typed in items for typed in all_typed.split(", ")]
 
 
 @pytest.mark.parametrize(("kind", "typed", "name"), MEANT)
@@ -114,9 +77,8 @@ def test_a_published_name_is_that_of_the_catalogue(kind, typed, name):
 STRANGERS = {
     model_name: "Infinity-2B, Janus-1.3B, JanusFlow-1.3B, Lumina-Image-2.0, Chameleon-7B, Show-o, SDXL, all, Emu2",
     resolve: "medusa, EAGLE-2, eagle4, MuLo-SD, sd, speculative decoding, all, greedy, lookahead",
-    require_metric: "LPIPS, SSIM, CLIP-T, CLIP-I, BLIP, DINO, MPS, DreamSim, all",
-    load_table: "eagle-1, gsd-11, all",
-}
+    require_metric: "LPIPS, SSIM, CLIP-T, CLIP-I, BLIP, DINO, MPS, DreamSim, all", load_table: "eagle-1, gsd-11, all",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -125,9 +87,8 @@ STRANGERS = {
 def test_at_a_name_of_something_else_nothing_is_guessed(read, typed):
     with pytest.raises(SpecbenchError) as error:
         read(typed)
-    assert ("did you mean" not in str(error.value) and "specbench list" in error.value.try_this) or "-1" in str(
-        error.value
-    )
+    text = str(error.value)
+    assert ("did you mean" not in text and "specbench list" in error.value.try_this) or "-1" in text
 
 
 @pytest.mark.parametrize("typed", ["DrawBench", "coco2014", "HPDv2", "all"])
@@ -141,30 +102,24 @@ def test_formats_are_read_by_their_endings(typed, format):
     assert format_name("report", typed) == format
 
 
-def test_a_name_that_fits_several_is_refused_with_these():
+def test_an_own_checkpoint_is_told_how_and_a_name_that_fits_several_is_refused_with_these():
+    with pytest.raises(SpecbenchError, match="--model NAME --weights me/mine"):
+        model_name("me/mine")
+    with pytest.raises(SpecbenchError, match="--model janus-7b --weights me/Janus-Pro-7B"):
+        model_name("me/Janus-Pro-7B")
     with pytest.raises(SpecbenchError, match="is ambiguous") as error:
         model_name("LlamaGen-XL")
     assert error.value.try_this == "llamagen, llamagen-c2i-xl"
 
 
-def test_an_own_checkpoint_is_told_how():
-    with pytest.raises(SpecbenchError, match="--model NAME --weights me/mine"):
-        model_name("me/mine")
-    with pytest.raises(SpecbenchError, match="--model janus-7b --weights me/Janus-Pro-7B"):
-        model_name("me/Janus-Pro-7B")
-
-
-def test_no_two_names_of_a_catalogue_are_spelt_alike():
-    for names in (PRESETS, models(), prompt_set_names(), table_names()):
-        assert len({folded(name) for name in names}) == len(list(names))
-        assert not [name for name in names if guess(name, names) != name]
-
-
-def test_settings_hold_the_names_of_the_catalogues():
+def test_settings_hold_the_names_of_the_catalogues_of_which_no_two_are_spelt_alike():
     flags = {"Model": "Alpha-VLLM/Lumina-mGPT-7B-768", "prompts": "PartiPrompts", "precision": "torch.bfloat16"}
     values = merge(run_settings(), flags | {"image_size": "512", "device": "CPU"}, env={})
     named = values.model, values.prompts, values.dtype, values.size, values.device
     assert named == ("lumina", "parti", "bfloat16", "512x512", "cpu")
+    for names in (PRESETS, models(), prompt_set_names(), table_names()):
+        assert len({folded(name) for name in names}) == len(list(names))
+        assert not [name for name in names if guess(name, names) != name]
 
 
 TAKEN = {
@@ -196,15 +151,6 @@ ANSWERED = {
     "--vq_model x": "--weights", "--model-dir x": "--weights", "--assistant-model x": "--head",
     "--frobnicate": "--help all",
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(("typed", "advice"), ANSWERED.items())
-def test_what_needs_other_words_is_answered_with_them(typed, advice, cli):
-    outcome = cli("run", *shlex.split(typed))
-    assert outcome.code == 2 and advice in outcome.err and "did you mean" not in outcome.err
-    assert len(outcome.err.splitlines()) == 1
-
-
 COMMANDS = {
     "ls": "specbench list", "models": "specbench list models", "model list": "specbench list models",
     "list-models": "specbench list models", "datasets": "specbench list prompts",
@@ -213,10 +159,13 @@ COMMANDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("typed", "advice"), COMMANDS.items())
-def test_a_command_of_another_program_names_the_one_that_does_it(typed, advice, cli):
-    outcome = cli(*typed.split())
+@pytest.mark.parametrize(
+    ("typed", "advice"), [*COMMANDS.items(), *((f"run {typed}", advice) for typed, advice in ANSWERED.items())]
+)
+def test_what_needs_other_words_is_answered_with_them(typed, advice, cli):
+    outcome = cli(*shlex.split(typed))
     assert outcome.code == 2 and advice in outcome.err and "did you mean" not in outcome.err
+    assert len(outcome.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("typed", ["help", "help run", "version", "list Model", "List models"])

@@ -14,7 +14,7 @@ import torch
 from specbench.checks.audit_settings import AuditSetting
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.checks.losslessness import stream_tokens
-from specbench.decoding.cascade import CascadeEagle, CascadeLoop, least_of, pairs_of
+from specbench.decoding.cascade import CascadeEagle, CascadeLoop, pairs_of
 from specbench.decoding.draft_tree import parse_tree, routes
 from specbench.decoding.interfaces import Context, Proposal
 from specbench.decoding.verification.ratio_tests import standard
@@ -105,11 +105,6 @@ def test_drafts_are_accepted_by_the_rule_written_out_slowly(pairs):
         exact += accepted == slowly(*step, pairs, parent_cosine=1.0, pair_cosine=1.0)
         lengths.add(len(accepted))
     assert lengths == {0, 1, 2, 3} and 100 < exact < 240
-
-
-def test_the_gate_is_the_least_of_the_most_probable_tokens():
-    p = torch.tensor([[0.1, 0.5, 0.05, 0.35]])
-    assert [float(least_of(p, mass)) for mass in (0.3, 0.6, 0.9, 1.0)] == pytest.approx([0.5, 0.35, 0.1, 0.05])
 
 
 def test_without_boosts_images_longer_than_the_tree_are_eagles_and_with_them_they_are_not():

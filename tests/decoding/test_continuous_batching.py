@@ -35,6 +35,10 @@ def facts(image) -> list:
     return [*(np.asarray(array).tolist() for array in arrays), image.nfe, image.facts]
 
 
+def same_uniforms(image, alone) -> bool:
+    return all(np.array_equal(u, image.uniforms[order], equal_nan=True) for order, u in alone.uniforms.items())
+
+
 def alone(decoder, trace: bool = False) -> dict:
     return {r: decode(MODEL, [r], decoder, SAMPLING, 3, trace=trace)[0] for r in REQUESTS}
 
@@ -54,6 +58,7 @@ def test_every_decoder_in_any_order(name):
                 # The rounding of a head's products depends on the batch size.
                 assert image.facts == pytest.approx(expected[request].facts, rel=1e-5, nan_ok=True)
                 assert np.array_equal(image.image, expected[request].image)
+                assert same_uniforms(image, expected[request])
 
 
 def test_which_decoders_refill():
@@ -70,6 +75,7 @@ def test_drafts_from_neighbours_forget_the_row_s_last_image(init):
     for request, image in continuous_batching.decode_each(MODEL, REQUESTS, 3, decoder, SAMPLING, 3, trace=True):
         assert facts(image) == facts(expected[request])
         assert np.array_equal(image.draft_tv, expected[request].draft_tv, equal_nan=True)
+        assert same_uniforms(image, expected[request])
 
 
 def test_a_free_row_does_not_wait_for_its_neighbours():
@@ -88,9 +94,8 @@ def test_a_free_row_does_not_wait_for_its_neighbours():
 
 
 def test_the_images_shares_add_up_to_the_time_spent():
-    batch = continuous_batching.ContinuousBatch(
-        Decoding(MODEL, resolve("sjd"), SAMPLING, 3, trace=True), iter(REQUESTS), 4
-    )
+    how = Decoding(MODEL, resolve("sjd"), SAMPLING, 3, trace=True)
+    batch = continuous_batching.ContinuousBatch(how, iter(REQUESTS), 4)
     images = [image for _, image in batch.run()]
     assert all(image.batch == 4 and min(image.spans_ms.values()) >= 0 for image in images)
     spent = batch._spans.totals_ms()
@@ -149,9 +154,6 @@ def test_rows_are_durable_one_by_one_and_a_bad_image_leaves_its_neighbours(tmp_p
 def test_an_error_of_the_model_is_the_image_s_row(tmp_path):
     broken = tiny.tiny_model()
     broken.conditional[broken.prompts.index("two | cats")] = float("nan")
-    outcomes = dict(
-        continuous_batching.decode_each(
-            broken, [Request(text, text) for text in tiny.TEXTS], 2, resolve("sjd"), tiny.SAMPLING, 0
-        )
-    )
-    assert [isinstance(outcome, SpecbenchError) for outcome in outcomes.values()].count(True) == 1
+    requests = [Request(text, text) for text in tiny.TEXTS]
+    outcomes = continuous_batching.decode_each(broken, requests, 2, resolve("sjd"), tiny.SAMPLING, 0)
+    assert [isinstance(outcome, SpecbenchError) for _, outcome in outcomes].count(True) == 1

@@ -1,4 +1,8 @@
-"""The best of several independent paths: its choice and its distribution against an enumeration of all paths."""
+"""The best of several independent paths: its choice and its distribution against an enumeration of all paths. Several
+Jacobi windows of which the longest accepted is committed: the rule's distribution.
+
+It concerns several modules: greedy_paths and path_jacobi.
+"""
 
 import itertools
 from functools import cmp_to_key, partial
@@ -6,13 +10,16 @@ from functools import cmp_to_key, partial
 import numpy as np
 import pytest
 import torch
-from teacher_forced import assert_recorded_as_teacher_forced
+from scipy.stats import chisquare
 
 from specbench.checks.audit_settings import AuditSetting
 from specbench.checks.divergence import AUDIT_LEVEL, p_value
-from specbench.checks.losslessness import observe
-from specbench.decoding.greedy_paths import best_path, best_path_q, columns_by_path, independent_paths
+from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer, joint
+from specbench.checks.losslessness import observe, stream_tokens
+from specbench.decoding.greedy_paths import best_path, best_path_q
+from specbench.decoding.loop import decode
 from specbench.models.interface import TokenLayout
+from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
@@ -89,16 +96,6 @@ def test_small_probabilities_leave_a_distribution():
     torch.testing.assert_close(best_q.sum(-1), torch.ones(1, 40, dtype=torch.float64))
 
 
-def test_the_columns_of_a_path_follow_each_other():
-    for paths, drafts in ((3, 4), (1, 3), (2, 1)):
-        tree, columns = independent_paths(paths, drafts), columns_by_path(paths, drafts, torch.device("cpu"))
-        assert [[tree.parents[column] for column in path[1:]] for path in columns] == [
-            path[:-1].tolist() for path in columns
-        ]
-        assert sorted(columns[:, 1:].flatten().tolist()) == list(range(1, len(tree.parents)))
-    assert independent_paths(3, 0).parents == (-1,)
-
-
 @pytest.mark.parametrize("verifier", ["block", "exact"])
 def test_long_images_keep_their_joint_distribution(verifier):
     for layout, window in ((TokenLayout.plain(3, 4, 2), 3), (TokenLayout.with_row_ends(2, 4, 3), 4)):
@@ -107,5 +104,58 @@ def test_long_images_keep_their_joint_distribution(verifier):
         assert p_value(counts) > AUDIT_LEVEL
 
 
-def test_the_path_kept_in_the_cache_is_the_one_verified():
-    assert_recorded_as_teacher_forced(resolve("eagle-gbv", {"window": 4}))
+@pytest.mark.parametrize("name", ["eagle-gbv", "pathexplore", "sjd-pac-released"])
+def test_the_path_kept_in_the_cache_is_the_one_committed(name):
+    """The probability recorded for each token is that of a teacher-forced forward over the finished image."""
+    model = EnumerableTransformer(TokenLayout.with_row_ends(3, 4, 5), ("a", "bb"))
+    requests = [Request(text, text, sample) for sample in range(20) for text in model.prompts]
+    images = decode(model, requests, resolve(name, {"window": 4}), Sampling(2.0), 0, render=False)
+    assert max(image.accepted.sum() for image in images) > 2
+    session = model.begin(model.encode([request.text for request in requests]), 2.0, model.layout.length)
+    tokens = torch.from_numpy(np.stack([image.tokens for image in images])).long()
+    slots = torch.arange(model.layout.length).expand_as(tokens)
+    logits = session.forward(torch.cat([tokens[:, :1], tokens[:, :-1]], 1), slots)
+    logp = logits.log_softmax(-1).gather(-1, tokens.clamp(max=4)[..., None])[..., 0].numpy()
+    free = ~images[0].forced
+    np.testing.assert_allclose(np.stack([image.logp for image in images])[:, free], logp[:, free], atol=1e-3)
+
+
+IMAGES = 40_000
+TWO = AuditSetting("1x2 of 3, window 2", TokenLayout.plain(1, 2, 3), window=2)
+
+
+def first_accepted(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Distribution [V] of a slot whose drafts have the distributions q [K, V]: the first accepted draft, else the first
+    path's replacement."""
+    kept = np.minimum(p, q)
+    rejected = np.cumprod([1, *(1 - kept.sum(1))])
+    rest = p - kept[0]
+    return rejected[:-1] @ kept + rejected[-1] * rest / max(rest.sum(), 1e-30)
+
+
+def two_token_distribution(p: np.ndarray, paths: int) -> np.ndarray:
+    """Joint distribution [V, V] of an image of two tokens, p [V, V], with one uniform draft of the first, q one-hot, on
+    each path. If a path accepts, its second token is drawn from p; if none does, each path has refined a draft of
+    the second token as if its first token were final.
+    """
+    first, second = p.sum(1), p / p.sum(1, keepdims=True)
+    exact = np.zeros_like(p)
+    for drafts in itertools.product(range(3), repeat=paths):
+        left = 3.0**-paths
+        for draft in drafts:
+            exact[draft] += left * first[draft] * second[draft]
+            left *= 1 - first[draft]
+        rest = np.where(np.arange(3) == drafts[0], 0, first)
+        for token, mass in enumerate(left * rest / rest.sum()):
+            exact[token] += mass * first_accepted(second[token], second[list(drafts)])
+    return exact
+
+
+@pytest.mark.parametrize("paths", [1, 2, 3])
+def test_tokens_follow_the_law_of_the_rule(paths):
+    model = EnumerableModel(TWO.layout, ("",), seed=5)
+    requests = [Request("", "prompt", sample) for sample in range(IMAGES)]
+    tokens = stream_tokens(model, requests, resolve("pathexplore", {"paths": paths}), TWO, 0)
+    seen, p = np.bincount(tokens @ [3, 1], minlength=9), joint(model, TWO.sampling)
+    assert chisquare(seen, IMAGES * two_token_distribution(p.reshape(3, 3), paths).ravel()).pvalue > AUDIT_LEVEL
+    assert (chisquare(seen, IMAGES * p).pvalue > AUDIT_LEVEL) == (paths == 1)

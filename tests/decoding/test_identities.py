@@ -1,29 +1,41 @@
-"""If options switch off a decoder's extension, it returns the same tokens as the decoder that it extends.
+"""If options switch off a decoder's extension, it returns the same tokens as the simpler decoder under the same seed;
+and the loop draws the tokens of the reference of architecture.md, token by token.
 
 It concerns several modules: every drafter and verification.
 """
 
+import math
 from functools import cache
 
 import numpy as np
 import pytest
 import tiny_llama
+import torch
 from checkpoints import WRITERS
 
-from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer
+from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer, joint
 from specbench.decoding.loop import decode
+from specbench.decoding.noise import Noise, row_key
+from specbench.decoding.reference import speculative_jacobi
+from specbench.decoding.sampling import Target
 from specbench.models.catalog import load_model, models
 from specbench.models.facts import ModelChoice
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Request
-from specbench.specs.presets import resolve
+from specbench.specs.presets import PRESETS, options_of, resolve
 from specbench.specs.run_spec import Sampling
 
+IMAGES = 500
+LAYOUTS = [TokenLayout.plain(2, 3, 3), TokenLayout.with_row_ends(2, 2, 4), TokenLayout.with_row_ends(1, 5, 3)]
+WITH_WINDOW = [
+    name
+    for name, preset in PRESETS.items()
+    if "window" in options_of(preset) and name != "sjd-pac-released"  # whose window has a draft at least
+]
+WINDOWS = [2, 3, 5, 32]
 IDENTITIES = [
-    ("sjd++", {"tau": float("inf"), "window": 5}, "sjd", {"window": 5}),
-    ("gsd", {"G": 1, "window": 5}, "sjd", {"window": 5}),
-    ("amplify", {"k": 1, "window": 5}, "sjd", {"window": 5}),
     ("replace", {"share": 0}, "ar", {}),
+    ("sjd-block", {"window": 2}, "sjd", {"window": 2}),
     ("sjd-pac", {"siblings": 1, "window": 5}, "scd-mc", {"window": 5}),
     ("best-lossless", {"lookups": 0, "siblings": 1, "window": 5}, "scd-mc", {"window": 5}),
     ("best-lossless", {"lookups": 0, "window": 5}, "sjd-pac", {"window": 5}),
@@ -40,11 +52,19 @@ ENUMERABLE = {
 SAMPLINGS = [Sampling(2.0, 0.9, 3), Sampling(1.0)]
 
 
+@cache  # several decoders are compared with the same plain decoder
+def drawn(model, decoder, sampling=SAMPLINGS[1], images=IMAGES) -> np.ndarray:
+    """Stream tokens [images, N] of two prompts in turn."""
+    texts = ("a red circle", "two squares") if model.name == "shapes" else ("a", "bb")
+    requests = [Request(texts[number % 2], "prompt", number) for number in range(images)]
+    return np.stack([image.tokens for image in decode(model, requests, decoder, sampling, 1, render=False)])
+
+
 @pytest.fixture(
     scope="module", params=[*ENUMERABLE, "shapes", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)]
 )
 def model(request, tmp_path_factory):
-    _decoded.cache_clear()
+    drawn.cache_clear()
     name = request.param
     if name in ENUMERABLE:
         return ENUMERABLE[name]()
@@ -55,11 +75,9 @@ def model(request, tmp_path_factory):
     return load_model(models()[name].configured(ModelChoice(weights=str(folder), tiny=True)), "cpu", "float32")
 
 
-@cache  # several decoders extend the same plain decoder
-def _decoded(model, decoder, sampling, images):
-    texts = ("a red circle", "two squares") if model.name == "shapes" else ("a", "bb")
-    requests = [Request(texts[number % 2], "prompt", number) for number in range(images)]
-    return np.stack([image.tokens for image in decode(model, requests, decoder, sampling, 1, render=False)])
+@pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: f"{layout.height}x{layout.width}")
+def tables(request):
+    return EnumerableModel(request.param, ("a", "bb"), seed=request.param.length)
 
 
 @pytest.mark.parametrize(("name", "options", "same", "plain"), IDENTITIES, ids=lambda value: str(value))
@@ -68,13 +86,81 @@ def test_the_extended_decoder_returns_the_tokens_of_the_plain_one(model, name, o
         pytest.skip(f"{model.name} has no draft head")
     small = model.layout.length < 50
     for sampling in SAMPLINGS if small else SAMPLINGS[:1]:
-        images = 32 if small else 2
-        extended = _decoded(model, resolve(name, options), sampling, images)
-        np.testing.assert_array_equal(extended, _decoded(model, resolve(same, plain), sampling, images))
+        images = 32 if small else 1
+        extended = drawn(model, resolve(name, options), sampling, images)
+        np.testing.assert_array_equal(extended, drawn(model, resolve(same, plain), sampling, images))
 
 
-def test_sjd_with_a_one_hot_q_of_fresh_tokens_differs_from_sjd_with_a_uniform_one():
-    """Both are exact (see the audit), so they are two different decoders."""
-    model = ENUMERABLE["tables"]()
-    one_hot, uniform = (resolve("sjd", {"fresh-q": q, "window": 5}) for q in ("onehot", "uniform"))
-    assert (_decoded(model, one_hot, SAMPLINGS[1], 50) != _decoded(model, uniform, SAMPLINGS[1], 50)).any()
+@pytest.mark.parametrize("name", WITH_WINDOW)
+def test_window_one_is_ar(name, tables):
+    assert np.array_equal(drawn(tables, resolve(name, {"window": 1})), drawn(tables, resolve("ar")))
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_predictive_sampling_is_ar_for_every_window(window, tables):
+    for sampling in (SAMPLINGS[1], Sampling(2.5, 0.7, 2), Sampling(1.0, 1.3, 0, 0.8)):
+        predicted = drawn(tables, resolve("predictive", {"window": window}), sampling)
+        assert np.array_equal(predicted, drawn(tables, resolve("ar"), sampling))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "with_effect"),
+    [
+        ("sjd++", {"tau": math.inf}, {"tau": 0.5}),
+        ("gsd", {"G": 1}, {"G": 3, "d": math.inf}),
+        ("gsd", {"G": 1, "bounds": "inclusive", "cluster": "draft", "order": "descending", "d": math.inf}, None),
+        ("gsd", {"G": 1, "cluster": "embedding"}, None),
+        ("amplify", {"k": 1.0}, {"k": 2.0}),
+        ("add", {"eps": 0.0}, {"eps": 0.1}),
+        ("sjd", {"fresh-q": "uniform"}, {"fresh-q": "onehot"}),  # both are exact
+    ],
+)
+def test_a_knob_without_effect_is_sjd_and_one_with_an_effect_is_not(name, options, with_effect, tables):
+    for window in WINDOWS:
+        sjd = drawn(tables, resolve("sjd", {"window": window}))
+        assert np.array_equal(drawn(tables, resolve(name, options | {"window": window})), sjd)
+    assert with_effect is None or (drawn(tables, resolve(name, with_effect | {"window": window})) != sjd).any()
+
+
+# `add` also accepts drafts of probability 0.
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "add"])
+def test_top_k_one_is_greedy_ar(name, tables):
+    greedy, layout = Sampling(2.0, 1.0, top_k=1), tables.layout
+    only = [joint(tables, greedy, prompt).argmax() for prompt in ("a", "bb")]
+    for window in WINDOWS if name in WITH_WINDOW else [None]:
+        image = drawn(tables, resolve(name, {"window": window} if window else {}), greedy)[:, layout.free_slots()]
+        index = image @ layout.v_image ** np.arange(image.shape[1] - 1, -1, -1)
+        assert np.array_equal(index, np.resize(only, IMAGES))
+
+
+OF_REFERENCE = Sampling(guidance=2.0, temperature=1.2, top_k=40)
+
+
+def of_reference(model, text: str, window: int, sample: int) -> list[int]:
+    session = model.begin(model.encode([text]), OF_REFERENCE.guidance, window)
+    target, layout = Target(model.layout, OF_REFERENCE, model.device), model.layout
+    noise = Noise([row_key(7, "p", sample)], layout.vocab)
+
+    def p_of(tokens, slots):
+        return target(session.forward(tokens, slots), slots)
+
+    with torch.inference_mode():
+        tokens = speculative_jacobi(p_of, layout.length, window, layout.vocab, noise)
+    return tokens.tolist()
+
+
+@pytest.mark.parametrize(("window", "images"), [(1, 20), (2, 60), (4, 60), (9, 60)])
+def test_the_loop_draws_the_tokens_of_the_reference(window, images):
+    model = EnumerableModel(TokenLayout.plain(3, 3, 5), ("a cat",))
+    decoder = resolve("sjd", {"window": window, "fresh-q": "uniform"})
+    requests = [Request("a cat", "p", sample) for sample in range(images)]
+    decoded = decode(model, requests, decoder, OF_REFERENCE, 7, render=False)
+    expected = [of_reference(model, "a cat", window, sample) for sample in range(images)]
+    assert [image.tokens.tolist() for image in decoded] == expected and len(set(map(tuple, expected))) > images / 2
+
+
+def test_the_loop_draws_the_tokens_of_the_reference_with_a_network():
+    model = load_model("shapes")
+    decoder = resolve("sjd", {"window": 16, "fresh-q": "uniform"})
+    [image] = decode(model, [Request("a red circle", "p", 0)], decoder, OF_REFERENCE, 7, render=False)
+    assert image.tokens.tolist() == of_reference(model, "a red circle", 16, 0) and image.nfe < 200

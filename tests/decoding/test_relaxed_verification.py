@@ -20,7 +20,6 @@ from specbench.checks.enumerable_model import EnumerableModel
 from specbench.checks.losslessness import audit_decoders, observe
 from specbench.decoding.interfaces import Context
 from specbench.decoding.loop import decode
-from specbench.decoding.sampling import without
 from specbench.decoding.verification import lantern
 from specbench.decoding.verification.lantern import Lantern, LanternPlusPlus, paper, release_p, release_q
 from specbench.decoding.verification.ratio_tests import (
@@ -34,7 +33,6 @@ from specbench.decoding.verification.ratio_tests import (
     ratio,
     standard,
 )
-from specbench.decoding.verification.tree_verification import residual_weights
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Request
@@ -47,11 +45,6 @@ TOKENS = torch.arange(4)[None]
 V = 6
 steady = settings(derandomize=True, deadline=None, max_examples=20)
 seeds = st.integers(0, 2**32 - 1)
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
 
 
 def context(residual=optimal, codebook=None, drafts=5) -> Context:
@@ -90,12 +83,6 @@ def test_worked_example(delta, a, mass, left, emitted):
 def test_an_acceptance_below_one_is_biased_under_the_standard_residual():
     emitted = outcome(omega(standard, delta=0.5))[3]
     assert math.isclose((emitted - P).abs().sum() / 2, 0.175, abs_tol=1e-6)
-
-
-def test_bound_term_is_the_distance_of_one_relaxed_step():
-    a, *_, emitted = outcome(omega(delta=2.0))
-    assert math.isclose((emitted - P).abs().sum() / 2, 0.05, abs_tol=1e-6)
-    assert math.isclose((Q * a - P).clamp(min=0).sum(), 0.05, abs_tol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -201,8 +188,7 @@ def test_neighbourhood_of_the_worked_example(rule, limit, members, accepted):
     assert math.isclose(lantern.acceptance(P, Q, x), accepted, rel_tol=1e-6)
 
 
-def test_the_default_k_has_its_additional_neighbour(monkeypatch, tmp_path):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+def test_the_default_k_has_its_additional_neighbour():
     k = resolve("lantern").options["k"]
     lantern = lantern_rule(paper, Lantern, torch.arange(k + 3.0)[:, None], k, limit=0.1)
     around = lantern.neighbourhood(torch.full((1, k + 3), 1 / (k + 3)), torch.tensor([[0]]))
@@ -243,14 +229,6 @@ def test_lantern_plus_plus_read_off_token_by_token(seed, k, lambda_):
                 emptied_q[nearest], emptied_p[nearest] = 0, 0
             torch.testing.assert_close(release_q(p[row], q[row], around), p[row] - emptied_q)
             torch.testing.assert_close(release_p(p[row], q[row], around), emptied_p - q[row])
-
-
-def test_one_neighbour_of_no_mass_is_the_exact_rule():
-    rule = lantern_rule(standard, limit=1.0)
-    p = torch.tensor([[0.4, 0.3, 0.1, 0.1, 0.1]])
-    q = torch.tensor([[0.1, 0.1, 0.1, 0.3, 0.4]])
-    x = torch.arange(5)[None]
-    torch.testing.assert_close(rule.acceptance(p, q, x), Exact(context()).acceptance(p, q, x))
 
 
 def test_neighbour_table_is_built_once(tmp_path, monkeypatch):
@@ -304,24 +282,11 @@ def test_a_stricter_acceptance_with_the_standard_residual_is_caught():
 
 
 RELAXED = [
-    {"verifier": "omega", "delta": 2.0},
-    {"verifier": "omega", "delta": 1.5, "schedule": "exponential"},
-    {"verifier": "lantern++", "lambda": 3.0, "k": 2},
-    {"verifier": "lantern", "delta": 0.3, "k": 2},
-    {"verifier": "omega", "delta": 2.0, "drafter": "jacobi-tree"},
-]
-
-
-@pytest.mark.parametrize("options", RELAXED, ids=str)
-def test_measured_distance_stays_under_the_bound_estimated_while_decoding(options):
-    setting = AUDIT_SETTINGS[0]
-    spec = resolve("sjd", {"window": setting.window, "residual": "optimal"} | options)
-    distance, low, _ = total_variation(observe(setting, spec, 30_000, seed=1))
-    bound = mean_bound(setting, spec, 4000)
-    assert 0.003 < low <= distance < bound
-
-
-ON_TREES = [
+    ("sjd", {"verifier": "omega", "delta": 2.0, "residual": "optimal"}),
+    ("sjd", {"verifier": "omega", "delta": 1.5, "schedule": "exponential", "residual": "optimal"}),
+    ("sjd", {"verifier": "lantern++", "lambda": 3.0, "k": 2, "residual": "optimal"}),
+    ("sjd", {"verifier": "lantern", "delta": 0.3, "k": 2, "residual": "optimal"}),
+    ("sjd", {"verifier": "omega", "delta": 2.0, "drafter": "jacobi-tree", "residual": "optimal"}),
     ("uniform-rsd", {"delta": 2.0, "tree": "chain"}),
     ("uniform-rsd", {"delta": 2.0, "tree": "0 1 00 01 10"}),
     ("cool-sd", {"delta": 1.5, "tree": "0 1 2 00 01 000"}),
@@ -330,11 +295,12 @@ ON_TREES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), ON_TREES, ids=str)
-def test_the_bound_holds_on_trees_of_a_draft_head(name, options):
-    spec = resolve(name, options)
-    distance, low, _ = total_variation(observe(AUDIT_SETTINGS[0], spec, 15_000, seed=1))
-    assert 0.003 < low <= distance < mean_bound(AUDIT_SETTINGS[0], spec, 2000)
+@pytest.mark.parametrize(("name", "options"), RELAXED, ids=str)
+def test_measured_distance_stays_under_the_bound_estimated_while_decoding(name, options):
+    setting = AUDIT_SETTINGS[0]
+    spec = resolve(name, options | ({"window": setting.window} if name == "sjd" else {}))
+    distance, low, _ = total_variation(observe(setting, spec, 15_000, seed=1))
+    assert 0.003 < low <= distance < mean_bound(setting, spec, 2000)
 
 
 def mean_bound(setting, spec, images) -> float:
@@ -360,41 +326,11 @@ def test_a_residual_without_its_verifier_is_refused():
     assert resolve("sjd", {"verifier": "lantern", "residual": "lantern-release-q"}).verifier == "lantern"
 
 
-def two_siblings(rule) -> torch.Tensor:
-    """Distribution of the token emitted after two siblings drawn from Q without replacement, every draw written out."""
-    emitted = torch.zeros(4, dtype=torch.float64)
-    for x in range(4):
-        window = one_test(P, Q, x)
-        emitted[x] += Q[0, x] * accepted(rule, window)
-        left = residual_weights(rule, window)[:, 0]
-        p, q = left / left.sum(), without(Q, torch.tensor([x]))
-        for y in range(4):
-            chance = Q[0, x] * (1 - accepted(rule, window)) * q[0, y]
-            second = one_test(p, q, y)
-            emitted[y] += chance * accepted(rule, second)
-            rest = residual_weights(rule, second)[0, 0]
-            emitted += chance * (1 - accepted(rule, second)) * rest / rest.sum()
-    return emitted
-
-
-def one_test(p, q, x) -> DraftTests:
-    draft = torch.tensor([[x]])
-    return DraftTests.of(p[:, None], q[:, None], draft, torch.zeros(1, 1).double(), draft, torch.tensor([1]))
-
-
-def accepted(rule, window) -> float:
-    return float(rule.acceptance(window.p, window.q, window.draft[..., None]).clamp(max=1)) if window.drafted else 0.0
-
-
 @pytest.mark.parametrize(
-    ("delta", "expected"), [(1.0, P[0].tolist()), (0.5, P[0].tolist()), (2.0, [0.45, 0.3, 0.15, 0.1])]
+    ("tree", "seed"), [("chain", 0), ("mc_sim_7b_63", 1), ("0 1 2 00 01 20 21 22 000", 2), ("0 1 10 11 100 1000", 3)]
 )
-def test_worked_example_of_two_siblings(delta, expected):
-    np.testing.assert_allclose(two_siblings(omega(delta=delta)), expected, atol=1e-6)
-
-
-def with_stricter_acceptance(tree, seed, residual, samples, monkeypatch) -> str:
-    """The audit's verdict on a draft head whose acceptance is a random share of p/q, by token and depth."""
+def test_any_stricter_acceptance_is_lossless_on_any_tree(tree, seed, monkeypatch):
+    """The acceptance is a random share of p/q, by token and depth, of a draft head."""
     share = torch.rand(8, 8, generator=torch.Generator().manual_seed(seed))
 
     def damped(self, p, q, x, depth=1):
@@ -403,16 +339,5 @@ def with_stricter_acceptance(tree, seed, residual, samples, monkeypatch) -> str:
 
     monkeypatch.setattr(Exact, "acceptance", damped)
     monkeypatch.setattr(Exact, "of_drafts", RatioTest.of_drafts)  # Exact overrides it with p/q
-    decoder = resolve("eagle", {"tree": tree, "verifier": "exact", "residual": residual})
-    return audit_decoders([decoder], samples=samples, seed=seed)[0]["verdict"]
-
-
-@pytest.mark.parametrize(
-    ("tree", "seed"), [("chain", 0), ("mc_sim_7b_63", 1), ("0 1 2 00 01 20 21 22 000", 2), ("0 1 10 11 100 1000", 3)]
-)
-def test_any_stricter_acceptance_is_lossless_on_any_tree(tree, seed, monkeypatch):
-    assert with_stricter_acceptance(tree, seed, "optimal", 3_000, monkeypatch) == "no deviation seen"
-
-
-def test_a_stricter_acceptance_is_lossy_with_the_standard_residual(monkeypatch):
-    assert with_stricter_acceptance("chain", 0, "standard", 5_000, monkeypatch) == "lossy"
+    decoder = resolve("eagle", {"tree": tree, "verifier": "exact", "residual": "optimal"})
+    assert audit_decoders([decoder], samples=3_000, seed=seed)[0]["verdict"] == "no deviation seen"

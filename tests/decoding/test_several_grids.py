@@ -12,12 +12,11 @@ import torch
 
 from specbench.checks.audit_settings import AuditSetting
 from specbench.checks.divergence import AUDIT_LEVEL, p_value
-from specbench.checks.enumerable_model import EnumerableModel, joint
 from specbench.checks.losslessness import observe
 from specbench.decoding.drafters.token_init import Preview, Slots
 from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Noise
-from specbench.decoding.sampling import Target, truncate
+from specbench.decoding.sampling import Target
 from specbench.decoding.verification.ratio_tests import standard
 from specbench.models.interface import TokenLayout
 from specbench.specs.presets import resolve
@@ -87,15 +86,6 @@ def test_a_zipar_row_may_not_start_before_the_preview_is_complete():
     assert p_value(observe(one_row, resolve("zipar", {"rows-window": 1}), 8_000, seed=0)) > AUDIT_LEVEL
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.0, min_p=0.4), Sampling(2.0, 0.7, 3, top_n_sigma=0.9)], ids=str)
-def test_filters_by_share_and_by_deviation_are_part_of_the_target(sampling):
-    setting = AuditSetting("2x3 of 4", TokenLayout.plain(2, 3, 4), sampling, window=3)
-    assert p_value(observe(setting, resolve("sjd"), 4_000, seed=0)) > AUDIT_LEVEL
-    plain = Sampling(sampling.guidance, sampling.temperature, sampling.top_k)
-    model = EnumerableModel(setting.layout)
-    assert np.abs(joint(model, sampling) - joint(model, plain)).sum() > 0.05
-
-
 def test_drafts_come_from_the_preview_with_the_q_that_is_recorded():
     """Over many images, fresh drafts are the preview's token with probability w + (1 - w) / V, others with the rest."""
     context = Context(PREVIEWED, None, torch.device("cpu"), standard)
@@ -112,12 +102,3 @@ def test_drafts_come_from_the_preview_with_the_q_that_is_recorded():
     assert torch.allclose(q.sum(-1), torch.ones(images, 5))
     assert ((drawn == seen).float().mean(0)[1:] - (0.6 + 0.4 / 3)).abs().max() < 0.015
     assert ((drawn == (seen + 1) % 3).float().mean(0)[1:] - 0.4 / 3).abs().max() < 0.015
-
-
-def test_the_deviation_is_that_of_the_logits_that_top_k_keeps():
-    """The authors of Lumina-mGPT 2.0 mask after top-k, by the population's deviation of the remaining logits."""
-    logits = np.random.default_rng(3).normal(0, 2, (20, 30))
-    truncated = truncate(torch.from_numpy(logits).float(), Sampling(1.0, 1.0, 8, top_n_sigma=1.0)).numpy()
-    for row, kept in zip(logits, truncated, strict=True):
-        best = sorted(row)[-8:]
-        assert (kept > -np.inf).tolist() == [value in best and value >= max(row) - np.std(best) for value in row]

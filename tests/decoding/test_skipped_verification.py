@@ -8,7 +8,6 @@ from specbench.decoding.draft_tree import parse_tree
 from specbench.decoding.loop import decode
 from specbench.decoding.noise import Noise, Stream, row_key
 from specbench.decoding.sampling import Target
-from specbench.decoding.skipped_verification import leaf_paths
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.kv_cache import PositionCache
@@ -185,10 +184,6 @@ def test_without_skips_images_are_those_of_eagle():
     specs = resolve("eagle"), resolve("vvs", {"interval": 1024})
     images, other = (decode(model, requests, spec, GUIDED, 0, render=False) for spec in specs)
     assert all(a.tokens.tolist() == b.tokens.tolist() and a.nfe == b.nfe for a, b in zip(images, other, strict=True))
-
-
-def test_a_path_ends_at_each_leaf():
-    assert leaf_paths(parse_tree("0 1 00 000 01")) == [[2], [1, 4], [1, 3, 5]]
 
 
 def test_an_interval_below_two_is_refused_in_one_line(cli):

@@ -36,9 +36,6 @@ class Tall(tiny_llama.Tiny):
         super().__init__()
         self.layout = TokenLayout.with_row_ends(12, 12, tiny_llama.VOCAB)
 
-    def render(self, image_tokens, prompts=(), seeds=()):
-        return torch.zeros(len(image_tokens), 3, 2, 2, dtype=torch.uint8)
-
 
 @pytest.fixture
 def shapes(monkeypatch) -> set:

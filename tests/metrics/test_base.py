@@ -8,10 +8,20 @@ import torch
 from specbench.metrics.base import BATCHES_AHEAD, read_ahead
 
 
-def test_items_come_in_order_and_the_last_batch_is_short():
+def test_items_and_errors_come_in_order_and_the_last_batch_is_short():
     assert list(read_ahead(lambda number: number * number, range(7), 3)) == [[0, 1, 4], [9, 16, 25], [36]]
     assert list(read_ahead(str, range(4), 2)) == [["0", "1"], ["2", "3"]]
     assert list(read_ahead(str, [5], 4)) == [["5"]] and list(read_ahead(str, [], 4)) == []
+
+    def load(number: int) -> int:
+        if number == 5:
+            raise ValueError("damaged")
+        return number
+
+    batches = read_ahead(load, range(20), 2)
+    assert [next(batches), next(batches)] == [[0, 1], [2, 3]]
+    with pytest.raises(ValueError, match="damaged"):
+        next(batches)
 
 
 def test_threads_read_ahead_while_a_batch_is_in_use_and_no_further():
@@ -30,18 +40,6 @@ def test_threads_read_ahead_while_a_batch_is_in_use_and_no_further():
     assert len(read) <= (1 + BATCHES_AHEAD) * 4
     batches.close()
     assert len(read) < 100
-
-
-def test_an_error_comes_in_the_place_of_its_item():
-    def load(number: int) -> int:
-        if number == 5:
-            raise ValueError("damaged")
-        return number
-
-    batches = read_ahead(load, range(20), 2)
-    assert [next(batches), next(batches)] == [[0, 1], [2, 3]]
-    with pytest.raises(ValueError, match="damaged"):
-        next(batches)
 
 
 def test_readers_use_one_thread_of_torch_each_and_leave_the_others_alone():

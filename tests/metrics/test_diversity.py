@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.metrics.diversity import Lpips, ShapesDiversity
+from specbench.metrics.diversity import ClipDiversity, Lpips
 
 RIGHT, UP, LEFT = [1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]
 
@@ -21,23 +21,17 @@ def features(*prompts: list) -> pd.DataFrame:
 
 @pytest.fixture
 def metric():
-    return ShapesDiversity()
+    return ClipDiversity("shapes")
 
 
-def test_it_is_a_mean_over_pairs_and_then_over_prompts(metric):
+def test_it_is_a_mean_over_pairs_and_then_over_prompts_and_a_difference_of_common_images(metric):
     rows = features([RIGHT, UP, LEFT], [RIGHT, RIGHT], [UP])
     (score,) = metric.scores(metric.statistics(rows))
     assert score.estimate.value == pytest.approx(((1 + 2 + 1) / 3 + 0) / 2)
     assert score.n == 5, "the prompt with one image has no distance"
-
-
-def test_the_difference_is_of_the_images_that_both_have(metric):
     difference, n = metric.difference(features([RIGHT, LEFT, UP], [RIGHT, UP]), features([RIGHT, UP], [RIGHT, UP]))
     assert (difference.value, n, difference.prompts) == (pytest.approx((2 - 1 + 0) / 2), 4, 2)
     assert metric.difference(features([RIGHT]), features([RIGHT])) is None
-
-
-def test_one_sample_a_prompt_is_refused_with_what_to_do(metric):
     with pytest.raises(SpecbenchError, match="two samples") as refused:
         metric.scores(metric.statistics(features([RIGHT], [UP])))
     assert "--samples 2" in str(refused.value)

@@ -116,7 +116,8 @@ def test_a_question_below_a_no_counts_as_no_down_to_its_grandchildren():
     assert released_score(questions[1:], {1: True, 2: True, 3: True}) is None, "it fails, and leaves the image out"
 
 
-def changed(lines: list[str], kind: str) -> list[str]:
+def changes(lines: list[str]) -> dict[str, list[str]]:
+    """Answers that are refused, by what is wrong with them."""
     return {
         "a grid is missing": [line for line in lines if "partiprompts7" not in line],
         "an image is missing": [line for line in lines if "(8, 8," not in line],
@@ -127,27 +128,22 @@ def changed(lines: list[str], kind: str) -> list[str]:
         "another scale": [line.replace(", yes", ", 0.9").replace(", no", ", 0.2") for line in lines],
         "two answers": [*lines, lines[0].rpartition(",")[0] + ", maybe"],
         "nothing": [],
-    }[kind]
+    }
 
 
-@pytest.mark.parametrize(
-    "kind", ["a grid is missing", "an image is missing", "other prompts", "another question", "no quarter",
-             "another form", "another scale", "two answers", "nothing"],
-)  # fmt: skip
-def test_other_answers_and_answers_about_other_images_are_refused_whole(tmp_path, cli, prompts, kind):
-    run = a_run(tmp_path, prompts)
+def test_other_answers_and_answers_about_other_images_are_refused_whole(tmp_path, cli, prompts):
+    run, path = a_run(tmp_path, prompts), tmp_path / "d.txt"
     cli("export", "dpg-bench", run, "--to", tmp_path / "out")
-    path = tmp_path / "d.txt"
-    path.write_text("\n".join(changed(judged(tmp_path / "out", by_chance), kind)))
-    outcome = cli("import", "dpg-bench", run, "--from", path)
-    assert outcome.code == 2 and outcome.err.count("\n") == 1 and "a bug" not in outcome.err, outcome.err
-    assert not list(run.glob("scores/*")), "nothing is half-imported"
+    for kind, lines in changes(judged(tmp_path / "out", by_chance)).items():
+        path.write_text("\n".join(lines))
+        outcome = cli("import", "dpg-bench", run, "--from", path)
+        assert outcome.code == 2 and outcome.err.count("\n") == 1 and "a bug" not in outcome.err, (kind, outcome.err)
+        assert not list(run.glob("scores/*")), "nothing is half-imported"
 
 
-@pytest.mark.parametrize(
-    ("samples", "shape", "problem"),
-    [(5, (8, 8), "four at most"), (2, (8, 6), "6 x 8 pixels"), (0, (8, 8), "no images")],
-)
+@pytest.mark.parametrize(("samples", "shape", "problem"), [
+    (5, (8, 8), "four at most"), (2, (8, 6), "6 x 8 pixels"), (0, (8, 8), "no images"),
+])  # fmt: skip
 def test_what_is_no_grid_is_refused(tmp_path, cli, prompts, samples, shape, problem):
     run = a_run(tmp_path, prompts, samples, shape)
     outcome = cli("export", "dpg-bench", run, "--to", tmp_path / "out")

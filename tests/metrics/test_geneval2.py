@@ -40,9 +40,11 @@ def test_the_geometric_mean_is_of_prompts_and_the_arithmetic_one_of_atoms_and_sk
     assert planted[0]["value"] == pytest.approx(1.01 * rows[0]["value"]) and json.loads(planted[0]["answers"])
 
 
-def test_numbers_count_as_words_and_digits_and_all_else_as_yes():
+def test_numbers_count_as_words_and_digits_all_else_as_yes_and_questions_need_skills():
     assert right_answers("How many toys are in the image?", "two") == ("two", "Two", " two", " Two", "2", " 2")
     assert right_answers("Are the toys metal?", "Yes") == ("Yes", "yes", " yes", " Yes")
+    with pytest.raises(SpecbenchError, match="2 questions and 1 skills"):
+        answering([1, 1]).features([dataclasses.replace(TOYS, meta=META | {"skills": ["count"]})])
 
 
 class Inputs(dict):
@@ -77,8 +79,3 @@ def test_the_judge_gives_the_first_token_probabilities_that_generate_scores():
     out = model.generate(**inputs, max_new_tokens=1, do_sample=False, output_scores=True, return_dict_in_generate=True)
     shares = out.scores[0].softmax(-1)[0]
     assert value == pytest.approx(sum(shares[processor.tokenizer.encode(word)[0]].item() for word in ("Yes", "yes")))
-
-
-def test_questions_without_skills_are_refused():
-    with pytest.raises(SpecbenchError, match="2 questions and 1 skills"):
-        answering([1, 1]).features([dataclasses.replace(TOYS, meta=META | {"skills": ["count"]})])

@@ -90,48 +90,45 @@ def test_what_a_killed_export_left_is_taken_away_and_no_link_is_followed(tmp_pat
 GENEVAL = {"filename": "x/00000/samples/0000.png", "prompt": "text p", "correct": True, "reason": "", "details": "{}"}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"correct": "true"}, {"correct": None}, {"correct": []}, {"correct": 0.3}, {"correct": 1},
-     {"correct": float("nan")}, {"filename": 3}, {"filename": "x.png"}, {"reason": [1]},
-     {"details": {"a": 1}}, {"prompt": 5}, {"reason": "\ud800"}],
-)  # fmt: skip
-def test_geneval_results_of_another_form_are_refused(tmp_path, cli, change):
-    run = a_run(tmp_path, counting("p", 0))
-    path = tmp_path / "results.jsonl"
-    path.write_text(json.dumps(GENEVAL | {"reason": "a\u2028line"}, ensure_ascii=False))
+CHANGES = [
+    {"correct": "true"}, {"correct": None}, {"correct": []}, {"correct": 0.3}, {"correct": 1}, {"correct": False},
+    {"correct": float("nan")}, {"filename": 3}, {"filename": "x.png"}, {"reason": [1]}, {"details": {"a": 1}},
+    {"prompt": 5}, {"reason": "\ud800"},
+]  # fmt: skip
+NO_ROWS = ("[]", "1", "null", "[" * 1000 + "]" * 1000, "{}", "\ud800", '{"a": 1, "a": 2}')
+
+
+def test_geneval_results_of_another_form_are_refused(tmp_path, cli):
+    run, path = a_run(tmp_path, counting("p", 0)), tmp_path / "results.jsonl"
+    good = json.dumps(GENEVAL | {"reason": "a\u2028line"}, ensure_ascii=False)
+    path.write_text(f"{good}\n{good}")
     assert cli("import", "geneval", run, "--from", path).code == 0
-    path.write_text(json.dumps(GENEVAL | change))
-    refused(cli("import", "geneval", run, "--from", path), "is not a result of the official GenEval", "the verdict on")
+    problems = "is not a result of the official GenEval evaluator", "the verdict on", "contradicts itself"
+    for text in (*(f"{good}\n{json.dumps(GENEVAL | change)}" for change in CHANGES), *NO_ROWS):
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        outcome = cli("import", "geneval", run, "--from", path)
+        refused(outcome, *(problems[:1] if text in NO_ROWS else problems))
+        assert "attribute" not in outcome.err
 
 
-@pytest.mark.parametrize("text", ["[]", "1", "null", "[" * 1000 + "]" * 1000, "{}", "\ud800", '{"a": 1, "a": 2}'])
-def test_geneval_results_that_are_no_rows_are_refused(tmp_path, cli, text):
-    run = a_run(tmp_path, counting("p", 0))
-    path = tmp_path / "results.jsonl"
-    path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    outcome = cli("import", "geneval", run, "--from", path)
-    refused(outcome, "is not a result of the official GenEval evaluator")
-    assert "attribute" not in outcome.err
+ANSWERS = [
+    '[{"question_id": 0, "answer": Infinity}]', '[{"question_id": 0, "answer": 1e999}]',
+    '[{"question_id": Infinity, "answer": 1}]', '[{"question_id": 0.5, "answer": 1}]',
+    '[{"question_id": 0, "answer": []}]', '[{"question_id": true, "answer": 1}]', '[{"answer": 1}]', "[1]", "{}",
+    "[" * 1000 + "]" * 1000, '[{"question_id": 0, "answer": "nan"}]',
+    '[{"question_id": 0, "answer": 1}, {"question_id": 0, "answer": 0}]',
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "rows",
-    ['[{"question_id": 0, "answer": Infinity}]', '[{"question_id": 0, "answer": 1e999}]',
-     '[{"question_id": Infinity, "answer": 1}]', '[{"question_id": 0.5, "answer": 1}]',
-     '[{"question_id": 0, "answer": []}]', '[{"question_id": true, "answer": 1}]', '[{"answer": 1}]', "[1]", "{}",
-     "[" * 1000 + "]" * 1000,
-     '[{"question_id": 0, "answer": "nan"}]', '[{"question_id": 0, "answer": 1}, {"question_id": 0, "answer": 0}]'],
-)  # fmt: skip
-def test_compbench_results_of_another_form_are_refused(tmp_path, cli, rows):
-    run = a_run(tmp_path, colour("a red cup"))
-    path = tmp_path / "out/color/annotation_blip/vqa_result.json"
+def test_compbench_results_of_another_form_are_refused(tmp_path, cli):
+    run, path = a_run(tmp_path, colour("a red cup")), tmp_path / "out/color/annotation_blip/vqa_result.json"
     path.parent.mkdir(parents=True)
     path.write_text('[{"question_id": "0", "answer": "0.5"}]')
     assert cli("import", "t2i-compbench", run, "--from", tmp_path / "out").code == 0
-    path.write_text(rows)
     problems = "is not a result of the official scripts", "the answer to question", "contradicts itself"
-    refused(cli("import", "t2i-compbench", run, "--from", tmp_path / "out"), *problems)
+    for rows in ANSWERS:
+        path.write_text(rows)
+        refused(cli("import", "t2i-compbench", run, "--from", tmp_path / "out"), *problems)
 
 
 def test_cvtg_goes_out_in_its_layout(tmp_path, cli):
@@ -164,10 +161,9 @@ def test_tiif_goes_out_in_its_layout_and_answers_come_back_as_its_program_counts
 
 
 def verdicts(path: Path, right: set[int]) -> Path:
-    rows = [
-        GENEVAL | {"filename": f"{line:05d}/samples/0000.png", "prompt": None, "correct": line in right}
-        for line in range(2 * len(TAGS))
-    ]
+    row = GENEVAL | {"prompt": None}
+    names = [f"{line:05d}/samples/0000.png" for line in range(2 * len(TAGS))]
+    rows = [row | {"filename": name, "correct": line in right} for line, name in enumerate(names)]
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
 
@@ -179,8 +175,7 @@ def test_imported_scores_of_two_runs_are_one_column_and_compare_and_a_second_imp
     for run, right in zip(runs, ({0, 1, 2, 3, 4}, {0, 1, 2, 3, 4, 5, 6, 7}), strict=True):
         assert cli("import", "geneval", run, "--from", verdicts(tmp_path / f"{run.name}.jsonl", right)).code == 0
     [row] = [row for row in compare_runs(*runs) if row.name == "geneval[official]"]
-    assert row.value == pytest.approx(3 / 12) and row.n == 12
-    assert len(score_columns(report_rows(runs))) == 1
+    assert row.value == pytest.approx(3 / 12) and row.n == 12 and len(score_columns(report_rows(runs))) == 1
     [old] = (runs[0] / "scores").glob("geneval[[]*.parquet")
     table = pq.read_table(old)  # of a version whose fingerprint was that of the results' file
     older = table.set_column(table.schema.get_field_index("fingerprint"), "fingerprint", [["4a92abd5"] * len(table)])

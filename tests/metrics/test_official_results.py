@@ -1,6 +1,7 @@
 """Results of WISE's and OneIG-Bench's programs: counted as they count, and no result of another form is a score."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -114,36 +115,36 @@ def test_oneig_goes_out_as_grids_and_its_tables_come_back_as_its_program_counts_
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "problem"),
-    [
-        ("alignment_prompt", "anime_000", "anime_009", "about 'Anime_Stylization-009', which the run lacks"),
-        ("alignment_prompt", "anime_000", "places_000", "is not of OneIG-Bench's program"),
-        ("alignment_prompt", "human_000", "anime_000", "is not of OneIG-Bench's program"),
-        ("alignment_prompt", "0.5", "inf", "inf is no number from -1 to 1"),
-        ("alignment_prompt", "1.0", "7.5", "7.5 is no number from -1 to 1"),
-        ("style_prompt", RUN, "other", "about other, not about"),
-        ("style_prompt", TABLES["style_prompt_score_EN_2026-01-01_00-00-00.csv"], "", "about no model"),
-        ("alignment_prompt", "0.5,0", "0.5", "is not of OneIG-Bench's program"),
-        ("alignment_prompt", RUN, "y", "about y, x, not about"),
-        ("alignment_prompt", None, None, "2 files, of which one must be left"),
-        ("style_prompt", "0.5", "good", "is not of OneIG-Bench's program"),
-        ("text_score", "text score", "score", "is not of OneIG-Bench's program"),
-        ("text_score", None, "", "text_score_EN*.csv is not of OneIG-Bench's program: about no model"),
-    ],
-)
-def test_tables_of_oneig_of_another_form_are_refused(file, old, new, problem, oneig, cli):
-    run, tables = oneig
-    [path] = tables.glob(f"{file}_score*" if "prompt" in file else f"{file}*")
-    if new is None:
-        (tables / f"{file}_score_EN_2026-02-02_00-00-00.csv").touch()
-    elif old is None:
-        path.unlink()
-    else:
-        text = TABLES[path.name]
-        assert old in text
-        path.write_text(text.replace(old, new).replace(RUN, run.name))
-    refused(cli("import", "oneig", run, "--from", tables), problem)
+FAULTY_TABLES = [
+    ("alignment_prompt", "anime_000", "anime_009", "about 'Anime_Stylization-009', which the run lacks"),
+    ("alignment_prompt", "anime_000", "places_000", "is not of OneIG-Bench's program"),
+    ("alignment_prompt", "human_000", "anime_000", "is not of OneIG-Bench's program"),
+    ("alignment_prompt", "0.5", "inf", "inf is no number from -1 to 1"),
+    ("alignment_prompt", "1.0", "7.5", "7.5 is no number from -1 to 1"),
+    ("style_prompt", RUN, "other", "about other, not about"),
+    ("style_prompt", TABLES["style_prompt_score_EN_2026-01-01_00-00-00.csv"], "", "about no model"),
+    ("alignment_prompt", "0.5,0", "0.5", "is not of OneIG-Bench's program"),
+    ("alignment_prompt", RUN, "y", "about y, x, not about"),
+    ("alignment_prompt", None, None, "2 files, of which one must be left"),
+    ("style_prompt", "0.5", "good", "is not of OneIG-Bench's program"),
+    ("text_score", "text score", "score", "is not of OneIG-Bench's program"),
+    ("text_score", None, "", "text_score_EN*.csv is not of OneIG-Bench's program: about no model"),
+]  # fmt: skip
+
+
+def test_tables_of_oneig_of_another_form_are_refused(oneig, tmp_path, cli):
+    run, right = oneig
+    for number, (file, old, new, problem) in enumerate(FAULTY_TABLES):
+        tables = shutil.copytree(right, tmp_path / str(number))
+        [path] = tables.glob(f"{file}_score*" if "prompt" in file else f"{file}*")
+        if new is None:
+            (tables / f"{file}_score_EN_2026-02-02_00-00-00.csv").touch()
+        elif old is None:
+            path.unlink()
+        else:
+            assert old in TABLES[path.name]
+            path.write_text(TABLES[path.name].replace(old, new).replace(RUN, run.name))
+        refused(cli("import", "oneig", run, "--from", tables), problem)
 
 
 WORDS = {"text": ["OPEN 24h,", "open!"], "length": "short"}  # open, 24h, open
@@ -154,29 +155,25 @@ ANSWERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("answer", "found", "released"), ANSWERS)
-def test_longtext_bench_counts_the_words_to_write_that_were_read(answer, found, released, tmp_path, cli):
+FAULTS = [
+    ({"image": "x.png"}, "is not a result of LongText-Bench's program"), ({"ocr_results": None}, "is not a result of"),
+    ({"image": "0003_2.png"}, "is about 'no prompt'"), ({"prompt": "a cup"}, "not 'a sign'"),
+]  # fmt: skip
+
+
+def test_longtext_bench_counts_the_words_to_write_that_were_read_and_refuses_other_answers(tmp_path, cli):
     prompts, to = [Prompt("003", "a sign", "sign", WORDS), Prompt("7", "a cup", "cup", WORDS)], tmp_path / "out"
-    run = synthetic.pictured(tmp_path / "results", prompts)
+    run, path = synthetic.pictured(tmp_path / "results", prompts), tmp_path / "results.jsonl"
     assert cli("export", "longtext-bench", run, "--to", to).code == 0
     assert {path.name for path in to.iterdir()} == {"0003_1.png", "0007_1.png"}
-    rows = [
-        {"image": f"x/{name}_1.png", "prompt": text, "ocr_gt": WORDS["text"], "ocr_results": given}
-        for name, text, given in (("0003", "a sign", answer), ("0007", "a cup", "24h"))
-    ]
-    (tmp_path / "results.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    assert scores(cli("import", "longtext-bench", run, "--from", tmp_path / "results.jsonl", "--json")) == {
-        "longtext-bench": pytest.approx((found + 1) / 6), "longtext-bench[released]": pytest.approx((released + 1) / 6),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [({"image": "x.png"}, "is not a result of LongText-Bench's program"), ({"ocr_results": None}, "is not a result of"),
-     ({"image": "0003_2.png"}, "is about 'no prompt'"), ({"prompt": "a cup"}, "not 'a sign'")],
-)  # fmt: skip
-def test_answers_of_longtext_bench_of_another_form_are_refused(change, problem, tmp_path, cli):
-    run = synthetic.pictured(tmp_path / "results", [Prompt("003", "a sign", "sign", WORDS)])
-    row = {"image": "0003_1.png", "prompt": "a sign", "ocr_results": "open"}
-    (tmp_path / "results.jsonl").write_text(json.dumps(row | change))
-    refused(cli("import", "longtext-bench", run, "--from", tmp_path / "results.jsonl"), problem)
+    row = {"image": "x/0003_1.png", "prompt": "a sign", "ocr_gt": WORDS["text"], "ocr_results": "open"}
+    other = row | {"image": "x/0007_1.png", "prompt": "a cup", "ocr_results": "24h"}
+    for answer, found, released in ANSWERS:
+        path.write_text("\n".join(map(json.dumps, (row | {"ocr_results": answer}, other))))
+        counted = scores(cli("import", "longtext-bench", run, "--from", path, "--json"))
+        assert counted == pytest.approx(
+            {"longtext-bench": (found + 1) / 6, "longtext-bench[released]": (released + 1) / 6}
+        ), answer
+    for change, problem in FAULTS:
+        path.write_text("\n".join(map(json.dumps, (row | change, other))))
+        refused(cli("import", "longtext-bench", run, "--from", path), problem)

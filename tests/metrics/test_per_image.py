@@ -1,9 +1,8 @@
-"""CLIP, HPSv2 and ImageReward on small checkpoints in the authors' formats, against independent forwards.
-
-It concerns several modules: clip, preference and what they share in base.
-"""
+"""CLIP, HPSv2 and ImageReward on small checkpoints in the authors' formats, against independent forwards. It
+concerns several modules: clip, preference and what they share in base."""
 
 import dataclasses
+import gzip
 import sys
 import types
 from importlib.util import find_spec
@@ -53,12 +52,6 @@ def sample(pixels: np.ndarray, prompt: str = "a red cat", number: int = 0) -> Sa
 
 def pictures() -> dict[str, np.ndarray]:
     return {name: calibrated.images(1, *shape, seed=7)[0] for name, shape in SHAPES.items()}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -115,9 +108,8 @@ def huggingface_twin(state: dict):
         f"{vision}position_embedding.weight": state["visual.positional_embedding"],
         f"{text}token_embedding.weight": state["token_embedding.weight"],
         f"{text}position_embedding.weight": state["positional_embedding"],
-        "visual_projection.weight": state["visual.proj"].T,
-        "text_projection.weight": state["text_projection"].T,
-    }
+        "visual_projection.weight": state["visual.proj"].T, "text_projection.weight": state["text_projection"].T,
+    }  # fmt: skip
     for old, new in (("visual.ln_pre", "vision_model.pre_layrnorm"), ("visual.ln_post", "vision_model.post_layernorm"),
                      ("ln_final", "text_model.final_layer_norm")):  # fmt: skip
         renamed |= {f"{new}.{part}": state[f"{old}.{part}"] for part in ("weight", "bias")}
@@ -162,9 +154,8 @@ def test_clip_equals_torchmetrics_over_transformers(clip_metric, openai_file):
         if name == "portrait":  # an odd margin, which transformers' crop halves down and everybody else's to even
             continue
         mine = clip_metric.features([sample(pixels)])[0]["value"]
-        theirs = clip_score(
-            torch.from_numpy(pixels).permute(2, 0, 1), "a red cat", lambda: (Wrapped(), processor)
-        ).item()
+        mine_as_theirs = torch.from_numpy(pixels).permute(2, 0, 1)
+        theirs = clip_score(mine_as_theirs, "a red cat", lambda: (Wrapped(), processor)).item()
         assert theirs == pytest.approx(max(100 * mine, 0), abs=2e-4), name
     values = [clip_metric.features([sample(pixels)])[0]["value"] for pixels in pictures().values()]
     assert max(values) > 0.02, "the comparison is not between zeros"
@@ -209,17 +200,8 @@ def test_compbench_takes_the_cosine_of_the_bare_prompt_of_non_spatial_images(ope
     (score,) = metric.scores(frame)
     assert score.name == "compbench[clip-b32]:non_spatial" and score.estimate.value == pytest.approx(np.mean(truth))
     assert [metric.accepts(category, {"line": 0}) for category in ("non_spatial", "spatial", None)] == [
-        True,
-        False,
-        False,
-    ]
-
-
-def test_over_long_prompts_keep_their_end_token(clip_metric):
-    value = clip_metric.features([sample(pictures()["square"], LONG)])[0]["value"]
-    tokens = open_clip.tokenize([LONG])
-    assert tokens[0, -1] == 49407 and -1 <= value <= 1
-    assert value == clip_metric.features([sample(pictures()["square"], LONG + "and a dog")])[0]["value"]
+        True, False, False,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -239,8 +221,7 @@ def test_values_do_not_depend_on_the_batch(fixture, request):
              enumerate(zip(pictures().values(), ("a cat", LONG, "red dogs", "a"), strict=True))]  # fmt: skip
     together = [row["value"] for row in metric.features(asked)]
     alone = [metric.features([item])[0]["value"] for item in asked]
-    assert together == pytest.approx(alone, abs=1e-5)
-    assert len({round(value, 4) for value in alone}) == 4
+    assert together == pytest.approx(alone, abs=1e-5) and len({round(value, 4) for value in alone}) == 4
 
 
 def test_imagereward_equals_a_forward_written_out(reward_metric, reward_file):
@@ -301,8 +282,6 @@ def test_hpsv2_loads_every_tensor_of_the_file(hps_file):
 
 @needs_hpsv2
 def test_hpsv2_equals_the_authors_package(hps_metric, hps_file, monkeypatch, tmp_path):
-    import gzip
-
     bundled = gzip.open
     vocabulary = tmp_path / "bpe.txt.gz"
     vocabulary.write_bytes(gzip.compress(formats.bpe_vocabulary()))

@@ -1,8 +1,6 @@
-"""PickScore and the aesthetic predictor against their authors' arithmetic on random weights in the published formats;
-VQAScore and HPSv3 through an environment whose packages are stand-ins.
-
-It concerns several modules: preference, packages, authors_programs and what they share with clip.
-"""
+"""PickScore and the aesthetic predictor against their authors' arithmetic on random weights in the published
+formats; VQAScore and HPSv3 through an environment whose packages are stand-ins. It concerns several modules:
+preference, packages, authors_programs and what they share with clip."""
 
 import json
 import sys
@@ -35,12 +33,6 @@ def samples(n: int = 3) -> list[Sample]:
 
 def values(metric, asked: list[Sample]) -> list[float]:
     return [row["value"] for row in metric.features(asked)]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -146,9 +138,8 @@ def written(site: Path, value: str) -> Path:
 def test_vqascore_comes_from_the_package_of_the_named_python_whose_network_is_loaded_once(environment, tmp_path):
     metric, asked = packages.VqaScore(Settings(python=environment)), samples(5)
     assert metric.missing_packages() == []
-    assert [*values(metric, asked[:3]), *values(metric, asked[3:])] == pytest.approx(
-        [sample.pixels.mean() / 255 for sample in asked], abs=1e-6
-    )
+    truth = pytest.approx([sample.pixels.mean() / 255 for sample in asked], abs=1e-6)
+    assert [*values(metric, asked[:3]), *values(metric, asked[3:])] == truth
     assert next((tmp_path / "env/lib").rglob("t2v_metrics.py.loaded")).read_text() == "x"
     identity = metric.identity()
     assert "t2v-metrics 3.0" in identity["package"] and identity["weights"].startswith("sha256:")

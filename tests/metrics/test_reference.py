@@ -21,21 +21,14 @@ from specbench.system.json_values import parse_json
 
 GOOD = [np.arange(4.0, dtype=np.float32), np.ones(4, np.float32)]
 BAD = {
-    "unequal": np.ones(3, np.float32),
-    "missing": None,
-    "nested": np.array([np.ones(2), None], object),
+    "unequal": np.ones(3, np.float32), "missing": None, "nested": np.array([np.ones(2), None], object),
     "infinite": np.array([0, 1, 2, np.inf], np.float32),
-}
+}  # fmt: skip
 
 
 def table(vectors: list, **more: object) -> pd.DataFrame:
     numbers = range(len(vectors))
     return pd.DataFrame({"prompt_id": [f"p/{n}" for n in numbers], "sample": 0, "feature": vectors, **more})
-
-
-def test_vectors_become_a_matrix():
-    assert feature_matrix(pd.Series(GOOD), 4).tolist() == [[0, 1, 2, 3], [1, 1, 1, 1]]
-    assert feature_matrix(pd.Series([], dtype=object), 4).shape == (0, 4)
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
@@ -88,9 +81,8 @@ def test_fid_against_statistics_is_that_against_their_images_and_the_rest_says_w
 SETS = {
     "spread": lambda n: np.random.default_rng(n).normal(size=(n, 8)),
     "of rank 1": lambda n: np.random.default_rng(n).normal(size=(n, 1)) * np.arange(1, 9),
-    "identical": lambda n: np.tile(np.arange(1.0, 9), (n, 1)),
-    "black": lambda n: np.zeros((n, 8)),
-}
+    "identical": lambda n: np.tile(np.arange(1.0, 9), (n, 1)), "black": lambda n: np.zeros((n, 8)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("ours", SETS)
@@ -130,9 +122,8 @@ def test_no_score_of_another_reference_is_printed_where_the_one_that_was_named_i
     refused = {
         "both": (2, "has 1 image, and 2 more"),
         "one": (2, "has 1 reference image (distances need the spread of 2 or more)"),
-        "known.npz": (2, "holds statistics (mu, sigma), not images"),
-        "damaged": (3, "1.png is damaged"),
-    }
+        "known.npz": (2, "holds statistics (mu, sigma), not images"), "damaged": (3, "1.png is damaged"),
+    }  # fmt: skip
     for name, (code, why) in refused.items():
         done = cli(*call, tmp_path / name)
         assert done.code == code and why in done.err and "frechet" not in done.out, name
@@ -148,22 +139,16 @@ def test_no_score_of_another_reference_is_printed_where_the_one_that_was_named_i
 _EYE = {"mu": np.zeros(8), "sigma": np.eye(8)}
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ({"feats": np.eye(8)}, "no mu and sigma in it, but feats"),
-        (_EYE | {"mu": np.zeros(7)}, r"a mu of \[7\] and a sigma of \[8, 8\]"),
-        (_EYE | {"sigma": np.full((8, 8), np.nan)}, "numbers that are not a valid mean"),
-        (_EYE | {"sigma": -np.eye(8)}, "numbers that are not a valid mean"),
-        (_EYE | {"sigma": np.eye(8) * 0.1 + 1 - np.eye(8)}, "correlations above 1"),
-        (None, "it is no file"),
-        (_EYE | {"sigma": np.triu(np.ones((8, 8)))}, "not symmetric"),
-        (_EYE | {"mu": np.zeros(8, complex)}, "Cannot cast"),
-        (_EYE | {"mu": np.array([print] * 8, object)}, "allow_pickle=False"),
-        (_EYE | {"sigma": np.zeros((3000, 3000))}, "too large"),
-        (b"no archive", "not a zip file"),
-    ],
-)
+@pytest.mark.parametrize(("content", "problem"), [
+    ({"feats": np.eye(8)}, "no mu and sigma in it, but feats"),
+    (_EYE | {"mu": np.zeros(7)}, r"a mu of \[7\] and a sigma of \[8, 8\]"),
+    (_EYE | {"sigma": np.full((8, 8), np.nan)}, "numbers that are not a valid mean"),
+    (_EYE | {"sigma": -np.eye(8)}, "numbers that are not a valid mean"),
+    (_EYE | {"sigma": np.eye(8) * 0.1 + 1 - np.eye(8)}, "correlations above 1"), (None, "it is no file"),
+    (_EYE | {"sigma": np.triu(np.ones((8, 8)))}, "not symmetric"), (_EYE | {"mu": np.zeros(8, complex)}, "Cannot cast"),
+    (_EYE | {"mu": np.array([print] * 8, object)}, "allow_pickle=False"),
+    (_EYE | {"sigma": np.zeros((3000, 3000))}, "too large"), (b"no archive", "not a zip file"),
+])  # fmt: skip
 def test_a_file_that_holds_no_statistics_is_refused_in_one_line(tmp_path, content, problem):
     path = tmp_path / "x.npz"
     if content is None:
@@ -176,17 +161,9 @@ def test_a_file_that_holds_no_statistics_is_refused_in_one_line(tmp_path, conten
 
 
 LEFT_BEHIND = (
-    ".DS_Store",
-    "THUMBS.DB",
-    "Icon\r",
-    "$RECYCLE.BIN/a.png",
-    "._a.png",
-    "Thumbs.db",
-    "__MACOSX/._a.png",
-    ".ipynb/a.png",
-    "a/@eaDir/a.png",
-    "e/",
-)
+    ".DS_Store", "THUMBS.DB", "Icon\r", "$RECYCLE.BIN/a.png", "._a.png", "Thumbs.db", "__MACOSX/._a.png",
+    ".ipynb/a.png", "a/@eaDir/a.png", "e/",
+)  # fmt: skip
 FOLDERS = {  # files, and the images that count or why none do
     "flat": (["a.png", "b.JPG"], ["a.png", "b.JPG"]),
     "one of categories": (["plants/a.png", "logo/a.png"], ["logo/a.png", "plants/a.png"]),
@@ -216,13 +193,12 @@ def test_a_folder_of_images_has_one_rule_for_what_belongs_to_it(tmp_path, files,
             pictures_in(tmp_path)
 
 
-def test_folders_inside_each_other_without_end_are_refused(tmp_path):
+def test_endless_folders_and_statistics_of_another_network_are_refused(tmp_path):
     (tmp_path / "/".join(["d"] * 200)).mkdir(parents=True)
     with pytest.raises(SpecbenchError, match="more than 100 folders inside each other"):
         pictures_in(tmp_path)
-
-
-def test_statistics_of_another_network_are_refused(tmp_path):
     path = _statistics(tmp_path / "clip.npz", np.random.default_rng(0).normal(size=(9, 4)))
     with pytest.raises(SpecbenchError, match="is of 4 features, not of Inception's 2048"):
         Fid("tf1", Settings(reference=path)).scores(table([np.ones(2048, np.float32)] * 2))
+    assert feature_matrix(pd.Series(GOOD), 4).tolist() == [[0, 1, 2, 3], [1, 1, 1, 1]]
+    assert feature_matrix(pd.Series([], dtype=object), 4).shape == (0, 4)

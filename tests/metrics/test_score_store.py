@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from drawn import drawn_run
 
 import specbench
 from specbench.cli.score import _print_scores
 from specbench.errors import SpecbenchError
-from specbench.metrics.score_store import score_frame
+from specbench.metrics.score_store import read_scores, score_frame
 from specbench.store.schema import RUN_SCORES
 
 
 def test_scores_are_a_row_per_run_or_per_score(tmp_path, capsys):
     drawn_run(tmp_path, n=3)
     wide = specbench.score(metrics="shapes-clip", out=tmp_path)
-    assert [*wide.columns][:7] == [
-        "run_id",
-        "model",
-        "decoder",
-        *(f"shapes-clip{end}" for end in ("", "_low", "_high", "_n")),
-    ]
+    scores = [f"shapes-clip{end}" for end in ("", "_low", "_high", "_n")]
+    assert [*wide.columns][:7] == ["run_id", "model", "decoder", *scores]
     capsys.readouterr()
     long = specbench.score([*wide["run_id"]], ["shapes-clip"], tmp_path, long=True, progress=False)
     assert capsys.readouterr().err == ""
@@ -35,16 +36,8 @@ def test_scores_are_a_row_per_run_or_per_score(tmp_path, capsys):
 
 
 def test_a_metric_that_scored_a_run_in_two_ways_has_two_columns():
-    row = {
-        "run_id": "a",
-        "model": "m",
-        "decoder": "ar",
-        "metric": "clip",
-        "value": 1.0,
-        "low": None,
-        "high": None,
-        "n": 1,
-    }
+    row = {"run_id": "a", "model": "m", "decoder": "ar", "metric": "clip", "value": 1.0, "low": None, "high": None}
+    row["n"] = 1
     frame = score_frame([row | {"fingerprint": "x"}, row | {"fingerprint": "y", "value": 2.0}], long=False)
     assert frame.loc[0, ["clip (x)", "clip (y)"]].tolist() == [1.0, 2.0] and len(frame) == 1
     assert len(score_frame([], long=True)) == len(score_frame([], long=False)) == 0
@@ -60,9 +53,39 @@ def test_scores_and_notes_of_several_references_carry_their_fingerprints(capsys)
     _print_scores(rows, False, False)
     printed = capsys.readouterr()
     assert printed.err.splitlines() == ["fid (a), kid (a): as a", "fid (b): as b", "other: as c"]
-    assert [line.split(" | ")[1].strip() for line in printed.out.splitlines()[2:]] == [
-        "fid (a)",
-        "kid (a)",
-        "fid (b)",
-        "other",
-    ]
+    names = [line.split(" | ")[1].strip() for line in printed.out.splitlines()[2:]]
+    assert names == ["fid (a)", "kid (a)", "fid (b)", "other"]
+
+
+NAN = """
+from specbench.metrics.base import Metric, Score
+from specbench.stats import Estimate
+
+class Undefined(Metric):
+    name, columns = "undefined", {}
+    def identity(self): return {}
+    def features_of(self, sample): return {}
+    def scores(self, statistics): return [Score(self.name, Estimate(float("nan"), float("nan")), len(statistics))]
+"""
+
+
+def test_a_score_that_is_nan_is_missing_and_only_one_of_earlier_versions_is_computed_again(tmp_path, cli, monkeypatch):
+    run, place = drawn_run(tmp_path / "out", 10), tmp_path / "undefined_metric.py"
+    place.write_text(NAN)
+    monkeypatch.syspath_prepend(tmp_path)
+    score = ("score", "--out", tmp_path / "out", "--metric", "shapes-clip", "--metric", "undefined_metric:Undefined")
+    assert cli(*score).code == 0
+    [clip], [undefined] = ([*run.glob(f"scores/{name}-*.parquet")] for name in ("shapes-clip", "undefined"))
+    honest, written = read_scores(run), undefined.stat().st_mtime_ns
+    assert pq.read_table(undefined)["value"].to_pylist() == pq.read_table(undefined)["low"].to_pylist() == [None]
+
+    older = pq.read_table(clip)
+    for column in ("value", "low", "high"):
+        older = older.set_column(older.column_names.index(column), column, [pa.array([math.nan] * len(older))])
+    pq.write_table(older, clip)
+    assert [row["value"] for row in read_scores(run)] == [None, None]
+    for form in ("markdown", "csv"):
+        shown = cli("report", "--out", tmp_path / "out", "--format", form)
+        assert shown.code == 0 and not re.search(r"\bnan\b", shown.out)
+    assert cli(*score).code == 0
+    assert read_scores(run) == honest and undefined.stat().st_mtime_ns == written

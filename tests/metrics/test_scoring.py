@@ -23,7 +23,7 @@ from specbench.checks.verify import verify
 from specbench.errors import BAD_INPUT, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
-from specbench.metrics.base import Metric, PerImageMetric, Score, made_score
+from specbench.metrics.base import Metric, PerImageMetric, Score, Settings, made_features, made_score
 from specbench.metrics.score_store import feature_parts, read_scores, scores_to_show, stored_difference, writing
 from specbench.metrics.shapes import ShapesDetector
 from specbench.models.shapes import render, scene
@@ -60,9 +60,8 @@ def test_renders_score_one_and_blanks_score_zero(tmp_path):
     folder = drawn_run(tmp_path, wrong=(0,))
     (outcome,) = scoring.score([folder], DETECTOR)
     assert (outcome.computed, outcome.reused, outcome.problem) == (6, 0, None)
-    assert values(folder) == pytest.approx(
-        {"shapes-detector": 5 / 6, "shapes-detector:colors": 2 / 3, "shapes-detector:counting": 1.0}
-    )
+    names = ("shapes-detector", "shapes-detector:colors", "shapes-detector:counting")
+    assert values(folder) == pytest.approx(dict(zip(names, (5 / 6, 2 / 3, 1.0), strict=True)))
     for row in read_scores(folder):
         assert row["low"] < row["value"] <= row["high"] <= 1 and row["images"] == 6
         assert row["fingerprint"] == made_score(ShapesDetector()).fingerprint and "detector" in row["identity"]
@@ -76,13 +75,10 @@ def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
     honest = scoring.read_image
     monkeypatch.setattr(scoring, "read_image", lambda *row: looked.append(Path(row[1]).name) or honest(*row))
     (outcome,) = scoring.score([folder], DETECTOR)
-    assert (outcome.computed, outcome.reused) == (2, 3)
-    assert looked == ["s3-0.png", "s4-0.png"]
+    assert (outcome.computed, outcome.reused) == (2, 3) and looked == ["s3-0.png", "s4-0.png"]
     assert {row["n"] for row in read_scores(folder) if row["metric"] == "shapes-detector"} == {5}
-    assert (
-        len(pd.read_parquet(folder / "image_scores" / f"shapes-detector-{made_score(ShapesDetector()).fingerprint}"))
-        == 5
-    )
+    kept = folder / "image_scores" / f"shapes-detector-{made_score(ShapesDetector()).fingerprint}"
+    assert len(pd.read_parquet(kept)) == 5
 
 
 class Mean(Metric):
@@ -220,8 +216,7 @@ def test_a_redone_image_is_scored_again(tmp_path):
     with RunStore(folder).lock(synthetic.SJD).begin(synthetic.SJD, synthetic.INVOCATION) as store:
         store.append([later], {later["image"]: blank})
     (outcome,) = scoring.score([folder], DETECTOR)
-    assert (outcome.computed, outcome.reused) == (1, 1)
-    assert values(folder)["shapes-detector:colors"] == 0.0
+    assert (outcome.computed, outcome.reused) == (1, 1) and values(folder)["shapes-detector:colors"] == 0.0
 
 
 def test_a_scorer_killed_half_way_goes_on_where_it_was(tmp_path):
@@ -251,8 +246,7 @@ def test_two_scorers_do_not_mix(tmp_path):
 
 def test_prompts_without_a_scene_are_left_out_or_refused_by_name(tmp_path):
     folder = synthetic.folder(tmp_path, synthetic.SJD, synthetic.sjd())
-    assert not [*scoring.score([folder], bundled_only=True)]
-    assert not (folder / "scores").exists()
+    assert not [*scoring.score([folder], bundled_only=True)] and not (folder / "scores").exists()
     with pytest.raises(SpecbenchError, match="'shapes-detector' cannot score") as caught:
         scoring.score([folder], DETECTOR)
     assert caught.value.exit_code == BAD_INPUT
@@ -447,11 +441,12 @@ def test_stored_values_that_are_no_numbers_are_no_difference(tmp_path):
     assert stored_difference(folder, folder, score) is None
 
 
-@pytest.mark.parametrize("names", [np.array, pd.Series, tuple, list, set, iter])
-def test_metrics_of_any_sequence_are_scored_alone_and_none_are_where_none_is_named(tmp_path, names):
+def test_metrics_of_any_sequence_are_scored_alone_and_none_are_where_none_is_named(tmp_path):
     folder = drawn_run(tmp_path, n=1)
     assert not scoring.score([folder], ()).outcomes and not values(folder), "of a table whose metrics lack weights"
-    assert {*api.score([folder], names(DETECTOR), long=True)["metric"].str.partition(":")[0]} == {*DETECTOR}
+    for names in (np.array, pd.Series, tuple, list, set, iter):
+        scored = api.score([folder], names(DETECTOR), long=True)["metric"]
+        assert {*scored.str.partition(":")[0]} == {*DETECTOR}, names
     assert {*DETECTOR} < {*api.score([folder], (), bundled_only=True, long=True)["metric"]}
 
 
@@ -467,16 +462,10 @@ def test_metrics_and_a_protocol_read_each_picture_once(tmp_path, monkeypatch):
 
 
 def test_scores_of_features_computed_on_a_gpu_say_that_float32_was_not_tf32():
-    from specbench.metrics.base import Settings, made_features, made_score
-    from specbench.metrics.catalog import metric
-
-    cpu, cuda = (metric("shapes-detector")(Settings(device)) for device in ("cpu", "cuda:1"))
+    cpu, cuda = (metric_catalog.metric("shapes-detector")(Settings(device)) for device in ("cpu", "cuda:1"))
     assert made_score(cpu).facts == dict(cpu.identity())
     assert made_score(cuda).facts == {**cpu.identity(), "float32": "without TF32"}
-    assert (
-        made_score(cpu).fingerprint != made_score(cuda).fingerprint
-        and made_features(cpu).fingerprint != made_features(cuda).fingerprint
-    )
+    assert all(made(cpu).fingerprint != made(cuda).fingerprint for made in (made_score, made_features))
 
 
 def test_a_metric_that_raises_is_named_before_runs_that_cannot_be_scored():

@@ -1,33 +1,30 @@
 """Checkpoint loading: every parameter comes from a file, every stored tensor is used or listed as unused; a removed,
-added or reshaped tensor is rejected in one line that names it."""
+added or reshaped tensor is rejected in one line that names it. Checkpoints other than the official ones have the
+distribution of their own configuration, or are one line.
+
+It concerns several modules: checkpoint_loading and forward_probe.
+"""
+
+from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
 import torch
-from checkpoints import ALIKE, INFO, WRITERS, configured, loaded, write
+from checkpoints import EVERY, INFO, loaded, refusal, write
 from checkpoints.parts import stored
 from safetensors.torch import save_file
 
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import check_model, load_model
+from specbench.models import forward_probe
+from specbench.models.catalog import load_model
 from specbench.models.checkpoint_files import INDEX
 from specbench.models.facts import ModelChoice
+from specbench.models.families.base import FamilyModel
 
-FAMILIES = (
-    "lumina",
-    "anole",
-    "llamagen",
-    "janus",
-    "simplear",
-    "emu3",
-    "lumina2",
-    "liquid",
-    "glm-image",
-    "emu3.5",
-    "x-omni",
-)
+JANUS, EMU3, ANOLE, LLAMAGEN = (f"{name} by its authors" for name in ("janus-7b", "emu3", "anole", "llamagen"))
 PICKLED = {"llamagen": "t2i_XL_stage1_256.pt"}
 NEEDED = {
     "lumina": "model.layers.1.self_attn.q_norm.bias",
@@ -42,25 +39,6 @@ NEEDED = {
     "liquid": "model.layers.1.post_attention_layernorm.weight",
     "glm-image": "model.language_model.layers.1.post_mlp_layernorm.weight",
 }
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    folders = {}
-    for name in FAMILIES:
-        folders[name] = tmp_path_factory.mktemp(name)
-        write(name, folders[name])
-    return folders
-
-
-@pytest.fixture
-def folder_of(written, tmp_path):
-    def copy(name: str):
-        folder = tmp_path / name
-        shutil.copytree(written[name], folder)
-        return folder
-
-    return copy
 
 
 def change(name: str, folder, edit) -> None:
@@ -78,20 +56,9 @@ def change(name: str, folder, edit) -> None:
     save_file({key: tensor.clone() for key, tensor in tensors.items()}, folder / "model.safetensors")
 
 
-def refusal(name: str, folder) -> SpecbenchError:
-    with pytest.raises(SpecbenchError) as raised:
-        loaded(name, folder)
-    assert "\n" not in raised.value.what + raised.value.try_this
-    if raised.value.exit_code == 2:
-        with pytest.raises(SpecbenchError) as checked:
-            check_model(configured(name, folder))
-        assert checked.value.what == raised.value.what
-    return raised.value
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_stored_tensor_is_used_and_one_that_misses_or_does_not_fit_is_refused_by_name(name, folder_of):
-    folder = folder_of(name)
+@pytest.mark.parametrize("name", NEEDED)
+def test_every_stored_tensor_is_used_and_one_that_misses_or_does_not_fit_is_refused_by_name(name, copied):
+    folder = copied(name)
     before = logits(loaded(name, folder))
     change(name, folder, lambda tensors: tensors[NEEDED[name]].mul_(1.5))
     assert not torch.equal(before, logits(loaded(name, folder))), "the model computes with what the file holds"
@@ -112,8 +79,8 @@ def logits(model) -> torch.Tensor:
     return session.forward(torch.tensor([[0, 1, 2]]), torch.arange(3)[None])
 
 
-def test_tied_weights_that_differ_in_the_file_are_refused(folder_of):
-    folder = folder_of("simplear")
+def test_tied_weights_that_differ_in_the_file_are_refused(copied):
+    folder = copied("simplear")
 
     def untie(tensors):
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
@@ -122,8 +89,8 @@ def test_tied_weights_that_differ_in_the_file_are_refused(folder_of):
     assert "lm_head.weight differs" in refusal("simplear", folder).what
 
 
-def test_the_other_published_vq_file_serves_too(folder_of):
-    folder = folder_of("lumina")
+def test_the_other_published_vq_file_serves_too(copied):
+    folder = copied("lumina")
     tensors = stored(folder / "Anole-7b-v0.1-vqvae-hf")
     codes = torch.arange(16)[None]
     expected = loaded("lumina", folder).render(codes)
@@ -133,8 +100,8 @@ def test_the_other_published_vq_file_serves_too(folder_of):
     assert torch.equal(loaded("lumina", folder).render(codes), expected)
 
 
-def test_an_incomplete_image_decoder_is_refused(folder_of):
-    folder = folder_of("lumina")
+def test_an_incomplete_image_decoder_is_refused(copied):
+    folder = copied("lumina")
     file = folder / "Anole-7b-v0.1-vqvae-hf" / "model.safetensors"
     tensors = stored(file.parent)
     del tensors["decoder.mid.attn_1.q.bias"]
@@ -142,52 +109,134 @@ def test_an_incomplete_image_decoder_is_refused(folder_of):
     assert "decoder.mid.attn_1.q.bias" in refusal("lumina", folder).what
 
 
-@pytest.mark.parametrize(
-    ("name", "file", "content"),
-    [
-        ("anole", INDEX, "{}"),
-        ("anole", "tokenizer.json", "not what it should be"),
-        ("anole", "model-00001-of-00002.safetensors", "not what it should be"),
-        ("llamagen", "t2i_XL_stage1_256.pt", "not what it should be"),
-        ("simplear", "decoder.jit", "not what it should be"),
-        ("anole", INDEX, '{"weight_map": null}'),
-        ("anole", "config.json", "{}"),
-        ("anole", "config.json", '{"hidden_size": 33}'),
-        ("emu3", "config.json", "[]"),
-        ("emu3", "config.json", '{"text_config": {"vocab_size": 4}}'),
-        ("simplear", "config.json", '{"num_attention_heads": 0}'),
-        ("llamagen", "flan-t5-xl/config.json", '{"dense_act_fn": "none"}'),
-        ("janus", "tokenizer_config.json", '{"bos_token": null}'),
-        ("janus", "tokenizer_config.json", '{"bos_token": "<nowhere>", "pad_token": "<nowhere>"}'),
-    ],
-)
-def test_a_file_whose_content_makes_no_sense_is_one_line(name, file, content, folder_of):
-    folder = folder_of(name)
-    (folder / file).write_text(content)
-    error = refusal(name, folder)
-    assert file.split("/")[-1] in error.what or "tokenizer has no token" in error.what
+def half(content: bytes) -> bytes:
+    return content[: len(content) // 2 // 7 * 7]
 
 
-def test_image_tokens_out_of_order_are_refused(folder_of):
-    folder = folder_of("lumina")
-    config = json.loads((folder / "config.json").read_text())
+def swap(config: dict) -> None:
     words = config["vocabulary_map"]
     words["IMGIMGAZ"], words["IMGIMGBZ"] = words["IMGIMGBZ"], words["IMGIMGAZ"]
-    (folder / "config.json").write_text(json.dumps(config))
-    assert "vocabulary_map" in refusal("lumina", folder).what
+
+
+CONFIG, PARAMS, NONSENSE = "config.json", "models/7b/params.json", "not what it should be"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n"
+DAMAGED = [
+    ("anole", INDEX, "{}", INDEX),
+    ("anole", INDEX, '{"weight_map": null}', INDEX),
+    ("anole", "tokenizer.json", NONSENSE, "tokenizer.json"),
+    ("anole", "model-00001-of-00002.safetensors", NONSENSE, "model-00001-of-00002"),
+    ("llamagen", "t2i_XL_stage1_256.pt", NONSENSE, "t2i_XL_stage1_256.pt"),
+    ("simplear", "decoder.jit", NONSENSE, "decoder.jit"),
+    ("anole", CONFIG, "{}", CONFIG),
+    ("anole", CONFIG, '{"hidden_size": 33}', CONFIG),
+    ("emu3", CONFIG, "[]", CONFIG),
+    ("emu3", CONFIG, '{"text_config": {"vocab_size": 4}}', CONFIG),
+    ("simplear", CONFIG, '{"num_attention_heads": 0}', CONFIG),
+    ("llamagen", "flan-t5-xl/config.json", '{"dense_act_fn": "none"}', CONFIG),
+    ("janus", "tokenizer_config.json", '{"bos_token": null}', "tokenizer_config.json"),
+    ("janus", "tokenizer_config.json", '{"bos_token": "<nowhere>", "pad_token": "<nowhere>"}', "has no token"),
+    ("janus", "model.safetensors", POINTER, "Git LFS pointer.*model.safetensors|model.safetensors.*Git LFS pointer"),
+    ("lumina", CONFIG, swap, "vocabulary_map"),
+    ("emu3.5", CONFIG, {"rope_theta": None}, ""),
+    (JANUS, CONFIG, lambda config: config["language_config"].update(num_hidden_layers=3), ""),
+    (JANUS, CONFIG, lambda config: config["language_config"].update(num_hidden_layers=10**7), ""),
+    (JANUS, CONFIG, {"language_config": 7}, ""),
+    (JANUS, "pytorch_model-00001-of-00002.bin", half, "pytorch_model-00001-of-00002.bin"),
+    (EMU3, CONFIG, {"hidden_size": 64}, ""),
+    (EMU3, CONFIG, {"num_attention_heads": 0}, ""),
+    (EMU3, "Emu3-VisionTokenizer/config.json", {"ch": 64}, ""),
+    (EMU3, "model-00001-of-00002.safetensors", half, "model-00001-of-00002.safetensors"),
+    (EMU3, "emu3.tiktoken", half, "emu3.tiktoken"),
+    (ANOLE, PARAMS, lambda config: config["model"].update(n_layers=3), ""),
+    (ANOLE, PARAMS, lambda config: config["model"].update(n_layers=10**7), ""),
+    (ANOLE, PARAMS, lambda config: config["model"].pop("n_heads"), ""),
+    (ANOLE, "tokenizer/text_tokenizer.json", {"model": 3}, ""),
+    (ANOLE, "models/7b/consolidated.pth", half, "consolidated.pth"),
+    (LLAMAGEN, "vq_ds16_t2i.pt", half, "vq_ds16_t2i.pt"),
+    ("glm-image", "processor/chat_template.jinja", b"\xff", r"chat_template\.jinja is damaged"),
+    ("glm-image", "processor/chat_template.jinja", "{%- for part in", r"chat_template\.jinja is damaged"),
+    ("glm-image", "processor/chat_template.jinja", "{{ messages.none.none }}", r"chat_template\.jinja is damaged"),
+    ("x-omni", CONFIG, {"use_sliding_window": True}, "sliding-window"),
+    ("x-omni", CONFIG, {"mm_vocab_size": 40}, "has shape"),
+    ("x-omni", CONFIG, {"image_vocab_size": 25}, "<MM-Token-24>"),
+    ("x-omni", CONFIG, {"image_vocab_size": "x"}, r"config.json is damaged"),
+    ("x-omni", CONFIG, {"mm_special_tokens": ["<SOM>"]}, "damaged: image_vocab_size 24, mm_special_tokens"),
+    ("x-omni", CONFIG, {"mm_special_tokens": 5}, r"config.json is damaged"),
+    ("x-omni", CONFIG, {"vocab_size": 260}, "<MM-Token-0>"),
+]
+
+
+@pytest.mark.parametrize(("kind", "file", "change", "problem"), DAMAGED)
+def test_a_file_of_another_size_or_whose_content_makes_no_sense_is_one_line(kind, file, change, problem, copied):
+    """`change`: the new content, or how the old one changes: entries or a function of its JSON, or `half` of it."""
+    path = (folder := copied(kind)) / file
+    if change is half:
+        change = half(path.read_bytes())
+    elif not isinstance(change, str | bytes):
+        config = json.loads(path.read_text())
+        config.update(change) if isinstance(change, dict) else change(config)
+        change = json.dumps(config)
+    path.write_bytes(change if isinstance(change, bytes) else change.encode())
+    assert re.search(problem, refusal(EVERY[kind][0], folder).what)
 
 
 def test_a_checkpoint_of_another_image_vocabulary_is_refused_at_full_size(written):
     for name in ("anole", "llamagen", "janus", "emu3"):
         with pytest.raises(SpecbenchError, match="24 image tokens"):
-            load_model(INFO[name].configured(ModelChoice(weights=str(written[name]))), "cpu", "float32")
+            load_model(INFO[name].configured(ModelChoice(weights=str(written(name)))), "cpu", "float32")
 
 
-@pytest.mark.parametrize("name", sorted(set(WRITERS) - set(ALIKE)))
-def test_an_empty_folder_is_refused_and_a_whole_checkpoint_passes_the_check_without_being_loaded(name, tmp_path):
-    with pytest.raises(SpecbenchError, match="no such folder"):
-        load_model(INFO[name].configured(ModelChoice(weights=str(tmp_path / "absent"))), "cpu", "float32")
-    error = refusal(name, tmp_path)
-    assert str(tmp_path) in error.what and "specbench fetch" in error.try_this
-    write(name, tmp_path)
-    check_model(configured(name, tmp_path))
+def changed(name, folder, **settings):
+    """A checkpoint whose language model's configuration has other settings."""
+    write(name, folder)
+    for path in folder.rglob("config.json"):
+        content = json.loads(path.read_text())
+        for part in (content, content.get("text_config"), content.get("language_config")):
+            if isinstance(part, dict) and "num_hidden_layers" in part:
+                part.update(settings)
+        path.write_text(json.dumps(content))
+    return loaded(name, folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("simplear", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+        ("anole", {"rms_norm_eps": 0.3}),
+        ("liquid", {"rms_norm_eps": 0.3}),
+    ],
+)
+def test_what_a_configuration_switches_on_is_in_the_distribution(name, settings, tmp_path):
+    official, other = (changed(name, tmp_path / part, **more) for part, more in (("a", {}), ("b", settings)))
+    tokens = torch.arange(official.layout.length) % official.layout.v_image
+    logits = [model.own_logits(model.encode(["a cup"]).take([0]), tokens) for model in (official, other)]
+    assert (logits[0] - logits[1]).abs().max() > 0.05  # loading compared each with its own forward
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("simplear", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}),
+        ("lumina", {"attn_implementation": "eager"}),
+        ("anole", {"head_dim": 32}),
+        ("emu3", {"attention_bias": True}),
+    ],
+)
+def test_what_a_family_does_not_apply_is_one_line(name, settings, tmp_path):
+    with pytest.raises(SpecbenchError) as refused:
+        changed(name, tmp_path, **settings)
+    assert "\n" not in str(refused.value) and refused.value.exit_code == 2
+
+
+def test_a_family_that_forgets_something_after_its_layers_is_refused(tmp_path, monkeypatch):
+    write("janus", tmp_path)
+    true = FamilyModel.own_logits
+    monkeypatch.setattr(FamilyModel, "own_logits", lambda *given: 0.5 * true(*given))
+    with pytest.raises(SpecbenchError, match="of single tokens differs from the model's own forward by"):
+        loaded("janus", tmp_path)
+
+
+def test_weights_of_a_narrower_format_are_no_rounding_of_a_wider_one():
+    model = load_model("shapes")  # float32 values of float16 files
+    reference = forward_probe.own_forward(model, model.encode(["a red circle"]))
+    assert reference.rounding.largest < 0.005 and forward_probe.probe(model, reference).gap < 0.005

@@ -1,12 +1,21 @@
 """Draft heads in the published layout for LlamaGen, Lumina and Anole: draft distributions equal the official
-computation, and the commands accept the heads."""
+computation, and the commands accept the heads. The authors' module is LANTERN's (jadohu/LANTERN at 3a56e45), read from
+a checkout of it that LANTERN_FOLDER names; a head's forward is that of their module on the same weights.
 
+It concerns several modules: draft head files, the head, plans.
+"""
+
+import importlib
 import json
+import os
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 from checkpoints import AUTHORS, llamagen, loaded, write
+from checkpoints.slow import attended, gated, rms
 from draft_heads import write_head, write_janus_head
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel
@@ -14,9 +23,11 @@ from transformers import LlamaConfig, LlamaModel
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
-from specbench.models.draft_head import head_for
-from specbench.models.draft_head_files import PUBLISHED_HEADS
+from specbench.models.draft_head import head_for, load_head
+from specbench.models.draft_head_files import PUBLISHED_HEADS, HeadFiles, head_in, published_head
+from specbench.models.families.llamagen import LlamaGen
 from specbench.models.interface import DraftPrompt
+from specbench.papers.planned_cells import head_of
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
@@ -40,16 +51,10 @@ def extrapolate(tensors, ids, features, grid):
             q, k = (normed(weights, name, y, head) for name, y in (("q", q), ("k", k)))
         turn = (lambda row, at: llamagen.rotate(row, at, caption=119)) if grid else turn_halves
         q, k = (torch.stack([turn(row, at) for at, row in enumerate(y)]) for y in (q, k))
-        causal = torch.ones(len(x), len(x), dtype=torch.bool).tril()
-        outputs.append((q @ k.T / size**0.5).masked_fill(~causal, -torch.inf).softmax(-1) @ v)
+        outputs.append(attended(q, k, v))
     x = x + torch.cat(outputs, 1) @ weights["o_proj.weight"].T
     h = rms(x, weights["post_attention_layernorm.weight"], eps)
-    gated = functional.silu(h @ weights["mlp.gate_proj.weight"].T) * (h @ weights["mlp.up_proj.weight"].T)
-    return (x + gated @ weights["mlp.down_proj.weight"].T)[-1]
-
-
-def rms(x, weight, eps):
-    return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight
+    return (x + gated(h, *(weights[f"mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))))[-1]
 
 
 def normed(weights, name, y, head):
@@ -164,12 +169,16 @@ def test_a_head_in_the_layout_of_janus_computes_what_the_authors_code_does(tmp_p
 
 
 @pytest.mark.parametrize("pair", ["llamagen"], indirect=True)
-def test_a_head_of_another_vocabulary_is_refused(pair, tmp_path):
-    name, tiny, _, _ = pair
+def test_a_head_of_another_vocabulary_or_without_a_tensor_is_refused(pair, tmp_path):
+    name, tiny, tensors, folder = pair
     model = loaded(name, tiny.folder)
     write_head(tmp_path / "small", name, 10, tiny.output.shape[1])
     with pytest.raises(SpecbenchError, match="knows 10 tokens"):
         head_for(model, str(tmp_path / "small"))
+    del tensors["fc.bias"]
+    torch.save(tensors, folder / "pytorch_model.bin")
+    with pytest.raises(SpecbenchError, match=r"fc\.bias"):
+        head_for(model, str(folder))
 
 
 @pytest.mark.parametrize("pair", ["llamagen", "lumina"], indirect=True)
@@ -202,3 +211,70 @@ def test_a_head_for_another_grid_is_refused(grids, problem, cli, tmp_path, monke
     run = ("run", *fixed, "--decoder", "eagle", "--head", tmp_path / "head", "--prompts", tmp_path / "one.txt")
     outcome = cli(*run, "--out", tmp_path / "results")
     assert outcome.code == 2 and "decodes 4 x 4" in outcome.err and "Traceback" not in outcome.err
+
+
+LANTERN = os.environ.get("LANTERN_FOLDER", "")
+WORDS, WIDTH, LENGTH = 24, 128, 150
+
+
+def test_each_published_head_is_known_by_its_model():
+    assert published_head("llamagen-512+released-rows") == "jadohu/llamagen2_drafter"
+    assert (
+        published_head("llamagen+random+tiny") == published_head("janus") == published_head("lumina", "vertical") == ""
+    )
+    with pytest.raises(SpecbenchError, match="sihwanpark/LANTERN-Lumina-mGPT-7B-768 is not on this disk") as error:
+        HeadFiles(published_head("lumina"), "lumina").find()
+    assert error.value.try_this == "specbench fetch sihwanpark/LANTERN-Lumina-mGPT-7B-768"
+    assert PUBLISHED_HEADS["lumina"].licence == "Apache-2.0"
+
+
+def test_bench_takes_a_head_for_each_model():
+    assert head_of("a/b", "lumina") == "a/b"
+    assert [head_of("lumina=x,llamagen=y/z", name) for name in ("lumina", "llamagen", "anole")] == ["x", "y/z", None]
+    with pytest.raises(SpecbenchError, match="unknown model 'lumnia'"):
+        head_of("lumnia=x", "lumina")
+
+
+@pytest.fixture
+def lantern(monkeypatch):
+    """LANTERN's drafter modules, without its package, which imports all of its models."""
+    if not LANTERN:
+        pytest.skip("LANTERN_FOLDER names no checkout of jadohu/LANTERN at 3a56e45")
+    monkeypatch.setattr("specbench.models.families.llamagen.HEAD_GRIDS", {"t2i": 16})
+    package = ModuleType("models")
+    package.__path__ = [f"{LANTERN}/models"]
+    monkeypatch.setitem(sys.modules, "models", package)
+    yield lambda name: importlib.import_module(f"models.drafters.cnets_{name}").Model
+    for name in [name for name in sys.modules if name.startswith("models.")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(("name", "module"), [("llamagen", "llamagen"), ("lumina", "lumina_mgpt"), ("anole", "anole")])
+@torch.inference_mode()
+def test_a_head_extrapolates_as_the_authors_module_does(lantern, name, module, tmp_path):
+    tensors = write_head(tmp_path / "head", name, WORDS, WIDTH)
+    files = head_in(tmp_path / "head")
+    heads = WIDTH // (64 if name == "llamagen" else 8)
+    shared = {
+        "vocab_size": WORDS,
+        "hidden_size": WIDTH,
+        "intermediate_size": tensors["layers.0.mlp.up_proj.weight"].shape[0],
+    }
+    shared |= {"num_attention_heads": heads, "num_key_value_heads": heads, "num_hidden_layers": 1, "hidden_act": "silu"}
+    shared |= {"rms_norm_eps": 1e-6 if name == "llamagen" else 1e-5, "rope_scaling": None, "rope_theta": 10_000.0}
+    shared |= {"pad_token_id": None, "pretraining_tp": 1, "max_position_embeddings": 4096, "input_type": "t2i"}
+    shared |= {"attention_bias": False, "attention_dropout": 0.0, "dropout": 0.0, "mlp_bias": False}
+    shared |= {"model_parallel_size": 1 if name == "lumina" else heads, "_attn_implementation": "eager"}
+    theirs = lantern(module)(SimpleNamespace(**shared)).eval()
+    theirs.load_state_dict(tensors)
+    ours = load_head(files).eval()
+    if name == "llamagen":
+        layout = SimpleNamespace(height=16, width=16)
+        ours = LlamaGen.adopt_head(SimpleNamespace(name=name, layout=layout), ours)
+    draw = torch.Generator().manual_seed(1)
+    ids = torch.randint(WORDS, (2, LENGTH), generator=draw)
+    features, output = torch.randn(2, LENGTH, WIDTH, generator=draw), torch.randn(WORDS, WIDTH, generator=draw)
+    expected, extrapolated = theirs(features, input_ids=ids), ours.extrapolate(ids, features)
+    torch.testing.assert_close(extrapolated, expected, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(extrapolated @ output.T, expected @ output.T, atol=2e-4, rtol=1e-4)
+    assert PUBLISHED_HEADS[name].files[0] == "config.json"

@@ -61,7 +61,7 @@ def test_memory_is_planned_for_one_byte_per_weight_of_a_layer(name, gib):
     assert footprint(light, resolve("ar"), light.sampling(), light.dtype).total(1) < gib * 2**30
 
 
-@pytest.mark.parametrize("name", [name for name in models() if name != "shapes"])
+@pytest.mark.parametrize("name", {model.target: name for name, model in models().items() if name != "shapes"}.values())
 def test_matrices_of_layers_are_quantised_in_every_family_and_nothing_else(name, rounding):
     choice = ModelChoice(random=True, tiny=True)
     plain = load_model(find_model(name).configured(choice), "cpu", "float32")

@@ -1,4 +1,5 @@
-"""Grammar, prompts, guidance and defaults equal the official ones; facts shown without loading are correct.
+"""Grammar, prompts, guidance and defaults equal the official ones, token ids those of the authors' tokenizers; facts
+shown without loading are correct.
 
 It concerns several modules: every model family.
 """
@@ -6,11 +7,13 @@ It concerns several modules: every model family.
 import json
 import subprocess
 import sys
+import unicodedata
 from dataclasses import replace
 
 import pytest
 import torch
-from checkpoints import INFO, WRITERS, chameleon, configured, emu3, janus, loaded, write
+from checkpoints import INFO, baai, chameleon, configured, emu3, janus, loaded
+from tokenizers import Tokenizer
 from transformers import JanusConfig
 
 from specbench.decoding.loop import decode
@@ -20,9 +23,12 @@ from specbench.models import checkpoint_loading
 from specbench.models.catalog import load_model, recorded_model
 from specbench.models.facts import ModelChoice
 from specbench.models.families import base, cosmos, vq_decoder
+from specbench.models.families.emu3 import ranked_bpe, read_ranks, split_as_qwen
+from specbench.models.families.llamagen import CAPTION, clean_caption
 from specbench.prompts import Request as ImageRequest
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
+from specbench.store.run_store import RunStore
 
 CPU = torch.device("cpu")
 
@@ -30,21 +36,6 @@ CPU = torch.device("cpu")
 def full_layout(name: str):
     info = INFO[name]
     return base.LoadRequest(info, (), "", "cpu", torch.float32).layout(info.v_image)
-
-
-@pytest.fixture(scope="module")
-def tiny_of(tmp_path_factory):
-    """Name to (tiny checkpoint, loaded model), each written once."""
-    written = {}
-
-    def get(name: str):
-        if name not in written:
-            folder = tmp_path_factory.mktemp(name)
-            tiny = write(name, folder)
-            written[name] = tiny, loaded(name, folder)
-        return written[name]
-
-    return get
 
 
 @pytest.mark.parametrize(
@@ -129,79 +120,42 @@ def test_emu3_stream_is_the_official_one(tiny_of):
     assert model._stream_ids[torch.tensor(stream)].tolist() == official
 
 
-def official_lumina(c, u, ids, k):
-    """Guidance on all words, then only image words, then top-k, then temperature 1."""
-    return _top_k(_only(u + 3.0 * (c - u), ids), k).softmax(-1)
+def cfg(c, u, scale):
+    return u + scale * (c - u)
 
 
-def official_lumina2(c, u, ids, k):
-    return _top_k(_only(u + 4.0 * (c - u), ids), k).softmax(-1)
+def cfg_of_logs(c, u, scale):
+    return cfg(c.log_softmax(-1), u.log_softmax(-1), scale)
 
 
-def official_liquid(c, u, ids, k):
-    """Temperature, only image words, top-k, top-p."""
-    return _top_p(_top_k(_only((u + (c - u) * 7.0) / 0.99, ids), k), 0.96)
-
-
-def _top_p(scores, mass):
-    ranked, order = scores.softmax(-1).sort(descending=True)
-    above = ranked.cumsum(-1) > mass
-    above[1:], above[0] = above[:-1].clone(), False
-    scores[order[above]] = -torch.inf
-    return scores.softmax(-1)
-
-
-def official_anole(c, u, ids, k):
-    scores = _only(u + 3.0 * (c - u), ids) / 0.7
-    ranked, order = scores.softmax(-1).sort(descending=True)
-    dropped = ranked.cumsum(-1) - ranked >= 0.9
-    scores[order[dropped]] = -torch.inf
-    return scores.softmax(-1)
-
-
-def official_llamagen(c, u, ids, k):
-    return _top_k(u + (c - u) * 7.5, k).softmax(-1)
-
-
-def official_janus(c, u, ids, k):
-    return (u + 5.0 * (c - u)).softmax(-1)
-
-
-def official_simplear(c, u, ids, k):
-    """Guidance on log-probabilities of the whole vocabulary; its text words are left out here."""
-    mixed = u.log_softmax(-1) + 6.0 * (c.log_softmax(-1) - u.log_softmax(-1))
-    return _only(mixed, ids).softmax(-1)
-
-
-def official_emu3(c, u, ids, k):
-    return _top_k(_only(_mixed(c, u, 3.0), ids), k).softmax(-1)
-
-
-def _mixed(c, u, scale):
-    return scale * (c.log_softmax(-1) - u.log_softmax(-1)) + u.log_softmax(-1)
-
-
-def _only(scores, ids):
+def filtered(scores, ids=slice(None), k=0, mass=1.0):
+    """p of scores, most of the whole vocabulary: only the image words `ids`, then top-k, then top-p."""
     kept = torch.full_like(scores, -torch.inf)
     kept[ids.start : ids.stop] = scores[ids.start : ids.stop]
-    return kept
-
-
-def _top_k(scores, k):
-    return torch.where(scores < scores.topk(min(k, len(scores))).values[-1], -torch.inf, scores)
+    if k:
+        kept = torch.where(kept < kept.topk(min(k, len(kept))).values[-1], -torch.inf, kept)
+    ranked, order = kept.softmax(-1).sort(descending=True)
+    kept[order[ranked.cumsum(-1) - ranked >= mass]] = -torch.inf
+    return kept.softmax(-1)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
     ("name", "official"),
     [
-        ("lumina", official_lumina), ("lumina2", official_lumina2), ("liquid", official_liquid),
-        ("tar-1.5b", lambda c, u, ids, k: _top_p(_top_k(_only(c, ids), k), 0.95)),
-        ("tar-dtok-256", lambda c, u, ids, k: (u + (c - u) * 4.0).softmax(-1)), ("anole", official_anole),
-        ("llamagen", official_llamagen), ("janus", official_janus), ("simplear", official_simplear),
-        ("emu3", official_emu3), ("emu3.5", lambda c, u, ids, k: _top_k(_only(_mixed(c, u, 5.0), ids), k).softmax(-1)),
+        ("lumina", lambda c, u, ids, k: filtered(cfg(c, u, 3.0), ids, k)),
+        ("lumina2", lambda c, u, ids, k: filtered(cfg(c, u, 4.0), ids, k)),
+        ("liquid", lambda c, u, ids, k: filtered(cfg(c, u, 7.0) / 0.99, ids, k, 0.96)),
+        ("tar-1.5b", lambda c, u, ids, k: filtered(c, ids, k, 0.95)),
+        ("tar-dtok-256", lambda c, u, ids, k: filtered(cfg(c, u, 4.0))),
+        ("anole", lambda c, u, ids, k: filtered(cfg(c, u, 3.0) / 0.7, ids, 0, 0.9)),
+        ("llamagen", lambda c, u, ids, k: filtered(cfg(c, u, 7.5), k=k)),
+        ("janus", lambda c, u, ids, k: filtered(cfg(c, u, 5.0))),
+        ("simplear", lambda c, u, ids, k: filtered(cfg_of_logs(c, u, 6.0), ids)),  # whose text words are left out here
+        ("emu3", lambda c, u, ids, k: filtered(cfg_of_logs(c, u, 3.0), ids, k)),
+        ("emu3.5", lambda c, u, ids, k: filtered(cfg_of_logs(c, u, 5.0), ids, k)),
     ],
-)  # fmt: skip
+)
 def test_the_default_target_is_the_official_distribution(name, official, tiny_of):
     """From whole-vocabulary logits in the official order of operations, against mixed raw logits of image rows."""
     tiny, model = tiny_of(name)
@@ -263,25 +217,6 @@ def test_pixels_are_rounded_and_clamped():
     assert vq_decoder.to_pixels(image).tolist() == [0, 0, 0, 128, 191, 255, 255]
 
 
-def test_codebooks_are_what_the_decoders_see(tiny_of):
-    for name in WRITERS:
-        if name.partition("-")[2]:
-            continue
-        _, model = tiny_of(name)
-        assert model.codebook.shape[0] == model.layout.v_image and model.codebook.dtype == torch.float32
-        unit = torch.allclose(model.codebook.norm(dim=-1), torch.ones(model.layout.v_image), atol=1e-5)
-        assert unit == (name in ("llamagen", "janus")), name
-
-
-def test_the_fsq_codebook_is_the_grid_of_its_levels():
-    codebook = cosmos.fsq_codebook()
-    assert codebook.shape == (64_000, 6) and len(codebook.unique(dim=0)) == 64_000
-    assert codebook.min() == -1 and sorted(codebook[:, 3].unique().tolist()) == [-1, -0.5, 0, 0.5, 1]
-    assert sorted(codebook[:, 0].unique().tolist()) == [-1, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75]
-    assert codebook[1].tolist() == [-0.75, -1, -1, -1, -1, -1]
-    assert codebook[8].tolist() == [-1, -0.75, -1, -1, -1, -1]
-
-
 @pytest.mark.parametrize("name", [name for name in INFO if name not in ("lumina-512", "lumina-1024", "llamagen-512")])
 def test_facts_agree_with_the_architecture(name, monkeypatch):
     """Parameters, bytes of a step and of a cached token, counted on the full-size networks without memory."""
@@ -327,3 +262,140 @@ def test_facts_need_no_torch():
     assert sizes["lumina"] == (768, 768) and sizes["emu3"] == (720, 720) and sizes["simplear"] == (1024, 1024)
     gib = {name: memory / 2**30 for name, _, _, memory, *_ in facts}
     assert 18 < gib["lumina-1024"] < 20 and gib["janus"] < 4
+
+
+EMU3_TEXTS = (
+    "a close-up of a cat", "close -up", "a cat's hat, don't", "It'S HERE. THEY'LL", "the end. A start.Again",
+    "12 cats, 3.5 dogs", "  two  spaces ", "a line\n\nand another \n one", "(a) [b] -- c...", "tail   ",
+)  # fmt: skip
+
+
+def test_ids_are_those_of_the_scanner_written_out():
+    tokenizer = ranked_bpe(baai.RANKS, {})
+    assert [tokenizer.encode(text).ids for text in EMU3_TEXTS] == list(map(baai.slow_ids, EMU3_TEXTS))
+
+
+def test_texts_are_composed_before_they_are_split():
+    decomposed = unicodedata.normalize("NFD", "café")
+    assert decomposed != "café"
+    tokenizer = ranked_bpe(baai.RANKS, {})
+    assert tokenizer.encode(decomposed).ids == tokenizer.encode("café").ids == list("café".encode())
+
+
+def test_special_tokens_are_found_anywhere_in_a_text():
+    tokenizer = ranked_bpe(baai.RANKS, {"<|a|>": 700, "<|a b|>": 701})
+    assert tokenizer.encode("x<|a|>y<|a b|>z<|").ids == [120, 700, 121, 701, 122, 60, 124]
+    assert tokenizer.token_to_id("<|a|>") == 700
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        (b"YQ== 0\n", "no token for byte 0"),
+        (b"YQ==\n", "line 1"),
+        (b"!!! 3\n", "base64|Only|discard|Non"),
+        (b"YQ== x\n", "line 1"),
+    ],
+)
+def test_a_file_of_ranks_that_makes_no_sense_is_an_error(lines, problem):
+    with pytest.raises(ValueError, match=problem):
+        read_ranks(lines)
+
+
+def prompt(model, text: str) -> list[int]:
+    return model.prompt_ids(text)[0]
+
+
+def test_the_authors_layout_gives_the_authors_ids(tmp_path):
+    baai.write(tmp_path)
+    model = loaded("emu3", tmp_path)
+    for text in EMU3_TEXTS:
+        ids = prompt(model, text)
+        expected = baai.slow_ids(f"{text} masterpiece, film grained, best quality.")
+        assert ids[1 : 1 + len(expected)] == expected
+        assert ids[0] == baai.SPECIALS["<|extra_203|>"] and ids[-1] == baai.SPECIALS["<|image token|>"]
+
+
+def test_the_converted_layout_gives_the_authors_ids_and_warns_of_its_own_split(tmp_path, capsys):
+    emu3.write(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    # Merges that only another split allows or forbids.
+    content["model"]["vocab"]["-u"] = content["model"]["vocab"]["<|visual token 000023|>"] + 1
+    content["model"]["merges"] = [["-", "u"]]
+    path.write_text(json.dumps(content))
+    info = configured("emu3", tmp_path)
+    ids = load_model(info, "cpu", "float32").tokenizer.encode("close-up").ids
+    assert content["model"]["vocab"]["-u"] in ids, "Qwen keeps a hyphen with the letters after it"
+    assert "splits prompts in another way than Emu3's authors" in " ".join(capsys.readouterr().err.split())
+    tokenizer = Tokenizer.from_file(str(path))
+    assert content["model"]["vocab"]["-u"] not in tokenizer.encode("close-up").ids
+    split_as_qwen(tokenizer)
+    tokenizer.save(str(path))
+    load_model(info, "cpu", "float32")
+    assert "another way" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "cleaned"),
+    [
+        ("A Red Cat", "a red cat"),
+        ("  a \t cat\n", "a cat"),
+        ("a cat,a dog", "a cat, a dog"),
+        ("a 1.5 m pole", "a 1.5 m pole"),
+        ("a cat. A dog.", "a cat. a dog."),
+        ("a “quiet” cat‘s tail", 'a "quiet" cat\'s tail'),
+        ("“all of it”", "all of it"),
+        ("a cat — asleep", "a cat - asleep"),
+        ("a black-and-white T-shirt", "a black-and-white t-shirt"),
+        ("this-is-my-very-own_cat", "this is my very own cat"),
+        ("a%20cat+and+a%20dog", "a cat and a dog"),
+        ("<person> with a cat", "person with a cat"),
+        ("<b>a cat</b> &eacute;", "a cat é"),
+        ("a cat &amp; a dog", "a cat a dog"),
+        ("a cat <script>alert()</script>asleep", "a cat asleep"),
+        ("a cat at https://cats.com/red and www.cats.co", "a cat at and"),
+        ("a cat by @cat_lover", "a cat by"),
+        ("a cat 猫 asleep", "a cat asleep"),
+        ("a cat from 192.168.0.1", "a cat from"),
+        ("cat #12, cat #12345, cat #1234", "cat , cat , cat 1234"),
+        ("a cat 1234567", "a cat"),
+        ("a cat my_cat.jpg", "a cat"),
+        ("*** a cat!!! ***", "a cat!!!"),
+        ("a cat... asleep", "a cat asleep"),
+        ("a cat (asleep) [again] {or} not/", "a cat asleep again or not"),
+        ("a cat jc6640 jc6640vc 6640vc231 j2d1a2a asleep", "a cat asleep"),
+        ("a cat, free shipping, free download", "a cat,"),
+        ("a cat, click for more", "a cat"),
+        ("png images of a cat, page 3", "of a cat"),
+        ("a cat 30x40 and 2.5×3", "a cat and"),
+        ("a cat : asleep", "a cat: asleep"),
+        ("- a cat -", "a cat"),
+        ("ﬁve ｃats", "five cats"),
+        ("", ""),
+        ("***", ""),
+    ],
+)
+def test_captions_are_cleaned_as_documented(typed, cleaned):
+    assert clean_caption(typed) == cleaned
+
+
+def test_a_second_pass_takes_what_the_first_uncovered():
+    assert clean_caption("%3Cb%253E a cat") == "a cat"
+
+
+def test_captions_that_are_cut_are_counted_stored_and_said(cli, tmp_path):
+    """A token a byte, and one for the end."""
+    (tmp_path / "p.txt").write_text(f"{'a' * (CAPTION - 1)}\n{'b' * (CAPTION + 4)}\nc\n")
+    line = "--model llamagen --random-weights --scale tiny --decoder ar --device cpu --dtype float32 --threads 1"
+    arguments = *line.split(), "--prompts", tmp_path / "p.txt", "--out", tmp_path / "out"
+    planned, cut = cli("run", *arguments, "--dry-run"), "reads 120 tokens of a caption: 1 of 3 are cut"
+    assert cut in planned.out
+    ran = cli("run", *arguments)
+    assert ran.code == 0 and cut in ran.err
+    (folder,) = (tmp_path / "out").iterdir()
+    facts = [json.loads(text)["caption_tokens_cut"] for text in RunStore(folder).samples(["facts"])["facts"]]
+    assert sorted(facts) == [0, 0, 5]
+    note = "llamagen+random+tiny truncated the captions of 1 of 3 images"
+    for more in ((), ("--all",)):
+        assert note in cli("report", "--out", tmp_path / "out", *more).out.replace("\n", " ")

@@ -1,38 +1,47 @@
-"""Model families from files in the published layout: cached windows give the logits of the library's full forward,
-windows of any width give the AR tokens, and image decoding equals the reference.
+"""The contract of every model family, on files in each published layout: cached windows give the logits of the full
+forward, windows of any width give the AR tokens, image decoding equals the reference, the loader compared the steps
+with the network's own forward, and sizes known before loading are those of the network.
 
 It concerns several modules: every model family.
 """
 
 import pytest
 import torch
-from checkpoints import ALIKE, AUTHORS, WRITERS
+from checkpoints import EVERY, INFO, KINDS, refusal
+from ragged import PLAN, ragged_windows
 
 from specbench.decoding.loop import Decoding, decode_tokens
-from specbench.models.catalog import load_model
+from specbench.models import forward_probe
+from specbench.models.catalog import check_model
 from specbench.models.facts import ModelChoice
 from specbench.models.families import vq_decoder
-from specbench.models.hub_model import MODELS
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
 TEXTS = ("A red cat, sleeping.", "two dogs")
-INFO = {info.name: info for info in MODELS}
 
 
-LAYOUTS = {name: (name, writer) for name, writer in WRITERS.items() if name not in ALIKE}
-LAYOUTS |= {f"{name} by its authors": (name, writer) for name, writer in AUTHORS.items()}
+@pytest.fixture(scope="module", params=sorted(KINDS))
+def kind(request):
+    return request.param
 
 
-@pytest.fixture(scope="module", params=sorted(LAYOUTS))
-def loaded(request, tmp_path_factory):
-    """Info, tiny checkpoint and the model loaded from it."""
-    name, writer = LAYOUTS[request.param]
-    folder = tmp_path_factory.mktemp(name)
-    tiny = writer(folder)
-    info = INFO[name].configured(ModelChoice(weights=str(folder), tiny=True))
-    return info, tiny, load_model(info, "cpu", "float32")
+@pytest.fixture(scope="module")
+def probed(kind, tiny_of, tmp_path_factory):
+    """What the loader found when it compared the model with its own forward."""
+    found, true = [], forward_probe.probe
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))  # else a comparison is remembered
+        patch.setattr(forward_probe, "probe", lambda *given: found.append(true(*given)) or found[-1])
+        tiny_of(kind)
+    return found
+
+
+@pytest.fixture
+def loaded(kind, probed, tiny_of):
+    """Tiny checkpoint, and the model loaded from it."""
+    return tiny_of(kind)
 
 
 def guided(tiny, text: str, stream: list[int], scale: float) -> torch.Tensor:
@@ -43,31 +52,20 @@ def guided(tiny, text: str, stream: list[int], scale: float) -> torch.Tensor:
     return unconditional + scale * (conditional - unconditional)
 
 
+def test_a_family_decodes_by_the_forward_of_its_network(probed, loaded):
+    [result] = probed
+    assert result.gap < 1e-3 and result.slots == loaded[1].layout.length and result.no_trees is None
+
+
 @torch.inference_mode()
 def test_ragged_windows_with_rollback_equal_the_uncached_forward(loaded):
-    _, tiny, model = loaded
-    scale = 3.0
-    generator = torch.Generator().manual_seed(2)
-    forced = [*model.layout.forced, *[-1] * 16]
+    (tiny, model), scale = loaded, 3.0
     session = model.begin(model.encode(TEXTS), scale, columns=8)
-    committed = [[], []]
-    for width, accepted in [(1, (1, 1)), (6, (2, 5)), (6, (6, 1)), (8, (3, 7)), (3, (1, 1))]:
-        windows = torch.randint(model.layout.v_image, (2, width), generator=generator)
-        starts = torch.tensor([len(row) for row in committed])
-        for row, stream in enumerate(committed):
-            for column in range(1, width):
-                if forced[len(stream) + column - 1] >= 0:
-                    windows[row, column] = forced[len(stream) + column - 1]
-            if stream:
-                windows[row, 0] = stream[-1]
-        logits = session.forward(windows, starts[:, None] + torch.arange(width))
-        for row, stream in enumerate(committed):
-            drafts = windows[row, 1:].tolist()
-            within = min(width, model.layout.length - len(stream))
-            expected = guided(tiny, TEXTS[row], (stream + drafts)[: model.layout.length - 1], scale)[len(stream) :]
-            torch.testing.assert_close(logits[row, :within], expected[:within], atol=1e-4, rtol=1e-4)
-            filler = forced[len(stream) + width - 1]
-            stream += [*drafts, max(filler, 0)][: accepted[row]]
+    fed = ragged_windows(session.forward, model.layout.v_image, PLAN[:5], model.layout.forced)
+    for row, stream, drafts, logits in fed:
+        expected = guided(tiny, TEXTS[row], (stream + drafts)[: model.layout.length - 1], scale)[len(stream) :]
+        within = slice(model.layout.length - len(stream))
+        torch.testing.assert_close(logits[within], expected[within], atol=1e-4, rtol=1e-4)
 
 
 def greedy(model, decoder: str, **options) -> list[list[int]]:
@@ -77,7 +75,7 @@ def greedy(model, decoder: str, **options) -> list[list[int]]:
 
 
 def test_greedy_windows_give_the_ar_tokens(loaded):
-    _, tiny, model = loaded
+    tiny, model = loaded
     expected = greedy(model, "ar")
     forced = [token for token in model.layout.forced if token >= 0]
     for row, text in zip(expected, TEXTS, strict=True):
@@ -90,7 +88,10 @@ def test_greedy_windows_give_the_ar_tokens(loaded):
 
 
 def test_images_are_decoded_as_by_the_reference(loaded):
-    _, tiny, model = loaded
+    tiny, model = loaded
+    assert model.codebook.shape[0] == model.layout.v_image and model.codebook.dtype == torch.float32
+    unit = torch.allclose(model.codebook.norm(dim=-1), torch.ones(model.layout.v_image), atol=1e-5)
+    assert unit == model.name.startswith(("llamagen", "janus", "tar"))
     if not getattr(model, "draws", True):
         pytest.skip("its pictures are drawn by a diffusion model that is not here")
     codes = torch.randint(model.layout.v_image, (2, 16), generator=torch.Generator().manual_seed(4))
@@ -99,3 +100,27 @@ def test_images_are_decoded_as_by_the_reference(loaded):
     assert pixels.shape == expected.shape
     assert (pixels.int() - expected.int()).abs().max() <= 1
     assert len(pixels.unique()) > 3
+
+
+def test_the_size_is_the_one_of_the_loaded_network(kind, loaded):
+    """If it is that of a language model alone: X-Omni has two tables, and a de-tokenizer has no other size."""
+    (tiny, model), name = loaded, EVERY[kind][0]
+    if name.startswith(("x-omni", "tar-dtok")):
+        pytest.skip("planned with its official size")
+    info, config = INFO[name].configured(ModelChoice(weights=str(tiny.folder))), model.backbone.config
+    assert info.network != INFO[name].network and info.layers == config.num_hidden_layers
+    if kind == "anole by its authors":
+        # Meta derives the width of feed-forward layers, which is not a multiple of 256 in so small a network.
+        return
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    assert info.network.kv_numbers == 2 * config.num_hidden_layers * config.num_key_value_heads * width
+    trunk = sum(weights.numel() for weights in model.backbone.parameters())
+    assert info.network.trunk == trunk - model.backbone.embed_tokens.weight.numel()
+    assert info.fixed_bytes() < INFO[name].fixed_bytes() and info.step_bytes() < INFO[name].step_bytes()
+
+
+def test_an_empty_folder_is_refused_and_a_whole_checkpoint_passes_the_check(kind, loaded, tmp_path):
+    name = EVERY[kind][0]
+    error = refusal(name, tmp_path)
+    assert str(tmp_path) in error.what and "specbench fetch" in error.try_this
+    check_model(INFO[name].configured(ModelChoice(weights=str(loaded[0].folder), tiny=True)))

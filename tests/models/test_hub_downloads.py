@@ -167,26 +167,19 @@ def _refused(done: subprocess.CompletedProcess, problem: str, command: str) -> N
         ({"HF_HOME": "FILE"}, "cannot use", "HF_HOME"),
         ({"SSL_CERT_FILE": "/none.pem"}, "SSL_CERT_FILE=/none.pem: No such file", "python -m certifi"),
         ({"SSL_CERT_FILE": "FILE"}, "no certificates in it", "python -m certifi"),
+        ({"HF_HUB_ETAG_TIMEOUT": "abc"}, "an HF_ variable of the environment: invalid literal for int", "or unset it"),
+        ({"ALL_PROXY": "ftp://x", "NO_PROXY": ""}, "ALL_PROXY: Unknown scheme", "correct or unset it"),
     ],
 )
 def test_what_cannot_be_reached_or_used_is_one_short_line(hub, tmp_path, variables, problem, command):
     (file := tmp_path / "file").touch()
     named = {name: str(file) if value == "FILE" else value for name, value in variables.items()}
-    _refused(fetch(hub, tmp_path, **named), problem, command)
-
-
-@pytest.mark.parametrize(
-    ("variables", "problem"),
-    [
-        ({"HF_HUB_ETAG_TIMEOUT": "abc"}, "an HF_ variable of the environment: invalid literal for int"),
-        ({"ALL_PROXY": "ftp://x", "NO_PROXY": ""}, "ALL_PROXY: Unknown scheme"),
-    ],
-)
-def test_a_setting_of_the_client_that_it_cannot_use_is_named(hub, tmp_path, variables, problem):
-    done = subprocess.run(
-        [sys.executable, "-c", FETCH], env=os.environ | hub.env(tmp_path) | variables, capture_output=True, text=True
-    )
-    _refused(done, problem, "correct or unset it")
+    if "unset" in command:  # what the client reads when it is imported
+        env = os.environ | hub.env(tmp_path) | named
+        done = subprocess.run([sys.executable, "-c", FETCH], env=env, capture_output=True, text=True)
+    else:
+        done = fetch(hub, tmp_path, **named)
+    _refused(done, problem, command)
 
 
 def test_files_that_do_not_fit_on_the_disk_are_refused_before_the_first_byte(hub, tmp_path):

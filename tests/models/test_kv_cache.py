@@ -1,14 +1,22 @@
-"""KV cache: windows, rejected drafts, ragged rows and tree branches give the logits of the uncached full forward."""
+"""KV cache: windows, rejected drafts, ragged rows and tree branches give the logits of the uncached full forward. A
+Llama's layers that run directly give the bits of transformers' own forward of them.
+
+It concerns several modules: kv_cache and llama_layer.
+"""
 
 from dataclasses import replace
 
 import pytest
 import torch
 from grouped_key_llama import VOCAB, WIDTH, TinyModel
+from ragged import ragged_windows
+from transformers import LlamaConfig, LlamaModel
 
 from specbench.models.interface import Tree
 from specbench.models.network_sizes import whole_blocks
-from specbench.models.transformer.kv_cache import PositionLayer, whole_parts
+from specbench.models.transformer.forward import last_hidden_state
+from specbench.models.transformer.kv_cache import PositionCache, PositionLayer, whole_parts
+from specbench.models.transformer.llama_layer import runs_directly, use_grouped_attention
 from specbench.models.transformer.model import Prefix, TransformerSession
 
 STREAM = 20
@@ -57,21 +65,10 @@ def full_logits(model, prefix, row, tokens, guidance):
 @pytest.mark.parametrize("shift", [None, torch.tensor([3, 6, 7, 5])], ids=["no shift", "positions count padding"])
 def test_ragged_windows_with_rollback_give_the_uncached_logits(model, prefix, guidance, shift):
     prefix = replace(prefix, shift=shift)
-    generator = torch.Generator().manual_seed(2)
     session = model.begin(prefix, guidance, columns=8)
-    committed = [[], []]
-    for width, accepted in [(1, (1, 1)), (6, (2, 5)), (6, (6, 1)), (8, (3, 7)), (3, (1, 3)), (2, (2, 1))]:
-        windows = torch.randint(VOCAB, (2, width), generator=generator)
-        starts = torch.tensor([len(row) for row in committed])
-        for row, stream in enumerate(committed):
-            if stream:
-                windows[row, 0] = stream[-1]
-        logits = session.forward(windows, starts[:, None] + torch.arange(width))
-        for row, stream in enumerate(committed):
-            drafts = windows[row, 1:].tolist()
-            expected = full_logits(model, prefix, row, stream + drafts, guidance)[len(stream) :]
-            torch.testing.assert_close(logits[row], expected, atol=1e-4, rtol=1e-4)
-            stream += [*drafts, 0][: accepted[row]]
+    for row, stream, drafts, logits in ragged_windows(session.forward, VOCAB):
+        expected = full_logits(model, prefix, row, stream + drafts, guidance)[len(stream) :]
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
@@ -135,3 +132,47 @@ def test_branches_of_a_tree_and_the_path_kept(model, prefix):
 def test_a_layer_can_be_made_by_every_version_of_transformers_allowed():
     """Before 5.13 the method that tells a cache's size had another name, without which no layer could be made."""
     assert PositionLayer.get_max_cache_shape is PositionLayer.get_max_length
+
+
+SLOTS, START = 24, 9
+
+
+def network(kv_heads: int, dtype: torch.dtype, bias: bool) -> LlamaModel:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": kv_heads, "attention_bias": bias, "mlp_bias": bias}
+    torch.manual_seed(0)
+    model = LlamaModel(LlamaConfig(**sizes, **heads, attn_implementation="sdpa")).to(dtype).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    use_grouped_attention(model)
+    return model
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (6, 1), (2, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kv_heads", "bias"), [(4, False), (2, True)])
+@torch.inference_mode()
+def test_the_layers_give_the_bits_of_transformers(kv_heads, bias, dtype, rows, columns):
+    model = network(kv_heads, dtype, bias)
+    embeds = torch.randn(rows, columns, 32).to(dtype)
+    positions = torch.arange(START, START + columns).expand(rows, -1)
+    mask = (torch.arange(SLOTS) <= positions[..., None])[:, None]
+    buffers = [tuple(torch.randn(rows, kv_heads, SLOTS, 8).to(dtype) for _ in range(2)) for _ in range(2)]
+    caches = [PositionCache(2, SLOTS, [(k.clone(), v.clone()) for k, v in buffers]) for _ in range(2)]
+    for cache in caches:
+        cache.place(positions, SLOTS)
+    assert runs_directly(model.layers[0], embeds, mask)
+    hidden = last_hidden_state(model, embeds, positions, mask, caches[0])
+    inputs = {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": mask}
+    expected = model(**inputs, past_key_values=caches[1], use_cache=True).last_hidden_state
+    assert torch.equal(hidden, expected)
+    for buffer, other in zip(caches[0].buffers(), caches[1].buffers(), strict=True):
+        assert torch.equal(buffer[0], other[0]) and torch.equal(buffer[1], other[1])
+
+
+def test_other_attention_and_training_take_the_librarys_way():
+    model, embeds, mask = network(4, torch.float32, False), torch.zeros(1, 3, 32), torch.ones(1, 1, 3, SLOTS).bool()
+    assert not runs_directly(model.layers[0], embeds, None)
+    assert not runs_directly(model.train().layers[0], embeds, mask)
+    model.eval().config._attn_implementation = "eager"
+    assert not runs_directly(model.layers[0], embeds, mask)

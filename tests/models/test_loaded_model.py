@@ -1,21 +1,278 @@
-"""A network of transformers that somebody has loaded, decoded without a catalogue and without a results folder.
+"""`specbench.decode` on networks of transformers that somebody has loaded, of kinds that specbench does not know:
+their own distribution, or one line, without a catalogue and without a results folder.
 
-It concerns several modules: models.families.base, and those that decode.
+It concerns several modules: models.loaded_model, models.network_head, models.forward_probe, models.families.base.
 """
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
+import any_causal_lm
 import numpy as np
 import pytest
 import torch
 from checkpoints.parts import randomise
-from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+from transformers import (
+    ChameleonConfig,
+    ChameleonForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+    masking_utils,
+)
 
 import specbench
 from specbench.errors import SpecbenchError
+from specbench.models import loaded_model
 from specbench.models.interface import TokenLayout
+from specbench.models.transformer import kv_cache
+
+IDS = list(range(20, 36))
+PROMPTS = ([1, 5, 7, 9, 11], [1, 5])
+DECODERS = ("ar", "sjd:window=4", "sjd-pac:window=6")
+
+
+def decoded_any(network, decoder, **settings):
+    settings = {"layout": (5, 6), "image_ids": IDS, "prompt_ids": lambda text: PROMPTS, "cfg": 2.0, **settings}
+    return specbench.decode(network, "a cup", decoder, **settings)
+
+
+@torch.no_grad()
+def furthest(network, image, prompts=PROMPTS) -> float:
+    """Largest difference of the image's log p from the network's own forward."""
+    tokens = torch.tensor(image.tokens).long()
+    rows = []
+    for prompt in prompts:
+        output = network(torch.tensor([prompt + [IDS[token] for token in tokens]]))
+        rows.append(output.logits[0, len(prompt) - 1 : -1][:, IDS].float())
+    logp = (rows[1] + 2.0 * (rows[0] - rows[1])).log_softmax(-1)
+    return float((logp.gather(1, tokens[:, None])[:, 0] - torch.tensor(image.logp)).abs().max())
+
+
+def outcome(network) -> str:
+    """The word "equal" if all decoders agree, or the line that refuses the network."""
+    for decoder in DECODERS:
+        try:
+            image = decoded_any(network, decoder)
+        except SpecbenchError as error:
+            assert "\n" not in str(error) and len(str(error)) < 400
+            return str(error)
+        gap = furthest(network, image)
+        assert gap < 0.01, f"{type(network).__name__}, {decoder}: {gap:.2g} nats from its own forward, without a word"
+    return "equal"
+
+
+# Scaled and capped logits, biases of the head, windows and chunks, learned positions, experts, attention sinks.
+KINDS = [
+    ("llama", "eager"),
+    ("gemma2", "eager"),
+    ("gemma3_text", "sdpa"),
+    ("phi", "sdpa"),
+    ("granite", "eager"),
+    ("cohere2", "sdpa"),
+    ("gpt2", "sdpa"),
+    ("opt", "eager"),
+    ("gpt_oss", "eager"),
+    ("llama4_text", "sdpa"),
+    ("mixtral", "sdpa"),
+]
+
+
+@pytest.mark.parametrize(("name", "attention"), KINDS)
+def test_a_network_is_decoded_from_its_own_distribution(name, attention):
+    network = any_causal_lm.build(name, attention)
+    assert outcome(network) == "equal" and network.config._attn_implementation == attention
+
+
+def test_what_slots_of_a_cache_cannot_hold_is_refused():
+    assert "conv state" in outcome(any_causal_lm.build("jamba"))  # a state between tokens
+    assert "when other tokens follow it" in outcome(any_causal_lm.build("xlnet"))  # looks ahead
+    assert "differs from the model's own forward" in outcome(any_causal_lm.build("roberta"))  # other positions
+    bloom = any_causal_lm.build("bloom")  # its bias by distance knows no draft tree
+    assert furthest(bloom, decoded_any(bloom, "sjd:window=4")) < 0.01
+    with pytest.raises(SpecbenchError, match="log p in a draft tree differs"):
+        decoded_any(bloom, "sjd-pac:window=6")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_whole_library_is_equal_or_refused_in_one_line(attention):
+    walked = {name: any_causal_lm.build(name, attention) for name in any_causal_lm.NAMES}
+    outcomes = {name: outcome(network) for name, network in walked.items() if network is not None}
+    equal = [name for name, text in outcomes.items() if text == "equal"]
+    print(f"{attention}: {len(outcomes)} built, {len(equal)} equal")
+    for name, text in outcomes.items():
+        print(f"{name}: {text}")
+    assert len(equal) >= {"eager": 100, "sdpa": 85}[attention]
+
+
+def dynamic(**more):
+    """A Llama whose positions depend on the length beyond 40 tokens."""
+    kind = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, vocab_size=48, max_position_embeddings=40, rope_parameters=kind, **more)
+    return any_causal_lm.randomise(LlamaForCausalLM(config).eval())
+
+
+def test_a_longer_prompt_is_compared_too():
+    long = ([1, *range(5, 19)] * 2, [1])
+    network = dynamic()
+    assert furthest(network, decoded_any(network, "sjd:window=4")) < 0.01
+    for texts, ids in (("b", lambda text: long), (["a", "b"], lambda text: long if text == "b" else PROMPTS)):
+        with pytest.raises(SpecbenchError, match="when other tokens follow it"):
+            specbench.decode(network, texts, "ar", layout=(5, 6), image_ids=IDS, prompt_ids=ids, cfg=2.0)
+
+
+class Scaled(LlamaForCausalLM):
+    """A user's class: `scale` changes the embeddings outside the base model, `late` the logits of later tokens."""
+
+    scale, late = 1.0, 1.0
+
+    def forward(self, input_ids=None, inputs_embeds=None, **options):
+        embeds = self.get_input_embeddings()(input_ids) * self.scale
+        output = super().forward(inputs_embeds=embeds, **options)
+        output.logits = torch.cat([output.logits[:, :20], output.logits[:, 20:] * self.late], 1)
+        return output
+
+
+def scaled(**values):
+    network = dynamic()
+    network.__class__ = Scaled
+    for name, value in values.items():
+        setattr(network, name, value)
+    return network
+
+
+def test_a_network_that_has_changed_is_compared_again():
+    network = scaled()
+    assert decoded_any(network, "ar").facts["own_forward_gap"] < 1e-3
+    network.scale = 2.0
+    with pytest.raises(SpecbenchError, match="differs from the model's own forward"):
+        decoded_any(network, "ar")
+
+
+def test_no_nan_and_no_infinity_hides_a_difference():
+    with pytest.raises(SpecbenchError, match="its own forward gives NaN"):
+        decoded_any(scaled(scale=2.0, late=torch.nan), "ar")
+    with pytest.raises(SpecbenchError, match="differs from the model's own forward"):
+        decoded_any(scaled(late=3.0), "ar")
+
+
+@pytest.mark.parametrize("name", ["gemma2", "phi", "granite", "cohere2"])
+def test_a_head_is_applied_as_it_is_in_bfloat16(name):
+    network = any_causal_lm.build(name, "eager")
+    with torch.no_grad():
+        for parameter_name, parameter in network.named_parameters():
+            if "norm" in parameter_name:
+                parameter.add_(5.0)  # as trained norms may be: hidden states that a soft cap of 30 bends
+    network.config.final_logit_softcapping = 30.0
+    network.to(torch.bfloat16)
+    image = decoded_any(network, "sjd:window=4")
+    assert image.facts["own_forward_gap"] < 1.0 and furthest(network, image) < 1.5
+
+
+def test_a_head_in_float32_over_layers_in_bfloat16():
+    network = any_causal_lm.build("llama").to(torch.bfloat16)
+    network.lm_head.float().register_forward_pre_hook(lambda module, hidden: (hidden[0].float(),))
+    assert decoded_any(network, "sjd:window=4").facts["own_forward_gap"] < 1.0
+
+
+def test_two_threads_and_other_forwards_do_not_disturb_each_other():
+    networks = [any_causal_lm.build(name, "eager") for name in ("llama", "gemma2")]
+    other, ids = any_causal_lm.build("mixtral", "eager"), torch.arange(3, 40)[None]
+    with torch.no_grad(), ThreadPoolExecutor(2) as pool:
+        expected = other(ids).logits
+        running = [pool.submit(decoded_any, network, "sjd:window=4") for network in networks]
+        while not all(future.done() for future in running):
+            assert torch.equal(other(ids).logits, expected)
+        for network, future in zip(networks, running, strict=True):
+            assert furthest(network, future.result()) < 0.01
+    assert not masking_utils.ALL_MASK_ATTENTION_FUNCTIONS._local_mapping
+
+
+def test_a_network_is_freed():
+    bloom = any_causal_lm.build("bloom")
+    decoded_any(bloom, "ar")
+    left = weakref.ref(bloom)
+    del bloom
+    gc.collect()
+    assert left() is None
+
+
+def test_training_mode_is_set_aside_for_the_call():
+    network = any_causal_lm.build("llama")
+    network.config.attention_dropout = 0.5
+    for layer in network.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    network.train()
+    network.model.norm.eval()
+    tokens = [decoded_any(network, "sjd:window=4", seed=1).tokens.tolist() for _ in range(2)]
+    assert tokens[0] == tokens[1]
+    assert network.training and network.model.layers[0].training and not network.model.norm.training
+
+
+def _masks(change):
+    """`slot_masks` whose masks a function of the mask functions by attention changes."""
+    true = loaded_model.slot_masks
+
+    @contextmanager
+    def changed(*arguments):
+        with true(*arguments):
+            functions = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS._local_mapping
+            functions["eager"] = change(functions)
+            yield
+
+    return changed
+
+
+def _causal_only(functions):
+    make = functions["eager"]
+    return lambda mask_function, **options: make(mask_function=masking_utils.causal_mask_function, **options)
+
+
+def _never_overwritten(true):
+    def update(self, keys, values, *more):
+        before = self.keys.clone() if self.is_initialized else None
+        true(self, keys, values)
+        if before is not None:
+            filled = before.abs().sum((1, 3), keepdim=True) > 0
+            self.keys = torch.where(filled, before, self.keys)
+        visible = self._placement.visible
+        return self.keys[:, :, :visible], self.values[:, :, :visible]
+
+    return update
+
+
+_FORWARD, _UPDATE = loaded_model.Backbone.forward, kv_cache.PositionLayer.update
+BUGS = {
+    "a bool mask for eager attention": (loaded_model, "slot_masks", _masks(lambda functions: functions["sdpa"])),
+    "no sliding window": (loaded_model, "slot_masks", _masks(_causal_only)),
+    "no soft cap": (
+        loaded_model.LoadedModel,
+        "head",
+        lambda self, hidden: hidden @ self.network.lm_head.weight[self._image_ids].T,
+    ),
+    "a rejected draft stays": (kv_cache.PositionLayer, "update", _never_overwritten(_UPDATE)),
+    "an accepted branch stays where it was": (kv_cache.PositionLayer, "move", lambda self, source, target: None),
+    "half the positions": (
+        loaded_model.Backbone,
+        "forward",
+        lambda self, inputs_embeds, position_ids, **more: _FORWARD(self, inputs_embeds, position_ids // 2, **more),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_refused(bug, dtype, monkeypatch):
+    monkeypatch.setattr(*BUGS[bug])
+    with pytest.raises(SpecbenchError, match="differs from the model's own forward by"):
+        decoded_any(any_causal_lm.build("gemma2", "eager").to(dtype), "sjd-pac:window=6")
+
 
 CODES, ROW_END = 24, 40
 LAYOUT = TokenLayout.with_row_ends(4, 4, CODES)

@@ -9,7 +9,7 @@ import json
 import pandas as pd
 import pytest
 import torch
-from checkpoints import configured, tar
+from checkpoints import configured, loaded, tar
 
 from specbench.decoding.loop import decode, second_stage
 from specbench.errors import SpecbenchError
@@ -21,17 +21,13 @@ from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
 
-def info(name, folder, **choice):
-    return configured(name, folder, **choice)
-
-
 @pytest.fixture(scope="module")
 def stages(tmp_path_factory):
     """(folder, tiny checkpoint, loaded model) of the language model and of the de-tokenizer with the same weights."""
     first, second = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
     pairs = [(first, tar.write(first)), (second, tar.write_detokenizer(second, 64))]
     names = ("tar-1.5b", "tar-dtok-1024")
-    return [(*pair, load_model(info(name, pair[0]), "cpu", "float32")) for name, pair in zip(names, pairs, strict=True)]
+    return [(*pair, loaded(name, pair[0])) for name, pair in zip(names, pairs, strict=True)]
 
 
 @torch.inference_mode()
@@ -88,7 +84,7 @@ def test_the_penalty_of_the_file_holds_and_its_other_settings_do_not(tmp_path):
     tar.write(tmp_path, tied=False)
     settings = {"repetition_penalty": 1.1, "top_k": 20, "top_p": 0.8, "temperature": 0.7}
     (tmp_path / "generation_config.json").write_text(json.dumps(settings))
-    facts = info("tar-7b", tmp_path)
+    facts = configured("tar-7b", tmp_path)
     assert facts.sampling() == Sampling(1.0, 1.0, 1200, 0.95)
     assert load_model(facts, "cpu", "float32").repetition_penalty == 1.1
 
@@ -137,7 +133,7 @@ def test_files_that_do_not_fit_are_one_line(stages, tmp_path):
     tar.write_detokenizer(tmp_path, 16)
     path = tmp_path / "ar_dtok_lp_256px.pth"
     content = torch.load(path, weights_only=True)
-    facts = info("tar-dtok-256", tmp_path)
+    facts = configured("tar-dtok-256", tmp_path)
     for damaged, problem in (
         (
             lambda sd: sd.update(abs_pe=sd["abs_pe"][:, :20]),
@@ -151,4 +147,4 @@ def test_files_that_do_not_fit_are_one_line(stages, tmp_path):
         with pytest.raises(SpecbenchError, match=problem):
             load_model(facts, "cpu", "float32")
     with pytest.raises(SpecbenchError, match=r"holds Tar's de-tokenizer, not 'tar-1.5b\+tiny'"):
-        info("tar-1.5b", tmp_path).files()
+        configured("tar-1.5b", tmp_path).files()

@@ -12,22 +12,17 @@ from specbench.papers.formats import _exactly, _value
 from specbench.papers.join import _expected
 from specbench.papers.table import SCORE, Column, PrintedNumber, Row
 from specbench.reporting.row import ShownScore, Stalled
+from specbench.runs.settings import RunSettings
 from specbench.stats import Estimate
 
-FID = Column("fid", f"{SCORE}fid[pytorch-fid]", "FID", "fid[pytorch-fid]", 2, "lower", 1.0, {})
+FID = Column("fid", f"{SCORE}fid[pytorch-fid]", "FID", "fid[pytorch-fid]", 2, "lower", 1.0, RunSettings())
 
 
 def score(n: int, expected: int | None, metric: str = "fid[pytorch-fid]") -> Measured:
     row = {"metric": metric, "fingerprint": "f", "value": 243.7, "low": 200.0, "high": 290.0, "n": n}
     row |= {"better": "lower", "kind": "distance" if metric.startswith("fid") else "plain"}
-    return Measured(
-        SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(n)})),
-        bare_row(n=n, scores=[ShownScore.of(row)]),
-        None,
-        (),
-        None,
-        expected,
-    )
+    run = SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(n)}))
+    return Measured(run, bare_row(n=n, scores=[ShownScore.of(row)]), None, (), None, expected)
 
 
 @pytest.fixture
@@ -62,25 +57,20 @@ def test_of_two_versions_of_a_metric_a_column_has_the_one_edited_last():
     assert column_fingerprint(FID, [both]) == "e" and column_fingerprint(FID, [both, score(9, 9)]) == "f"
 
 
-def test_printed_values_keep_their_digits():
-    printed = [
-        _exactly(value, FID)
-        for value in (PrintedNumber("31.2707"), PrintedNumber("2300.0"), 2392, PrintedNumber("1.00"))
-    ]
-    assert printed == ["31.2707", "2,300.0", "2,392", "1.00"]
-
-
-def test_the_images_that_a_table_asks_for():
+def test_printed_values_keep_their_digits_and_the_images_that_a_table_asks_for_are_counted():
     asked = SimpleNamespace(prompts="coco", limit=None, samples=2)
     assert _expected(asked) == 10_000
     asked.limit = 50
     assert _expected(asked) == 100
     asked.prompts = None
     assert _expected(asked) is None
+    values = PrintedNumber("31.2707"), PrintedNumber("2300.0"), 2392, PrintedNumber("1.00")
+    printed = [_exactly(value, FID) for value in values]
+    assert printed == ["31.2707", "2,300.0", "2,392", "1.00"]
 
 
 def test_a_stalled_image_is_named_at_the_latency():
-    latency = Column("latency", "latency_ms", "Latency (s)", None, 2, "lower", 0.001, {})
+    latency = Column("latency", "latency_ms", "Latency (s)", None, 2, "lower", 0.001, RunSettings())
     row = SimpleNamespace(notes={}, paper={}, spread={}, hardware=None, bold=())
     times = [300.0] * 8 + [8000.0]
     run = SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(9), "latency_ms": times}))
@@ -96,6 +86,6 @@ def test_a_stalled_image_is_named_at_the_latency():
 def test_a_traced_run_without_drafts_is_not_said_to_lack_a_trace(printed, traces, why):
     measured = score(2, None)
     measured.run.traced = pd.DataFrame({"sample": range(traces)})
-    column = Column("tv", "draft_tv", "TV", None, 2, "lower", 1.0, {})
+    column = Column("tv", "draft_tv", "TV", None, 2, "lower", 1.0, RunSettings())
     cell = make_cell(printed, column, measured, None, None)
     assert cell.why == why and bool(cell.notes) == (not traces)

@@ -27,6 +27,8 @@ from specbench.reporting.charts import Curve, figure_chart
 from specbench.reporting.columns import between
 from specbench.reporting.comparability import Run, mismatched_fields
 from specbench.reporting.report_rows import report_row
+from specbench.runs.settings import RunSettings
+from specbench.specs.options import SettingOrigin, SettingSource
 from specbench.stats import Estimate
 from specbench.store.run_info import RunInfo, read_info
 from specbench.store.run_store import RunStore, write_audit
@@ -93,7 +95,7 @@ def _legible(text: str) -> str:
     return re.sub(r"-?\d+\.\d{9,}(e-?\d+)?", lambda number: f"{float(number[0]):.9g}", text)
 
 
-def test_parquet_holds_the_rows_and_numbers_of_the_table(joined):
+def test_parquet_holds_the_rows_of_the_table_and_several_go_into_one_text_or_are_refused(joined):
     table = pq.read_table(io.BytesIO(render_tables([joined], "parquet")))
     rows = table.to_pylist()
     assert [row["label"] for row in rows] == [row.label for row in TABLE.rows]
@@ -102,22 +104,34 @@ def test_parquet_holds_the_rows_and_numbers_of_the_table(joined):
     assert rows[1]["speedup low"] is None and rows[1]["speedup measured"], "three prompts are too few for an interval"
     assert rows[2]["speedup measured"] is None and rows[2]["speedup why"] == "dtype differs"
     assert rows[4]["images"] is None and table.schema.metadata[b"specbench.table"] == b"toy-1"
+    assert len(json.loads(render_tables([joined] * 2, "json"))) == 2 * len(TABLE.rows)
+    for fmt in ("markdown", "latex", "html"):
+        assert render_tables([joined] * 2, fmt).count(TABLE.title) >= 2
+    for fmt in ("csv", "parquet"):
+        with pytest.raises(SpecbenchError, match="one table"):
+            render_tables([joined] * 2, fmt)
+    with pytest.raises(SpecbenchError, match="unknown format 'xls'"):
+        render_tables([joined], "xls")
+    assert {*formats_with("tables")} == {*SUFFIXES, "parquet"}, "each has a golden table, or is read above"
 
 
-def test_what_was_measured_is_in_the_printed_unit_with_its_interval_and_difference(joined):
+def test_what_was_measured_is_in_the_printed_unit_with_its_interval_difference_and_hardware(joined):
     latency, nfe, speedup = (cell(joined, "B SJD", name) for name in ("latency_s", "nfe", "speedup"))
     assert latency.value == pytest.approx(0.122 / 3) and latency.too_few and latency.low is None
     assert nfe.value == pytest.approx(7 / 3) and nfe.difference == pytest.approx(7 / 3 - 6)
     assert nfe.too_few and not nfe.outside, "an interval that is not shown decides nothing"
+    assert between(0.25, 0.5) == "0.25–0.50" and between(-4.9, -4.8, 1) == "-4.9 to -4.8", "no minus beside a dash"
     assert speedup.value == pytest.approx(3 * 45 / 122) and speedup.difference == pytest.approx(3 * 45 / 122 - 2.15)
     assert cell(joined, "A Plain", "nfe").difference == 0 and not cell(joined, "A Plain", "nfe").outside
+    latency = cell(joined, "B SJD", "latency_s")
+    assert latency.notes == ("Measured on Test CPU; the paper on NVIDIA RTX 4090.",)
+    assert latency.difference is not None and not latency.outside
 
 
 def many(tmp_path: Path, **counts: int) -> PaperTable:
     """AR and SJD measured over this many images each."""
-    return join(
-        TABLE, {PLAIN: folder(tmp_path, AR, ar(counts["ar"])), SPECULATIVE: folder(tmp_path, SJD, sjd(counts["sjd"]))}
-    )
+    runs = {PLAIN: folder(tmp_path, AR, ar(counts["ar"])), SPECULATIVE: folder(tmp_path, SJD, sjd(counts["sjd"]))}
+    return join(TABLE, runs)
 
 
 def test_the_best_values_are_bold_and_measured_ones_only_where_they_differ_from_ar(tmp_path):
@@ -137,24 +151,12 @@ def test_the_best_values_are_bold_and_measured_ones_only_where_they_differ_from_
     assert "*" not in re.search(r"\| B SJD.*\n(.*)\n", few)[1]
 
 
-def test_other_hardware_is_named_and_no_time_is_called_different(joined):
-    latency = cell(joined, "B SJD", "latency_s")
-    assert latency.notes == ("Measured on Test CPU; the paper on NVIDIA RTX 4090.",)
-    assert latency.difference is not None and not latency.outside
-
-
-@pytest.mark.parametrize(
-    ("printed", "gpus", "same"),
-    [
-        ("NVIDIA RTX 4090", ["NVIDIA GeForce RTX 4090"], True),
-        ("NVIDIA A100", ["NVIDIA A100-SXM4-40GB"], True),
-        ("NVIDIA RTX 3090 (a server with 8, AMD EPYC)", ["NVIDIA GeForce RTX 3090"], True),
-        ("NVIDIA RTX 4090 (768), NVIDIA A100 (1024)", ["NVIDIA A100 80GB PCIe"], True),
-        ("NVIDIA RTX 4090", ["NVIDIA GeForce RTX 4080"], False),
-        ("NVIDIA A100", [], False),
-        (None, ["NVIDIA A100"], None),
-    ],
-)
+@pytest.mark.parametrize(("printed", "gpus", "same"), [
+    ("NVIDIA RTX 4090", ["NVIDIA GeForce RTX 4090"], True), ("NVIDIA A100", ["NVIDIA A100-SXM4-40GB"], True),
+    ("NVIDIA RTX 3090 (a server with 8, AMD EPYC)", ["NVIDIA GeForce RTX 3090"], True),
+    ("NVIDIA RTX 4090 (768), NVIDIA A100 (1024)", ["NVIDIA A100 80GB PCIe"], True),
+    ("NVIDIA RTX 4090", ["NVIDIA GeForce RTX 4080"], False), ("NVIDIA A100", [], False), (None, ["NVIDIA A100"], None),
+])  # fmt: skip
 def test_hardware_is_the_paper_s_only_where_every_word_of_it_is_there(tmp_path, printed, gpus, same):
     assert same_hardware(printed, Run(folder(tmp_path, changed(SJD, device="cuda"), sjd(1), gpus=gpus))) is same
 
@@ -192,7 +194,7 @@ def test_a_field_that_must_agree_and_does_not_blanks_the_ratios_and_is_named(tmp
 def test_the_interval_of_the_gap_knows_how_few_images_it_has(tmp_path):
     runs = [generation(2, 30.0, logp=(-1.0, -2.0, 0.0, last)) for last in range(-10, -2)]
     row = report_row(Run(folder(tmp_path, SJD, runs)), [])
-    column = Column("nll_gap", "nll_gap", "Gap", None, 3, "none", 1.0, {})
+    column = Column("nll_gap", "nll_gap", "Gap", None, 3, "none", 1.0, RunSettings())
     measured = Measured(Run(tmp_path / SJD.run_id), row, None, (), None)
     gap = make_cell(TABLE.rows[1], column, measured, None, None)
     t_of_seven_degrees = 2.3646242515928
@@ -203,7 +205,7 @@ def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
     def measured(texts: list[str], images: int = 3):
         file = tmp_path / "mine.txt"
         file.write_text("\n".join(texts))
-        first_three = TABLE.rows[1].settings | {"prompts": str(file), "limit": 3}
+        first_three = replace(TABLE.rows[1].settings, prompts=str(file), limit=3)
         table = replace(TABLE, rows=(replace(TABLE.rows[1], settings=first_three),))
         spec = changed(SJD, prompts=str(file))
         run = tmp_path / spec.run_id
@@ -223,13 +225,16 @@ def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
     assert cell(part, "B SJD", "nfe").difference is not None and part.lines[0].expected == 3, "2 of 3 images"
 
 
-@pytest.mark.parametrize(
-    ("images", "note"),
-    [([0, 1, 2], None), ([0, 1], "runs over different images: 2 to 3"), ([0, 1, 4], "3 images each")],
-)
+@pytest.mark.parametrize(("images", "note"), [
+    ([0, 1, 2], None), ([0, 1], "runs over different images: 2 to 3"), ([0, 1, 4], "3 images each"),
+])  # fmt: skip
 def test_a_row_whose_cells_are_of_different_images_says_so(tmp_path, images, note):
     nfe = next(column for column in TABLE.columns if column.name == "nfe")
-    wide = replace(nfe, name="wide nfe", settings={"options": {"window": 5}})
+    wide = replace(
+        nfe,
+        name="wide nfe",
+        settings=RunSettings().changed({"window": 5}, {"window": SettingOrigin(SettingSource.FILE)}),
+    )
     table = replace(TABLE, rows=TABLE.rows[1:2], columns=(nfe, wide))
     settings, other = table.all_settings()
     narrow = folder(tmp_path, SJD, sjd(3))
@@ -282,25 +287,18 @@ def test_a_row_of_a_lossless_decoder_that_fails_its_audit_says_so(tmp_path):
         assert any("NOT LOSSLESS" in note for note in line.notes) == failed
 
 
-def test_a_row_that_did_not_run_says_why_and_keeps_what_was_printed(joined):
+def test_a_row_that_did_not_run_says_why_and_every_column_and_mark_is_explained(joined):
     lines = {line.label: line for line in joined.lines}
     why, choice = lines["D Ours_2 & more"].notes
     assert why == "Not run: its weights are missing." and choice.startswith("Chosen: fresh-q = onehot: ")
     assert lines["E Trained elsewhere"].notes == ("Not run: its network was not released.",)
     assert lines["E Trained elsewhere"].cells["latency_s"].paper == 30.0
-
-
-def test_every_column_is_defined_and_every_mark_explained(joined):
     text = render_tables([joined])
     for column in TABLE.columns:
         assert f"- {column.header}: " in text
     for number in range(1, len(joined.footnotes) + 1):
         mark = str(number).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
         assert text.count(mark) >= 2, "once in the table, once below"
-
-
-def test_a_minus_sign_never_touches_the_dash_of_an_interval():
-    assert between(0.25, 0.5) == "0.25–0.50" and between(-4.9, -4.8, 1) == "-4.9 to -4.8"
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
@@ -311,22 +309,13 @@ def test_a_terminal_of_any_width_shows_every_column_whole(joined, width):
         assert value in text
 
 
-def test_several_tables_go_into_one_text_or_are_refused(joined):
-    assert len(json.loads(render_tables([joined] * 2, "json"))) == 2 * len(TABLE.rows)
-    for fmt in ("markdown", "latex", "html"):
-        assert render_tables([joined] * 2, fmt).count(TABLE.title) >= 2
-    for fmt in ("csv", "parquet"):
-        with pytest.raises(SpecbenchError, match="one table"):
-            render_tables([joined] * 2, fmt)
-    with pytest.raises(SpecbenchError, match="unknown format 'xls'"):
-        render_tables([joined], "xls")
-    assert {*formats_with("tables")} == {*SUFFIXES, "parquet"}, "each has a golden table, or is read above"
-
-
 def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):
     """Step compression against the window: printed values at two windows, measured ones at two."""
-    rows = [replace(TABLE.rows[1], label=f"W = {w}", group=None, paper={"nfe": w}, settings={**TABLE.rows[1].settings,
-                    "options": {"window": w}}) for w in (3, 300)]  # fmt: skip
+    plain = replace(TABLE.rows[1], group=None)
+    settings = [replace(plain.settings, options={"window": w}) for w in (3, 300)]
+    rows = [
+        replace(plain, label=f"W = {w}", paper={"nfe": w}, settings=s) for w, s in zip((3, 300), settings, strict=True)
+    ]
     figure = replace(TABLE, rows=tuple(rows), axes=({"x": "option:window", "y": "nfe"},))
     run = folder(tmp_path, SJD, sjd(9))
     done = join(figure, dict.fromkeys(figure.all_settings(), run))
@@ -351,34 +340,28 @@ def test_the_only_value_of_an_axis_has_room_around_it():
     """A single point would else be labelled with all digits of its value."""
     point = (Estimate(3.0, None, None), Estimate(32.089, None, None))
     alone = figure_chart([Curve("", False, [point])], "x", "y")["scales"]
-    assert alone["y"]["domain"] == pytest.approx([28.8801, 35.2979]) and alone["x"]["domain"] == pytest.approx(
-        [2.7, 3.3]
-    )
+    assert alone["y"]["domain"] == pytest.approx([28.8801, 35.2979])
+    assert alone["x"]["domain"] == pytest.approx([2.7, 3.3])
     two = figure_chart([Curve("", False, [point, (point[1], point[0])])], "x", "y")["scales"]
     assert "domain" not in two["y"] and "domain" not in two["x"]
 
 
 def test_a_row_of_two_seeds_is_the_mean_over_their_images_and_pairs_each_with_ar_of_its_seed(tmp_path):
-    rows = [replace(row, settings={**row.settings, "seed": [1, 2]}) for row in TABLE.rows[:2]]
+    rows = [replace(row, seeds=(1, 2)) for row in TABLE.rows[:2]]
     table = replace(TABLE, rows=tuple(rows))
     runs = {}
     for place, settings in enumerate(table.all_settings()):
         slow = settings.seed == 2
-        spec = changed(AR if settings.decoder == "ar" else SJD, seed=settings.seed)
-        images = ar(9) if settings.decoder == "ar" else [generation(2 + 2 * slow, 20.0, 2.0)] * 9
+        spec = changed(AR if settings.decoder == ("ar",) else SJD, seed=settings.seed)
+        images = ar(9) if settings.decoder == ("ar",) else [generation(2 + 2 * slow, 20.0, 2.0)] * 9
         runs[settings] = scored(folder(tmp_path, spec, images), 30.0 + place, n=9)
     done = join(table, runs)
     steps, speedup, fid = (cell(done, "B SJD", name) for name in ("nfe", "speedup", "fid"))
-    assert (
-        (steps.value, steps.n) == (3.0, 18) and speedup.value == pytest.approx(2 * 45 / (23 + 23)) and speedup.n == 18
-    )
+    assert (steps.value, steps.n, speedup.n) == (3.0, 18, 18) and speedup.value == pytest.approx(2 * 45 / (23 + 23))
     assert (fid.value, fid.low, fid.high, fid.n) == (32.5, 31.5, 33.5, 18)
     line = done.lines[1]
-    assert (
-        len(line.runs) == 2
-        and line.images == 18
-        and any(text.startswith("Rows of several seeds") for text in done.remarks)
-    )
+    assert len(line.runs) == 2 and line.images == 18
+    assert any(text.startswith("Rows of several seeds") for text in done.remarks)
     assert json.loads(render_tables([done], "json"))[1]["cells"]["fid"]["n"] == 18
     with pytest.raises(SpecbenchError, match="several seeds"):
         with_baseline(done, "ar")

@@ -6,16 +6,14 @@ import pytest
 
 from specbench.errors import SpecbenchError
 from specbench.papers.table_files import conventions, load_table, load_tables, papers, read_table, table_names
+from specbench.runs.settings import RunSettings
 
 GOOD = {
-    "name": '"mine"',
-    "paper": '"gsd"',
-    "source": '"Table 1"',
-    "title": '"a table"',
+    "name": '"mine"', "paper": '"gsd"', "source": '"Table 1"', "title": '"a table"',
     "columns": '[{ key = "nfe", header = "NFE" }, { key = "score:fid", header = "FID" }]',
     "defaults": '{ model = "shapes", protocol = "sjd", options = { window = 8 } }',
     "rows": '[{ label = "AR", decoder = "ar" }, { label = "GSD", decoder = "gsd", paper = { nfe = 3 } }]',
-}
+}  # fmt: skip
 ROW = 'label = "GSD", decoder = "gsd"'
 
 
@@ -29,14 +27,14 @@ def written(folder, **changed: str | None):
 def test_a_good_file_is_read(tmp_path):
     table = read_table(written(tmp_path))
     plain, grouped = table.all_settings()
-    assert (plain.decoder, plain.options) == ("ar", {}), "a default option counts where the decoder takes it"
-    assert (grouped.decoder, grouped.options) == ("gsd", {"fresh-q": "onehot", "window": 8}), "as SJD's code has it"
+    assert (plain.decoder, plain.options) == (("ar",), {}), "a default option counts where the decoder takes it"
+    assert (grouped.decoder, grouped.options) == (("gsd",), {"fresh-q": "onehot", "window": 8}), "as SJD's code has it"
     assert table.rows[1].paper == {"nfe": 3} and table.metrics() == ["fid[pytorch-fid]"], "the protocol's variant"
 
 
 def test_the_released_code_s_convention_counts_where_a_row_takes_it():
-    rows = [row.settings for row in load_table("sjd-fig14").rows if row.settings.get("decoder", "").startswith("sjd")]
-    by_init = {case["options"].get("init"): case["options"].get("fresh-q") for case in rows}
+    rows = [row.settings.options for row in load_table("sjd-fig14").rows if str(row.decoder).startswith("sjd")]
+    by_init = {options.get("init"): options.get("fresh-q") for options in rows}
     assert by_init.pop(None) == by_init.pop("uniform") == "onehot" and by_init and set(by_init.values()) == {None}
     (reason,) = conventions()["chosen"].values()
     chosen = {name: [text for row in load_table(name).rows for text in row.chosen] for name in ("gsd-1", "cool-sd-1")}
@@ -57,67 +55,69 @@ def test_what_was_chosen_stands_with_its_value_and_reason_where_it_counts(tmp_pa
 
 
 def test_the_tables_run_what_the_papers_ran():
-    def rows(name: str) -> dict[str, tuple[dict, str]]:
-        return {f"{row.group} {row.label}": (dict(row.settings), " ".join(row.chosen)) for row in load_table(name).rows}
+    def rows(name: str) -> dict[str, tuple[RunSettings, str]]:
+        return {f"{row.group} {row.label}": (row.settings, " ".join(row.chosen)) for row in load_table(name).rows}
 
     for name in ("sjd-1", "sjd-7", "gsd-1", "sjdpp-5"):
         for settings, text in rows(name).values():
-            if settings["model"] in ("lumina", "anole"):
-                assert settings["guidance_rows"] == "released" and "Chosen: guidance-rows = released: " in text
+            if settings.model in ("lumina", "anole"):
+                assert settings.guidance_rows == "released" and "Chosen: guidance-rows = released: " in text
     for settings, text in rows("sjd-4").values():
-        assert settings["prompt_form"] == "released" and "Chosen: prompt-form = released: " in text
+        assert settings.prompt_form == "released" and "Chosen: prompt-form = released: " in text
     for name in ("sjdpp-1", "sjdpp-2", "sjdpp-3", "sjdpp-4", "sjdpp-5", "sjdpp-6", "sjdpp-7", "sjdpp-10"):
-        reused = [both for both in rows(name).values() if both[0]["decoder"] == "sjd++"]
-        assert reused and all(settings["options"]["init"] == "left-sample" for settings, _ in reused)
+        reused = [both for both in rows(name).values() if both[0].decoder == ("sjd++",)]
+        assert reused and all(settings.options["init"] == "left-sample" for settings, _ in reused)
         assert all("Chosen: init = left-sample: section 4.2" in text for _, text in reused)
     ours = [both for label, both in rows("sjd-7").items() if label.startswith("Ours")]
     assert ours and all("Chosen: init = left-sample: the paper does not say whether 'ours'" in text for _, text in ours)
+    grouped = [case.options for case in load_table("sjd-sv-1").all_settings() if "verifier" in case.options]
+    assert [options["G"] for options in grouped] == [3], "an option of a component that the row chooses"
     for table in (table for table in load_tables() if table.paper == "cool-sd"):
         for row in table.rows:
             text = any("of equation 16 and nu = 0.7 are reconstructed" in text for text in row.chosen)
-            assert text == (row.settings["decoder"] == "cool-sd"), (table.name, row.label)
+            assert text == (row.decoder == "cool-sd"), (table.name, row.label)
 
 
-@pytest.mark.parametrize(
-    ("changed", "problem"),
-    [
-        ({"source": None}, "source: missing"),
-        ({"colums": "[]"}, "colums: unknown field 'colums'"),
-        ({"name": '"other"'}, "name: 'other' differs from the name of the file"),
-        ({"paper": '"gds"'}, "paper: unknown paper 'gds' (did you mean 'gsd'?"),
-        ({"title": "3"}, "title: 3 is not text"),
-        ({"rows": "[]"}, "rows: empty"),
-        ({"columns": "[]", "rows": '[{ label = "AR", decoder = "ar" }]'}, "columns: empty"),
-        ({"notes": "[1]"}, "notes: not text"),
-        ({"axes": '{ x = "nfe" }'}, "axes: must have exactly x and y"),
-        ({"maps": '["top2"]'}, "maps: unknown map 'top2' (valid: "),
-        ({"axes": '{ x = "nfe", y = "nef" }'}, "axes.y: unknown column 'nef'"),
-        ({"axes": '{ x = "setting:K", y = "nfe" }'}, "axes.x: unknown axis 'setting:K'"),
-        ({"defaults": '{ model = "shapes", seeds = 1 }'}, "defaults: unknown field 'seeds'"),
-        ({"defaults": '{ model = "shapes", protocol = "sdj" }'}, "columns[1].key: unknown protocol 'sdj'"),
-        ({"defaults": '{ model = "shapes", sampling = { top_k = "all" } }'}, "defaults.sampling.top_k: 'all' is no"),
-        ({"columns": '[{ key = "nef", header = "NFE" }]'}, "columns[0].key: unknown key 'nef' (did you mean 'nfe'?"),
-        ({"columns": '[{ key = "score:fdi[x]", header = "F" }]'}, "columns[0].key: unknown metric 'fdi[x]'"),
-        ({"columns": '[{ key = "nfe", header = "N", better = "up" }]'}, "columns[0].better: unknown value 'up'"),
-        (
-            {"columns": '[{ key = "nfe", header = "N", precision = 1.5 }]'},
-            "columns[0].precision: 1.5 is not a whole number",
-        ),
-        (
-            {"columns": '[{ key = "nfe", header = "A" }, { key = "nfe", header = "B" }]'},
-            "columns: two columns are called 'nfe'",
-        ),
-        ({"rows": '[{ decoder = "ar" }]'}, "rows[0].label: missing"),
-        ({"rows": '[{ label = "AR" }]'}, "rows[0].decoder: missing here and in [defaults]"),
-        ({"rows": f"[{{ {ROW}, runnable = false }}]"}, "rows[0].why: `why` is required with `runnable = false`"),
-        ({"rows": f"[{{ {ROW}, paper = {{ nef = 3 }} }}]"}, "rows[0].paper: unknown column 'nef'"),
-        ({"rows": f'[{{ {ROW}, paper = {{ nfe = "3" }} }}]'}, "rows[0].paper.nfe: '3' is not a number"),
-        ({"rows": f"[{{ {ROW}, notes = {{ nfe = 3 }} }}]"}, "rows[0].notes.nfe: 3 is not text"),
-        ({"rows": f"[{{ {ROW}, chosen = {{ windw = 'x' }} }}]"}, "rows[0].chosen: unknown setting 'windw' (did you"),
-        ({"rows": '["AR"]'}, "rows[0]: is not a table of fields"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
+@pytest.mark.parametrize(("changed", "problem"), [
+    ({"source": None}, "source: missing"),
+    ({"colums": "[]"}, "colums: unknown field 'colums'"),
+    ({"name": '"other"'}, "name: 'other' differs from the name of the file"),
+    ({"paper": '"gds"'}, "paper: unknown paper 'gds' (did you mean 'gsd'?"),
+    ({"title": "3"}, "title: 3 is not text"),
+    ({"rows": "[]"}, "rows: empty"),
+    ({"columns": "[]", "rows": '[{ label = "AR", decoder = "ar" }]'}, "columns: empty"),
+    ({"notes": "[1]"}, "notes: not text"),
+    ({"axes": '{ x = "nfe" }'}, "axes: must have exactly x and y"),
+    ({"maps": '["top2"]'}, "maps: unknown map 'top2' (valid: "),
+    ({"axes": '{ x = "nfe", y = "nef" }'}, "axes.y: unknown column 'nef'"),
+    ({"axes": '{ x = "setting:K", y = "nfe" }'}, "axes.x: unknown axis 'setting:K'"),
+    ({"defaults": '{ model = "shapes", seeds = 1 }'}, "defaults: unknown field 'seeds'"),
+    ({"defaults": '{ model = "shapes", protocol = "sdj" }'}, "columns[1].key: unknown protocol 'sdj'"),
+    ({"defaults": '{ model = "shapes", sampling = { top_k = "all" } }'}, "defaults.sampling.top_k: --top-k all: exp"),
+    ({"rows": f'[{{ {ROW}, seed = [1, "x"] }}]'}, "rows[0].seed: --seed x: expected a whole number"),
+    ({"rows": f"[{{ {ROW}, limit = 0 }}]"}, "rows[0].limit: --limit 0: must be at least 1"),
+    ({"rows": f"[{{ {ROW}, batch = [1, 2] }}]"}, "rows[0].batch: --batch [1, 2]: expected one value"),
+    ({"columns": '[{ key = "nfe", header = "N", dtype = "fp33" }]'}, "columns[0].dtype: --dtype fp33: not a valid"),
+    ({"columns": '[{ key = "nef", header = "NFE" }]'}, "columns[0].key: unknown key 'nef' (did you mean 'nfe'?"),
+    ({"columns": '[{ key = "score:fdi[x]", header = "F" }]'}, "columns[0].key: unknown metric 'fdi[x]'"),
+    ({"columns": '[{ key = "nfe", header = "N", better = "up" }]'}, "columns[0].better: unknown value 'up'"),
+    (
+        {"columns": '[{ key = "nfe", header = "N", precision = 1.5 }]'},
+        "columns[0].precision: 1.5 is not a whole number",
+    ),
+    (
+        {"columns": '[{ key = "nfe", header = "A" }, { key = "nfe", header = "B" }]'},
+        "columns: two columns are called 'nfe'",
+    ),
+    ({"rows": '[{ decoder = "ar" }]'}, "rows[0].label: missing"),
+    ({"rows": '[{ label = "AR" }]'}, "rows[0].decoder: missing here and in [defaults]"),
+    ({"rows": f"[{{ {ROW}, runnable = false }}]"}, "rows[0].why: `why` is required with `runnable = false`"),
+    ({"rows": f"[{{ {ROW}, paper = {{ nef = 3 }} }}]"}, "rows[0].paper: unknown column 'nef'"),
+    ({"rows": f'[{{ {ROW}, paper = {{ nfe = "3" }} }}]'}, "rows[0].paper.nfe: '3' is not a number"),
+    ({"rows": f"[{{ {ROW}, notes = {{ nfe = 3 }} }}]"}, "rows[0].notes.nfe: 3 is not text"),
+    ({"rows": f"[{{ {ROW}, chosen = {{ windw = 'x' }} }}]"}, "rows[0].chosen: unknown setting 'windw' (did you"),
+    ({"rows": '["AR"]'}, "rows[0]: is not a table of fields"),
+], ids=lambda value: value if isinstance(value, str) else None)  # fmt: skip
 def test_a_bad_one_is_refused_by_file_and_field(tmp_path, changed, problem):
     with pytest.raises(SpecbenchError) as refused:
         read_table(written(tmp_path, **changed))

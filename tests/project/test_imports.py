@@ -68,14 +68,10 @@ def unexplained(source: str) -> list[int]:
     lines = source.splitlines()
     if any(line.startswith(MODULE_REASON) for line in lines):
         return []
-    functions = (
-        function
-        for function in ast.walk(ast.parse(source))
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-    )
-    imports = {
-        node for function in functions for node in ast.walk(function) if isinstance(node, ast.Import | ast.ImportFrom)
-    }
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    functions = (function for function in ast.walk(ast.parse(source)) if isinstance(function, kinds))
+    inside = (node for function in functions for node in ast.walk(function))
+    imports = {node for node in inside if isinstance(node, ast.Import | ast.ImportFrom)}
     blocks: list[list[int]] = []
     for first, last in sorted((node.lineno, node.end_lineno) for node in imports):
         if blocks and blocks[-1][1] + 1 == first:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dev.shapes import prompts
 from dev.shapes.data import wordings
 from specbench.models.shapes import captions
 from specbench.models.shapes.scene import CATEGORIES, SceneRequest, realize, sample_request
@@ -20,19 +19,11 @@ def lines(name: str) -> list[dict]:
     return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("name", "build"), [("shapes", prompts.standard_prompts), ("shapes-hard", prompts.hard_prompts)]
-)
-def test_the_files_are_what_their_builder_writes(name, build):
-    assert lines(name) == build()
-
-
 @pytest.mark.parametrize("name", ["shapes", "shapes-hard"])
 def test_every_prompt_is_held_out_and_means_its_scene(name):
     for line in lines(name):
         request = SceneRequest.from_json(line["scene"])
-        assert captions.parse(line["prompt"]) == request
-        assert request.held_out() and request.category == line["category"]
+        assert captions.parse(line["prompt"]) == request and request.held_out() and request.category == line["category"]
         assert line["id"] == f"{line['category']}-{hashlib.sha256(line['prompt'].encode()).hexdigest()[:8]}"
 
 

@@ -4,6 +4,7 @@ A hub on the loopback has small checkpoints under the official names, with the o
 networks of the metrics in their publishers' formats.
 """
 
+import functools
 import json
 import os
 import subprocess
@@ -48,9 +49,8 @@ def typed(hub: Hub, home: Path, line: str, **variables: str) -> subprocess.Compl
     (home / "work").mkdir(parents=True, exist_ok=True)
     env = {**os.environ, **hub.env(home), "HOME": str(home), **variables}
     env.pop("SPECBENCH_PROMPTS_MIRROR", None)
-    return forked(
-        lambda: official_hub.type_as_user(hub, *line.split()[1:]), cwd=home / "work", env=env, timeout_s=_LONGEST_S
-    )
+    type_it = functools.partial(official_hub.type_as_user, hub, *line.split()[1:])
+    return forked(type_it, cwd=home / "work", env=env, timeout_s=_LONGEST_S)
 
 
 def test_run_score_and_report_as_typed(hub, tmp_path):
@@ -76,8 +76,7 @@ def test_run_score_and_report_as_typed(hub, tmp_path):
     scores = pd.concat(map(pd.read_parquet, (folder / "scores").glob("*.parquet")))
     assert {"clip[b16+299]", "hpsv2[v2.1]"} <= set(scores["metric"])
     row = next(line for line in report.stdout.splitlines() if line.startswith("| gsd"))
-    assert "clip[b16+299]" in report.stdout and row.count("|") > 5
-    assert "No speed-up can be given" not in report.stdout
+    assert "clip[b16+299]" in report.stdout and row.count("|") > 5 and "No speed-up can be given" not in report.stdout
 
 
 def test_after_a_score_the_same_process_loads_a_model():

@@ -44,7 +44,6 @@ def files(tmp_path_factory) -> Path:
 def machine(files, tmp_path, monkeypatch) -> Path:
     """A folder to work in, on a machine where these files are the published ones."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     for name, file in (("inception", "inception.pth"), ("clip-b16", "ViT-B-16.pt"), ("hpsv2-v2.1", "HPS.pt")):
         formats.stand_in(monkeypatch, name, files / file)
     tiny_hps = functools.partial(preference.load_hpsv2, architecture="tiny-hps")

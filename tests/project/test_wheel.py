@@ -26,7 +26,7 @@ def built(kind: str, folder: Path) -> Path:
     return next(folder.iterdir())
 
 
-def test_an_installed_specbench_finds_prompts_and_tables(wheel, tmp_path):
+def test_an_installed_specbench_finds_prompts_and_tables_and_nothing_else_of_the_checkout(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as content:
         content.extractall(tmp_path)
     script = (
@@ -39,15 +39,10 @@ def test_an_installed_specbench_finds_prompts_and_tables(wheel, tmp_path):
     first, tables = done.stdout.splitlines()
     assert first.startswith(str(tmp_path)) and first.split()[2:4] == ["Table", "1"], done.stderr
     assert set(tables.split()) == {path.stem for path in (ROOT / "benchmarks").glob("*.toml")} - {"papers"}
-
-
-def test_nothing_else_of_the_checkout_is_in_it(wheel):
     with zipfile.ZipFile(wheel) as content:
         names = content.namelist()
-    assert {name.split("/")[0] for name in names} == {
-        "specbench",
-        next(n.split("/")[0] for n in names if "dist-info" in n),
-    }
+    info = next(n.split("/")[0] for n in names if "dist-info" in n)
+    assert {name.split("/")[0] for name in names} == {"specbench", info}
     assert not [name for name in names if name.endswith((".pyc", "bench.py")) and "_data" in name]
 
 
@@ -67,9 +62,8 @@ def test_the_source_distribution_is_the_checkout_and_knows_its_commit_as_the_whe
 
 def test_a_checkout_can_be_installed_for_work_on_it(tmp_path):
     script = "import hatchling.build, sys; print(hatchling.build.build_editable(sys.argv[1]))"
-    done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", script, tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     with zipfile.ZipFile(tmp_path / done.stdout.strip()) as content:
         paths = [content.read(name).decode().strip() for name in content.namelist() if name.endswith(".pth")]
     assert paths == [str(ROOT)], done.stderr

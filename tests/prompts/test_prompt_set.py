@@ -9,9 +9,8 @@ from specbench.prompts import Prompt, build_prompt_set
 from specbench.prompts.loading import load_prompts
 from specbench.prompts.prompt_set import Drawing
 
-SET = build_prompt_set(
-    "pets", [Prompt(f"p{number:02d}", f"pet {number}", ("cats", "dogs", "fish")[number % 3]) for number in range(30)]
-)
+PETS = [Prompt(f"p{number:02d}", f"pet {number}", ("cats", "dogs", "fish")[number % 3]) for number in range(30)]
+SET = build_prompt_set("pets", PETS)
 
 
 def drawn(**options) -> list[str]:
@@ -30,36 +29,27 @@ def test_a_sample_is_random_nested_in_file_order_and_the_same_in_any_order_of_th
 
 def test_the_steps_are_applied_in_their_order():
     assert drawn(offset=28) == ["p28", "p29"] and drawn(limit=2, offset=3) == ["p03", "p04"]
-    assert drawn(per_category=1) == ["p00", "p01", "p02"]
-    assert drawn(categories=("dogs",), limit=2) == ["p01", "p04"]
+    assert drawn(per_category=1) == ["p00", "p01", "p02"] and drawn(categories=("dogs",), limit=2) == ["p01", "p04"]
     assert drawn(categories=("dogs", "cats"), per_category=1, offset=3) == ["p04", "p06"]
     assert drawn(ids=("p04", "p05"), limit=1) == ["p04"]
 
 
-def test_what_was_drawn_is_told_in_words():
+def test_what_was_drawn_is_told_in_words_and_no_categories_are_not_drawn_by():
     assert Drawing().text(SET) is None and Drawing(limit=30).text(SET) is None
     assert Drawing(sample=8).text(SET) == "8 of 30: random sample of 8 (seed 0)"
-    assert Drawing(categories=("dogs",), offset=1, limit=2).text(SET) == (
-        "2 of 30: category dogs, without the first 1, first 2"
-    )
+    said = Drawing(categories=("dogs",), offset=1, limit=2).text(SET)
+    assert said == "2 of 30: category dogs, without the first 1, first 2"
+    with pytest.raises(SpecbenchError, match="have no categories"):
+        Drawing(per_category=1).of(build_prompt_set("plain", [Prompt("a", "b")]))
 
 
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"categories": ("dgos",)}, "unknown category of 'pets': 'dgos'"),
-        ({"offset": 30}, "is left"),
-        ({"ids": ("p1",)}, "no id 'p1'"),
-    ],
-)
+@pytest.mark.parametrize(("options", "why"), [
+    ({"categories": ("dgos",)}, "unknown category of 'pets': 'dgos'"), ({"offset": 30}, "is left"),
+    ({"ids": ("p1",)}, "no id 'p1'"),
+])  # fmt: skip
 def test_nothing_to_draw_is_said(options, why):
     with pytest.raises(SpecbenchError, match=why):
         drawn(**options)
-
-
-def test_a_set_without_categories_is_not_drawn_by_category():
-    with pytest.raises(SpecbenchError, match="have no categories"):
-        Drawing(per_category=1).of(build_prompt_set("plain", [Prompt("a", "b")]))
 
 
 def test_captions_that_stand_under_several_ids_are_told(tmp_path, capsys):

@@ -153,16 +153,13 @@ def test_the_machine_is_remarked_upon():
     assert "clock back (heat) in 2 of 9 readings" in text
 
 
-def test_the_verdict_needs_the_corrected_p_value():
+def test_the_verdict_needs_the_corrected_p_value_and_labels_a_decoder_that_fails_its_audit():
     speed = Compared("speedup", Estimate(1.3, 1.1, 1.5), 0.03, 0.04)
     score = Compared("clip", Estimate(-0.1, -0.2, -0.01), 0.04, 0.08)
     text = verdict([speed, score])
     assert text.startswith("B is faster than A: 1.30") and "No difference is shown in clip (-0.100" in text
     assert verdict([replace(speed, p_holm=0.06)]).startswith("No difference is shown in speed")
     assert verdict([replace(speed, estimate=None)]) == "Nothing could be compared."
-
-
-def test_a_lossy_decoder_that_fails_its_audit_is_labelled_by_the_verdict():
     failed = audit("recorded p is not the model's")
     assert DECODER.cell(row("gsd", lossless=False, audit=failed)) == "gsd (recorded p is not the model's)"
     assert "NOT LOSSLESS" in DECODER.cell(row("sjd", audit=failed))

@@ -111,15 +111,11 @@ def test_images_of_other_captions_are_not_common(tmp_path):
     assert all("prompt file" in section.heading for section in sections(rows)), "of which other prompts were drawn"
 
 
-@pytest.mark.parametrize(
-    ("change", "kept", "note"),
-    [
-        ({"first": "x"}, "prompt", "the captions in common have different ids: import tokens --prompts shapes gives"),
-        ({"sample": 1}, "prompt", "no images in common: their sample numbers"),
-        ({"first": "x"}, "another", "no captions in common"),
-        ({}, "another", OTHER_CAPTIONS),
-    ],
-)
+@pytest.mark.parametrize(("change", "kept", "note"), [
+    ({"first": "x"}, "prompt", "the captions in common have different ids: import tokens --prompts shapes gives"),
+    ({"sample": 1}, "prompt", "no images in common: their sample numbers"),
+    ({"first": "x"}, "another", "no captions in common"), ({}, "another", OTHER_CAPTIONS),
+])  # fmt: skip
 def test_a_comparison_of_no_pair_says_what_tells_the_images_apart(tmp_path, change, kept, note):
     a = pictured(tmp_path, changed(AR, prompts="shapes"), synthetic.ar(8), range(8))
     imported = changed(SJD, prompts_sha256="2" * 64, prompts="t.jsonl", tokens_sha256="3" * 64)
@@ -130,8 +126,7 @@ def test_a_comparison_of_no_pair_says_what_tells_the_images_apart(tmp_path, chan
 def test_a_folder_copied_beside_itself_counts_once(runs):
     copy = shutil.copytree(runs[1], runs[1].parent / f"{runs[1].name} copy")
     rows = report_rows([copy, *runs])
-    assert [row.n for row in rows] == [8, 8] and rows[1].folder == runs[1]
-    assert rows[1].copies == [str(copy)]
+    assert [row.n for row in rows] == [8, 8] and rows[1].folder == runs[1] and rows[1].copies == [str(copy)]
     [_, once] = over_seeds([copy, *runs])
     assert (once.images, once.seeds, once.copies) == (8, [SJD.seed], [str(copy)])
     edited = synthetic.folder(runs[1].parent, replace(SJD, prompts_sha256="2" * 64), synthetic.sjd(8))
@@ -164,7 +159,7 @@ def test_runs_that_differ_in_the_window_alone_keep_names_of_their_own(runs, cli,
     against = [row.against for row in compare_rows(rows, names[2])]
     assert [item and item.baseline for item in against] == [names[2], names[2], None]
     assert [row.against for row in compare_rows(rows, other.name)] == against
-    seeds = [replace(row, setting={**row.setting, "seed": seed}) for seed in (0, 1) for row in rows]
+    seeds = [replace(row, setting=replace(row.setting, seed=seed)) for seed in (0, 1) for row in rows]
     assert [row.against for row in compare_rows(seeds, names[2])] == 2 * against, "a name counts within its setting"
 
 
@@ -182,9 +177,8 @@ def test_bold_follows_the_verdict_of_compare_in_latex_and_on_the_page(runs, tmp_
     real = {row.name for row in compare_runs(*runs) if row.real}
     other, unmarked = (real_differences(row.folder, row.over_ar) for row in rows[::-1])
     assert real == {"brightness"} == other and not unmarked
-    assert rows[1].over_ar.speedup.value > 1 and rows[1].over_ar.speedup_p > 0.05, (
-        "a best speed-up that shows nothing is not bold"
-    )
+    over = rows[1].over_ar
+    assert over.speedup.value > 1 and over.speedup_p > 0.05, "a best speed-up that shows nothing is not bold"
     assert [row["real"] for row in json.loads(render(rows, "json"))] == [[], ["brightness"]]
     latex, page = render(rows, "latex"), html.page(rows)
     assert latex.count("\\textbf") == 1 and BOLD_RULE in latex and BOLD_RULE.partition(":")[0] in page
@@ -245,45 +239,34 @@ def test_few_prompts_give_values_without_intervals_and_p_values(runs, tmp_path):
     a = pictured(tmp_path / "few", AR, synthetic.ar(7), range(7))
     b = pictured(tmp_path / "few", SJD, synthetic.sjd(7), range(1, 8))
     rows = {row.name: row for row in compare_runs(a, b)}
+    alone = ((AR, synthetic.ar(1), (9,)), (SJD, synthetic.sjd(1), (7,)))
+    records = named(compare_runs(*(pictured(tmp_path / "one", *each) for each in alone)))
+    assert records["brightness"]["value"] == -2 and records["speedup"]["value"] > 1
+    for row in records.values():
+        assert row["low"] is row["high"] is row["p"] is row["p_holm"] is row["prompts_needed"] is None
+    json.dumps(list(records.values()), allow_nan=False)
     for name in ("speedup", "speedup_reverse", "brightness"):
         row = rows[name]
-        assert row.value and row.estimate.low is row.estimate.high is row.p_holm is None
-        assert FEW_NOTE in row.note
+        assert row.value and row.estimate.low is row.estimate.high is row.p_holm is None and FEW_NOTE in row.note
     assert all("too few" in line for line in comparison_lines([rows["speedup"], rows["brightness"]]))
     assert named(compare_runs(*runs))["speedup"]["low"], "eight prompts are enough"
 
 
-def test_one_image_gives_values_without_intervals_and_no_nan(tmp_path):
-    a, b = pictured(tmp_path, AR, synthetic.ar(1), (9,)), pictured(tmp_path, SJD, synthetic.sjd(1), (7,))
-    rows = named(compare_runs(a, b))
-    assert rows["brightness"]["value"] == -2.0 and rows["speedup"]["value"] > 1
-    for row in rows.values():
-        assert row["low"] is row["high"] is row["p"] is row["p_holm"] is row["prompts_needed"] is None
-    json.dumps(list(rows.values()), allow_nan=False)
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [({"dtype": "bfloat16"}, "dtype"), ({"seed": 3}, "seed"), ({"top_k": 5}, "top_k"), ({"threads": 4}, "threads")],
-)
-def test_speed_needs_what_must_agree_and_scores_do_not(tmp_path, change, field):
-    a = pictured(tmp_path, AR, synthetic.ar(3), (1, 2, 3))
-    b = pictured(tmp_path, changed(SJD, **change), synthetic.sjd(3), (2, 4, 6))
-    rows = named(compare_runs(a, b))
-    assert rows["speedup"]["value"] is None and rows["speedup"]["note"].startswith(f"differs in {field} (")
-    assert rows["brightness"]["value"] == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize(("change", "compared"), [({"batch": 8}, True), ({"threads": 4}, True), ({"top_k": 5}, False)])
-def test_steps_are_compared_where_times_cannot_be(tmp_path, change, compared):
+@pytest.mark.parametrize(("change", "steps"), [
+    ({"dtype": "bfloat16"}, False), ({"seed": 3}, False), ({"top_k": 5}, False), ({"threads": 4}, True),
+    ({"batch": 8}, True),
+])  # fmt: skip
+def test_speed_needs_what_must_agree_steps_less_of_it_and_scores_nothing(tmp_path, change, steps):
     a = pictured(tmp_path, AR, synthetic.ar(3), (1, 2, 3))
     b = pictured(tmp_path, changed(SJD, **change), synthetic.sjd(3), (2, 4, 6))
     rows = compare_runs(a, b)
-    steps = named(rows)["step_ratio"]
+    speed, ratio = (named(rows)[name] for name in ("speedup", "step_ratio"))
+    assert speed["value"] is None and speed["note"].startswith(f"differs in {next(iter(change))} (")
+    assert named(rows)["brightness"]["value"] == pytest.approx(2.0)
     alone = verdict([row for row in rows if row.name != "brightness"])
-    assert alone.startswith("Only steps could be" if compared else "Nothing could be")
+    assert alone.startswith("Only steps could be" if steps else "Nothing could be")
     expected = stats.nfe(Run(a).rows) / stats.nfe(Run(b).rows)
-    assert steps["value"] == (pytest.approx(expected) if compared else None) and steps["n"] == (3 if compared else None)
+    assert (ratio["value"], ratio["n"]) == ((pytest.approx(expected), 3) if steps else (None, None))
 
 
 def test_scores_computed_differently_are_refused_by_name(tmp_path, monkeypatch):
@@ -317,13 +300,10 @@ def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness<-1").code == 0
 
 
-@pytest.mark.parametrize(
-    ("condition", "problem"),
-    [("spedup<1", "did you mean 'speedup'"), ("speedup=1", "is not a condition"),
-     ("speedup<fast", "is not a condition"),
-     ("speedup<nan", "is not a condition"),
-     ("step_ratio.low<1", "cannot be evaluated: no low")],
-)  # fmt: skip
+@pytest.mark.parametrize(("condition", "problem"), [
+    ("spedup<1", "did you mean 'speedup'"), ("speedup=1", "is not a condition"), ("speedup<fast", "is not a condition"),
+    ("speedup<nan", "is not a condition"), ("step_ratio.low<1", "cannot be evaluated: no low"),
+])  # fmt: skip
 def test_a_gate_that_cannot_be_evaluated_does_not_pass(runs, cli, tmp_path, condition, problem):
     outcome = cli("compare", *(folder.name for folder in runs), "--out", tmp_path, "--fail-if", condition)
     assert outcome.code == 2 and problem in outcome.err and outcome.err.count("\n") == 1
@@ -348,8 +328,7 @@ def test_rows_read_in_batches_are_the_rows_read_at_once(tmp_path):
         whole = store.samples()
         for size in (1, 2, 5, 100):
             pieces = list(store._samples.batches(whole.columns, size))
-            assert max(map(len, pieces)) <= size
-            assert pa.concat_tables(pieces).to_pandas().equals(whole)
+            assert max(map(len, pieces)) <= size and pa.concat_tables(pieces).to_pandas().equals(whole)
     assert len(whole) == 6 and whole["nfe"].to_list()[-2:] == [4, 4], "the last of each key counts"
     assert len(Run(folder).rows) == 5
 
@@ -366,7 +345,7 @@ def test_grids_and_maps_of_hand_made_images():
     assert origins([1, 2, 3, 4], [False] * 4, [0], (2, 2)).tolist() == [[DRAWN, DRAWN], [DRAWN, DRAWN]]
 
 
-def test_a_card_shows_one_image(runs, cli, tmp_path):
+def test_a_card_shows_one_image_and_a_run_is_shown_in_words(runs, cli, tmp_path):
     shown = cli("show", runs[1].name, "prompt 2", "--out", tmp_path)
     assert shown.code == 0 and "nfe" in shown.out and "brightness" in shown.out
     (card,) = json.loads(cli("show", runs[1].name, "p2", "--out", tmp_path, "--json").out)
@@ -376,9 +355,6 @@ def test_a_card_shows_one_image(runs, cli, tmp_path):
     many = cli("show", runs[1].name, "prompt", "--out", tmp_path)
     assert many.code == 2 and "is ambiguous (8 prompts match" in many.err
     assert cli("show", runs[1].name, "nothing", "--out", tmp_path).code == 2
-
-
-def test_a_run_is_shown_in_words(runs, cli, tmp_path):
     text = cli("show", runs[1].name, "--out", tmp_path).out
     assert "speed-up [95 %]" in text and "lossless" in text and "8 images" in text
     assert "{" not in text and "None" not in text, "no raw values"
@@ -390,10 +366,8 @@ def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_f
     written = cli("report", "--out", tmp_path, "--columns", "steps,Speed-Up", "--to", tex, "--html", page)
     assert (written.code, written.out.split()) == (0, [str(page), str(tex)])
     head = next(line for line in tex.read_text().splitlines() if line.startswith("decoder"))
-    assert (
-        head == r"decoder & NFE $\downarrow$ & speed-up $\uparrow$ {[}95 \%{]} \\"
-        and "footnotesize" not in tex.read_text()
-    )
+    assert head == r"decoder & NFE $\downarrow$ & speed-up $\uparrow$ {[}95 \%{]} \\"
+    assert "footnotesize" not in tex.read_text()
     assert "footnotesize" in cli("report", "--out", tmp_path, "--format", "latex", "--notes").out
     assert page.read_text().startswith("<!doctype html>")
     compared = cli("compare", runs[0], runs[1], "--to", tmp_path / "c.tex")

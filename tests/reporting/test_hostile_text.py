@@ -1,8 +1,5 @@
 """Untrusted text (prompts, ids, categories, names) is escaped in markdown, csv, LaTeX, json, html, on a terminal,
-and in file names.
-
-It concerns several modules: every module that prints or writes text.
-"""
+and in file names. It concerns several modules: every module that prints or writes text."""
 
 import csv
 import html.parser
@@ -56,9 +53,8 @@ def hostile(tmp_path_factory) -> Path:
         with RunStore(out / run.run_id).lock(run).begin(run, synthetic.INVOCATION) as store:
             images, rows = {}, []
             for number, item in zip(numbers, synthetic.sjd(len(numbers)), strict=True):
-                rows.append(
-                    sample_row(base_row(Request(number, number, 0, number, {number: number}), 0, number), item, True)
-                )
+                base = base_row(Request(number, number, 0, number, {number: number}), 0, number)
+                rows.append(sample_row(base, item, True))
                 images[rows[-1]["image"]] = item.image
             store.append(rows, images)
     return out
@@ -104,11 +100,13 @@ def test_markdown_has_no_markup_and_no_further_cells(rows):
         assert len(cells) == 1
 
 
-def test_csv_is_rectangular_and_runs_nothing(rows):
+def test_csv_is_rectangular_and_runs_nothing_and_json_is_exactly_what_was_given(rows):
     header, *lines = csv.reader(io.StringIO(render(rows, "csv")))
     assert len(lines) == len(TEXTS) and {len(line) for line in lines} == {len(header)}
     for cell in (cell for line in lines for cell in line):
         assert not FORMULA.match(cell) or re.fullmatch(r"-?[0-9.e+-]+", cell), cell
+    read = json.loads(render(rows, "json"))
+    assert {row["model"] for row in read} == {row["decoder"] for row in read} == set(TEXTS)
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "＝"])
@@ -123,11 +121,6 @@ def test_every_csv_guards_against_formulas_in_cells_and_headings(start, rows):
     for table in (render(named, "csv", long=True), render(named, "csv"), figure_csv(chart)):
         read = [cell for line in csv.reader(io.StringIO(table, newline="")) for cell in line]
         assert text not in read and f"'{text}" in read
-
-
-def test_json_says_exactly_what_was_given(rows):
-    read = json.loads(render(rows, "json"))
-    assert {row["model"] for row in read} == {row["decoder"] for row in read} == set(TEXTS)
 
 
 class Page(html.parser.HTMLParser):
@@ -160,8 +153,7 @@ def test_a_terminal_shows_the_letters_and_obeys_none(hostile):
     for folder in find_runs(hostile):
         screen.print(run_view(folder))
     shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.file.getvalue())
-    assert not ESCAPES.search(shown.replace("\r", ""))
-    assert "[bold red]markup[/bold red]" in shown and "]8;" not in shown
+    assert not ESCAPES.search(shown.replace("\r", "")) and "[bold red]markup[/bold red]" in shown and "]8;" not in shown
 
 
 def test_a_table_of_a_command_shows_markup_as_it_stands(capsys):
@@ -192,9 +184,8 @@ def test_latex_has_no_command_of_a_strangers(tmp_path):
             "label"}  # fmt: skip
     assert set(re.findall(r"\\([A-Za-z]+)", text)) <= ours
     text = re.sub(r"(?<=[{}])%$", "", text, flags=re.MULTILINE)  # our own ends of lines
-    assert not re.search(r"(?<!\\)[%#]", text) and text.count("{") - text.count("\\{") == text.count("}") - text.count(
-        "\\}"
-    )
+    assert not re.search(r"(?<!\\)[%#]", text)
+    assert text.count("{") - text.count("\\{") == text.count("}") - text.count("\\}")
 
 
 def test_a_papers_table_is_inert_in_every_format(tmp_path):
@@ -212,5 +203,4 @@ def test_a_papers_table_is_inert_in_every_format(tmp_path):
 def test_a_run_of_hostile_prompts_comes_to_its_end(tmp_path):
     requests = [Request("a cat", text, 0, text, {text: text}) for text in TEXTS]
     summary = run(LocalExecutor(tiny.tiny_model()), [tiny.spec()], requests, tmp_path / "out")
-    assert (summary.done, summary.failed) == (len(TEXTS), 0)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert (summary.done, summary.failed) == (len(TEXTS), 0) and [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -35,11 +35,9 @@ from specbench.store.schema import base_row, failed_row, sample_row
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = (
-    "<script>console.error('ran')</script>",
-    '"><img src="http://127.0.0.1:PORT/x.png" onerror="console.error(1)">',
-    "a | b \\input{/etc/passwd} =cmd()",
-    "right \u202eto left\u202c $\\frac{1}{0}$ {{ 7 * 7 }}",
-)
+    "<script>console.error('ran')</script>", '"><img src="http://127.0.0.1:PORT/x.png" onerror="console.error(1)">',
+    "a | b \\input{/etc/passwd} =cmd()", "right \u202eto left\u202c $\\frac{1}{0}$ {{ 7 * 7 }}",
+)  # fmt: skip
 PROBE = """<!doctype html><body><script>
 const found = [];
 const frames = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
@@ -141,9 +139,8 @@ def hostile_runs(out: Path, port: int) -> list[Path]:
         with RunStore(out / spec.run_id).lock(spec).begin(spec, synthetic.INVOCATION) as store:
             for number, (text, item) in enumerate(zip(HOSTILE, make(4), strict=True)):
                 text = text.replace("PORT", str(port))
-                base = base_row(
-                    Request(text, f"p{number}", category=f"pets {number % 2}"), 0, synthetic.INVOCATION["started_at"]
-                )
+                request = Request(text, f"p{number}", category=f"pets {number % 2}")
+                base = base_row(request, 0, synthetic.INVOCATION["started_at"])
                 item.forced = np.zeros(4, dtype=bool)
                 item.image = np.full((3, 8, 8), 40 * number, dtype=np.uint8)
                 row = sample_row(base, item, True)
@@ -269,7 +266,7 @@ def test_without_scripts_each_plot_lists_its_numbers(tmp_path):
     assert any("sjd: 1.29x" in items for items in lists), "the speed-up of a prompt"
 
 
-def test_ten_decoders_have_ten_colours_whichever_they_are():
+def test_ten_decoders_have_ten_colours_and_a_long_name_is_broken_after_punctuation_alone():
     names = [*PRESETS]
     for some in (names[place : place + 10] for place in range(len(names) - 9)):
         assert len({mark.colour for mark in marks_of([*some, "ar"]).values()}) == len({*some, "ar"})
@@ -277,15 +274,15 @@ def test_ten_decoders_have_ten_colours_whichever_they_are():
     assert len({(mark.colour, mark.symbol) for mark in every}) == len(names), (
         "colour and shape together are one's alone"
     )
-
-
-def test_a_long_name_is_broken_after_punctuation_alone():
     assert breakable("my_package.drafters:ROW_ABOVE G=50") == ("my_<wbr>package.<wbr>drafters:<wbr>ROW_<wbr>ABOVE G=50")
     assert breakable("sjd tau=0.5,k=2") == "sjd tau=0.5,k=2", "short words are left alone"
     assert breakable("<b>bold-and-quite-long:x") == "&lt;b&gt;bold-and-quite-long:<wbr>x"
 
 
-def test_one_image_is_a_page_without_nan(tmp_path):
+def test_one_image_or_none_is_a_page_without_nan(tmp_path):
+    synthetic.folder(tmp_path / "none", SJD, [None, None])
+    assert "failed: no luck" in write_page(find_runs(tmp_path / "none"), tmp_path / "page.html").read_text()
+    shutil.rmtree(tmp_path / "none")
     synthetic.folder(tmp_path, AR, [generation(4, 40.0)])
     synthetic.folder(tmp_path, SJD, [generation(2, 20.0)])
     text = write_page(find_runs(tmp_path), tmp_path / "page.html").read_text()
@@ -303,11 +300,6 @@ def test_each_table_of_a_page_is_called_by_what_it_holds(tmp_path):
     assert "latency p95" in columns["Tails: median, 95th percentile, slowest category"]
     assert "latency" not in columns["Drafting"] and "latency" in columns["Speed, every column"]
     assert "log p" in columns["Quality, every column"]
-
-
-def test_runs_without_images_are_a_page(tmp_path):
-    synthetic.folder(tmp_path, SJD, [None, None])
-    assert "failed: no luck" in write_page(find_runs(tmp_path), tmp_path / "page.html").read_text()
 
 
 def test_the_command_prints_the_path(tmp_path, cli):

@@ -25,16 +25,13 @@ def runs():
     return specbench.report(PAIR, OLDER)
 
 
-def test_a_report_is_the_frame_of_its_parquet_file(runs, cli, tmp_path):
+def test_a_report_is_the_frame_of_its_parquet_file_and_the_long_one_has_every_number(runs, cli, tmp_path):
     assert cli("report", *PAIR, "--out", OLDER, "--to", tmp_path / "t.parquet").code == 0
     pd.testing.assert_frame_equal(pd.DataFrame(runs), pd.read_parquet(tmp_path / "t.parquet"))
     assert [*runs.columns] == REPORT.names and [*runs["decoder"]] == ["ar", "sjd"]
     assert runs.attrs["units"]["latency_p95_ms"] == "ms" and "decoder" not in runs.attrs["units"]
     row = specbench.report(PAIR[1], OLDER).squeeze()
     assert row["speedup_low"] < row["speedup"] < row["speedup_high"] and row["run_id"] == runs["run_id"][1]
-
-
-def test_the_long_report_has_every_number_and_score_with_its_interval(runs):
     long = specbench.report(PAIR, OLDER, long=True)
     assert [*long.columns] == LONG_REPORT.names and long.attrs["units"] == {"n": "images"}
     sjd = long[long["decoder"] == "sjd"].set_index("number")
@@ -47,8 +44,7 @@ def test_the_long_report_has_every_number_and_score_with_its_interval(runs):
 def test_a_notebook_shows_the_first_table_with_arrows_and_the_best_in_bold(runs):
     several = specbench.report(["shapes-ar", "shapes-vertical-3", "shapes-vertical-7"], PACKED)
     shown = several._repr_html_().replace("\N{NO-BREAK SPACE}", " ")
-    assert "<th>speed-up ↑ [95 %]</th>" in shown
-    assert "<b>" in shown.partition("<tbody>")[2] and "Bold" in shown
+    assert "<th>speed-up ↑ [95 %]</th>" in shown and "<b>" in shown.partition("<tbody>")[2] and "Bold" in shown
     assert type(runs[runs["nfe"] < 200]) is pd.DataFrame and "speed-up" not in runs[["nfe"]]._repr_html_()
 
 
@@ -61,22 +57,23 @@ def test_the_charts_of_the_page_and_the_pictures_are_figures(runs):
         runs.plot("time-per-stepp")
     assert runs.plot(x="nfe", y="latency_ms", kind="scatter").get_xlabel() == "nfe"
     pictures = runs.images(prompts="a ")
-    assert pictures._repr_png_().startswith(b"\x89PNG") and [axes.get_title() for axes in pictures.axes[:2]] == [
-        "ar",
-        "sjd",
-    ]
+    assert pictures._repr_png_().startswith(b"\x89PNG")
+    assert [axes.get_title() for axes in pictures.axes[:2]] == ["ar", "sjd"]
 
 
-def test_samples_are_a_row_per_image_with_scores_and_its_file(runs):
+def test_samples_are_a_row_per_image_and_runs_are_named_by_a_column_or_by_what_run_returned(runs):
     images = specbench.samples(PAIR, OLDER)
-    assert [*images.columns[: len(IMAGE_TABLE)]] == IMAGE_TABLE.names and {"shapes-clip", "shapes-detector"} <= {
-        *images
-    }
+    assert [*images.columns[: len(IMAGE_TABLE)]] == IMAGE_TABLE.names
+    assert {"shapes-clip", "shapes-detector"} <= {*images}
     assert images.groupby("run_id").size().tolist() == runs["n"].tolist()
     means = images.groupby("decoder")[["nfe", "latency_ms"]].mean()
     assert means.loc["sjd"].to_numpy() == pytest.approx(runs.loc[1, ["nfe", "latency_ms"]].to_numpy(float))
     assert images["logp_mean"].mean() == pytest.approx(runs["logp_mean"].mean(), rel=0.02)
     assert all(Path(path).is_file() for path in images["path"]) and images.attrs["units"]["logp_mean"] == "nats"
+    assert [*specbench.report(runs["run_id"], OLDER)["run_id"]] == [*runs["run_id"]]
+    assert specbench.load(out=OLDER)["run_id"].nunique() == 3
+    summary = Runs([OLDER / name for name in runs["run_id"]], total=16, resumed=16)
+    assert [*specbench.samples(summary)["run_id"].unique()] == [*runs["run_id"]]
 
 
 def test_every_column_is_defined_and_runs_compare_with_a_baseline():
@@ -90,13 +87,6 @@ def test_every_column_is_defined_and_runs_compare_with_a_baseline():
     assert {*everything["run_id"]} == {*rows["run_id"]} and len(everything) == len(rows)
     assert rows[["low", "high", "p", "p_holm"]].dtypes.eq(float).all() and rows.attrs["units"]["n"] == "images"
     assert set(rows["run_id"].str.split("-").str[1]) == {"sjd", "gsd"} and rows["baseline"].nunique() == 1
-
-
-def test_runs_are_named_by_a_column_or_by_what_run_returned_too(runs):
-    assert [*specbench.report(runs["run_id"], OLDER)["run_id"]] == [*runs["run_id"]]
-    assert specbench.load(out=OLDER)["run_id"].nunique() == 3
-    summary = Runs([OLDER / name for name in runs["run_id"]], total=16, resumed=16)
-    assert [*specbench.samples(summary)["run_id"].unique()] == [*runs["run_id"]]
 
 
 def test_type_checkers_find_every_public_function():

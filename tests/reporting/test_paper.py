@@ -16,10 +16,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+import synthetic
 from latex_checker import latex_problems
 
 from specbench.checks.verify import verify
 from specbench.reporting.methods import _samplings
+from specbench.specs.presets import resolve
 from specbench.store.parquet_log import Derived, ParquetLog
 from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore, read_image
@@ -136,20 +138,14 @@ def test_a_packed_file_is_read_like_a_folder_and_a_changed_byte_is_named(here, c
     changed.write_bytes(data)
     assert cli("verify", changed).code == 4 and member.filename in cli("verify", changed).out
     refused = cli("report", changed)
-    assert refused.code == 2 and member.filename in refused.err
-    assert "holds 2 runs" in cli("compare", packed, packed).err
+    assert refused.code == 2 and member.filename in refused.err and "holds 2 runs" in cli("compare", packed, packed).err
 
 
 def test_verify_reads_the_file_and_names_what_is_impossible(here, cli, tmp_path):
     """Not the unpacked copy, which other commands may have changed."""
     shutil.copytree(here / "results", tmp_path / "results")
     folder = next((tmp_path / "results").glob("shapes-sjd-*"))
-    rows = [row for piece in RunStore(folder).batches(None) for row in piece.to_pylist()]
-    for part in (folder / "samples").iterdir():
-        part.unlink()
-    ParquetLog(folder / "samples", SAMPLES, KEY).append(
-        [row | {"latency_ms": row["latency_ms"] / 1000} for row in rows]
-    )
+    rewrite(folder, [row | {"latency_ms": row["latency_ms"] / 1000} for row in stored_rows(folder)])
     assert cli("pack", "--out", tmp_path / "results", "--to", tmp_path / "fast.zip").code == 0
     outcome = cli("verify", tmp_path / "fast.zip")
     assert outcome.code == 4 and "less time than their target forwards" in outcome.out
@@ -165,6 +161,20 @@ def test_verify_reads_the_file_and_names_what_is_impossible(here, cli, tmp_path)
     for picture in (here / "cache" / "packs").glob("*/*/images/*.png"):
         picture.write_bytes(b"")
     assert cli("verify", whole).code == 0
+
+
+def copied(here, name, out):
+    return shutil.copytree(next((here / "results").glob(f"shapes-{name}-*")), out / name / "run")
+
+
+def stored_rows(folder):
+    return [row for piece in RunStore(folder).batches(None) for row in piece.to_pylist()]
+
+
+def rewrite(folder, rows, *derived):
+    """Replace all rows of a run."""
+    shutil.rmtree(folder / "samples")
+    ParquetLog(folder / "samples", SAMPLES, KEY, *derived).append(rows)
 
 
 def fewer_steps(row, share):
@@ -186,13 +196,11 @@ def reversed_tokens(row):
         (lambda row: {"top1": [value / 9 for value in row["top1"]]}, "facts", "probability than the most probable"),
         (lambda row: {"accepted": [10**6] * len(row["accepted"])}, "facts", "more drafts are accepted than tested"),
         (
-            lambda row: {"latency_ms": row["latency_ms"] / 1.3, "target_ms": 0.0},
-            "facts",
+            lambda row: {"latency_ms": row["latency_ms"] / 1.3, "target_ms": 0.0}, "facts",
             "latency_ms is not the sum of its spans",
         ),
         (
-            lambda row: {"latency_e2e_ms": 2 * row["latency_e2e_ms"]},
-            "facts",
+            lambda row: {"latency_e2e_ms": 2 * row["latency_e2e_ms"]}, "facts",
             "latency_e2e_ms is not the sum of its spans",
         ),
         (lambda row: {"u_p": [2.0] * len(row["u_p"])}, "facts", "are not between 0 and 1"),
@@ -204,60 +212,47 @@ def reversed_tokens(row):
     ],
     ids=[
         *("steps", "fewer", "more", "logp", "top1", "drafts", "latency", "e2e", "audited", "seed", "caption"),
-        *("tokens", "drawn"),
-        "pictures",
+        *("tokens", "drawn"), "pictures",
     ],
-)
+)  # fmt: skip
 def test_verify_finds_facts_that_contradict_each_other(here, tmp_path, change, check, problem):
-    folder = shutil.copytree(next((here / "results").glob("shapes-sjd-*")), tmp_path / "run")
+    folder = copied(here, "sjd", tmp_path)
     recompute = check in ("tokens", "drawing")
     good = {row["check"]: row["status"] for row in verify(folder, recompute)}
     assert good.pop("settings") == "WRONG" and set(good.values()) <= {"ok", "not checked"}, "the folder's name alone"
     assert good["facts"] == "ok" and good.get("drawing", "ok") == "ok"
-    rows = [row | change(row) for piece in RunStore(folder).batches(None) for row in piece.to_pylist()]
+    rows = [row | change(row) for row in stored_rows(folder)]
     if not change(rows[0]):  # pictures replaced by plain red ones, with their digests
         for row in rows:
             pixels = np.zeros_like(read_image(folder, row["image"], row["image_sha256"]))
             pixels[..., 0] = 255
             (folder / row["image"]).write_bytes(png_bytes(pixels))
             row["image_sha256"] = hashlib.sha256((folder / row["image"]).read_bytes()).hexdigest()
-    for part in (folder / "samples").iterdir():
-        part.unlink()
-    ParquetLog(folder / "samples", SAMPLES, KEY).append(rows)
+    rewrite(folder, rows)
     wrong = [(row["check"], row["detail"]) for row in verify(folder, recompute) if row["status"] == "WRONG"]
     assert any(name == check and problem in detail for name, detail in wrong), wrong
 
 
 def test_rows_of_another_run_are_none_of_this_one(here, tmp_path, cli):
-    ar, sjd = (
-        shutil.copytree(next((here / "results").glob(f"shapes-{name}-*")), tmp_path / name / "run")
-        for name in ("ar", "sjd")
-    )
+    ar, sjd = (copied(here, name, tmp_path) for name in ("ar", "sjd"))
     shutil.rmtree(sjd / "samples")
     shutil.copytree(ar / "samples", sjd / "samples")
     problem = f"holds rows of the run {RunStore(ar).info().run_id}, not of {RunStore(sjd).info().run_id}"
     for command in (("report", sjd), ("verify", sjd), ("audit", "--run", sjd)):
         refused = cli(*command)
         assert refused.code and problem in " ".join((refused.out + refused.err).split()), refused
-    rows = [
-        row
-        for piece in RunStore(next((here / "results").glob("shapes-sjd-*"))).batches(None)
-        for row in piece.to_pylist()
-    ]
-    shutil.rmtree(ar / "samples")
-    ParquetLog(ar / "samples", SAMPLES, KEY).append([row | RunStore(ar).info().owner for row in rows])
+    rows = stored_rows(next((here / "results").glob("shapes-sjd-*")))
+    rewrite(ar, [row | RunStore(ar).info().owner for row in rows])
     assert ("facts", f"{counted(len(rows), 'image')}: drafts, although the decoder makes none") in [
         (row["check"], row["detail"]) for row in verify(ar)
     ]
 
 
 def test_verify_finds_sums_that_are_not_those_of_the_tokens(here, tmp_path):
-    folder = shutil.copytree(next((here / "results").glob("shapes-sjd-*")), tmp_path / "run")
-    rows = [row for piece in RunStore(folder).batches(None) for row in piece.to_pylist()]
-    for part in (folder / "samples").iterdir():
-        part.unlink()
+    folder = copied(here, "sjd", tmp_path)
+    rows = stored_rows(folder)
     edited = lambda table: token_sums(table).set_column(4, "logp_sum", pa.array([-1.0] * len(table)))  # noqa: E731
-    ParquetLog(folder / "samples", SAMPLES, KEY, Derived(VERSION, SUMS, LISTS, edited)).append(rows)
+    rewrite(folder, rows, Derived(VERSION, SUMS, LISTS, edited))
     assert [row["detail"] for row in verify(folder) if row["check"] == "facts"] == [
         f"{counted(len(rows), 'image')}: the sums that reports read are not the sums of its tokens"
     ]
@@ -293,9 +288,8 @@ def test_seeds_methods_figures_and_a_data_set(here, cli):
     assert sampling.endswith(f", seeds {info.spec.seed} and 7") and text.count("Sampling used") == 1
     filtered = replace(info.spec, sampling=replace(info.spec.sampling, min_p=0.03, top_n_sigma=2.0))
     assert "min-p 0.03, top-n-sigma 2, seed" in _samplings([replace(info, spec=filtered)])[0]
-    assert (
-        r"\cite{accelerating-auto-regressive-text-to-image-generation-with-t}" in text and "Speculative Jacobi" in text
-    )
+    key = "accelerating-auto-regressive-text-to-image-generation-with-t"
+    assert rf"\cite{{{key}}}" in text and "Speculative Jacobi" in text
     for fmt, first in (("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")):
         assert cli("figure", "time-per-step", "--to", f"f.{fmt}").code == 0
         assert Path(f"f.{fmt}").read_bytes().startswith(first) and "target forward" in Path("f.csv").read_text()
@@ -307,19 +301,17 @@ def test_seeds_methods_figures_and_a_data_set(here, cli):
     assert len(lines) == 2 and all((Path("ds/train") / line["file_name"]).is_file() for line in lines)
 
 
-def test_each_method_is_cited_by_its_own_key_and_none_is_made_of_this_project(here, cli):
-    cli("run", "--decoder", "sjd,sjd++,vertical", "--limit", "1", "--threads", "1", "--out", "cited")
-    text = cli("methods", "--out", "cited").out
+def test_each_method_is_cited_by_its_own_key_and_none_is_made_of_this_project(tmp_path, cli):
+    for name in ("sjd", "sjd++", "vertical"):
+        synthetic.folder(tmp_path, replace(synthetic.SJD, model="shapes", decoder=resolve(name)), synthetic.sjd(1))
+    text = cli("methods", "--out", tmp_path).out
     keys = re.findall(r"@\w+\{([^,]+),", text)
     kinds = set(re.findall(r"@(\w+)\{", text))
     assert kinds <= {"inproceedings", "misc"}, "plain knows no @software"
     assert "title = {{SJD++:" in text, "plain would write it in lower case"
     assert len(keys) == len(set(keys)) == 3 and any(key.startswith("sjdpp") for key in keys)
-    assert (
-        r"\texttt{vertical}" in text
-        and "this project" not in text
-        and set(re.findall(r"cite\{(.+?)\}", text)) == set(keys)
-    )
+    assert r"\texttt{vertical}" in text and "this project" not in text
+    assert set(re.findall(r"cite\{(.+?)\}", text)) == set(keys)
 
 
 def test_tables_and_figures_compile(here, cli):

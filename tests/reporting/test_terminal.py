@@ -32,7 +32,10 @@ def test_it_fits_and_breaks_no_word(rows, width):
     text = shown(rows, width)
     assert max(map(len, text.splitlines())) <= width
     assert "lossless" in text and "x [too few]" in text and "| ---" not in text
-    assert "Too few: below 8 prompts, no interval" in " ".join(text.split())
+    text = " ".join(text.split())
+    assert "Too few: below 8 prompts, no interval" in text and "images 4" in text.split("In every row:")[1]
+    assert "1 of 4 images stalled: the slowest took 8.00 s" in text and "median" in text
+    assert "NFE:" not in text and "NFE: target forwards" in shown(rows, 120, explain=True)
 
 
 def test_chosen_columns_bring_the_notes_of_their_own_scores(rows):
@@ -49,16 +52,6 @@ def test_chosen_columns_fit_too_and_stand_once(rows):
     text = shown(rows, 60, columns=("nfe", "speed-up", "steps", "nfe", "tokens per step"))
     assert max(map(len, text.splitlines())) <= 60 and "| ---" not in text
     assert text.count("NFE") == 1 and "latency s" not in text
-
-
-def test_a_stalled_image_is_named_and_the_median_stands_beside_the_mean(rows):
-    text = " ".join(shown(rows, 80).split())
-    assert "1 of 4 images stalled: the slowest took 8.00 s" in text and "median" in text
-    assert "images 4" in text.split("In every row:")[1], "what all rows share is said once"
-
-
-def test_definitions_are_there_on_demand(rows):
-    assert "NFE: target forwards" in shown(rows, 120, explain=True) and "NFE:" not in shown(rows, 120)
 
 
 def test_report_show_and_compare_say_which_prompts_were_drawn(tmp_path, monkeypatch, cli):

@@ -42,9 +42,8 @@ def test_forms_are_told_as_they_are_compiled_and_counted_for_the_next_time(cache
                     part.forms += 1
                 keep(spec)
         callback_handler.run_start_callbacks(None)
-    assert [call[1:] for call in calls] == [(done, total) for total in (6, 3) for done in range(3)], (
-        "nothing afterwards"
-    )
+    told = [(done, total) for total in (6, 3) for done in range(3)]
+    assert [call[1:] for call in calls] == told, "nothing afterwards"
     assert all(what.startswith("forms compiled") and ("first" in what) == (done == 0) for what, done, _ in calls)
 
 
@@ -71,10 +70,6 @@ def test_a_process_that_fails_holds_nobody_up(cache, monkeypatch):
         wait(SPECS[1])
         wait(SPECS[1])
     assert not list(cache.glob("loaded *"))
-
-
-def test_a_decoder_is_compiled_by_the_first_process_that_begins_it(tmp_path):
-    assert [compile_ahead._claim(str(tmp_path), spec) for spec in (*SPECS, *SPECS)] == [True] * 3 + [False] * 3
 
 
 def test_one_core_compiles_alone(cache, monkeypatch):

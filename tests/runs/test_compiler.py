@@ -21,45 +21,40 @@ def complete(monkeypatch, tmp_path):
     monkeypatch.setattr(compiler.metadata, "version", lambda name: "2.13.0+cpu")
 
 
-def test_a_complete_machine_lacks_nothing(complete):
-    assert compiler.missing("cpu") is None
-    assert compiler.should_compile("on", "cpu") == (True, None)
+SPACES = ModuleSpec("torch", None, origin="/my lib/torch")
+OLD = "torch before 2.11 cannot compile the steps on cuda"
 
 
-@pytest.mark.parametrize(
-    ("attribute", "value", "reason"),
-    [
-        ("metadata.version", lambda name: "2.12.1", "torch before 2.13 cannot compile the steps on cpu"),
-        ("shutil.which", lambda name: None, "no compiler (g++, clang++) is installed"),
-        ("sysconfig.get_path", lambda name: "/nowhere", "header files are not installed"),
-        (
-            "find_spec",
-            lambda name: ModuleSpec(name, None, origin="/my lib/torch"),
-            "from a path with spaces: /my lib/torch",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("device", "version", "origin", "lacking"), [
+    ("cpu", "2.13.0+cpu", None, None), ("cuda", "2.11.0+cu130", None, None), ("cuda", "2.10.1", None, OLD),
+    ("cuda", "2.13.0", SPACES, None), ("cpu", "2.14.1", SPACES, None),
+])  # fmt: skip
+def test_a_complete_machine_lacks_nothing_and_what_each_version_of_torch_needs(
+    complete, monkeypatch, device, version, origin, lacking
+):
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: name)
+    monkeypatch.setattr(compiler.metadata, "version", lambda name: version)
+    if origin is not None:
+        monkeypatch.setattr(compiler, "find_spec", lambda name: origin)
+    assert compiler.missing(device) == lacking
+    assert lacking or compiler.should_compile("on", device) == (True, None)
+    assert device == "cpu" or lacking or compiler.should_compile("auto", "cuda:0") == (True, None)
+
+
+@pytest.mark.parametrize(("attribute", "value", "reason"), [
+    ("metadata.version", lambda name: "2.12.1", "torch before 2.13 cannot compile the steps on cpu"),
+    ("shutil.which", lambda name: None, "no compiler (g++, clang++) is installed"),
+    ("sysconfig.get_path", lambda name: "/nowhere", "header files are not installed"),
+    (
+        "find_spec", lambda name: ModuleSpec(name, None, origin="/my lib/torch"),
+        "from a path with spaces: /my lib/torch",
+    ),
+])  # fmt: skip
 def test_what_is_missing_is_named_and_the_run_goes_on_eagerly(complete, monkeypatch, attribute, value, reason):
     monkeypatch.setattr(f"specbench.runs.compiler.{attribute}", value)
     compiled, note = compiler.should_compile("on", "cpu")
     assert not compiled and reason in note and note.endswith("running eagerly")
     assert compiler.should_compile("off", "cpu") == (False, None)
-
-
-def test_torch_2_11_compiles_on_cuda_as_was_measured_there(complete, monkeypatch):
-    monkeypatch.setattr(compiler.shutil, "which", lambda name: name)
-    monkeypatch.setattr(compiler.metadata, "version", lambda name: "2.11.0+cu130")
-    assert compiler.should_compile("auto", "cuda:0") == (True, None)
-    monkeypatch.setattr(compiler.metadata, "version", lambda name: "2.10.1")
-    assert compiler.missing("cuda") == "torch before 2.11 cannot compile the steps on cuda"
-
-
-def test_a_path_with_spaces_does_not_matter_on_cuda_or_to_a_newer_torch(complete, monkeypatch):
-    monkeypatch.setattr(compiler.shutil, "which", lambda name: name)
-    monkeypatch.setattr(compiler, "find_spec", lambda name: ModuleSpec(name, None, origin="/my lib/torch"))
-    assert compiler.missing("cuda") is None
-    monkeypatch.setattr(compiler.metadata, "version", lambda name: "2.14.1")
-    assert compiler.missing("cpu") is None
 
 
 @pytest.fixture
@@ -72,8 +67,9 @@ def plan(tmp_path):
 
 def test_auto_compiles_on_a_cpu_where_it_pays_and_as_the_stored_runs_did(complete, plan, tmp_path):
     few, many = plan(decoder=["ar,sjd"], limit=8), plan(decoder=["ar,sjd"], limit=200)
-    assert not few.compiled and not [note for note in few.notes if "compil" in note]
-    assert many.compiled and "compiling, which saves about" in many.notes[-1] and "--compile off" in many.notes[-1]
-    assert not plan(decoder=["ar,sjd"], limit=200, compile="off").compiled
+    assert not few.compute.compiled and not [note for note in few.notes if "compil" in note]
+    assert many.compute.compiled
+    assert "compiling, which saves about" in many.notes[-1] and "--compile off" in many.notes[-1]
+    assert not plan(decoder=["ar,sjd"], limit=200, compile="off").compute.compiled
     folder(tmp_path, few.spec(few.decoders[0].spec, few.model.weights_sha256()), [generation(4, 10.0)])
-    assert not plan(decoder=["ar,sjd"], limit=200).compiled, "it goes on with the images of before"
+    assert not plan(decoder=["ar,sjd"], limit=200).compute.compiled, "it goes on with the images of before"

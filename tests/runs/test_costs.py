@@ -19,9 +19,8 @@ def test_the_forecast_of_seven_billion_weights_is_the_time_to_read_them(monkeypa
     note = dry_run.cost_note(make_plan(merge(run_settings(), settings, env={})))
     assert note.startswith("forecast: 54 min per image with ar (2,352 steps) on Slow CPU (data sheet)")
     monkeypatch.setattr(dry_run, "find_peak", lambda *_: None)
-    monkeypatch.setattr(
-        dry_run, "glimpse_peak", lambda *_: (Peak("Busy CPU", {0: 1e9}, 1e15, "measured briefly"), False)
-    )
+    busy_cpu = Peak("Busy CPU", {0: 1e9}, 1e15, "measured briefly")
+    monkeypatch.setattr(dry_run, "glimpse_peak", lambda *_: (busy_cpu, False))
     busy = dry_run.cost_note(make_plan(merge(run_settings(), settings, env={})))
     assert "8.9 hours per image" in busy and "instead: a GPU" in busy, "a busy machine is told, too"
     assert "divide the steps" in note and "a GPU, --model janus" in dry_run.cost_text(2352, 3601, "CPU", "now")

@@ -20,7 +20,6 @@ from specbench.specs.presets import PRESETS, resolve
 @pytest.fixture
 def bare(monkeypatch, tmp_path):
     """A machine without public prompts or weights."""
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path
 
@@ -75,21 +74,15 @@ def test_every_decoder_finds_the_draft_head_that_comes_with_the_model(tmp_path):
 
 def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(bare, cli, monkeypatch):
     monkeypatch.setattr("specbench.runs.plan.free_memory", lambda *_: 2**40)  # a smaller machine is an obstacle
-    outcome = cli(
-        "run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", bare
-    )
-    assert (
-        outcome.code == 5
-        and "no draft head" in outcome.err
-        and "Downloaded first; to fetch now: specbench fetch lumina" in outcome.out
-    )
+    line = ("run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", bare)
+    outcome = cli(*line)
+    assert outcome.code == 5 and "no draft head" in outcome.err
+    assert "Downloaded first; to fetch now: specbench fetch lumina" in outcome.out
     assert cli("run", "--model", "lumina", "--decoder", "ar", "--dry-run", "--out", bare).code == 0, "all can be had"
     published = cli("run", "--model", "anole", "--decoder", "eagle", "--dry-run", "--out", bare)
     assert "draft head of anole: specbench fetch jadohu/anole_drafter" in published.out and published.code == 0
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    outcome = cli(
-        "run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", bare
-    )
+    outcome = cli(*line)
     assert outcome.code == 5 and "obstacles (they are listed above)" in outcome.err
     assert outcome.out.count("(specbench fetch coco)") == 1 and "a. the prompts of 'coco'" in outcome.out
     rows = json.loads(cli("bench", "cool-sd-1", "--dry-run", "--json", "--out", bare).out)
@@ -117,8 +110,7 @@ def test_many_runs_are_planned_at_once_with_their_progress(tmp_path, cli, monkey
         monkeypatch.setattr(place, spied(calls, pkgutil.resolve_name(place)))
     values = merge(run_settings(), {"decoder": ["ar"], "limit": 4, "out": str(tmp_path)}, env={})
     check_effects(values, {"seed": range(3)}, shared := Costs())
-    assert len(distinct_outlooks(sweep_values(values, {"seed": range(3)}), shared)) == 3
-    assert len(calls) == 4 + 1 + 1
+    assert len(distinct_outlooks(sweep_values(values, {"seed": range(3)}), shared)) == 3 and len(calls) == 4 + 1 + 1
     (tmp_path / outlooks(replace(values, seed=1), shared)[0].row["run_id"]).mkdir()
     slow = [outlook.row for each in sweep_values(values, {"seed": range(3)}) for outlook in outlooks(each, shared)]
     assert [outlook.row for outlook in distinct_outlooks(sweep_values(values, {"seed": range(3)}), shared)] == slow
@@ -137,10 +129,8 @@ def test_a_sweep_in_python_is_a_text_a_value_or_any_iterable_with_values():
         rows = api.dry_run(decoder="gsd", limit=1, baseline=0, sweep={"G": values})
         return [row["options"]["G"] for row in rows]
 
-    assert swept("35") == swept(35) == swept(iter([35])) == [35] and swept("3,10") == swept(np.array([3, 10])) == [
-        3,
-        10,
-    ]
+    assert swept("35") == swept(35) == swept(iter([35])) == [35]
+    assert swept("3,10") == swept(np.array([3, 10])) == [3, 10]
     for call in (api.dry_run, api.run):
         with pytest.raises(SpecbenchError, match="--sweep G: no values"):
             call(decoder="gsd", sweep={"G": []})

@@ -125,19 +125,16 @@ def test_rows_that_the_grammar_closes_are_a_request_each(tmp_path, cli):
     assert len(rows[3]["prompt"][0]) == len(first["prompt"][0]) + 15
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        (lambda choice: choice.pop("token_ids"), "no token ids in the answer"),
-        (lambda choice: choice["token_ids"].pop(), "tokens instead of the requested 4"),
-        (lambda choice: choice["token_ids"].__setitem__(2, "5"), "returned the id '5', which is not a whole number"),
-        (lambda choice: choice["token_ids"].__setitem__(2, 5.0), "returned the id 5.0, which is not a whole number"),
-        (lambda choice: choice["token_ids"].__setitem__(2, 5), "image 1: slot 2 holds 5, a token of text"),
-        (lambda choice: choice["logprobs"]["token_logprobs"].pop(), "returned 3 log p for 4 tokens"),
-        (lambda choice: choice["logprobs"]["token_logprobs"].__setitem__(1, 3.0), "returned log p 3, above 0"),
-        (lambda choice: choice["prompt_token_ids"].append(1), "read a prompt that differs from the ids"),
-    ],
-)
+@pytest.mark.parametrize(("change", "problem"), [
+    (lambda choice: choice.pop("token_ids"), "no token ids in the answer"),
+    (lambda choice: choice["token_ids"].pop(), "tokens instead of the requested 4"),
+    (lambda choice: choice["token_ids"].__setitem__(2, "5"), "returned the id '5', which is not a whole number"),
+    (lambda choice: choice["token_ids"].__setitem__(2, 5.0), "returned the id 5.0, which is not a whole number"),
+    (lambda choice: choice["token_ids"].__setitem__(2, 5), "image 1: slot 2 holds 5, a token of text"),
+    (lambda choice: choice["logprobs"]["token_logprobs"].pop(), "returned 3 log p for 4 tokens"),
+    (lambda choice: choice["logprobs"]["token_logprobs"].__setitem__(1, 3.0), "returned log p 3, above 0"),
+    (lambda choice: choice["prompt_token_ids"].append(1), "read a prompt that differs from the ids"),
+])  # fmt: skip
 def test_answers_that_are_no_image_are_refused_in_a_line(change, problem, folder, tmp_path, cli):
     def changed(path, body, content):
         if path == "/v1/completions":
@@ -151,33 +148,25 @@ def test_answers_that_are_no_image_are_refused_in_a_line(change, problem, folder
     assert outcome.err.count("error: ") == 1 and outcome.err.splitlines()[-1].startswith("error: http://127.0.0.1")
 
 
-@pytest.mark.parametrize(
-    ("page", "content", "problem"),
-    [
-        ("/v1/completions", {"error": {"message": "out of memory"}}, "returned an error: out of memory"),
-        ("/v1/completions", {"object": "error", "message": "too long"}, "returned an error: too long"),
-        ("/v1/completions", {"choices": [], "usage": {"prompt_tokens": 9}}, "returned 0 images for 1 prompts"),
-        ("/v1/completions", b"<html>", "returned no valid JSON: Expecting value"),
-        ("/v1/completions", (400, {"error": None, "code": None}), 'returned status 400: {"error": null, "code": null}'),
-        ("/v1/models", b"<html>", "is this the address of an engine?"),
-        ("/v1/models", {"error": "no"}, "lists no models at /v1/models"),
-    ],
-)
+@pytest.mark.parametrize(("page", "content", "problem"), [
+    ("/v1/completions", {"error": {"message": "out of memory"}}, "returned an error: out of memory"),
+    ("/v1/completions", {"object": "error", "message": "too long"}, "returned an error: too long"),
+    ("/v1/completions", {"choices": [], "usage": {"prompt_tokens": 9}}, "returned 0 images for 1 prompts"),
+    ("/v1/completions", b"<html>", "returned no valid JSON: Expecting value"),
+    ("/v1/completions", (400, {"error": None, "code": None}), 'returned status 400: {"error": null, "code": null}'),
+    ("/v1/models", b"<html>", "is this the address of an engine?"),
+    ("/v1/models", {"error": "no"}, "lists no models at /v1/models"),
+])  # fmt: skip
 def test_pages_that_are_no_answer_are_refused_in_a_line(page, content, problem, folder, tmp_path, cli):
     with engine(vllm, lambda path, body, usual: content if path == page else usual) as (address, _):
         outcome = drawn(cli, folder, address, tmp_path)
     assert outcome.code == BAD_INPUT and problem in outcome.err and outcome.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("page", "content", "warned"),
-    [
-        ("/version", 404, False),
-        ("/version", ["0.32"], False),
-        ("/version", {"commit": "a"}, False),
-        ("/v1/models", {"data": [{"id": "tar", "owned_by": "llamacpp"}]}, True),
-    ],
-)
+@pytest.mark.parametrize(("page", "content", "warned"), [
+    ("/version", 404, False), ("/version", ["0.32"], False), ("/version", {"commit": "a"}, False),
+    ("/v1/models", {"data": [{"id": "tar", "owned_by": "llamacpp"}]}, True),
+])  # fmt: skip
 def test_an_engine_without_a_version_and_one_of_another_name_draw(page, content, warned, folder, tmp_path, cli):
     with engine(vllm, lambda path, body, usual: content if path == page else usual) as (address, _):
         outcome = drawn(cli, folder, address, tmp_path, "--limit", 1)
@@ -185,22 +174,15 @@ def test_an_engine_without_a_version_and_one_of_another_name_draw(page, content,
     assert ("models of 'llamacpp', neither vLLM nor SGLang" in outcome.err) == warned
 
 
-@pytest.mark.parametrize(
-    ("more", "code", "problem"),
-    [
-        (["--served", "qwen"], BAD_INPUT, "serves tar, not qwen"),
-        (
-            ["--model", "tar-7b", "--weights", "", "--random-weights"],
-            BAD_INPUT,
-            "serves tar, not tar-7b or tar-7b-v0.1",
-        ),
-        (["--batch", "auto"], BAD_INPUT, "--batch auto"),
-        (["--ids", "codes"], BAD_INPUT, "an engine always returns ids of the model's vocabulary"),
-        (["--entropy-scale", "2"], BAD_INPUT, "vLLM offers neither --entropy-scale nor --top-n-sigma"),
-        (["--from", "http://127.0.0.1:9"], FAILURE, "http://127.0.0.1:9/v1/models does not answer: Connection refused"),
-        (["--from", "http://127.0.0.1:x"], BAD_INPUT, "http://127.0.0.1:x/v1/models: nonnumeric port"),
-    ],
-)
+@pytest.mark.parametrize(("more", "code", "problem"), [
+    (["--served", "qwen"], BAD_INPUT, "serves tar, not qwen"),
+    (["--model", "tar-7b", "--weights", "", "--random-weights"], BAD_INPUT, "serves tar, not tar-7b or tar-7b-v0.1"),
+    (["--batch", "auto"], BAD_INPUT, "--batch auto"),
+    (["--ids", "codes"], BAD_INPUT, "an engine always returns ids of the model's vocabulary"),
+    (["--entropy-scale", "2"], BAD_INPUT, "vLLM offers neither --entropy-scale nor --top-n-sigma"),
+    (["--from", "http://127.0.0.1:9"], FAILURE, "http://127.0.0.1:9/v1/models does not answer: Connection refused"),
+    (["--from", "http://127.0.0.1:x"], BAD_INPUT, "http://127.0.0.1:x/v1/models: nonnumeric port"),
+])  # fmt: skip
 def test_other_engines_and_settings_are_refused_in_a_line(more, code, problem, folder, tmp_path, cli):
     with engine(vllm) as (address, _):
         outcome = drawn(cli, folder, address, tmp_path, *more)
@@ -209,10 +191,9 @@ def test_other_engines_and_settings_are_refused_in_a_line(more, code, problem, f
 
 def test_models_that_no_engine_serves_are_refused_in_a_line(folder, tmp_path, cli):
     problems = {
-        "shapes": "does not take prompts as token ids",
-        "janus": "are not in the served model's vocabulary",
+        "shapes": "does not take prompts as token ids", "janus": "are not in the served model's vocabulary",
         "simplear": "drawn with guidance 6, which vLLM does not offer (--cfg 1",
-    }
+    }  # fmt: skip
     with engine(vllm) as (address, _):
         for name, problem in problems.items():
             line = f"import tokens --from {address} --served tar --model {name} --out {tmp_path}"

@@ -50,18 +50,16 @@ WINDOWS = (2, 4, 8, 16, 32, 64)
 COMPRESSED = {1: 64, 2: 40, 4: 26, 8: 20, 16: 18, 32: 18, 64: 18}
 
 
-def test_where_windows_are_free_the_fewest_steps_win(monkeypatch):
-    machine(monkeypatch, dict.fromkeys(COMPRESSED, 10.0), COMPRESSED)
+@pytest.mark.parametrize(("base", "each", "best", "widest"), [(10.0, 0.0, 16, 64), (1.0, 0.5, 4, 16)])
+def test_the_window_of_the_lowest_latency_wins_and_the_search_stops_where_wider_ones_cost(
+    base, each, best, widest, monkeypatch
+):
+    tried = machine(monkeypatch, {w: base + each * w for w in COMPRESSED}, COMPRESSED)
     chosen, curve = tune_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0, WINDOWS)
-    assert chosen == 16
-    assert all(point["window_cost"] == 1.0 for point in curve)
-
-
-def test_where_windows_cost_a_narrow_one_wins_and_the_search_stops(monkeypatch):
-    tried = machine(monkeypatch, {w: 1.0 + 0.5 * w for w in COMPRESSED}, COMPRESSED)
-    chosen, _ = tune_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0, WINDOWS)
-    assert chosen == 4
-    assert max(tried) == 16
+    assert chosen == best and (max(tried) == widest or not each)
+    assert each or all(point["window_cost"] == 1.0 for point in curve)
+    with pytest.raises(SpecbenchError, match="'ar' has no window"):
+        tune_window(Model(), tiny.prompts(), resolve("ar"), tiny.SAMPLING, 0, WINDOWS)
 
 
 def test_the_curve_explains_the_latency(monkeypatch):
@@ -102,9 +100,8 @@ def test_of_a_compiled_model_forwards_alone_are_compiled_and_counted(monkeypatch
     _, curve = tune_window(model, tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0, WINDOWS)
     assert all(when) and not model.alone
     for point in curve:
-        assert point["overhead"] == 1 and point["latency_ms"] == pytest.approx(
-            COMPRESSED[point["window"]] * (1.0 + 0.05 * point["window"])
-        )
+        expected = COMPRESSED[point["window"]] * (1.0 + 0.05 * point["window"])
+        assert point["overhead"] == 1 and point["latency_ms"] == pytest.approx(expected)
 
 
 def test_the_curve_is_told_kept_and_shown(cli, tmp_path, monkeypatch):
@@ -120,6 +117,7 @@ def test_the_curve_is_told_kept_and_shown(cli, tmp_path, monkeypatch):
     for point in curve:
         assert f"sjd, window {point['window']}: {describe_point(point)}" in " ".join(outcome.err.split())
         assert f"{point['window']} {describe_point(point)}" in shown
+    assert cli(*small.split(), "--out", tmp_path).out == outcome.out, "the chosen window is kept"
 
 
 def test_windows_and_batch_are_planned_for_what_fits(monkeypatch, tmp_path):
@@ -136,11 +134,6 @@ def test_windows_and_batch_are_planned_for_what_fits(monkeypatch, tmp_path):
     monkeypatch.setattr(memory_estimate, "free_memory", lambda device: 2**20)
     with pytest.raises(SpecbenchError, match="window of 2 does not fit"):
         make_plan(merge(run_settings(), settings | {"limit": 1, "out": str(tmp_path)}, env={}))
-
-
-def test_a_decoder_without_a_window_is_refused():
-    with pytest.raises(SpecbenchError, match="'ar' has no window"):
-        tune_window(Model(), tiny.prompts(), resolve("ar"), tiny.SAMPLING, 0, WINDOWS)
 
 
 def test_it_runs_on_a_model():

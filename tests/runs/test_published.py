@@ -1,7 +1,5 @@
-"""Options default to what a decoder's paper, or its authors' code, states for the model.
-
+"""Options default to what a decoder's paper, or its authors' code, states for the model; papers' tables agree with it.
 It concerns several modules: `specs/presets.py` and `specs/published.toml`, `runs/decoder_args.py`, `papers/listing.py`.
-The papers' tables state most of the same values for themselves; what `bench` and `run` decode must agree.
 """
 
 import json
@@ -31,8 +29,7 @@ SWEPT = {
     "cool-sd-2": {"delta"}, "cool-sd-3": {"tree"}, "cool-sd-fig3": {"delta", "lambda"}, "cool-sd-fig4": {"k"},
     "cool-sd-fig5": {"delta"}, "sjd-pac-1": {"G", "siblings", "window"},
     "sjd-sv-1": {"verifier", "G", "d", "delta", "order", "bounds", "cluster", "cluster-q"},
-    "sjd-sv-2": {"alpha", "last", "retest"},
-    "scd-1": {"fresh-q"}, "pjd-1": {"rows-window"},
+    "sjd-sv-2": {"alpha", "last", "retest"}, "scd-1": {"fresh-q"}, "pjd-1": {"rows-window"},
 }  # fmt: skip
 """Options that a table varies from row to row; of Cool-SD's table 3, how the paper measured is not said; of SJD-PAC's
 results, siblings as its README has them, its programs other ones, and fresh drafts as in every table; of
@@ -69,7 +66,7 @@ def excepted(table: str, decoder: str, model: str) -> set[str]:
 def test_bench_and_run_take_the_same_values_for_every_row_of_a_paper(table):
     differ: set[str] = set()
     for cell in resolve_cells(table, {}, env={}):
-        decoder, model = cell.settings.decoder, cell.settings.model
+        decoder, model = cell.settings.decoder[0], cell.settings.model
         benched, ran = planned(cell.values)[0], run(decoder, model)[0]
         names = {name for name in benched.keys() | ran.keys() if benched.get(name) != ran.get(name)}
         assert names <= excepted(table.name, decoder, model), (decoder, model)
@@ -80,16 +77,12 @@ def test_bench_and_run_take_the_same_values_for_every_row_of_a_paper(table):
 def test_each_value_is_stated_once_for_a_decoder_and_a_model_that_exist():
     names = [(decoder, model, kind, name) for decoder, model, entry in STATED
              for kind in ("options", "shared") for name in entry.get(kind, {})]  # fmt: skip
-    assert len(names) == len(set(names))
-    assert {decoder for decoder, *_ in STATED} <= set(PRESETS)
+    assert len(names) == len(set(names)) and {decoder for decoder, *_ in STATED} <= set(PRESETS)
     assert {model for _, model, _ in STATED} <= {model.name for model in MODELS}
-    assert all(
-        set(entry) <= {"source", "decoders", "models", "options", "shared"} and entry["source"] for entry in ENTRIES
-    )
-    assert {name for *_, kind, name in names if kind == "shared"} <= {
-        *(setting.name for setting in SAMPLING.values()),
-        "prompts",
-    }
+    fields = {"source", "decoders", "models", "options", "shared"}
+    assert all(set(entry) <= fields and entry["source"] for entry in ENTRIES)
+    shared = {name for *_, kind, name in names if kind == "shared"}
+    assert shared <= {*(setting.name for setting in SAMPLING.values()), "prompts"}
 
 
 @pytest.mark.parametrize(("decoder", "model"), sorted({(decoder, model) for decoder, model, _ in STATED}))
@@ -107,26 +100,22 @@ def test_sjdpp_has_the_windows_of_its_section_5(model, window):
     assert run("sjd++", model)[0]["window"] == window
 
 
-def test_whatever_the_user_gives_wins_over_the_paper():
+def test_whatever_the_user_gives_wins_over_the_paper_whose_values_are_of_its_components():
     assert run("sjd++:window=8", "lumina")[0]["window"] == 8
     assert run("sjd++:window=8", "lumina")[1]["window"] == "inline"
     values, origins = run("sjd++", "lumina", window=9, init="uniform")
     assert (values["window"], values["init"], values["fresh-q"]) == (9, "uniform", "onehot")
     assert (origins["window"], origins["init"]) == ("flag --window", "flag --init")
     env = merge(SETTINGS, {"decoder": ["sjd++"], "model": "lumina"}, env={"SPECBENCH_WINDOW": "7"})
-    assert planned(env)[0]["window"] == 7
+    assert planned(env)[0]["window"] == 7 and run("lantern", "lumina")[0]["k"] == 1000
+    assert run("lantern", "lumina", verifier="amplify", residual="standard")[0]["k"] == 2
+    assert run("sjd", "lumina", drafter="row-jacobi")[0]["window"] == 8
 
 
 @pytest.mark.parametrize("decoder", ["sjd++:window=32,init=uniform,fresh-q=uniform", "sjd:fresh-q=uniform"])
 def test_the_flags_that_the_changelog_names_are_the_runs_of_before(decoder):
     (now,) = plan_decoders(merge(SETTINGS, {"decoder": decoder, "model": "lumina"}, env={}))
     assert now.spec == resolve(decoder.partition(":")[0])
-
-
-def test_a_published_value_is_not_another_components_option_of_the_same_name():
-    assert run("lantern", "lumina")[0]["k"] == 1000
-    assert run("lantern", "lumina", verifier="amplify", residual="standard")[0]["k"] == 2
-    assert run("sjd", "lumina", drafter="row-jacobi")[0]["window"] == 8
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -138,10 +127,8 @@ def test_nothing_is_published_for_shapes_or_for_a_model_of_a_plug_in(name):
 
 
 def test_list_shows_each_value_with_its_source_and_keeps_the_models_sampling(cli):
-    rows = {
-        row["name"]: row
-        for row in json.loads(cli("list", "decoders", "sjd++", "--model", "llamagen-512", "--json").out)
-    }
+    listed = json.loads(cli("list", "decoders", "sjd++", "--model", "llamagen-512", "--json").out)
+    rows = {row["name"]: row for row in listed}
     assert rows["window"] == {"name": "window", "value": 32, "source": "SJD++, section 5.2", "published": None}
     assert rows["cfg"]["value"] == 7.5 and rows["cfg"]["published"] == "3 (SJD++, section 5.1)"
     ours = {row["name"]: row["source"] for row in specbench.available("decoders", name="sjd", model="shapes")}

@@ -44,13 +44,9 @@ def undisturbed(tmp_path_factory) -> dict:
     out = tmp_path_factory.mktemp("undisturbed")
     summary = go(out)
     assert (summary.done, summary.failed, summary.problem()) == (24, 0, None)
-    return contents(out)
-
-
-def test_the_noise_matters(undisturbed):
-    """Without this the comparisons below could pass on constant images."""
-    tokens = {str(facts["tokens"]) for facts, _ in undisturbed.values()}
-    assert len(tokens) > 6
+    rows = contents(out)
+    assert len({str(facts["tokens"]) for facts, _ in rows.values()}) > 6, "comparisons are not of constant images"
+    return rows
 
 
 def test_a_second_run_leaves_a_complete_folder_untouched(tmp_path, undisturbed):
@@ -60,6 +56,9 @@ def test_a_second_run_leaves_a_complete_folder_untouched(tmp_path, undisturbed):
     assert (summary.resumed, summary.done) == (24, 0)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert contents(tmp_path) == undisturbed
+    for folder in tmp_path.glob("*/images"):
+        shutil.rmtree(folder)
+    assert go(tmp_path).done == 0, "a run kept without its pictures stays complete"
 
 
 def test_a_decoder_with_other_components_has_its_own_name_and_no_prefix_of_it_is_ambiguous(tmp_path):
@@ -89,15 +88,18 @@ def test_halves_make_a_whole(tmp_path, undisturbed):
     go(tmp_path, tiny.prompts()[:2], samples=2)
     go(tmp_path, samples=1)
     summary = go(tmp_path)
-    assert summary.resumed == 2 * (4 + 2)
-    assert contents(tmp_path) == undisturbed
+    assert summary.resumed == 2 * (4 + 2) and contents(tmp_path) == undisturbed
 
 
-def test_batches_hold_the_same_rows(tmp_path, undisturbed):
+def test_batches_hold_the_same_rows_and_have_no_latency(tmp_path, undisturbed):
     """Enumerable models have no kernels to round differently, so a batch of 3 gives the very tokens of batch 1."""
     go(tmp_path, batch=3)
     strip = {(key[0].rsplit("-", 1)[0], *key[1:]): value for key, value in contents(tmp_path).items()}
     assert strip == {(key[0].rsplit("-", 1)[0], *key[1:]): value for key, value in undisturbed.items()}
+    for folder in tmp_path.iterdir():
+        rows = RunStore(folder).samples()
+        assert rows[["latency_ms", "latency_e2e_ms"]].isna().all(axis=None)
+        assert (rows["target_ms"] > 0).all() and set(rows["batch"]) == {3}
 
 
 def _child(out: str, kill_at: int, answers) -> None:
@@ -163,13 +165,6 @@ def test_readers_of_an_unfinished_run_see_every_finished_row_once(tmp_path, monk
     assert watcher.seen == 24
 
 
-def test_a_run_kept_without_its_pictures_stays_complete(tmp_path):
-    go(tmp_path)
-    for folder in tmp_path.glob("*/images"):
-        shutil.rmtree(folder)
-    assert go(tmp_path).done == 0
-
-
 def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypatch, undisturbed):
     healthy = local.decode
     calls = []
@@ -191,8 +186,7 @@ def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypat
         assert set(bad["prompt_id"]) == {"CAT"} and set(bad["error"]) == {"RuntimeError: no luck"}
         assert bad[["nfe", "latency_ms", "latency_e2e_ms", "batch", "image", "tokens", "logp"]].isna().all(axis=None)
     calls.clear()
-    assert go(tmp_path).failed == 6
-    assert calls.count(["CAT"]) == 6
+    assert go(tmp_path).failed == 6 and calls.count(["CAT"]) == 6
     monkeypatch.setattr(local, "decode", healthy)
     summary = go(tmp_path)
     assert (summary.resumed, summary.done, summary.failed, summary.problem()) == (18, 6, 0, None)
@@ -220,8 +214,7 @@ def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(tmp_path, undisturbed):
 
     before = signal.getsignal(signal.SIGINT)
     summary = go(tmp_path, reporter=Impatient())
-    assert signal.getsignal(signal.SIGINT) is before
-    assert 7 <= summary.done <= 8 and summary.interrupted
+    assert signal.getsignal(signal.SIGINT) is before and 7 <= summary.done <= 8 and summary.interrupted
     problem = summary.problem()
     assert problem.exit_code == INTERRUPTED and "again to resume" in problem.try_this
     go(tmp_path)
@@ -279,8 +272,7 @@ def test_run_json_says_what_was_run_by_what(tmp_path):
 
     info = json.loads((tmp_path / spec.run_id / "run.json").read_text(), parse_constant=refuse)
     assert info["spec"]["decoder"]["options"] == {"fresh-q": "uniform", "tau": "inf", "window": 3}
-    assert info["spec"]["sampling"]["guidance"] == 2.0
-    assert info["origins"] == {"seed": "flag --seed"}
+    assert info["spec"]["sampling"]["guidance"] == 2.0 and info["origins"] == {"seed": "flag --seed"}
     assert len(info["invocations"]) == 2
     for invocation in info["invocations"]:
         assert invocation["started_at"] <= invocation["finished_at"]
@@ -315,8 +307,7 @@ def test_the_memory_of_a_model_is_free_before_the_next_one_is_loaded(tmp_path, m
     tiny_model = {"model": "janus", "random-weights": True, "scale": "tiny", "threads": 1, "prompts": "shapes"}
     named = tiny_model | {"decoder": ["ar", "sjd"], "limit": 1, "out": str(tmp_path), "compile": "off", "device": "cpu"}
     plans = sweep_plans(merge(run_settings(), named), {"dtype": ["float32", "bfloat16"]})
-    assert runner.run_plans(plans).done == 4
-    assert alive == [[], []]
+    assert runner.run_plans(plans).done == 4 and alive == [[], []]
 
 
 def test_of_very_many_runs_some_at_a_time_take_turns_on_one_model(tmp_path, monkeypatch):
@@ -366,11 +357,3 @@ def test_each_decoder_has_each_turn_and_follows_each_other_one_equally_often(cou
     followed = Counter(pair for order in cycle for pair in itertools.pairwise(order))
     assert len(places) == count**2 and len(set(places.values())) == 1
     assert len(followed) == count * (count - 1) and len(set(followed.values())) <= 1
-
-
-def test_batches_have_no_latency(tmp_path):
-    go(tmp_path, batch=2)
-    for folder in tmp_path.iterdir():
-        rows = RunStore(folder).samples()
-        assert rows[["latency_ms", "latency_e2e_ms"]].isna().all(axis=None)
-        assert (rows["target_ms"] > 0).all() and set(rows["batch"]) == {2}

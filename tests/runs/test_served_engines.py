@@ -1,7 +1,5 @@
-"""vLLM on this CPU serves small checkpoints: audits by its address find what is wrong, and nothing else.
-
-It concerns several modules: runs.engine, runs.token_import, checks.run_audit.
-"""
+"""vLLM on this CPU serves small checkpoints: audits by its address find what is wrong, and nothing else. It
+concerns several modules: runs.engine, runs.token_import, checks.run_audit."""
 
 import sys
 from itertools import groupby

@@ -19,47 +19,34 @@ def array(number, first, last, count=None):
     return dict(zip(names, map(str, (number, first, last, count or last - first + 1)), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("text", "env", "part"),
-    [
-        ("auto", {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", **STEP}, (3, 4)),
-        ("auto", {"RANK": "0", "WORLD_SIZE": "4", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", **STEP}, (1, 4)),
-        ("auto", {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (4, 4)),
-        ("auto", array(3, 1, 16), (3, 16)),
-        ("auto", array(0, 0, 7), (1, 8)),
-        ("auto", {**array(2, 1, 3), "SLURM_PROCID": "1", "SLURM_NTASKS": "4", **STEP}, (6, 12)),
-        ("auto", {**array(2, 1, 3), "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, (2, 3)),
-        ("auto/16", array(3, 3, 7, 2), (3, 16)),
-        ("auto/16", {"PBS_ARRAY_INDEX": "16"}, (16, 16)),
-        ("auto/4", {"PBS_ARRAYID": "1", "PMI_RANK": "1", "PMI_SIZE": "2"}, (2, 8)),
-        ("auto", {"LSB_JOBINDEX": "5", "LSB_JOBINDEX_END": "8"}, (5, 8)),
-        ("2/8", {"RANK": "0", "WORLD_SIZE": "4"}, (2, 8)),
-        ("", {"RANK": "0", "WORLD_SIZE": "4"}, (1, 1)),
-    ],
-)
+@pytest.mark.parametrize(("text", "env", "part"), [
+    ("auto", {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", **STEP}, (3, 4)),
+    ("auto", {"RANK": "0", "WORLD_SIZE": "4", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", **STEP}, (1, 4)),
+    ("auto", {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, (4, 4)),
+    ("auto", array(3, 1, 16), (3, 16)), ("auto", array(0, 0, 7), (1, 8)),
+    ("auto", {**array(2, 1, 3), "SLURM_PROCID": "1", "SLURM_NTASKS": "4", **STEP}, (6, 12)),
+    ("auto", {**array(2, 1, 3), "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"}, (2, 3)),
+    ("auto/16", array(3, 3, 7, 2), (3, 16)), ("auto/16", {"PBS_ARRAY_INDEX": "16"}, (16, 16)),
+    ("auto/4", {"PBS_ARRAYID": "1", "PMI_RANK": "1", "PMI_SIZE": "2"}, (2, 8)),
+    ("auto", {"LSB_JOBINDEX": "5", "LSB_JOBINDEX_END": "8"}, (5, 8)),
+    ("2/8", {"RANK": "0", "WORLD_SIZE": "4"}, (2, 8)), ("", {"RANK": "0", "WORLD_SIZE": "4"}, (1, 1)),
+])  # fmt: skip
 def test_the_part_of_a_task(text, env, part):
     assert plan_shard(text, env) == (part, "")
 
 
-@pytest.mark.parametrize(
-    ("text", "env", "problem"),
-    [
-        ("auto", {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, "start the command with srun"),
-        ("auto", array(3, 3, 7, 2), "give the size as --shard auto/N"),
-        ("auto", array(3, 3, 3), "give the size as --shard auto/N"),
-        ("auto", array(3, 1, 5, 3), "give the size as --shard auto/N"),
-        ("auto", {"PBS_ARRAY_INDEX": "3"}, "give the size as --shard auto/N"),
-        ("auto/2", {"PBS_ARRAY_INDEX": "3"}, "number the array from 1"),
-        ("auto/2", {"PBS_ARRAY_INDEX": "0"}, "number the array from 1"),
-        ("auto/2", {"RANK": "0", "WORLD_SIZE": "2"}, "not an array job"),
-        ("auto/x", {"PBS_ARRAY_INDEX": "1"}, "--shard auto/x"),
-        ("automatic", {}, "or auto"),
-        *(
-            (text, {}, "--shard")
-            for text in ("0/2", "3/2", "2", "a/b", "1/0", "-1/2", "1/2/3", "٣/٤", "1/" + 5000 * "9")
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "env", "problem"), [
+    ("auto", {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, "start the command with srun"),
+    ("auto", array(3, 3, 7, 2), "give the size as --shard auto/N"),
+    ("auto", array(3, 3, 3), "give the size as --shard auto/N"),
+    ("auto", array(3, 1, 5, 3), "give the size as --shard auto/N"),
+    ("auto", {"PBS_ARRAY_INDEX": "3"}, "give the size as --shard auto/N"),
+    ("auto/2", {"PBS_ARRAY_INDEX": "3"}, "number the array from 1"),
+    ("auto/2", {"PBS_ARRAY_INDEX": "0"}, "number the array from 1"),
+    ("auto/2", {"RANK": "0", "WORLD_SIZE": "2"}, "not an array job"),
+    ("auto/x", {"PBS_ARRAY_INDEX": "1"}, "--shard auto/x"), ("automatic", {}, "or auto"),
+    *((text, {}, "--shard") for text in ("0/2", "3/2", "2", "a/b", "1/0", "-1/2", "1/2/3", "٣/٤", "1/" + 5000 * "9")),
+])  # fmt: skip
 def test_a_part_that_is_not_known_is_refused(text, env, problem):
     with pytest.raises(SpecbenchError) as refused:
         plan_shard(text, env)

@@ -1,15 +1,16 @@
-"""However many workers decode, and whichever of them die, the rows are those of a single process.
-
-It concerns several modules: executors.ray_workers, ray_cluster and local.
-"""
+"""However many workers decode, and whichever of them die, the rows are those of a single process. It concerns
+several modules: executors.ray_workers, ray_cluster and local."""
 
 import json
+import os
 import random
+import shutil
 import signal
 import subprocess
 import threading
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -19,7 +20,7 @@ from specbench.errors import FAILURE, MISSING_PREREQUISITE, PARTIAL, SpecbenchEr
 from specbench.prompts import requests_for
 from specbench.runs.executors import local, ray_cluster
 from specbench.runs.executors.local import Chunk, decode_chunk
-from specbench.runs.executors.ray_workers import ATTEMPTS, RESTARTS, WorkerLost, WorkerPool
+from specbench.runs.executors.ray_workers import ATTEMPTS, RESTARTS, RayWorkers, WorkerLost, WorkerPool
 from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.store.run_store import RunStore
@@ -86,8 +87,7 @@ def test_workers_on_other_hardware_are_recorded(tmp_path):
 def test_any_number_of_workers_in_any_order(tmp_path, single, size):
     crew = SimulatedCrew(size, random.Random(size))
     summary = run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path)
-    assert (summary.done, summary.failed) == (24, 0)
-    assert contents(tmp_path) == single
+    assert (summary.done, summary.failed) == (24, 0) and contents(tmp_path) == single
     assert crew.most_at_once >= min(size, 24)
 
 
@@ -112,28 +112,22 @@ def test_workers_that_die_at_random(tmp_path, single, seed):
     assert contents(tmp_path) == single
 
 
-def test_an_image_that_takes_two_workers_along_is_a_row_that_says_so(tmp_path, single):
+def test_an_image_that_takes_two_workers_along_is_a_row_that_says_so_and_others_of_its_batch_go_on(tmp_path, single):
     def fate(chunk: Chunk) -> bool:
         return any(request.prompt_id == "CAT" for request in chunk.requests)
 
     summary = run(WorkerPool(lambda: SimulatedCrew(4, random.Random(0), fate), restarts=9), SPECS, REQUESTS, tmp_path)
     assert (summary.done, summary.failed, summary.problem().exit_code) == (18, 6, PARTIAL)
     rows = RunStore(next(tmp_path.iterdir())).samples()
+    pool = WorkerPool(lambda: SimulatedCrew(2, random.Random(0), fate), restarts=9)
+    batched = run(pool, [tiny.spec("ar", batch=6)], REQUESTS, tmp_path / "batched")
+    assert (batched.done, batched.failed) == (9, 3)
+    shutil.rmtree(tmp_path / "batched")
     bad = rows[rows["status"] == "failed"]
     assert set(bad["error"]) == {"lost 2 times with its worker: a simulated death"} and set(bad["attempts"]) == {2}
     assert set(rows[rows["status"] == "ok"]["attempts"]) == {1}
     run(tiny.executor(), SPECS, REQUESTS, tmp_path)
     assert contents(tmp_path) == single
-
-
-def test_a_batch_that_kills_its_worker_is_tried_image_by_image(tmp_path):
-    spec = tiny.spec("ar", batch=6)
-
-    def fate(chunk: Chunk) -> bool:
-        return any(request.prompt_id == "CAT" for request in chunk.requests)
-
-    summary = run(WorkerPool(lambda: SimulatedCrew(2, random.Random(0), fate), restarts=9), [spec], REQUESTS, tmp_path)
-    assert (summary.done, summary.failed) == (9, 3)
 
 
 def test_out_of_memory_in_one_worker_is_tried_again_once(tmp_path, single, monkeypatch):
@@ -148,8 +142,7 @@ def test_out_of_memory_in_one_worker_is_tried_again_once(tmp_path, single, monke
 
     monkeypatch.setattr(local, "decode", short_of_memory)
     summary = run(WorkerPool(lambda: SimulatedCrew(2, random.Random(0))), SPECS, REQUESTS, tmp_path)
-    assert (summary.done, summary.failed) == (24, 0) and failed
-    assert contents(tmp_path) == single
+    assert (summary.done, summary.failed) == (24, 0) and failed and contents(tmp_path) == single
 
 
 def test_what_cannot_be_decoded_is_said_once_and_not_tried_forever(tmp_path, monkeypatch):
@@ -161,13 +154,10 @@ def test_what_cannot_be_decoded_is_said_once_and_not_tried_forever(tmp_path, mon
 
     monkeypatch.setattr(local, "decode", broken)
     summary = run(WorkerPool(lambda: SimulatedCrew(3, random.Random(0))), SPECS[:1], REQUESTS, tmp_path)
-    assert (summary.failed, summary.errors) == (12, ["RuntimeError: no luck"])
-    assert sum(calls.values()) == ATTEMPTS * 12
+    assert (summary.failed, summary.errors) == (12, ["RuntimeError: no luck"]) and sum(calls.values()) == ATTEMPTS * 12
 
 
 def test_ctrl_c_finishes_what_is_being_decoded(tmp_path, single):
-    import os
-
     class Impatient(Reporter):
         def row(self, run_id, row):
             os.kill(os.getpid(), signal.SIGINT) if not summaries else None
@@ -185,8 +175,7 @@ def test_a_finished_run_typed_again_is_done_and_starts_no_workers(tmp_path, sing
     crew = SimulatedCrew(2, random.Random(0))
     run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path)
     summary = run(WorkerPool(lambda: pytest.fail("workers were started")), SPECS, REQUESTS, tmp_path)
-    assert (summary.resumed, summary.done, summary.problem()) == (24, 0, None)
-    assert contents(tmp_path) == single
+    assert (summary.resumed, summary.done, summary.problem()) == (24, 0, None) and contents(tmp_path) == single
 
 
 def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
@@ -194,17 +183,13 @@ def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     outcome = cli("run", "--decoder", "ar", "--workers", "2", "--limit", "1")
     assert outcome.code == MISSING_PREREQUISITE
-    assert "pip install 'ray>=2.40'" in outcome.err and outcome.err.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+    assert "pip install 'ray>=2.40'" in outcome.err and outcome.err.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("outcome", "problem"),
-    [
-        (subprocess.TimeoutExpired("ray", 15), "no Ray cluster answers there: no answer within 15 s"),
-        ("raw log\nray.exceptions.AuthenticationError: RPC error: InvalidAuthToken", "requires a token (export RAY"),
-    ],
-)
+@pytest.mark.parametrize(("outcome", "problem"), [
+    (subprocess.TimeoutExpired("ray", 15), "no Ray cluster answers there: no answer within 15 s"),
+    ("raw log\nray.exceptions.AuthenticationError: RPC error: InvalidAuthToken", "requires a token (export RAY"),
+])  # fmt: skip
 def test_a_cluster_that_does_not_answer_is_one_line_of_a_dry_run(cli, tmp_path, monkeypatch, outcome, problem):
     pytest.importorskip("ray", reason="Ray is not installed")
 
@@ -219,31 +204,12 @@ def test_a_cluster_that_does_not_answer_is_one_line_of_a_dry_run(cli, tmp_path, 
     assert problem in obstacle
 
 
-@pytest.mark.parametrize(
-    ("flags", "what"),
-    [
-        (("--mode", "latency", "--batch", "2"), "--mode latency"),
-        (("--mode", "latency", "--workers", "2"), "--mode latency"),
-        (("--device", "cuda:1", "--workers", "2"), "its own GPU"),
-        (("--mode", "fast"), "--mode fast"),
-        (("--workers", "0"), "--workers 0"),
-    ],
-)
-def test_what_workers_cannot_do_is_refused(cli, tmp_path, monkeypatch, flags, what):
-    monkeypatch.chdir(tmp_path)
-    outcome = cli("run", *flags)
-    assert outcome.code == 2 and what in outcome.err and outcome.err.count("\n") == 1
-
-
 def test_latency_and_throughput_never_share_a_folder_or_a_table(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = ("run", "--decoder", "ar", "--limit", "1", "--dry-run", "--json")
-    ids = [
-        json.loads(cli(*command, *more).out)[0]["run_id"] for more in ((), ("--mode", "throughput"), ("--workers", "2"))
-    ]
+    others = ((), ("--mode", "throughput"), ("--workers", "2"))
+    ids = [json.loads(cli(*command, *more).out)[0]["run_id"] for more in others]
     assert ids[0] != ids[1] and ids[0] == json.loads(cli(*command, "--mode", "latency").out)[0]["run_id"]
-    from dataclasses import replace
-
     run(tiny.executor(), [replace(tiny.spec("ar"), mode="throughput")], REQUESTS[:2], tmp_path)
     rows = RunStore(next(tmp_path.iterdir())).samples()
     assert rows[["latency_ms", "latency_e2e_ms"]].isna().all(axis=None) and (rows["target_ms"] > 0).all()
@@ -253,8 +219,6 @@ def test_latency_and_throughput_never_share_a_folder_or_a_table(cli, tmp_path, m
 def test_two_ray_nodes_one_of_which_is_killed(tmp_path, single):
     pytest.importorskip("ray", reason="Ray is not installed")
     from ray.cluster_utils import Cluster
-
-    from specbench.runs.executors.ray_workers import RayWorkers
 
     limits = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args=limits | {"include_dashboard": False})
@@ -273,7 +237,6 @@ def test_two_ray_nodes_one_of_which_is_killed(tmp_path, single):
         with closing(RayWorkers(tiny.tiny_model, 2, cluster.address)) as crew:
             assert len(set(crew.pids())) == 2
             summary = run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path, reporter=Saboteur())
-        assert (summary.done, summary.failed) == (24, 0)
-        assert contents(tmp_path) == single
+        assert (summary.done, summary.failed) == (24, 0) and contents(tmp_path) == single
     finally:
         cluster.shutdown()

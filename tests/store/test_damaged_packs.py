@@ -1,7 +1,5 @@
-"""Packed files of strangers are refused by the member that is wrong, in `verify`, `report` and `show` alike.
-
-It concerns several modules: store/packed, checks/verify and what reports read.
-"""
+"""Packed files of strangers are refused by the member that is wrong, in `verify`, `report` and `show` alike. It
+concerns several modules: store/packed, checks/verify and what reports read."""
 
 import hashlib
 import json
@@ -14,14 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from specbench import api
+from specbench.store import packed
+from specbench.store.packed import pack
+from specbench.store.run_folders import find_runs
+
 
 @pytest.fixture(scope="module")
 def members(tmp_path_factory) -> dict[str, bytes]:
     """The members of a pack of two runs of one image."""
-    from specbench import api
-    from specbench.store.packed import pack
-    from specbench.store.run_folders import find_runs
-
     out = tmp_path_factory.mktemp("packed")
     api.run(decoder=["ar", "sjd"], limit=1, out=str(out), quiet=True)
     api.score(metrics="shapes-detector", out=out)
@@ -70,9 +69,8 @@ REFUSED = {
     "a long name": ({f"images/{'x' * 300}.png": b""}, "images/xxx"),
     "an audit that is none": ({"audit.json": b"{"}, "audit.json is damaged"),
     "scores that are none": ({"scores/a.parquet": b"PAR1"}, "scores/a.parquet is damaged"),
-    "encrypted": ({}, "is encrypted"),
-    "patched": ({}, "compressed patched data"),
-}
+    "encrypted": ({}, "is encrypted"), "patched": ({}, "compressed patched data"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -116,8 +114,6 @@ def test_a_pack_without_a_run_and_a_cache_that_cannot_be_written_are_named(tmp_p
 
 
 def test_a_pack_that_another_process_unpacks_meanwhile_is_read(members, tmp_path, monkeypatch):
-    from specbench.store import packed
-
     path, extract = written(tmp_path / "one.zip", members), packed.extract
 
     def beaten(path, folder):

@@ -1,8 +1,6 @@
-"""A clock that jumps, a disk that turns read-only, logits that are no numbers, two Ctrl-C: one line each, and after a
-rerun every row is there once, with the tokens of an undisturbed run.
-
-It concerns several modules: run_store, merge_shards, and the runner above them.
-"""
+"""A clock that jumps, a disk that turns read-only, logits that are no numbers, two Ctrl-C: one line each, and after
+a rerun every row is there once, with the tokens of an undisturbed run. It concerns several modules: run_store,
+merge_shards, and the runner above them."""
 
 import errno
 import itertools
@@ -24,7 +22,7 @@ from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.store.merge_shards import merge_runs
-from specbench.store.run_store import RunStore
+from specbench.store.run_store import RunStore, read_image
 from specbench.system import environment
 
 SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]
@@ -57,12 +55,6 @@ def test_a_clock_that_jumps_moves_no_row(tmp_path, undisturbed, monkeypatch):
         run(tiny.executor(), SPECS, REQUESTS[number::2], tmp_path / f"shard{number}")
     merge_runs([tmp_path / "shard1", tmp_path / "shard0"], tmp_path / "merged")
     assert contents(tmp_path / "merged") == undisturbed
-
-
-def test_no_duration_is_taken_from_the_clock_of_the_wall():
-    """Only date and time of day come from it, and they decide nothing."""
-    users = [path for path in SOURCE.rglob("*.py") if re.search(r"\btime\.time\(", path.read_text())]
-    assert users == []
 
 
 def test_a_disk_that_turns_read_only_is_one_line_and_the_rows_before_it_stay(tmp_path, undisturbed, monkeypatch):
@@ -120,15 +112,12 @@ def test_a_second_ctrl_c_stops_at_once_and_loses_no_finished_row(tmp_path, undis
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path, reporter=counter)
     monkeypatch.undo()
-    assert signal.getsignal(signal.SIGINT) is before and counter.rows == 4
-    assert go(tmp_path).resumed == 4
+    assert signal.getsignal(signal.SIGINT) is before and counter.rows == 4 and go(tmp_path).resumed == 4
     assert contents(tmp_path) == undisturbed
 
 
 @pytest.mark.parametrize("garbage", [b"", b"\x89PNG\r\n\x1a\n", b"GIF89a" + b"\0" * 99])
 def test_a_garbage_picture_is_named_and_made_again_once_it_is_deleted(tmp_path, undisturbed, garbage):
-    from specbench.store.run_store import read_image
-
     go(tmp_path)
     picture = next(tmp_path.glob("*/images/cat-1.png"))
     picture.write_bytes(garbage)
@@ -136,8 +125,7 @@ def test_a_garbage_picture_is_named_and_made_again_once_it_is_deleted(tmp_path, 
         read_image(picture.parents[1], "images/cat-1.png", None)
     assert "run again" in caught.value.try_this
     picture.unlink()
-    assert go(tmp_path).done == 1
-    assert contents(tmp_path) == undisturbed
+    assert go(tmp_path).done == 1 and contents(tmp_path) == undisturbed
 
 
 def test_nothing_foreign_is_unpickled_and_no_shell_is_started():

@@ -1,7 +1,5 @@
-"""One run on several machines: what makes it, what decoded it, and shards that differ in their threads alone.
-
-It concerns several modules: run_spec, run_info, run_folders, runs.preparation, cli.stored, reporting.sections.
-"""
+"""One run on several machines: what makes it, what decoded it, and shards that differ in their threads alone. It
+concerns several modules: run_spec, run_info, run_folders, runs.preparation, cli.stored, reporting.sections."""
 
 from dataclasses import replace
 
@@ -29,14 +27,10 @@ def described(spec, gpus=(), **hardware) -> RunInfo:
     return RunInfo(spec, invocations=[Invocation.from_json(INVOCATION | {"hardware": machine})])
 
 
-def test_on_a_gpu_neither_its_number_nor_the_threads_make_another_run():
+def test_on_a_gpu_neither_its_number_nor_the_threads_make_another_run_and_ids_on_a_cpu_stay():
     ids = {replace(ON_CUDA, device=device, threads=threads).run_id for device, threads in
            [("cuda", 8), ("cuda:0", 8), ("cuda:1", 96)]}  # fmt: skip
-    assert len(ids) == 1 and ON_CUDA.run_id != SPEC.run_id
-
-
-def test_ids_of_stored_runs_on_a_cpu_stay_valid():
-    assert replace(SPEC, threads=2).run_id != SPEC.run_id
+    assert len(ids) == 1 and ON_CUDA.run_id != SPEC.run_id and replace(SPEC, threads=2).run_id != SPEC.run_id
     assert SPEC.identity() == SPEC.content() and tiny.spec("ar").run_id == "enumerable-ar-825d070e"
 
 
@@ -67,8 +61,7 @@ def test_a_run_on_a_gpu_is_resumed_under_the_id_that_had_its_number_and_threads(
 def test_what_decoded_is_named_and_compared(device, gpus):
     info = described(replace(SPEC, device=device), CARDS)
     [call] = info.invocations
-    assert call.gpus == gpus
-    assert call.machine == ", ".join(["Linux x86_64", "Test CPU", "2 cores", *gpus])
+    assert call.gpus == gpus and call.machine == ", ".join(["Linux x86_64", "Test CPU", "2 cores", *gpus])
     beside = ", NVIDIA A100-SXM4-40GB (and 7 more), " in call.environment
     assert beside == (device in ("cuda", "cuda:3"))
     assert same_hardware("NVIDIA A100", type("Run", (), {"info": info})()) == (gpus == CARDS[:1])

@@ -1,5 +1,6 @@
 """Shards, run anywhere and merged in any order, are the rows of one undivided run."""
 
+import json
 import random
 import shutil
 from pathlib import Path
@@ -50,8 +51,7 @@ def test_merged_shards_are_the_undivided_run(tmp_path, undivided, shards):
     merged = merge_runs((), tmp_path)
     assert [(outcome.copied, outcome.rows) for outcome in merged] == [(12, 12), (12, 12)]
     assert [outcome.copied for outcome in merge_runs((), tmp_path)] == [0, 0]
-    assert len(read_info(merged[0].folder).invocations) == shards
-    assert contents(whole(tmp_path)) == undivided
+    assert len(read_info(merged[0].folder).invocations) == shards and contents(whole(tmp_path)) == undivided
 
 
 def test_a_merge_takes_what_came_later_and_a_run_makes_what_is_missing(tmp_path, undivided):
@@ -60,8 +60,7 @@ def test_a_merge_takes_what_came_later_and_a_run_makes_what_is_missing(tmp_path,
     shard(tmp_path, 3, 3)
     assert [outcome.rows for outcome in merge_runs((), tmp_path)] == [8, 8]
     summary = run(tiny.executor(), SPECS, REQUESTS, tmp_path)
-    assert (summary.resumed, summary.done) == (16, 8)
-    assert contents(whole(tmp_path)) == undivided
+    assert (summary.resumed, summary.done) == (16, 8) and contents(whole(tmp_path)) == undivided
 
 
 def test_shards_that_are_missing_are_named_by_merge_and_report(cli, tmp_path):
@@ -143,8 +142,6 @@ def test_what_is_not_a_shard_is_refused(tmp_path):
 
 
 def test_shards_are_a_partition_of_the_plan(cli, tmp_path, monkeypatch):
-    import json
-
     monkeypatch.chdir(tmp_path)
     command = ("run", "--decoder", "ar", "--limit", "5", "--samples", "3", "--dry-run", "--json")
     counts = [json.loads(cli(*command, "--shard", f"{n}/4").out)[0]["images"] for n in (1, 2, 3, 4)]

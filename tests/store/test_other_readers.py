@@ -20,7 +20,6 @@ from specbench.reporting.row import record
 from specbench.reporting.text_formats import report_arrow
 from specbench.store.image_scores import ImageScores, parquet_bytes
 from specbench.store.merge_shards import merge_runs
-from specbench.store.run_folders import runs_in
 from specbench.store.schema import FILE_KINDS, LONG_REPORT, REPORT, column_facts
 
 OLD = Path(__file__).parents[2] / "results" / "older"
@@ -44,11 +43,9 @@ def _datasets(pattern: str) -> int:
 
 READERS = {
     "pandas": lambda pattern: len(pd.concat(map(pd.read_parquet, glob.glob(pattern)))),
-    "arrow": lambda pattern: pyarrow.dataset.dataset(sorted(glob.glob(pattern))).to_table().num_rows,
-    "duckdb": _duckdb,
-    "polars": _polars,
-    "datasets": _datasets,
-}
+    "arrow": lambda pattern: pyarrow.dataset.dataset(sorted(glob.glob(pattern))).to_table().num_rows, "duckdb": _duckdb,
+    "polars": _polars, "datasets": _datasets,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +73,11 @@ def test_types_are_the_declared_ones_and_every_row_says_whose_it_is(out, kind):
     for path in out.glob(f"*/{kind}"):
         table, run = pq.read_table(path), path.relative_to(out).parts[0]
         schema = FILE_KINDS[kind]
-        assert {field.name: field.type for field in table.schema if field.name in schema.names} == dict(
-            zip(schema.names, schema.types, strict=True)
-        )
+        declared = dict(zip(schema.names, schema.types, strict=True))
+        assert {field.name: field.type for field in table.schema if field.name in declared} == declared
         assert set(table["run_id"].to_pylist()) <= {run} and table["decoder"].null_count == 0
         about = json.loads(table.schema.metadata[b"specbench.columns"])
         assert about == column_facts(schema) and all(facts["meaning"] for facts in about.values())
-
-
-def test_files_of_two_kinds_are_in_folders_of_their_own(out):
-    for run in runs_in(out):
-        assert not any(path.is_dir() for path in (run / "scores").iterdir())
 
 
 def test_a_report_has_the_same_types_whatever_its_values(tmp_path):

@@ -1,7 +1,5 @@
 """Stored pictures: read only if they are what was stored, regular files inside their folder, of four plain formats.
-
-It concerns several modules: run_store, system.images and whatever reads pictures.
-"""
+It concerns several modules: run_store, system.images and whatever reads pictures."""
 
 import os
 import struct
@@ -15,7 +13,8 @@ from PIL import Image
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import scoring
-from specbench.reporting.html import write_page
+from specbench.reporting import report_rows
+from specbench.reporting.html import page_charts, write_page
 from specbench.reporting.picture_figures import write_pictures
 from specbench.store.merge_shards import merge_runs
 from specbench.store.run_store import RunStore
@@ -78,6 +77,12 @@ def test_swapped_pictures_are_refused(folder, tmp_path, reader):
         reader(folder, tmp_path)
 
 
+def test_charts_do_not_read_pictures(folder):
+    for picture in (folder / "images").iterdir():
+        picture.write_bytes(EPS)
+    assert [chart["title"] for chart in page_charts(report_rows([folder]))]
+
+
 @pytest.mark.parametrize("reader", READERS)
 def test_runs_without_digests_are_read_as_before(folder, tmp_path, reader):
     forget_digests(folder)
@@ -97,13 +102,7 @@ def pipe(picture: Path) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-@pytest.mark.parametrize(
-    ("replace", "problem"),
-    [
-        (link_out, "leads out of"),
-        (pipe, "is not a regular file"),
-    ],
-)
+@pytest.mark.parametrize(("replace", "problem"), [(link_out, "leads out of"), (pipe, "is not a regular file")])
 def test_what_is_no_file_of_the_folder_is_refused_and_copied_nowhere(folder, tmp_path, reader, replace, problem):
     forget_digests(folder)
     replace(folder / "images" / "s0-0.png")

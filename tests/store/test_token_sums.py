@@ -53,9 +53,8 @@ def test_the_sums_of_version_1():
     rows = pa.Table.from_pylist(synthetic.stored_rows([*synthetic.sjd(1), None]), schema=SAMPLES)
     assert token_sums.VERSION == "token sums 1"
     assert [list(row.values()) for row in token_sums.token_sums(rows).to_pylist()] == [
-        [4, 10.0, 3, 3, -6.0, 2.0, 5.0, 1.5, 0],
-        [0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0],
-    ]
+        [4, 10.0, 3, 3, -6.0, 2.0, 5.0, 1.5, 0], [0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0],
+    ]  # fmt: skip
 
 
 def test_every_part_keeps_the_sums_and_a_report_reads_no_list(tmp_path, monkeypatch):

@@ -31,15 +31,8 @@ _SIZES = {
 }
 _LATENT = ("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa")
 _ENCODERS = ("bert", "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roberta", "big_bird", "xmod")
-_ENCODERS += (
-    "roberta-prelayernorm",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "roformer",
-    "rembert",
-    "megatron-bert",
-    "roc_bert",
-)
+_ENCODERS += ("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "roformer", "rembert", "megatron-bert")
+_ENCODERS += ("roc_bert",)
 _MORE = {
     **{key: {"num_key_value_heads": 4} for key in (*_LATENT, "longcat_flash", "minicpm3", "youtu")},
     **{key: {"is_decoder": True} for key in _ENCODERS},

@@ -3,6 +3,7 @@
 import json
 
 import torch
+from checkpoints.parts import random_tensors
 from safetensors.torch import save_file
 
 INNER = 40
@@ -47,19 +48,11 @@ def write_head(folder, name, words, width):
         rows = 1 if name == "lumina" else heads
         norms = (f"{which}_norm.{part}" for which in "qk" for part in ("weight", "bias"))
         shapes |= {f"layers.0.self_attn.{norm}": (rows, 8) for norm in norms}
-    draw = torch.Generator().manual_seed(9)
-    tensors = {}
-    for key, shape in shapes.items():
-        noise = torch.randn(shape, generator=draw)
-        vector = len(shape) == 1 or "norm" in key
-        tensors[key] = 0.2 * noise + (not key.endswith("bias")) if vector else 1.5 * noise * shape[1] ** -0.5
+    tensors = random_tensors(shapes, 9)
     config = {"hidden_size": width, "intermediate_size": INNER, "num_attention_heads": heads, "vocab_size": words}
     config |= {"num_key_value_heads": heads, "num_hidden_layers": 1, "rms_norm_eps": 1e-6 if grid else 1e-5}
-    config |= (
-        {"input_type": "t2i2" if name == "llamagen-512" else "t2i", "model_type": "llama"}
-        if grid
-        else {"model_type": "chameleon"}
-    )
+    config |= {"model_type": "llama" if grid else "chameleon"}
+    config |= {"input_type": "t2i2" if name == "llamagen-512" else "t2i"} if grid else {}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     torch.save(tensors, folder / "pytorch_model.bin") if grid else save_file(tensors, folder / "model.safetensors")

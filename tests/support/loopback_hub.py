@@ -1,12 +1,13 @@
 """A Hugging Face hub on the loopback, for the real client: repositories are folders, commits are named by the test."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+
+from served import serving
 
 from specbench.system.digests import digest_of
 
@@ -147,13 +148,5 @@ class _Answers(BaseHTTPRequestHandler):
 def loopback_hub() -> Iterator[Hub]:
     """Serve a hub until the block ends."""
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Answers", (_Answers,), {"hub": hub}))
-    server.handle_error = lambda *_: None  # a client that was killed
-    hub.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(type("Answers", (_Answers,), {"hub": hub})) as hub.address:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()

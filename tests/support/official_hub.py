@@ -98,24 +98,15 @@ def serve_files(hub: Hub, folder: Path) -> None:
     hub.files |= {f"/files/{path.name}": path for path in folder.iterdir()}
 
 
-def type_as_user(hub: Hub, *arguments: str) -> None:
-    """Call the command line on a machine for which the files of a hub are the published ones; for a forked process."""
-    files = {name: hub.files[f"/files/{file}"] for name, file in _NETWORKS.items() if f"/files/{file}" in hub.files}
-    _as_user(hub.address, {name: str(path) for name, path in files.items()}, [*arguments])
-
-
 _NETWORKS = {
-    "inception": "inception.pth",
-    "clip-b16": "ViT-B-16.pt",
-    "clip-b32": "ViT-B-32.pt",
-    "hpsv2-v2.1": "HPS.pt",
-    "imagereward": "ImageReward.pt",
-    "bert-vocabulary": "vocab.txt",
-}
+    "inception": "inception.pth", "clip-b16": "ViT-B-16.pt", "clip-b32": "ViT-B-32.pt", "hpsv2-v2.1": "HPS.pt",
+    "imagereward": "ImageReward.pt", "bert-vocabulary": "vocab.txt",
+}  # fmt: skip
 _REFERENCES = 3
 
 
-def _as_user(address: str, facts: dict[str, str], arguments: list[str]) -> None:
+def type_as_user(hub: Hub, *arguments: str) -> None:
+    """Call the command line on a machine for which the files of a hub are the published ones; for a forked process."""
     import published
 
     from specbench.cli import main
@@ -125,26 +116,24 @@ def _as_user(address: str, facts: dict[str, str], arguments: list[str]) -> None:
     from specbench.system.digests import digest_of
     from specbench.system.downloads import Remote
 
-    for name, path in facts.items():
-        file = Path(path)
-        remote = Remote(f"{address}/files/{file.name}", digest_of(file))
-        published_weights.CHECKPOINTS[name] = published_weights.Checkpoint(file.name, remote, "test")
+    base, files = f"{hub.address}/files", {path.rpartition("/")[2]: file for path, file in hub.files.items()}
+    for name, file in _NETWORKS.items():
+        if file in files:
+            remote = Remote(f"{base}/{file}", digest_of(files[file]))
+            published_weights.CHECKPOINTS[name] = published_weights.Checkpoint(file, remote, "test")
     load = functools.partial(preference.load_hpsv2, architecture="tiny-hps")
 
     def load_small(*arguments):
-        import_open_clip().add_model_config(Path(facts["hpsv2-v2.1"]).with_name("tiny-hps.json"))
+        import_open_clip().add_model_config(files["tiny-hps.json"])
         return load(*arguments)
 
     preference.load_hpsv2 = load_small
-    small = {
-        **public.public_sets(),
-        **{name: published.public_set(name, f"{address}/files") for name in ("parti", "coco")},
-    }
-    zipped = Path(facts["inception"]).with_name("coco.zip")
-    archive = Remote(f"{address}/files/coco.zip", digest_of(zipped), zipped.stat().st_size)
+    small = public.public_sets() | {name: published.public_set(name, base) for name in ("parti", "coco")}
+    zipped = files["coco.zip"]
+    archive = Remote(f"{base}/coco.zip", digest_of(zipped), zipped.stat().st_size)
     small["coco"] = replace(small["coco"], images=public.PublishedImages(archive, _REFERENCES, "test"))
     public.public_sets = lambda: small
-    main(arguments)
+    main([*arguments])
 
 
 if __name__ == "__main__":

@@ -96,6 +96,3 @@ def in_format(transformer, dtype: str) -> None:
 def log_p(model, rows: pd.DataFrame, sampling: Sampling) -> list[np.ndarray]:
     """Log p of the rows' tokens as `model` finds it, an image at a time as an engine would."""
     return [teacher_forced_values(model, rows.iloc[[n]], sampling).logp[0] for n in range(len(rows))]
-
-
-__all__ = ["SETTINGS", "as_rows", "drawn", "drawn_by", "in_format", "log_p", "reordered", "replace"]

@@ -1,7 +1,5 @@
-"""A device without enough memory, and one that computes nothing more: one line each, and nothing that is done is lost.
-
-It concerns several modules: device_failures, and what decodes, loads models and scores.
-"""
+"""A device without enough memory, and one that computes nothing more: one line each, and nothing that is done is
+lost. It concerns several modules: device_failures, and what decodes, loads models and scores."""
 
 import dataclasses
 import gc
@@ -29,6 +27,7 @@ from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.specs.presets import PRESETS, resolve
+from specbench.specs.run_spec import Compute
 from specbench.store.run_store import RunStore
 from specbench.system import device_failures, monitor
 
@@ -135,7 +134,7 @@ def test_a_model_that_does_not_fit_is_one_line(monkeypatch):
     with pytest.raises(
         SpecbenchError, match=r"^model 'shapes' \(float32\) does not fit into the memory of cpu: CUDA ou"
     ) as no:
-        preparation.load_for_run(find_model("shapes"), "cpu", "float32", 1, False)
+        preparation.load_for_run(find_model("shapes"), Compute(1, "float32", "cpu", 1))
     assert "--dtype" in no.value.try_this and no.value.exit_code == FAILURE
 
 

@@ -93,17 +93,14 @@ def remote(server):
     return Remote(f"{server.url}/file", published.digest(CONTENT), len(CONTENT))
 
 
-@pytest.mark.parametrize(
-    ("part", "server_does", "asked"),
-    [
-        (None, {"cuts": [100_000, 50_000]}, [None, "bytes=100000-", "bytes=150000-"]),  # it continues where it was cut
-        (CONTENT[:1000], {}, ["bytes=1000-"]),  # and where an earlier call stopped
-        (b"x" * 1000, {}, ["bytes=1000-", None]),  # a part of something else is thrown away
-        (CONTENT, {}, []),  # a complete one needs no request
-        (None, {"ranges": False, "cuts": [100_000]}, [None, "bytes=100000-"]),
-        (None, {"statuses": [503, 429]}, [None] * 3),
-    ],
-)
+@pytest.mark.parametrize(("part", "server_does", "asked"), [
+    (None, {"cuts": [100_000, 50_000]}, [None, "bytes=100000-", "bytes=150000-"]),  # it continues where it was cut
+    (CONTENT[:1000], {}, ["bytes=1000-"]),  # and where an earlier call stopped
+    (b"x" * 1000, {}, ["bytes=1000-", None]),  # a part of something else is thrown away
+    (CONTENT, {}, []),  # a complete one needs no request
+    (None, {"ranges": False, "cuts": [100_000]}, [None, "bytes=100000-"]),
+    (None, {"statuses": [503, 429]}, [None] * 3),
+])  # fmt: skip
 def test_what_is_there_in_the_end_is_what_was_published(server, remote, tmp_path, part, server_does, asked):
     vars(server).update(server_does)
     if part is not None:
@@ -134,17 +131,13 @@ def test_not_found_is_said_at_once(server, remote, tmp_path):
     assert len(server.asked) == 1
 
 
-@pytest.mark.parametrize(
-    ("headers", "wait"),
-    [
-        ({}, ("", False)),
-        ({"Retry-After": "3"}, ("; it asks to wait 3 s", False)),
-        ({"Retry-After": "3600"}, ("; it asks to wait 3600 s", True)),
-        ({"Retry-After": "9" * 5000}, ("; it asks to wait 999999999 s", True)),
-        ({"Retry-After": "Fri, 27 Nov"}, ("; it asks to wait until Fri, 27 Nov", True)),
-        ({"RateLimit": '"api";r=0;t=55'}, ("; it asks to wait 55 s", True)),
-    ],
-)
+@pytest.mark.parametrize(("headers", "wait"), [
+    ({}, ("", False)), ({"Retry-After": "3"}, ("; it asks to wait 3 s", False)),
+    ({"Retry-After": "3600"}, ("; it asks to wait 3600 s", True)),
+    ({"Retry-After": "9" * 5000}, ("; it asks to wait 999999999 s", True)),
+    ({"Retry-After": "Fri, 27 Nov"}, ("; it asks to wait until Fri, 27 Nov", True)),
+    ({"RateLimit": '"api";r=0;t=55'}, ("; it asks to wait 55 s", True)),
+])  # fmt: skip
 def test_a_long_wait_is_no_reason_to_ask_again(headers, wait):
     assert downloads.asked_wait(headers) == wait
     if headers and wait[1]:
@@ -211,7 +204,6 @@ def _archive(members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED)
 @pytest.fixture
 def captions(server, tmp_path, monkeypatch):
     """A set whose file of captions is a small part of a large published archive."""
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     content = published.files("coco")["captions_val2017.json"]
     others = {f"annotations/{name}.json": random.Random(name).randbytes(500_000) for name in ("a", "b")}
     server.content = _archive({**others, "annotations/captions_val2017.json": content, "z.json": others.popitem()[1]})
@@ -257,7 +249,6 @@ def test_a_mirror_takes_the_place_of_the_publishers(server, captions, monkeypatc
 
 
 def test_reference_images_are_all_there_or_an_error(server, tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     server.content = _archive({"val2017/": b"", "val2017/1.jpg": b"one", "val2017/2.jpg": b"two", "../evil.sh": b"x"})
     archive = Remote(f"{server.url}/val.zip", published.digest(server.content), len(server.content))
     coco = replace(published.public_set("coco"), images=PublishedImages(archive, 2, "Flickr"))

@@ -67,15 +67,12 @@ def test_a_checkout_says_its_own_commit_and_a_foreign_one_around_it_is_not_asked
     assert said_by(installed).startswith(f"specbench 9.9, git {head[:10]} with changes, ")
 
 
-@pytest.mark.parametrize(
-    ("cpuinfo", "programs", "processor", "expected"),
-    [
-        ("model name\t: AMD EPYC 9654\n", {}, "x86_64", "AMD EPYC 9654"),
-        ("CPU part\t: 0xd4f\n", {"lscpu": "Architecture: aarch64\nModel name:  Neoverse-V2\n"}, "", "Neoverse-V2"),
-        ("CPU part\t: 0xd40\n", {"lscpu": "Model name: -\n"}, "", "aarch64"),
-        (None, {"sysctl": "Apple M4 Max"}, "arm", "Apple M4 Max"),
-    ],
-)
+@pytest.mark.parametrize(("cpuinfo", "programs", "processor", "expected"), [
+    ("model name\t: AMD EPYC 9654\n", {}, "x86_64", "AMD EPYC 9654"),
+    ("CPU part\t: 0xd4f\n", {"lscpu": "Architecture: aarch64\nModel name:  Neoverse-V2\n"}, "", "Neoverse-V2"),
+    ("CPU part\t: 0xd40\n", {"lscpu": "Model name: -\n"}, "", "aarch64"),
+    (None, {"sysctl": "Apple M4 Max"}, "arm", "Apple M4 Max"),
+])  # fmt: skip
 def test_every_processor_has_a_name(cpuinfo, programs, processor, expected, monkeypatch):
     def read(path, *arguments, **options):
         if cpuinfo is None:

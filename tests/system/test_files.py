@@ -85,8 +85,7 @@ def test_many_writers_of_one_file_and_nobody_reads_a_part(tmp_path):
         if (tmp_path / "x").exists():
             content = (tmp_path / "x").read_bytes()
             assert len(content) == 300_000 and len(set(content)) == 1
-    assert not any(writer.returncode for writer in writers)
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert not any(writer.returncode for writer in writers) and [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def test_output_goes_where_the_user_said(tmp_path, monkeypatch, capfdbinary):

@@ -29,11 +29,8 @@ def machine(tmp_path, monkeypatch):
     return write
 
 
-def test_the_page_cache_counts_as_free(machine):
-    assert limits.available_memory() == 64 * GIB and limits.available_cores() == 8
-
-
 def test_a_cgroup_limits_memory_and_cores_and_so_does_the_one_around_it(machine):
+    assert limits.available_memory() == 64 * GIB and limits.available_cores() == 8, "the page cache counts as free"
     stat = f"anon 5\nactive_file {GIB}\ninactive_file {GIB}\n"
     machine({"job/memory.max": f"{16 * GIB}\n", "job/memory.current": f"{6 * GIB}\n", "job/memory.stat": stat})
     machine({"job/cpu.max": "max 100000\n", "cpu.max": "350000 100000\n"})
@@ -44,7 +41,9 @@ def test_a_cgroup_limits_memory_and_cores_and_so_does_the_one_around_it(machine)
     assert limits.available_memory() == 64 * GIB
 
 
-def test_the_older_version_of_cgroups_limits_too(machine):
+def test_the_older_version_of_cgroups_limits_too_and_a_system_without_them_tells_something(
+    machine, monkeypatch, tmp_path
+):
     machine({"self/cgroup": "7:cpu,cpuacct:/box\n4:memory:/box\n0::/\n"})
     machine({"cpu/box/cpu.cfs_quota_us": "200000\n", "cpu/box/cpu.cfs_period_us": "100000\n"})
     machine({"memory/box/memory.limit_in_bytes": f"{8 * GIB}\n", "memory/box/memory.usage_in_bytes": f"{3 * GIB}\n"})
@@ -52,6 +51,8 @@ def test_the_older_version_of_cgroups_limits_too(machine):
     assert limits.available_memory() == 6 * GIB and limits.available_cores() == 2
     machine({"cpu/box/cpu.cfs_quota_us": "-1\n"})
     assert limits.available_cores() == 8
+    monkeypatch.setattr(limits, "_PROCESS", tmp_path / "nowhere")
+    assert limits.available_cores() == 8 and (limits.available_memory() or 1) > 0
 
 
 def test_slurm_allocates_cores_to_a_task(machine, monkeypatch):
@@ -62,8 +63,3 @@ def test_slurm_allocates_cores_to_a_task(machine, monkeypatch):
     assert limits.available_cores() == 6
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "2")
     assert limits.available_cores() == 2
-
-
-def test_a_system_without_these_files_tells_something(machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(limits, "_PROCESS", tmp_path / "nowhere")
-    assert limits.available_cores() == 8 and (limits.available_memory() or 1) > 0

@@ -9,14 +9,12 @@ from specbench.system import matrix_products
 from specbench.system.matrix_products import FEW_STATES, linear_output, product
 
 VIEWS = {
-    "whole": lambda made: made[:2, :1],
-    "one row": lambda made: made[:1, -1:],
-    "last rows": lambda made: made[1:, 3:4],
+    "whole": lambda made: made[:2, :1], "one row": lambda made: made[:1, -1:], "last rows": lambda made: made[1:, 3:4],
     "transposed": lambda made: made.transpose(0, 1).contiguous()[2:4, :1],
     "every second": lambda made: made.repeat(1, 1, 2)[:2, 1:2, ::2],
     "expanded": lambda made: made[:1, :1].expand(2, 1, 48),
     "heads": lambda made: (made @ torch.eye(48)).view(3, 5, 6, 8).transpose(2, 3).reshape(3, 5, 48)[1:, 4:],
-}
+}  # fmt: skip
 
 
 def compiled_error(view, dtype=torch.float32):

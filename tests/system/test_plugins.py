@@ -55,8 +55,7 @@ def specbench(folder: Path, *arguments: str, site: Path | None = None) -> subpro
 
 def test_good_plugins_join_and_broken_ones_are_named(site, tmp_path):
     done = specbench(tmp_path, "list", "decoders", "--json", site=site)
-    assert done.returncode == 0
-    assert "power" in [row["name"] for row in json.loads(done.stdout)]
+    assert done.returncode == 0 and "power" in [row["name"] for row in json.loads(done.stdout)]
     for named in (
         "no_such_module",
         "ZeroDivisionError",
@@ -68,11 +67,9 @@ def test_good_plugins_join_and_broken_ones_are_named(site, tmp_path):
     assert all(line.startswith("warning: ") for line in done.stderr.splitlines())
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [("self._power = power", "verifier 'power' (power.py:"), ("return ratio(p, q, x) ** self._power", "SystemExit")],
-    ids=["made", "used"],
-)
+@pytest.mark.parametrize(("line", "problem"), [
+    ("self._power = power", "verifier 'power' (power.py:"), ("return ratio(p, q, x) ** self._power", "SystemExit"),
+], ids=["made", "used"])  # fmt: skip
 def test_a_part_of_a_decoder_that_leaves_the_program_is_a_failed_image(tmp_path, line, problem):
     (tmp_path / "power.py").write_text(POWER.replace(line, "raise SystemExit"))
     done = specbench(tmp_path, "run", "--decoder", "power:DECODER", "--limit", "1", "--quiet")
@@ -142,11 +139,8 @@ def test_the_decoder_of_the_guide_is_lossy_unless_its_power_is_1(tmp_path):
     (tmp_path / "power.py").write_text(POWER)
     decoders = ("power:DECODER", "power:DECODER:power=1")
     done = specbench(tmp_path, "audit", *decoders, "--samples", "12000", "--json")
-    rows = json.loads(done.stdout)
-    assert [(row["decoder"], row["verdict"]) for row in rows] == [
-        (decoders[0], "lossy"),
-        ("power:power=1", "no deviation seen"),
-    ]
+    found = [(row["decoder"], row["verdict"]) for row in json.loads(done.stdout)]
+    assert found == [(decoders[0], "lossy"), ("power:power=1", "no deviation seen")]
 
 
 def test_the_option_of_a_file_is_read_as_the_file_has_it(tmp_path):

@@ -1,7 +1,5 @@
-"""A refusal of the operating system is told as what it is, and nobody is advised to delete a file for it.
-
-It concerns several modules: files, and the readers of run folders and checkpoints.
-"""
+"""A refusal of the operating system is told as what it is, and nobody is advised to delete a file for it. It
+concerns several modules: files, and the readers of run folders and checkpoints."""
 
 import builtins
 import contextlib
@@ -36,12 +34,10 @@ def folder(tmp_path_factory) -> Path:
 
 
 READERS = {
-    "samples/*.parquet": lambda folder: RunStore(folder).samples(),
-    "scores/*.parquet": read_scores,
-    "run.json": read_info,
-    "audit.json": read_audit,
+    "samples/*.parquet": lambda folder: RunStore(folder).samples(), "scores/*.parquet": read_scores,
+    "run.json": read_info, "audit.json": read_audit,
     "images/s0-0.png": lambda folder: read_image(folder, "images/s0-0.png", None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("number", REASONS)

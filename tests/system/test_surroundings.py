@@ -12,6 +12,7 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 
+from specbench.cli import main
 from specbench.errors import SpecbenchError
 from specbench.models.transformer import compilation
 from specbench.reporting.figures import chart_figure, saved
@@ -54,14 +55,10 @@ def test_a_folder_that_another_user_could_write_to_is_not_taken(nobody):
         private_folder()
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("HF_ENDPOINT", "", ""),
-        (surroundings.COMPILED, "", "No such file"),
-        (surroundings.COMPILED, "/dev/null/a", "Not a directory"),
-    ],
-)
+@pytest.mark.parametrize(("name", "value", "said"), [
+    ("HF_ENDPOINT", "", ""), (surroundings.COMPILED, "", "No such file"),
+    (surroundings.COMPILED, "/dev/null/a", "Not a directory"),
+])  # fmt: skip
 def test_variables_that_libraries_fail_at_are_ignored(name, value, said, monkeypatch, capsys):
     monkeypatch.setenv(name, value)
     settle()
@@ -76,8 +73,7 @@ def test_a_home_that_is_no_path_is_the_one_of_the_user(named, expected, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("columns", "width"),
-    [("0", "80"), ("x", "80"), ("9" * 5000, "80"), ("39", "40"), ("60", "60")],
+    ("columns", "width"), [("0", "80"), ("x", "80"), ("9" * 5000, "80"), ("39", "40"), ("60", "60")]
 )
 def test_widths_without_room_for_words_are_those_of_a_narrow_terminal(columns, width, monkeypatch, cli):
     monkeypatch.setenv("COLUMNS", columns)
@@ -86,8 +82,6 @@ def test_widths_without_room_for_words_are_those_of_a_narrow_terminal(columns, w
     monkeypatch.setattr("specbench.system.console.is_terminal", lambda: True)
     settle()
     assert os.environ.get("COLUMNS", "80") == width and os.environ.get("TERMINAL_WIDTH", columns) == columns
-    from specbench.cli import main
-
     with pytest.raises(SystemExit) as ended:
         main(["list", "decoders"])
     assert not ended.value.code
@@ -104,27 +98,24 @@ def test_a_deleted_working_folder_is_told_in_one_line(monkeypatch, tmp_path, cli
         assert "error" not in (outcome := cli(*line)).err and len(outcome.out + outcome.err) > 50
 
 
-@pytest.mark.parametrize(
-    ("omp", "mkl", "most", "threads"),
-    [
-        ("1,1", None, None, 1),
-        ("2,1", None, None, 2),
-        (" 3 ", None, None, 3),
-        ("+2", None, None, 2),
-        ("2, 4", "", None, 2),
-        ("2", "3", None, 3),  # MKL's own variable has precedence, in MKL and in torch
-        ("2", "0", None, 2),
-        ("4", None, "3", 3),
-        (None, None, "2", 2),
-        (None, None, None, None),
-        ("abc", None, None, None),
-        ("0", None, None, None),
-        ("-1", None, None, None),
-        ("1,x", None, None, None),
-        ("99999999999", None, None, None),
-        ("9" * 5000, None, None, None),
-    ],
-)
+@pytest.mark.parametrize(("omp", "mkl", "most", "threads"), [
+    ("1,1", None, None, 1),
+    ("2,1", None, None, 2),
+    (" 3 ", None, None, 3),
+    ("+2", None, None, 2),
+    ("2, 4", "", None, 2),
+    ("2", "3", None, 3),  # MKL's own variable has precedence, in MKL and in torch
+    ("2", "0", None, 2),
+    ("4", None, "3", 3),
+    (None, None, "2", 2),
+    (None, None, None, None),
+    ("abc", None, None, None),
+    ("0", None, None, None),
+    ("-1", None, None, None),
+    ("1,x", None, None, None),
+    ("99999999999", None, None, None),
+    ("9" * 5000, None, None, None),
+])  # fmt: skip
 def test_threads_are_asked_for_as_openmp_and_mkl_define_it(omp, mkl, most, threads, monkeypatch, capsys):
     limits._warn_ignored.cache_clear()
     for name, value in (("OMP_NUM_THREADS", omp), ("MKL_NUM_THREADS", mkl), ("OMP_THREAD_LIMIT", most)):
@@ -138,10 +129,9 @@ def test_threads_are_asked_for_as_openmp_and_mkl_define_it(omp, mkl, most, threa
 
 POINTS = [{"x": 1, "y": 2, "run": "a"}, {"x": 2, "y": 3, "run": "b"}]
 CHART = {
-    "title": "t",
-    "scales": {"x": {"label": "s", "grid": True}, "color": {"domain": ["a", "b"], "range": ["r", "b"]}},
+    "title": "t", "scales": {"x": {"label": "s", "grid": True}, "color": {"domain": ["a", "b"], "range": ["r", "b"]}},
     "layers": [{"mark": "dot", "by": "run", "hollow": False, "points": POINTS}],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fmt", ["png", "pdf", "svg"])
@@ -170,8 +160,7 @@ def test_code_is_compiled_in_a_folder_whose_path_the_compiler_takes(name, monkey
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / name))
     folder = str(compilation.compiled_folder())
-    assert folder.startswith(str(tmp_path)) == (name in ("plain", "ünï"))
-    assert not re.search(r"[\s'\"\\]", folder)
+    assert folder.startswith(str(tmp_path)) == (name in ("plain", "ünï")) and not re.search(r"[\s'\"\\]", folder)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
     assert (compilation.compiled_folder() == tmp_path / name) == (name in ("plain", "ünï"))
 

@@ -36,10 +36,12 @@ def test_identifiers_stay_whole(width):
     assert panels == sum(line.startswith("lumina-1024") for line in lines) and (panels == 1) == (width >= 80)
 
 
-def test_a_further_panel_has_no_empty_rows():
+def test_a_further_panel_has_no_empty_rows_and_the_first_column_does_not_wrap_if_all_fit():
     table = plain_table(("name", "value", "fix"), [("a", "1", "-"), ("b", "2", "a-long-command-to-type")])
     expected = ["name", "value", "a", "1", "b", "2", "name", "fix", "b", "a-long-command-to-type"]
     assert shown(table, 30).split() == expected
+    name = "peak of cpu, bfloat16, 1 thread on this machine"
+    assert name in shown(plain_table(("name", "status"), [(name, "ok"), ("python", "missing")]), 80)
 
 
 def test_empty_and_constant_columns_say_nothing():
@@ -53,15 +55,9 @@ def test_empty_and_constant_columns_say_nothing():
     assert "In every row: images 4" in text and "note" not in text and text.split()[:2] == ["name", "value"]
 
 
-def test_the_first_column_does_not_wrap_where_all_columns_fit():
-    name = "peak of cpu, bfloat16, 1 thread on this machine"
-    assert name in shown(plain_table(("name", "status"), [(name, "ok"), ("python", "missing")]), 80)
-
-
 def test_a_mark_of_a_cell_is_bold_in_every_format():
     table = plain_table(("run", "score"), [("a|b", TextCell("0.9", bold=True)), ("c", "0.8")], "Scores")
-    assert table.marked
-    assert markdown_table(table).splitlines()[2:] == ["| a\\|b | **0.9** |", "| c | 0.8 |"]
+    assert table.marked and markdown_table(table).splitlines()[2:] == ["| a\\|b | **0.9** |", "| c | 0.8 |"]
     assert markdown_table(table, aligned=True).splitlines()[1:] == [
         "|------|---------|", "| a\\|b | **0.9** |", "| c    | 0.8     |",
     ]  # fmt: skip

@@ -24,17 +24,13 @@ from specbench.system.torch_device import check_device_name, require_device, use
 def test_a_name_that_is_no_device_is_refused_in_a_short_line(name, check):
     with pytest.raises(SpecbenchError, match="not a device") as refused:
         check(name)
-    assert refused.value.exit_code == BAD_INPUT
-    assert len(str(refused.value)) < 150
+    assert refused.value.exit_code == BAD_INPUT and len(str(refused.value)) < 150
 
 
-def test_several_devices_for_one_model_are_refused_with_what_helps():
+def test_a_device_that_is_not_here_is_a_missing_prerequisite_and_two_are_refused_with_what_helps(monkeypatch):
     with pytest.raises(SpecbenchError, match="a model decodes on one device") as refused:
         check_device_name("cuda:0,cuda:1")
     assert refused.value.exit_code == BAD_INPUT and "--dtype int8wo" in refused.value.try_this
-
-
-def test_a_device_that_is_not_here_is_a_missing_prerequisite(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     require_device("cuda")
@@ -44,18 +40,14 @@ def test_a_device_that_is_not_here_is_a_missing_prerequisite(monkeypatch):
     assert refused.value.exit_code == MISSING_PREREQUISITE
 
 
-@pytest.mark.parametrize(
-    ("build", "message", "reason"),
-    [
-        (None, "", "this build of torch is for CPUs only"),
-        (
-            "13.0",
-            "The NVIDIA driver on your system is too old (found version 11040). Please",
-            r"too old \(found version 11040\)",
-        ),
-        ("13.0", "No CUDA GPUs are available", r"No CUDA GPUs are available \(CUDA_VISIBLE_DEVICES=7\)"),
-    ],
-)
+@pytest.mark.parametrize(("build", "message", "reason"), [
+    (None, "", "this build of torch is for CPUs only"),
+    (
+        "13.0", "The NVIDIA driver on your system is too old (found version 11040). Please",
+        r"too old \(found version 11040\)",
+    ),
+    ("13.0", "No CUDA GPUs are available", r"No CUDA GPUs are available \(CUDA_VISIBLE_DEVICES=7\)"),
+])  # fmt: skip
 def test_a_machine_without_a_gpu_that_torch_can_use_says_why(build, message, reason, monkeypatch):
     def fails():
         raise RuntimeError(message)
@@ -170,7 +162,7 @@ def old_card(cards, monkeypatch):
     monkeypatch.setattr(compiler, "missing", lambda device: None)
 
 
-def test_a_card_without_bfloat16_decodes_in_float32_and_eagerly_and_one_line_says_so(old_card):
+def test_a_card_without_bfloat16_decodes_in_float32_eagerly_and_others_keep_their_format(old_card, monkeypatch):
     dtype, compiled, [note] = compiler.settle_precision(None, "bfloat16", "auto", "cuda:1")
     assert (dtype, compiled) == ("float32", False)
     assert note.startswith("cuda:1 has no native bfloat16: decoding in float32, eagerly; --dtype float16 needs")
@@ -180,23 +172,18 @@ def test_a_card_without_bfloat16_decodes_in_float32_and_eagerly_and_one_line_say
         ("bfloat16", "on", ("bfloat16", False)),
     ]:
         assert compiler.settle_precision(asked, "bfloat16", mode, "cuda")[:2] == expected
+    assert compiler.settle_precision(None, "bfloat16", "auto", "cpu") == ("bfloat16", False, ())
+    assert compiler.settle_precision(None, "bfloat16", "auto", "cuda:9") == ("bfloat16", True, ())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert compiler.settle_precision(None, "bfloat16", "auto", "cuda") == ("bfloat16", True, ())
 
 
 def test_a_dry_run_and_doctor_count_on_the_number_format_of_the_card(old_card, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (16 * 2**30, 16 * 2**30))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    rows = [
-        api.dry_run(model="janus", device="cuda", decoder="ar", limit=1, out=tmp_path, dtype=dtype)[0]
-        for dtype in (None, "float16")
-    ]
+    asked = {"model": "janus", "device": "cuda", "decoder": "ar", "limit": 1, "out": tmp_path}
+    rows = [api.dry_run(**asked, dtype=dtype)[0] for dtype in (None, "float16")]
     assert [row["dtype"] for row in rows] == ["float32", "float16"]
     assert rows[0]["memory_gib"] == pytest.approx(2 * rows[1]["memory_gib"], rel=0.1)
     [memory] = doctor._memory(find_model("janus"))
     assert memory["detail"].startswith(f"about {rows[0]['memory_gib']:.1f} GiB in float32")
-
-
-def test_other_devices_keep_their_number_format(old_card, monkeypatch):
-    assert compiler.settle_precision(None, "bfloat16", "auto", "cpu") == ("bfloat16", False, ())
-    assert compiler.settle_precision(None, "bfloat16", "auto", "cuda:9") == ("bfloat16", True, ())
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    assert compiler.settle_precision(None, "bfloat16", "auto", "cuda") == ("bfloat16", True, ())

@@ -4,13 +4,16 @@ was. It concerns loading, decoding and audits alike."""
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from threading import Barrier, Event
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import synthetic
 import torch
+from drawn import drawn_run
 
 from specbench import api
+from specbench.metrics.inception_network import Inception
 from specbench.prompts import load_prompts
 from specbench.reporting.image_tiles import values_per_image
 from specbench.system.torch_state import _STATES, PinnedTorch, _read
@@ -51,22 +54,18 @@ def clean():
 
 
 def test_an_image_is_the_same_whatever_state_torch_is_in_and_the_state_is_left(clean, foreign):
-    image = api.generate(
-        "a red circle", decoder="vertical-coupled", window=32, threads=max(1, torch.get_num_threads() - 1)
-    )
+    threads = max(1, torch.get_num_threads() - 1)
+    image = api.generate("a red circle", decoder="vertical-coupled", window=32, threads=threads)
     assert np.array_equal(image.tokens, clean.tokens) and np.allclose(image.logp, clean.logp, atol=1e-3)
 
 
-def test_a_context_of_autocast_and_of_a_device_does_not_reach_into_a_pinned_one():
+def test_no_context_reaches_into_a_pinned_one_and_a_generator_gives_the_state_back():
     with torch.autocast("cpu", torch.bfloat16), torch.device("meta"), torch.no_grad():
         with PinnedTorch(False):
             product = torch.ones(2, 2, requires_grad=True) @ torch.ones(2, 2)
             assert (product.dtype, product.device.type, product.requires_grad) == (torch.float32, "cpu", True)
-        assert torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled()
-        assert torch.ones(1).device.type == "meta"
+        assert torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled() and torch.ones(1).device.type == "meta"
 
-
-def test_a_pinned_generator_gives_the_state_back_between_its_values():
     @PinnedTorch()
     def dtypes():
         for _ in range(2):
@@ -112,3 +111,22 @@ def test_features_of_images_and_references_do_not_depend_on_the_state(tmp_path, 
         assert scored["shapes-frechet"].equals(api.score([clean], metrics=METRICS)["shapes-frechet"])
     seen, expected = (values_per_image(folder)["shapes-clip"]["value"].to_numpy() for folder in (run, clean))
     assert np.array_equal(seen, expected)
+
+
+def test_scores_and_differences_of_stored_features_do_not_depend_on_the_state(tmp_path, foreign, monkeypatch):
+    monkeypatch.setattr("specbench.metrics.shapes.RENDERS", 4)
+    runs = [drawn_run(tmp_path, 3, wrong, spec).name for spec, wrong in ((synthetic.AR, ()), (synthetic.SJD, (1,)))]
+
+    def numbers():
+        for stored in tmp_path.glob("*/scores/*.parquet"):
+            stored.unlink()
+        scored = api.score(metrics="shapes-frechet", out=tmp_path)["shapes-frechet"]
+        gap = api.differences(runs[0], runs[1:], metrics="shapes-frechet", out=tmp_path)["difference"]
+        features = torch.linspace(-1, 1, 6, dtype=torch.float32, device="cpu").reshape(2, 3)
+        logits = Inception.unbiased_logits(SimpleNamespace(fc=SimpleNamespace(weight=features)), features)
+        return [*scored, *gap, *logits.flatten().tolist()]
+
+    numbers()  # stores the features
+    with PinnedTorch(False):
+        expected = numbers()
+    assert numbers() == expected

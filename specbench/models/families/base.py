@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 from specbench.models.checkpoint_files import CheckpointFiles
-from specbench.models.checkpoint_loading import fill, randomise
-from specbench.models.families.vq_decoder import ImageDecoder, render_codes
+from specbench.models.checkpoint_loading import fill, randomise, read_tensors, token_id
+from specbench.models.families import vq_decoder
 from specbench.models.hub_model import HubModel, digest
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix, TransformerModel
@@ -32,8 +32,6 @@ TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """How to load a family."""
-
     info: HubModel  # the model's facts, with the grid to decode
     files: tuple[CheckpointFiles, ...]  # the model's files, the language model's first; empty for random weights
     weights_sha256: str  # digest of the files
@@ -57,30 +55,43 @@ class LoadRequest:
         """Draw the language model; see `specbench.models.checkpoint_loading.randomise`."""
         return randomise(network, self.device, self.dtype, eight_bits=self.info.choice.eight_bits)
 
-    def sized(self, full: Mapping[str, object], tiny: Mapping[str, object]) -> dict[str, object]:
+    def sized(self, full: Mapping[str, Any], tiny: Mapping[str, Any]) -> dict[str, Any]:
         """Return an architecture's settings at the requested size."""
         return {**full, **tiny} if self.info.choice.tiny else dict(full)
 
-    def sized_network(self, full: Mapping[str, object], tiny: Mapping[str, object]) -> dict[str, object]:
+    def sized_network(self, full: Mapping[str, Any], tiny: Mapping[str, Any]) -> dict[str, Any]:
         """`sized` for the language model, with the sizes of `info.network`."""
         return self.sized({**self.info.network.config(), **full}, tiny)
 
+    def llamagen_vq(self, files: CheckpointFiles | None) -> vq_decoder.TamingDecoder:
+        """Load LlamaGen's image decoder, or without files draw a random decoder."""
+        if files:
+            return vq_decoder.load_llamagen_vq(files, self.device)
+        settings = self.sized(vq_decoder.LLAMAGEN_VQ, vq_decoder.TINY_VQ)
+        return vq_decoder.random_taming(settings, normalise=True, attention=True, device=self.device)
+
+    def chameleon_vq(self, files: CheckpointFiles | None) -> vq_decoder.TamingDecoder:
+        """Load Chameleon's image decoder, or without files draw a random decoder."""
+        if files:
+            return vq_decoder.load_chameleon_vq(read_tensors(files), files, self.device)
+        settings = self.sized(vq_decoder.CHAMELEON_VQ, vq_decoder.TINY_CHAMELEON_VQ)
+        return vq_decoder.random_taming(settings, normalise=False, attention=False, device=self.device)
+
 
 def load(info: HubModel, device: str, dtype: str, files: tuple[CheckpointFiles, ...]) -> FamilyModel:
-    """Load the model of these facts from `files`; without files, with random weights.
-
-    On the device "meta" everything is checked, but no weight is read or drawn.
-    """
+    """Load the model of these facts from `files`; without files, with random weights. On the device "meta" everything
+    is checked, but no weight is read or drawn."""
     weights_sha256 = "" if device == "meta" else digest(files) if files else info.weights_sha256()
     request = LoadRequest(info, files, weights_sha256, device, getattr(torch, dtype))
-    return load_object(info.target, f"model {info.name}")(request)
+    load_family: Any = load_object(info.target, f"model {info.name}")
+    return load_family(request)
 
 
 def stand_in_tokenizer(specials: Mapping[str, int], first_byte: int) -> Tokenizer:
     """Build a tokenizer for random weights: special tokens with their official ids, and one token per byte of text."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: first_byte + index for index, letter in enumerate(letters)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary | specials, merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, **specials}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.add_special_tokens(list(specials))
     return tokenizer
@@ -89,11 +100,13 @@ def stand_in_tokenizer(specials: Mapping[str, int], first_byte: int) -> Tokenize
 class FamilyModel(TransformerModel):
     """A family whose prompts are token ids and whose image tokens are words of its vocabulary. `backbone`:
     transformers' network without head; `head`: [v_image, d] rows of the output matrix; `stream_ids`: [layout.vocab]
-    vocabulary id of each stream id: image tokens, then the forced special; `vocabulary`: [words, d] output matrix of
-    all words, None if they are the image tokens."""
+    vocabulary id of each stream id: image tokens, then the forced special; `decoder`: a `vq_decoder.ImageDecoder`, of
+    which a family that draws its pictures itself needs only `codebook`; `vocabulary`: [words, d] output matrix of all
+    words, None if they are the image tokens."""
 
     # special tokens of its prompts; a tokenizer without them would encode them as letters.
     marks: tuple[str, ...] = ()
+    forced: tuple[str, ...] = ()  # special tokens that its grammar forces, in the order of their stream ids
 
     def __init__(
         self,
@@ -102,7 +115,7 @@ class FamilyModel(TransformerModel):
         backbone: nn.Module,
         head: Tensor,
         stream_ids: Sequence[int],
-        decoder: ImageDecoder,
+        decoder: Any,
         vocabulary: Tensor | None = None,
     ):
         self.name = request.info.name
@@ -119,12 +132,11 @@ class FamilyModel(TransformerModel):
         self._decoder = decoder
 
     @classmethod
-    def after_words(
-        cls, request: LoadRequest, tokenizer: Tokenizer, network: nn.Module, words: int, decoder: ImageDecoder
-    ) -> Self:
-        """Build a model whose image tokens are the rows of the head after the tokenizer's `words`."""
+    def of_words(cls, request: LoadRequest, tokenizer: Tokenizer, network: nn.Module, ids: range, decoder: Any) -> Self:
+        """Build a model whose image tokens are the words `ids` of a network with an output matrix of all words."""
         matrix = network.lm_head.weight
-        return cls(request, tokenizer, network.model, matrix[words:], range(words, len(matrix)), decoder, matrix)
+        stream_ids = [*ids, *(token_id(tokenizer, name) for name in cls.forced)]
+        return cls(request, tokenizer, network.model, matrix[ids.start : ids.stop], stream_ids, decoder, matrix)
 
     def words(self, text: str) -> list[int]:
         """Return the vocabulary ids of a text in which special tokens are written by name. No tokens are added."""
@@ -158,4 +170,4 @@ class FamilyModel(TransformerModel):
         return product(hidden, self.vocabulary)
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
-        return render_codes(self._decoder, image_tokens.view(-1, self.layout.height, self.layout.width))
+        return vq_decoder.render_codes(self._decoder, image_tokens.view(-1, self.layout.height, self.layout.width))

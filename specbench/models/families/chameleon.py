@@ -1,6 +1,5 @@
 """Chameleon and its derived models, on transformers' `ChameleonForConditionalGeneration`: Anole 7B (512 px, in the
-authors' (Meta's) or transformers' layout), Lumina-mGPT (512, 768 and 1024 px) and Lumina-mGPT 2.0 (768 px, 8 pixels a
-token).
+authors' (Meta's) or transformers' layout), Lumina-mGPT (512, 768 and 1024 px) and Lumina-mGPT 2.0 (768 px).
 
 Hand-written parts: the head (the class hides all image logits), the repetition of query and key norms (stored once per
 model-parallel shard, which the class cannot read), and the image decoder (the class has none; see
@@ -11,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
@@ -33,36 +31,24 @@ SPECIALS_1 = {START: 0, "<pad>": 1, "</s>": 2, END_IMAGE: 8196, BEGIN_IMAGE: 819
 RELEASED_WORDS = "Generate an image of "  # Words that SJD's released script writes before Anole's prompt
 LINE_END, _SIZE_UNIT, _FIRST_SIZE = "<reserved08799>", 32, 8800  # Lumina-mGPT's
 FIRST_CODE, LEAST_GUIDANCE, _START_2 = 155_000, 4.0, "<|endoftext|>"  # Lumina-mGPT 2.0's
-_RESERVED_2 = {f"<reserved{number:05d}>": 151_671 + number - 8800 for number in range(8800, 8900)}
 _SPECIALS_2 = {_START_2: 151_643, BEGIN_IMAGE: 151_665, END_IMAGE: 151_666, LINE_END: 151_670, END_OF_TURN: 151_800}
+_SPECIALS_2 |= {f"<reserved{number:05d}>": 151_671 + number - 8800 for number in range(8800, 8900)}
 
 
-class Trunk(NamedTuple):
-    """Attributes: words: output matrix; image_ids: vocabulary id of each image token; image_tensors: stored tensors of
-    the image model."""
-
-    tokenizer: Tokenizer
-    backbone: nn.Module
-    words: Tensor
-    image_ids: range
-    image_tensors: dict[str, Tensor]
-
-    @property
-    def head(self) -> Tensor:
-        return self.words[self.image_ids.start : self.image_ids.stop]
+Parts = tuple[Tokenizer, nn.Module, range]
+"""Tokenizer, language model, and the vocabulary ids of the image tokens."""
 
 
-def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: Mapping[str, int] = SPECIALS_1) -> Trunk:
-    """Load the language model; its tokenizer comes from the last source that has a tokenizer. `image_ids`: vocabulary
-    ids of the image tokens, if the checkpoint's `vocabulary_map` does not list them. `specials`: special tokens of the
-    tokenizer for random weights."""
+def _parts(request: LoadRequest, image_ids: range | None = None, specials: Mapping[str, int] = SPECIALS_1) -> Parts:
+    """Load the language model; its tokenizer comes from the last source that has one. `image_ids`: vocabulary ids of
+    the image tokens, if the checkpoint's `vocabulary_map` does not list them. `specials`: tokens for random weights."""
     if not request.files:
-        ids = image_ids or range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
         # Models larger than 7B have norms after, not before, attention and feed-forward layers.
         swin = {"swin_norm": request.info.network.width > 4096}
         sizes = request.sized_network(swin, TINY | {"num_key_value_heads": 4})
         network = request.randomise(_language_model(ChameleonConfig(**sizes, vocabulary_map={"<image>": 8711})))
-        return _trunk(network, stand_in_tokenizer(specials, first_byte=10_000), ids, {})
+        ids = image_ids or range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
+        return stand_in_tokenizer(specials, first_byte=10_000), network, ids
     main = request.files[0]
     if is_meta(main):
         weights = main.only("*.pth")
@@ -70,17 +56,14 @@ def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: M
         config = read_meta_config(tensors, main)
         network = _filled(request, config, convert_meta(tensors, config, main), weights)
         image_ids = _image_ids(config.vocabulary_map, main, main.named(TOKENIZER))
-        return _trunk(network, stored.read_tokenizer(main, TOKENIZER), image_ids, stored.read_tensors(main.only(IMAGE)))
+        return stored.read_tokenizer(main, TOKENIZER), network, image_ids
     config = stored.read_model_config(main, ChameleonConfig)
-    tensors = stored.read_tensors(main)
-    language = stored.drop(tensors, ["model.vqmodel."])
-    network = _filled(request, config, language, main)
-    with_tokenizer = next(part for part in request.files if any(path.name == "tokenizer.json" for path in part.paths))
+    network = _filled(request, config, stored.drop(stored.read_tensors(main), ["model.vqmodel."]), main)
+    with_tokenizer = next(part for part in request.files if part.holds("tokenizer.json"))
     image_ids = image_ids or _image_ids(config.vocabulary_map, main, main.named("config.json"))
     if image_ids.stop > config.vocab_size:
         raise main.refusal(f": its vocabulary of {config.vocab_size} ends before the image token {image_ids.stop - 1}")
-    image_tensors = {name: tensors[name] for name in tensors.keys() - language.keys()}
-    return _trunk(network, stored.read_tokenizer(with_tokenizer), image_ids, image_tensors)
+    return stored.read_tokenizer(with_tokenizer), network, image_ids
 
 
 def _filled(
@@ -93,10 +76,6 @@ def _filled(
         if count := heads.get(name.split(".")[-2]):
             tensors[name] = tensor.repeat_interleave(max(count // len(tensor), 1), dim=0)
     return request.fill(network, tensors, files)
-
-
-def _trunk(network: nn.Module, tokenizer: Tokenizer, image_ids: range, image_tensors: dict[str, Tensor]) -> Trunk:
-    return Trunk(tokenizer, network.model, network.lm_head.weight, image_ids, image_tensors)
 
 
 def _language_model(config: ChameleonConfig, files: CheckpointFiles | None = None) -> nn.Module:
@@ -120,11 +99,6 @@ def _image_ids(vocabulary: Mapping[str, int], files: CheckpointFiles, path: Path
     return range(first, first + len(codes))
 
 
-def random_decoder(request: LoadRequest) -> vq_decoder.TamingDecoder:
-    settings = request.sized(vq_decoder.CHAMELEON_VQ, vq_decoder.TINY_CHAMELEON_VQ)
-    return vq_decoder.random_taming(settings, normalise=False, attention=False, device=request.device)
-
-
 class Anole(FamilyModel):
     """Chameleon with its image head restored. The official script mixes three rows. If the prompt is only text, its
     image-conditioned row equals the unconditional row, so plain guidance remains."""
@@ -132,18 +106,20 @@ class Anole(FamilyModel):
     marks = START, END_OF_TURN, BEGIN_IMAGE
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
-        first = END_OF_TURN if self.released["rows"] else START
-        text = RELEASED_WORDS * self.released["prompt"] + text
+        first = END_OF_TURN if "guidance_rows" in self.released else START
+        text = RELEASED_WORDS * ("prompt_form" in self.released) + text
         return self.words(START + text + END_OF_TURN + BEGIN_IMAGE), self.words(first + BEGIN_IMAGE)
 
 
 def load_anole(request: LoadRequest) -> Anole:
-    trunk = load_trunk(request)
+    parts = _parts(request)
     if request.files:
-        decoder = vq_decoder.load_chameleon_vq(trunk.image_tensors, request.files[0], request.device)
+        main = request.files[0]
+        tensors = stored.read_tensors(main.only(IMAGE) if is_meta(main) else main)
+        decoder = vq_decoder.load_chameleon_vq(tensors, main, request.device)
     else:
-        decoder = random_decoder(request)
-    return Anole(request, trunk.tokenizer, trunk.backbone, trunk.head, trunk.image_ids, decoder, trunk.words)
+        decoder = request.chameleon_vq(None)
+    return Anole.of_words(request, *parts, decoder)
 
 
 class Lumina(FamilyModel):
@@ -159,41 +135,33 @@ class Lumina(FamilyModel):
         patch: pixels per image token, each way.
     """
 
-    marks, start, patch = (END_OF_TURN, BEGIN_IMAGE), START, 16
+    marks, forced, start, patch = (END_OF_TURN, BEGIN_IMAGE), (LINE_END,), START, 16
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
         height, width = self.layout.height * self.patch, self.layout.width * self.patch
         asked = f"Generate an image of {width}x{height} according to the following prompt:\n{text}"
         sizes = "".join(f"<reserved{_FIRST_SIZE + side // _SIZE_UNIT:05d}>" for side in (height, width))
         image = self.words(BEGIN_IMAGE + sizes)
-        unconditional = self.words(END_OF_TURN) + image if self.released["rows"] else image
+        unconditional = self.words(END_OF_TURN) + image if "guidance_rows" in self.released else image
         return self.words(self.start + asked + END_OF_TURN) + image, unconditional
 
 
 def load_lumina(request: LoadRequest) -> Lumina:
-    trunk = load_trunk(request)
-    if request.files:
-        files = request.files[1]
-        decoder = vq_decoder.load_chameleon_vq(stored.read_tensors(files), files, request.device)
-    else:
-        decoder = random_decoder(request)
-    stream_ids = [*trunk.image_ids, stored.token_id(trunk.tokenizer, LINE_END)]
-    return Lumina(request, trunk.tokenizer, trunk.backbone, trunk.head, stream_ids, decoder, trunk.words)
+    parts = _parts(request)
+    return Lumina.of_words(request, *parts, request.chameleon_vq(request.files[1] if request.files else None))
 
 
 class Lumina2(Lumina):
-    """Chameleon's architecture trained from scratch on another vocabulary, with MoVQGAN's image decoder.
-
-    The first token is the tokenizer's begin-of-text, or its end-of-text if it has no begin-of-text. The official code
-    raises guidance scales below 4 to 4, and lets larger scales fall to 4; `--guidance-schedule released` does the same.
-    At the readme's scale of 4 both are constant.
-    """
+    """Chameleon's architecture trained from scratch on another vocabulary, with MoVQGAN's image decoder. The first
+    token is the tokenizer's begin-of-text, or its end-of-text if it has no begin-of-text. The official code raises
+    guidance scales below 4 to 4, and lets larger scales fall to 4; `--guidance-schedule released` does the same. At the
+    readme's scale of 4 both are constant."""
 
     patch = 8
     _scales: Tensor | None = None
 
     def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
-        if self.released["guidance"]:
+        if "guidance_schedule" in self.released:
             height, width = self.layout.height, self.layout.width
             scales = released_scales(guidance, height * width, self.layout.length)
             self._scales = torch.tensor([*scales, scales[-1]], device=self.device)
@@ -207,9 +175,8 @@ class Lumina2(Lumina):
 
 
 def released_scales(scale: float, tokens: int, slots: int) -> list[float]:
-    """Return the guidance scale of each slot in the official code, for an image of `tokens` tokens. Each slot
-    multiplies the previous slot's scale by 1 - (slot + 2) / (tokens / 4), but not below 4; the 2 counts the size
-    tokens."""
+    """Return the guidance scale of each slot in the official code, for an image of `tokens` tokens: the previous slot's
+    scale times 1 - (slot + 2) / (tokens / 4), but not below 4; the 2 counts the size tokens."""
     scales = []
     for slot in range(slots):
         scale = max(LEAST_GUIDANCE, scale * (1 - (slot + 2) / (tokens // 4)))
@@ -218,16 +185,13 @@ def released_scales(scale: float, tokens: int, slots: int) -> list[float]:
 
 
 def load_lumina2(request: LoadRequest) -> Lumina2:
-    specials = _SPECIALS_2 | _RESERVED_2
     if request.files:
-        files, vq_files = request.files
-        decoder = vq_decoder.load_movq(stored.read_tensors(vq_files), vq_files, request.device)
-        trunk = load_trunk(request, range(FIRST_CODE, FIRST_CODE + len(decoder.codebook)), specials)
+        decoder = vq_decoder.load_movq(request.files[1], request.device)
+        parts = _parts(request, range(FIRST_CODE, FIRST_CODE + len(decoder.codebook)))
     else:
-        trunk = load_trunk(request, range(FIRST_CODE, FIRST_CODE + request.info.v_image), specials)
+        parts = _parts(request, range(FIRST_CODE, FIRST_CODE + request.info.v_image), _SPECIALS_2)
         network = vq_decoder.movq_network(request.sized(vq_decoder.MOVQ, vq_decoder.TINY_MOVQ))
         decoder = vq_decoder.MovqDecoder(stored.randomise(network, request.device, torch.float32))
-    stream_ids = [*trunk.image_ids, stored.token_id(trunk.tokenizer, LINE_END)]
-    model = Lumina2(request, trunk.tokenizer, trunk.backbone, trunk.head, stream_ids, decoder, trunk.words)
-    model.start = stored.named_token(files, "bos_token", "eos_token") if request.files else _START_2
+    model = Lumina2.of_words(request, *parts, decoder)
+    model.start = stored.named_token(request.files[0], "bos_token", "eos_token") if request.files else _START_2
     return model

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from torch import Tensor
 from transformers import ChameleonConfig
 
-from specbench.models.checkpoint_files import CheckpointFiles, read_json
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import META_NAMES, meta_name, rotary_halves
 
 PARAMS, TOKENIZER, IMAGE = "params.json", "text_tokenizer.json", "vqgan.ckpt"
@@ -26,7 +26,6 @@ _ROTATED = ("attention.wq.", "attention.wk.", "attention.q_normalization.", "att
 
 
 def is_meta(files: CheckpointFiles) -> bool:
-    """Return whether files are in Meta's layout."""
     return files.holds(PARAMS)
 
 
@@ -34,17 +33,15 @@ def read_meta_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> C
     """Convert `params.json` and the shapes of the tensors to transformers' configuration."""
     if len(shards := files.ending(".pth")) > 1:
         raise files.refusal(f": {len(shards)} model-parallel shards are not supported", shards[0].parent)
-    path = files.named(PARAMS)
-    content = read_json(files.source, path)
-    listed = files.named(TOKENIZER)
-    model = read_json(files.source, listed).get("model")
+    content, listed = files.json(PARAMS), files.named(TOKENIZER)
+    model = files.json(TOKENIZER).get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if not isinstance(vocabulary, dict) or _IMAGE_WORD not in vocabulary:
         raise files.source.damaged(listed, ValueError(f"no vocabulary with {_IMAGE_WORD} in it"))
     for name in (_HEAD, _FIRST_GATE):
         if name not in tensors:
             raise files.refusal(f" lacks '{name}'", files.ending(".pth")[0])
-    with files.source.blaming(path):
+    with files.blaming(PARAMS):
         params = content.get("model", content)
         heads = params["n_heads"]
         return ChameleonConfig(

@@ -11,6 +11,7 @@ import base64
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
@@ -20,7 +21,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
 from specbench.models import checkpoint_loading as stored
-from specbench.models.checkpoint_files import CheckpointFiles, read_json
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import TINY, FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.family_sizes import default_sizes
@@ -42,32 +43,21 @@ _QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Words of a text, from Qwen's tokenizer: a leading space or mark stays with its word, and every digit is separate."""
-_IMAGE_SETTINGS = {
-    "codebook_size": "codebook_size",
-    "embed_dim": "embed_dim",
-    "z_channels": "latent_channels",
-    "double_z": "double_latent",
-    "in_channels": "in_channels",
-    "out_channels": "out_channels",
-    "temporal_downsample_factor": "temporal_downsample_factor",
-    "ch": "base_channels",
-    "ch_mult": "channel_multiplier",
-    "num_res_blocks": "num_res_blocks",
-    "attn_resolutions": "attn_resolutions",
-}
+_SAME_NAMES = ("codebook_size", "embed_dim", "in_channels", "out_channels", "num_res_blocks", "attn_resolutions")
+_IMAGE_SETTINGS = {name: name for name in (*_SAME_NAMES, "temporal_downsample_factor")}
+_IMAGE_SETTINGS |= {"z_channels": "latent_channels", "double_z": "double_latent", "ch": "base_channels"}
+_IMAGE_SETTINGS |= {"ch_mult": "channel_multiplier"}
 """Names of the image tokenizer's settings in BAAI's and in transformers' configuration; the defaults are equal."""
 END_IMAGE, ANSWER = "<|image end|>", "<|extra_100|>"
-_SPECIALS_35 = {**SPECIALS, END_IMAGE: 151_853, ANSWER: 151_746}
-_CONFIG_35 = default_sizes("emu35") | {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
+_CONFIG_35: dict[str, Any] = default_sizes("emu35") | {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
 """Defaults of the authors' configuration that differ from transformers'."""
-_TINY_35 = TINY | {"num_key_value_heads": 2, "head_dim": 16}
 _VQ_35 = vq_decoder.CHAMELEON_VQ | {"num_embeddings": 131_072, "num_res_blocks": 4}
 
 
 class Emu3(FamilyModel):
     """Emu3-Gen. The unconditional prompt is the official negative prompt with the same beginning of the image."""
 
-    marks = START, BEGIN_IMAGE, IMAGE_TOKENS
+    marks, forced = (START, BEGIN_IMAGE, IMAGE_TOKENS), (LINE_END,)
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
         image = f"{BEGIN_IMAGE}{self.layout.height}*{self.layout.width}{IMAGE_TOKENS}"
@@ -76,47 +66,29 @@ class Emu3(FamilyModel):
 
 def load(request: LoadRequest) -> Emu3:
     if not request.files:
-        return _random(request)
-    files = request.files[0]
+        settings = request.sized_network({}, TINY | {"num_key_value_heads": 2})
+        language = request.randomise(stored.build_network(Emu3ForCausalLM, Emu3TextConfig(**settings)))
+        image = image_network(Emu3VQVAEConfig(**request.sized({}, vq_decoder.TINY_MOVQ)))
+        decoder = vq_decoder.Emu3Decoder(stored.randomise(image, request.device, torch.float32))
+        ids = range(FIRST_CODE, FIRST_CODE + request.info.v_image)
+        return Emu3.of_words(request, stand_in_tokenizer(SPECIALS, first_byte=0), language, ids, decoder)
+    files = image_files = request.files[0]
     if published := files.holds(RANKS):
-        language, language_tensors = (
-            _language_model(stored.read_model_config(files, Emu3TextConfig), files),
-            stored.read_tensors(files),
-        )
+        config, tensors = stored.read_model_config(files, Emu3TextConfig), stored.read_tensors(files)
         image_files = request.files[1]
         image_tensors = vq_decoder.movq_tensors(stored.read_tensors(image_files))
         image_config = _published_image_config(image_files)
     else:
-        config = stored.read_model_config(files, Emu3Config)
-        language, image_config, image_files = _language_model(config.text_config, files), config.vq_config, files
-        language_tensors, image_tensors = _parts(stored.read_tensors(files), files)
+        whole = stored.read_model_config(files, Emu3Config)
+        config, image_config = whole.text_config, whole.vq_config
+        tensors, image_tensors = _parts(stored.read_tensors(files), files)
+    language = stored.build_network(Emu3ForCausalLM, config, files=files)
     image = image_network(image_config, image_files)
-    request.fill(language, language_tensors, files)
+    request.fill(language, tensors, files)
     stored.fill(image, stored.drop(image_tensors, vq_decoder.ENCODER_SIDE), image_files, request.device, torch.float32)
-    words = language.config.vocab_size
-    tokenizer = ranked_tokenizer(files, words) if published else _converted_tokenizer(files)
+    tokenizer = ranked_tokenizer(files, language.config.vocab_size) if published else _converted_tokenizer(files)
     ids = visual_ids(tokenizer, image_config.codebook_size, files, VISION_TOKENS if published else "tokenizer.json")
-    return _model(request, tokenizer, language, ids, image)
-
-
-def _random(request: LoadRequest) -> Emu3:
-    tiny_text = TINY | {"num_key_value_heads": 2}
-    language = stored.build_network(Emu3ForCausalLM, Emu3TextConfig(**request.sized_network({}, tiny_text)))
-    image = image_network(Emu3VQVAEConfig(**request.sized({}, vq_decoder.TINY_MOVQ)))
-    request.randomise(language)
-    stored.randomise(image, request.device, torch.float32)
-    ids = range(FIRST_CODE, FIRST_CODE + request.info.v_image)
-    return _model(request, stand_in_tokenizer(SPECIALS, first_byte=0), language, ids, image)
-
-
-def _model(request: LoadRequest, tokenizer: Tokenizer, language: nn.Module, ids: range, image: nn.Module) -> Emu3:
-    words, stream_ids = language.lm_head.weight, [*ids, stored.token_id(tokenizer, LINE_END)]
-    head, decoder = words[ids.start : ids.stop], vq_decoder.Emu3Decoder(image)
-    return Emu3(request, tokenizer, language.model, head, stream_ids, decoder, words)
-
-
-def _language_model(config: Emu3TextConfig, files: CheckpointFiles) -> nn.Module:
-    return stored.build_network(Emu3ForCausalLM, config, files=files)
+    return Emu3.of_words(request, tokenizer, language, ids, vq_decoder.Emu3Decoder(image))
 
 
 def visual_ids(tokenizer: Tokenizer, codes: int, files: CheckpointFiles, listed: str) -> range:
@@ -129,7 +101,7 @@ def visual_ids(tokenizer: Tokenizer, codes: int, files: CheckpointFiles, listed:
 
 def _parts(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Split the tensors of the converted layout into language model and image tokenizer."""
-    parts = {"text_model.": {}, "vqmodel.": {}}
+    parts: dict[str, dict[str, Tensor]] = {"text_model.": {}, "vqmodel.": {}}
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in parts if name.startswith(prefix)), None)
         if prefix is None:
@@ -139,10 +111,9 @@ def _parts(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> tuple[dict[
 
 
 def _published_image_config(files: CheckpointFiles) -> Emu3VQVAEConfig:
-    path = files.named("config.json")
-    config = read_json(files.source, path)
+    config = files.json("config.json")
     settings = {ours: config[theirs] for theirs, ours in _IMAGE_SETTINGS.items() if theirs in config}
-    with files.source.blaming(path):
+    with files.blaming("config.json"):
         widest = settings.get("base_channels", 256) * settings.get("channel_multiplier", (1, 2, 2, 4))[-1]
         return Emu3VQVAEConfig(**settings, hidden_size=widest)
 
@@ -160,10 +131,8 @@ def ranked_tokenizer(files: CheckpointFiles, words: int) -> Tokenizer:
         ranks = read_ranks(path.read_bytes())
         names = files.named(VISION_TOKENS).read_text(encoding="utf-8").split("\n")
     specials = (*TEXT_SPECIALS, *(name.strip() for name in names if name.strip()))
-    if len(ranks) + len(specials) != words:
-        raise files.refusal(
-            f" and {VISION_TOKENS} have {len(ranks) + len(specials)} tokens, the model has {words}", path
-        )
+    if (count := len(ranks) + len(specials)) != words:
+        raise files.refusal(f" and {VISION_TOKENS} have {count} tokens, the model has {words}", path)
     return ranked_bpe(ranks, {name: len(ranks) + index for index, name in enumerate(specials)})
 
 
@@ -171,16 +140,16 @@ def ranked_bpe(ranks: Mapping[bytes, int], specials: Mapping[str, int]) -> Token
     """Build a byte-pair encoding from `ranks` (token bytes to id) that splits texts like Qwen's. tiktoken stores no
     merges, only ranks of byte strings; lower ranks are merged first. So every pair of strings that forms a third string
     is a merge. `specials`: special tokens to ids; they are recognised anywhere in a text."""
-    letters, merges = bytes_to_unicode(), []
-    for token in sorted(ranks, key=ranks.get):
-        pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        merged = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
+    letters, merges = bytes_to_unicode(), list[tuple[bytes, bytes]]()
+    for token in sorted(ranks, key=lambda token: ranks[token]):
+        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        merged = [pair for pair in cuts if pair[0] in ranks and pair[1] in ranks]
         merges += sorted(merged, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
 
     def spelled(token: bytes) -> str:
-        return "".join(map(letters.get, token))
+        return "".join(letters[byte] for byte in token)
 
-    vocabulary = {spelled(token): rank for token, rank in ranks.items()} | specials
+    vocabulary = {spelled(token): rank for token, rank in ranks.items()} | dict(specials)
     pairs = [(spelled(first), spelled(second)) for first, second in merges]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=True))
     split_as_qwen(tokenizer)
@@ -190,15 +159,13 @@ def ranked_bpe(ranks: Mapping[bytes, int], specials: Mapping[str, int]) -> Token
 
 def _converted_tokenizer(files: CheckpointFiles) -> Tokenizer:
     """Read `tokenizer.json`, but with the authors' split and normalisation."""
-    tokenizer = stored.read_tokenizer(files)
-    path = files.named("tokenizer.json")
-    file = read_json(files.source, path)
+    tokenizer, file = stored.read_tokenizer(files), files.json("tokenizer.json")
     normal, pattern = file.get("normalizer"), json.dumps(_QWEN_PATTERN)
     as_qwen = isinstance(normal, dict) and normal.get("type") == "NFC" and pattern in json.dumps(file["pre_tokenizer"])
     if not as_qwen:
         warn(
-            f"{path} splits prompts in another way than Emu3's authors; their split and NFC are used, so that some "
-            "prompts have other ids than transformers gives them"
+            f"{files.named('tokenizer.json')} splits prompts in another way than Emu3's authors; their split and NFC "
+            "are used, so that some prompts have other ids than transformers gives them"
         )
     split_as_qwen(tokenizer)
     return tokenizer
@@ -213,8 +180,7 @@ def split_as_qwen(tokenizer: Tokenizer) -> None:
 
 
 def read_ranks(lines: bytes) -> dict[bytes, int]:
-    """Parse the lines of a `.tiktoken` file to token bytes and ids. A ValueError if a line is not base64 and a number,
-    or if a byte has no token."""
+    """Parse a `.tiktoken` file to token bytes and ids; a ValueError for a damaged line, or a byte without a token."""
     ranks = {}
     for number, line in enumerate(lines.splitlines(), 1):
         if not (parts := line.split()):
@@ -235,9 +201,9 @@ class Emu35(FamilyModel):
     forces the grid's size; here both are in the prompt.
     """
 
-    marks = START, BEGIN_IMAGE, IMAGE_TOKENS, ANSWER
+    marks, forced = (START, BEGIN_IMAGE, IMAGE_TOKENS, ANSWER), (LINE_END, END_IMAGE)
 
-    def __init__(self, request: LoadRequest, *parts: object):
+    def __init__(self, request: LoadRequest, *parts: Any):
         super().__init__(request, *parts)
         self.layout = replace(self.layout, forced=(*self.layout.forced[:-1], self.layout.v_image + 1))
 
@@ -250,9 +216,8 @@ class Emu35(FamilyModel):
 def load_emu35(request: LoadRequest) -> Emu35:
     if request.files:
         files, words, vq_files = request.files
-        path = files.named("config.json")
-        config = _CONFIG_35 | read_json(files.source, path)
-        with files.source.blaming(path):
+        config = _CONFIG_35 | files.json("config.json")
+        with files.blaming("config.json"):
             config["rope_theta"] = float(config["rope_theta"])
         network = stored.build_network(lambda: Qwen3ForCausalLM(Qwen3Config.from_dict(config)), files=files)
         request.fill(network, stored.read_tensors(files), files)
@@ -260,12 +225,11 @@ def load_emu35(request: LoadRequest) -> Emu35:
         decoder = vq_decoder.load_chameleon_vq(stored.read_tensors(vq_files), vq_files, request.device)
         ids = visual_ids(tokenizer, len(decoder.codebook), words, VISION_TOKENS)
     else:
-        config = Qwen3Config(**_CONFIG_35 | request.sized_network({}, _TINY_35))
+        tiny = TINY | {"num_key_value_heads": 2, "head_dim": 16}
+        config = Qwen3Config(**_CONFIG_35 | request.sized_network({}, tiny))
         network = request.randomise(stored.build_network(Qwen3ForCausalLM, config))
-        tokenizer = stand_in_tokenizer(_SPECIALS_35, first_byte=0)
+        tokenizer = stand_in_tokenizer({**SPECIALS, END_IMAGE: 151_853, ANSWER: 151_746}, first_byte=0)
         ids = range(FIRST_CODE, FIRST_CODE + request.info.v_image)
         settings = request.sized(_VQ_35, vq_decoder.TINY_CHAMELEON_VQ)
         decoder = vq_decoder.random_taming(settings, normalise=False, attention=True, device=request.device)
-    stream_ids = [*ids, stored.token_id(tokenizer, LINE_END), stored.token_id(tokenizer, END_IMAGE)]
-    matrix = network.lm_head.weight
-    return Emu35(request, tokenizer, network.model, matrix[ids.start : ids.stop], stream_ids, decoder, matrix)
+    return Emu35.of_words(request, tokenizer, network, ids, decoder)

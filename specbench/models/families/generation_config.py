@@ -6,7 +6,7 @@ from collections.abc import Container
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, read_json
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.facts import ModelFacts
 from specbench.models.hub_model import HubModel
 
@@ -35,7 +35,7 @@ def read_repetition_penalty(files: CheckpointFiles, set_by_script: Container[str
     if not files.holds(GENERATION_CONFIG):
         return 1.0
     path = files.named(GENERATION_CONFIG)
-    config = read_json(files.source, path)
+    config = files.json(GENERATION_CONFIG)
     for name, harmless in _WITHOUT_EFFECT.items():
         if name not in set_by_script and config.get(name) not in harmless:
             raise _unsupported(path, name, config[name])
@@ -47,8 +47,7 @@ def read_repetition_penalty(files: CheckpointFiles, set_by_script: Container[str
 
 
 def refuse_processors(files: CheckpointFiles) -> None:
-    """Raise a SpecbenchError with exit code 2 for any logits processor that `generate` would apply, a repetition
-    penalty included; 5 for a damaged file."""
+    """Refuse any logits processor that `generate` would apply, a repetition penalty included."""
     if (penalty := read_repetition_penalty(files)) != 1.0:
         raise _unsupported(files.named(GENERATION_CONFIG), "repetition_penalty", penalty)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,8 +39,7 @@ _TINY = TINY | {"num_key_value_heads": 2}
 class GridsRotary(nn.Module):
     """Rotation by temporal position, row and column. A grid's tokens share the temporal position at which the grid
     begins; the next grid begins after the longer side of this grid. Positions count from the first image token. Words
-    have negative positions, the same in all three coordinates. `rotary`: the network's, which takes positions [3, R,
-    T]."""
+    have negative positions, the same in all three coordinates. `rotary`: the network's, for [3, R, T]."""
 
     def __init__(self, rotary: nn.Module, layout: TokenLayout):
         super().__init__()
@@ -60,7 +60,7 @@ class GlmImage(FamilyModel):
     """Attributes: draws: whether the diffusion model is on this disk; without it no pictures are drawn."""
 
     draws = False
-    _pipeline = None
+    _pipeline: Any = None
 
     def __init__(
         self,
@@ -73,10 +73,10 @@ class GlmImage(FamilyModel):
     ):
         """`names`: of the tokens of `_ROLES`; `template`: Jinja source that converts a conversation to text."""
         head = network.lm_head.weight
-        self.codebook = nn.functional.normalize(codebook.float(), dim=-1)
+        codes = nn.functional.normalize(codebook.float(), dim=-1)
         # Ids that are no codes get vectors far from all codes.
-        others = self.codebook.new_full((len(head) - len(codebook), codebook.shape[1]), 10.0)
-        self._codes, self.codebook = len(codebook), torch.cat([self.codebook, others]).to(request.device)
+        others = codes.new_full((len(head) - len(codes), codes.shape[1]), 10.0)
+        self._codes, self.codebook = len(codes), torch.cat([codes, others]).to(request.device)
         super().__init__(request, tokenizer, network.model.language_model, head, range(len(head)), self)
         self.backbone.rotary_emb = GridsRotary(self.backbone.rotary_emb, self.layout).to(request.device)
         self._names, self._template, self._is_random = names, template, not request.files
@@ -104,8 +104,9 @@ class GlmImage(FamilyModel):
         if len(ends := np.flatnonzero(np.isin(tokens, self._ends))):
             return f"the end of the image was drawn at token {ends[0]}, where GLM-Image's pipeline stops and fails"
         first = len(tokens) - self.layout.height * self.layout.width
-        if len(others := first + np.flatnonzero(tokens[first:] >= self._codes)):
-            return f"token {others[0]} is {tokens[others[0]]}, no code of an image, on which GLM-Image's pipeline fails"
+        if len(others := np.flatnonzero(tokens[first:] >= self._codes)):
+            slot = first + int(others[0])
+            return f"token {slot} is {tokens[slot]}, no code of an image, on which GLM-Image's pipeline fails"
         return None
 
     def add_diffusion(self, files: CheckpointFiles) -> None:

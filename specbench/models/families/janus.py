@@ -17,17 +17,14 @@ from transformers import JanusConfig, LlamaConfig
 from transformers.models.janus.modeling_janus import JanusModel
 
 from specbench.models import checkpoint_loading as stored
-from specbench.models.checkpoint_files import CheckpointFiles, read_json
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.base import TINY, FamilyModel, LoadRequest, stand_in_tokenizer
 
 BEGIN_IMAGE = "<begin_of_image>"
-UNUSED = ("lm_head.", "vision_model.", "aligner.", "vqmodel.encoder.", "vqmodel.quant_conv.")
 
 _SPECIALS = {"<｜begin▁of▁sentence｜>": 100_000, "<｜▁pad▁｜>": 100_002, BEGIN_IMAGE: 100_016}
 _TEXT = {"model_type": "llama", "rms_norm_eps": 1e-6, "max_position_embeddings": 16_384}
-_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-_TINY_TEXT = _TINY | {"num_attention_heads": 4, "num_key_value_heads": 4}
 
 
 class Janus(FamilyModel):
@@ -73,26 +70,24 @@ class Janus(FamilyModel):
 
 def load(request: LoadRequest) -> Janus:
     if not request.files:
-        text = request.sized_network(_TEXT, _TINY_TEXT)
+        text = request.sized_network(_TEXT, TINY | {"num_key_value_heads": 4})
         width, vision = text["hidden_size"], {"projection_dim": text["hidden_size"]}
         image = request.sized(vq_decoder.LLAMAGEN_VQ, vq_decoder.TINY_VQ) | vision | {"image_token_embed_dim": width}
         network = request.randomise(_network(JanusConfig(text_config=text, vq_config=image, vision_config=vision)))
         start, pad, _ = _SPECIALS
         return Janus(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, start, pad)
     files = request.files[0]
-    if read_json(files.source, files.named("config.json")).get("model_type") == "multi_modality":  # deepseek-ai's
+    if files.json("config.json").get("model_type") == "multi_modality":  # deepseek-ai's
         unused = ("vision_model.", "aligner.", "gen_vision_model.quantize.codebook_used")
         tensors = stored.rename(stored.drop(stored.read_tensors(files), unused), _converted_name)
         config, (start, pad, _) = _published_config(tensors, files), _SPECIALS
     else:
         tensors = {name.removeprefix("model."): tensor for name, tensor in stored.read_tensors(files).items()}
-        config, start, pad = (
-            stored.read_model_config(files, JanusConfig),
-            stored.named_token(files, "bos_token"),
-            stored.named_token(files, "pad_token"),
-        )
+        config = stored.read_model_config(files, JanusConfig)
+        start, pad = (stored.named_token(files, role) for role in ("bos_token", "pad_token"))
     network = _network(config, files)
-    request.fill(network, stored.drop(tensors, UNUSED), files)
+    understanding = ("lm_head.", "vision_model.", "aligner.", "vqmodel.encoder.", "vqmodel.quant_conv.")
+    request.fill(network, stored.drop(tensors, understanding), files)
     return Janus(request, stored.read_tokenizer(files), network, start, pad)
 
 
@@ -114,9 +109,8 @@ def _converted_name(name: str) -> str:
 
 def _published_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> JanusConfig:
     """Convert deepseek-ai's configuration to transformers'. Missing entries have the defaults of a Llama."""
-    path = files.named("config.json")
-    config = read_json(files.source, path)
-    with files.source.blaming(path):
+    config = files.json("config.json")
+    with files.blaming("config.json"):
         text = LlamaConfig.from_dict(config["language_config"])
         stored = {name.removeprefix("vqmodel."): part for name, part in tensors.items() if name.startswith("vqmodel.")}
         image = vq_decoder.taming_config(stored).to_dict()

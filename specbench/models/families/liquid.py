@@ -1,7 +1,6 @@
 """Liquid 7B (512 px): transformers' `GemmaForCausalLM` whose vocabulary ends with the 8192 codes of Chameleon's VQGAN.
 
-With top-k 0 and top-p 1, the official script can sample text tokens and clamps them to code 0; here only codes can be
-sampled.
+The official script (top-k 0, top-p 1) can sample text tokens and clamps them to code 0; here only codes are sampled.
 """
 
 from __future__ import annotations
@@ -9,9 +8,7 @@ from __future__ import annotations
 from transformers import GemmaConfig, GemmaForCausalLM
 
 from specbench.models.checkpoint_loading import build_network, read_model_config, read_tensors, read_tokenizer
-from specbench.models.families import vq_decoder
 from specbench.models.families.base import TINY, FamilyModel, LoadRequest, stand_in_tokenizer
-from specbench.models.families.chameleon import random_decoder
 
 START, BEGIN_IMAGE, NO_PROMPT = "<bos>", "<boi>", "<unconditional>"
 _WORDS = 256_000
@@ -28,13 +25,15 @@ class Liquid(FamilyModel):
 
 
 def load(request: LoadRequest) -> Liquid:
-    if not request.files:
+    vq_files = None
+    if request.files:
+        files, vq_files = request.files
+        network = build_network(GemmaForCausalLM, read_model_config(files, GemmaConfig), files=files)
+        request.fill(network, read_tensors(files), files)
+        tokenizer = read_tokenizer(files)
+        words = tokenizer.get_vocab_size(with_added_tokens=True)
+    else:
         network = request.randomise(build_network(GemmaForCausalLM, GemmaConfig(**request.sized_network({}, _TINY))))
-        tokenizer = stand_in_tokenizer(_SPECIALS, first_byte=1000)
-        return Liquid.after_words(request, tokenizer, network, _WORDS, random_decoder(request))
-    files, vq_files = request.files
-    network = build_network(GemmaForCausalLM, read_model_config(files, GemmaConfig), files=files)
-    request.fill(network, read_tensors(files), files)
-    tokenizer = read_tokenizer(files)
-    decoder = vq_decoder.load_chameleon_vq(read_tensors(vq_files), vq_files, request.device)
-    return Liquid.after_words(request, tokenizer, network, tokenizer.get_vocab_size(with_added_tokens=True), decoder)
+        tokenizer, words = stand_in_tokenizer(_SPECIALS, first_byte=1000), _WORDS
+    ids = range(words, network.config.vocab_size)
+    return Liquid.of_words(request, tokenizer, network, ids, request.chameleon_vq(vq_files))

@@ -25,10 +25,10 @@ from specbench.errors import SpecbenchError
 from specbench.models import checkpoint_loading as stored
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head import EagleHead
-from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.vq_decoder import ImageDecoder
 from specbench.models.family_sizes import llamagen_shape
-from specbench.models.interface import DraftPrompt, TokenLayout
+from specbench.models.interface import DraftPrompt
 from specbench.models.network_sizes import NetworkSize
 from specbench.models.transformer.model import Prefix
 
@@ -52,12 +52,7 @@ class LlamaGen(FamilyModel):
     """Args: network: see `Network`; encoder: T5; tokenizer: of T5, it ends every text with </s>."""
 
     def __init__(
-        self,
-        request: LoadRequest,
-        network: Network,
-        encoder: nn.Module,
-        tokenizer: Tokenizer,
-        decoder: vq_decoder.ImageDecoder,
+        self, request: LoadRequest, network: Network, encoder: nn.Module, tokenizer: Tokenizer, decoder: ImageDecoder
     ):
         codes = network.output.out_features
         super().__init__(request, tokenizer, network.model, network.output.weight, range(codes), decoder)
@@ -70,10 +65,8 @@ class LlamaGen(FamilyModel):
         return tokens_cut(self.tokenizer, caption)
 
     def encode(self, prompts: Sequence[str]) -> Prefix:
-        """Encode captions without their padding, which is masked everywhere; only the positions count it.
-
-        The unconditional rows have the learned vectors at the positions of the caption's elements.
-        """
+        """Encode captions without their padding, which is masked everywhere; only the positions count it. The
+        unconditional rows have the learned vectors at the positions of the caption's elements."""
         captions = []
         for text in prompts:
             ids = torch.tensor([self.tokenizer.encode(clean_caption(text)).ids], device=self.device)
@@ -105,15 +98,18 @@ class LlamaGen(FamilyModel):
         return self.backbone(inputs_embeds=alone, use_cache=False).last_hidden_state[:, 0]
 
     def adopt_head(self, head: EagleHead) -> EagleHead:
-        """Adapt a published head (with `input_type`): it rotates adjacent pairs, and its grid begins a position
-        early."""
+        """Adapt a published head (with `input_type`): it rotates adjacent pairs; its grid begins a position early."""
         if head.published_as:
-            _check_grid(head.published_as, self.name, self.layout)
+            height, width, side = self.layout.height, self.layout.width, HEAD_GRIDS.get(head.published_as)
+            if not side == height == width:
+                grids = ", ".join(f"{name} is {side} x {side}" for name, side in HEAD_GRIDS.items())
+                made = f"--head: made for the grid of input_type '{head.published_as}' ({grids})"
+                what = f"{made}; '{self.name}' decodes {height} x {width}"
+                raise SpecbenchError(what, "use a head of this model, without --scale tiny")
             attention = head.layers[0].self_attn
             for matrix in (attention.q_proj.weight, attention.k_proj.weight):
                 matrix.data = stored.rotary_halves(matrix.data, attention.head_dim)
-            grid = self.layout.height, self.layout.width
-            head.rotary_emb = GridRotary(*grid, attention.head_dim, caption=CAPTION - 1)
+            head.rotary_emb = GridRotary(height, width, attention.head_dim, caption=CAPTION - 1)
         return head
 
 
@@ -135,12 +131,9 @@ class Network(nn.Module):
 
 
 class GridRotary(nn.Module):
-    """Rotation by row in one half of a head, and by column in the other half; no rotation for the caption.
-
-    At caption positions cosine and sine are both 0, so queries and keys vanish there, and attention to captions is
-    uniform. The table has `caption + height * width` positions. Later positions, which only windows past the end have,
-    use the last.
-    """
+    """Rotation by row in one half of a head, and by column in the other half; no rotation for the caption. At caption
+    positions cosine and sine are both 0, so queries and keys vanish there, and attention to captions is uniform. The
+    table has `caption + height * width` positions; later positions, of windows past the end, use the last."""
 
     def __init__(self, height: int, width: int, head: int, base: float = 10_000.0, caption: int = CAPTION):
         super().__init__()
@@ -158,51 +151,32 @@ class GridRotary(nn.Module):
         return self.cos[index].to(x.dtype), self.sin[index].to(x.dtype)
 
 
-def _check_grid(published_as: str, model: str, layout: TokenLayout) -> None:
-    side = HEAD_GRIDS.get(published_as)
-    if side != layout.height or side != layout.width:
-        grids = ", ".join(f"{name} is {side} x {side}" for name, side in HEAD_GRIDS.items())
-        raise SpecbenchError(
-            f"--head: made for the grid of input_type '{published_as}' ({grids}); "
-            f"'{model}' decodes {layout.height} x {layout.width}",
-            "use a head of this model, without --scale tiny",
-        )
-
-
 def load(request: LoadRequest) -> LlamaGen:
-    if not request.files:
-        return _random(request)
-    files, text_files = request.files
-    language, image = files.only("t2i_*.pt"), files.only("vq_ds16_t2i.pt")
-    tensors, config = converted(request, language, "uncond_embedding")
-    network = stored.build_network(Network, config, tensors["uncond_embedding"].shape[-1])
-    request.fill(network, tensors, language)
-    encoder = stored.build_network(T5EncoderModel, stored.read_model_config(text_files, T5Config), files=text_files)
-    text_tensors = stored.drop(stored.read_tensors(text_files), ["decoder.", "lm_head."])
-    stored.fill(encoder, text_tensors, text_files, request.device, _text_dtype(request))
-    decoder = vq_decoder.load_llamagen_vq(stored.read_tensors(image), image, request.device)
-    return LlamaGen(request, network, encoder, caption_tokenizer(request.files), decoder)
-
-
-def _random(request: LoadRequest) -> LlamaGen:
-    config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.head_size)
-    text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
-    network = request.randomise(stored.build_network(Network, config, text_config.d_model))
-    encoder = stored.randomise(stored.build_network(T5EncoderModel, text_config), request.device, _text_dtype(request))
-    decoder = vq_decoder.random_taming(
-        request.sized(vq_decoder.LLAMAGEN_VQ, vq_decoder.TINY_VQ), normalise=True, attention=True, device=request.device
-    )
-    return LlamaGen(request, network, encoder, caption_tokenizer(()), decoder)
+    # T5 overflows in float16.
+    text_dtype = torch.float32 if request.dtype == torch.float16 else request.dtype
+    if request.files:
+        files, text_files = request.files
+        language, image = files.only("t2i_*.pt"), files.only("vq_ds16_t2i.pt")
+        tensors, config = converted(request, language, "uncond_embedding")
+        network = stored.build_network(Network, config, tensors["uncond_embedding"].shape[-1])
+        request.fill(network, tensors, language)
+        encoder = stored.build_network(T5EncoderModel, stored.read_model_config(text_files, T5Config), files=text_files)
+        text_tensors = stored.drop(stored.read_tensors(text_files), ["decoder.", "lm_head."])
+        stored.fill(encoder, text_tensors, text_files, request.device, text_dtype)
+    else:
+        image, text_config = None, T5Config(**request.sized(_T5_XL, _TINY_T5))
+        network = request.randomise(stored.build_network(Network, random_config(request), text_config.d_model))
+        encoder = stored.build_network(T5EncoderModel, text_config)
+        stored.randomise(encoder, request.device, text_dtype)
+    return LlamaGen(request, network, encoder, caption_tokenizer(request.files), request.llamagen_vq(image))
 
 
 class LlamaGenClass(FamilyModel):
     """LlamaGen by class (ImageNet), B to 3B: a learned vector per class replaces the caption; another is unconditional.
-
     Prompts are class labels. A label has one position, whose queries and keys vanish as for a caption. Guidance applies
-    to every slot; the official `cfg_interval` is also off by default.
-    """
+    to every slot; the official `cfg_interval` is also off by default."""
 
-    def __init__(self, request: LoadRequest, network: ClassNetwork, decoder: vq_decoder.ImageDecoder):
+    def __init__(self, request: LoadRequest, network: ClassNetwork, decoder: ImageDecoder):
         codes = range(network.output.out_features)
         unused = stand_in_tokenizer({}, first_byte=0)
         super().__init__(request, unused, network.model, network.output.weight, codes, decoder)
@@ -227,22 +201,19 @@ class ClassNetwork(nn.Module):
 
 
 def load_by_class(request: LoadRequest) -> LlamaGenClass:
-    if not request.files:
-        config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.head_size)
-        network = request.randomise(stored.build_network(ClassNetwork, config, request.info.classes))
-        settings = request.sized(vq_decoder.LLAMAGEN_VQ, vq_decoder.TINY_VQ)
-        decoder = vq_decoder.random_taming(settings, normalise=True, attention=True, device=request.device)
-        return LlamaGenClass(request, network, decoder)
-    [files] = request.files
-    language, image = files.only("c2i_*.pt"), files.only("vq_ds16_c2i.pt")
-    tensors, config = converted(request, language, "embedding_table.weight")
-    classes = len(tensors["embedding_table.weight"]) - 1
-    if classes != request.info.classes:
-        raise language.refusal(f" has {classes} classes, {request.info.name} has {request.info.classes}")
-    network = stored.build_network(ClassNetwork, config, classes)
-    request.fill(network, tensors, language)
-    decoder = vq_decoder.load_llamagen_vq(stored.read_tensors(image), image, request.device)
-    return LlamaGenClass(request, network, decoder)
+    image = None
+    if request.files:
+        [files] = request.files
+        language, image = files.only("c2i_*.pt"), files.only("vq_ds16_c2i.pt")
+        tensors, config = converted(request, language, "embedding_table.weight")
+        classes = len(tensors["embedding_table.weight"]) - 1
+        if classes != request.info.classes:
+            raise language.refusal(f" has {classes} classes, {request.info.name} has {request.info.classes}")
+        network = request.fill(stored.build_network(ClassNetwork, config, classes), tensors, language)
+    else:
+        network = stored.build_network(ClassNetwork, random_config(request), request.info.classes)
+        request.randomise(network)
+    return LlamaGenClass(request, network, request.llamagen_vq(image))
 
 
 def caption_tokenizer(files: Sequence[CheckpointFiles]) -> Tokenizer:
@@ -263,15 +234,10 @@ def tokens_cut(tokenizer: Tokenizer, caption: str) -> int:
     return sum(len(part) - tokenizer.num_special_tokens_to_add(False) for part in rest)
 
 
-def _text_dtype(request: LoadRequest) -> torch.dtype:
-    """Return the number format of T5: float32 instead of float16, in which T5 overflows."""
-    return torch.float32 if request.dtype == torch.float16 else request.dtype
-
-
-def llama_config(sizes: Mapping[str, int], head: int) -> LlamaConfig:
+def random_config(request: LoadRequest) -> LlamaConfig:
+    sizes, head = request.sized_network({}, TINY_SIZES), request.info.network.head_size
     heads = sizes["hidden_size"] // head
-    sizes = {**sizes, "num_attention_heads": heads, "num_key_value_heads": heads}
-    return LlamaConfig(**sizes, rms_norm_eps=1e-5)
+    return LlamaConfig(**sizes | {"num_attention_heads": heads, "num_key_value_heads": heads}, rms_norm_eps=1e-5)
 
 
 _NAMES = stored.META_NAMES | {"cls_embedding.cap_proj.": "", "cls_embedding.": ""}
@@ -284,8 +250,9 @@ def converted(request: LoadRequest, files: CheckpointFiles, condition: str) -> t
         codes, width, inner, layers, head = llamagen_shape(tensors, request.info.network)
     except KeyError as error:
         raise files.refusal(f" lacks {error}") from None
+    network = convert(stored.drop(tensors, ["freqs_cis"]), files, condition, head)
     size = NetworkSize(codes, width, inner, layers, width // head, width // head)
-    return convert(stored.drop(tensors, ["freqs_cis"]), files, condition, head), llama_config(size.config(), head)
+    return network, LlamaConfig(**size.config(), rms_norm_eps=1e-5)
 
 
 def convert(tensors: Mapping[str, Tensor], files: CheckpointFiles, condition: str, head: int) -> dict[str, Tensor]:
@@ -356,12 +323,10 @@ _ENDS = _rules((r"^[\"']([\w\W]+)[\"']$", r"\1"), (r"^['_,\-:;]", ""), (r"['_,\-
 
 
 def clean_caption(caption: str) -> str:
-    """Clean a caption as in LlamaGen's training: lower case, and without remains of web pages and shops.
-
-    The rules and their order are the official rules (`language/t5.py` of LlamaGen, after PixArt-alpha and DeepFloyd
-    IF). As in the official code a caption is cleaned twice, because a pass may uncover more to remove. Most prompts
-    only become lower case and get a blank after a comma or full stop without blank.
-    """
+    """Clean a caption as in LlamaGen's training: lower case, and without remains of web pages and shops. The rules and
+    their order are the official rules (`language/t5.py` of LlamaGen, after PixArt-alpha and DeepFloyd IF). As in the
+    official code a caption is cleaned twice, because a pass may uncover more to remove. Most prompts only become lower
+    case and get a blank after a comma or full stop without blank."""
     return _clean_once(_clean_once(caption))
 
 
@@ -388,8 +353,6 @@ def _apply_rules(rules: _Rules, text: str) -> str:
 
 
 class _PageText(HTMLParser):
-    """Collector of a page's visible text."""
-
     def __init__(self) -> None:
         super().__init__()
         self.pieces: list[str] = []

@@ -16,7 +16,7 @@ from specbench.models.checkpoint_loading import build_network, drop, read_model_
 from specbench.models.families import cosmos
 from specbench.models.families.base import TINY, FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.generation_config import read_repetition_penalty
-from specbench.models.interface import Tree
+from specbench.models.interface import DraftPrompt, Tree
 from specbench.models.transformer.llama_layer import use_grouped_attention
 from specbench.models.transformer.model import Prefix, TransformerModel, TransformerSession
 
@@ -53,17 +53,19 @@ class SimpleAR(FamilyModel):
 
 
 def load(request: LoadRequest) -> SimpleAR:
-    if not request.files:
+    if request.files:
+        files, decoder_files = request.files
+        network, penalty = load_qwen(request, files)
+        tokenizer = read_tokenizer(files)
+        decoder = cosmos.load_cosmos(decoder_files, request.device)
+        words = tokenizer.get_vocab_size(with_added_tokens=True)
+    else:
         config = Qwen2Config(**request.sized_network(QWEN, TINY_QWEN))
-        network = request.randomise(build_network(Qwen2ForCausalLM, config))
+        network, penalty = request.randomise(build_network(Qwen2ForCausalLM, config)), 1.0
         decoder = cosmos.random_cosmos(cosmos.SMALL if request.info.choice.tiny else cosmos.PUBLISHED, request.device)
-        return SimpleAR.after_words(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, _WORDS, decoder)
-    files, decoder_files = request.files
-    network, penalty = load_qwen(request, files)
-    tokenizer = read_tokenizer(files)
-    decoder = cosmos.load_cosmos(decoder_files, request.device)
-    words = tokenizer.get_vocab_size(with_added_tokens=True)
-    model = SimpleAR.after_words(request, tokenizer, network, words, decoder)
+        tokenizer, words = stand_in_tokenizer(_SPECIALS, first_byte=0), _WORDS
+    ids = range(words, network.config.vocab_size)
+    model = SimpleAR.of_words(request, tokenizer, network, ids, decoder)
     model.repetition_penalty = penalty
     return model
 
@@ -80,11 +82,9 @@ def load_qwen(request: LoadRequest, files: CheckpointFiles, *unused: str) -> tup
 
 class PenalisedSession(TransformerSession):
     """Session for chains of drafts whose target has a repetition penalty (Keskar et al., CTRL, arXiv 1909.05858).
-
     Before guidance, conditional logits of image tokens that the image already contains are divided by the penalty if
     positive, else multiplied; transformers' `generate` uses the same order. Every column of a window is also penalised
-    for the drafts before it, so lossless decoders stay lossless.
-    """
+    for the drafts before it, so lossless decoders stay lossless."""
 
     def __init__(self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int, penalty: float):
         super().__init__(model, prefix, guidance, columns)
@@ -104,7 +104,7 @@ class PenalisedSession(TransformerSession):
     def forward_scattered(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
         raise self._refusal("rows decoded in parallel")
 
-    def draft_prompt(self):
+    def draft_prompt(self) -> DraftPrompt:
         raise self._refusal("draft heads")
 
     def _refusal(self, what: str) -> SpecbenchError:

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel, Qwen2Config, Qwen2ForCausalLM, Siglip2VisionConfig, Siglip2VisionModel
@@ -21,13 +20,14 @@ from transformers import LlamaConfig, LlamaModel, Qwen2Config, Qwen2ForCausalLM,
 from specbench.models import checkpoint_loading as stored
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.facts import TINY_GRID
-from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
-from specbench.models.families.llamagen import TINY_SIZES, converted, llama_config
+from specbench.models.families.llamagen import converted, random_config
 from specbench.models.families.simplear import QWEN, TINY_QWEN, SimpleAR, load_qwen
+from specbench.models.families.vq_decoder import ImageDecoder
 from specbench.models.hub_model import codes_in
 from specbench.models.transformer.compilation import CompiledForms
 from specbench.models.transformer.model import Prefix
+from specbench.specs.run_spec import Sampling
 
 TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
 _FIRST_CODE = 151_670
@@ -43,17 +43,11 @@ _TINY_FEATURES = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers
 
 
 class Tar(SimpleAR):
-    """Attributes: second: the de-tokenizer, see `specbench.models.interface.StagedModel`."""
-
     marks = TURN, END_OF_TURN, "<im_start>", "<S0>"
     draws = False
-
-    def __init__(
-        self, request: LoadRequest, tokenizer: Tokenizer, network: nn.Module, ids: range, second: TarDetokenizer
-    ):
-        words = network.lm_head.weight
-        super().__init__(request, tokenizer, network.model, words[ids.start : ids.stop], ids, second.features, words)
-        self.second, self.second_sampling = second, request.info.second[0].defaults
+    # see `specbench.models.interface.StagedModel`
+    second: TarDetokenizer
+    second_sampling: Sampling
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
         user = f"{TURN}user\n{text}{END_OF_TURN}\n{TURN}assistant\n"
@@ -88,7 +82,8 @@ def load(request: LoadRequest) -> Tar:
     codes = len(second.features.embedding.weight)
     if request.files and tokenizer.token_to_id(f"<I{codes - 1}>") != first + codes - 1:
         raise request.files[0].refusal(f" has no tokens <I0> to <I{codes - 1}> in this order")
-    model = Tar(request, tokenizer, network, range(first, first + codes), second)
+    model = Tar.of_words(request, tokenizer, network, range(first, first + codes), second.features)
+    model.second, model.second_sampling = second, request.info.second[0].defaults
     model.repetition_penalty = penalty
     return model
 
@@ -102,9 +97,7 @@ class TarDetokenizer(FamilyModel):
     is float32.
     """
 
-    def __init__(
-        self, request: LoadRequest, network: nn.Module, features: CodeFeatures, decoder: vq_decoder.ImageDecoder
-    ):
+    def __init__(self, request: LoadRequest, network: nn.Module, features: CodeFeatures, decoder: ImageDecoder):
         unused, ids = stand_in_tokenizer({}, first_byte=0), range(network.output.out_features)
         super().__init__(request, unused, network.model, network.output.weight, ids, decoder)
         network.model.rotary_emb = NoRotation(network.model.config.head_dim)
@@ -181,15 +174,12 @@ class CodeFeatures(nn.Module):
 def load_detokenizer(request: LoadRequest) -> TarDetokenizer:
     if not request.files:
         settings = request.sized(_FEATURES, _TINY_FEATURES)
-        config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.head_size)
         shape = settings["hidden_size"], math.prod(CODE_GRID) + request.info.stream - 1
-        network = request.randomise(stored.build_network(PositionedNetwork, config, *shape))
+        network = request.randomise(stored.build_network(PositionedNetwork, random_config(request), *shape))
         shape = request.info.codes, settings["num_channels"]
         features = stored.build_network(CodeFeatures, _vision_config(settings), *shape, False)
         stored.randomise(features, request.device, request.dtype)
-        vq = request.sized(vq_decoder.LLAMAGEN_VQ, vq_decoder.TINY_VQ)
-        decoder = vq_decoder.random_taming(vq, normalise=True, attention=True, device=request.device)
-        return TarDetokenizer(request, network, features, decoder)
+        return TarDetokenizer(request, network, features, request.llamagen_vq(None))
     files, image = request.files
     language, tokenizer = files.only("ar_dtok_*.pth"), files.only("ta_tok.pth")
     tensors, config = converted(request, language, "clip_proj.weight")
@@ -202,7 +192,7 @@ def load_detokenizer(request: LoadRequest) -> TarDetokenizer:
         raise language.refusal(f" says of itself n_head = {arguments.get('n_head')}; its size has {heads} heads")
     sizes = tensors["clip_proj.weight"].shape[1], tensors["abs_pe"].shape[1]
     network = request.fill(stored.build_network(PositionedNetwork, config, *sizes, files=language), tensors, language)
-    decoder = vq_decoder.load_llamagen_vq(stored.read_tensors(image), image, request.device)
+    decoder = request.llamagen_vq(image)
     return TarDetokenizer(request, network, _stored_features(tokenizer, request), decoder)
 
 

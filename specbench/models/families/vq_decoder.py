@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from transformers.models.emu3.modeling_emu3 import Emu3VQVAESpatialNorm
 from transformers.models.janus.modeling_janus import JanusVQVAE
 
 from specbench.models.checkpoint_files import CheckpointFiles
-from specbench.models.checkpoint_loading import build_network, drop, fill, randomise, rename
+from specbench.models.checkpoint_loading import build_network, drop, fill, randomise, read_tensors, rename
 
 
 class ImageDecoder(Protocol):
@@ -30,7 +30,6 @@ class ImageDecoder(Protocol):
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode image tokens [1, h, w] to [1, 3, H, W] in about [-1, 1]."""
-        ...
 
 
 def to_pixels(image: Tensor) -> Tensor:
@@ -45,8 +44,7 @@ def render_codes(decoder: ImageDecoder, codes: Tensor) -> Tensor:
 
 class TamingDecoder:
     """The VQGAN of taming-transformers, which transformers ships as `JanusVQVAE`: Chameleon, LlamaGen and Janus; only
-    its codebook, `post_quant_conv` and decoder are used. `normalise`: whether codes are l2-normalised before decoding
-    (LlamaGen and Janus)."""
+    its codebook, `post_quant_conv` and decoder are used. `normalise`: l2-normalise codes (LlamaGen and Janus)."""
 
     def __init__(self, network: JanusVQVAE, normalise: bool):
         self._network = network
@@ -59,7 +57,7 @@ class TamingDecoder:
         return self._network.decoder(self._network.post_quant_conv(self._table[codes].permute(0, 3, 1, 2)))
 
 
-CHAMELEON_VQ = {
+CHAMELEON_VQ: dict[str, Any] = {
     "embed_dim": 256,
     "num_embeddings": 8192,
     "latent_channels": 256,
@@ -108,22 +106,21 @@ def load_chameleon_vq(tensors: Mapping[str, Tensor], files: CheckpointFiles, dev
     prefix = next((name.removesuffix(first) for name in tensors if name.endswith(first)), "")
     inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     levels = 1 + max((int(name.split(".")[2]) for name in inner if name.startswith("decoder.up.")), default=0)
-
-    def reversed_level(name: str) -> str:
-        return re.sub(r"^decoder\.up\.(\d+)", lambda level: f"decoder.up.{levels - 1 - int(level[1])}", name)
-
-    renamed = rename(inner, reversed_level)
+    up = re.compile(r"^decoder\.up\.(\d+)")
+    renamed = rename(inner, lambda name: up.sub(lambda level: f"decoder.up.{levels - 1 - int(level[1])}", name))
     attention = any(name.startswith("decoder.up.0.attn.") for name in renamed)
     return _load_taming(renamed, files, device, normalise=False, attention=attention)
 
 
-def load_llamagen_vq(tensors: Mapping[str, Tensor], files: CheckpointFiles, device: str) -> TamingDecoder:
+def load_llamagen_vq(files: CheckpointFiles, device: str) -> TamingDecoder:
     """Load LlamaGen's decoder from `vq_ds16_t2i.pt`, in float32."""
-    renamed = rename(drop(tensors, ["quantize.codebook_used"]), llamagen_name)
+    renamed = rename(drop(read_tensors(files), ["quantize.codebook_used"]), llamagen_name)
     return _load_taming(renamed, files, device, normalise=True, attention=True)
 
 
-def _load_taming(tensors: dict[str, Tensor], files: CheckpointFiles, device: str, normalise: bool, attention: bool):
+def _load_taming(
+    tensors: dict[str, Tensor], files: CheckpointFiles, device: str, normalise: bool, attention: bool
+) -> TamingDecoder:
     kept = drop(tensors, ENCODER_SIDE)
     try:
         config = taming_config(kept)
@@ -132,7 +129,7 @@ def _load_taming(tensors: dict[str, Tensor], files: CheckpointFiles, device: str
     return TamingDecoder(fill(taming_network(config, attention), kept, files, device, torch.float32), normalise)
 
 
-def random_taming(config: Mapping[str, object], normalise: bool, attention: bool, device: str) -> TamingDecoder:
+def random_taming(config: Mapping[str, Any], normalise: bool, attention: bool, device: str) -> TamingDecoder:
     network = taming_network(JanusVQVAEConfig(**config), attention)
     return TamingDecoder(randomise(network, device, torch.float32), normalise)
 
@@ -147,8 +144,7 @@ def llamagen_name(name: str) -> str:
 
 
 def movq_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename a MoVQ's tensors from its authors' names, as BAAI stores them, to `Emu3VQVAE`'s; 1 x 1 convolutions of
-    attention become matrices."""
+    """Rename a MoVQ's tensors from its authors' names to `Emu3VQVAE`'s; 1 x 1 convolutions become matrices."""
     renamed = rename(tensors, _movq_name)
     return {name: tensor.flatten(1) if "_proj.weight" in name else tensor for name, tensor in renamed.items()}
 
@@ -161,8 +157,16 @@ def _movq_name(name: str) -> str:
     return re.sub(r"\.(attn\.\d+|attn_1)\.proj_out\.", r".\1.out_proj.", name)
 
 
-MOVQ = {"codebook_size": 16_384, "embed_dim": 4, "latent_channels": 4, "base_channels": 256, "num_res_blocks": 2}
-MOVQ |= {"channel_multiplier": [1, 2, 2, 4], "attn_resolutions": [3], "hidden_size": 1024}
+MOVQ: dict[str, Any] = {
+    "codebook_size": 16_384,
+    "embed_dim": 4,
+    "latent_channels": 4,
+    "base_channels": 256,
+    "num_res_blocks": 2,
+    "channel_multiplier": [1, 2, 2, 4],
+    "attn_resolutions": [3],
+    "hidden_size": 1024,
+}
 """Settings of ai-forever's MoVQGAN of 270 M parameters."""
 TINY_MOVQ = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1], "hidden_size": 32}
 
@@ -171,8 +175,7 @@ _SLICE = 64  # Channels of a slice of `spatial_norm`
 
 
 class MovqDecoder:
-    """The decoder of MoVQGAN: the decoder of Emu3's video tokenizer without its layers over time, see
-    `movq_network`."""
+    """MoVQGAN's decoder: the decoder of Emu3's video tokenizer without layers over time, see `movq_network`."""
 
     def __init__(self, network: nn.Module):
         self._network = network
@@ -197,7 +200,7 @@ def spatial_norm(norm: Emu3VQVAESpatialNorm, hidden: Tensor, latents: Tensor) ->
     return normed
 
 
-def movq_network(settings: Mapping[str, object]) -> nn.Module:
+def movq_network(settings: Mapping[str, Any]) -> nn.Module:
     """Build the decoding half of a MoVQGAN on meta; settings as in `MOVQ`."""
     network = build_network(Emu3VQVAE, Emu3VQVAEConfig(**settings))
     del network.encoder, network.quant_conv
@@ -207,9 +210,9 @@ def movq_network(settings: Mapping[str, object]) -> nn.Module:
     return network
 
 
-def load_movq(tensors: Mapping[str, Tensor], files: CheckpointFiles, device: str) -> MovqDecoder:
+def load_movq(files: CheckpointFiles, device: str) -> MovqDecoder:
     """Load MoVQGAN's decoder from `movqgan_270M.ckpt`, in float32."""
-    kept = drop(movq_tensors(tensors), (*ENCODER_SIDE, "ema_"))
+    kept = drop(movq_tensors(read_tensors(files)), (*ENCODER_SIDE, "ema_"))
     try:
         codes, width = kept["quantize.embedding.weight"].shape
         ups = {int(name.split(".")[3]) for name in kept if name.startswith("decoder.up_block.up.")}

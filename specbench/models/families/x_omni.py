@@ -52,8 +52,7 @@ class MarkedEmbedding(nn.Embedding):
 
 
 class MarkedLayer(Qwen2DecoderLayer):
-    """A layer for marked hidden states [R, T, d + 1]. All states give keys and values. Unless `for_words`, the layer
-    does not change states without a mark."""
+    """A layer for marked hidden states [R, T, d + 1]. Unless `for_words`, states without a mark do not change."""
 
     for_words = True
 
@@ -125,11 +124,9 @@ class XOmniNetwork(nn.Module):
 
 
 class XOmni(SimpleAR):
-    """Attributes: draws: whether it draws pictures."""
-
     draws = False
     codebook = None
-    _features = None
+    _features: CodeProjector | None = None
 
     def __init__(self, request: LoadRequest, tokenizer: Tokenizer, network: XOmniNetwork):
         config = network.model.config
@@ -162,8 +159,8 @@ class XOmni(SimpleAR):
         if projector.is_file():
             stated = CheckpointFiles(files.source, (projector,))
             with files.source.blaming(projector):
-                self._features = CodeProjector(stored.read_tensors(stated))
-                self.codebook = self._features.quantize["embedding"].weight.float().to(self.device)
+                self._features = features = CodeProjector(stored.read_tensors(stated))
+                self.codebook = features.quantize["embedding"].weight.float().to(self.device)
                 if len(self.codebook) != self.layout.v_image:
                     raise ValueError(f"{len(self.codebook)} codes in place of {self.layout.v_image}")
         bases = [place / "FLUX.1-dev" for place in (folder, folder.resolve().parent)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,8 +37,7 @@ class ImageBlock(nn.Module):
 
 
 class CodeFlux(FluxTransformer2DModel):
-    """The transformer: from latents [R, N, c], features [R, N, z] of the codes, a time [R] and positions [N, 3] to
-    velocities [R, N, c]."""
+    """The transformer: latents [R, N, c], code features [R, N, z], time [R] and positions [N, 3] to velocities."""
 
     @register_to_config
     def __init__(
@@ -82,7 +82,13 @@ class XOmniDecoder:
     """The image decoder: FLUX pipeline and code features. `settings`: "decoder" of the model's "vision_config"."""
 
     def __init__(
-        self, features: nn.Module, folder: Path, base: Path, settings: Mapping, device: str, dtype: torch.dtype
+        self,
+        features: nn.Module,
+        folder: Path,
+        base: Path,
+        settings: Mapping[str, Any],
+        device: str,
+        dtype: torch.dtype,
     ):
         """`folder`: of the transformer; `base`: of FLUX.1-dev, whose scheduler and VAE are used."""
         transformer, found = CodeFlux.from_pretrained(str(folder), torch_dtype=dtype, output_loading_info=True)

@@ -12,11 +12,11 @@ from torch import Tensor
 from specbench.models.draft_head import EagleHead, load_head
 from specbench.models.draft_head_files import head_in
 from specbench.models.interface import TokenLayout
-from specbench.models.shapes import captions
+from specbench.models.shapes import WEIGHTS, captions
 from specbench.models.shapes import network as shapes
 from specbench.models.shapes.render import render
 from specbench.models.shapes.scene import describe, realize_in_order, sample_request, worded_in_reading_order
-from specbench.models.shapes.tokenizer import GRID
+from specbench.models.shapes.tokenizer import GRID, ShapesTokenizer
 from specbench.models.transformer.model import Prefix, TransformerModel
 from specbench.models.vertical_head import VerticalHead, load_vertical_head
 from specbench.system.matrix_products import linear_output
@@ -27,7 +27,7 @@ class ShapesModel(TransformerModel):
 
     name = "shapes"
 
-    def __init__(self, network: shapes.ShapesNetwork, tokenizer: shapes.ShapesTokenizer, weights_sha256: str):
+    def __init__(self, network: shapes.ShapesNetwork, tokenizer: ShapesTokenizer, weights_sha256: str):
         self._network = network
         self._tokenizer = tokenizer
         self.backbone = network.llama
@@ -50,18 +50,18 @@ class ShapesModel(TransformerModel):
         return self._network.head.weight, self._network.head.bias
 
     def own_head(self) -> EagleHead:
-        return load_head(head_in(shapes.WEIGHTS / "eagle"))
+        return load_head(head_in(WEIGHTS / "eagle"))
 
     def own_eagle3_head(self) -> EagleHead:
-        return load_head(head_in(shapes.WEIGHTS / "eagle3"), tapped=True)
+        return load_head(head_in(WEIGHTS / "eagle3"), tapped=True)
 
     def own_vertical_head(self) -> VerticalHead:
-        return load_vertical_head(head_in(shapes.WEIGHTS / "vertical"))
+        return load_vertical_head(head_in(WEIGHTS / "vertical"))
 
     def draft_data(self, count: int, seed: int) -> tuple[tuple[str, ...], Tensor]:
         """Return captions and tokens [count, 256] of rendered scenes, as training data of a draft head."""
         rng = np.random.default_rng([8, seed])
-        texts, tokens = [], []
+        texts, tokens = list[str](), []
         while len(texts) < count:
             scenes = [realize_in_order(sample_request(rng), rng) for _ in range(min(64, count - len(texts)))]
             requests = [worded_in_reading_order(describe(scene, rng), scene) for scene in scenes]
@@ -76,7 +76,6 @@ class ShapesModel(TransformerModel):
 
 def load(device: str = "cpu", dtype: torch.dtype = torch.float32) -> ShapesModel:
     """Load the shipped weights. The tokenizer always runs in float32."""
-    digest = hashlib.sha256()
-    for name in ("network.safetensors", "tokenizer.safetensors"):
-        digest.update((shapes.WEIGHTS / name).read_bytes())
-    return ShapesModel(shapes.load_network(device, dtype), shapes.load_tokenizer(device), digest.hexdigest())
+    files = b"".join((WEIGHTS / name).read_bytes() for name in ("network.safetensors", "tokenizer.safetensors"))
+    digest = hashlib.sha256(files).hexdigest()
+    return ShapesModel(shapes.load_network(device, dtype), shapes.load_tokenizer(device), digest)

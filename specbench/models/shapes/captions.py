@@ -30,7 +30,7 @@ class CaptionError(SpecbenchError, ValueError):
 
 def words(text: str) -> list[str]:
     """Return the meaningful words of a caption; a `CaptionError` names an unknown word."""
-    kept = []
+    kept: list[str] = []
     for raw in re.findall(r"[^\s,.;]+|,", text.lower()):
         word = ALIASES.get(raw, raw)
         if word in FILLERS:
@@ -56,11 +56,9 @@ def encode(text: str) -> list[int]:
 
 def in_normal_form(caption: list[str]) -> list[str]:
     """Reorder a caption's words so that its objects are in reading order: objects left of or above the subject first.
-
     `b right a` becomes `a left b`, `b right a and above c` becomes `a left b above c`, and `b right a and below c`
     becomes `c above and a left b`: of two that come first, the object above does. Words without relations, or with an
-    unrelated object, stay unchanged.
-    """
+    unrelated object, stay unchanged."""
     end = next((i for i, word in enumerate(caption) if word == "on" or word in TEXTURES), len(caption))
     subject, *rest = (part.split() for part in RELATED.split(" ".join(caption[:end])))
     names, clauses = [name for (name,) in rest[::2]], rest[1::2]
@@ -76,7 +74,6 @@ def in_normal_form(caption: list[str]) -> list[str]:
 
 
 def _joined(phrases: list[list[str]]) -> list[str]:
-    """Join phrases with "and"."""
     return [word for i, phrase in enumerate(phrases) for word in (["and"] if i else []) + phrase]
 
 
@@ -113,9 +110,8 @@ def parse(text: str) -> SceneRequest:
             if rest and rest[0] in RELATIONS:
                 relations.append((rest.pop(0), 0, len(clauses)))
             elif not joined:
-                raise CaptionError(
-                    f"cannot read {rest[0]!r} in caption {text!r}", "join objects by 'and' or a relation"
-                )
+                hint = "join objects by 'and' or a relation"
+                raise CaptionError(f"cannot read {rest[0]!r} in caption {text!r}", hint)
         count = COUNT_WORDS[rest.pop(0)] if rest and rest[0] in COUNT_WORDS else 1
         color = rest.pop(0) if rest and rest[0] in COLORS else None
         if not rest or rest[0] not in SHAPES:

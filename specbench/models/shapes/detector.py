@@ -26,8 +26,6 @@ _PALETTE = np.array([RGB[name] for name in COLORS], np.float32)
 
 @dataclass(frozen=True)
 class Detection:
-    """An object in a picture."""
-
     shape: str
     color: str
     # x, y: centre of the bounding box, in pixels
@@ -84,7 +82,6 @@ def connected(mask: np.ndarray) -> np.ndarray:
 
 
 def judge(request: SceneRequest, detections: list[Detection]) -> Judgement:
-    """Judge whether detections satisfy a request."""
     matches = [[d for d in detections if d.shape == c.shape and c.color in (None, d.color)] for c in request.clauses]
     shape = all(any(d.shape == c.shape for d in detections) for c in request.clauses)
     pairs = list(zip(request.clauses, matches, strict=True))
@@ -102,17 +99,16 @@ def judge(request: SceneRequest, detections: list[Detection]) -> Judgement:
 
 
 def _recognize(patch: np.ndarray, color: str) -> Detection | None:
-    rows, columns = np.flatnonzero(patch.any(1)), np.flatnonzero(patch.any(0))
+    rows, columns = (np.flatnonzero(patch.any(axis)).tolist() for axis in (1, 0))
     top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
     height, width = bottom - top, right - left
     if max(height, width) > MAX_ASPECT * min(height, width):
         return None
-    at_y = top + (np.arange(_RASTER) * height) // _RASTER
-    at_x = left + (np.arange(_RASTER) * width) // _RASTER
-    seen = patch[at_y][:, at_x]
+    raster = np.arange(_RASTER)
+    seen = patch[top + raster * height // _RASTER][:, left + raster * width // _RASTER]
     overlaps = (seen & _OUTLINES).sum((1, 2)) / (seen | _OUTLINES).sum((1, 2))
     best = int(overlaps.argmax())
     if overlaps[best] < MIN_OVERLAP:
         return None
-    box = (int(left), int(top), int(right), int(bottom))
-    return Detection(SHAPES[best], color, (left + right) / 2, (top + bottom) / 2, box, float(overlaps[best]))
+    centre = (left + right) / 2, (top + bottom) / 2
+    return Detection(SHAPES[best], color, *centre, (left, top, right, bottom), float(overlaps[best]))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +25,6 @@ from transformers import LlamaConfig, LlamaModel
 from specbench.models.shapes import WEIGHTS, captions
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES
 from specbench.models.shapes.tokenizer import GRID, TOKENS, ShapesTokenizer
-
-Device = str | torch.device
 
 
 class ShapesNetwork(nn.Module):
@@ -98,10 +97,8 @@ class ShapesNetwork(nn.Module):
         return self.llama.embed_tokens(tokens) + slot_embeds.gather(1, index)
 
     def inputs(self, ids: Tensor, tokens: Tensor) -> Tensor:
-        """Return the teacher-forced inputs [R, 271, d] of whole images: ids [R, 16] and tokens [R, 256].
-
-        The last 256 outputs predict the 256 tokens.
-        """
+        """Return the teacher-forced inputs [R, 271, d] of whole images: ids [R, 16] and tokens [R, 256]. The last 256
+        outputs predict the 256 tokens."""
         slots = torch.arange(1, TOKENS, device=tokens.device).expand(len(tokens), -1)
         image = self.token_embeds(tokens[:, :-1], slots, self.slot_embeds(ids))
         return torch.cat([self.prefix_embeds(ids), image], dim=1)
@@ -119,11 +116,9 @@ def objects_before(ids: Tensor) -> Tensor:
 
 
 def roles(ids: Tensor) -> Tensor:
-    """Return the role of each word of a caption, int [R, 16], below 16.
-
-    Joiner, color and shape of object k have roles 3k - 1, 3k and 3k + 1, at any place in the caption; numbers have 11
-    and above, the texture 14. The role of padding and of words after it is their slot.
-    """
+    """Return the role of each word of a caption, int [R, 16], below 16. Joiner, color and shape of object k have roles
+    3k - 1, 3k and 3k + 1, at any place in the caption; numbers have 11 and above, the texture 14. The role of padding
+    and of words after it is their slot."""
     before = objects_before(ids)
     role = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     role = torch.where(_is(ids, SHAPES), 3 * before + 1, role)
@@ -138,22 +133,22 @@ def _is(ids: Tensor, names: Iterable[str]) -> Tensor:
     return torch.isin(ids, torch.tensor([captions.WORD_ID[name] for name in names], device=ids.device))
 
 
-def settings(folder: Path = WEIGHTS) -> dict:
+def settings(folder: Path = WEIGHTS) -> dict[str, Any]:
     """Read the shipped config.json: sizes of both modules, fields of the default `Sampling`, and training samples."""
     return json.loads((folder / "config.json").read_text())
 
 
-def load_network(device: Device = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS) -> ShapesNetwork:
+def load_network(
+    device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS
+) -> ShapesNetwork:
     """Load the shipped network in evaluation mode. The file must have exactly the network's tensors."""
     network = ShapesNetwork(**settings(folder)["network"])
     network.load_state_dict(load_file(folder / "network.safetensors"), strict=True)
     return network.to(device, dtype).eval().requires_grad_(False)
 
 
-def load_tokenizer(
-    device: Device = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS
-) -> ShapesTokenizer:
-    """Load the shipped tokenizer in evaluation mode."""
+def load_tokenizer(device: str | torch.device = "cpu", folder: Path = WEIGHTS) -> ShapesTokenizer:
+    """Load the shipped tokenizer in evaluation mode, in float32."""
     tokenizer = ShapesTokenizer(**settings(folder)["tokenizer"])
     tokenizer.load_state_dict(load_file(folder / "tokenizer.safetensors"), strict=True)
-    return tokenizer.to(device, dtype).eval().requires_grad_(False)
+    return tokenizer.to(device).eval().requires_grad_(False)

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +36,6 @@ TEXTURE_SHARES = (0.08, 0.07, 0.07, 0.08, 0.35, 0.35)
 RELATIONS = ("left", "right", "above", "below")
 OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"}
 MAX_COUNT = 4
-TRIES = 1000
 CATEGORIES = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 RADII = {1: (10, 14), 2: (6, 10), 3: (6,), 4: (6,)}
 
@@ -88,7 +89,7 @@ class SceneRequest:
         """Return True for the third of all meanings that training never sees. Only the meaning decides."""
         return hashlib.sha256(self.key().encode()).digest()[0] % 3 == 0
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """A plain dictionary, the `scene` field of a prompt set."""
         return {
             "objects": [{"shape": c.shape, "color": c.color, "count": c.count} for c in self.clauses],
@@ -97,7 +98,7 @@ class SceneRequest:
         }
 
     @staticmethod
-    def from_json(data: dict) -> SceneRequest:
+    def from_json(data: Mapping[str, Any]) -> SceneRequest:
         clauses = tuple(Clause(o["shape"], o.get("color"), o.get("count", 1)) for o in data["objects"])
         relations = tuple((r[0], int(r[1]), int(r[2])) for r in data.get("relations", ()))
         return SceneRequest(clauses, relations, data.get("texture"))
@@ -137,13 +138,13 @@ def holds(relation: str, ax: float, ay: float, bx: float, by: float, margin: flo
 def sample_request(rng: np.random.Generator) -> SceneRequest:
     """Draw a fully specified request: the mixture of scenes the model is trained on."""
     kind = rng.choice(4, p=(0.20, 0.40, 0.27, 0.13))
-    if kind == 0:
-        clauses = (_clause(rng),)
-    elif kind == 2:
-        clauses = (_clause(rng, int(rng.integers(2, MAX_COUNT + 1))),)
+    if kind == 2:
+        clauses = [_clause(rng, int(rng.integers(2, MAX_COUNT + 1)))]
     else:
-        clauses = _distinct(rng, 2 if kind == 1 else 3)
-    return SceneRequest(clauses, (), str(rng.choice(TEXTURES, p=TEXTURE_SHARES)))
+        clauses = []
+        while len(set(clauses)) < (count := (1, 2, 0, 3)[kind]):
+            clauses = [_clause(rng) for _ in range(count)]
+    return SceneRequest(tuple(clauses), (), str(rng.choice(TEXTURES, p=TEXTURE_SHARES)))
 
 
 def realize(request: SceneRequest, rng: np.random.Generator) -> Scene:
@@ -153,14 +154,15 @@ def realize(request: SceneRequest, rng: np.random.Generator) -> Scene:
         kinds += [(clause.shape, clause.color or str(rng.choice(COLORS)), index)] * clause.count
     if len(kinds) > MAX_COUNT:
         raise SceneError(f"a scene holds at most {MAX_COUNT} objects, this one asks for {len(kinds)}")
+    first = {index: number for number, (_, _, index) in [*enumerate(kinds)][::-1]}
     for _ in range(5000):
         if (places := _place(len(kinds), rng)) is None:
             continue
-        if all(_related(rel, kinds, places) for rel in request.relations):
+        items = tuple(Item(shape, color, *place) for (shape, color, _), place in zip(kinds, places, strict=True))
+        if all(_related(name, items[first[i]], items[first[j]], len(kinds)) for name, i, j in request.relations):
             break
     else:
         raise SceneError(f"no layout satisfies the relations {request.relations}")
-    items = tuple(Item(shape, color, *place) for (shape, color, _), place in zip(kinds, places, strict=True))
     return Scene(items, request.texture or str(rng.choice(TEXTURES)), int(rng.integers(2**31)))
 
 
@@ -190,13 +192,9 @@ def _clearly(name: str, a: Item, b: Item) -> bool:
     return holds(name, a.x, a.y, b.x, b.y) and along >= across
 
 
-def _related(relation, kinds, places) -> bool:
-    name, i, j = relation
-    a = next(Item("", "", *p) for k, p in zip(kinds, places, strict=True) if k[2] == i)
-    b = next(Item("", "", *p) for k, p in zip(kinds, places, strict=True) if k[2] == j)
-    if len(kinds) > 2:
-        return holds(name, a.x, a.y, b.x, b.y)
-    return _clearly(name, a, b)
+def _related(name: str, a: Item, b: Item, count: int) -> bool:
+    """Return whether `a` is in a relation to `b`, in a scene of `count` objects."""
+    return holds(name, a.x, a.y, b.x, b.y) if count > 2 else _clearly(name, a, b)
 
 
 def _place(count: int, rng: np.random.Generator) -> list[tuple[int, int, int]] | None:
@@ -214,16 +212,9 @@ def _clause(rng: np.random.Generator, count: int = 1) -> Clause:
     return Clause(str(rng.choice(SHAPES)), str(rng.choice(COLORS)), count)
 
 
-def _distinct(rng: np.random.Generator, count: int) -> tuple[Clause, ...]:
-    while True:
-        clauses = tuple(_clause(rng) for _ in range(count))
-        if len(set(clauses)) == count:
-            return clauses
-
-
 def realize_in_order(request: SceneRequest, rng: np.random.Generator) -> Scene:
     """Draw a scene in reading order that satisfies `request`. Without relations the clauses give the objects' order."""
-    for _ in range(TRIES):
+    for _ in range(1000):
         drawn = realize(request, rng)
         if (ordered := in_reading_order(drawn)) and request.relations:
             return ordered
@@ -245,8 +236,8 @@ def in_reading_order(scene: Scene) -> Scene | None:
 def worded_in_reading_order(request: SceneRequest, scene: Scene) -> SceneRequest:
     """Order the clauses of `request`, which `scene` satisfies, like its objects. A relation's subject stays first."""
     fixed = 1 if request.relations else 0
-    order = [*range(fixed), *range(fixed, len(request.clauses))]
-    order[fixed:] = sorted(order[fixed:], key=lambda i: _first(request.clauses[i], scene))
+    rest = sorted(range(fixed, len(request.clauses)), key=lambda i: _first(request.clauses[i], scene))
+    order = [*range(fixed), *rest]
     clauses = tuple(request.clauses[i] for i in order)
     relations = sorted((name, order.index(i), order.index(j)) for name, i, j in request.relations)
     return replace(request, clauses=clauses, relations=tuple(sorted(relations, key=lambda relation: relation[2])))

@@ -6,8 +6,6 @@ tokens around and draws the edges. A second network computes the features that `
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -99,7 +97,7 @@ class FeatureNetwork(nn.Sequential):
     """Network from pictures, uint8 [B, 3, 64, 64], to the features [B, 64] of `shapes-frechet`, which distinguish
     objects, colors, counts and backgrounds: four convolutions down to 8 x 8 positions, averaged."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         layers: list[nn.Module] = []
         for inner, outer, stride in ((3, 24, 2), (24, 48, 2), (48, 96, 2), (96, FEATURES, 1)):
             convolution = nn.Conv2d(inner, outer, 3, stride, padding=1, bias=False)
@@ -110,8 +108,7 @@ class FeatureNetwork(nn.Sequential):
         return super().forward(to_float(images)).mean((2, 3))
 
 
-def load_features(device: str = "cpu", file: Path = FEATURE_FILE) -> FeatureNetwork:
-    """Load the shipped network in float32."""
+def load_features(device: str = "cpu") -> FeatureNetwork:
     network = FeatureNetwork()
-    network.load_state_dict(load_file(file))
+    network.load_state_dict(load_file(FEATURE_FILE))
     return network.eval().requires_grad_(False).to(device)

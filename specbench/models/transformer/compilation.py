@@ -12,7 +12,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from specbench.system.digests import cache_folder
 from specbench.system.environment import cpu_features
 from specbench.system.surroundings import COMPILED, private_folder
 
+_SHAPE_GUARDS = ("TENSOR_MATCH", "SHAPE_ENV")  # Kinds of guards on shapes and tensors
 FORMS = 64  # Maximum number of compiled forms of a function; windows of different widths need more than torch's 8
 
 _UNFIT = re.compile(r"[\s'\"\\]")  # unfit for paths: Inductor splits the compiler's command line like a shell
@@ -35,7 +36,7 @@ def call_eager(function: Callable[Args, Result], *args: Args.args, **kwargs: Arg
     return function(*args, **kwargs)
 
 
-def in_turn(step: Callable, carry: tuple[Tensor, ...], given: Sequence[Tensor]) -> list[Tensor]:
+def in_turn(step: Callable[..., Any], carry: tuple[Tensor, ...], given: Sequence[Tensor]) -> list[Tensor]:
     """Run `step` on each column of `given` [B, n, ...] from left to right: step(carry, columns [B, 1, ...]) returns
     the next carry and outputs [B, 1, ...], which are joined to [B, n, ...].
 
@@ -45,7 +46,7 @@ def in_turn(step: Callable, carry: tuple[Tensor, ...], given: Sequence[Tensor]) 
     if torch.compiler.is_compiling() and given[0].device.type == "cpu" and given[0].shape[1] > 1:
         from torch._higher_order_ops.scan import scan  # only where something is compiled
 
-        def column(carry: tuple[Tensor, ...], columns: Sequence[Tensor]) -> tuple[tuple, tuple]:
+        def column(carry: tuple[Tensor, ...], columns: Sequence[Tensor]) -> tuple[Any, Any]:
             carry, outputs = step(carry, [tensor.unsqueeze(1) for tensor in columns])
             return carry, tuple(output.squeeze(1).clone() for output in outputs)  # not sharing memory with the carry
 
@@ -63,9 +64,8 @@ def in_turn(step: Callable, carry: tuple[Tensor, ...], given: Sequence[Tensor]) 
 class Compiled:
     """One function, compiled. `seconds`: time of the calls that compiled a form; `forms`: their number."""
 
-    def __init__(self, function: Callable, dynamic: bool, options: dict[str, object]):
-        """`dynamic`: whether one form has symbolic sizes, else there is a form per set of sizes. `options`: of
-        Inductor."""
+    def __init__(self, function: Any, dynamic: bool, options: dict[str, Any]):
+        """`dynamic`: one form with symbolic sizes, else a form per set of sizes. `options`: of Inductor."""
         self.seconds, self.forms = 0.0, 0
         # torch finds compiled code by code object, and there are no guards that distinguish two models.
         copied = FunctionType(
@@ -74,23 +74,21 @@ class Compiled:
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FORMS)
         self._call = torch.compile(copied, fullgraph=True, dynamic=dynamic, options=options)
 
-    def __call__(self, *args: object) -> object:
-        before, start = _graphs(), time.perf_counter()
+    def __call__(self, *args: Any) -> Any:
+        counters, start = torch._dynamo.utils.counters, time.perf_counter()
+        before = counters["stats"]["unique_graphs"]
         try:
             result = self._call(*args)
         except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit, OSError) as error:
-            if isinstance(error, OSError) and not _while_compiling(error):
-                raise
+            if isinstance(error, OSError):
+                frames = traceback.walk_tb(error.__traceback__)
+                if all(frame.f_globals.get("__name__") != torch._dynamo.convert_frame.__name__ for frame, _ in frames):
+                    raise  # it is not an error of the compiler
             raise compile_error(error) from error
-        if _graphs() != before:
+        if counters["stats"]["unique_graphs"] != before:
             self.seconds += time.perf_counter() - start
             self.forms += 1
         return result
-
-
-def _while_compiling(error: OSError) -> bool:
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_globals.get("__name__") == torch._dynamo.convert_frame.__name__ for frame, _ in frames)
 
 
 def compiled_folder() -> Path:
@@ -131,14 +129,8 @@ def keep_compiled() -> None:
         os.environ[COMPILED] = str(folder)
 
 
-def _graphs() -> int:
-    """Return the number of graphs that this process has compiled."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-
 def graph_bytes() -> int | None:
-    """Return the GPU memory of captured CUDA graphs, which torch keeps in separate memory pools; None if the allocator
-    does not report it."""
+    """Return the GPU memory of CUDA graphs, which have separate pools; None if the allocator does not report it."""
     try:
         segments = torch.cuda.memory_snapshot()
     except RuntimeError:  # cudaMallocAsync
@@ -147,12 +139,10 @@ def graph_bytes() -> int | None:
 
 
 class CompiledForms:
-    """Several compiled functions."""
-
     part: str  # part of a step, for run.json
-    options: dict[str, object]  # of Inductor
+    options: dict[str, Any]  # of Inductor
 
-    def all_compiled(self) -> Iterable[Compiled]:
+    def all_compiled(self) -> Iterable[Any]:
         raise NotImplementedError
 
     @property
@@ -166,35 +156,29 @@ class CompiledForms:
 
 
 class CompiledFunctions(CompiledForms):
-    """Compiled `call` for the drafting, sampling and verification of a decoder.
-
-    On a small model the hundred small operations of these functions take as long as the target's forward. Each function
-    is compiled for one set of shapes; only shapes are guarded, so everything else that a function depends on must be
-    the same in all calls.
-    """
+    """Compiled `call` for the drafting, sampling and verification of a decoder. On a small model the hundred small
+    operations of these functions take as long as the target's forward. Each function is compiled for one set of shapes;
+    only shapes are guarded, so everything else that a function depends on must be the same in all calls."""
 
     part = "sampling"
 
-    def __init__(self, options: dict[str, object]):
-        """`options` of Inductor."""
+    def __init__(self, device: torch.device):
+        # On a GPU no CUDA graph is captured, because its next run would overwrite outputs that the drafter still reads.
         # A hash uses each intermediate result twice; unless these are materialised early, the fused expression grows
         # exponentially, and compiling takes minutes.
         # In-place buffers are off: for a loop's results torch 2.13 would declare a buffer twice.
-        self.options = {"realize_opcount_threshold": 8, "inplace_buffers": False, **options}
-        self._compiled: dict[Callable, Compiled] = {}
+        self.options = {"realize_opcount_threshold": 8, "inplace_buffers": False}
+        self.options |= {} if device.type == "cuda" else {"cpp_wrapper": True}
+        self._compiled: dict[Callable[..., Any], Compiled] = {}
 
-    def __call__(self, function: Callable[Args, Result], *args: Args.args) -> Result:
+    def __call__(self, function: Callable[..., Result], *args: Any) -> Result:
         if function not in self._compiled:
-            self._compiled[function] = Compiled(function, False, {**self.options, "guard_filter_fn": _on_shapes})
+            guards_kept = {"guard_filter_fn": lambda guards: [guard.guard_type in _SHAPE_GUARDS for guard in guards]}
+            self._compiled[function] = Compiled(function, False, self.options | guards_kept)
         return self._compiled[function](*args)
 
     def all_compiled(self) -> Iterable[Compiled]:
         return self._compiled.values()
-
-
-def _on_shapes(guards: Sequence) -> list[bool]:
-    """Select the guards on shapes and tensors."""
-    return [guard.guard_type in ("TENSOR_MATCH", "SHAPE_ENV") for guard in guards]
 
 
 def compile_facts(compiled: Sequence[CompiledForms], device: torch.device) -> dict[str, object]:
@@ -208,9 +192,3 @@ def compile_facts(compiled: Sequence[CompiledForms], device: torch.device) -> di
     }
     graphs = graph_bytes() if device.type == "cuda" else None
     return facts if graphs is None else facts | {"graph_bytes": graphs}
-
-
-def compiled_functions(device: torch.device) -> CompiledFunctions:
-    """Return a `CompiledFunctions` for the device. On a GPU no CUDA graph is captured, because its next run would
-    overwrite outputs that the drafter still reads."""
-    return CompiledFunctions({} if device.type == "cuda" else {"cpp_wrapper": True})

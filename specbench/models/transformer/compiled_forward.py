@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,10 @@ from specbench.models.transformer.forward import ForwardInputs, StepModel, last_
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.llama_layer import run_layer
 
-CUDA_OPTIONS: dict[str, object] = {"triton.cudagraphs": True}  # Options of Inductor
+CUDA_OPTIONS: dict[str, Any] = {"triton.cudagraphs": True}  # Options of Inductor
+
+
+Buffers = Sequence[tuple[Tensor, Tensor]]  # keys and values of every layer
 
 
 class CompiledStep(CompiledForms):
@@ -30,57 +34,58 @@ class CompiledStep(CompiledForms):
     captured for each part of the cache; the prefill has one form for all lengths and no graph."""
 
     part = "forward"
-    prefills = True  # whether to use `prefill`
 
-    def __init__(self, model: StepModel, guidance: float, options: dict[str, object]):
-        """`options` of Inductor."""
+    def __init__(self, model: StepModel, guidance: float, options: dict[str, Any]):
         self._model, self._guidance, self.options = model, guidance, options
-        self._made: list[tuple[list[object], Compiled, Compiled]] = []
+        self._kind: list[object] = []
+        self._made: list[Compiled] = []  # a forward and a prefill for each kind of model; the last two are in use
         self.follow_model()
 
     def follow_model(self) -> None:
         """Compile again if the model's modules, or its tensors' dtypes, devices or shapes have changed."""
         kind = kind_of(self._model)
-        if not self._made or self._made[-1][0] != kind:
-            self._made.append((kind, *self._compile()))
+        if kind != self._kind:
+            self._kind = kind
+            self._compile()
 
     def all_compiled(self) -> Iterable[Compiled]:
-        return (compiled for _, *both in self._made for compiled in both)
+        return self._made
 
-    def _compile(self) -> tuple[Compiled, Compiled]:
+    def _compile(self) -> None:
         model, guidance = self._model, self._guidance
 
-        def step(buffers: Sequence[tuple[Tensor, Tensor]], inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
+        def step(buffers: Buffers, inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
             # As a Python int the length would be a constant in compiled code; as a tensor's size it can be symbolic.
             return run_step(model, guidance, placed(buffers, inputs.slots, inputs.index.shape[0]), inputs)
 
-        def prefill(buffers: Sequence[tuple[Tensor, Tensor]], embeds: Tensor, positions: Tensor, slots: Tensor):
+        def prefill(buffers: Buffers, embeds: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
             index = torch.arange(embeds.shape[1], device=embeds.device)
             cache = placed(buffers, slots, embeds.shape[1])
             mask = (index <= slots[..., None])[:, None]
             return last_hidden_state(model.backbone, embeds, positions, mask, cache, model.taps)
 
-        def not_on_model(guards: Sequence) -> list[bool]:
+        def not_on_model(guards: Sequence[Any]) -> list[bool]:
             """Keep guards on arguments, shapes and torch's state; drop guards on the model and module globals."""
             return [re.search(r"\bmodel\b|\bG\[", guard.name) is None for guard in guards]
 
         filtered = {"guard_filter_fn": not_on_model}
-        return Compiled(step, False, {**filtered, **self.options}), Compiled(prefill, True, filtered)
+        self._made += [Compiled(step, False, {**filtered, **self.options}), Compiled(prefill, True, filtered)]
 
-    def _call(self, number: int, *args: object) -> tuple[Tensor, Tensor] | Tensor:
-        """Call the latest forward (1) or prefill (2), again without nested layers if torch cannot compile those."""
+    def _call(self, place: int, *args: Any) -> Any:
+        """Call the latest forward (-2) or prefill (-1), again without nested layers if torch cannot compile those."""
         with sizes_apart_floats_fixed():
             try:
-                return self._made[-1][number](*args)
+                return self._made[place](*args)
             except SpecbenchError:
                 if not unnest_layers(self._model.backbone):
                     raise
-                self._made[-1] = (self._made[-1][0], *self._compile())
-                return self._made[-1][number](*args)
+                del self._made[-2:]
+                self._compile()
+                return self._made[place](*args)
 
     def prefill(self, cache: PositionCache, embeds: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         """Return the last hidden states [R, L, d] of a prompt's `embeds` [R, L, d]; fill the cache's first L slots."""
-        return self._call(2, cache.buffers(), embeds, positions, slots)
+        return self._call(-1, cache.buffers(), embeds, positions, slots)
 
     def __call__(self, cache: PositionCache, inputs: ForwardInputs, most: int) -> tuple[Tensor, Tensor]:
         """See `run_step`; the next call overwrites the result. `most`: columns of the session's widest forward."""
@@ -91,11 +96,11 @@ class CompiledStep(CompiledForms):
             if read is not None:
                 torch._dynamo.maybe_mark_dynamic(read, dim)
         torch.compiler.cudagraph_mark_step_begin()
-        features, logits = self._call(1, cache.buffers(), inputs)
+        features, logits = self._call(-2, cache.buffers(), inputs)
         return features[:, :width], logits[:, :width]
 
 
-def placed(buffers: Sequence[tuple[Tensor, Tensor]], slots: Tensor, visible: int) -> PositionCache:
+def placed(buffers: Buffers, slots: Tensor, visible: int) -> PositionCache:
     """Return a cache of these buffers, for compiled code, that writes `slots` and reads `visible` slots."""
     rows, capacity = slots.shape[0], buffers[0][0].shape[2]
     for buffer in chain.from_iterable(buffers):
@@ -119,11 +124,7 @@ def nest_layers(backbone: nn.Module) -> None:
 
 def _as_function(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Wrap a method in a function, because methods cannot be marked as regions."""
-
-    def forward(*args: object, **kwargs: object) -> Tensor:
-        return method(*args, **kwargs)
-
-    return forward
+    return lambda *args, **kwargs: method(*args, **kwargs)
 
 
 def unnest_layers(backbone: nn.Module) -> bool:
@@ -141,8 +142,8 @@ def padded_columns(columns: int) -> int:
 def kind_of(model: StepModel) -> list[object]:
     """List the properties of modules and tensors that compiled code assumes. Tensors' values are read in every call."""
     values = vars(model).values()
-    modules = [part for value in values if isinstance(value, nn.Module) for part in value.modules()]
-    tensors = [value for value in values if isinstance(value, Tensor)]
+    modules: list[nn.Module] = [part for value in values if isinstance(value, nn.Module) for part in value.modules()]
+    tensors: list[Tensor] = [value for value in values if isinstance(value, Tensor)]
     for part in modules:
         tensors += [*part.parameters(recurse=False), *part.buffers(recurse=False)]
     return [*map(type, modules), *((t.dtype, t.device, t.shape, t.stride()) for t in tensors)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,24 +14,15 @@ from specbench.models.transformer.llama_layer import rotary_of, run_layer, runs_
 
 
 class StepModel(Protocol):
-    """The parts of a model that one forward uses: embedding, transformer and image head."""
+    """The parts of a `TransformerModel` that one forward uses: embedding, transformer and image head."""
 
     backbone: nn.Module
-    device: torch.device
     taps: tuple[int, ...]  # hidden states after these numbers of layers are also features
-    made_of: str | None  # see `TransformerModel`
+    made_of: str | None
 
-    def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
-        """Input embeddings [R, T, d] of `tokens` [R, T] consumed by the columns that predict `positions` [R, T]."""
-        ...
-
-    def head(self, hidden: Tensor) -> Tensor:
-        """Image logits [R, T, v_image] of hidden states [R, T, d]."""
-        ...
-
-    def guide(self, logits: Tensor, guidance: float, positions: Tensor) -> Tensor:
-        """Guided logits [B, T, v_image] of float32 logits [R, T, v_image] that predict stream slots [R, T]."""
-        ...
+    def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor: ...
+    def head(self, hidden: Tensor) -> Tensor: ...
+    def guide(self, logits: Tensor, guidance: float, positions: Tensor) -> Tensor: ...
 
 
 class ForwardInputs(NamedTuple):
@@ -41,7 +32,7 @@ class ForwardInputs(NamedTuple):
     tokens: Tensor
     positions: Tensor
     slots: Tensor  # [R, T] cache slots that are written
-    index: Tensor | None  # [S] indices of the slots that are read; None if every column attends to all of them
+    index: Any  # tensor [S] of indices of the slots that are read; None if every column attends to all of them
     # [R, T, S] bool, slots each column attends to; None for a chain: all slots up to the column's slot
     mask: Tensor | None
     # last, shift: [R, 1] slot and rotary offset of the prompts' last elements
@@ -85,34 +76,27 @@ def last_hidden_state(
     """Return the last hidden states of input embeddings [R, T, d], followed by the hidden states after each number of
     layers in `taps`, all normalised by the same norm: [R, T, d (1 + taps)]. `mask`: [R, 1, T, S] bool.
 
-    The layers of a Llama are called directly, because the checks and wrappers of its forward take a quarter of a
-    small model's step.
+    A Llama's layers are called directly: the checks and wrappers of its forward take a quarter of a small model's step.
     """
-    if type(backbone) is not LlamaModel or not runs_directly(backbone.layers[0], embeds, mask):
-        seen = backbone(
-            inputs_embeds=embeds,
-            position_ids=position_ids,
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
-            **({"output_hidden_states": True} if taps else {}),
-        )
-        last, tapped = seen.last_hidden_state, [seen.hidden_states[tap] for tap in taps]
-        return torch.cat([last, *map(backbone.norm, tapped)], -1) if taps else last
-    rotary = rotary_of(backbone.rotary_emb, embeds, position_ids)
-    run = getattr(backbone, "run_layer", run_layer)  # set if layers are compiled once for all
-    tapped = {}  # The states of other layers are freed: in a prefill they are many.
-    for number, layer in enumerate(backbone.layers):
-        if number in taps:
-            tapped[number] = embeds
-        embeds = run(layer, embeds, mask, rotary, cache)
-    last = backbone.norm(embeds)
-    return torch.cat([last, *(backbone.norm(tapped[tap]) for tap in taps)], -1) if taps else last
+    if type(backbone) is LlamaModel and runs_directly(backbone.layers[0], embeds, mask):
+        rotary = rotary_of(backbone.rotary_emb, embeds, position_ids)
+        run = getattr(backbone, "run_layer", run_layer)  # set if layers are compiled once for all
+        states = {}  # The states of other layers are freed: in a prefill they are many.
+        for number, layer in enumerate(backbone.layers):
+            if number in taps:
+                states[number] = embeds
+            embeds = run(layer, embeds, mask, rotary, cache)
+        last = backbone.norm(embeds)
+    else:
+        more = {"output_hidden_states": True} if taps else {}
+        fed = {"inputs_embeds": embeds, "position_ids": position_ids, "attention_mask": mask, "past_key_values": cache}
+        seen = backbone(**fed, use_cache=True, **more)
+        last, states = seen.last_hidden_state, seen.hidden_states if taps else {}
+    return torch.cat([last, *(backbone.norm(states[tap]) for tap in taps)], -1) if taps else last
 
 
 def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:
-    """Apply classifier-free guidance u + s (c - u) to float32 logits [R, ...], conditional rows first. The scale s may
-    differ by column."""
+    """Apply guidance u + s (c - u) to float32 logits [R, ...], conditional rows first. s may differ by column."""
     if isinstance(guidance, float) and guidance == 1.0:
         return logits
     conditional, unconditional = logits.chunk(2)

@@ -5,28 +5,29 @@ In a sync the host waits for all work queued on a GPU. Decode steps use bounds o
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-_Copy = tuple[Tensor, float, torch.cuda.Event]
+_Copy = tuple[Tensor, Any, torch.cuda.Event]
 """A pending copy, the `when` of its start, and the event that marks its completion."""
 
 
-def to_host(numbers: Tensor) -> list:
+def to_host(numbers: Tensor) -> list[Any]:
     """Copy a tensor to nested lists; a host sync."""
     return numbers.tolist()
 
 
 class AsyncHostCopy:
-    """Latest host copy of a changing tensor. It is current on a CPU. On a GPU it may be some steps old; only the first
-    is a sync."""
+    """Latest host copy of a changing tensor: current on a CPU, perhaps old on a GPU. Only the first is a sync."""
 
-    def __init__(self, latest: tuple[list[int], float] | None = None):
+    def __init__(self, latest: tuple[list[int], Any] | None = None):
         """`latest`: numbers and their `when`, if the host knows them already."""
         self._latest = latest
         self._pending: _Copy | None = None
 
-    def latest(self, numbers: Tensor, when: float) -> tuple[list[int], float]:
+    def latest(self, numbers: Tensor, when: float) -> tuple[list[int], Any]:
         """Start a copy of `numbers` [n] unless a copy is pending. Return the latest complete copy and its `when`."""
         if not numbers.is_cuda or self._latest is None:
             self._latest = to_host(numbers), when
@@ -47,8 +48,7 @@ class LaggingHostCopy:
         self._pending: _Copy | None = None
 
     def take(self, numbers: Tensor, when: int) -> tuple[list[int], int] | None:
-        """Start a copy of `numbers` [n]; return the numbers and `when` of the previous call (on a CPU of this call);
-        None in the first call."""
+        """Start a copy of `numbers` [n]; return numbers and `when` of the previous call, if any (CPU: of this call)."""
         if not numbers.is_cuda:
             return to_host(numbers), when
         before, self._pending = self._pending, _started(numbers, when)

@@ -7,6 +7,7 @@ different positions, and prompts of different length need no padding.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,9 +25,8 @@ def whole_parts(end: int, capacity: int) -> int:
 
 
 class Placement:
-    """Cache slots that the next forward writes, `slots` [R, T], and the number `visible` of slots that attention reads,
-    subject to the mask. `run`: `slots` as a slice if all rows have the same consecutive slots, else None. Shared by all
-    layers."""
+    """Cache slots that the next forward writes, `slots` [R, T], and number `visible` of slots that attention may read.
+    `run`: `slots` as a slice if all rows have the same consecutive slots, else None. Shared by all layers."""
 
     def __init__(self) -> None:
         self.slots: Tensor
@@ -38,13 +38,15 @@ class PositionLayer(CacheLayerMixin):
     """Keys and values of one layer, [R, heads, slots, d]."""
 
     is_compileable = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, capacity: int, placement: Placement, keys: Tensor | None = None, values: Tensor | None = None):
         """`keys` and `values`: existing buffers, if any."""
         super().__init__()
         self._capacity = capacity
         self._placement = placement
-        if keys is not None:
+        if keys is not None and values is not None:
             self.keys, self.values = keys, values
             self._rows = torch.arange(len(keys), device=keys.device)[:, None]
             self.is_initialized = True
@@ -64,7 +66,7 @@ class PositionLayer(CacheLayerMixin):
             # CUDA graphs write to a fixed address.
             torch._dynamo.mark_static_address(buffer, guard=False)
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         slots, run = self._placement.slots.to(key_states.device), self._placement.run
@@ -106,10 +108,8 @@ class PositionLayer(CacheLayerMixin):
 
 
 class CacheExtent:
-    """Upper bound on the cache slots that a forward uses, known on the host without a sync.
-
-    A row never moves further in a forward than it has columns, so an earlier host copy gives an upper bound.
-    """
+    """Upper bound on the cache slots that a forward uses, known on the host without a sync. A row never moves further
+    in a forward than it has columns, so an earlier host copy gives an upper bound."""
 
     def __init__(self) -> None:
         self._copy = AsyncHostCopy()
@@ -126,8 +126,7 @@ class CacheExtent:
 
 
 class PositionCache(Cache):
-    """A transformers cache of `PositionLayer`s; call `place` before every forward. `buffers`: existing keys and values
-    of every layer, if any."""
+    """A cache of `PositionLayer`s; call `place` before every forward. `buffers`: existing keys and values."""
 
     def __init__(self, layers: int, capacity: int, buffers: Sequence[tuple[Tensor, Tensor]] = ()):
         self.placement = Placement()

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,7 @@ from torch import Tensor, nn
 from specbench.errors import SpecbenchError
 from specbench.models.interface import Call, DraftPrompt, TokenLayout, Tree
 from specbench.models.network_sizes import whole_blocks
-from specbench.models.transformer.compilation import (
-    CompiledForms,
-    CompiledFunctions,
-    call_eager,
-    compiled_functions,
-    keep_compiled,
-)
+from specbench.models.transformer.compilation import CompiledForms, CompiledFunctions, call_eager, keep_compiled
 from specbench.models.transformer.compiled_forward import CUDA_OPTIONS, CompiledStep, nest_layers
 from specbench.models.transformer.forward import ForwardInputs, OutputRows, guide, last_hidden_state, run_step
 from specbench.models.transformer.host_sync import to_host
@@ -66,7 +60,8 @@ class TransformerModel:
     made_of: str | None = None
     """Identity of the network's files and code: equal for the same network in another process; None if unknown."""
     taps: tuple[int, ...] = ()
-    _compiled_steps: dict[float, CompiledStep | PackagedStep] | None = None
+    compiles = False
+    _compiled_steps: dict[float, CompiledStep | PackagedStep]
     _views: dict[tuple[int, ...], TransformerModel] | None = None
     _compiled_functions: dict[Hashable, CompiledFunctions]
     _spare_cache: PositionCache | None = None
@@ -85,9 +80,7 @@ class TransformerModel:
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
         """Embed stream tokens [R, T], consumed by the columns that predict stream slots `positions` [R, T]: [R, T, d].
-
-        Entries with position 0 are replaced by the prompt's last element; entries past the end are never read.
-        """
+        Entries with position 0 are replaced by the prompt's last element; entries past the end are never read."""
         raise NotImplementedError
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -144,7 +137,6 @@ class TransformerModel:
         return None
 
     def tapped(self, taps: tuple[int, ...]) -> TransformerModel:
-        """Return this model with sessions whose features also hold the hidden states after these numbers of layers."""
         if not taps:
             return self
         if wrong := [tap for tap in taps if not 0 <= tap < len(self.backbone.layers)]:
@@ -176,11 +168,8 @@ class TransformerModel:
             join_products(self.backbone)
             nest_layers(self.backbone)
         keep_compiled()
+        self.compiles = True
         self._compiled_steps, self._compiled_functions = {}, {}
-
-    @property
-    def compiles(self) -> bool:
-        return self._compiled_steps is not None
 
     def compiled_step(self, guidance: float) -> CompiledStep | PackagedStep | None:
         """Return the compiled step for a guidance scale; None without `compile`."""
@@ -190,10 +179,10 @@ class TransformerModel:
             return None
         if guidance not in self._compiled_steps:
             on_gpu = self.device.type == "cuda"
-            step = CompiledStep(self, guidance, CUDA_OPTIONS) if on_gpu else PackagedStep(self, guidance)
-            self._compiled_steps[guidance] = step
-        self._compiled_steps[guidance].follow_model()
-        return self._compiled_steps[guidance]
+            new = CompiledStep(self, guidance, CUDA_OPTIONS) if on_gpu else PackagedStep(self, guidance)
+            self._compiled_steps[guidance] = new
+        (step := self._compiled_steps[guidance]).follow_model()
+        return step
 
     def lend_cache(self, session: TransformerSession, rows: int, slots: int) -> PositionCache:
         """Return an empty cache for a compiled session. Reuse the cache of an earlier session of the same shape, if
@@ -212,7 +201,7 @@ class TransformerModel:
             return call_eager
         key = key, rows, self.device, self.dtype
         if key not in self._compiled_functions:
-            self._compiled_functions[key] = compiled_functions(self.device)
+            self._compiled_functions[key] = CompiledFunctions(self.device)
         return self._compiled_functions[key]
 
     @contextmanager
@@ -225,22 +214,20 @@ class TransformerModel:
 
     @property
     def compiled(self) -> list[CompiledForms]:
-        models = {id(model): model for model in (self, *(self._views or {}).values()) if model.compiles}.values()
-        return [
-            part
-            for model in models
-            for parts in (model._compiled_steps, model._compiled_functions)
-            for part in parts.values()
-        ]
+        parts: list[CompiledForms] = []
+        for model in (self, *(self._views or {}).values()):
+            if model.compiles:
+                parts += [*model._compiled_steps.values(), *model._compiled_functions.values()]
+        return parts
 
 
 class TransformerSession:
-    """One batch being decoded. A row's prompt of P elements has cache slots 0 .. P - 1; stream slot i has slot P + i.
+    """One batch being decoded. A row's prompt of P elements has cache slots 0 .. P - 1; stream slot i has slot P + i. A
+    column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is fed
+    by the first forward and prefill stops before it. `features`: [R, T, d] last hidden states of the latest forward,
+    and hidden states of tapped layers, conditional rows first."""
 
-    A column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is
-    fed by the first forward and prefill stops before it. `features`: [R, T, d] last hidden states of the latest
-    forward, and hidden states of tapped layers, conditional rows first.
-    """
+    features: Tensor
 
     def __init__(
         self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int, length: int | None = None
@@ -259,29 +246,20 @@ class TransformerSession:
         # After the last stream slot: scratch slots for windows that extend past it, then for placeholder columns.
         self._scratch = self._room(max(lengths)) + (model.layout.length if length is None else length) + columns
         self._columns = columns
-        slots = self._capacity()
-        if self._compiled and length is None:
-            self._cache = model.lend_cache(self, len(lengths), slots)
-        else:
-            self._cache = PositionCache(model.backbone.config.num_hidden_layers, slots)
+        slots = self._room(self._scratch + self._columns)
         self._index = torch.arange(slots, device=model.device)
         if self._compiled and length is None:
-            self._hold()
+            self._cache = cache = model.lend_cache(self, len(lengths), slots)
+            for name in ("_last", "_shift", "_start", "_index"):  # every step reads them at fixed addresses
+                setattr(self, name, cache.hold(name, getattr(self, name)))
+            state = [cache.hold(f"state {number}", tensor) for number, tensor in enumerate(self._prefix.state)]
+            self._prefix = replace(self._prefix, state=tuple(state))
+        else:
+            self._cache = PositionCache(model.backbone.config.num_hidden_layers, slots)
         self._extent = CacheExtent()
-        self._fed: Tensor | None = None
+        self._fed: Any = None  # slots of the latest forward
         self._hidden = (0, 0)
-        self.features: Tensor | None = None
         self._prompt_features = self._prefill(max(lengths) - 1)
-
-    def _hold(self) -> None:
-        """Keep tensors that every step reads at fixed addresses."""
-        for name in ("_last", "_shift", "_start", "_index"):
-            setattr(self, name, self._cache.hold(name, getattr(self, name)))
-        state = (self._cache.hold(f"state {number}", tensor) for number, tensor in enumerate(self._prefix.state))
-        self._prefix = replace(self._prefix, state=tuple(state))
-
-    def _capacity(self) -> int:
-        return self._room(self._scratch + self._columns)
 
     def _room(self, slots: int) -> int:
         """Return the slots to allocate for `slots`: on a GPU whole blocks, so that there are few shapes."""
@@ -293,20 +271,16 @@ class TransformerSession:
             return None
         embeds = nn.utils.rnn.pad_sequence([embeds[:-1] for embeds in self._prefix.embeds], batch_first=True)
         slots = self._index[:longest].expand(len(embeds), -1)
-        if self._compiled and self._compiled.prefills and self._cache.is_ready:
-            return self._compiled.prefill(self._cache, embeds, slots + self._shift, slots)
+        positions, backbone = slots + self._shift, self._model.backbone
+        # On a CPU the time of a prefill goes into products, not calls.
+        if isinstance(self._compiled, CompiledStep) and self._cache.is_ready:
+            return self._compiled.prefill(self._cache, embeds, positions, slots)
         self._cache.place(slots, longest)
         mask = (self._index[:longest] <= slots[..., None])[:, None]
-        positions, backbone = slots + self._shift, self._model.backbone
         if self._model.taps:
             return last_hidden_state(backbone, embeds, positions, mask, self._cache, self._model.taps)
-        return backbone(
-            inputs_embeds=embeds,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=self._cache,
-            use_cache=True,
-        ).last_hidden_state
+        fed = {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": mask}
+        return backbone(**fed, past_key_values=self._cache, use_cache=True).last_hidden_state
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         tokens, positions = self._twice(tokens), self._twice(positions)
@@ -424,7 +398,7 @@ class TransformerSession:
         conditional = len(self._last) // 2 if len(fresh._last) > len(rows) else 0
         rows = torch.cat([rows, rows + conditional]) if conditional else rows
         self._scratch = max(self._scratch, self._room(fresh._longest) + self._model.layout.length + self._columns)
-        if (more := self._capacity() - len(self._index)) > 0:
+        if (more := self._room(self._scratch + self._columns) - len(self._index)) > 0:
             self._cache.grow(more)
             self._index = torch.arange(len(self._index) + more, device=rows.device)
         self._cache.put(rows, fresh._cache)

@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from specbench.errors import SpecbenchError
 from specbench.models.transformer.compilation import CompiledForms, compile_error, compiled_folder
-from specbench.models.transformer.compiled_forward import kind_of, placed, sizes_apart_floats_fixed
+from specbench.models.transformer.compiled_forward import Buffers, kind_of, placed, sizes_apart_floats_fixed
 from specbench.models.transformer.forward import ForwardInputs, StepModel, run_step
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.system.environment import cpu_features
@@ -50,7 +50,6 @@ class _Sizes(NamedTuple):
 _TRACED = _Sizes(13, 251, 509)  # Different sizes, so that each gets its own symbol
 _ALLOWED = _Sizes(2, 2, 3), _Sizes(2, 9000, 9001), _Sizes(9000, 2, 18000)
 """Extreme sizes with which a form is called."""
-_Buffers = Sequence[tuple[Tensor, Tensor]]
 _Runner = torch._C._aoti.AOTIModelContainerRunnerCpu
 
 
@@ -59,13 +58,12 @@ class PackagedStep(CompiledForms):
     single column, a window and a tree. The numbers of columns, of slots read and of slots in the cache are symbolic."""
 
     part = "forward"
-    prefills = False  # on a CPU the time of a prefill goes into products, not calls
 
     def __init__(self, model: StepModel, guidance: float):
         self._model, self._guidance, self.options = model, guidance, {"aot_inductor": True}
         self._compiled = SimpleNamespace(seconds=0.0, forms=0)
         self._kind: list[object] = []
-        self._runners: dict[tuple[object, ...], _Runner] = {}
+        self._runners: dict[tuple[object, ...], Any] = {}
         self.follow_model()
 
     def follow_model(self) -> None:
@@ -90,7 +88,7 @@ class PackagedStep(CompiledForms):
         features, logits = self._runners[key].run([*self._weights, *buffers, *given])
         return features, logits
 
-    def _runner(self, buffers: _Buffers, inputs: ForwardInputs) -> _Runner:
+    def _runner(self, buffers: Buffers, inputs: ForwardInputs) -> Any:
         """Load the library for such arguments; compile it first if there is none."""
         start, note = time.perf_counter(), self._note(buffers, inputs)
         try:
@@ -103,19 +101,19 @@ class PackagedStep(CompiledForms):
         self._compiled.forms += 1
         return runner
 
-    def _note(self, buffers: _Buffers, inputs: ForwardInputs) -> Path | None:
+    def _note(self, buffers: Buffers, inputs: ForwardInputs) -> Path | None:
         """Return the file that names the library for such arguments; None if the model's identity is unknown."""
         if self._model.made_of is None:
             return None
         shapes = [(str(tensor.dtype), tensor.shape[:2], tensor.shape[3:]) for pair in buffers for tensor in pair]
         fed = [tensor if tensor is None else (str(tensor.dtype), tensor.shape[:1]) for tensor in inputs[:-1]]
         state = [(str(tensor.dtype), tensor.shape) for tensor in inputs.state]
-        plain = str | int | float | bool | tuple
+        plain = (str, int, float, bool, tuple)
         own = {name: value for name, value in sorted(vars(self._model).items()) if isinstance(value, plain)}
         facts = own, self._kind, self._guidance, inputs.tokens.shape[1] == 1, shapes, fed, state
         return compiled_folder() / f"forward-{_digest_of(repr(facts))}.txt"
 
-    def _compile(self, buffers: _Buffers, inputs: ForwardInputs, note: Path | None) -> _Runner:
+    def _compile(self, buffers: Buffers, inputs: ForwardInputs, note: Path | None) -> Any:
         from torch._dynamo.callback import CallbackTrigger, callback_handler  # seconds of imports
 
         with (
@@ -160,7 +158,7 @@ class _Step(nn.Module):
             setattr(apart._model, name, module)
         return apart
 
-    def forward(self, buffers: _Buffers, inputs: Sequence) -> tuple[Tensor, Tensor]:
+    def forward(self, buffers: Buffers, inputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
         for name, tensor in self._buffers.items():
             setattr(self._model, name, tensor)
         fed = ForwardInputs(*inputs)
@@ -174,20 +172,18 @@ class _OfWeights(nn.Module):
         super().__init__()
         self._step = (step,)  # a tuple, because the tensors of a submodule would be constants
 
-    def forward(self, weights: Mapping[str, Tensor], buffers: _Buffers, inputs: Sequence) -> tuple[Tensor, Tensor]:
+    def forward(self, weights: Mapping[str, Tensor], buffers: Buffers, inputs: Sequence[Any]) -> tuple[Tensor, Tensor]:
         return torch.func.functional_call(self._step[0], weights, (buffers, inputs))
 
 
-def _export(step: _Step, buffers: _Buffers, inputs: ForwardInputs) -> tuple[ExportedProgram, tuple]:
+def _export(step: _Step, buffers: Buffers, inputs: ForwardInputs) -> tuple[ExportedProgram, tuple[Any, ...]]:
     """Trace a step for such arguments. Also return the arguments of the trace, whose values are never read."""
-    lone = inputs.tokens.shape[1] == 1
+    columns = {"columns": 1} if inputs.tokens.shape[1] == 1 else {}
+    shown, *allowed = (sizes._replace(**columns) for sizes in (_TRACED, *_ALLOWED))
+    fields = list(zip(ForwardInputs._fields[:-1], inputs[:-1], strict=True))
 
-    def arguments(sizes: _Sizes, device: str) -> tuple:
-        sizes = sizes._replace(columns=1) if lone else sizes
-        fed = [
-            None if value is None else _blank(value, sizes.of(name), device)
-            for name, value in zip(ForwardInputs._fields[:-1], inputs[:-1], strict=True)
-        ]
+    def arguments(sizes: _Sizes, device: str) -> tuple[Any, ...]:
+        fed = [None if value is None else _blank(value, sizes.of(name), device) for name, value in fields]
         kept = [tuple(_blank(buffer, {2: sizes.slots}, device) for buffer in pair) for pair in buffers]
         weights = {name: _blank(tensor, None, device) for name, tensor in step.tensors().items()}
         return weights, kept, [*fed, tuple(_blank(tensor, {}, device) for tensor in inputs.state)]
@@ -195,20 +191,18 @@ def _export(step: _Step, buffers: _Buffers, inputs: ForwardInputs) -> tuple[Expo
     def symbols(sizes: Mapping[int, int]) -> dict[int, object]:
         return {dim: Dim.DYNAMIC for dim, size in sizes.items() if size > 1}
 
-    traced = arguments(_TRACED, "cpu")
-    shown = _TRACED._replace(columns=1) if lone else _TRACED
-    names = zip(ForwardInputs._fields[:-1], inputs[:-1], strict=True)
-    fed = [None if value is None else symbols(shown.of(name)) for name, value in names]
+    traced = arguments(shown, "cpu")
+    fed = [None if value is None else symbols(shown.of(name)) for name, value in fields]
     cache = symbols({2: shown.slots})
-    shapes = (
+    shapes: Any = (
         {name: {} for name in traced[0]},
         [(cache, cache) for _ in buffers],
         [*fed, tuple({} for _ in inputs.state)],
     )
     exported = torch.export.export(_OfWeights(step.apart()), traced, dynamic_shapes=shapes, strict=False)
     # The library checks nothing, so the tracer's assumptions must hold in every call.
-    assumed = getattr(exported.module(), "_guards_fn", None)
-    for sizes in _ALLOWED if assumed else ():
+    assumed: Any = getattr(exported.module(), "_guards_fn", None)
+    for sizes in allowed if assumed else ():
         assumed(*pytree.tree_leaves(arguments(sizes, "meta")))
     if exported.constants:
         raise RuntimeError(f"the model keeps a tensor outside of its modules: {next(iter(exported.constants))}")
@@ -244,7 +238,7 @@ def _noted(note: Path | None) -> Path | None:
     return compiled_folder() / name if re.fullmatch(r"forward-\w+\.so", name) else None
 
 
-def _load(library: Path | None) -> _Runner | None:
+def _load(library: Path | None) -> Any:
     """Load a library; None if there is none or it is damaged."""
     try:
         return _Runner(str(library), 1) if library and library.exists() else None
@@ -252,7 +246,7 @@ def _load(library: Path | None) -> _Runner | None:
         return None
 
 
-def _compile_once(exported: ExportedProgram, arguments: tuple, library: Path) -> _Runner:
+def _compile_once(exported: ExportedProgram, arguments: tuple[Any, ...], library: Path) -> Any:
     """Compile and store a library, unless another process has done so in the meantime."""
     with ExitStack() as locked:
         with suppress(OSError):  # a cache that cannot be written

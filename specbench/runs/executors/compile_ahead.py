@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from specbench.models.interface import CompilableModel, ImageModel
 from specbench.models.transformer.compilation import compiled_folder
@@ -101,12 +102,13 @@ def _known_forms(spec: RunSpec) -> int:
     return _USUAL_FORMS
 
 
-def _start(work: tuple) -> subprocess.Popen:
+def _start(work: tuple[object, ...]) -> subprocess.Popen[bytes]:
     """Start a process that does the `work` of `compile_given`, out of reach of interrupts of the terminal."""
     command = [sys.executable, "-P", "-m", __name__]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, **pipes, start_new_session=True)
-    with suppress(BrokenPipeError), process.stdin as given:
+    given: Any = process.stdin
+    with suppress(BrokenPipeError), given:
         pickle.dump(work, given)
     return process
 

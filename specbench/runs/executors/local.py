@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain, groupby
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -57,11 +57,11 @@ class DecodedChunk:
 
     spec: RunSpec  # of the run
     # one per image, including failed images, with the columns of `specbench.store.schema.SAMPLES`
-    rows: list[dict[str, object]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     # uint8 [3, H, W] by the file name in the rows; failed images have none
     images: dict[str, np.ndarray] = field(default_factory=dict)
     # with the columns of `specbench.store.schema.TRACES`, if traces are recorded
-    traces: list[dict[str, object]] = field(default_factory=list)
+    traces: list[dict[str, Any]] = field(default_factory=list)
     hardware: Mapping[str, object] | None = None  # of the worker, if it differs from the hardware of the first worker
 
 
@@ -71,7 +71,7 @@ class Executor(Protocol):
     def portion(self, spec: RunSpec) -> int:
         """Number of images per chunk of this run."""
 
-    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _SILENT.part) -> dict[str, object]:
+    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _SILENT.part) -> dict[str, Any]:
         """Prepare to decode these runs, with texts of prompts, the longest first; nothing is measured or stored. Return
         facts for `run.json` about the machine and software that decode."""
 
@@ -86,14 +86,14 @@ def warm_up(
     texts: Sequence[str],
     tell: Tell = _SILENT.part,
     wait: Callable[[RunSpec], None] = lambda spec: None,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Run some steps of each spec, after `wait` has returned for it, and return `compile_facts`. Wrong settings raise;
     other errors will recur with the first image and be stored in its row."""
     for spec in specs:
         require_code(f"decoder '{spec.decoder.name}'", spec.decoder_code, decoder_code(spec.decoder))
-    compiles = isinstance(model, CompilableModel) and model.compiles
+    compiles = model if isinstance(model, CompilableModel) and model.compiles else None
     # A GPU's compiled steps have other shapes if a prompt fills more blocks of the cache.
-    with told_forms(model, specs, tell) if compiles else nullcontext() as keep:
+    with told_forms(compiles, specs, tell) if compiles else nullcontext() as keep:
         for spec, text in ((spec, text) for spec in specs for text in (texts if compiles else texts[:1])):
             what = f"steps of the warm-up of {spec.decoder.name} ({specs.index(spec) + 1} of {len(specs)})"
             request, shared = Request(text, WARM_UP_ID), spec is specs[0]
@@ -160,7 +160,7 @@ def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], reporter: Report
             watch = StepWatch(reporter, model.layout.length)
             for request, outcome in decode_each(model, requests(waiting), *settings, watch=watch):
                 chunk, started_at, monitor = begun.pop(request.key)
-                yield _rows(model, chunk, [outcome], started_at, monitor.read())
+                yield _rows(model, chunk, [outcome], started_at, monitor.read())  # type: ignore[list-item]
         except (Exception, SystemExit) as error:  # an image broke the batch, or all fail: decode them one by one
             check_alive(model.device, error)
             if is_out_of_memory(error):
@@ -239,7 +239,7 @@ class LocalExecutor:
     def portion(self, spec: RunSpec) -> int:
         return 1
 
-    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _SILENT.part) -> dict[str, object]:
+    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _SILENT.part) -> dict[str, Any]:
         if self._load is None or len(specs) == 1:
             return warm_up(self.model, specs, texts, tell)
         with compiled_ahead(self._load, warm_up, self.model, specs, texts) as wait:

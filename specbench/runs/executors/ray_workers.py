@@ -10,8 +10,9 @@ import pickle
 import signal
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 from specbench.errors import FAILURE, CompileError, SpecbenchError
 from specbench.models.interface import ImageModel
@@ -42,7 +43,7 @@ class WorkerPool:
         self._busy: dict[Ticket, tuple[int, Chunk | None]] = {}
         self._free: list[int] = []
         self._lost = ""
-        self._hardware: dict[int, Mapping[str, object]] = {}
+        self._hardware: dict[int, Any] = {}
 
     def portion(self, spec: RunSpec) -> int:
         return spec.batch
@@ -79,7 +80,7 @@ class WorkerPool:
     def _prepare(self, worker: int) -> None:
         self._busy[self._crew.prepare(worker, *self._preparation)] = worker, None
 
-    def _next(self) -> tuple[dict | DecodedChunk | WorkerLost | None, Chunk | None]:
+    def _next(self) -> tuple[Any, Any]:
         """Handle the next result: facts, images, or the loss of a worker with images."""
         if not self._busy:
             what = f"all {self._crew.size} workers were lost; the last worker: {self._lost}"
@@ -168,7 +169,7 @@ class RayWorkers:
         done, _ = self._ray.wait(list(tickets), num_returns=1)
         return done[0]
 
-    def result(self, ticket: Ticket) -> dict[str, object] | DecodedChunk:
+    def result(self, ticket: Ticket) -> dict[str, Any] | DecodedChunk:
         """Return a ticket's result; raise `WorkerLost` if the process died, SpecbenchError if it cannot be prepared."""
         errors = self._ray.exceptions
         try:
@@ -202,7 +203,7 @@ class RayWorkers:
                 self._ray.kill(actor)
         self._ray.shutdown()
 
-    def _start(self):
+    def _start(self) -> Any:
         return self._ray.remote(**self._options)(Worker).remote(self._load, self._path)
 
     def _connect(self, address: str | None, size: int | None) -> None:
@@ -236,7 +237,8 @@ class Worker:
 
     def __init__(self, load: bytes, path: Sequence[str]):
         """`load`: a pickled `Load`; `path`: entries added to `sys.path`."""
-        self._load, self._model = load, None
+        self._load = load
+        self._model: Any = None
         sys.path += [folder for folder in path if folder not in sys.path]
 
     def prepare(self, specs: Sequence[RunSpec], texts: Sequence[str]) -> dict[str, object] | SpecbenchError:

@@ -7,6 +7,8 @@ to compare with.
 
 from pathlib import Path
 
+import pytest
+
 from checkpoints import (
     baai,
     chameleon,
@@ -23,7 +25,8 @@ from checkpoints import (
     x_omni,
 )
 from checkpoints.parts import Tiny
-from specbench.models.catalog import load_model
+from specbench.errors import SpecbenchError
+from specbench.models.catalog import check_model, load_model
 from specbench.models.facts import ModelChoice
 from specbench.models.hub_model import MODELS, HubModel
 from specbench.models.interface import ImageModel
@@ -63,6 +66,12 @@ AUTHORS = {
 }
 """The authors' own layouts, where `WRITERS` has a conversion of them."""
 
+EVERY = {name: (name, writer) for name, writer in WRITERS.items()}
+EVERY |= {f"{name} by its authors": (name, writer) for name, writer in AUTHORS.items()}
+KINDS = [kind for kind in EVERY if kind not in ALIKE]
+EVERY["llamagen-c2i-b"] = "llamagen-c2i-b", lambda folder: llamagen.write_by_class(folder, "c2i_B_384.pt")
+"""Kind of checkpoint to the model's name and the writer; `KINDS` are those whose writers give a `Tiny`."""
+
 
 def write(name: str, folder: Path) -> Tiny:
     return WRITERS[name](folder)
@@ -78,3 +87,15 @@ def configured(name: str, folder: Path | str, **choice: object) -> HubModel:
 
 def loaded(name: str, folder: Path | str, **choice: object) -> ImageModel:
     return load_model(configured(name, folder, **choice), "cpu", "float32")
+
+
+def refusal(name: str, folder: Path | str) -> SpecbenchError:
+    """What loading a folder says: a single line, and the line that checking it says, unless a file is damaged."""
+    with pytest.raises(SpecbenchError) as loading:
+        loaded(name, folder)
+    error = loading.value
+    assert "\n" not in error.what + error.try_this and error.exit_code in (2, 5)
+    with pytest.raises(SpecbenchError) as checking:
+        check_model(configured(name, folder))
+    assert checking.value.what == error.what
+    return error

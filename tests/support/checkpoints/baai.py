@@ -8,13 +8,13 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Emu3Config, Emu3ForConditionalGeneration
 
 from checkpoints import emu3
 from checkpoints.parts import Tiny, in_bfloat16, in_two_shards, randomise
+from checkpoints.slow import SIZES, full_forward
 
 MERGES = (b"cl", b"os", b"clos", b"close", b"-u", b"-up", b"up", b" c", b" ca", b" cat", b"'s", b". ", b"'t", b"ed")
 """Tokens of more than one byte; the ones across a hyphen, an apostrophe or a full stop tell splits apart."""
@@ -29,9 +29,8 @@ LINE_END = SPECIALS["<|extra_200|>"]
 
 
 def write(folder: Path) -> Tiny:
-    text = {
-        "vocab_size": len(RANKS) + len(SPECIALS), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": SPECIALS["<|endoftext|>"],
+    text = SIZES | {
+        "vocab_size": len(RANKS) + len(SPECIALS), "num_key_value_heads": 2, "pad_token_id": SPECIALS["<|endoftext|>"],
         "bos_token_id": SPECIALS["<|extra_203|>"], "eos_token_id": SPECIALS["<|extra_204|>"],
     }  # fmt: skip
     vq = {"codebook_size": CODES, "base_channels": 32, "channel_multiplier": [1, 1, 1, 2], "hidden_size": 64}
@@ -43,17 +42,15 @@ def write(folder: Path) -> Tiny:
     _write_tokenizer(folder)
     ids = [*range(FIRST, FIRST + CODES), LINE_END]
 
-    @torch.no_grad()
-    def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
+    def prompt(text: str, conditional: bool) -> list[int]:
         asked = f"{text} masterpiece, film grained, best quality." if conditional else emu3.NEGATIVE
         image = [SPECIALS["<|image start|>"], *b"4*4", SPECIALS["<|image token|>"]]
-        start = [SPECIALS["<|extra_203|>"], *slow_ids(asked), *image]
-        return network(torch.tensor([start + [ids[token] for token in stream]])).logits[0, len(start) - 1 :]
+        return [SPECIALS["<|extra_203|>"], *slow_ids(asked), *image]
 
     def pixels(codes: Tensor) -> Tensor:
         return network.model.vqmodel.decode(codes.view(1, 4, 4))
 
-    return Tiny(folder, logits, range(FIRST, FIRST + CODES), pixels)
+    return Tiny(folder, full_forward(network, prompt, ids), range(FIRST, FIRST + CODES), pixels)
 
 
 def slow_ids(text: str) -> list[int]:

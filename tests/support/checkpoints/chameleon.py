@@ -13,6 +13,7 @@ from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
 from checkpoints.baai import published_vq
 from checkpoints.parts import VQ_SIZES, Tiny, byte_tokenizer, in_two_shards, randomise, stored, vocabulary, vq_network
+from checkpoints.slow import SIZES
 
 CODES = vocabulary(official=8192)
 END_IMAGE, BEGIN_IMAGE = 4 + CODES, 5 + CODES
@@ -114,8 +115,7 @@ def write_lumina_34b(folder: Path) -> Tiny:
 
 
 def _network(**changes: object) -> ChameleonForConditionalGeneration:
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "model_parallel_size": 1}
+    sizes = SIZES | {"num_key_value_heads": 4, "model_parallel_size": 1}
     config = ChameleonConfig(
         **{"vocab_size": FIRST_BYTE + 256, **sizes, **changes},
         vocabulary_map={**SPECIALS, **IMAGE_WORDS, "<image>": RESERVED["<reserved08707>"]},

@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import Emu3Config, Emu3ForConditionalGeneration
 
 from checkpoints.parts import Tiny, byte_tokenizer, randomise, vocabulary
+from checkpoints.slow import SIZES, full_forward
 
 CODES = vocabulary(official=32_768)
 NAMES = ("<|endoftext|>", "<|extra_200|>", "<|extra_201|>", "<|extra_203|>", "<|extra_204|>", "<|image token|>")
@@ -20,9 +21,8 @@ NEGATIVE = (
 
 
 def write(folder: Path) -> Tiny:
-    text = {
-        "vocab_size": FIRST + CODES, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 256,
+    text = SIZES | {
+        "vocab_size": FIRST + CODES, "num_key_value_heads": 2, "pad_token_id": 256,
         "bos_token_id": SPECIALS["<|extra_203|>"], "eos_token_id": SPECIALS["<|extra_204|>"],
     }  # fmt: skip
     vq = {"codebook_size": CODES, "base_channels": 32, "channel_multiplier": [1, 1, 1, 2], "hidden_size": 64}
@@ -36,16 +36,13 @@ def write(folder: Path) -> Tiny:
     tokenizer.save(str(folder / "tokenizer.json"))
     ids = [*VISUAL.values(), SPECIALS["<|extra_200|>"]]
 
-    @torch.no_grad()
-    def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
+    def prompt(text: str, conditional: bool) -> list[int]:
         asked = f"{text} masterpiece, film grained, best quality." if conditional else NEGATIVE
-        prompt = f"<|extra_203|>{asked}<|image start|>4*4<|image token|>"
-        start = tokenizer.encode(prompt).ids
-        return network(torch.tensor([start + [ids[token] for token in stream]])).logits[0, len(start) - 1 :]
+        return tokenizer.encode(f"<|extra_203|>{asked}<|image start|>4*4<|image token|>").ids
 
     def pixels(codes: Tensor) -> Tensor:
         rows = torch.cat([codes.view(1, 4, 4) + FIRST, torch.full((1, 4, 1), SPECIALS["<|extra_200|>"])], dim=-1)
         stream = torch.cat([rows.flatten(1), torch.zeros(1, 3, dtype=torch.long)], dim=1)
         return network.decode_image_tokens(image_tokens=stream, height=4, width=4)
 
-    return Tiny(folder, logits, range(FIRST, FIRST + CODES), pixels)
+    return Tiny(folder, full_forward(network, prompt, ids), range(FIRST, FIRST + CODES), pixels)

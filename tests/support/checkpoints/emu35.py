@@ -5,12 +5,12 @@ import json
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from checkpoints.baai import RANKS, TEXT_SPECIALS, slow_ids
 from checkpoints.chameleon import meta_decode, published_taming
 from checkpoints.parts import Tiny, in_bfloat16, in_two_shards, randomise, vocabulary, vq_network
+from checkpoints.slow import SIZES, full_forward
 
 CODES = vocabulary(official=131_072)
 VISION = ("<|image token|>", "<|image start|>", "<|image end|>")
@@ -21,8 +21,7 @@ FIRST = SPECIALS["<|visual token 000000|>"]
 
 def write(folder: Path, head_dim: int = 12) -> Tiny:
     """Heads are wider than the hidden states have room for, as in the published model."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"vocab_size": len(RANKS) + len(SPECIALS), "num_key_value_heads": 2, "head_dim": head_dim}
+    sizes = SIZES | {"vocab_size": len(RANKS) + len(SPECIALS), "num_key_value_heads": 2, "head_dim": head_dim}
     sizes |= {"rms_norm_eps": 1e-5}
     rotary = {"rope_type": "default", "rope_theta": 1_000_000.0}
     network = in_bfloat16(randomise(Qwen3ForCausalLM(Qwen3Config(**sizes, rope_parameters=rotary))))
@@ -40,12 +39,11 @@ def write(folder: Path, head_dim: int = 12) -> Tiny:
     torch.save({"state_dict": decoder}, image / "model.ckpt")
     ids = [*range(FIRST, FIRST + CODES), SPECIALS["<|extra_200|>"], SPECIALS["<|image end|>"]]
 
-    @torch.no_grad()
-    def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
+    def prompt(text: str, conditional: bool) -> list[int]:
         asked = f" for t2i task. USER: {text}" if conditional else ". USER: "
         start = [SPECIALS["<|extra_203|>"], *slow_ids(f"You are a helpful assistant{asked} ASSISTANT: ")]
         size = [SPECIALS["<|image start|>"], *b"4*4", SPECIALS["<|image token|>"]]
-        start += [SPECIALS["<|extra_100|>"], *size]
-        return network(torch.tensor([start + [ids[token] for token in stream]])).logits[0, len(start) - 1 :]
+        return [*start, SPECIALS["<|extra_100|>"], *size]
 
+    logits = full_forward(network, prompt, ids)
     return Tiny(folder, logits, range(FIRST, FIRST + CODES), lambda codes: meta_decode(decoder, codes.view(1, 4, 4)))

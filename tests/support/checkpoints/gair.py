@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from checkpoints import chameleon
-from checkpoints.parts import Tiny, byte_tokenizer
+from checkpoints.parts import Tiny, byte_tokenizer, random_tensors
+from checkpoints.slow import attended, gated, rms, turned
 
 WIDTH, INNER, LAYERS, HEADS, EPS = 32, 48, 2, 4, 1e-5
 HEAD = WIDTH // HEADS
@@ -54,11 +55,10 @@ def _features(tensors: dict[str, Tensor], ids: list[int]) -> Tensor:
         weights = {
             name.removeprefix(f"layers.{layer}."): t for name, t in tensors.items() if f"layers.{layer}." in name
         }
-        x = x + _attention(weights, _rms(x, weights["attention_norm.weight"]))
-        h = _rms(x, weights["ffn_norm.weight"])
-        gated = functional.silu(h @ weights["feed_forward.w1.weight"].T) * (h @ weights["feed_forward.w3.weight"].T)
-        x = x + gated @ weights["feed_forward.w2.weight"].T
-    return _rms(x, tensors["norm.weight"])
+        x = x + _attention(weights, rms(x, weights["attention_norm.weight"]))
+        h = rms(x, weights["ffn_norm.weight"])
+        x = x + gated(h, *(weights[f"feed_forward.w{number}.weight"] for number in (1, 3, 2)))
+    return rms(x, tensors["norm.weight"])
 
 
 def _attention(weights: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -70,9 +70,7 @@ def _attention(weights: dict[str, Tensor], x: Tensor) -> Tensor:
             torch.stack([_rotate(row, at) for at, row in enumerate(_normed(weights, f"attention.{name}", m[:, part]))])
             for name, m in (("q_normalization", q), ("k_normalization", k))
         )
-        scores = queries @ keys.T / HEAD**0.5
-        causal = torch.ones(len(x), len(x), dtype=torch.bool).tril()
-        heads.append(scores.masked_fill(~causal, -torch.inf).softmax(-1) @ v[:, part])
+        heads.append(attended(queries, keys, v[:, part]))
     return torch.cat(heads, dim=-1) @ weights["attention.wo.weight"].T
 
 
@@ -81,14 +79,7 @@ def _normed(weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 
 def _rotate(vector: Tensor, position: int) -> Tensor:
-    """Neighbouring pairs turned by the position."""
-    angles = [position * 10_000.0 ** (-2 * index / HEAD) for index in range(HEAD // 2)]
-    turn = torch.polar(torch.ones(HEAD // 2), torch.tensor(angles))
-    return torch.view_as_real(torch.view_as_complex(vector.reshape(-1, 2).contiguous()) * turn).flatten()
-
-
-def _rms(x: Tensor, weight: Tensor) -> Tensor:
-    return x * (x.pow(2).mean(-1, keepdim=True) + EPS).rsqrt() * weight
+    return turned(vector, [position * 10_000.0 ** (-2 * index / HEAD) for index in range(HEAD // 2)])
 
 
 def _tensors() -> dict[str, Tensor]:
@@ -101,10 +92,5 @@ def _tensors() -> dict[str, Tensor]:
         inner |= {"feed_forward.w2.weight": (WIDTH, INNER)}
         inner |= {"attention_norm.weight": (WIDTH,), "ffn_norm.weight": (WIDTH,)}
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in inner.items()}
-    generator = torch.Generator().manual_seed(11)
-    tensors = {"rope.freqs": torch.ones(HEAD // 2)}
-    for name, shape in shapes.items():
-        noise = torch.randn(shape, generator=generator)
-        vector = len(shape) == 1
-        tensors[name] = 0.2 * noise + (not name.endswith("bias")) if vector else 1.5 * noise * shape[1] ** -0.5
+    tensors = {"rope.freqs": torch.ones(HEAD // 2)} | random_tensors(shapes, 11)
     return {name: tensor.bfloat16().float() for name, tensor in tensors.items()}

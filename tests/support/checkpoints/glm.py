@@ -21,7 +21,7 @@ TEMPLATE = (
 GRIDS = torch.tensor([[1, 4, 4], [1, 2, 3]])
 
 
-def write(folder: Path, **generation: object) -> Tiny:
+def write(folder: Path) -> Tiny:
     """Tiny grids: a preview of 2 x 3 before one of 4 x 4."""
     rotary = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]}
     text = {"vocab_size": FIRST_BYTE + 256, "vision_vocab_size": HEAD, "hidden_size": 64, "intermediate_size": 48}
@@ -40,7 +40,7 @@ def write(folder: Path, **generation: object) -> Tiny:
     encoder, processor = folder / "vision_language_encoder", folder / "processor"
     network.save_pretrained(encoder)
     in_two_shards(encoder, stored(encoder))
-    settings = {"do_sample": True, "temperature": 0.9, "top_p": 0.75, "eos_token_id": END} | generation
+    settings = {"do_sample": True, "temperature": 0.9, "top_p": 0.75, "eos_token_id": END}
     (encoder / "generation_config.json").write_text(json.dumps(settings))
     processor.mkdir()
     tokenizer = byte_tokenizer(SPECIALS, FIRST_BYTE)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import T5Config, T5ForConditionalGeneration
 
-from checkpoints.parts import Tiny, in_pickled_shards, randomise, stored, vocabulary, vq_network
+from checkpoints.parts import Tiny, in_pickled_shards, random_tensors, randomise, stored, vocabulary, vq_network
+from checkpoints.slow import attended, gated, rms, turned
 
 CODES = vocabulary(official=16_384)
 WIDTH, INNER, LAYERS, HEAD, TEXT, CAPTION, GRID = 128, 48, 2, 64, 32, 120, 4
@@ -88,11 +89,10 @@ def official_layers(tensors: dict[str, Tensor], x: Tensor, padding: int, start: 
         weights = {
             name.removeprefix(f"layers.{layer}."): t for name, t in tensors.items() if f"layers.{layer}." in name
         }
-        x = x + _attention(weights, _rms(x, weights["attention_norm.weight"]), padding, start)
-        h = _rms(x, weights["ffn_norm.weight"])
-        gated = functional.silu(h @ weights["feed_forward.w1.weight"].T) * (h @ weights["feed_forward.w3.weight"].T)
-        x = x + gated @ weights["feed_forward.w2.weight"].T
-    return _rms(x, tensors["norm.weight"])
+        x = x + _attention(weights, rms(x, weights["attention_norm.weight"]), padding, start)
+        h = rms(x, weights["ffn_norm.weight"])
+        x = x + gated(h, *(weights[f"feed_forward.w{number}.weight"] for number in (1, 3, 2)))
+    return rms(x, tensors["norm.weight"])
 
 
 def _attention(weights: dict[str, Tensor], x: Tensor, padding: int, caption: int | None) -> Tensor:
@@ -105,11 +105,10 @@ def _attention(weights: dict[str, Tensor], x: Tensor, padding: int, caption: int
             queries, keys = (
                 torch.stack([rotate(row, at, caption) for at, row in enumerate(m)]) for m in (queries, keys)
             )
-        scores = queries @ keys.T / HEAD**0.5
         sees = torch.ones(len(x), len(x), dtype=torch.bool).tril()
         sees[:, :padding] = False
         sees |= torch.eye(len(x), dtype=torch.bool)
-        heads.append(scores.masked_fill(~sees, -torch.inf).softmax(-1) @ v[:, part])
+        heads.append(attended(queries, keys, v[:, part], sees))
     return torch.cat(heads, dim=-1) @ weights["attention.wo.weight"].T
 
 
@@ -119,12 +118,7 @@ def rotate(vector: Tensor, position: int, caption: int = CAPTION) -> Tensor:
         return vector * 0
     row, column = divmod(position - caption, GRID)
     angles = [place * 10_000.0 ** (-2 * index / (HEAD // 2)) for place in (row, column) for index in range(HEAD // 4)]
-    turn = torch.polar(torch.ones(HEAD // 2), torch.tensor(angles))
-    return torch.view_as_real(torch.view_as_complex(vector.reshape(-1, 2).contiguous()) * turn).flatten()
-
-
-def _rms(x: Tensor, weight: Tensor) -> Tensor:
-    return x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+    return turned(vector, angles)
 
 
 def language_tensors() -> dict[str, Tensor]:
@@ -145,12 +139,7 @@ def _tensors() -> dict[str, Tensor]:
             "feed_forward.w2.weight": (WIDTH, INNER), "attention_norm.weight": (WIDTH,), "ffn_norm.weight": (WIDTH,),
         }  # fmt: skip
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in inner.items()}
-    generator = torch.Generator().manual_seed(3)
-    tensors = {}
-    for name, shape in shapes.items():
-        noise = torch.randn(shape, generator=generator)
-        tensors[name] = 1 + 0.2 * noise if len(shape) == 1 else 1.5 * noise * shape[1] ** -0.5
-    return tensors
+    return random_tensors(shapes, 3)
 
 
 def official_vq(network) -> dict[str, Tensor]:

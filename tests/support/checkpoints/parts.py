@@ -52,6 +52,16 @@ class Tiny:
     output: Tensor | None = None
 
 
+def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
+    """Random norms, biases and matrices, so that none can be confused with another."""
+    draw, tensors = torch.Generator().manual_seed(seed), {}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=draw)
+        vector = len(shape) == 1 or "norm" in name
+        tensors[name] = 0.2 * noise + (not name.endswith("bias")) if vector else 1.5 * noise * shape[1] ** -0.5
+    return tensors
+
+
 def randomise(network: nn.Module, seed: int = 0) -> nn.Module:
     """Random values everywhere, so that no norm or bias can be confused with another."""
     generator = torch.Generator().manual_seed(seed)

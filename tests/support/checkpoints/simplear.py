@@ -5,10 +5,11 @@ from pathlib import Path
 
 import torch
 from cosmos_program import program
-from torch import Tensor, nn
+from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from checkpoints.parts import Tiny, byte_tokenizer, in_two_shards, randomise, stored
+from checkpoints.slow import full_forward
 
 WORDS, CODES = 270, 64_000
 SPECIALS = {"<|endoftext|>": 256, "<|t2i|>": 257, "<|soi|>": 258, "<|eoi|>": 259, "<|vtokens|>": 260}
@@ -49,11 +50,9 @@ def write(folder: Path) -> Tiny:
     tokenizer.save(str(folder / "tokenizer.json"))
     cosmos = write_decoder(folder / "decoder.jit")
 
-    @torch.no_grad()
-    def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
-        asked = f"<|t2i|>A highly realistic image of {text}<|soi|>" if conditional else NEGATIVE
-        start = tokenizer.encode(asked).ids
-        return network(torch.tensor([start + [WORDS + token for token in stream]])).logits[0, len(start) - 1 :]
+    def prompt(text: str, conditional: bool) -> list[int]:
+        return tokenizer.encode(f"<|t2i|>A highly realistic image of {text}<|soi|>" if conditional else NEGATIVE).ids
 
     ids = range(WORDS, WORDS + CODES)
+    logits = full_forward(network, prompt, ids)
     return Tiny(folder, logits, ids, lambda codes: cosmos(codes.view(1, 1, 4, 4)).squeeze(2))

@@ -11,6 +11,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Siglip2VisionConfig, Sig
 
 from checkpoints import llamagen
 from checkpoints.parts import Tiny, byte_tokenizer, in_two_shards, randomise, stored, vocabulary, vq_network
+from checkpoints.slow import full_forward
 
 CODES, IMAGE_TOKENS = vocabulary(official=65_536), llamagen.CODES
 ROLES = {"<|im_start|>": 256, "<|im_end|>": 257, "<im_start>": 258, "<im_end>": 259, "<S0>": 260, "<S1>": 261}
@@ -38,15 +39,12 @@ def write(folder: Path, side: int = 64, tied: bool = True, heads: int = 4) -> Ti
     write_detokenizer(folder / "TA-Tok", side)
     (folder / "TA-Tok" / "vq_ds16_t2i.pt").rename(folder / "vq_ds16_t2i.pt")
 
-    @torch.no_grad()
-    def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
-        start = tokenizer.encode(
-            "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
-            f"{text}<|im_end|>\n<|im_start|>assistant\n<im_start><S0>"
-        ).ids
-        return network(torch.tensor([start + [FIRST + code for code in stream]])).logits[0, len(start) - 1 :]
+    def prompt(text: str, conditional: bool) -> list[int]:
+        system, user = "system\nYou are a helpful assistant.", f"user\n{text}"
+        turns = "".join(f"<|im_start|>{said}<|im_end|>\n" for said in (system, user))
+        return tokenizer.encode(f"{turns}<|im_start|>assistant\n<im_start><S0>").ids
 
-    return Tiny(folder, logits, range(FIRST, words), None)
+    return Tiny(folder, full_forward(network, prompt, range(FIRST, words)), range(FIRST, words), None)
 
 
 def write_detokenizer(folder: Path, side: int) -> Tiny:

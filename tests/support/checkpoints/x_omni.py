@@ -22,7 +22,7 @@ LAYERS, FIRST, LAST = 5, 2, 1
 """All layers, and those at either end that change codes alone."""
 
 
-def write(folder: Path, generation: dict | None = None) -> Tiny:
+def write(folder: Path) -> Tiny:
     sizes = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}
     config = Qwen2Config(vocab_size=WORDS, tie_word_embeddings=False, **sizes)
@@ -43,8 +43,6 @@ def write(folder: Path, generation: dict | None = None) -> Tiny:
     described |= {"num_mm_adap_layers": FIRST, "num_mm_head_layers": LAST, "mm_special_tokens": list(SPECIALS)}
     described |= {"mm_vocab_size": CODES + SPARE, "image_vocab_size": CODES, "vision_config": VISION}
     (folder / "config.json").write_text(json.dumps(described))
-    if generation:
-        (folder / "generation_config.json").write_text(json.dumps(generation))
     tokenizer = byte_tokenizer(SPECIALS | NAMES, 0)
     tokenizer.save(str(folder / "tokenizer.json"))
 
