@@ -97,7 +97,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class RunSetting:
-    """What the rows of a table share: the identity of a run without its model, decoder and draft head, see `RunSpec`.
+    """Settings that the rows of a table share: the identity of a run without its model, decoder and draft head, see `RunSpec`.
     On a GPU, `threads` is None."""
 
     weights_sha256: str
