@@ -97,7 +97,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class RunSetting:
-    """Settings shared by the rows of a table: the identity of a run (`RunSpec`) without model, decoder and draft head. On a
+    """Settings shared by the rows of a table: the identity of a run (`RunSpec`) without model, decoder and head. On a
     GPU, `threads` is None."""
 
     weights_sha256: str
