@@ -278,7 +278,7 @@ def show_prompts(
 
 
 def _axes(sweep: Mapping[str, Iterable[object]] | None) -> dict[str, list[object]]:
-    """Return the values to sweep by flag; a text is read as on the command line."""
+    """Return the swept values of each flag. A text is read as on the command line."""
     texts = {name: split_list(values) if isinstance(values, str) else values for name, values in (sweep or {}).items()}
     return _flags({name: [*values] if isinstance(values, Iterable) else [values] for name, values in texts.items()})
 

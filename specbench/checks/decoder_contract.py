@@ -177,7 +177,7 @@ class ContractChecks:
         return finding(name, wrong, f"{where}, the same images")
 
     def forced_slots(self) -> Finding:
-        """Forced tokens are exactly where the grammar demands them."""
+        """Forced tokens are in exactly the slots that the grammar demands."""
         tokens, forced = self._tokens(self._requests), np.array(_LAYOUT.forced)
         wrong = []
         if (tokens[:, forced >= 0] != forced[forced >= 0]).any():

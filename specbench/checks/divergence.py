@@ -24,7 +24,7 @@ VIEWS = 3  # Views of the audit's test, each of which can reject
 
 @dataclass(frozen=True)
 class Counts:
-    """Images observed of one table: `observed` [2, cells] in two halves of the samples, `exact` [cells].
+    """Counts of images under one random table: `observed` [2, cells], a row per half of the samples; `exact` [cells].
 
     `vocab` is the number of values of an image token if cells are images in the order of `image_index` (with one more
     cell for streams that break the grammar), else 0. `agreement` [3, 2]: for each of PAIRS, the sum over its pairs of

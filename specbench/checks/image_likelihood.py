@@ -131,7 +131,7 @@ class ImageLikelihood:
     def _sorted(
         self, passes: Sequence[Tensor], positions: Tensor, chosen: Tensor, known: dict[float, SlotLogits], scale: float
     ) -> SlotLogits:
-        """Sorted logits at a guidance scale. `known`: those of the claimed scale and of the latest other scale."""
+        """Sorted logits at a guidance scale. `known`: logits of the claimed scale and of the latest other scale."""
         if scale not in known:
             if scale != self.sampling.guidance and (others := known.keys() - {self.sampling.guidance}):
                 del known[others.pop()]
@@ -143,7 +143,7 @@ class ImageLikelihood:
     def _passes(
         self, texts: Sequence[str], tokens: np.ndarray, scales: Collection[float], width: int, shift: Shift
     ) -> Iterator[tuple[Sequence[Tensor], Tensor]]:
-        """Logits at the only scale, or at scales 1 and 2, from which those of any scale follow; and their slots."""
+        """Logits at the only scale, or at scales 1 and 2, from which all other scales follow; and their slots."""
         every = scales if len(scales) == 1 else (1.0, 2.0)
         passes = (forced_logits(self.model, texts, tokens, scale, width, shift) for scale in every)
         for pieces_of_scale in zip(*passes, strict=True):

@@ -222,7 +222,7 @@ class _Study(ImageLikelihood):
         return ways + [("frequency", replace(self.way, frequency=value)) for value in _FREQUENCY]
 
     def setting(self, kind: str, way: Alternative, ratio: np.ndarray) -> Cause:
-        """The cause that another sampling setting was used."""
+        """A sampling setting as the possible cause."""
         evidence = float(ratio.sum()), int((ratio > 0).sum())
         if kind == "early":
             return Cause(kind, "top-p is applied before the temperature", *evidence)

@@ -127,7 +127,8 @@ def audit(
         "--dtype",
         "TYPE",
         "For runs of --dtype int8wo: recompute p with the same weights in this number format (float32, bfloat16 or "
-        "float16); tv is then a lower bound on the distance of the two targets. With --engine: the claimed format.",
+        "float16); tv is then a lower bound on the distance between the two targets. With --engine: the format "
+        "that the engine claims.",
     ),
     engine: str | None = opt.option(
         "--engine", "ADDRESS", "Let a serving engine draw images, and audit them.", rich_help_panel="Engine"

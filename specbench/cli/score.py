@@ -32,7 +32,10 @@ def score(
     reference: Path | None = opt.Reference,
     offline: bool = opt.switch("--offline", "Disable downloads (also HF_HUB_OFFLINE=1)."),
     images: Path | None = opt.option(
-        "--images", "DIR", "Score external images, named by prompt id or by a paper's program, or with metadata."
+        "--images",
+        "DIR",
+        "Score external images. File names (prompt ids, or as a paper's program writes them) or metadata name "
+        "their prompts.",
     ),
     prompts: str | None = opt.option("--prompts", "SET|FILE", "Prompts of --images, if they are not in its metadata."),
     layout: str | None = opt.option(

@@ -87,7 +87,7 @@ def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
     for name, mine in grids.items():
         if len(mine) != samples or samples > GRID_IMAGES:
             what = f"prompt '{name}' has {len(mine)} images of {samples}"
-            raise SpecbenchError(what, "a grid holds the same samples of each prompt, four at most: finish the run")
+            raise SpecbenchError(what, "a grid has equally many samples of each prompt, at most four: finish the run")
     lines = [
         (name, question["id"], ",".join(map(str, question["parents"])), question["tuple"], question["question"])
         for name, mine in grids.items()

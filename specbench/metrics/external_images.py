@@ -184,7 +184,7 @@ def _by_line(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 def _by_annotation(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     if not (ids := {prompt.meta["annotation"]: prompt.id for prompt in prompts if "annotation" in prompt.meta}):
-        raise SpecbenchError("no prompt has COCO's number of its caption")
+        raise SpecbenchError("no prompt has the id of a COCO caption")
     return _numbered(pictures_in(folder, _BESIDE), ids, "no caption is COCO's annotation {}")
 
 

@@ -240,7 +240,7 @@ def read_json(source: Source, path: Path) -> dict[str, Any]:
         for name, value in part.items():
             if any(name.endswith(key) and mark in str(value) for key, mark in _OF_A_HUB.items()):
                 what = f"{path} names code of a hub, which is never run: {name} = {str(value)[:80]}"
-                raise SpecbenchError(what, f"remove {name} from it if the model works without")
+                raise SpecbenchError(what, f"remove {name} from the file if the model works without it")
     return content
 
 

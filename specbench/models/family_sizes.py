@@ -111,6 +111,6 @@ def network_size(
 
 
 def default_sizes(family: str) -> dict[str, int]:
-    """Return the sizes that a configuration leaves out, by their names in it."""
+    """Return the sizes that a configuration may omit, by their names in a configuration."""
     sizes = FAMILIES[family]
     return dict(zip(SIZES, sizes.usual, strict=False)) | ({"head_dim": sizes.head_width} if sizes.head_width else {})

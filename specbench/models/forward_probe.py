@@ -177,7 +177,7 @@ def lengths_named(config: Any) -> list[int]:
 
 
 def own_logp(model: TransformerModel, prefix: Prefix, tokens: Tensor) -> Tensor:
-    """Compute log p [R, N + 1, v_image] of the slots after each prompt by the model's own forward of each row."""
+    """Compute log p [R, N + 1, v_image] of the slots after each prompt, by one forward of the model per row."""
     positions = torch.arange(tokens.shape[1] + 1, device=model.device)[None]
     rows = []
     for row, line in enumerate(tokens):

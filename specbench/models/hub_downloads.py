@@ -212,7 +212,7 @@ def _named(names: Iterable[str], pattern: str) -> list[str]:
 
 
 def _remove_abandoned(storage: Path) -> None:
-    """Remove partial files of killed processes; those of processes that hold the client's lock stay."""
+    """Remove partial files of killed processes. Files of processes that hold the client's lock stay."""
     for path in storage.glob("blobs/*.incomplete"):
         lock = storage.parent / ".locks" / storage.name / f"{path.name.partition('.')[0]}.lock"
         with suppress(OSError), lock.open("a") as opened:

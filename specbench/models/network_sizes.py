@@ -95,8 +95,8 @@ class NetworkSize:
 
     @property
     def moved(self) -> int:
-        """Numbers that eager layers read and write per column outside their products: two norms of six passes each, the
-        rotation of queries and keys, two residual sums, the gate and its product."""
+        """Number of values that eager layers read and write per column, without matrix products: two norms (six passes
+        each), rotary embedding of queries and keys, two residual additions, and the gate with its multiplication."""
         return self.layers * (40 * self.width + 5 * self.inner)
 
     @property

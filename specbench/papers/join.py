@@ -135,7 +135,7 @@ def _measured(
 
 
 def _other_prompts(asked: Prompts | None, measured: Measured, settings: RunSettings) -> tuple[str, ...]:
-    """Return how the decoded prompts differ from the requested prompts; those of a partial run may be fewer."""
+    """Return how the decoded prompts differ from the requested prompts; a partial run may have fewer."""
     if asked is None:
         return ()
     rows = pd.concat(RunStore(run.folder).samples(["status", "prompt"]) for run in seeds_of(measured.run))

@@ -352,7 +352,7 @@ def _check_reasons(
 def _chosen(
     row: Row, shared: Mapping[str, object], reasons: Mapping[str, str], stated: Mapping[str, str], readings: Set[str]
 ) -> tuple[str, ...]:
-    """Return the choices of a row. The reason of a default counts if its option is set, or if the decoder takes it."""
+    """Return the choices of a row. A choice for the whole table is left out if the row's decoder has no such option."""
     if row.not_runnable_reason is not None:
         return ()
     options = row.settings.options

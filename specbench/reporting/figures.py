@@ -22,7 +22,7 @@ _MARKERS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "star
 _DASHES, _HATCHES = ("-", "--", "-.", ":"), ("", "///", "...", "xxx", "+++", "---")
 _BLACK = {"color": "0.1", "marker": "o", "hatch": "", "dash": "-"}
 _ROW, _LEGEND, _LEAST = 0.17, 0.16, 1.9  # Inches: a row of points, a line of the legend, the smallest height
-Point = Mapping[str, Any]
+Datum = Mapping[str, Any]
 Look = Mapping[str, str]
 Places = Mapping[str, list[Any]]
 
@@ -99,7 +99,7 @@ def _places(chart: Chart) -> dict[str, list[Any]]:
     return places
 
 
-def _place(point: Point, channel: str, places: Places) -> Any:
+def _place(point: Datum, channel: str, places: Places) -> Any:
     """Position of a point on an axis: a number, or the place of its category."""
     value, axis = point.get(channel), channel[0]
     if isinstance(value, str):
@@ -119,7 +119,7 @@ def _draw_layer(axes: Axes, layer: Mapping[str, Any], looks: Mapping[str, Look],
         look = looks.get(str(name), _BLACK)
         colour = look["color"]
 
-        def at(channel: str, some: Sequence[Point] = points) -> list[Any]:
+        def at(channel: str, some: Sequence[Datum] = points) -> list[Any]:
             return [_place(point, channel, places) for point in some]
 
         if mark == "dot":

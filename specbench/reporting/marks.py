@@ -48,7 +48,7 @@ def mark_of(decoder: str) -> Mark:
 
 
 def marks_of(decoders: Iterable[str]) -> dict[str, Mark]:
-    """Marks of the decoders of a page by name, see `mark_of`; a colour repeats only if no colour is free."""
+    """Marks of a page's decoders, by decoder name (see `mark_of`). A colour repeats only if all colours are taken."""
     marks: dict[str, Mark] = {}
     named = sorted({*decoders}, key=_place)
     for decoder in named:

@@ -152,7 +152,7 @@ def _numbers(run: Run) -> dict[str, Any]:
 
 
 def _beside_ar(run: Run, ar_runs: Sequence[Run]) -> dict[str, Difference]:
-    """Token statistics minus those of the AR run with the most images. Times and machines of the runs may differ."""
+    """Token statistics minus AR's, of the AR run with the most images. Times and machines of the runs may differ."""
     others = [ar for ar in ar_runs if ar.folder.resolve() != run.folder.resolve()]
     alike = [ar for ar in others if not mismatched_fields(run.info, ar.info, steps_alone=True)]
     if is_ar(run.info) or not alike:

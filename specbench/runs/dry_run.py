@@ -39,7 +39,7 @@ ROW = (
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What is expected of one run; None if not known yet."""
+    """Expected facts of one run; None if not known yet."""
 
     draft: Draft
     planned: PlannedDecoder

@@ -84,7 +84,7 @@ class Plan(Draft):
         return self.model, replace(self.compute, batch=1, mode=None), workers, images
 
     def asked_of(self, decoder: PlannedDecoder) -> dict[str, object]:
-        """Return the user's settings without those of the decoder. Those of a baseline decode only its images."""
+        """Return the user's settings except the decoder's. For a baseline they select only its images."""
         names = (*RUN_ORIGINS, "samples", "out", *DRAWN)
         given = self.settings.given
         flags = {name: given[name] for name in names if name in given}

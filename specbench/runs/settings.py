@@ -101,8 +101,8 @@ class RunSettings:
     weights: str | None = _model("", "checkpoint to load instead of the official one", "DIR|OWNER/NAME", "the model")
     revision: str | None = _model("", "revision of the checkpoint's Hugging Face repository", "REF", "the hub")
     guidance_rows: Form = _model("official",
-        "unconditional prompt of lumina and anole: official, or released (SJD's and GSD's code, which keeps "
-        "the last token of the prompt)", "NAME", choices=_FORMS)
+        "unconditional prompt of lumina and anole: official (as the model's authors), or released (as SJD's and GSD's "
+        "code, which keeps the last token of the prompt)", "NAME", choices=_FORMS)
     prompt_form: Form = _model("official",
         "prompt of anole: official (the bare text), or released (SJD's script: 'Generate an image of ' before it)",
         "NAME", choices=_FORMS)

@@ -97,8 +97,8 @@ class Compute:
 
 @dataclass(frozen=True)
 class RunSetting:
-    """What the rows of a table share: the identity of a run without its model, decoder and draft head, see `RunSpec`.
-    On a GPU, `threads` is None."""
+    """Settings shared by the rows of a table: the identity of a run (`RunSpec`) without model, decoder and head. On a
+    GPU, `threads` is None."""
 
     weights_sha256: str
     sampling: Sampling

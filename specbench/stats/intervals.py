@@ -165,8 +165,8 @@ def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:
 
 
 def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: float | None = None) -> Difference:
-    """Compute the mean of paired differences with Student's t over prompts, the `clusters` of the images. `gaps`:
-    difference of each image. If `value` is given, it is the estimate, and `gaps` are the images' influences on it."""
+    """Compute the mean of paired differences, with Student's t interval and p-value. `gaps`: difference of each image;
+    `clusters`: prompt of each image. If `value` is given, it is the estimate, and `gaps` are influences on it."""
     mean, error, n = clustered_mean(gaps, clusters)
     value = mean if value is None else value
     if error is None:

@@ -67,7 +67,7 @@ def step_ms(rows: pd.DataFrame) -> float | None:
 
 
 def throughput(rows: pd.DataFrame) -> float | None:
-    """Throughput: images per second, from the spans of the batches the images were decoded in."""
+    """Throughput: images per second, from the decoding time of each batch."""
     rows = with_times(rows)
     seconds = (rows[[f"{span}_ms" for span in SPANS]].sum(axis=1) / rows["batch"]).sum() / 1e3
     return ratio_or_none(len(rows), seconds)
@@ -153,9 +153,9 @@ def overhead(pairs: pd.DataFrame) -> float:
 
 def roofline_ratio(rows: pd.DataFrame, floor: Mapping[str, Any] | None) -> float | None:
     """Roofline ratio: time of the decode loop over the roofline time of the same target forwards, both summed over
-    images; below 1 the device's measured peaks are too low, and reports leave the ratio out. The roofline time is the
-    larger of bytes read (weights once per forward, KV cache of the image tokens once per row and forward) over memory
-    bandwidth, and matrix-product FLOPs over peak FLOP/s of this device.
+    images. If it is below 1, the device's measured peaks are too low, and reports leave it out. The roofline time is
+    the larger of two times: bytes read over memory bandwidth, and FLOPs of matrix products over peak FLOP/s. A forward
+    reads the weights once, and the KV cache of the image tokens once per row.
 
     The bound is slightly too low, because it excludes the prompt's KV cache, tree branches, all work outside the
     target, and all writes. `floor` holds the inputs stored with the run, see `specbench.runs.preparation`.

@@ -19,10 +19,10 @@ from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import build_network, drop, fill, randomise, read_tensors, rename
 
 FSQ_LEVELS = (8, 8, 8, 5, 5, 5)
-Sizes = tuple[int, Sequence[int], int]
-PUBLISHED: Sizes = (16, (256, 512, 512), 3)
+VqSizes = tuple[int, Sequence[int], int]
+PUBLISHED: VqSizes = (16, (256, 512, 512), 3)
 """Channels of the latent, channels of the levels from the image down, blocks per level."""
-SMALL: Sizes = (16, (16, 16, 16), 1)
+SMALL: VqSizes = (16, (16, 16, 16), 1)
 _SUBBANDS = 3 * 4**3  # Channels after two Haar transforms of three colours over time, height and width
 _HAAR = ((1.0, 1.0, 1.0, 1.0), (1.0, -1.0, 1.0, -1.0), (1.0, 1.0, -1.0, -1.0), (1.0, -1.0, -1.0, 1.0))
 """Signs of the subbands (low or high by height, then by width) in the four pixels of a square."""
@@ -149,11 +149,11 @@ def load_cosmos(files: CheckpointFiles, device: str) -> CosmosDecoder:
     levels = len({level for level, _ in ups})
     try:
         widths = [len(flat[f"decoder.up.{level}.block.0.norm2.weight"]) for level in range(levels)]
-        sizes: Sizes = len(flat["post_quant_conv.weight"]), widths or list(PUBLISHED[1]), len(ups) // max(levels, 1)
+        sizes: VqSizes = len(flat["post_quant_conv.weight"]), widths or list(PUBLISHED[1]), len(ups) // max(levels, 1)
     except KeyError:
         sizes = PUBLISHED
     return CosmosDecoder(fill(build_network(network, *sizes), flat, files, device, torch.float32), device)
 
 
-def random_cosmos(sizes: Sizes, device: str) -> CosmosDecoder:
+def random_cosmos(sizes: VqSizes, device: str) -> CosmosDecoder:
     return CosmosDecoder(randomise(build_network(network, *sizes), device, torch.float32), device)

@@ -54,4 +54,4 @@ def refuse_processors(files: CheckpointFiles) -> None:
 
 def _unsupported(path: Path, name: str, value: object) -> SpecbenchError:
     what = f"{path}: {name} = {value!r} changes the authors' samples and is not supported"
-    return SpecbenchError(what, f"remove '{name}' from the file to decode without it")
+    return SpecbenchError(what, f"to decode without '{name}', remove it from the file")

@@ -172,9 +172,9 @@ def load(request: LoadRequest) -> LlamaGen:
 
 
 class LlamaGenClass(FamilyModel):
-    """LlamaGen by class (ImageNet), B to 3B: a learned vector per class replaces the caption; another is unconditional.
-    Prompts are class labels. A label has one position, whose queries and keys vanish as for a caption. Guidance applies
-    to every slot; the official `cfg_interval` is also off by default."""
+    """LlamaGen by class (ImageNet), B to 3B: a learned vector per class replaces the caption; the unconditional row has
+    a learned vector of its own. Prompts are class labels. A label has one position, whose queries and keys are zero, as
+    for a caption. Guidance applies to every slot: `cfg_interval` is off, as by default in the official code."""
 
     def __init__(self, request: LoadRequest, network: ClassNetwork, decoder: ImageDecoder):
         codes = range(network.output.out_features)

@@ -55,7 +55,7 @@ class Tar(SimpleAR):
         return ids, ids
 
     def second_text(self, text: str, tokens: Sequence[int]) -> str:
-        """Append the codes to the prompt. As in the official script, codes in a prompt also count."""
+        """Append the codes to the prompt. As in the official script, codes of the prompt are codes of the image."""
         return text + "".join(f"<I{code}>" for code in tokens)
 
     def compile(self) -> None:
