@@ -323,6 +323,8 @@ def _stated(entry: Mapping[str, Any], file: str, place: str) -> tuple[RunSetting
     for name, value in entry.get("options", {}).items():
         if name in _NO_OPTIONS:  # the record would take it for the setting of this name
             raise _wrong(file, f"{place}.options", str(unknown_name("option", name, _OPTIONS)))
+        if name in CHOICES and str(value) not in CHOICES[name]:
+            raise _wrong(file, f"{place}.options", str(unknown_name(name, str(value), CHOICES[name])))
         values[name] = value
     return RunSettings().changed(values, dict.fromkeys(values, SettingOrigin(SettingSource.FILE, file))), seeds
 
@@ -361,7 +363,8 @@ def _chosen(
         return ()
     options = row.settings.options
     taken, stated_values = takes(row.decoder, options), row.settings.by_name
-    fields = {**shared, **{name: stated_values.get(setting.name) for name, setting in _SETTINGS.items()}, **options}
+    named = {name: setting.name for name, setting in _SETTINGS.items() if setting.name in stated_values}
+    fields = {**shared, **{name: stated_values[setting] for name, setting in named.items()}, **options}
     values = {name: _OPEN if value is None else plain(value) for name, value in fields.items()}
     values |= {"decoder": str(row.decoder), "seed": ", ".join(map(plain, row.seeds)) or _OPEN}
     return tuple(
