@@ -32,7 +32,7 @@ from specbench.papers.table import (
     merge_settings,
     takes,
 )
-from specbench.runs.settings import RunSettings, run_settings
+from specbench.runs.settings import RunSettings, decoder_settings, run_settings
 from specbench.specs.components import CHOICES
 from specbench.specs.options import SettingOrigin, SettingSource, plain
 from specbench.specs.presets import PRESETS, decoder_name, options_of
@@ -54,6 +54,7 @@ _TABLE: dict[str, Any] = dict.fromkeys(("name", "paper", "source", "title", "har
 _TABLE |= {"notes": list, "maps": list, "defaults": dict, "columns": list, "rows": list}
 _PAPER = {"title": str, "authors": str, "venue": str, "year": int, "arxiv": str, "url": str}
 _OPTIONS = {*CHOICES, *(name for preset in PRESETS.values() for name in options_of(preset))}
+_NO_OPTIONS = {setting.name for setting in run_settings()} - {setting.name for setting in decoder_settings()}
 _CHOOSABLE = sorted({*_OPTIONS, *_SETTINGS, "decoder", "protocol"})
 _OPEN = "the model's own"
 _PAPERS, _CONVENTIONS = "papers.toml", "conventions"
@@ -314,12 +315,17 @@ def _stated(entry: Mapping[str, Any], file: str, place: str) -> tuple[RunSetting
         setting = _SETTINGS[name]
         try:
             if name == "seed":
-                seeds = tuple(map(setting.parse, value if isinstance(value, list) else [value]))
+                seeds = tuple(map(setting.parse, value if isinstance(value, list) and value else [value]))
             else:
                 values[setting.name] = setting.parse(value)
         except SpecbenchError as error:
             raise _wrong(file, f"{place}.{'sampling.' * (name in SAMPLING)}{name}", str(error)) from None
-    values |= entry.get("options", {})
+    for name, value in entry.get("options", {}).items():
+        if name in _NO_OPTIONS:  # the record would take it for the setting of this name
+            raise _wrong(file, f"{place}.options", str(unknown_name("option", name, _OPTIONS)))
+        if name in CHOICES and str(value) not in CHOICES[name]:
+            raise _wrong(file, f"{place}.options", str(unknown_name(name, str(value), CHOICES[name])))
+        values[name] = value
     return RunSettings().changed(values, dict.fromkeys(values, SettingOrigin(SettingSource.FILE, file))), seeds
 
 
@@ -357,7 +363,8 @@ def _chosen(
         return ()
     options = row.settings.options
     taken, stated_values = takes(row.decoder, options), row.settings.by_name
-    fields = {**shared, **{name: stated_values.get(setting.name) for name, setting in _SETTINGS.items()}, **options}
+    named = {name: setting.name for name, setting in _SETTINGS.items() if setting.name in stated_values}
+    fields = {**shared, **{name: stated_values[setting] for name, setting in named.items()}, **options}
     values = {name: _OPEN if value is None else plain(value) for name, value in fields.items()}
     values |= {"decoder": str(row.decoder), "seed": ", ".join(map(plain, row.seeds)) or _OPEN}
     return tuple(

@@ -75,10 +75,15 @@ def between(low: float, high: float, digits: int = 2) -> str:
     return f"{number(low, digits)}{'–' if low >= 0 else ' to '}{number(high, digits)}"
 
 
-def bracketed(estimate: Estimate, digits: int = 2) -> str:
-    """Format the interval of an estimate: " [2.20–2.41]"; empty if there is none."""
+def bounds(estimate: Estimate, digits: int = 2) -> str:
+    """Format the interval of an estimate: "2.20–2.41"; empty if there is none."""
     low, high = estimate.low, estimate.high
-    return "" if low is None or high is None else f" [{between(low, high, digits)}]"
+    return "" if low is None or high is None else between(low, high, digits)
+
+
+def bracketed(estimate: Estimate, digits: int = 2) -> str:
+    """Format the interval of an estimate for a sentence: " [2.20–2.41]"; empty if there is none."""
+    return f" [{text}]" if (text := bounds(estimate, digits)) else ""
 
 
 def with_interval(estimate: Estimate | None, digits: int = 2, unit: str = "", too_few: bool = False) -> str:

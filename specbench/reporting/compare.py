@@ -21,7 +21,7 @@ from specbench.errors import GATE, SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings, made_score
 from specbench.metrics.score_store import difference, of_same_captions, read_scores, stored_difference
-from specbench.reporting.columns import MARK, MISSING, TOO_FEW, bracketed, number
+from specbench.reporting.columns import MARK, MISSING, TOO_FEW, bounds, bracketed, number
 from specbench.reporting.comparability import Run, decoded_apart, is_ar, mismatched_fields
 from specbench.reporting.report_rows import eager_ar, stalled_images
 from specbench.reporting.row import ARROWS, Against, Compared, OverAR, ReportRow, Stalled, unique_names
@@ -389,8 +389,7 @@ def comparison_lines(rows: Sequence[Compared]) -> list[tuple[str, ...]]:
         (
             _title(row),
             _value(row.name, row.estimate.value),
-            bracketed(row.estimate, _digits(row.name)).strip(" []")
-            or (TOO_FEW if FEW_NOTE in (row.note or "") else MISSING),
+            bounds(row.estimate, _digits(row.name)) or (TOO_FEW if FEW_NOTE in (row.note or "") else MISSING),
             _p(row.p_holm),
             str(row.n or MISSING),
             f"{row.prompts_needed:,}" if row.prompts_needed else MISSING,

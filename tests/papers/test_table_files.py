@@ -43,13 +43,13 @@ def test_the_released_code_s_convention_counts_where_a_row_takes_it():
 
 
 def test_what_was_chosen_stands_with_its_value_and_reason_where_it_counts(tmp_path):
-    reasons = '{ window = "a", top_k = "b", tree = "c" }'
+    reasons = '{ window = "a", top_k = "b", tree = "c", batch = "f" }, readings = { batch = "one or four" }'
     defaults = f'{{ model = "shapes", options = {{ window = 8 }}, protocol = "sjd", chosen = {reasons} }}'
     sjd = 'label = "S", decoder = "sjd", seed = 7, chosen = { seed = "d", window = "e" }'
     rows = f'[{{ label = "A", decoder = "ar" }}, {{ {sjd} }}]'
     table = read_table(written(tmp_path, defaults=defaults, rows=rows))
     ar, sjd = (row.chosen for row in table.rows)
-    assert ar == ("Chosen: top-k = the model's own: b.",), "AR has no window"
+    assert ar == ("Chosen: top-k = the model's own: b.", "Chosen: batch = one or four: f."), "AR has no window"
     assert ar[0] in sjd and {"Chosen: seed = 7: d.", "Chosen: window = 8: e."} < set(sjd)
     assert not any("tree" in text for text in sjd) and table.shared_choices() == ar
 
@@ -95,8 +95,12 @@ def test_the_tables_run_what_the_papers_ran():
     ({"defaults": '{ model = "shapes", protocol = "sdj" }'}, "columns[1].key: unknown protocol 'sdj'"),
     ({"defaults": '{ model = "shapes", sampling = { top_k = "all" } }'}, "defaults.sampling.top_k: --top-k all: exp"),
     ({"rows": f'[{{ {ROW}, seed = [1, "x"] }}]'}, "rows[0].seed: --seed x: expected a whole number"),
+    ({"rows": f"[{{ {ROW}, seed = [] }}]"}, "rows[0].seed: --seed []: expected one value"),
     ({"rows": f"[{{ {ROW}, limit = 0 }}]"}, "rows[0].limit: --limit 0: must be at least 1"),
     ({"rows": f"[{{ {ROW}, batch = [1, 2] }}]"}, "rows[0].batch: --batch [1, 2]: expected one value"),
+    ({"rows": f"[{{ {ROW}, options = {{ seed = 3 }} }}]"}, "rows[0].options: unknown option 'seed'"),
+    ({"rows": f"[{{ {ROW}, options = {{ verifier = 'grup' }} }}]"}, "rows[0].options: unknown verifier 'grup'"),
+    ({"columns": '[{ key = "nfe", header = "N", options = { cfg = 3 } }]'}, "columns[0].options: unknown option 'cfg'"),
     ({"columns": '[{ key = "nfe", header = "N", dtype = "fp33" }]'}, "columns[0].dtype: --dtype fp33: not a valid"),
     ({"columns": '[{ key = "nef", header = "NFE" }]'}, "columns[0].key: unknown key 'nef' (did you mean 'nfe'?"),
     ({"columns": '[{ key = "score:fdi[x]", header = "F" }]'}, "columns[0].key: unknown metric 'fdi[x]'"),

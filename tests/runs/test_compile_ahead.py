@@ -72,7 +72,8 @@ def test_a_process_that_fails_holds_nobody_up(cache, monkeypatch):
     assert not list(cache.glob("loaded *"))
 
 
-def test_one_core_compiles_alone(cache, monkeypatch):
+def test_one_core_compiles_alone_and_of_several_processes_the_first_that_begins(cache, monkeypatch, tmp_path):
+    assert [compile_ahead._claim(str(tmp_path), spec) for spec in (*SPECS, *SPECS)] == [True] * 3 + [False] * 3
     monkeypatch.setattr(compile_ahead, "available_threads", lambda: 1)
     monkeypatch.setattr(compile_ahead, "_start", None)
     with compiled_ahead(load, warm_up, tiny.tiny_model(), SPECS, ["a cat"]) as wait:

@@ -70,6 +70,7 @@ def test_one_line_reads_all_runs_old_and_new(out, kind, reader):
 
 @pytest.mark.parametrize("kind", STORED)
 def test_types_are_the_declared_ones_and_every_row_says_whose_it_is(out, kind):
+    assert not any(path.is_dir() for path in out.glob("*/scores/*")), "files of two kinds are in two folders"
     for path in out.glob(f"*/{kind}"):
         table, run = pq.read_table(path), path.relative_to(out).parts[0]
         schema = FILE_KINDS[kind]
