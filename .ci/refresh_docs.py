@@ -39,6 +39,7 @@ from specbench.runs.settings import OTHER_VARIABLES
 from specbench.specs.components import CHOICES, Component
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, resolve
+from specbench.specs.run_spec import FILTERS, SAMPLING
 from specbench.store.schema import FILE_KINDS, column_facts
 from specbench.system.plugins import load_object, plugins
 
@@ -339,11 +340,8 @@ def _kinds(setting: AuditSetting) -> list[str]:
         "forced tokens": len(layout.forced) > layout.height * layout.width,
         "guidance": sampling.guidance != 1.0,
         "temperature": sampling.temperature != 1.0,
-        "top-k": sampling.top_k != 0,
-        "top-p": sampling.top_p != 1.0,
         "entropy scale": sampling.entropy_scale is not None,
-        "top-n-sigma": sampling.top_n_sigma is not None,
-        "min-p": sampling.min_p is not None,
+        **{SAMPLING[name].name: name in sampling.filters for name in FILTERS},
         "ties": bool(setting.grain),
         "drafts kept for several steps": bool(setting.shared),
         "one image at a time": setting.batch == 1,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransfo
 from specbench.models.interface import TokenLayout
 from specbench.specs.options import Options
 from specbench.specs.presets import DecoderSpec
-from specbench.specs.run_spec import Sampling
+from specbench.specs.run_spec import FILTERS, SAMPLING, Sampling
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ _WIDE_ROW = replace(
     layout=TokenLayout(2, 4, 2, (-1,) * 4 + (2,) + (-1,) * 4),
     window=4,
 )
-AUDIT_SETTINGS = (
+AUDIT_SETTINGS: tuple[AuditSetting, ...] = (
     AuditSetting("1x3 of 6, window wider than the image", _plain(1, 3, 6), window=8),
     AuditSetting("2x4 of 2, window wider than the image", _plain(2, 4, 2), window=12),
     AuditSetting("2x4 of 3 with row ends, guided, window 2", _row_ends(2, 4, 3), Sampling(2.0), 2),
@@ -109,6 +110,18 @@ AUDIT_SETTINGS = (
     _TRANSFORMER,
     _WIDE_ROW,
     AuditSetting("1x2 preview, then 2x3 of 2, window 3", _PREVIEW, window=3, shared=1.0, share=0.5),
+)
+_audited = {name for setting in AUDIT_SETTINGS for name in setting.sampling.filters}
+AUDIT_SETTINGS += tuple(
+    AuditSetting(
+        f"1x4 of 5, {SAMPLING[name].name} {SAMPLING[name].audited:g}, window 2",
+        _plain(1, 4, 5),
+        replace(Sampling(1.0), **{name: cast(Any, SAMPLING[name].audited)}),
+        2,
+        share=0.5,
+    )
+    for name in FILTERS
+    if name not in _audited
 )
 
 DEVICE_SETTINGS = (

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import LlamaConfig, LlamaModel
 
+from specbench.decoding.sampling import FILTER_RULES
 from specbench.models.draft_head import EagleHead, new_head
 from specbench.models.interface import DraftPrompt, TokenLayout, Tree
 from specbench.models.transformer.model import Prefix, TransformerModel
@@ -391,6 +392,11 @@ def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         p /= p.sum(-1, keepdims=True)
     if sampling.min_p:
         p = np.where(p >= sampling.min_p * p.max(-1, keepdims=True), p, 0.0)
+        p /= p.sum(-1, keepdims=True)
+    for name in {*sampling.filters} - {"top_k", "top_n_sigma", "top_p", "min_p"}:  # filters without a formula above
+        with np.errstate(divide="ignore"):
+            dropped = FILTER_RULES[name](torch.from_numpy(np.log(p)), getattr(sampling, name))
+        p = np.where(dropped, 0.0, p)
         p /= p.sum(-1, keepdims=True)
     return p
 

@@ -27,7 +27,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.facts import DTYPES
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.models.transformer.model import TransformerModel
-from specbench.specs.run_spec import Sampling
+from specbench.specs.run_spec import FILTERS, OFF_IF_NONE, SAMPLING, Sampling
 from specbench.stats.rosenblatt import LEVEL
 from specbench.stats.tokens import copies_among
 from specbench.system import console
@@ -40,9 +40,6 @@ _ROUNDING = 0.002  # Nats per token that rounding may cause: p of the same model
 _GUIDANCE = (0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 7.5, 8.0, 10.0, 12.0, 15.0)
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
 _TEMPERATURE = tuple(number / 20 for number in range(8, 31))
-_TOP_K = (1, 5, 10, 20, 40, 50, 64, 100, 200, 250, 500, 1000, 1200, 2000, 0)
-_TOP_P = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 0.98, 0.99, 1.0)
-_MIN_P = (0.01, 0.02, 0.05, 0.1, 0.2, None)
 _REPETITION = (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5)
 _FREQUENCY = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Values that people type. A filter with a merely similar value would put tokens beyond its edge."""
@@ -180,8 +177,9 @@ def named(causes: Sequence[Cause], images: int) -> str:
 
 def _label(setting: str, value: float | None) -> str:
     """A setting and its value in words."""
-    label, off = setting.replace("_", "-"), {"top_k": 0, "top_p": 1.0, "min_p": None}.get(setting, math.nan)
-    return f"no {label}" if value == off else f"{label} {value:.3g}"
+    label = setting.replace("_", "-")
+    off = setting in FILTERS and value in (None, SAMPLING[setting].default)
+    return f"no {label}" if off else f"{label} {value:.3g}"
 
 
 def _of_some(ratio: np.ndarray) -> float:
@@ -202,7 +200,7 @@ class _Study(ImageLikelihood):
     def __init__(
         self, model: ImageModel, rows: pd.DataFrame, sampling: Sampling, dtype: str, guided: bool, logp_kind: str | None
     ):
-        super().__init__(model, rows, sampling, _FLOOR.get(dtype, ROUNDED), _TOP_K[-2])
+        super().__init__(model, rows, sampling, _FLOOR.get(dtype, ROUNDED), int(max(SAMPLING["top_k"].typed)))
         self._guided, self._logp_kind = guided, logp_kind
 
     def alternatives(self) -> list[tuple[str, Alternative]]:
@@ -211,13 +209,14 @@ class _Study(ImageLikelihood):
         values: dict[str, list[Any]] = {
             "guidance": [*_GUIDANCE, 0.85 * claimed.guidance, 1.15 * claimed.guidance] if self._guided else [],
             "temperature": [*_TEMPERATURE, *(claimed.temperature * factor for factor in _FACTORS)],
-            "top_k": [k for k in _TOP_K if k < self.model.layout.v_image],
-            "top_p": list(_TOP_P),
-            "min_p": list(_MIN_P),
         }
+        for name in FILTERS:
+            off = None if name in OFF_IF_NONE else SAMPLING[name].default
+            typed = (x for x in SAMPLING[name].typed if name != "top_k" or x < self.model.layout.v_image)
+            values[name] = [*typed, off] if SAMPLING[name].typed else []
         pairs = ((name, value) for name, others in values.items() for value in others if value != self._claimed(name))
         ways = [(name, self.under(**{name: value})) for name, value in pairs]
-        if claimed.temperature != 1 and (claimed.top_p < 1 or claimed.min_p) and claimed.entropy_scale is None:
+        if claimed.temperature != 1 and claimed.entropy_scale is None and {*claimed.filters} - {"top_k"}:
             ways.append(("early", replace(self.way, early=True)))
         ways += [("repetition", replace(self.way, repetition=value)) for value in _REPETITION]
         return ways + [("frequency", replace(self.way, frequency=value)) for value in _FREQUENCY]

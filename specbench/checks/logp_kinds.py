@@ -40,7 +40,7 @@ LOGP_KINDS = _OF_LOGITS | {_ALONE + kind: f"{words}, without guidance" for kind,
 
 def kinds_of(model: ImageModel, sampling: Sampling) -> list[str]:
     """List the kinds that give different values for a model and its sampling."""
-    filtered = sampling.top_k or sampling.top_p < 1 or sampling.min_p or sampling.top_n_sigma
+    filtered = sampling.filters
     scaled = sampling.temperature != 1 or sampling.entropy_scale is not None
     words = getattr(model, "vocabulary", None) is not None
     kinds = [SAMPLED, *["tempered"] * bool(filtered and scaled), *["raw"] * bool(filtered or scaled)]

@@ -32,7 +32,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model, model_code, recorded_model
 from specbench.models.facts import BYTES, EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.models.interface import ImageModel
-from specbench.specs.run_spec import RunSpec
+from specbench.specs.run_spec import SAMPLING, RunSpec
 from specbench.stats.rosenblatt import LEVEL, RosenblattResult, Tokens, audit_tokens
 from specbench.store.run_folders import find_runs
 from specbench.store.run_info import RunInfo
@@ -186,8 +186,7 @@ def _explained(
 
     causes, seen = likely_causes(load_or_round, rows, spec.sampling, spec.dtype, guided, audit["logp_nearest"])
     sampling = [f"guidance {spec.sampling.guidance:g}", f"temperature {spec.sampling.temperature:g}"]
-    sampling += [f"top-k {spec.sampling.top_k}"] if spec.sampling.top_k else []
-    sampling += [f"top-p {spec.sampling.top_p:g}"] if spec.sampling.top_p < 1 else []
+    sampling += [f"{SAMPLING[name].name} {getattr(spec.sampling, name):g}" for name in spec.sampling.filters]
     claim = f"samples of {spec.model} at {', '.join(sampling)} ({audit['images']} images, {audit['tokens']:,} tokens)"
     if not causes and not audit["deviates"] and not audit["failed"]:
         unseen = f"a deviation of {audit['detectable']:.3f} per token would have been seen"

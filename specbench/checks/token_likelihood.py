@@ -143,7 +143,7 @@ class SlotLogits:
         sampling, vocab = way.sampling, self.logits.shape[-1]
         temperature = 1.0 if way.early else sampling.temperature
         limited, sums = 0 < sampling.top_k < vocab, self._sums_at(temperature)
-        if sampling.top_n_sigma:
+        if not {*sampling.filters} <= {"top_k", "top_p", "min_p"}:
             return self._kept_of_all(way)
         least, total = torch.full_like(self._first, -torch.inf), None
         if limited:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from specbench.decoding.interfaces import Context, DecodeLoop, Drafter
+from specbench.decoding.interfaces import Context, DecodeLoop
 from specbench.decoding.verification.ratio_tests import Verifier
 from specbench.decoding.verification.refinement import Refinement
 from specbench.errors import PARTIAL, SpecbenchError
@@ -23,10 +23,10 @@ from specbench.system.plugins import load_object, naming_plugin
 class Method(NamedTuple):
     """A decoder bound to one model."""
 
-    drafter: Drafter
+    drafter: Any  # a `Drafter`, of the kind that the loop needs
     verifier: Verifier
     refinement: Refinement
-    loop: type[DecodeLoop]  # class of the loop that runs it
+    loop: Callable[..., DecodeLoop]  # class of the loop that runs it
 
 
 def is_built_in(decoder: DecoderSpec) -> bool:

@@ -18,7 +18,7 @@ text was not read, so whether it has this rule is unknown.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class CascadeEagle(Eagle):
         mass: float,
         parent_cosine: float,
         pair_cosine: float,
-        pairs: str,
+        pairs: Literal["released", "level"],
     ):
         super().__init__(context, init, tree, head)
         self.context, self.mass, self.parent_cosine, self.pair_cosine = context, mass, parent_cosine, pair_cosine

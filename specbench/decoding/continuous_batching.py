@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def decode_each(
     seed: int,
     trace: bool = False,
     measure: bool = True,
-    watch: Callable | None = None,
+    watch: Callable[[Any], object] | None = None,
 ) -> Iterator[Outcome]:
     """Decode `requests`, `rows` at a time, and yield each with its image or error once it is complete. A request is
     taken only when a row is free. Decoders whose rows cannot be refilled run in whole batches.
@@ -88,7 +89,11 @@ class ContinuousBatch:
     among the images encoded, prefilled or rendered.
     """
 
-    def __init__(self, how: Decoding, waiting: Iterator[Request], rows: int, watch: Callable | None = None):
+    _loop: Any  # a `Loop`, once it has begun
+
+    def __init__(
+        self, how: Decoding, waiting: Iterator[Request], rows: int, watch: Callable[[Any], object] | None = None
+    ):
         self._how, self._model, self._waiting, self._rows, self._watch = how, how.model, waiting, rows, watch
         self._spans = Spans(self._model.device)
         self._steps_ms = 0.0

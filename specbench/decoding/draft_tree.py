@@ -107,14 +107,12 @@ def _index(columns: Sequence[int], device: torch.device) -> slice | Tensor:
 
 
 def _route(column: int, tree: Tree, children: Sequence[Sequence[int]]) -> list[int]:
-    trunk, way = [0], []
+    trunk, way = [0], [column]
     while children[trunk[-1]]:
         trunk.append(children[trunk[-1]][0])
     trunk += [trunk[-1]] * (max(tree.depth) + 1 - len(trunk))
-    step = column
-    while step >= 0:
-        way.insert(0, step)
-        step = tree.parents[step]
+    while way[0]:
+        way.insert(0, tree.parents[way[0]])
     while children[way[-1]]:
         way.append(children[way[-1]][0])
     return way + trunk[len(way) :]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from specbench.errors import SpecbenchError
 from specbench.system.files import write_output
 from specbench.system.images import png_bytes
 
@@ -56,6 +57,8 @@ class Generation:
 
     def save(self, path: str | Path) -> Path:
         """Write the picture as a PNG file, and return its path."""
+        if self.image is None:
+            raise SpecbenchError("this image was not rendered", "decode it with render=True")
         write_output(Path(path), png_bytes(self.image.transpose(1, 2, 0)))
         return Path(path)
 

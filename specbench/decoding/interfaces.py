@@ -11,14 +11,15 @@ from torch import Tensor
 
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Target
-from specbench.models.interface import Call, ImageModel, Session, TokenLayout, Tree
+from specbench.models.interface import Call, Session, TokenLayout, Tree
 from specbench.models.transformer.compilation import call_eager
 
 
 class Batch(NamedTuple):
     """One batch of images, as a drafter sees it."""
 
-    session: Session  # of the target; its latest forward verified this drafter's latest proposal
+    # of the target, a `FeatureSession` for draft heads; its latest forward verified this drafter's latest proposal
+    session: Any
     target: Target  # turns guided logits into distributions
     noise: Noise  # of the rows
     tokens: Tensor  # [B, L] committed tokens, then drafts; the loop keeps it up to date
@@ -127,8 +128,8 @@ class DecodeLoop(Protocol):
 
 
 Acceptance = Callable[[Tensor, Tensor, Tensor], Tensor]  # a(x; p, q) [..., n] of p, q [..., V] and tokens x [..., n]
-Residual = Callable[[Tensor, Tensor, Acceptance], Tensor]
-"""A residual distribution's function, see `specbench.decoding.verification.ratio_tests`."""
+Residual = Callable[[Tensor, Tensor, Any], Tensor]
+"""Residual distribution of p, q and the `Acceptance`, see `specbench.decoding.verification.ratio_tests`."""
 
 
 @dataclass(frozen=True)
@@ -140,4 +141,4 @@ class Context:
     device: torch.device  # of the target
     residual: Residual  # residual distribution after a rejection
     drafts: int = 0  # maximum draft depth of a step, set by the drafter; 0 while the drafter is built
-    model: ImageModel | None = None  # the target
+    model: Any = None  # the target, an `ImageModel`; draft heads need more of it, see `specbench.models.interface`

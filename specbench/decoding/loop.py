@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ from specbench.models.interface import (
     FallibleModel,
     ImageModel,
     PartedSession,
-    Session,
     StagedModel,
 )
 from specbench.models.transformer.compilation import call_eager
@@ -72,7 +71,7 @@ def decode(
     render: bool = True,
     trace: bool = False,
     rare: bool = False,
-    watch: Callable[[Tensor], None] | None = None,
+    watch: Callable[[Any], object] | None = None,
 ) -> list[Generation | SpecbenchError]:
     """Decode `requests` as one batch.
 
@@ -96,7 +95,7 @@ def decode(
         loop.recorder.flush()
     total_ms = (time.perf_counter() - start) * 1e3
     tokens = loop.tokens[:, : model.layout.length]
-    pictures = [(None, {})] * len(requests)
+    pictures: list[tuple[np.ndarray | None, dict[str, float]]] = [(None, {})] * len(requests)
     if render:
         with spans("render"):
             pictures = drawn(model, tokens, requests, decoder, seed)
@@ -141,8 +140,8 @@ def warm_up_steps(how: Decoding, requests: Sequence[Request], render: bool = Tru
     tokens, every = loop.tokens[:, : model.layout.length], torch.arange(len(requests), device=model.device)
     loop.recorder.rows(every, tokens, np.array(model.layout.forced) >= 0, [{}] * len(requests))
     if isinstance(model, StagedModel):
-        second, asked, *others = second_stage(model, tokens, requests, how.decoder)
-        yield from warm_up_steps(Decoding(second, *others, how.seed), asked, render)
+        second, asked, decoder, sampling = second_stage(model, tokens, requests, how.decoder)
+        yield from warm_up_steps(Decoding(second, decoder, sampling, how.seed), asked, render)
     elif render:
         drawn(model, tokens, requests, how.decoder, how.seed)
 
@@ -153,10 +152,12 @@ def drawn(
     """Render stream tokens [B, N]: return each image's pixels, uint8 [3, H, W], and facts of its second stage, if any.
     An image's seed is its noise key. Pixels are None if the model has no pixel decoder."""
     if isinstance(model, StagedModel):
-        images = decode(*second_stage(model, tokens, requests, decoder), seed)
-        if failed := next((image for image in images if isinstance(image, SpecbenchError)), None):
-            raise failed
-        return [(image.image, second_stage_facts(image)) for image in images]
+        made = []
+        for image in decode(*second_stage(model, tokens, requests, decoder), seed):
+            if isinstance(image, SpecbenchError):
+                raise image
+            made.append((image.image, second_stage_facts(image)))
+        return made
     if not getattr(model, "draws", True):
         return [(None, {})] * len(requests)
     texts = [request.text for request in requests]
@@ -242,14 +243,15 @@ class Loop:
     def __init__(
         self,
         method: Method,
-        session: Session,
+        session: Any,
         target: Target,
         noise: Noise,
         rows: int,
         spans: Spans,
         call: Call = call_eager,
     ):
-        """`call(fn, *args)` runs fn eagerly or as a compiled function."""
+        """`session`: a `Session`, for draft heads a `FeatureSession`. `call(fn, *args)` runs fn eagerly or
+        compiled."""
         self._drafter, self._verifier, self._refinement = method.drafter, method.verifier, method.refinement
         self.session, self._target, self._noise, self._spans, self._call = session, target, noise, spans, call
         device = target.forced.device

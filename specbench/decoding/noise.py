@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specbench.decoding.sampling import kept, run_race
 
-Bits = np.ndarray | Tensor
+Bits: TypeAlias = np.ndarray | Tensor
 """int64 hash states: arrays on a CPU, where numpy's integer arithmetic is two to five times as fast as torch's."""
 
 _GOLDEN = -7046029254386353131
@@ -57,7 +57,7 @@ def row_key(seed: int, prompt_id: str, sample: int) -> int:
 def _mix(x: Bits) -> Bits:
     """SplitMix64's finaliser, in place. int64 arithmetic wraps; the masks turn arithmetic shifts into logical ones."""
     if isinstance(x, np.ndarray):
-        word = x.view(np.uint64)
+        word: Any = x.view(np.uint64)
         word ^= word >> _ARRAY[30]
         word *= _ARRAY[_MIX_1]
         word ^= word >> _ARRAY[27]
@@ -222,8 +222,8 @@ class Noise:
             bits = _top_bits(_mix(base + _STEP)) + _HALF
             bits *= _ULP
             return torch.from_numpy(bits)
-        bits = _top_bits(_mix(base + _GOLDEN))
-        return bits.double().add_(0.5).mul_(2.0**-53)
+        top: Any = _top_bits(_mix(base + _GOLDEN))
+        return top.double().add_(0.5).mul_(2.0**-53)
 
     def tie_break(self, positions: Tensor) -> Tensor:
         """Return the uniforms v [B, T] of the Rosenblatt transform, at a negative `draw` that decoding never uses."""
@@ -261,7 +261,7 @@ def _column_of(streams: tuple[Stream, ...], device: torch.device) -> Tensor:
 def _top_bits(bits: Bits) -> Bits:
     """Return the upper 53 bits of hash states as int64. Overwrites `bits`."""
     if isinstance(bits, np.ndarray):
-        word = bits.view(np.uint64)
+        word: Any = bits.view(np.uint64)
         word >>= _ARRAY[11]
         return bits
     bits >>= 11

@@ -52,10 +52,6 @@ class StepOutcome(NamedTuple):
     tables: Routes | None  # of the proposal's tree, None for a chain
     by_depth: Tensor  # `first_drafts_by_depth` of the tree
 
-    @property
-    def has_drafts(self) -> bool:
-        return self.predicted.shape[1] > 1
-
     def drafted(self, row: Tensor, slot: Tensor) -> Tensor:
         """Return whether slots `slot` of the verified paths of rows `row` have a draft. The two are broadcast."""
         if self.tables is None:  # the last column of a chain has none
@@ -99,7 +95,7 @@ class RecordedStep(NamedTuple):
         device, (rows, width) = self.positions.device, self.positions.shape
         row, slot = torch.arange(rows, device=device)[:, None], torch.arange(width, device=device)
         seen = Committed(row, self.positions, verified.tokens, verified.p, self.steps)
-        if not outcome.has_drafts:
+        if outcome.predicted.shape[1] == 1:  # no drafts
             return seen
         columns = slot.clamp(max=outcome.drafts - 1) if self.tables is None else verified.columns
         drafted = outcome.drafted(row, slot)
@@ -152,31 +148,27 @@ class WaitingStep(NamedTuple):
     q: Tensor | None = None
     before: Before | None = None  # of the drafts one step before
 
-    @property
-    def bytes(self) -> int:
-        """Memory of the distributions."""
-        return sum(table.nbytes for table in (self.p, self.q, self.before and self.before.q) if table is not None)
-
 
 def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcome, Committed]:
     """Join consecutive steps of the same kind, of a batch of `rows`. Also return the slots that they commit."""
     outcomes = [step.outcome for step in steps]
     facts = {name: torch.cat([step.facts[name] for step in outcomes]) for name in outcomes[0].facts}
-    outcome = StepOutcome(*map(torch.cat, zip(*(step[:8] for step in outcomes), strict=True)), facts, *outcomes[0][9:])
+    tensors = {name: torch.cat([getattr(step, name) for step in outcomes]) for name in StepOutcome._fields[:8]}
+    outcome = outcomes[0]._replace(**tensors, facts=facts)
     slot = torch.arange(outcome.positions.shape[1], device=outcome.first.device)
     row, slot = (slot <= outcome.first[:, None]).nonzero(as_tuple=True)
     positions, tokens = outcome.positions[row, slot], outcome.tokens[row, slot]
     p = _rows_of([step.p for step in steps], row, slot)
     seen = Committed(row % rows, positions, tokens, p, outcome.steps[row, 0])
-    if not outcome.has_drafts:
+    if outcome.predicted.shape[1] == 1:  # no drafts
         return outcome, seen
     drafted = outcome.drafted(row, slot)
     seen = seen._replace(q=_rows_of([step.q for step in steps], row, slot), drafted=drafted, tested=drafted)
     if not (befores := [step.before for step in steps if step.before]):
         return outcome, seen
-    start, drafts = (torch.cat(field)[row] for field in list(zip(*befores, strict=True))[1:3])
-    numbers = list(zip(*befores, strict=True))[3:]
-    skipped, reach = (torch.tensor(each).repeat_interleave(rows)[row] for each in numbers)
+    start, drafts = (torch.cat([getattr(each, name) for each in befores])[row] for name in ("start", "drafts"))
+    sizes = torch.tensor([[each.skipped, each.reach] for each in befores]).repeat_interleave(rows, 0)
+    skipped, reach = sizes[row].unbind(1)
     place = start + slot
     q_before = _rows_of([before.q for before in befores], row, place - skipped)
     return outcome, seen._replace(q_before=q_before, kept=drafted & (slot < drafts) & (place < reach))

@@ -74,7 +74,8 @@ class StepRecorder:
             self._record(step.outcome, step.every_slot())
             return
         waiting = step.waiting()
-        size = waiting.bytes
+        tables = waiting.p, waiting.q, waiting.before and waiting.before.q
+        size = sum(table.nbytes for table in tables if table is not None)
         if self._bytes + size > WAITING:
             self.flush()
         self._waiting.append(waiting)
@@ -83,10 +84,7 @@ class StepRecorder:
     def slots(self, p: Tensor, tokens: Tensor, positions: Tensor, step: Tensor) -> None:
         """Record p [B, T, V] and the new tokens [B, T] of the `step`-th [B, 1] forward. Slots that are not committed
         are overwritten by a later step."""
-        seen = Committed(self._own[:, None], positions, tokens, p, step)
-        self._note_slots(seen)
-        if self._uniforms:
-            self._uniforms.note(seen)
+        self._note_slots(Committed(self._own[:, None], positions, tokens, p, step))
 
     def count_forward(self, running: Tensor) -> None:
         """Count one target forward for the rows [B] that were not complete before it."""
@@ -104,8 +102,6 @@ class StepRecorder:
         running = self._by_row(positions[:, 0] < self._length)
         self.count_forward(running)
         self._note_slots(seen)
-        if self._uniforms:
-            self._uniforms.note(seen)
         if seen.q is None:
             return
         self._rounds += running
@@ -122,7 +118,7 @@ class StepRecorder:
             self._count_siblings(outcome.tested & free, outcome.accepted & free, tables.by_rank)
         if self._spans:
             with self._spans("trace"):
-                self._trace(seen)
+                self._trace(seen, seen.q)
 
     def _by_row(self, values: Tensor, dim: int = 0) -> Tensor:
         """Sum values over the joined steps, which reduces dimension `dim` from K B to B."""
@@ -133,11 +129,13 @@ class StepRecorder:
         steps = seen.steps.float().expand(seen.tokens.shape)
         values = torch.stack([at(seen.p, seen.tokens).log(), entropy(mass), mass.amax(-1), steps], -1)
         self._slots[seen.rows, :, seen.positions] = values
+        if self._uniforms:
+            self._uniforms.note(seen)
 
-    def _trace(self, seen: Committed) -> None:
+    def _trace(self, seen: Committed, q: Tensor) -> None:
         """Record the distance between p and q of the first draft in each tested slot."""
         tested = seen.tested & self._free[seen.positions]
-        tv, top1 = (seen.p - seen.q).abs().sum(-1) / 2, seen.q.amax(-1)
+        tv, top1 = (seen.p - q).abs().sum(-1) / 2, q.amax(-1)
         for traced, value in ((self._draft_tv, tv), (self._draft_top1, top1)):
             traced[seen.rows, seen.positions] = torch.where(tested, value, torch.nan)
 

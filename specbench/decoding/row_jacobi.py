@@ -12,13 +12,13 @@ p. If every row waits for the complete row above, the decoder is exact.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.draft_tree import chain
-from specbench.decoding.drafters.token_init import Init
+from specbench.decoding.drafters.token_init import FreshQ, Init
 from specbench.decoding.interfaces import Context, Proposal
 from specbench.decoding.noise import Stream
 from specbench.decoding.row_loop import ImageRowLoop, image_rows, row_roots
@@ -34,7 +34,13 @@ class RowJacobi:
     """Settings of `RowJacobiLoop`."""
 
     def __init__(
-        self, context: Context, init: Init | None, window: int, rows_window: int, lower_rows: str, fresh_q: str
+        self,
+        context: Context,
+        init: Init | None,
+        window: int,
+        rows_window: int,
+        lower_rows: Literal["draft", "commit"],
+        fresh_q: FreshQ,
     ):
         self.rows = image_rows(context, "row-jacobi")
         height, widest = self.rows.slots.shape
@@ -56,11 +62,6 @@ class RowWindows(NamedTuple):
     top: Tensor  # [B, R] bool, the first incomplete row
     visible: Tensor  # [B, R * W, N + 1] bool, as `ScatteredSession.forward_scattered` takes it
     aside: Tensor  # [B, R, W] bool, columns that consume a substitute token
-
-    @property
-    def drafted(self) -> Tensor:
-        """[B, R, W - 1] bool, whether a column has a draft, which the next column consumes."""
-        return self.exists[..., 1:]
 
 
 class RowJacobiLoop(ImageRowLoop):
@@ -103,9 +104,6 @@ class RowJacobiLoop(ImageRowLoop):
         top = (roots.above == self._width)[:, rows]
         return RowWindows(rows, positions, tokens, exists, top, visible, aside)
 
-    def _visible(self, windows: RowWindows) -> Tensor:
-        return windows.visible
-
     def _drafts(self, slots: Tensor, step: Tensor) -> Tensor:
         """Drafts [B, R, W - 1] of `slots`, from the previous step or uniformly drawn."""
         flat = slots.flatten(1)
@@ -129,7 +127,8 @@ class RowJacobiLoop(ImageRowLoop):
         images, rows, width = windows.positions.shape
         positions = windows.positions.flatten(0, 1)
         p = p.view(images * rows, width, -1)
-        q = torch.where(windows.drafted[..., None], self._q[self._images, windows.positions[..., :-1]], 0.0)
+        # A column has a draft if the next column, which consumes the draft, exists.
+        q = torch.where(windows.exists[..., 1:, None], self._q[self._images, windows.positions[..., :-1]], 0.0)
         proposal = Proposal(windows.tokens.flatten(0, 1), positions, q.flatten(0, 1), chain(width), width)
         noise, steps = self._noise.repeated(rows), step.repeat_interleave(rows, 0)
         verified = verify_chain(p, proposal, self._verifier, self._refinement, noise, steps)

@@ -10,7 +10,7 @@ true position. Only this column attends to the substitute, and it is not kept in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +23,7 @@ from specbench.decoding.recorder import StepRecorder
 from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
 from specbench.errors import SpecbenchError
-from specbench.models.interface import ScatteredSession
+from specbench.models.interface import Call, ScatteredSession
 from specbench.models.transformer.host_sync import to_host
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class ImageRowLoop:
         noise: Noise,
         rows: int,
         spans: Spans,
-        call: Callable,
+        call: Call,
     ):
         """`method.drafter` has the image's `rows`. `call` is not used: steps run eagerly, because the width of a
         forward depends on drawn tokens."""
@@ -81,10 +81,8 @@ class ImageRowLoop:
             step = step + 1
             positions = columns.positions.flatten(1)
             with self._spans("target"):
-                aside = columns.aside.flatten(1)
-                logits = self._session.forward_scattered(
-                    columns.tokens.flatten(1), positions, self._visible(columns), aside
-                )
+                tokens, aside = columns.tokens.flatten(1), columns.aside.flatten(1)
+                logits = self._session.forward_scattered(tokens, positions, columns.visible, aside)
             with self._spans("verify"):
                 self.recorder.count_forward((self.count < self._width).any(1))
                 self._commit(self._target(logits, positions), columns, step)
@@ -107,12 +105,8 @@ class ImageRowLoop:
 
     def _columns(self, step: Tensor) -> Any:
         """Return the columns of the `step`-th [B, 1] forward, or None if all images are complete. `tokens`, `positions`
-        and `aside` are as in `ScatteredSession.forward_scattered`, but of shape [B, ...]."""
+        and `aside` are as in `ScatteredSession.forward_scattered`, but of shape [B, ...]; `visible` is its `fed`."""
         raise NotImplementedError
-
-    def _visible(self, columns: Any) -> Tensor:
-        """Slots that the columns attend to, as `ScatteredSession.forward_scattered` takes them."""
-        return self._fed
 
     def _commit(self, p: Tensor, columns: Any, step: Tensor) -> None:
         """Choose tokens, given p [B, T, V] of all columns, flattened; record and commit them."""
@@ -146,8 +140,7 @@ class RowRoots(NamedTuple):
     """The first column of each image row's window. B images, H rows."""
 
     above: Tensor  # [B, H] tokens of the row above, see `row_above`
-    starting: Tensor  # [B, H] bool, rows without a token that may start
-    pending: Tensor  # [B, H] bool, starting or incomplete rows, which can get a token
+    pending: Tensor  # [B, H] bool, incomplete rows that can get a token
     closing: Tensor  # [B, H] bool, complete rows whose last token has not been fed
     positions: Tensor  # [B, H] stream slot that the column predicts
     tokens: Tensor  # [B, H] token it consumes
@@ -170,7 +163,7 @@ def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, rows: ImageRows, la
     aside = starting & free & (above < width)
     stand_in = torch.where(opens | opens.roll(1), newest.roll(1, dims=1), newest.roll(2, dims=1))
     fed = tokens.gather(1, torch.where(aside, stand_in, positions - 1).clamp(min=0))
-    return RowRoots(above, starting, starting | growing, closing, positions, fed, aside)
+    return RowRoots(above, starting | growing, closing, positions, fed, aside)
 
 
 def row_above(count: Tensor, rows: ImageRows) -> Tensor:

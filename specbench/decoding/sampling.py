@@ -4,9 +4,9 @@ float32, no host sync."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,34 +58,53 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
     """Apply the temperature, then the filters in the order of `Sampling`. Ties with the last kept entry are kept;
     dropped entries become -inf. An entropy-dependent temperature is applied after top-k. `logits`: [..., V] float32,
     guided."""
-    if sampling.temperature != 1.0 and sampling.entropy_scale is None:
-        logits = logits / sampling.temperature
-    if 0 < sampling.top_k < logits.shape[-1]:
-        if selects(logits.shape[-1], sampling.top_k) and _compacts(logits) and not by_moments(sampling):
+    if sampling.entropy_scale is None:
+        logits = logits / sampling.temperature if sampling.temperature != 1.0 else logits
+        # The last digits of other filters may depend on the order of the tokens.
+        few = sampling.top_k > 0 and {*sampling.filters} <= {"top_k", "top_p", "min_p"}
+        if few and selects(logits.shape[-1], sampling.top_k) and _compacts(logits):
             return _truncate_few(logits, sampling)
-        # On a CPU this is a third faster than masked_fill.
-        logits = torch.where(logits < kth_largest(logits, sampling.top_k), -torch.inf, logits)
-    if sampling.top_n_sigma:
-        valid = logits > -torch.inf
-        count, finite = valid.sum(-1, keepdim=True), torch.where(valid, logits, 0.0)
-        mean = finite.sum(-1, keepdim=True) / count
-        deviation = (torch.where(valid, finite - mean, 0.0).square().sum(-1, keepdim=True) / count).sqrt()
-        least = logits.amax(-1, keepdim=True) - sampling.top_n_sigma * deviation
-        logits = torch.where(logits < least, -torch.inf, logits)
+    logits = _filtered(logits, sampling, _FILTERS_FIRST)
     if sampling.entropy_scale is not None:
         logits = logits / (sampling.temperature * entropy_factor(logits, sampling.entropy_scale))
-    if sampling.top_p < 1.0:
-        probabilities = logits.softmax(-1)
-        logits = torch.where(probabilities < least_of_mass(probabilities, sampling.top_p), -torch.inf, logits)
-    if sampling.min_p:
-        least = logits.amax(-1, keepdim=True) + math.log(sampling.min_p)
-        logits = torch.where(logits < least, -torch.inf, logits)
+    return _filtered(logits, sampling, _FILTERS_LAST)
+
+
+def _filtered(logits: Tensor, sampling: Sampling, filters: Mapping[str, Filter]) -> Tensor:
+    for name, drops in filters.items():
+        if name in sampling.filters:
+            # On a CPU this is a third faster than masked_fill.
+            logits = torch.where(drops(logits, getattr(sampling, name)), -torch.inf, logits)
     return logits
 
 
-def by_moments(sampling: Sampling) -> bool:
-    """Return whether a filter sums over the vocabulary, so that the order of the tokens changes the last digits."""
-    return bool(sampling.top_n_sigma) or sampling.entropy_scale is not None
+def _below_kth(logits: Tensor, k: int) -> Tensor:
+    return logits < kth_largest(logits, min(k, logits.shape[-1]))
+
+
+def _below_deviations(logits: Tensor, number: float) -> Tensor:
+    valid = logits > -torch.inf
+    count, finite = valid.sum(-1, keepdim=True), torch.where(valid, logits, 0.0)
+    mean = finite.sum(-1, keepdim=True) / count
+    deviation = (torch.where(valid, finite - mean, 0.0).square().sum(-1, keepdim=True) / count).sqrt()
+    return logits < logits.amax(-1, keepdim=True) - number * deviation
+
+
+def _below_mass(logits: Tensor, mass: float) -> Tensor:
+    probabilities = logits.softmax(-1)
+    return probabilities < least_of_mass(probabilities, mass)
+
+
+def _below_share(logits: Tensor, share: float) -> Tensor:
+    return logits < logits.amax(-1, keepdim=True) + math.log(share)
+
+
+Filter = Callable[[Tensor, Any], Tensor]
+_FILTERS_FIRST: Mapping[str, Filter] = {"top_k": _below_kth, "top_n_sigma": _below_deviations}
+_FILTERS_LAST: Mapping[str, Filter] = {"top_p": _below_mass, "min_p": _below_share}
+FILTER_RULES = {**_FILTERS_FIRST, **_FILTERS_LAST}
+"""Rule of each filter of `Sampling`, in their order, before and after the entropy-dependent temperature. A rule takes
+logits [..., V] and the filter's value, and returns a mask [..., V] of the tokens to drop, those of smallest logits."""
 
 
 def _truncate_few(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -102,7 +121,7 @@ def _truncate_few(logits: Tensor, sampling: Sampling) -> Tensor:
         counted = torch.where(torch.from_numpy(exists).view(token.shape), probabilities, 0.0)
         value = torch.where(probabilities < least_of_mass(counted, sampling.top_p), -torch.inf, value)
     if sampling.min_p:
-        value = torch.where(value < value.amax(-1, keepdim=True) + math.log(sampling.min_p), -torch.inf, value)
+        value = torch.where(_below_share(value, sampling.min_p), -torch.inf, value)
     return few if sampling.top_p >= 1.0 and not sampling.min_p else few.scatter_(-1, token, value)
 
 
@@ -245,7 +264,7 @@ def _least_of_ranked(ranked: Tensor, mass: float) -> Tensor:
     return ranked.gather(-1, (kept - 1).clamp(min=0))
 
 
-def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable], Callable]:
+def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Register a numpy function as an operator for compiled code; `like` returns an empty result."""
 
     def wrap(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -353,8 +372,8 @@ def _compact(weights: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndar
     count = np.diff(first, axis=0, append=len(entry))
     place = np.arange(max(count.max(initial=0), 1))
     exists = place < count
-    chosen = np.append(entry, 0).take(first + place, mode="clip")
-    token, value = chosen - start, weights.reshape(-1).take(chosen)
+    chosen: np.ndarray = np.append(entry, 0).take(first + place, mode="clip")
+    token, value = chosen - start, weights.reshape(-1)[chosen]
     if not exists.all():
         token[~exists] = value[~exists] = 0
     return token, value, exists

@@ -16,6 +16,7 @@ verifier can be used.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,7 @@ from specbench.models.interface import Tree
 class EagleSkips(Eagle):
     """EAGLE-1 drafter that skips the verification of some drafts."""
 
+    _news: Any
     # the tree that the forward of this step verifies, if tokens before its root were skipped; else None
     after_skip: Proposal | None
 

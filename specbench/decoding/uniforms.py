@@ -75,7 +75,7 @@ class UniformsRecorder:
         slots = torch.arange(length, device=rows.device).expand(self._masses.shape[1], -1)
         v = self._noise.tie_break(slots)[rows].cpu().numpy()
         masses = self._masses[:, rows, :length].cpu().numpy()
-        by_order = {name: uniforms(*masses[2 * k : 2 * k + 2], v) for k, name in enumerate(ORDERS)}
+        by_order = {name: uniforms(masses[2 * k], masses[2 * k + 1], v) for k, name in enumerate(ORDERS)}
         return {name: u for name, u in by_order.items() if not np.isnan(u).all()}
 
 

@@ -11,7 +11,7 @@ code does not contain this window; the rule follows the paper's text.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,9 +36,9 @@ class Lanes(NamedTuple):
     # end
     tokens: Tensor
     positions: Tensor
-    fed: Tensor  # [B, C] bool, columns whose keys and values stay in the cache
     aside: Tensor  # [B, C] bool, columns that consume a substitute token, hidden from all others
     pending: Tensor  # [B, C] bool, columns whose prediction is needed
+    visible: Tensor  # [B, N + 1] bool, slots that the columns attend to
 
 
 class ZipAR:
@@ -55,8 +55,8 @@ class ZipAR:
         init: Init | None,
         rows_window: int,
         adaptive: bool,
-        rows_count: str = "tokens",
-        stand_ins: str = "dropped",
+        rows_count: Literal["tokens", "released"] = "tokens",
+        stand_ins: Literal["dropped", "kept"] = "dropped",
     ):
         self.window = 1
         self.rows = image_rows(context, "zipar")
@@ -93,9 +93,9 @@ class ZipARLoop(ImageRowLoop):
         positions = torch.where(work, positions, self._length)
         fed = work & ~aside
         self._closed |= closing
-        lanes = Lanes(rows, *(x[:, rows] for x in (roots.tokens, positions, fed, aside, pending)))
-        self._fed.scatter_(1, lanes.positions, self._fed.gather(1, lanes.positions) | lanes.fed)
-        return lanes
+        tokens, positions, fed, aside, pending = (x[:, rows] for x in (roots.tokens, positions, fed, aside, pending))
+        self._fed.scatter_(1, positions, self._fed.gather(1, positions) | fed)
+        return Lanes(rows, tokens, positions, aside, pending, self._fed)
 
     def _commit(self, p: Tensor, lanes: Lanes, step: Tensor) -> None:
         drawn, stays = self._noise.run_race(p, lanes.positions, Stream.TOKEN), lanes.pending

@@ -22,7 +22,7 @@ import torch
 from specbench.errors import FAILURE, SpecbenchError
 from specbench.models.families.base import FamilyModel
 from specbench.models.interface import ImageModel, TokenLayout
-from specbench.specs.run_spec import Sampling
+from specbench.specs.run_spec import SAMPLING, UNSERVED, Sampling
 from specbench.system import console
 from specbench.system.downloads import DOWNLOAD_ATTEMPTS, PAUSE_S, TRANSIENT, send
 from specbench.system.json_values import parse_json
@@ -116,14 +116,14 @@ class EngineModel:
         if sampling.guidance != 1:
             what = f"{model.name} is drawn with guidance {sampling.guidance:g}, which {engine.program} does not offer"
             raise SpecbenchError(what, "--cfg 1: only the conditional row")
-        if sampling.entropy_scale or sampling.top_n_sigma:
-            raise SpecbenchError(f"{engine.program} offers neither --entropy-scale nor --top-n-sigma", "omit them")
+        if any(getattr(sampling, name) for name in UNSERVED):
+            missing = " nor ".join(f"--{SAMPLING[name].name}" for name in UNSERVED)
+            raise SpecbenchError(f"{engine.program} offers neither {missing}", "omit them")
         self.engine, self.seconds, self._model = engine, 0.0, model
+        offered = {setting.engine: getattr(sampling, name) or setting.default for name, setting in SAMPLING.items()}
         self._sampling = {
-            "temperature": sampling.temperature,
+            **{name: value for name, value in offered.items() if name},
             "top_k": sampling.top_k or -1,
-            "top_p": sampling.top_p,
-            "min_p": sampling.min_p or 0.0,
             "repetition_penalty": getattr(model, "repetition_penalty", 1.0),
             **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "ignore_eos": True},
         }

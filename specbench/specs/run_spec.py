@@ -16,9 +16,19 @@ Mode = Literal["latency", "throughput"]
 """Purpose of a run: one image at a time on an exclusive device, or as many images per hour as possible."""
 
 
-def _sampling(default: float | None, name: str, help: str, metavar: str, off: float, **bounds: Any) -> Any:
+@dataclass(frozen=True)
+class SamplingSetting(Setting):
+    """A setting of the target distribution p. Its default has no effect."""
+
+    engine: str = ""  # its name in requests to vLLM and SGLang; empty if they do not offer it
+    audited: float | None = None  # value in the audit of decoders; only for filters, which remove tokens
+    # values that people type, which the audit of stored runs tries as causes of a deviation
+    typed: tuple[float, ...] = ()
+
+
+def _sampling(default: float | None, name: str, help: str, metavar: str, off: float, **more: Any) -> Any:
     """Make a field of `Sampling` with its setting. `off`: value of the setting that has no effect."""
-    setting = Setting(name, off, help, panel="Sampling", metavar=metavar, unset="the model", **bounds)
+    setting = SamplingSetting(name, off, help, panel="Sampling", metavar=metavar, unset="the model", **more)
     return field(default=default, metadata={"setting": setting})
 
 
@@ -38,28 +48,39 @@ class Sampling:
         "classifier-free guidance scale; 1 disables guidance", "X", 1.0, minimum=0.0, maximum=1e4)
     temperature: float = _sampling(1.0, "temperature",
         "sampling temperature, applied after guidance", "X", 1.0, minimum=1e-6, maximum=1e4,
-        outside="use --top-k 1: it always takes the most probable token, as temperature 0 would")
+        outside="use --top-k 1: it always takes the most probable token, as temperature 0 would", engine="temperature")
     top_k: int = _sampling(0, "top-k",
-        "sample from the K most probable tokens; 0 disables the filter", "K", 0, minimum=0)
+        "sample from the K most probable tokens; 0 disables the filter", "K", 0, minimum=0,
+        engine="top_k", audited=2, typed=(1, 5, 10, 20, 40, 50, 64, 100, 200, 250, 500, 1000, 1200, 2000))
     top_p: float = _sampling(1.0, "top-p",
         "sample from the smallest set of tokens with total probability P; 1 disables the filter", "P", 1.0,
-        above=0.0, maximum=1.0)
+        above=0.0, maximum=1.0, engine="top_p", audited=0.8,
+        typed=(0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 0.98, 0.99))
     entropy_scale: float | None = _sampling(None, "entropy-scale",
         "multiply the temperature by 2.5 exp(-H/X) + 0.6, H the entropy after top-k; 0 disables it", "X", 0.0,
         minimum=0.0, maximum=1e4)
     min_p: float | None = _sampling(None, "min-p",
         "sample from the tokens of at least P times the largest probability; 0 disables the filter", "P", 0.0,
-        minimum=0.0, maximum=1.0)
+        minimum=0.0, maximum=1.0, engine="min_p", audited=0.4, typed=(0.01, 0.02, 0.05, 0.1, 0.2))
     top_n_sigma: float | None = _sampling(None, "top-n-sigma",
         "sample from the logits within N standard deviations of the largest one, after top-k; 0 disables the filter",
-        "N", 0.0, minimum=0.0, maximum=1e4)
+        "N", 0.0, minimum=0.0, maximum=1e4, audited=1.2)
     # fmt: on
 
+    @property
+    def filters(self) -> list[str]:
+        """Fields of the filters that are on."""
+        return [name for name in FILTERS if getattr(self, name) not in (None, SAMPLING[name].default)]
 
-SAMPLING: Mapping[str, Setting] = {part.name: part.metadata["setting"] for part in fields(Sampling)}
+
+SAMPLING: Mapping[str, SamplingSetting] = {part.name: part.metadata["setting"] for part in fields(Sampling)}
 """The setting of each field of `Sampling`."""
 OFF_IF_NONE = tuple(part.name for part in fields(Sampling) if part.default is None)
 """Fields of `Sampling` that are off if None, and that texts name only if they are set."""
+FILTERS = tuple(name for name, setting in SAMPLING.items() if setting.audited is not None)
+"""Fields of `Sampling` that remove tokens from p."""
+UNSERVED = tuple(name for name, setting in SAMPLING.items() if name != "guidance" and not setting.engine)
+"""Fields of `Sampling` that serving engines do not offer, apart from guidance, which must be stated as 1."""
 
 
 @dataclass(frozen=True)

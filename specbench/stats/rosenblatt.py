@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
 
@@ -93,8 +94,8 @@ def audit_tokens(tokens: Tokens, level: float = LEVEL) -> RosenblattResult:
     """Run all tests, correct their p-values and estimate the deviation."""
     if not (tests := list(all_tests(tokens))):
         raise ValueError(f"fewer than {FEWEST} tokens")
-    corrected = holm([test.p for test in tests])
-    tests = [Test(**{**vars(test), "corrected": p}) for test, p in zip(tests, corrected, strict=True)]
+    corrected: Sequence[Any] = holm([test.p for test in tests])
+    tests = [replace(test, corrected=p) for test, p in zip(tests, corrected, strict=True)]
     tests.sort(key=lambda test: (test.p, -abs(test.distance)))
     by_order = {order: deviation(tokens, [(order, "all")]) for order in tokens.u}
     candidates = [(order, kind) for order in tokens.u for kind in groupings(tokens)]
@@ -226,10 +227,6 @@ def _correlation(order: str, kind: str, group: str, first: np.ndarray, second: n
 
 def _names(bounds: Sequence[float], whole: bool = False) -> list[str]:
     """Return the names of the groups that begin at `bounds`."""
-    ends = [*bounds[1:], None]
-    if not whole:
-        return [f"{low:g}+" if high is None else f"{low:g}-{high:g}" for low, high in zip(bounds, ends, strict=True)]
-    return [
-        f"{low}+" if high is None else f"{low}" if high == low + 1 else f"{low}-{high - 1}"
-        for low, high in zip(bounds, ends, strict=True)
-    ]
+    ranges = [(low, high - whole) for low, high in pairwise(bounds)]
+    names = [f"{low:g}" if whole and low == high else f"{low:g}-{high:g}" for low, high in ranges]
+    return [*names, f"{bounds[-1]:g}+"]

@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.stats.numbers import TOKENS, Number
-from specbench.stats.speed import ratio_or_none
+from specbench.stats.speed import mean, ratio_or_none
 from specbench.store.token_sums import LISTS, token_sums
 
 
@@ -71,8 +71,7 @@ def image_perplexities(rows: pd.DataFrame) -> pd.Series:
 def image_perplexity(rows: pd.DataFrame) -> float | None:
     """Perplexity per image: exp of minus the mean log p of an image's free tokens, mean over images; never below the
     pooled perplexity if all images have the same length."""
-    mean = image_perplexities(rows).mean()
-    return None if pd.isna(mean) else float(mean)
+    return mean(image_perplexities(rows))
 
 
 def perplexity(rows: pd.DataFrame) -> float | None:
@@ -94,7 +93,7 @@ def nll_gap_se(rows: pd.DataFrame) -> float | None:
     """Return the standard error of the NLL - H gap over independent images; None for one image, or an infinite gap."""
     excess, tokens = _excess(rows)
     n, mean = len(tokens), nll_gap(rows)
-    if n < 2 or mean is None or not math.isfinite(mean):
+    if n < 2 or not math.isfinite(mean):
         return None
     squares = np.square(excess - mean * tokens).sum()
     return float(math.sqrt(n / (n - 1) * squares) / tokens.sum())

@@ -74,7 +74,7 @@ def _is_ours(module: str) -> bool:
     return module.partition(".")[0] == __name__.partition(".")[0]
 
 
-def load_object(target: str, kind: str = "object") -> object:
+def load_object(target: str, kind: str = "object") -> Any:
     """Import "package.module:name"."""
     module_name, _, attribute = target.partition(":")
     if not _is_ours(module_name):

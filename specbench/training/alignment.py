@@ -63,10 +63,10 @@ def alignment(
             branches, fed = memory.branches(tree, slots, slots[:, :1]), ids[:, start + depth - 1 : start + depth]
             ahead[number] = memory.branch(branches, slice(depth - 1, depth), fed, ahead[number])
         by_depth.append(distance(torch.cat(ahead, 1), chosen + depth))
-    table = [{"depth": str(depth), **_summary(tv)} for depth, tv in enumerate(by_depth, start=1)]
+    table = [_row(str(depth), tv) for depth, tv in enumerate(by_depth, start=1)]
     shifted = torch.nn.functional.pad(ids[:, :-1], (1, 0))
     wrong = distance(seen_with(shifted)[1], torch.arange(1, length, device=model.device))
-    return [*table, {"depth": "1, x_t", **_summary(wrong)}]
+    return [*table, _row("1, x_t", wrong)]
 
 
 @PinnedTorch()
@@ -96,13 +96,13 @@ def vertical_alignment(
         q = target(session.logits(head(seen, places - committed)), places[:rows])
         p = target(session.logits(features[:, slots]), places[:rows])
         tv = ((q - p).abs().sum(-1) / 2 * free[slots]).sum(1) / free[slots].sum()
-        table.append({"depth": str(depth), **_summary(tv)})
+        table.append(_row(str(depth), tv))
     return table
 
 
-def _summary(tv: Tensor) -> dict[str, float | None]:
-    mean = float(tv.mean())
-    if len(tv) < 2:
-        return {"tv": mean, "tv_low": None, "tv_high": None, "acceptance": 1 - mean}
-    half = 1.96 * float(tv.std(unbiased=True)) / math.sqrt(len(tv))
-    return {"tv": mean, "tv_low": max(0.0, mean - half), "tv_high": min(1.0, mean + half), "acceptance": 1 - mean}
+def _row(depth: str, tv: Tensor) -> dict[str, object]:
+    mean, low, high = float(tv.mean()), None, None
+    if len(tv) > 1:
+        half = 1.96 * float(tv.std(unbiased=True)) / math.sqrt(len(tv))
+        low, high = max(0.0, mean - half), min(1.0, mean + half)
+    return {"depth": depth, "tv": mean, "tv_low": low, "tv_high": high, "acceptance": 1 - mean}

@@ -43,7 +43,8 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
                 f"model '{model.name}' has no training images for a draft head",
                 f"pass a run folder with --data, made by: specbench run --model {model.name} --decoder ar",
             )
-        return Corpus(*images)
+        texts, streams = images
+        return Corpus(tuple(texts), streams)
     from specbench.store.run_store import RunStore  # imports pyarrow, not needed for existing heads
 
     store = RunStore(find_run(folder.parent, str(folder)))
@@ -78,7 +79,8 @@ def examples(model: TransformerModel, images: Corpus, unconditional: Tensor) -> 
     if prompts.features is not None:
         pieces = zip(prompts.features, features, lengths, strict=True)
         features = [torch.cat([prompt[: length - 1], stream]) for prompt, stream, length in pieces]
-    pieces = zip(prompts.ids, model.table_ids(images.tokens), lengths, strict=True)
+    words: Tensor = prompts.ids
+    pieces = zip(words, model.table_ids(images.tokens), lengths, strict=True)
     ids = [torch.cat([prompt[:length], stream]) for prompt, stream, length in pieces]
     pad = torch.nn.utils.rnn.pad_sequence
     length = torch.tensor([len(row) for row in features])
@@ -99,7 +101,9 @@ class FeatureStore:
         self._folder = folder
         self._loaded: dict[int, Examples] = {}
 
-    def compute(self, model: TransformerModel, images: Corpus, null: float, seed: int, tell: Callable) -> None:
+    def compute(
+        self, model: TransformerModel, images: Corpus, null: float, seed: int, tell: Callable[[int], object]
+    ) -> None:
         """Compute the missing chunks, with a callback after each. A share `null` of the images has no caption."""
         self._folder.mkdir(parents=True, exist_ok=True)
         draw = torch.Generator().manual_seed(seed)
@@ -115,18 +119,15 @@ class FeatureStore:
 
     def rows(self, indices: list[int]) -> Examples:
         """Load the examples of some rows, with float16 features, padded to the longest row."""
-        picked = [self._row(index) for index in indices]
-        pad = torch.nn.utils.rnn.pad_sequence
+        picked, pad = [], torch.nn.utils.rnn.pad_sequence
+        for chunk, row in (divmod(index, _CHUNK) for index in indices):
+            if chunk not in self._loaded:
+                self._loaded[chunk] = Examples(**torch.load(self._path(chunk), weights_only=True, mmap=True))
+            of = self._loaded[chunk]
+            size = int(of.length[row])
+            picked.append((of.ids[row, : size + 1], of.features[row, :size], of.prompt[row], of.length[row]))
         ids, features, prompt, length = zip(*picked, strict=True)
         return Examples(pad(ids, True), pad(features, True), torch.stack(prompt), torch.stack(length))
-
-    def _row(self, index: int) -> tuple[Tensor, ...]:
-        chunk, row = divmod(index, _CHUNK)
-        if chunk not in self._loaded:
-            self._loaded[chunk] = Examples(**torch.load(self._path(chunk), weights_only=True, mmap=True))
-        loaded = self._loaded[chunk]
-        length = int(loaded.length[row])
-        return loaded.ids[row, : length + 1], loaded.features[row, :length], loaded.prompt[row], loaded.length[row]
 
     def _path(self, chunk: int) -> Path:
         return self._folder / f"{chunk:06d}.pt"

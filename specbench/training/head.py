@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +74,11 @@ class HeadPlan:
 
 
 def train(
-    model: TransformerModel, out: Path, plan: HeadPlan, data: Path | None = None, tell: Callable | None = None
+    model: TransformerModel,
+    out: Path,
+    plan: HeadPlan,
+    data: Path | None = None,
+    tell: Callable[[str, int, int, str], object] | None = None,
 ) -> nn.Module:
     """Train a head for `model` and store it in `out`; an interrupted training in `out` is resumed. `data`: run folder
     with the target's images; None for the model's training data. `tell`: see `train_head`."""
@@ -109,14 +113,14 @@ class HeadTrainer:
         trained = [p for p in self.head.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=plan.lr, betas=(0.9, 0.95))
         self._step = 0
-        self._losses: list[dict] = []
+        self._losses: list[dict[str, float]] = []
         if (work / "state.pt").is_file():
             state = torch.load(work / "state.pt", weights_only=True)
             self.head.load_state_dict(state["head"])
             self._optimizer.load_state_dict(state["optimizer"])
             self._step, self._losses = state["step"], state["losses"]
 
-    def run(self, tell: Callable[[int, float], None]) -> None:
+    def run(self, tell: Callable[[int, float], object]) -> None:
         steps = self._plan.steps
         self.head.train()
         while self._step < steps:
@@ -240,9 +244,10 @@ class HeadKind(NamedTuple):
     untrained: Callable[[TransformerModel, int], nn.Module]  # `untrained(model, seed)` creates a new head
     # `losses(model, head, batch, draw)` returns the loss of a batch and its parts, by name
     losses: Callable[[TransformerModel, nn.Module, Examples, torch.Generator], dict[str, Tensor]]
-    save: Callable[[nn.Module, Path, dict], None]  # `save(head, folder, extra)` stores a head with `extra` facts
+    # `save(head, folder, extra)` stores a head with `extra` facts
+    save: Callable[[nn.Module, Path, dict[str, object]], None]
     # `load(model, path)` loads the head in a folder or hub id; empty `path` for the model's head
-    load: Callable[[TransformerModel, str], nn.Module]
+    load: Callable[[Any, str], nn.Module]
     # `distances(model, head, images, sampling, depths)` measures the total variation to the target by depth
     distances: Callable[..., list[dict[str, object]]]
 

@@ -25,7 +25,7 @@ def test_a_sample_of_the_combinations_is_lossless(spec):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "zipar" and resolve(name).lossless])
+@pytest.mark.parametrize("name", [name for name in PRESETS if resolve(name).lossless])
 def test_every_lossless_preset_is_lossless_compiled(name):
     audit = audit_one(name, resolve(name), 20_000, 0, COMPILED_SETTINGS)
     assert audit["verdict"] == "lossless", audit

@@ -13,7 +13,7 @@ from specbench.checks.token_likelihood import Alternative, Held, SlotLogits
 from specbench.decoding.sampling import at, truncate
 from specbench.models.catalog import find_model, load_model
 from specbench.models.facts import ModelChoice
-from specbench.specs.run_spec import Sampling
+from specbench.specs.run_spec import FILTERS, SAMPLING, Sampling
 
 WAYS = [Sampling(1.0, *rest) for rest in product((1.0, 0.7), (0, 1, 40), (1.0, 0.9))]
 
@@ -26,7 +26,8 @@ def test_p_masses_and_entropy_are_those_of_the_filters(few, monkeypatch):
     logits = 2 * torch.randn(2, 9, 512, generator=draws)
     logits[0], logits[1, 0, 20:] = logits[0].round(), -torch.inf  # ties, and fewer than top-k
     chosen = torch.multinomial(logits.softmax(-1).flatten(0, 1), 1, generator=draws).view(2, 9)
-    for sampling in [*WAYS, Sampling(1.0, 0.8, 40, 0.9, min_p=0.05), Sampling(1.0, 1.2, 0, 1.0, top_n_sigma=1.0)]:
+    filters = [Sampling(1.0, 1.2, **{name: SAMPLING[name].audited}) for name in FILTERS]
+    for sampling in [*WAYS, Sampling(1.0, 0.8, 40, 0.9, min_p=0.05), *filters]:
         slots, way, p = SlotLogits(logits, chosen, few), Alternative(sampling), truncate(logits, sampling).softmax(-1)
         torch.testing.assert_close(slots.p(way, slots.every), at(p, chosen), atol=1e-5, rtol=1e-3)
         kept = at(p, chosen) > 0

@@ -85,6 +85,8 @@ def test_the_extended_decoder_returns_the_tokens_of_the_plain_one(model, name, o
     if same.startswith("eagle") and not (hasattr(model, "own_head") and model.own_head()):
         pytest.skip(f"{model.name} has no draft head")
     small = model.layout.length < 50
+    if same == "sjd" and not small:
+        pytest.skip("256 tokens in windows of one draft take long")
     for sampling in SAMPLINGS if small else SAMPLINGS[:1]:
         images = 32 if small else 1
         extended = drawn(model, resolve(name, options), sampling, images)

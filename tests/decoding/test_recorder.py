@@ -96,7 +96,7 @@ def test_steps_computed_together_have_the_values_of_single_ones(monkeypatch, nam
             np.testing.assert_array_equal(image.uniforms[order], u)
 
 
-LOSSLESS = [name for name in PRESETS if name != "zipar" and resolve(name).lossless]
+LOSSLESS = [name for name in PRESETS if resolve(name).lossless]
 
 
 @pytest.mark.parametrize("name", LOSSLESS)

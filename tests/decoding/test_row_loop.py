@@ -82,6 +82,18 @@ def test_a_first_token_that_saw_its_whole_past_in_the_end_follows_it(adaptive, e
     assert (p_value(observe(setting, spec, 20_000, seed=0)) > AUDIT_LEVEL) == exact
 
 
+def test_an_image_does_not_depend_on_its_batch():
+    model = EnumerableModel(TokenLayout.plain(3, 2, 3))
+    requests = [Request("", "prompt", sample) for sample in range(24)]
+    spec = resolve("zipar", {"rows-window": 1, "adaptive": True})
+
+    def decoded(size):
+        parts = [requests[start : start + size] for start in range(0, 24, size)]
+        return tokens([row for part in parts for row in decode(model, part, spec, Sampling(1.0), 3, render=False)])
+
+    assert np.array_equal(decoded(24), decoded(1))
+
+
 def test_a_grammar_it_cannot_read_is_refused():
     layout = TokenLayout(2, 2, 3, (-1, -1, 3, 3, -1, -1))
     with pytest.raises(SpecbenchError, match="grammar"):

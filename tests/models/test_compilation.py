@@ -238,7 +238,6 @@ def test_fixed_shapes_are_compiled_once_for_all_parts_of_the_cache(eager, monkey
 @needs_compiler
 @pytest.mark.slow
 def test_a_compiled_prefill_of_any_length_is_one_form(eager, monkeypatch):
-    monkeypatch.setattr(CompiledStep, "prefills", True)
     monkeypatch.setattr(TransformerSession, "_room", lambda session, slots: -(-slots // 32) * 32)
     model, requests = Tiny(), [Request(text, "p", n) for n, text in enumerate(("a", "two hens", "a fox in the snow"))]
     model.compile()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from specbench.checks.audit_settings import AUDIT_SETTINGS
 from specbench.checks.enumerable_model import EnumerableSession
 from specbench.decoding import greedy_paths, noise, sampling
 from specbench.decoding.draft_tree import routes
@@ -21,6 +22,7 @@ from specbench.models.shapes.network import ShapesNetwork
 from specbench.models.transformer.forward import run_step
 from specbench.models.transformer.kv_cache import PositionLayer
 from specbench.models.transformer.model import TransformerModel, TransformerSession
+from specbench.specs.run_spec import FILTERS, OFF_IF_NONE, SAMPLING
 
 Seam = Callable | tuple[object, str]  # a function or method; or a module and a name in it, which others keep
 Fault = Callable  # called in the place of a seam: `fault(plain, *args)`, `plain` being the seam itself
@@ -176,7 +178,7 @@ def _attends(further: int) -> Fault:
 _TIES_BROKEN = _given(0, lambda logits: logits - torch.arange(logits.shape[-1]) * 1e-6)
 WIDE, EIGHT, GUIDED, GRAMMAR, REFILL = "1x3 of 6", "2x4 of 2, window", "2x4 of 3 with row ends", "3x4 of 2", "4x4 of 2"
 FOUR, SEVERAL_DRAFTS = "1x5 of 4", "2x4 of 2 with a row end"
-STEADY, TOP_P_TIES, LONE, LONG_WINDOW, FILTERS = "1x4 of 8", "2x2 of 4", "2x3 of 2", "1x10 of 2", "1x4 of 5"
+STEADY, TOP_P_TIES, LONE, LONG_WINDOW, ENTROPY = "1x4 of 8", "2x2 of 4", "2x3 of 2", "1x10 of 2", "1x4 of 5, T"
 TIES, TOP_P, TRANSFORMER = "2x4 of 3, guided, T 0.7", "4x3 of 2", "2x4 of 2 with row ends, transformer"
 
 BUGS = (
@@ -308,11 +310,11 @@ BUGS = (
     # Grammar and sampling
     Bug("grammar", "forced tokens are expected one slot early", "sjd", GRAMMAR,
         sampling.Target.forced_at, _given(1, lambda positions: positions + 1)),
-    Bug("sampling", "min-p is left out", "ar", FILTERS,
-        sampling.truncate, _given(1, lambda settings: replace(settings, min_p=None))),
-    Bug("sampling", "top-n-sigma is left out", "ar", FILTERS,
-        sampling.truncate, _given(1, lambda settings: replace(settings, top_n_sigma=None))),
-    Bug("sampling", "the temperature by entropy multiplies", "ar", FILTERS,
+    *(Bug("sampling", f"{SAMPLING[name].name} is left out", "ar",
+        next(setting.name for setting in AUDIT_SETTINGS if name in setting.sampling.filters),
+        sampling.truncate, _given(1, lambda settings, name=name: replace(settings, **{name: None})))
+      for name in FILTERS if name in OFF_IF_NONE),
+    Bug("sampling", "the temperature by entropy multiplies", "ar", ENTROPY,
         sampling.entropy_factor, _changed(lambda factor: 1 / factor)),
     Bug("sampling", "ties at top-k are dropped", "ar", TIES, sampling.truncate, _TIES_BROKEN),
     Bug("sampling", "tokens tied with the last one that top-p keeps are dropped", "ar", TOP_P_TIES,

@@ -19,7 +19,7 @@ from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import features_at, for_rows
 from specbench.models.draft_head import EagleHead, eagle3_head_for, head_for
-from specbench.models.interface import Session, Tree
+from specbench.models.interface import FeatureSession, Session, Tree
 from specbench.models.transformer.compilation import call_eager
 from specbench.models.transformer.host_sync import to_host
 from specbench.models.transformer.kv_cache import CacheExtent, PositionCache
@@ -83,7 +83,7 @@ class Eagle:
         tokens[:, :1] = self._batch.tokens.gather(1, (committed[:, None] - 1).clamp(min=0))
         q = torch.zeros(*tokens.shape, self._batch.target.vocab, device=tokens.device)
         # After a tree without drafts, later trees have none either, so the head can skip the committed tokens.
-        if len(tree.parents) > 1:
+        if news is not None and len(tree.parents) > 1:
             readable, call = self._cache.readable(news.positions), call_eager
             # Compiled code supports one size of tree and path. Near an image's start and end both are smaller.
             if tree == whole and news.tokens.shape[1] == max(whole.depth) + 1:
@@ -220,7 +220,7 @@ class HeadCache:
     The element that combines stream token s with the preceding feature has index P - 1 + s; P is the prompt's length.
     """
 
-    def __init__(self, head: EagleHead, session, slots: int, columns: int):
+    def __init__(self, head: EagleHead, session: FeatureSession, slots: int, columns: int):
         """`session`: of the target; `slots`: maximum number of stream slots; `columns`: maximum tree size."""
         self._head = head
         prompt = head.seen_prompt(session.draft_prompt())
@@ -230,10 +230,10 @@ class HeadCache:
         self._cache = PositionCache(1, self._scratch + columns)
         self._extent = CacheExtent()
         self._index = torch.arange(self._scratch + columns, device=self._last.device)
-        if longest:
-            slots = self._index[:longest].expand(len(self._last), -1)
-            mask = self._index[:longest] <= slots[:, None, :, None]
-            self._run(prompt.ids[:, 1:], head.fused(prompt.features), slots, head.rotary(slots), mask, longest)
+        if longest and prompt.ids is not None:
+            places = self._index[:longest].expand(len(self._last), -1)
+            mask = self._index[:longest] <= places[:, None, :, None]
+            self._run(prompt.ids[:, 1:], head.fused(prompt.features), places, head.rotary(places), mask, longest)
 
     def mark_lengths(self, readable: Tensor) -> None:
         """Mark the lengths of `readable` and of the cache dynamic, so that one compiled version covers all lengths."""
@@ -305,8 +305,8 @@ def tree_levels(tree: Tree, vocab: int, device: torch.device) -> TreeLevels:
         most = min(max(rank) + 1, vocab)
         place = [here.index(tree.parents[child]) for child in children]
         drawn = [at * most + min(number, most - 1) for at, number in zip(place, rank, strict=True)]
-        lists = (torch.tensor(x, device=device) for x in (here, parents, children, drawn))
-        levels.append(TreeLevel(slice(len(inner), len(inner) + len(here)), *lists, most))
+        columns, above, below, chosen = (torch.tensor(x, device=device) for x in (here, parents, children, drawn))
+        levels.append(TreeLevel(slice(len(inner), len(inner) + len(here)), columns, above, below, chosen, most))
         inner += here
         before = here
     columns = torch.tensor(inner, device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ class Jacobi:
         """[B, W, V] distributions from which the refined drafts of the previous step were drawn."""
         self._tested: Tensor | None = None  # [B, W - 1, V] distributions of the drafts that the previous step tested
         self._shift = self._drafted_to
-        self._history: Tensor | None = None
+        self._history: Any = None  # [B, L, V] last p of each slot, if needed
         if self._needs_history:
             self._history = torch.zeros(rows, slots, batch.target.vocab, device=device)
 
@@ -44,8 +45,8 @@ class Jacobi:
         full = width == self.window and self._p is not None and self._p.shape[1] == width
         call = self._batch.call if full else call_eager
         earlier = None if self._tested is None else Earlier(self._tested, self._shift, self._drafted_to - committed)
-        trunk = Proposal(*call(Jacobi._trunk, self, committed, width, step), chain(width), self.columns, earlier)
-        self._tested = trunk.q
+        tokens, positions, self._tested = call(Jacobi._trunk, self, committed, width, step)
+        trunk = Proposal(tokens, positions, self._tested, chain(width), self.columns, earlier)
         return self._expand(trunk, committed, step)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:

@@ -10,8 +10,6 @@ than q of the Jacobi drafts. Neither the decision to look up a slot nor the resu
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -57,7 +55,9 @@ class LookupJacobi(JacobiTree):
         self._fed = torch.full_like(batch.tokens, -1)  # [B, L] stream tokens that the last forward was fed
         self._gain = torch.zeros(len(batch.tokens), MATCHES, device=batch.tokens.device)
         """[B, MATCHES] sum of (common mass of p and looked-up q - of p and Jacobi's q - WORTH_A_LOOKUP), by match."""
-        self._candidates: Candidates | None = None
+        self._candidates: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        """Of the D drafts that may be looked up: whether there is a match, its slot and its quality, each [B, D]; and q
+        [B, D', V] of all Jacobi drafts, D' >= D."""
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
         proposal = super().propose(committed, width, step)
@@ -81,10 +81,8 @@ class LookupJacobi(JacobiTree):
         self._gain.scatter_add_(1, match, torch.where(judged, better - WORTH_A_LOOKUP, 0.0))
 
     def _fill(self, committed: Tensor, positions: Tensor, step: Tensor) -> Tensor:
-        return self._look_up(committed, positions, step, super()._fill(committed, positions, step))
-
-    def _look_up(self, committed: Tensor, positions: Tensor, step: Tensor, q: Tensor) -> Tensor:
-        """Look up drafts of slots `positions` [B, D]. Return q [B, D, V] of all drafts; `q`: of the Jacobi drafts."""
+        """Look up some of the Jacobi drafts of slots `positions` [B, D]."""
+        q = super()._fill(committed, positions, step)
         self._candidates, drafts = None, min(self._lookups, positions.shape[1])
         if drafts == 0:
             return q
@@ -112,19 +110,9 @@ class LookupJacobi(JacobiTree):
             tokens.scatter_(1, slot, torch.where(taken, token, tokens.gather(1, slot)))
             looked_up.append((changed, source, agreeing, taken))
         changed, source, agreeing, taken = (torch.cat(field, 1) for field in zip(*looked_up, strict=True))
-        self._candidates = Candidates(changed & self._is_match[agreeing], source, self._match[agreeing], q)
+        self._candidates = changed & self._is_match[agreeing], source, self._match[agreeing], q
         looked_up_q = torch.where(taken[..., None], rows_at(self._history, source), q[:, :drafts])
         return torch.cat([looked_up_q, q[:, drafts:]], dim=1)
-
-
-class Candidates(NamedTuple):
-    """Drafts of the latest proposal that may be looked up; D drafts."""
-
-    matched: Tensor  # [B, D] whether there is a match
-    # source, match: [B, D] slot of the match and its quality
-    source: Tensor
-    match: Tensor
-    q: Tensor  # [B, D', V] distributions of the Jacobi drafts, D' >= D
 
 
 def common_mass(p: Tensor, q: Tensor) -> Tensor:

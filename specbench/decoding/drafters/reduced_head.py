@@ -7,6 +7,8 @@ are the most probable ids in the slots that the last step committed, so that the
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -15,8 +17,10 @@ from specbench.decoding.drafters.token_init import Init
 from specbench.decoding.drafters.vertical import CoupledVertical
 from specbench.decoding.interfaces import Batch, Context, Verification
 
+_Drafter: Any = object  # the class that follows the mixin
 
-class ReducedHead:
+
+class ReducedHead(_Drafter):
     """Mixin that replaces `_head_logits` of a drafter with a head."""
 
     def __init__(self, context: Context, init: Init | None, *options: object, head_ids: int, **more: object):

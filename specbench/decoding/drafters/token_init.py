@@ -8,7 +8,7 @@ also fresh, the neighbour's source is used; a slot without a source is uniformly
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import draw, one_hot
+
+FreshQ = Literal["uniform", "onehot"]
 
 
 class Slots(NamedTuple):
@@ -25,7 +27,7 @@ class Slots(NamedTuple):
     positions: Tensor  # [B, D] stream slots
     fresh: Tensor  # [B, D] bool, slots that need a token
     tokens: Tensor  # [B, L] committed tokens and drafts so far, by stream slot
-    history: Tensor | None  # [B, N, V] the last target distribution seen at each stream slot, if the init needs it
+    history: Any  # [B, N, V] the last target distribution seen at each stream slot; None unless the init needs it
     step: Tensor  # [B, 1] 1-based number of this step, per row
 
 
@@ -42,7 +44,7 @@ class Uniform:
 
     needs_history = False
 
-    def __init__(self, context: Context, fresh_q: str = "uniform"):
+    def __init__(self, context: Context, fresh_q: FreshQ = "uniform"):
         self._layout = context.layout
         self._one_hot = fresh_q == "onehot"
         self._q = torch.zeros(context.layout.vocab, device=context.device)

@@ -39,8 +39,6 @@ class Vertical(JacobiTree):
     sibling is tested.
     """
 
-    _couples = False  # Whether a redrawn draft is coupled with the refined draft
-
     def __init__(
         self, context: Context, init: Init, window: int, siblings: int, depth: int, head: str, passes: int = 0
     ):
@@ -122,7 +120,7 @@ class Vertical(JacobiTree):
         same_above = refined & is_fed.all(-1)
         fed_before = around(self._fed, places[..., 0])
         refined_tokens = tokens.gather(1, positions)
-        coupled = self._coupled(positions, refined, refined_tokens, step, q) if self._couples else ()
+        coupled = self._coupled(positions, refined, refined_tokens, step, q)
         first = around(tokens, places[:, 0, :1])
 
         def drawn(
@@ -147,7 +145,7 @@ class Vertical(JacobiTree):
                 weights = standard(proposed, shared)
             return torch.where(stays, old, draw(weights, uniform)), kept, proposed
 
-        def one(carry: tuple[Tensor, Tensor], given: Sequence[Tensor]) -> tuple[tuple, tuple]:
+        def one(carry: tuple[Tensor, ...], given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             chosen = drawn(*carry, *given)
             return (chosen[0], self._mixed_before(chosen[0])), chosen
 
@@ -163,6 +161,12 @@ class Vertical(JacobiTree):
             chosen, kept, proposed = in_turn(one, (first, start), given)
         tokens.scatter_(1, positions, chosen)
         return kept, proposed
+
+    def _coupled(
+        self, positions: Tensor, refined: Tensor, tokens: Tensor, step: Tensor, q: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return what couples redrawn drafts with the refined `tokens` [B, k], the last arguments of `drawn`."""
+        return ()
 
     def _head_logits(self, features: Tensor) -> Tensor:
         return self._batch.session.logits(features)
@@ -197,8 +201,6 @@ class CoupledVertical(Vertical):
     token table is small, its products with the first layer are computed once per batch.
     """
 
-    _couples = True
-
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
         if len(self._table) <= FEW:
@@ -211,7 +213,7 @@ class CoupledVertical(Vertical):
 
     def _coupled(
         self, positions: Tensor, refined: Tensor, tokens: Tensor, step: Tensor, q: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         """Return thresholds [B, k] and q [B, k, V]. A token of `tokens` [B, k] with a larger probability is kept."""
         # In this step, only slots without a refined draft have used this number.
         coin = self._batch.noise.uniform(positions, Stream.FRESH, step)

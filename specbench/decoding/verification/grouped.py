@@ -7,6 +7,8 @@ over the members within the target's top-k only, which accepts more drafts near 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -27,10 +29,10 @@ class Grouped(RatioTest):
         G: int,
         d: float,
         delta: float,
-        cluster: str,
-        order: str,
-        bounds: str,
-        cluster_q: str = "whole",
+        cluster: Literal["target", "draft", "embedding"],
+        order: Literal["ascending", "descending"],
+        bounds: Literal["half-open", "inclusive"],
+        cluster_q: Literal["whole", "support"] = "whole",
     ):
         super().__init__(context)
         if context.codebook is None and (d != float("inf") or cluster == "embedding"):
@@ -39,7 +41,7 @@ class Grouped(RatioTest):
         half = G // 2
         self._before, self._after = half, half if bounds == "inclusive" else max(half - 1, 0)
         self._whole = cluster_q == "whole"
-        self._codebook = context.codebook
+        self._codebook: Tensor = context.codebook
         self._nearest = _neighbours(context.codebook, G - 1) if cluster == "embedding" else None
 
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import uuid
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,11 +26,13 @@ _TIE = 1 + 1e-6
 MOST_NEIGHBOURS = 1001  # Neighbours per token in the cached table: LANTERN's k, and one more for its release
 _ROWS = 1024  # Rows of the distance matrix computed at a time: a full one takes 15 GiB at V = 64,000
 
+Neighbours = Literal["normalised", "raw"]
+
 
 class Lantern(RatioTest):
     """LANTERN: the neighbours' total probability is at most `delta`."""
 
-    def __init__(self, context: Context, k: int, delta: float, neighbours: str):
+    def __init__(self, context: Context, k: int, delta: float, neighbours: Neighbours):
         super().__init__(context)
         if context.codebook is None:
             raise SpecbenchError("this model has no codebook, which the LANTERN verifiers need")
@@ -71,7 +73,7 @@ class Lantern(RatioTest):
 class LanternPlusPlus(Lantern):
     """LANTERN++: the neighbours' total probability is at most (lambda - 1) p(x), so a <= lambda p/q."""
 
-    def __init__(self, context: Context, k: int, lambda_: float, neighbours: str):
+    def __init__(self, context: Context, k: int, lambda_: float, neighbours: Neighbours):
         super().__init__(context, k, lambda_ - 1, neighbours)
 
     def _limit_for(self, p_draft: Tensor) -> Tensor:

@@ -8,9 +8,8 @@ A `RatioTest` accepts a draft x with probability a(x; p, q); after a rejection t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -223,9 +222,7 @@ class Add(RatioTest):
         return torch.where(mass > 0, mass / q.gather(-1, x), 0.0)
 
 
-def uniform(drafts: int, delta: float) -> list[float]:
-    """Return delta at every depth (eq. 13)."""
-    return [delta] * drafts
+Schedule = Literal["uniform", "exponential", "linear"]
 
 
 def exponential(drafts: int, delta: float, nu: float) -> list[float]:
@@ -249,14 +246,12 @@ class DepthWeighted(RatioTest):
     residual only. Cool-SD's claim: weights that decrease with depth cost less quality than weights that increase.
     """
 
-    def __init__(self, context: Context, schedule: str, delta: float, nu: float, slope: float, floor: float):
+    def __init__(self, context: Context, schedule: Schedule, delta: float, nu: float, slope: float, floor: float):
         super().__init__(context)
         drafts = max(context.drafts, 1)
-        weights: Sequence[float] = {
-            "uniform": lambda: uniform(drafts, delta),
-            "exponential": lambda: exponential(drafts, delta, nu),
-            "linear": lambda: linear(drafts, delta, slope),
-        }[schedule]()
+        weights = [delta] * drafts  # eq. 13
+        if schedule != "uniform":
+            weights = linear(drafts, delta, slope) if schedule == "linear" else exponential(drafts, delta, nu)
         self.weights = torch.tensor([max(floor, weight) for weight in weights], device=context.device)
 
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:

@@ -15,6 +15,8 @@ the run looks ahead, and part of it may not be tested.
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 import torch
 from torch import Tensor
 
@@ -31,7 +33,16 @@ class RunTest(RatioTest):
 
     ratios: type[RatioTest]
 
-    def __init__(self, context: Context, alpha: float, last: int, retest: bool, coins: str, before: str, **options):
+    def __init__(
+        self,
+        context: Context,
+        alpha: float,
+        last: int,
+        retest: bool,
+        coins: Literal["one", "fresh"],
+        before: Literal["accepted", "tested"],
+        **options: Any,
+    ):
         super().__init__(context)
         self._alpha, self._last, self._retest, self._one_coin = alpha, last, retest, coins == "one"
         self._one_by_one = before == "tested"

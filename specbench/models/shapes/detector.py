@@ -8,6 +8,7 @@ only if a clause requests several objects of a kind.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -99,7 +100,8 @@ def judge(request: SceneRequest, detections: list[Detection]) -> Judgement:
 
 
 def _recognize(patch: np.ndarray, color: str) -> Detection | None:
-    rows, columns = (np.flatnonzero(patch.any(axis)).tolist() for axis in (1, 0))
+    rows: Any = np.flatnonzero(patch.any(1))
+    columns: Any = np.flatnonzero(patch.any(0))
     top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
     height, width = bottom - top, right - left
     if max(height, width) > MAX_ASPECT * min(height, width):
@@ -110,5 +112,5 @@ def _recognize(patch: np.ndarray, color: str) -> Detection | None:
     best = int(overlaps.argmax())
     if overlaps[best] < MIN_OVERLAP:
         return None
-    centre = (left + right) / 2, (top + bottom) / 2
-    return Detection(SHAPES[best], color, *centre, (left, top, right, bottom), float(overlaps[best]))
+    box = (int(left), int(top), int(right), int(bottom))
+    return Detection(SHAPES[best], color, (left + right) / 2, (top + bottom) / 2, box, float(overlaps[best]))
