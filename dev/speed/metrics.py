@@ -139,7 +139,7 @@ def blip_vqa(settings: Settings) -> Case:
     metric.phrases = lambda prompt: prompt.split(" and ")
 
     def forward(n: int) -> None:
-        seen = metric.network.see(torch.rand(n, 3, 480, 480))
+        seen = metric.network.vision(torch.rand(n, 3, 480, 480)).last_hidden_state
         metric.network(seen.repeat_interleave(2, 0), torch.full((2 * n, 5), 1000))
 
     return metric, forward

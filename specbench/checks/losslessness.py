@@ -270,8 +270,8 @@ def _counted(cells: np.ndarray, exact: np.ndarray, layout: TokenLayout) -> Count
         "samples": (even[:, :, ::2], even[:, :, 1::2]),
         "seeds": (tokens[0], tokens[1]),
     }
-    shape = (-1, len(powers))
-    gains = [agreement(a.reshape(shape), b.reshape(shape), layout.v_image) for a, b in map(pairs.__getitem__, PAIRS)]
+    sides = ([side.reshape(-1, len(powers)) for side in pairs[kind]] for kind in PAIRS)
+    gains = [agreement(one, other, layout.v_image) for one, other in sides]
     sums = np.array([[gain.sum(), (gain**2).sum()] for gain in gains])
     return Counts(observed, np.append(exact, 0.0), layout.v_image, sums)
 

@@ -81,11 +81,12 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
 def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[str, str]]:
     """Check unpacked runs."""
     checks: dict[str, Callable[[Path], Iterable[tuple[str, ...]]]] = {
-        **{"identity": _identity, "prompts": _prompts, "facts": _facts, "pictures": _pictures, "scores": _scores},
-        **{"latencies": _latencies, "report": _report},
+        "identity": _identity, "prompts": _prompts, "facts": _facts, "pictures": _pictures, "scores": _scores,
+        "latencies": _latencies, "report": _report,
         "tokens": lambda run: [("tokens", *_tokens(run, recompute, device))],
-        **({"drawing": lambda run: [("drawing", *_drawing(run, device))]} if recompute else {}),
-    }
+    }  # fmt: skip
+    if recompute:
+        checks["drawing"] = lambda run: [("drawing", *_drawing(run, device))]
     rows = []
     for run, (name, check) in itertools.product(runs, checks.items()):
         try:

@@ -81,12 +81,12 @@ def load_openai(path: Path, device: str) -> torch.nn.Module:
 
 def untrained_model(architecture: str) -> torch.nn.Module:
     """Build the network of a named architecture with random weights that the caller replaces."""
-    open_clip, disabled = import_open_clip(), logging.root.manager.disable
-    logging.disable()  # hide its warning that the weights are random
+    open_clip, nothing = import_open_clip(), logging.Filter("-")
+    logging.getLogger().addFilter(nothing)  # hide its warning that the weights are random; other loggers still warn
     try:
         return open_clip.create_model(architecture, pretrained=None, output_dict=True)
     finally:
-        logging.disable(disabled)
+        logging.getLogger().removeFilter(nothing)
 
 
 def load_folder_model(folder: Path, device: str) -> torch.nn.Module:

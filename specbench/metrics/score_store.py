@@ -206,7 +206,7 @@ def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bo
     if not rows or any(rows[0].get(name) not in (None, fact) for name, fact in _declared(metric).items()):
         return False  # a class in a notebook may now declare another direction
     whole = all("cut" in row and row.get("value") == row.get("value") for row in rows)
-    return whole and {row.get("images") for row in rows} == {len(images)} and path.stat().st_mtime_ns > newest
+    return whole and all(row.get("images") == len(images) for row in rows) and path.stat().st_mtime_ns > newest
 
 
 def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None:

@@ -200,4 +200,5 @@ def _best(call: Callable[[], object], device: str, seconds: float = _SECONDS) ->
 
 def _key(device: str, dtype: str, threads: int) -> str:
     """Key of a device's measurements in the cache."""
-    return ", ".join([device_name(device), dtype, *[f"{threads} threads"] * (device == "cpu" and threads > 0)])
+    name = f"{device_name(device)}, {dtype}"
+    return f"{name}, {threads} threads" if device == "cpu" and threads else name

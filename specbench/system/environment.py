@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -52,10 +53,10 @@ def versions() -> dict[str, str | None]:
 
 def requirements() -> list[str]:
     """Declared requirements of the installed package with its extras; empty if it is not installed."""
-    try:
-        return metadata.requires(DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:
-        return []
+    for name in (DISTRIBUTION, "specbench"):  # checkouts that were installed before 0.4.0
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.requires(name) or []
+    return []
 
 
 def git_state() -> dict[str, object]:

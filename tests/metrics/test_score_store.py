@@ -89,3 +89,6 @@ def test_a_score_that_is_nan_is_missing_and_only_one_of_earlier_versions_is_comp
         assert shown.code == 0 and not re.search(r"\bnan\b", shown.out)
     assert cli(*score).code == 0
     assert read_scores(run) == honest and undefined.stat().st_mtime_ns == written
+    lists = pa.array([[10]] * len(older))
+    pq.write_table(older.set_column(older.column_names.index("images"), "images", lists), clip)
+    assert cli(*score).code == 0 and read_scores(run) == honest

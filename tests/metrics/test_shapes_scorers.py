@@ -21,6 +21,7 @@ from specbench.models.shapes.scene import SceneRequest
 from specbench.prompts import load_prompts
 from specbench.reporting import render as render_tables
 from specbench.reporting import report_rows
+from specbench.runs.progress_bar import ScoreProgress
 
 
 @pytest.fixture
@@ -52,7 +53,9 @@ def test_its_words_are_the_words_of_the_captions():
     assert [names[index] for index in tokenizer(["a photorealistic dog"])[0, 1:3].tolist()] == ["<unknown>"] * 2
 
 
-def test_a_run_is_scored_by_all_three_unasked_and_few_images_are_warned_about(few_renders, tmp_path):
+def test_a_run_is_scored_by_all_three_unasked_and_few_images_and_a_missing_package_are_told(
+    few_renders, tmp_path, monkeypatch, capsys
+):
     folder = drawn_run(tmp_path)
     outcomes = scoring.score([folder], bundled_only=True)
     bundled = ("shapes-clip", "shapes-detector", "shapes-frechet")
@@ -64,6 +67,10 @@ def test_a_run_is_scored_by_all_three_unasked_and_few_images_are_warned_about(fe
     assert all(f"| {name} " in text and f"- {name}: " in text for name in bundled)
     assert "shapes-frechet: 6 images are few for 64 features" in text
     assert "shapes-detector by part:" in text and "| colors ↑ |" in text
+    monkeypatch.setattr(ShapesClip, "packages", {"no-such-package": "pip install it"})
+    scoring.score([folder], reporter=ScoreProgress(), bundled_only=True)
+    told = capsys.readouterr().err
+    assert ": shapes-detector, shapes-frechet\nshapes-clip is left out" in told and "needs no-such-package" in told
 
 
 def test_the_reference_depends_on_captions_alone_and_scores_name_their_weights_and_renderer(monkeypatch):
