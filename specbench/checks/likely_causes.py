@@ -216,7 +216,7 @@ class _Study(ImageLikelihood):
             values[name] = [*typed, off] if SAMPLING[name].typed else []
         pairs = ((name, value) for name, others in values.items() for value in others if value != self._claimed(name))
         ways = [(name, self.under(**{name: value})) for name, value in pairs]
-        if claimed.temperature != 1 and claimed.entropy_scale is None and {*claimed.filters} - {"top_k"}:
+        if claimed.temperature != 1 and claimed.entropy_scale is None and {*claimed.filters} - {"top_k", "top_n_sigma"}:
             ways.append(("early", replace(self.way, early=True)))
         ways += [("repetition", replace(self.way, repetition=value)) for value in _REPETITION]
         return ways + [("frequency", replace(self.way, frequency=value)) for value in _FREQUENCY]

@@ -79,7 +79,9 @@ def _filtered(logits: Tensor, sampling: Sampling, filters: Mapping[str, Filter])
 
 
 def _below_kth(logits: Tensor, k: int) -> Tensor:
-    return logits < kth_largest(logits, min(k, logits.shape[-1]))
+    if not 0 < k < logits.shape[-1]:
+        return torch.zeros_like(logits, dtype=torch.bool)
+    return logits < kth_largest(logits, k)
 
 
 def _below_deviations(logits: Tensor, number: float) -> Tensor:
