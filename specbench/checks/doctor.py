@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.models.catalog import check_model, find_model, models
+from specbench.models.catalog import check_model, default_prompts, find_model, models
 from specbench.models.facts import AS_PUBLISHED, EIGHT_BITS_GAIN, ModelChoice, ModelFacts
 from specbench.models.hub_model import HubModel
-from specbench.prompts import default_prompts
 from specbench.runs import compiler
 from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.needs import fetch_command, needs_of, score_needs

@@ -178,8 +178,11 @@ def named(causes: Sequence[Cause], images: int) -> str:
 def _label(setting: str, value: float | None) -> str:
     """A setting and its value in words."""
     label = setting.replace("_", "-")
-    off = setting in FILTERS and value in (None, SAMPLING[setting].default)
-    return f"no {label}" if off else f"{label} {value:.3g}"
+    return f"no {label}" if _is_off(setting, value) else f"{label} {value:.3g}"
+
+
+def _is_off(setting: str, value: float | None) -> bool:
+    return setting in FILTERS and value in (None, SAMPLING[setting].default)
 
 
 def _of_some(ratio: np.ndarray) -> float:
@@ -229,8 +232,8 @@ class _Study(ImageLikelihood):
         if kind in ("repetition", "frequency"):
             return Cause(kind, f"a {kind} penalty of about {getattr(way, kind):g}", *evidence)
         value = getattr(way.sampling, kind)
-        claimed = _label(kind, self._claimed(kind))
-        what = f"{_label(kind, value)}, not {'claimed' if claimed.startswith('no ') else claimed}"
+        claimed = self._claimed(kind)
+        what = f"{_label(kind, value)}, not {'claimed' if _is_off(kind, claimed) else _label(kind, claimed)}"
         return Cause(kind, what, *evidence, kind, None if value is None else float(value))
 
     def estimated(self, cause: Cause) -> Cause:

@@ -62,16 +62,16 @@ def list_things(
 
 def _print_decoders(rows: Sequence[dict[str, Any]]) -> None:
     """Print decoders in groups: lossless, lossy, with a trained head, and as released by the authors."""
-    screen, groups = console.stdout(), dict[str, list[tuple[str, str]]]()
+    screen, groups = console.stdout(), dict[tuple[bool, bool, bool], list[tuple[str, str]]]()
     for row in rows:
         released = row["name"].endswith("-released")
-        kind = "as released by the authors" if released else "lossless" if row["lossless"] else "lossy"
-        head = ", with a trained head" if "head" in row["options"] and not released else ""
-        groups.setdefault(f"{kind}{head}", []).append((row["name"], row["summary"]))
+        group = released, not released and "head" in row["options"], not released and not row["lossless"]
+        groups.setdefault(group, []).append((row["name"], row["summary"]))
     width = max(len(row["name"]) for row in rows)
-    for title in sorted(groups, key=lambda title: (title.startswith("as"), "head" in title, title.startswith("lossy"))):
-        screen.print(Text(f"{title[0].upper()}{title[1:]}", style="bold"))
-        for name, summary in groups[title]:
+    for released, head, lossy in sorted(groups):
+        kind = "As released by the authors" if released else "Lossy" if lossy else "Lossless"
+        screen.print(Text(f"{kind}{', with a trained head' * head}", style="bold"))
+        for name, summary in groups[released, head, lossy]:
             lines = wrap(summary, screen.width - width - 4) or [""]
             screen.print(Text(f"  {name:{width}}  {lines[0]}"))
             screen.print(*(Text(" " * (width + 4) + line) for line in lines[1:]), sep="\n", end="\n" * (len(lines) > 1))

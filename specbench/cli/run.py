@@ -16,7 +16,15 @@ from specbench.cli.options import Json, Quiet, dry_run_switch, flags, of_run, op
 from specbench.cli.output import print_json, print_line, print_table
 from specbench.errors import MISSING_PREREQUISITE, unknown_name
 from specbench.runs.progress_bar import ProgressReporter, ScoreProgress
-from specbench.runs.settings import DRAWN, RunSettings, check_environment, merge, read_config, run_settings
+from specbench.runs.settings import (
+    DRAWN,
+    RunSettings,
+    check_environment,
+    decoder_settings,
+    merge,
+    read_config,
+    run_settings,
+)
 from specbench.specs.components import CHOICES
 from specbench.specs.options import SettingOrigin, SettingSource, plain
 from specbench.specs.presets import PRESETS, options_of
@@ -55,16 +63,16 @@ class _RunCommand(Command):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         options = {**dict.fromkeys(CHOICES), **options_of(PRESETS[self._topic])} if self._topic in PRESETS else {}
         parameters: list[Any] = self.params
+        of_decoders = {setting.name for setting in decoder_settings()}
         for parameter in parameters:
             name, panel = parameter.opts[0].removeprefix("--"), getattr(parameter, "rich_help_panel", None) or ""
-            of_decoders = panel.startswith("Decoder ")
             if options:
                 parameter.hidden = name not in options
                 if (option := options.get(name)) is not None:
                     parameter.help = escape(f"{option.help} (default {plain(option.default) or 'none'})")
             elif self._topic != _EVERYTHING:
                 parameter.rich_help_panel = "Most used" if name in _MOST_USED else panel
-                parameter.hidden = of_decoders and name not in _MOST_USED
+                parameter.hidden = name in of_decoders and name not in _MOST_USED
         super().format_help(ctx, formatter)
 
 

@@ -246,6 +246,16 @@ def _users_model(reference: str) -> ModelFacts:
 _references: dict[str, str] = {}  # Import paths of the models of plug-ins and of the user's modules, by name
 
 
+def default_prompts(model: str) -> str | None:
+    """Default prompts: the set with the model's name, class labels for class-conditional models, else PartiPrompts.
+    None for a second stage, whose prompts are the images of a first stage."""
+    from specbench.prompts.loading import LABELS, prompt_set_names  # not for `--help`
+
+    if isinstance(facts := models().get(model), HubModel) and (facts.classes or (facts.codes and not facts.second)):
+        return LABELS if facts.classes else None
+    return model if model in prompt_set_names() else "parti"
+
+
 def model_code(model: ModelFacts) -> Code | None:
     """Return the code and configuration of a model from outside specbench; None for specbench's models."""
     reference = _references.get(ModelChoice.of_name(model.name)[0])

@@ -154,12 +154,16 @@ class HeadSize(NamedTuple):
 
     weights: Callable[[NetworkSize], int]
     cached_layers: int = 0  # layers with a KV cache as wide as the target's
+    projected: int = 0  # size of its projections over the square of the width
+
+
+def _eagle(projected: int) -> HeadSize:
+    """A layer of the target, its projections, and a token table."""
+    return HeadSize(lambda size: size.layer_weights + projected * size.width**2 + size.table * size.width, 1, projected)
 
 
 HEAD_SIZES = {  # by kind of draft head
-    # a layer of the target, a projection of 2d x d, a token table
-    "eagle": HeadSize(lambda size: size.layer_weights + 2 * size.width**2 + size.table * size.width, cached_layers=1),
-    # the same with a projection of four hidden states
-    "eagle3": HeadSize(lambda size: size.layer_weights + 6 * size.width**2 + size.table * size.width, cached_layers=1),
+    "eagle": _eagle(2),
+    "eagle3": _eagle(6),  # with a projection of four hidden states
     "vertical": HeadSize(lambda size: vertical_weights(size.width)),
 }

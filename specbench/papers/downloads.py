@@ -9,7 +9,7 @@ from specbench.errors import SpecbenchError, chosen, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings
 from specbench.metrics.published_weights import CHECKPOINTS, missing_file
-from specbench.models.catalog import find_model, models
+from specbench.models.catalog import default_prompts, find_model, models
 from specbench.models.checkpoint_files import Source, WantedFiles
 from specbench.models.draft_head_files import PUBLISHED_HEADS
 from specbench.models.hub_model import HubModel
@@ -47,7 +47,7 @@ def fetch(
     names, metrics = chosen("name", names), chosen("metric", metrics)
     needs = [lacking for name in names for lacking in downloads_of(name, images)]
     for model in (name for name in names if scores and name in models()):
-        metrics = [*metrics, *metric_catalog.default_metrics(model, prompts.default_prompts(model))]
+        metrics = [*metrics, *metric_catalog.default_metrics(model, default_prompts(model))]
     needs += metric_catalog.downloads(metric_catalog.with_protocol(metrics, protocol), Settings())
     return [
         {
@@ -64,7 +64,7 @@ def fetch(
 def downloads_of(name: str, images: bool = False) -> list[Download]:
     """Return the missing files for a name; arguments and errors as in `fetch`."""
     if name in models():
-        prompt_set = prompts.default_prompts(name)
+        prompt_set = default_prompts(name)
         return find_model(name).downloads() + (missing_set(prompt_set) if prompt_set else [])
     if (named := prompts.set_name(name)) in prompts.prompt_set_names():
         return missing_set(named) + (missing_set(named, images=True) if images else [])

@@ -87,9 +87,8 @@ def decoder_rows() -> _Rows:
 
 def _option_rows(name: str, model: str) -> _Rows:
     """List the options of a decoder on a model, then the settings that all decoders of a run share, with sources."""
-    from specbench.models.catalog import find_model
+    from specbench.models.catalog import default_prompts, find_model
     from specbench.models.draft_head_files import published_head
-    from specbench.prompts import default_prompts
     from specbench.runs.decoder_args import plan_decoders
     from specbench.runs.settings import RunSettings
     from specbench.specs.run_spec import SAMPLING

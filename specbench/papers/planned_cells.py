@@ -94,15 +94,18 @@ def head_of(text: str, model: str) -> str | None:
 def _settings(asked: RunSettings, model: object) -> dict[str, object]:
     """Return the cell's values by setting name; a substituted model also changes prompts, top-k and guidance."""
     inline = ",".join(f"{name}={value}" for name, value in sorted(asked.options.items()))
-    settings = {name: value for name, value in asked.by_name.items() if name not in asked.options}
-    settings["decoder"] = [f"{asked.decoder[0]}:{inline}" if inline else asked.decoder[0]]
+    values = {name: value for name, value in asked.by_name.items() if name not in asked.options}
+    values |= {"decoder": [f"{asked.decoder[0]}:{inline}" if inline else asked.decoder[0]]}
     if model not in (None, asked.model):
         other = find_model(str(model))
-        settings |= dict.fromkeys(("guidance-rows", "prompt-form"))
-        settings["prompts"] = other.name if other.name in prompts.prompt_set_names() else asked.prompts
-        settings["top-k"] = settings.get("top-k") if (settings.get("top-k") or 0) <= other.v_image else 0
-        settings["cfg"] = settings.get("cfg") if other.guided else None
-    return {name: value for name, value in settings.items() if value is not None}
+        top_k, cfg = asked.value("top-k"), asked.value("cfg")
+        values |= {
+            **dict.fromkeys(("guidance-rows", "prompt-form")),
+            "prompts": other.name if other.name in prompts.prompt_set_names() else asked.prompts,
+            "top-k": top_k if (top_k or 0) <= other.v_image else 0,
+            "cfg": cfg if other.guided else None,
+        }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _raise_if_all_refused(cells: Sequence[PlannedCell]) -> None:

@@ -1,7 +1,6 @@
 """Prompt sets: shipped, public, from plug-ins, or from a file. Imports no torch."""
 
 from specbench.prompts.loading import (
-    default_prompts,
     downloadable,
     fetch_prompts,
     fetched_prompts,

@@ -83,16 +83,6 @@ def fetch_prompts(
     return folder
 
 
-def default_prompts(model: str) -> str | None:
-    """Default prompts: the set with the model's name, class labels for class-conditional models, else PartiPrompts.
-    None for a second stage, whose prompts are the images of a first stage."""
-    if model.startswith("tar-dtok"):
-        return None
-    if model.startswith("llamagen-c2i"):
-        return LABELS
-    return model if model in prompt_set_names() else "parti"
-
-
 def fetched_prompts(name_or_path: str | Path, column: str | None = None) -> PromptSet:
     """Call `load_prompts`, after downloading a public set if it is missing."""
     if not offline():

@@ -265,7 +265,7 @@ def _untimed(rows: Sequence[ReportRow]) -> list[str]:
     decoded = [row for row in missing if not row.imported]  # the times of another program are not comparable with AR's
     if decoded and all(row.over_ar.baseline is None for row in missing):
         folder = decoded[0].folder
-        if all(reason.startswith("differs") for reason in reasons) and any(row.decoder == "ar" for row in rows):
+        if all(row.over_ar.unlike_ar for row in missing) and any(row.decoder == "ar" for row in rows):
             return [*sentences, "To compare: decode both in one command, with another --out."]  # AR is stored already
         sentences.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")
     return sentences

@@ -19,7 +19,7 @@ from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, EIGHT_BITS, EIGHT_BITS_GAIN, RANDOM, ModelFacts
 from specbench.models.forward_time import Forward, Reached, forward_ms
-from specbench.models.network_sizes import NetworkSize, Size, draft_weights, first_layer_weights
+from specbench.models.network_sizes import HEAD_SIZES, NetworkSize, Size, draft_weights, first_layer_weights
 from specbench.reporting.comparability import Run
 from specbench.reporting.marks import label
 from specbench.runs.memory_estimate import most_columns
@@ -30,7 +30,6 @@ from specbench.system.device_peaks import Peak
 
 FORECAST = "forecast"  # The `kind` of every row
 PROMPT_TOKENS = 128  # Assumed elements of a prompt
-_PROJECTED = {"eagle": 2, "eagle3": 6}  # Size of a head's projections over the square of the width
 Range = tuple[float, float]
 
 
@@ -216,9 +215,9 @@ def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
         size = Size(draft_weights(width) + model.v_image * width, 0, width)
         each = replace(setting.forward(1), size=size, moved=0.0, columns=1)
         return [at_once, *[each] * drafts] if drafts else []
-    if decoder.head_kind not in _PROJECTED:
+    if decoder.head_kind not in HEAD_SIZES:
         return []
-    projection = _PROJECTED[decoder.head_kind] * network.width**2
+    projection = HEAD_SIZES[decoder.head_kind].projected * network.width**2
     weights = network.layer_weights + projection + model.v_image * network.width
     head = Size(weights, setting.size.kv // network.layers, setting.size.attention // network.layers)
     whole, moved = setting.forward(1), network.moved / network.layers

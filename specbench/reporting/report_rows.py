@@ -211,13 +211,14 @@ def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:
         return OverAR(speedup_note="no AR run")
     differing, ar = nearest
     if differing:
-        return OverAR(speedup_note=f"differs from AR in {', '.join(differing)}")
+        return OverAR(speedup_note=f"differs from AR in {', '.join(differing)}", unlike_ar=True)
     if (result := run.speed_up(ar)) is None:
         how = f"batch {spec.batch}" if spec.batch > 1 else "throughput mode"
         untimed = not stats.paired(run.rows, ar.rows).empty and (run.untimed or ar.untimed)
         lacking = "no image was decoded" if run.rows.empty else "no images in common with AR"
         why = "differs in versions between images" if untimed else lacking
-        return OverAR(speedup_note=why if spec.timed else f"{how}: latency is not measured")
+        why = why if spec.timed else f"{how}: latency is not measured"
+        return OverAR(speedup_note=why, unlike_ar=bool(spec.timed and untimed))
     shared = f"{result.pairs} images" if result.pairs > 1 else "one image"
     partial = f"over the {shared} in common with AR" if result.pairs < len(run.rows) else None
     return OverAR(

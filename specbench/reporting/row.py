@@ -106,6 +106,7 @@ class OverAR:
     ar_folder: Path | None = None  # folder of the AR run, whose name may differ from its id; not in reports
     eager_ar: str | None = None  # warning about an AR that was not compiled
     speedup_note: str | None = None
+    unlike_ar: bool = False  # whether an AR run is stored, but its settings or versions differ; not in reports
 
 
 @dataclass(frozen=True)
@@ -261,7 +262,7 @@ def record(row: ReportRow) -> dict[str, object]:
     values: dict[str, Any] = {}
     for key, value in row.by_key.items():
         values |= {"intervals": bounds, key: value} if key == "beside_ar" else {key: value}
-    del values["ar_folder"]
+    del values["ar_folder"], values["unlike_ar"]
     return {key: value for key, value in _by_key(values).items() if value is not None or key not in _RARE}
 
 

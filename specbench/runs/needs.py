@@ -7,9 +7,9 @@ from typing import NamedTuple
 from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.published_weights import CHECKPOINTS, hub_problem
+from specbench.models.catalog import default_prompts
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.hub_model import HubModel
-from specbench.prompts import default_prompts
 from specbench.prompts.public import missing_set
 from specbench.system.downloads import offline
 

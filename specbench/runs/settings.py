@@ -283,7 +283,8 @@ def merge(
 
 def _with_prompts(read: RunSettings) -> RunSettings:
     """Return the record with the full name of the prompt set, by default the model's own set."""
-    from specbench.prompts import default_prompts, set_name  # not for `--help`
+    from specbench.models.catalog import default_prompts  # not for `--help`
+    from specbench.prompts import set_name
 
     if read.prompts is not None:
         return replace(read, prompts=set_name(read.prompts))

@@ -35,6 +35,7 @@ class Preset:
     equation: str
     choices: Mapping[str, str]  # value of each choice (drafter, init, verifier, residual, refine)
     defaults: Mapping[str, object] = field(default_factory=dict)  # option defaults that differ from the components' own
+    own: bool = False  # whether it is this project's method, so that `paper` names only related papers
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def _built_in() -> dict[str, Preset]:
             entry["equation"],
             sjd | entry.get("components", {}),
             entry.get("defaults", {}),
+            entry.get("own", False),
         )
         for name, entry in WRITTEN["decoder"].items()
     }

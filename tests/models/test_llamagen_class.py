@@ -15,10 +15,10 @@ from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.metrics.catalog import default_metrics
 from specbench.metrics.clip import Clip
 from specbench.metrics.fid import bicubic256
-from specbench.models.catalog import find_model, load_model
+from specbench.models.catalog import default_prompts, find_model, load_model
 from specbench.models.facts import ModelChoice
 from specbench.models.family_sizes import network_size
-from specbench.prompts import Prompt, Request, default_prompts, load_prompts
+from specbench.prompts import Prompt, Request, load_prompts
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
