@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specbench.decoding.draft_tree import Routes
 from specbench.decoding.interfaces import Proposal, Verification
-from specbench.decoding.sampling import rows_at
+from specbench.decoding.sampling import at, rows_at
 from specbench.models.transformer.host_sync import to_host
 
 
@@ -47,16 +47,17 @@ class StepOutcome(NamedTuple):
     predicted: Tensor  # [R, C] stream slots of the columns
     positions: Tensor  # [R, T] stream slots of the verified path
     steps: Tensor  # [R, 1] number of the forward
+    drafted: Tensor  # [R, C'] whether a draft follows each column: C' is C for a tree, C - 1 for a chain
     facts: dict[str, Tensor]  # of the `Verification`
-    drafts: int  # number of columns with a q
     tables: Routes | None  # of the proposal's tree, None for a chain
     by_depth: Tensor  # `first_drafts_by_depth` of the tree
 
-    def drafted(self, row: Tensor, slot: Tensor) -> Tensor:
+    def have_drafts(self, row: Tensor, slot: Tensor) -> Tensor:
         """Return whether slots `slot` of the verified paths of rows `row` have a draft. The two are broadcast."""
         if self.tables is None:  # the last column of a chain has none
-            return (slot < self.drafts).expand(torch.broadcast_shapes(row.shape, slot.shape))
-        return self.tables.has_children[self.columns[row, slot]]
+            drafts = self.drafted.shape[1]
+            return (slot < drafts) & self.drafted[row, slot.clamp(max=drafts - 1)]
+        return self.drafted[row, self.columns[row, slot]]
 
 
 class RecordedStep(NamedTuple):
@@ -73,7 +74,12 @@ class RecordedStep(NamedTuple):
 
     @property
     def outcome(self) -> StepOutcome:
-        verified, proposal = self.verified, self.proposal
+        verified, proposal, tables = self.verified, self.proposal, self.tables
+        # A first draft with q = 0 is no draft.
+        if tables is None:
+            drafted = at(proposal.q[:, : proposal.tokens.shape[1] - 1], proposal.tokens[:, 1:]) > 0
+        else:
+            drafted = (at(proposal.q, proposal.tokens[:, tables.next]) > 0) & tables.has_children
         return StepOutcome(
             first=verified.first,
             columns=verified.columns,
@@ -83,9 +89,9 @@ class RecordedStep(NamedTuple):
             predicted=proposal.positions,
             positions=self.positions,
             steps=self.steps,
+            drafted=drafted,
             facts=verified.facts,
-            drafts=proposal.q.shape[1],
-            tables=self.tables,
+            tables=tables,
             by_depth=self.by_depth,
         )
 
@@ -97,8 +103,8 @@ class RecordedStep(NamedTuple):
         seen = Committed(row, self.positions, verified.tokens, verified.p, self.steps)
         if outcome.predicted.shape[1] == 1:  # no drafts
             return seen
-        columns = slot.clamp(max=outcome.drafts - 1) if self.tables is None else verified.columns
-        drafted = outcome.drafted(row, slot)
+        columns = slot.clamp(max=outcome.drafted.shape[1] - 1) if self.tables is None else verified.columns
+        drafted = outcome.have_drafts(row, slot)
         tested = drafted & (slot <= verified.first[:, None])
         seen = seen._replace(q=proposal.q[row, columns], drafted=drafted, tested=tested)
         if proposal.earlier is None:
@@ -153,7 +159,7 @@ def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcom
     """Join consecutive steps of the same kind, of a batch of `rows`. Also return the slots that they commit."""
     outcomes = [step.outcome for step in steps]
     facts = {name: torch.cat([step.facts[name] for step in outcomes]) for name in outcomes[0].facts}
-    tensors = {name: torch.cat([getattr(step, name) for step in outcomes]) for name in StepOutcome._fields[:8]}
+    tensors = {name: torch.cat([getattr(step, name) for step in outcomes]) for name in StepOutcome._fields[:9]}
     outcome = outcomes[0]._replace(**tensors, facts=facts)
     slot = torch.arange(outcome.positions.shape[1], device=outcome.first.device)
     row, slot = (slot <= outcome.first[:, None]).nonzero(as_tuple=True)
@@ -162,7 +168,7 @@ def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcom
     seen = Committed(row % rows, positions, tokens, p, outcome.steps[row, 0])
     if outcome.predicted.shape[1] == 1:  # no drafts
         return outcome, seen
-    drafted = outcome.drafted(row, slot)
+    drafted = outcome.have_drafts(row, slot)
     seen = seen._replace(q=_rows_of([step.q for step in steps], row, slot), drafted=drafted, tested=drafted)
     if not (befores := [step.before for step in steps if step.before]):
         return outcome, seen

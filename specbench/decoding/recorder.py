@@ -106,9 +106,10 @@ class StepRecorder:
             return
         self._rounds += running
         if tables is None:
-            drafted = free = self._free[positions[:, :-1]]
+            free = self._free[positions[:, :-1]]
+            drafted = outcome.drafted & free
         else:
-            drafted = tables.has_children[outcome.columns] & self._free[positions]
+            drafted = outcome.drafted.gather(1, outcome.columns) & self._free[positions]
             free = self._free[outcome.predicted[:, 1:] - 1]
         slot, first = torch.arange(drafted.shape[1], device=positions.device), outcome.first[:, None]
         offsets = torch.stack([drafted, drafted & (slot <= first), drafted & (slot < first)])
