@@ -214,7 +214,7 @@ def test_a_python_that_knows_no_certificates_takes_those_of_certifi_or_of_the_us
     monkeypatch.setattr(ssl, "create_default_context", lambda **_: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     [handler] = [
         handler
-        for handler in downloads._opener.__wrapped__().handlers
+        for handler in downloads._opener.__wrapped__(False).handlers
         if isinstance(handler, urllib.request.HTTPSHandler)
     ]
     assert bool(handler._context.get_ca_certs()) == (file == "")
