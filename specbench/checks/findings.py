@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from specbench.errors import SpecbenchError, place
 from specbench.system import console
 
-OK, FAILED, SKIPPED, SLOW = "ok", "failed", "skipped", "slow"
+
+class Status(StrEnum):
+    """Outcome of a conformance test."""
+
+    OK, FAILED, SKIPPED, SLOW = "ok", "failed", "skipped", "slow"
+
+
+OK, FAILED, SKIPPED, SLOW = Status
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one test: its name, `ok`, `failed`, `skipped` or `slow`, and what was measured, in words."""
+    """Result of one test: its name, its status, and what was measured, in words."""
 
     check: str
-    status: str
+    status: Status
     detail: str
 
 
