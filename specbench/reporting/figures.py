@@ -108,7 +108,7 @@ def _place(point: Datum, channel: str, places: Places) -> Any:
 
 
 def _draw_layer(axes: Axes, layer: Mapping[str, Any], looks: Mapping[str, Look], places: Places) -> None:
-    """Draw the points of a layer, those of each run or part in its look."""
+    """Draw the points of a layer, each run or part in its own colour and line."""
     mark = layer["mark"]
     if mark == "one":
         axes.axvline(1, color="0.5", linewidth=0.6, linestyle=":")

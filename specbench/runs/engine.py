@@ -120,9 +120,9 @@ class EngineModel:
             missing = " nor ".join(f"--{SAMPLING[name].name}" for name in UNSERVED)
             raise SpecbenchError(f"{engine.program} offers neither {missing}", "omit them")
         self.engine, self.seconds, self._model = engine, 0.0, model
-        offered = {setting.engine: getattr(sampling, name) or setting.default for name, setting in SAMPLING.items()}
+        offered = ((name, setting) for name, setting in SAMPLING.items() if setting.engine)
         self._sampling = {
-            **{name: value for name, value in offered.items() if name},
+            **{setting.engine: getattr(sampling, name) or setting.default for name, setting in offered},
             "top_k": sampling.top_k or -1,
             "repetition_penalty": getattr(model, "repetition_penalty", 1.0),
             **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "ignore_eos": True},

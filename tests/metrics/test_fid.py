@@ -236,7 +236,7 @@ GOLDEN = {
     ("squashed", 1): 4.759, ("mask2former", 1): 5.334,
 }  # fmt: skip
 """What each version of the preprocessing code makes of one picture. If this test fails, raise the function's
-version in `CODE_VERSIONS`, so that nobody's stored features of before are used again, and write down what it makes."""
+version in `CODE_VERSIONS`, so that stored features of the earlier version are not used again, and write down what it makes."""
 
 
 def test_preprocessing_of_another_result_has_another_version():
