@@ -292,7 +292,7 @@ FIRST_FUNCTIONS = ("run", "generate", "report", "samples", "load", "score", "com
 
 
 def functions(page: Path, argument: str) -> str:
-    """Return the public functions, commands by name only: required arguments and first sentence."""
+    """Return the public functions: required arguments and first sentence; commands by name only."""
     import specbench
 
     shown = []

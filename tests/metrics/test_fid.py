@@ -235,8 +235,8 @@ GOLDEN = {
     ("center256", 2): 5.489, ("bilinear299", 1): -0.651, ("short_side_centre", 1): -6.274, ("hps_input", 1): 16.186,
     ("squashed", 1): 4.759, ("mask2former", 1): 5.334,
 }  # fmt: skip
-"""What each version of the preprocessing code makes of one picture. If this test fails, raise the function's
-version in `CODE_VERSIONS`, so that stored features of the earlier version are not used again, and write down what it makes."""
+"""What each version of the preprocessing code makes of one picture. If this test fails, raise the function's version in
+`CODE_VERSIONS`, so that stored features of the earlier version are not used again, and write down the new numbers."""
 
 
 def test_preprocessing_of_another_result_has_another_version():
