@@ -206,7 +206,7 @@ def merge_settings(defaults: RunSettings, stated: RunSettings) -> RunSettings:
 def takes(decoder: str | None, overrides: Mapping[str, object]) -> set[str]:
     """Return options and component kinds that a decoder accepts with the given components; empty for AR."""
     preset = PRESETS.get(decoder_name(decoder)) if decoder else None
-    if preset is None or preset.choices["drafter"] == "none":
+    if preset is None or not preset.drafts:
         return set()
     choices = {kind: str(overrides.get(kind, value)) for kind, value in preset.choices.items()}
     return {*options_of(preset, choices), *CHOICES}

@@ -126,7 +126,7 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
         smaller number), seconds of a batch's images together; `parts_ms` of the middle forward; `assumptions`, a
         sentence each.
     """
-    ar = next((length.overhead_ms for length in accepted if length.decoder.name == "ar"), None)
+    ar = next((length.overhead_ms for length in accepted if not length.decoder.drafts), None)
     overheads = [_overheads(length, setting, ar) for length in accepted]
     return [_row(length, setting, of_steps) for length, of_steps in zip(accepted, overheads, strict=True)]
 
@@ -136,7 +136,7 @@ def _overheads(length: Accepted, setting: ForecastSetting, ar: float | None) -> 
     step never has less overhead than a step of AR."""
     if setting.overhead_ms is not None:
         low, high = setting.overhead_ms
-        return [(low, low), (high, high)] + [(high, low)] * (length.decoder.name != "ar")
+        return [(low, low), (high, high)] + [(high, low)] * length.decoder.drafts
     if ar is None or length.overhead_ms is None:
         what = "--overhead-ms run needs runs timed one image at a time, one of them ar"
         raise SpecbenchError(what, "--overhead-ms LOW,HIGH")
@@ -273,7 +273,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
         )
     if others:
         lines.append(f"Tokens per step were measured on {', '.join(others)}, not on {model.name}.")
-        elsewhere = [length for length in accepted if length.decoder.name != "ar" and length.model != model.name]
+        elsewhere = [length for length in accepted if length.decoder.drafts and length.model != model.name]
         lines += _printed_sentences(elsewhere)
     lines += ["Rows of a batch that finish are refilled at once."] if setting.batch > 1 else []
     return lines

@@ -60,7 +60,7 @@ def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
     def shared(row: ReportRow) -> object:
         return row.model, replace(row.setting, **unknown)
 
-    ours = {shared(row): row.setting for row in sorted(rows, key=lambda row: row.decoder == "ar") if not row.imported}
+    ours = {shared(row): row.setting for row in sorted(rows, key=lambda row: row.is_ar) if not row.imported}
     return [replace(row, setting=ours.get(shared(row), row.setting)) if row.imported else row for row in rows]
 
 

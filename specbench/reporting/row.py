@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.metrics.base import Better, Kind
+from specbench.specs.presets import named_ar
 from specbench.specs.run_spec import RunSetting
 from specbench.stats import MEANS, RUN_NUMBERS, Difference, Estimate
 from specbench.stats.intervals import is_real
@@ -209,6 +210,10 @@ class ReportRow:
     copies: Sequence[str] | None = None  # folders with a copy of the run; the copies are left out
     against: Against | None = None
     real: Collection[str] | None = None  # names of the numbers that differ from AR's
+
+    @property
+    def is_ar(self) -> bool:
+        return not self.imported and named_ar(self.decoder)
 
     @cached_property
     def by_key(self) -> Mapping[str, Any]:

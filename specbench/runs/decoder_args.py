@@ -86,7 +86,7 @@ def with_ar(decoders: Sequence[PlannedDecoder], settings: RunSettings) -> list[P
     untimed = settings.batch != 1 or settings.mode == "throughput" or settings.workers or settings.ray
     timed = settings.mode == "latency" or not untimed
     prompts = settings.baseline if settings.baseline is not None else BASELINE_PROMPTS * timed
-    if not prompts or any(planned.spec.drafter == "none" for planned in decoders):
+    if not prompts or not all(planned.spec.drafts for planned in decoders):
         return list(decoders)
     return [*decoders, replace(_plan_decoder("ar", {}, RunSettings(model=settings.model)), first=prompts)]
 
@@ -151,7 +151,7 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], settings: RunSettin
 
 def _open_choices(preset: Preset, inline: Mapping[str, str], plain: Mapping[str, Any]) -> list[str]:
     """Return the choices that plain flags make for this decoder: none for AR, else those that its drafter uses."""
-    if preset.choices["drafter"] == "none":
+    if not preset.drafts:
         return []
     drafter = inline.get("drafter") or plain.get("drafter") or preset.choices["drafter"]
     ignored = DRAFTERS[drafter].ignores if drafter in DRAFTERS else ()

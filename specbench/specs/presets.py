@@ -23,6 +23,8 @@ from specbench.specs.options import Component, Option, Options
 from specbench.system.foreign_code import Code, code_of
 from specbench.system.plugins import load_plugin, load_user_object, plugins
 
+_NO_DRAFTS = "none"  # The drafter of AR
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -36,6 +38,10 @@ class Preset:
     choices: Mapping[str, str]  # value of each choice (drafter, init, verifier, residual, refine)
     defaults: Mapping[str, object] = field(default_factory=dict)  # option defaults that differ from the components' own
     own: bool = False  # whether it is this project's method, so that `paper` names only related papers
+
+    @property
+    def drafts(self) -> bool:
+        return self.choices["drafter"] != _NO_DRAFTS
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,11 @@ class DecoderSpec:
     refine: str
     options: Options
     lossless: bool
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it drafts; AR does not."""
+        return self.drafter != _NO_DRAFTS
 
     @property
     def full_name(self) -> str:
@@ -102,6 +113,11 @@ def _built_in() -> dict[str, Preset]:
 PRESETS = _built_in()
 
 
+def named_ar(decoder: str | None) -> bool:
+    """Return whether a decoder's name is AR's, or another preset's without drafts."""
+    return decoder in PRESETS and not PRESETS[decoder].drafts
+
+
 def resolve(name: str, overrides: Mapping[str, object] | None = None) -> DecoderSpec:
     """Resolve the preset `name` with the caller's choices and options."""
     name = read_name("decoder", name, PRESETS, _cited())
@@ -127,7 +143,7 @@ def choices_of(preset: Preset, overrides: Mapping[str, object]) -> dict[str, str
     choices = dict(preset.choices)
     for kind in CHOICES.keys() & overrides.keys():
         choices[kind] = read_name(kind, str(overrides[kind]), CHOICES[kind])
-    if preset.choices["drafter"] == "none" != choices["drafter"]:
+    if not preset.drafts and choices["drafter"] != _NO_DRAFTS:
         what = f"decoder '{preset.name}' has no drafts, which excludes --drafter {choices['drafter']}"
         raise SpecbenchError(what, "start from a preset that drafts, such as sjd")
     return choices
