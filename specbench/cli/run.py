@@ -17,16 +17,16 @@ from specbench.cli.output import print_json, print_line, print_table
 from specbench.errors import MISSING_PREREQUISITE, unknown_name
 from specbench.runs.progress_bar import ProgressReporter, ScoreProgress
 from specbench.runs.settings import (
-    DRAWN,
     RunSettings,
     check_environment,
     decoder_settings,
     merge,
+    names_with,
     read_config,
     run_settings,
 )
 from specbench.specs.components import CHOICES
-from specbench.specs.options import SettingOrigin, SettingSource, plain
+from specbench.specs.options import SettingOrigin, SettingSource, Use, plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.specs.run_spec import OFF_IF_NONE
 from specbench.system import console
@@ -144,7 +144,7 @@ def _read(flags: Mapping[str, object], config: str | None) -> RunSettings:
     config = config or os.environ.get("SPECBENCH_CONFIG") or None
     stored = read_config(config, [setting.name for setting in _SETTINGS]) if config else {}
     settings = merge(_SETTINGS, flags, config=stored, config_name=config or "")
-    if any(map(settings.is_given, ("decoder", "prompts", *DRAWN))):
+    if any(map(settings.is_given, ("decoder", "prompts", *names_with(Use.DRAWING)))):
         return settings
     return settings.changed({"limit": _FIRST_LOOK}, {"limit": _FIRST})
 

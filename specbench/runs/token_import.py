@@ -37,8 +37,8 @@ from specbench.runs import compiler
 from specbench.runs.engine import EngineModel, find_engine
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.preparation import load_for_run
-from specbench.runs.settings import MAX_SEED, OF_ENGINES, OF_TOKENS, RunSettings, merge, run_settings
-from specbench.specs.options import plain
+from specbench.runs.settings import MAX_SEED, RunSettings, merge, names_with, run_settings
+from specbench.specs.options import Use, plain
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Compute, RunSpec
 from specbench.stats.tokens import copies_among
@@ -80,10 +80,10 @@ def import_run(
     """Make a run from tokens in a file, or from tokens that an engine at an address draws now; see
     `specbench.import_tokens`."""
     by_address = source.startswith(("http://", "https://"))
-    names = OF_ENGINES if by_address else OF_TOKENS
-    if others := sorted(OF_ENGINES.intersection(flags) - names):
+    accepted = run_settings(use=Use.ENGINES if by_address else Use.TOKENS)
+    if others := sorted({*names_with(Use.ENGINES)} & flags.keys() - {setting.name for setting in accepted}):
         raise SpecbenchError(f"--{others[0]} requires the address of an engine", f"omit it; {source} is read as a file")
-    settings = merge(run_settings(names), flags, env={})
+    settings = merge(accepted, flags, env={})
     if by_address:
         if ids:
             raise SpecbenchError(f"--ids {ids}: an engine always returns ids of the model's vocabulary", "omit --ids")
@@ -98,7 +98,7 @@ def import_run(
 @PinnedTorch(False)
 def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, ids: str | None = None) -> Path:
     """Make a run of the tokens of a file, and return its folder; images that are already stored are skipped.
-    `program`: label of the run; `settings`: named in `OF_TOKENS`; `ids`: one of `ID_KINDS`, or None for the kind that
+    `program`: label of the run; `settings`: those of `Use.TOKENS`; `ids`: one of `ID_KINDS`, or None for the kind that
     fits."""
     model, columns = plan_model(settings), _columns(path)
     prompts, requests = _requests(path, columns, settings)
@@ -138,7 +138,7 @@ def run_of_engine(
     Args:
         address: as http://127.0.0.1:8000; see `specbench.runs.engine`.
         program: label of the run; if None, the name and version that the engine returns.
-        settings: named in `OF_ENGINES`.
+        settings: those of `Use.ENGINES`.
         served: the engine's name for the model, if it is not the checkpoint's.
     """
     model, batch = plan_model(settings), settings.batch

@@ -62,7 +62,9 @@ class RunStore:
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
-        sums = Derived(token_sums.VERSION, SUMS, ("status", *LISTS), self._sums)
+        sums = Derived(
+            token_sums.VERSION, SUMS, ("status", *LISTS), lambda rows: token_sums.token_sums(self._checked(rows))
+        )
         self._samples = ParquetLog(self.folder / "samples", SAMPLES, KEY, sums, self._owner)
         self._traces = ParquetLog(self.folder / "traces", TRACES, KEY, owner=self._owner)
         self._lock: int | None = None
@@ -276,9 +278,6 @@ class RunStore:
         if wrong:
             raise self._foreign(wrong[0])
         return rows
-
-    def _sums(self, rows: pa.Table) -> pa.Table:
-        return token_sums.token_sums(self._checked(rows))
 
     def _foreign(self, column: str) -> SpecbenchError:
         what = f"{self._samples.folder}: rows that specbench did not write, see their column '{column}'"

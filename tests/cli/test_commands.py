@@ -177,8 +177,9 @@ def test_parts_of_a_run_share_its_baseline_and_say_how_much_of_it_is_theirs(tmp_
 
 
 def test_the_command_that_adds_ar_names_the_folder_where_the_run_is_now(cli, tmp_path):
-    run = ("run", "--limit", "1", "--threads", "1", "--decoder", "sjd")
-    cli(*run, "--out", tmp_path / "there")
+    (tmp_path / "my.csv").write_text("id,words\n1,a red circle\n2,a blue square\n")
+    run = ("run", "--limit", "1", "--threads", "1", "--decoder", "sjd", "--baseline", "0")
+    cli(*run, "--prompts", tmp_path / "my.csv", "--prompt-column", "words", "--out", tmp_path / "there")
     (tmp_path / "there").rename(tmp_path / "now here")
     report = cli("report", "--out", tmp_path / "now here").out
     folder = str(tmp_path / "now here")
