@@ -53,7 +53,7 @@ class Peak:
     products: dict[int, float] = field(default_factory=dict)
 
     def bandwidth(self, size: float) -> float:
-        """Bytes per second for reading `size` bytes repeatedly: the rate of the largest copy up to this size."""
+        """Return the bytes per second of repeated reads of `size` bytes: the rate of the largest copy up to `size`."""
         fitting = [copied for copied in self.bytes_per_s if copied <= size]
         return self.bytes_per_s[max(fitting, default=min(self.bytes_per_s))]
 

@@ -353,7 +353,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 @functools.cache
 def _opener(direct: bool) -> urllib.request.OpenerDirector:
-    """Opener that also trusts certifi's certificates (some Pythons have none), unless SSL_CERT_FILE names others."""
+    """Make an opener that also trusts certifi's certificates (some Pythons have none), if SSL_CERT_FILE is unset."""
     import certifi
 
     require_certificates()

@@ -45,7 +45,7 @@ _warned: set[str] = set()  # Missing features that were already reported
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically and sync it to disk. Creates the folder, and replaces a symbolic link. If
-    several processes write at once, the last to finish wins. Nobody reads a part of it; a failed write leaves none."""
+    several processes write at once, the last to finish wins. No reader sees a partial file, even if the write fails."""
     aside = _hidden(path, f"{uuid.uuid4().hex}.tmp")  # unique to this writer
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
