@@ -408,8 +408,8 @@ def _image(
 
 
 def _alone(images: Sequence[_Image]) -> list[_Image]:
-    """Return images with their `batch`. If the file has none, it is 1, unless other images have the same `seconds` and
-    so probably shared a call. If it does not match the number of images with the same `seconds`, it is unknown."""
+    """Set `batch` of images. Without a stated value: 1, or None if other images have the same `seconds` and so probably
+    shared a call. A stated value becomes None if the number of images with the same `seconds` contradicts it."""
     alike = Counter(image.seconds for image in images)
 
     def known(image: _Image) -> bool:
