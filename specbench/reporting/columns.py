@@ -383,7 +383,7 @@ AUDIT = (
 
 
 def first_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
-    """Return the columns of the first table, as in a paper. For imported tokens, tokens per second replace NFE, because
+    """Return the columns of the first table, as in a paper. With imported tokens, tokens per second are added, because
     the number of steps may be unknown."""
     pace = [TOKENS_PER_SECOND] if any(row.imported for row in rows) else []
     return [*FIRST, *pace, *score_columns(rows), EXACTNESS]

@@ -90,7 +90,7 @@ class ForecastSetting:
         return self.network.size(self.model.v_image)
 
     def forward(self, columns: float, context: float | None = None, slots: int | None = None) -> Forward:
-        """Make a forward with a context length (None: mean over an image), limited to `slots` if the KV cache is."""
+        """Make a forward with a context length. None: the mean over an image, with at most `slots` in the KV cache."""
         slots = slots or self.model.stream
         mean = PROMPT_TOKENS + slots * (1 - slots / self.model.stream / 2) if context is None else context
         guided = self.guidance != 1
