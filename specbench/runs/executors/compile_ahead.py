@@ -21,9 +21,7 @@ from specbench.system import signals
 from specbench.system.limits import available_threads
 
 ModelLoader = Callable[[], ImageModel]
-Warm = Callable[
-    [ImageModel, Sequence[RunSpec], Sequence[str]], object
-]  # Compiles specs by running some of their steps
+Warm = Callable[[ImageModel, Sequence[RunSpec], Sequence[str]], object]  # Compiles specs by running some of their steps
 
 _USUAL_FORMS = 3  # Usual number of compiled forms of a decoder, from `shapes` on a CPU
 _MOST_BYTES = 2**30  # Limit of weights that are also loaded by a second process
