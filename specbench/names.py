@@ -52,7 +52,7 @@ def encodable(name: str) -> str:
 @functools.lru_cache(maxsize=10_000)
 def folded(name: str) -> str:
     """Normalise a name: "EAGLE (v1)" becomes "eagle1"."""
-    plain = unicodedata.normalize("NFKD", str(name).casefold())
+    plain = unicodedata.normalize("NFKD", name.casefold())
     plain = re.sub(r"[\W_]", lambda mark: {"+": "plus", "&": "and"}.get(mark[0], ""), plain)
     return re.sub(r"v(?=\d)", "", plain)
 
