@@ -44,7 +44,7 @@ def fetch(
     Raises:
         SpecbenchError: an unknown name, a disk that is too small, or a file that cannot be downloaded.
     """
-    names, metrics = chosen("name", names), chosen("metric", metrics)
+    names, metrics = [*map(str, chosen("name", names))], chosen("metric", metrics)
     needs = [lacking for name in names for lacking in downloads_of(name, images)]
     for model in (name for name in names if scores and name in models()):
         metrics = [*metrics, *metric_catalog.default_metrics(model, default_prompts(model))]
