@@ -97,9 +97,8 @@ class TableRun:
     """The outcome of running a table."""
 
     folders: dict[RunSettings, Path] = field(default_factory=dict)  # {cell settings: run folder}
-    problems: dict[RunSettings, SpecbenchError] = field(
-        default_factory=dict
-    )  # {cell settings: reason for a missing run}
+    # {cell settings: reason for a missing run}
+    problems: dict[RunSettings, SpecbenchError] = field(default_factory=dict)
     # an error to raise after the table is shown, such as failed images
     trouble: SpecbenchError | None = None
 

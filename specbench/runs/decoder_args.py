@@ -17,6 +17,7 @@ from specbench.specs.presets import (
     Preset,
     choices_of,
     decoder_name,
+    named_ar,
     options_of,
     published,
     resolve,
@@ -151,7 +152,7 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], settings: RunSettin
 
 def _open_choices(preset: Preset, inline: Mapping[str, str], plain: Mapping[str, Any]) -> list[str]:
     """List the kinds of components that flags may choose for this decoder: none for AR, else those its drafter uses."""
-    if not preset.drafts:
+    if named_ar(preset.name):
         return []
     drafter = inline.get("drafter") or plain.get("drafter") or preset.choices["drafter"]
     ignored = DRAFTERS[drafter].ignores if drafter in DRAFTERS else ()

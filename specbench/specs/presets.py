@@ -39,10 +39,6 @@ class Preset:
     defaults: Mapping[str, object] = field(default_factory=dict)  # option defaults that differ from the components' own
     own: bool = False  # whether it is this project's method, so that `paper` names only related papers
 
-    @property
-    def drafts(self) -> bool:
-        return self.choices["drafter"] != _NO_DRAFTS
-
 
 @dataclass(frozen=True)
 class DecoderSpec:
@@ -115,7 +111,7 @@ PRESETS = _built_in()
 
 def named_ar(decoder: str | None) -> bool:
     """Return whether a decoder's name is AR's, or another preset's without drafts."""
-    return decoder in PRESETS and not PRESETS[decoder].drafts
+    return decoder in PRESETS and PRESETS[decoder].choices["drafter"] == _NO_DRAFTS
 
 
 def resolve(name: str, overrides: Mapping[str, object] | None = None) -> DecoderSpec:
@@ -143,7 +139,7 @@ def choices_of(preset: Preset, overrides: Mapping[str, object]) -> dict[str, str
     choices = dict(preset.choices)
     for kind in CHOICES.keys() & overrides.keys():
         choices[kind] = read_name(kind, str(overrides[kind]), CHOICES[kind])
-    if not preset.drafts and choices["drafter"] != _NO_DRAFTS:
+    if preset.choices["drafter"] == _NO_DRAFTS != choices["drafter"]:
         what = f"decoder '{preset.name}' has no drafts, which excludes --drafter {choices['drafter']}"
         raise SpecbenchError(what, "start from a preset that drafts, such as sjd")
     return choices

@@ -36,7 +36,7 @@ from specbench.store.schema import (
     Key,
     read_facts,
     read_machines,
-    read_metas,
+    read_meta,
     with_facts,
 )
 from specbench.store.token_sums import LISTS, SUMS
@@ -46,7 +46,7 @@ from specbench.system.images import picture_bytes, png_bytes, read_picture
 from specbench.system.json_values import nonfinite_as_null, nonfinite_as_text, parse_json
 
 _PATTERNS = {"image": r"^images/[^./\\\x00][^/\\\x00]*$", "image_sha256": r"^[0-9a-f]{64}$"}
-_OBJECTS = {"facts": read_facts, "meta": read_metas, "machine": read_machines}
+_OBJECTS = {"facts": read_facts, "meta": lambda texts: [*map(read_meta, texts.to_pylist())], "machine": read_machines}
 _NOT_NEGATIVE = re.compile(r"nfe|prefills|batch|attempts|logp_spread|.*_ms")
 _ALWAYS = (*KEY, "prompt", "status", *SUMS.names)
 _DECODED = ("batch", "tokens", "forced", "logp")

@@ -142,11 +142,6 @@ def read_meta(text: object) -> dict[str, Any]:
     return meta
 
 
-def read_metas(texts: pa.ChunkedArray) -> list[dict[str, Any]]:
-    """Apply `read_meta` to a column."""
-    return [read_meta(text) for text in texts.to_pylist()]
-
-
 def read_machines(texts: pa.ChunkedArray) -> list[dict[str, Any]]:
     """Parse the non-null values of the column `machine`. Each reading has numbers, nulls, and as texts the host and
     what slowed its GPU. Raise a ValueError for other content."""
