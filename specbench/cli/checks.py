@@ -13,7 +13,7 @@ from specbench.cli import options as opt
 from specbench.cli.commands import command
 from specbench.cli.output import print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
-from specbench.runs.settings import names_with, run_settings
+from specbench.runs.settings import run_settings
 from specbench.specs.options import Use
 from specbench.specs.presets import PRESETS, require_decoders
 from specbench.specs.run_spec import SAMPLING, UNSERVED
@@ -23,9 +23,7 @@ from specbench.system.torch_device import AUTO, best_device, chosen_device
 _DEFAULT_SAMPLES = 290_000
 _UNSERVED = {*(SAMPLING[name].name for name in UNSERVED), "guidance-rows", "guidance-schedule", "random-weights"}
 _OWN = {"weights", "revision", "device", "dtype"}  # Options that `audit` also uses without --engine
-_OF_ENGINE = tuple(
-    replace(setting, panel="Engine") for setting in run_settings({*names_with(Use.ENGINES)} - _OWN - _UNSERVED)
-)
+_OF_ENGINE = tuple(replace(s, panel="Engine") for s in run_settings(use=Use.ENGINES) if s.name not in _OWN | _UNSERVED)
 
 
 @command("doctor")

@@ -189,6 +189,11 @@ def test_the_command_that_adds_ar_names_the_folder_where_the_run_is_now(cli, tmp
     assert "No speed-up" not in cli("report", "--out", folder).out
 
 
+def test_show_names_the_origin_of_every_setting(there):
+    lines = dict(line.split(maxsplit=1) for line in there("show", "sjd").out.splitlines() if " (" in line)
+    assert {lines[name].partition(" ")[2] for name in ("guidance", "temperature", "top_p")} == {"(left to the model)"}
+
+
 def test_report_prints_the_first_table_and_on_demand_all_with_definitions(there):
     first, whole = there("report").out, there("report", "--all", "--explain").out
     assert "| decoder |" in first and "- NFE: " not in first and "window cost" not in first

@@ -30,9 +30,6 @@ class Workers:
         return self.address is not None or self.count != 1
 
 
-THIS_PROCESS = Workers()
-
-
 def plan_workers(settings: RunSettings) -> Workers:
     """Make the worker configuration; reject settings that are incompatible with several workers."""
     references = tuple(name for name, _ in parse_decoders(settings.decoder) if ":" in name)
