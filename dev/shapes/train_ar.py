@@ -156,8 +156,8 @@ AttentionInterface.register("causal_blocks", blocked_attention)
 
 
 def hidden_states(network: ShapesNetwork, ids: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Final and `AUX_LAYER` hidden states [B, 256, d] that predict tokens [B, 256]; as `LlamaModel`, without its mask
-    construction, which keeps the graph whole for the compiler."""
+    """Final and `AUX_LAYER` hidden states [B, 256, d] that predict tokens [B, 256]; like `LlamaModel`, but no mask
+    is constructed, so that the compiler gets one whole graph."""
     llama = network.llama
     hidden = network.inputs(ids, tokens)
     places = torch.arange(hidden.shape[1], device=hidden.device)[None]

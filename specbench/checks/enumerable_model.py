@@ -149,7 +149,7 @@ class EnumerableSession:
         self.columns = columns
         layout = model.layout
         self._length = layout.length
-        # An extra slot at the end takes the tokens that are not kept.
+        # Tokens that are not kept are written to an extra slot at the end.
         self.consumed = torch.zeros(len(prefix), layout.length + 1, dtype=torch.long)
         self.weights = torch.tensor([layout.vocab**j for j in range(layout.length)])
         self.offsets, self.slot_rows = torch.tensor(model.offsets), torch.tensor(model.slot_rows)
@@ -263,7 +263,7 @@ class EnumerableTransformer(TransformerModel):
         self.backbone = LlamaModel(config).eval().requires_grad_(False)
         for name, weight in self.backbone.named_parameters():
             if "norm" not in name:
-                # Wide enough that attention is sharp and logits depend on every earlier token.
+                # Weights so large that attention is sharp and logits depend on every earlier token.
                 weight.copy_(torch.randn(weight.shape, generator=draw) * (1.0 if "embed" in name else 0.5))
         self.codebook = 0.5 * torch.randn(layout.v_image, 2, generator=draw)
         self.matrix = 0.4 * torch.randn(_WIDTH, layout.v_image, generator=draw)
@@ -354,7 +354,7 @@ def joint(model: EnumerableModel, sampling: Sampling, prompt: str = "") -> np.nd
 def _enumerate_images(
     layout: TokenLayout, sampling: Sampling, logits: Callable[[int, np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """`joint` of any model; `logits` maps a slot and all prefixes [n, slot] before it to guided logits [n, V]."""
+    """`joint` of any model. `logits(slot, prefixes)`: guided logits [n, V] of `slot` after prefixes [n, slot]."""
     mass = np.ones(1)
     prefixes: np.ndarray = np.zeros((1, 0), dtype=np.int64)
     for slot, forced in enumerate(layout.forced):

@@ -249,7 +249,7 @@ def observe(
 
 
 def _requests(setting: AuditSetting, texts: Sequence[str], samples: int) -> list[Request]:
-    """Requests in the order of samples, prompt ids (two for each text), texts."""
+    """Requests, ordered by sample, then by prompt id (two for each text), then by text."""
     return [
         Request(text, f"{setting.name} {text} {half}", sample)
         for sample in range(samples)
@@ -312,7 +312,7 @@ def _own_tokens(
 
 
 def _cells(tokens: np.ndarray, layout: TokenLayout) -> np.ndarray:
-    """Joint cell of each stream [B, N]. A stream that breaks the grammar is in the extra last cell."""
+    """Cell of each stream [B, N] in the joint distribution; streams that break the grammar have the extra last cell."""
     free = layout.free_slots()
     forced = np.array(layout.forced)
     image = tokens[:, free]

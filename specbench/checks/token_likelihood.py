@@ -1,8 +1,8 @@
 """Log p of given tokens under many sampling settings, from one sort of the logits. Every filter is a logit threshold.
 
 The largest logits of each slot are sorted once. A sampling setting then only needs sums of the sorted exponentials,
-which all settings with the same temperature share. Only a distribution without top-k needs the rest of the vocabulary,
-for its sum.
+which all settings with the same temperature share. Only a distribution without top-k also needs the sum over
+the rest of the vocabulary.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Alternative:
     early: bool = False  # whether top-p and min-p are applied before the temperature
     repetition: float = 1.0  # divides positive logits of tokens that the image contains, and multiplies negative logits
     frequency: float = 0.0  # subtracted from the logit of a token once per occurrence in the image
-    # shares of tokens drawn without these settings (floor), as the likeliest token (greedy), or uniformly (uniform)
+    # shares of tokens that are drawn without these settings (floor), are the likeliest token (greedy), or are uniform
     floor: float = 0.0
     greedy: float = 0.0
     uniform: float = 0.0
@@ -92,7 +92,7 @@ class SlotLogits:
         """Store `values` [B, T, K], and their negatives in ascending order. `x` [B, T, 1]: the tokens' logits."""
         self.x, self._values, self._sums, self._totals = x, values, dict[float, Tensor](), dict[float, Tensor]()
         self._ordered = ascending(-values) if values.device.type == "cpu" else (-values).sort(-1).values
-        # NaN, from a format that overflows, is sorted last and makes its whole slot NaN.
+        # NaN, caused by overflow in a number format, is sorted last and makes its whole slot NaN.
         last = self._ordered[..., -1:]
         self._first = torch.where(last.isnan(), last, -self._ordered[..., :1])
 
@@ -107,7 +107,7 @@ class SlotLogits:
         return other
 
     def _sums_at(self, temperature: float) -> Tensor:
-        """[B, T, K] cumulative sums of exp(logit / temperature) from the largest logit on, over the largest term."""
+        """[B, T, K] cumulative sums of exp(logit / temperature) from the largest logit on; the largest term is 1."""
         if temperature not in self._sums:
             while len(self._sums) >= _HELD:
                 self._sums.pop(next(iter(self._sums)))
@@ -190,7 +190,7 @@ class SlotLogits:
         return (self.x >= self._first)[..., 0]
 
     def given(self, least: Tensor, temperature: float) -> Tensor:
-        """[B, T] log p of the tokens among tokens whose logit is at least `least`; 0 for tokens below it."""
+        """[B, T] log p of the tokens, conditional on a logit of at least `least`; 0 for tokens with a smaller logit."""
         kept = self._sums_at(temperature).gather(-1, self._count(least) - 1).log() + self._first / temperature
         return torch.where(self.x < least, 0.0, self.x / temperature - kept)[..., 0]
 

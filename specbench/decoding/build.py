@@ -96,7 +96,7 @@ def _checked(method: Callable[..., Any], name: str, who: str) -> Callable[..., A
 
 
 def _bad_weight(value: Tensor, p: Tensor, q: Tensor, x: Tensor) -> str:
-    """Describe an invalid acceptance probability or weight of a draft, unless the model gave NaN."""
+    """Describe an invalid acceptance probability or weight of a draft. NaN that comes from the model is allowed."""
     drafted = q.gather(-1, x) > 0 if value.shape[-1] == 1 else (q > 0).any(-1, keepdim=True)
     bad = ~(value >= -1e-6) & drafted & ~p.isnan().any(-1, keepdim=True)
     return f" {value[bad][0].item():g}, not a number from 0" if bad.any() else ""

@@ -177,7 +177,7 @@ class ContinuousBatch:
         self._steps_ms = 0.0
 
     def _share(self, rows: Sequence[int], *names: str) -> dict[str, float]:
-        """Divide the time of some spans since the last call among `rows`; return milliseconds by span."""
+        """Divide the time of the spans `names` since the last call among `rows`; return milliseconds by span."""
         totals = self._spans.totals_ms()
         spent = {name: totals.get(name, 0.0) - self._known_ms.get(name, 0.0) for name in names}
         self._known_ms |= {name: totals.get(name, 0.0) for name in names}

@@ -18,7 +18,7 @@ from specbench.models.transformer.compilation import call_eager
 class Batch(NamedTuple):
     """One batch of images, as a drafter sees it."""
 
-    # of the target, a `FeatureSession` for draft heads; its latest forward verified this drafter's latest proposal
+    # the target's session, for draft heads a `FeatureSession`; its latest forward verified this drafter's last proposal
     session: Any
     target: Target  # turns guided logits into distributions
     noise: Noise  # of the rows
@@ -35,7 +35,7 @@ class Earlier(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """One target forward: C columns per row. Column 0, the root, consumes the last committed token; others, drafts."""
+    """A target forward of C columns per row. Column 0, the root, consumes the last committed token; others, drafts."""
 
     tokens: Tensor  # [B, C] token each column consumes
     positions: Tensor  # [B, C] stream slot each column predicts

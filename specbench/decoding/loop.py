@@ -132,7 +132,7 @@ def warm_up_steps(how: Decoding, requests: Sequence[Request], render: bool = Tru
     slots = loop.warm_up_slots()
     for slot in slots:
         if slot:
-            del loop  # frees its cache for the next loop, as between images: graphs need the same addresses
+            del loop  # frees its cache, so that the next loop has the same addresses, which graphs need
             loop = begin(*batch)
         for _ in islice(loop.run(slot), WARM_UP_STEPS // len(slots)):
             done += 1

@@ -105,8 +105,8 @@ Filter = Callable[[Tensor, Any], Tensor]
 _FILTERS_FIRST: Mapping[str, Filter] = {"top_k": _below_kth, "top_n_sigma": _below_deviations}
 _FILTERS_LAST: Mapping[str, Filter] = {"top_p": _below_mass, "min_p": _below_share}
 FILTER_RULES = {**_FILTERS_FIRST, **_FILTERS_LAST}
-"""Rule of each filter of `Sampling`, in their order, before and after the entropy-dependent temperature. A rule takes
-logits [..., V] and the filter's value, and returns a mask [..., V] of the tokens to drop, those of smallest logits."""
+"""Rules of the filters of `Sampling` in their order: filters before, then after the entropy-dependent temperature. From
+logits [..., V] and the filter's value a rule computes a mask [..., V] of the tokens to drop: some smallest logits."""
 
 
 def _truncate_few(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -260,14 +260,14 @@ def least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
 
 
 def _least_of_ranked(ranked: Tensor, mass: float) -> Tensor:
-    # A token stays while the mass strictly before it is below `mass`, so the first always stays.
+    # A token is kept if the mass strictly before it is below `mass`, so the first token is always kept.
     kept = (ranked.cumsum(-1) - ranked < mass).sum(-1, keepdim=True)
     # NaN keeps no token and would give index -1, which aborts all work on a GPU. The NaN is reported later, per image.
     return ranked.gather(-1, (kept - 1).clamp(min=0))
 
 
 def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Register a numpy function as an operator for compiled code; `like` returns an empty result."""
+    """Register a numpy function as an operator for compiled code; `like` allocates its result."""
 
     def wrap(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         compiled = torch.library.custom_op(f"specbench::{name}", function, mutates_args=())

@@ -147,7 +147,7 @@ class ModelInfo(ModelFacts):
 
 
 def wrongly_declared(facts: ModelFacts, model: ImageModel) -> list[str]:
-    """Describe the image sizes in which the loaded model differs from its declaration."""
+    """Describe each declared image size that differs from the loaded model's size."""
     layout = model.layout
     pairs = {
         "image tokens": (facts.tokens, len(layout.free_slots())),
@@ -271,8 +271,8 @@ def recorded_model(name: str, weights: str | None = None, revision: str | None =
 
 
 def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:
-    """Load a model, given its name or its (configured) facts, ready to decode. `dtype`: None for the model's number
-    format. Exit code 5 if its weights or the device are missing."""
+    """Load a model, given by name or by its (configured) facts, so that it is ready to decode. `dtype`: None for the
+    model's own number format. An error has exit code 5 if the weights or the device are missing."""
     info: Any = find_model(model) if isinstance(model, str) else model
     check_decoding_device(device)
     info.require_weights()
@@ -294,7 +294,7 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
 
 
 def check_model(info: ModelFacts) -> None:
-    """Check every tensor and token as `load_model` does, from names and shapes only: the weights are not read."""
+    """Check every tensor and token like `load_model`, but only by names and shapes: the weights are not read."""
     if not isinstance(info, HubModel):
         info.require_weights()
     elif not info.choice.random:

@@ -56,7 +56,7 @@ class Source:
 
     @property
     def folder_name(self) -> str:
-        """Name of the subfolder of a `--weights` folder that is searched for its files."""
+        """Name of the subfolder of a `--weights` folder in which the source's files are searched."""
         return self.repo.rpartition("/")[2]
 
     def how_to_get(self, repo: str | None = None, revision: str | None = None) -> str:
@@ -189,7 +189,7 @@ class WantedFiles:
         return files
 
     def missing(self) -> Download | None:
-        """Return the files that `fetch` downloads; None if all are on this disk. An error if they are not available."""
+        """Return the files that `fetch` downloads; None if all are on this disk. Raise if they are not available."""
         try:
             self.find()
         except SpecbenchError:

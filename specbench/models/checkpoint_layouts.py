@@ -1,5 +1,5 @@
-"""Layouts in which the supported families are published: recognition of a folder's layout, and the size of its network,
-so that plans use a checkpoint's real size. No torch, except for LlamaGen's tensors."""
+"""Layouts in which the supported families are published: recognise the layout of a folder, and read the size of its
+network, so that plans use the checkpoint's real size. Imports torch only to read LlamaGen's tensors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """Read `config.json`; return an empty dictionary if it cannot be read, because its loader reports the reason."""
+    """Read `config.json`. If it cannot be read, return an empty dictionary; later the loader reports the reason."""
     try:
         return _json_object(folder / "config.json")
     except (OSError, ValueError, SpecbenchError):
@@ -97,7 +97,7 @@ LAYOUTS = {
     "janus-deepseek": LayoutMark(
         "janus", "janus or janus-7b", "Janus-Pro as deepseek-ai publishes it", _model_type("multi_modality")
     ),
-    # Emu3.5 has the model type of Emu3, which has no norms of queries and keys.
+    # Emu3.5 has Emu3's model type, but only Emu3.5 has norms of queries and keys.
     "emu3.5": LayoutMark(
         "emu35",
         "emu3.5",
@@ -297,8 +297,8 @@ class ModelFiles:
 
 
 def stored_size(family: str, official: NetworkSize, folder: Path, source: Source | None = None) -> NetworkSize | None:
-    """Return the size of the checkpoint in `folder`; None if its files do not show it, because its loader reports the
-    reason. `source`: for LlamaGen, whose folder holds several models; only the first file belongs to this model."""
+    """Return the size of the checkpoint in `folder`; None if its files do not show it (later the loader reports
+    the reason). `source`: needed for LlamaGen, whose folder holds several models: its first file is this model's."""
     try:
         if source and family.startswith("llamagen"):
             return _llamagen_size(CheckpointFiles(source, (folder / source.files[0],)), official)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # Bytes of one number by dtype
 EIGHT_BITS = "int8wo"
-"""Value of `--dtype` for matrices in eight bits; activations and all other weights keep the model's dtype."""
+"""Value of `--dtype` that stores matrices in eight bits; activations and other weights keep the model's dtype."""
 EIGHT_BITS_GAIN = "saves memory, not time"
 """Effect of eight bits. No time is saved, because torchao's product first writes the matrix in the model's dtype."""
 DTYPES = (*BYTES, EIGHT_BITS)  # Values of `--dtype`
@@ -159,7 +159,7 @@ class ModelFacts:
 
     @property
     def size_note(self) -> str | None:
-        """Reason why the size of the weights may differ from this model's size; None if both are known to be equal."""
+        """Reason why the weights may have another size than this model; None if the sizes are known to be equal."""
         return None
 
     def as_stored(self, download: bool = False) -> ModelFacts:

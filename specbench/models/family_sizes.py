@@ -1,5 +1,5 @@
-"""Sizes of each family's language model: parameters that the six common sizes do not determine, and sizes that a
-configuration leaves out. Imports no torch, unlike the families' modules."""
+"""Sizes of each family's language model: parameters that do not follow from the six common sizes, and sizes that a
+configuration may omit. Imports no torch, unlike the families' modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHAMELEON_WORDS = 65_536
 
 @dataclass(frozen=True)
 class FamilySizes:
-    # returns further fields of `NetworkSize` from the six sizes and from sizes that only this family has
+    # computes further fields of `NetworkSize` from the six common sizes and from sizes that only this family has
     beside: Callable[..., dict[str, int]]
     # transformers' values for entries that a configuration omits; if the last value is missing, kv_heads = heads
     usual: tuple[int, ...] = ()

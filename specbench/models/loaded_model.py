@@ -28,7 +28,7 @@ from specbench.models.transformer.model import Prefix, TransformerModel, Transfo
 from specbench.system.torch_state import PinnedTorch
 
 PromptIds = Callable[[str], tuple[Sequence[int], Sequence[int]]]
-"""Function of a text: vocabulary ids of its prompt up to the first image token, and of the unconditional prompt."""
+"""Function of a text: vocabulary ids of the prompt (up to the first image token), and of the unconditional prompt."""
 
 
 class LoadedModel(TransformerModel):
@@ -224,7 +224,7 @@ class _Columns(NamedTuple):
 
     positions: Tensor  # [R, T]
     held: Tensor  # [R, S] position of each slot's entry
-    visible: Tensor | None  # [R, 1, T, S] bool, slots that each column may attend to; None for all
+    visible: Tensor | None  # [R, 1, T, S] bool, slots that each column may attend to; None means all
 
     def allowed(self, pattern: Callable[..., Tensor]) -> Tensor:
         """Evaluate a network's mask function of (row, head, query position, key position): bool [R, T, S]."""
@@ -245,7 +245,7 @@ _here, _lock, _forwards = _Here(), threading.Lock(), 0
 def slot_masks(position_ids: Tensor, visible: Tensor | None, cache: PositionCache) -> Iterator[None]:
     """Let this thread's networks compute their masks with the positions of the cache's slots. The network defines by
     position which keys a query attends to (causal, a sliding window, chunks), and its attention defines the form of the
-    mask. Only this module knows the slots in use. `visible`: [R, 1, T, S] bool, None for all slots."""
+    mask. Only specbench knows which slots are in use. `visible`: [R, 1, T, S] bool, None for all slots."""
     global _forwards
     read, slots = cache.placement.visible, cache.placement.slots
     held = torch.arange(read, device=slots.device).repeat(len(slots), 1).scatter(1, slots, position_ids)
@@ -329,7 +329,7 @@ def _holds(known: _Known, model: LoadedModel, prompt: int) -> bool:
 
 def _compare(model: LoadedModel, network: nn.Module, prefix: Prefix, own: str) -> _Known:
     """Find the first attention implementation whose decoding steps agree with the network's own forward. If the
-    network's implementation takes any mask, only it is tried; otherwise it is tried last."""
+    network's own implementation accepts any mask, only this one is tried; otherwise it is tried last."""
     reference, refused = own_forward(model, prefix), list[SpecbenchError]()
     for implementation in [own] if own in _ANY_MASK else [*_ANY_MASK, own]:
         try:

@@ -49,7 +49,7 @@ def own_head(network: Any, image_ids: Tensor, hidden: Tensor) -> OwnHead:
 
 
 def _is_product(network: Any, output: nn.Module, matrix: Tensor, bias: Tensor | None, sample: Tensor) -> bool:
-    """Return whether the head is only the product with its matrix, tested by its forward in float32."""
+    """Return whether the head is only the product with its matrix, by a test of the network's forward in float32."""
     exact = _linear(matrix.float(), None if bias is None else bias.float())
     with suppress(Exception):  # layers before the matrix may not take float32
         return _agree(after_base(network, {output: exact})(sample), sample @ matrix.float().T, 1e-5)

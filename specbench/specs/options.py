@@ -63,7 +63,7 @@ class Option:
     check: Callable[[str], object] | None = None  # raises a SpecbenchError for a value it does not accept
     reads: Callable[[str], str] | None = None  # normalises the spelling of a value
     outside: str = ""  # hint for a number outside the bounds; if empty, the help is the hint
-    # whether runs were stored before it existed; specs then omit its default value, so that run ids do not change
+    # whether runs were stored before this option existed; specs omit its default value, so that run ids do not change
     later: bool = False
 
     @property

@@ -35,14 +35,14 @@ class Preset:
     equation: str
     choices: Mapping[str, str]  # value of each choice (drafter, init, verifier, residual, refine)
     defaults: Mapping[str, object] = field(default_factory=dict)  # option defaults that differ from the components' own
-    own: bool = False  # whether it is this project's method, so that `paper` names only related papers
+    own: bool = False  # whether this project invented the method; `paper` then names only related papers
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
     """Fully resolved decoder with every option explicit.
 
-    `lossless` holds when every chosen component is lossless.
+    `lossless` is True if every chosen component is lossless.
     """
 
     name: str
@@ -68,7 +68,7 @@ class DecoderSpec:
 
     @property
     def biased_elsewhere(self) -> bool:
-        """Whether it may be lossy for reasons other than its acceptance probability, as plug-in components may be."""
+        """Whether the decoder may be lossy for another reason than its acceptance probability, as with plug-ins."""
         if self.lossless:
             return False
         if unknown := [kind for kind in CHOICES if getattr(self, kind) not in CHOICES[kind]]:
@@ -215,7 +215,7 @@ def decoder_name(reference: str) -> str:
 
 
 def _unfit(preset: Preset) -> str:
-    """Return the error in a user's combination of components, or an empty string."""
+    """Describe why a user's combination of components is invalid; return an empty string if it is valid."""
     missing = [f"its choices lack '{kind}'" for kind in CHOICES if kind not in preset.choices]
     unknown = (
         f"there is no {kind} '{part}'" for kind, part in preset.choices.items() if part not in CHOICES.get(kind, ())
@@ -231,7 +231,7 @@ def decoder_code(decoder: DecoderSpec) -> Code | None:
 
 
 def require_decoders(pieces: Sequence[str]) -> None:
-    """Reject misspelt names of decoders before anything else is loaded; the rest is checked with the options."""
+    """Reject misspelt decoder names before anything else is loaded. Options are checked later."""
     for piece in pieces:
         name, colon, rest = piece.split(",")[0].partition(":")
         plain = not colon or ("=" in rest and ":" not in rest)  # else a plug-in, package.module:NAME
@@ -300,7 +300,7 @@ def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str
 
 
 def _keeps_seen_drafts(choices: Mapping[str, str]) -> bool:
-    """Return whether drafts are kept after the step although the verifier looked at them, which biases the images."""
+    """Return whether later steps keep drafts that the verifier has looked at, which biases the images."""
     return _looks_ahead(choices) and not CHOICES["refine"][choices["refine"]].redraws
 
 

@@ -32,7 +32,7 @@ class TreeLevel(NamedTuple):
     columns: Tensor  # [n] indices among all columns
     parents: Tensor  # [n] index of each parent among the previous level's columns
     children: Tensor  # [m] columns of the children
-    drawn: Tensor  # [m] index of each child's token among the tokens drawn for this level, `most` per column
+    drawn: Tensor  # [m] index of each child's token in the tokens drawn for this level, `most` tokens per column
     most: int  # maximum number of different children
 
 
@@ -157,7 +157,7 @@ class AdjacentEagle(Eagle):
     The tree is a chain of first children, each with siblings that have no children. If at least half of the chain was
     accepted, the next tree is one draft deeper and one sibling narrower; otherwise it is one draft shallower and one
     sibling wider. Each row has its own shape: the batch's tree contains the shapes of all rows, and a row has no drafts
-    in the other nodes. A shape depends on earlier steps only.
+    in nodes outside its own shape. A shape depends on earlier steps only.
     """
 
     def __init__(self, context: Context, init: Init | None, window: int, siblings: int, head: str):

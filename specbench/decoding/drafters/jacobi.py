@@ -73,7 +73,7 @@ class Jacobi:
         return self._batch.tokens.gather(1, (positions - 1).clamp(min=0)), positions, q
 
     def _fill(self, committed: Tensor, positions: Tensor, step: Tensor) -> Tensor:
-        """Draw a token for every fresh draft slot of `positions` [B, D]. Return q [B, D, V] of all these slots."""
+        """Draw a token for every fresh draft slot among `positions` [B, D]. Return q [B, D, V] of all `positions`."""
         tokens, target, drafts = self._batch.tokens, self._batch.target, positions.shape[1]
         if drafts == 0:
             return torch.zeros(len(positions), 0, target.vocab, device=positions.device)

@@ -92,8 +92,8 @@ class Spatial:
         return tokens, torch.where(copied[..., None], one_hot(tokens, self._vocab), uniform)
 
     def _trace(self, slots: Slots) -> tuple[Tensor, Tensor]:
-        """Follow the neighbours of each slot up to a slot that is not fresh. Return this stream slot [B, D], -1 if the
-        chain ends at a fresh slot without a neighbour, and the last window slot [B, D] of the chain."""
+        """Follow the neighbours of each slot up to a slot that is not fresh. Return this stream slot [B, D] (-1 if
+        the chain ends at a fresh slot without a neighbour), and the last window slot [B, D] of the chain."""
         width = slots.positions.shape[1]
         slot = torch.arange(width, device=slots.positions.device).expand_as(slots.positions)
         neighbour = self._neighbour[slots.positions.clamp(max=len(self._neighbour) - 1)]

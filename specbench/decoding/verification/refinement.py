@@ -25,7 +25,7 @@ class Refinement(Protocol):
 
         Args:
             p: [B, T, V] target distribution of each slot.
-            tests: the current drafts of the first K <= T slots; slots after them have none.
+            tests: the current drafts of the first K <= T slots; later slots have no draft.
             positions, step: [B, T] stream slots and [B, 1] step, which address the noise.
         """
         ...

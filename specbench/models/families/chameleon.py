@@ -40,7 +40,7 @@ Parts = tuple[Tokenizer, nn.Module, range]
 
 
 def _parts(request: LoadRequest, image_ids: range | None = None, specials: Mapping[str, int] = SPECIALS_1) -> Parts:
-    """Load the language model; its tokenizer comes from the last source that has one. `image_ids`: vocabulary ids of
+    """Load the language model; its tokenizer is in the last source with a tokenizer. `image_ids`: vocabulary ids of
     the image tokens, if the checkpoint's `vocabulary_map` does not list them. `specials`: tokens for random weights."""
     if not request.files:
         # Models larger than 7B have norms after, not before, attention and feed-forward layers.

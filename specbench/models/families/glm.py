@@ -1,7 +1,7 @@
 """GLM-Image (AR of 9B): transformers' `GlmImageTextModel` writes a preview and then the large grid, both with the same
 codes, without guidance. A diffusion model of 7B, run by diffusers, turns the large grid into pixels.
 The stream is not masked: the end of the image and other ids outside the codes can be drawn. The authors' pipeline fails
-on such an image, except for ids in the preview that are not ends. Here such an image is decoded to its last slot and
+on such an image, unless the ids are in the preview and are not ends. Here such an image is decoded to its last slot and
 recorded as failed. Tokens after the last slot are not drawn, because the pipeline does not read them.
 """
 

@@ -99,7 +99,7 @@ def _converted_name(name: str) -> str:
     if head == "language_model":
         return rest.replace("model.", "language_model.", 1)
     if head == "gen_aligner":
-        # Its layers alternate with activations: 0 is the first layer; 2, 4 ... are hidden layers.
+        # The stored module alternates layers and activations: 0 is the first layer; 2, 4 ... are hidden layers.
         number, _, rest = rest.removeprefix("layers.").partition(".")
         layer = f"hidden_layers.{int(number) // 2 - 1}" if int(number) else "fc1"
         return f"generation_aligner.{layer}.{rest}"

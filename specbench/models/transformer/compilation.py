@@ -67,7 +67,7 @@ class Compiled:
     def __init__(self, function: Any, dynamic: bool, options: dict[str, Any]):
         """`dynamic`: one form with symbolic sizes, else a form per set of sizes. `options`: of Inductor."""
         self.seconds, self.forms = 0.0, 0
-        # torch finds compiled code by code object, and there are no guards that distinguish two models.
+        # torch looks compiled code up by code object, and the kept guards do not distinguish two models.
         copied = FunctionType(
             function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
         )
@@ -166,7 +166,7 @@ class CompiledFunctions(CompiledForms):
         # On a GPU no CUDA graph is captured, because its next run would overwrite outputs that the drafter still reads.
         # A hash uses each intermediate result twice; unless these are materialised early, the fused expression grows
         # exponentially, and compiling takes minutes.
-        # In-place buffers are off: for a loop's results torch 2.13 would declare a buffer twice.
+        # In-place buffers are off: torch 2.13 would declare a buffer for a loop's results twice.
         self.options = {"realize_opcount_threshold": 8, "inplace_buffers": False}
         self.options |= {} if device.type == "cuda" else {"cpp_wrapper": True}
         self._compiled: dict[Callable[..., Any], Compiled] = {}

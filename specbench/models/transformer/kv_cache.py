@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specbench.models.transformer.host_sync import AsyncHostCopy
 
-PARTS = 4  # Equal parts of a cache; attention reads the first parts, as many as hold filled slots
+PARTS = 4  # Number of equal parts of a cache; attention reads the first parts, up to the last filled slot
 
 
 def whole_parts(end: int, capacity: int) -> int:
@@ -140,7 +140,7 @@ class PositionCache(Cache):
 
     @property
     def is_ready(self) -> bool:
-        """True if its buffers exist; the first forward or the prefill makes them."""
+        """True if the cache's buffers exist; the prefill or the first forward creates them."""
         return self.layers[0].is_initialized
 
     def fits(self, rows: int, slots: int, device: torch.device, dtype: torch.dtype) -> bool:

@@ -150,7 +150,7 @@ class _Step(nn.Module):
         return {name: tensor for name, tensor in {id(tensor): (name, tensor) for name, tensor in named[::-1]}.values()}
 
     def apart(self) -> _Step:
-        """Copy the modules with the same tensors, because tracing leaves its own tensors in the modules."""
+        """Copy the modules, but share their tensors: tracing replaces the tensors in the modules that it traces."""
         apart = copy.copy(self)
         shared = {id(tensor): tensor for tensor in self.tensors().values()}
         apart._modules, apart._buffers = copy.deepcopy(self._modules, shared), dict(self._buffers)
