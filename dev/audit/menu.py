@@ -1,8 +1,8 @@
-"""Audit every lossless combination of components; a later call continues.
+"""Audit every lossless combination of components. A later call continues after the last line.
 
 Each combination is written to results/audit/menu.jsonl at once. Combinations that have a line are skipped, so the
-audit can run on several evenings; delete the file to audit all combinations again. The first combinations together
-cover every component, every option value and every pair of these. `--limit N` stops after N more combinations.
+audit can run on several evenings; delete the file to audit all combinations again. The first combinations
+cover all components, all option values and all pairs of them. `--limit N` stops after N more combinations.
 """
 
 from __future__ import annotations

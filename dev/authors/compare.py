@@ -43,7 +43,7 @@ AUTHORS_PACKAGES = {
 PACKAGES |= AUTHORS_PACKAGES
 PROGRAM = Path(__file__).with_name("programs.py")
 MOST_IMAGES = 16
-"""Limit for a metric with a value per image: hpsv2 reads its 2 GB of weights again for each image."""
+"""Maximum images for metrics with a value per image: hpsv2 reads its 2 GB of weights again for each image."""
 _TOLERANCE = 1e-3
 """Largest difference at which two programs count as equal: of a value per image, or of a distance (relative)."""
 COLUMNS = ("run_id", "metric", "package", "ours", "theirs", "largest_difference", "n", "verdict")

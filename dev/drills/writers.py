@@ -35,7 +35,7 @@ from specbench.store.merge_shards import merge_runs
 from specbench.store.packed import pack
 
 _SVG_ID = re.compile(rb"\bf[0-9a-f]{8}-|\b[mp][0-9a-f]{10}\b")
-"""Ids in the figures of a page; they are random so that figures share no id."""
+"""Ids in the figures of a page. They are random, so that different figures have different ids."""
 Act = Callable[[Path], None]
 Read = Callable[[Path], dict]
 

@@ -1,7 +1,7 @@
 """Train the autoregressive network on token shards.
 
-The loss is cross-entropy, weighted by the position and by the already emitted neighbours of a token, plus two
-auxiliary tasks on a middle layer, absent from the shipped weights: the shape and color of the next object in raster
+The loss is cross-entropy, weighted by a token's position and already emitted neighbours, plus two
+auxiliary tasks on a middle layer, whose weights are not shipped: the shape and color of the next object in raster
 order, and the number of objects that have not started yet. A tenth of the captions is dropped for guidance.
 No scene is repeated. Matrix products run in bfloat16, the weights stay in float32.
 The schedule counts samples, so a paused run continues where it was; averaged weights are evaluated and shipped.

@@ -1,7 +1,7 @@
 """Train the small CLIP on rendered scenes.
 
 The loss is CLIP's, image to caption and caption to image within a batch, with two changes that are possible because the
-scenes are known. Captions that happen to be true of another image of the batch are left out. In addition to the other
+scenes are known. Captions that are true of another image too are no negatives for this image. In addition to the other
 captions, each image is contrasted with its own near misses. Held-out meanings are never seen.
 """
 

@@ -73,7 +73,7 @@ STEPS = 16
 WARM_UP = 3
 WINDOWS, VOCABULARIES = (16, 32, 64), (1024, 8192, 65536)
 OPTIONS = {"gsd": {"d": "inf"}, "vertical": {"siblings": 1}}
-"""Options of decoders that are timed with several windows: all tokens are close, and drafts form a chain."""
+"""Options of decoders that are timed with several windows: GSD without a distance filter, `vertical` with a chain."""
 
 
 def bench_generate(sampling: Sampling, rounds: int, compiles: bool = True) -> tuple[list[dict], list[str]]:
@@ -195,7 +195,7 @@ def mean_step(row: dict) -> float:
 
 
 def loop_ms(row: dict) -> float:
-    """Milliseconds of the decode loop without encoding and prefill, which are the same for all."""
+    """Milliseconds of the decode loop. Encoding and prefill, which take all decoders equally long, are not included."""
     return step_cost(row)["step"] * row["nfe"]
 
 

@@ -40,7 +40,7 @@ def decode(prompts: int, out: Path) -> None:
 
 
 def compare(out: Path) -> dict:
-    """Speed-ups over AR, and the test of each pair of names over common prompts."""
+    """Compute speed-ups over AR, and test each pair of names on common prompts."""
     rows = {read_info(folder).spec.decoder.name: _timed(folder) for folder in runs_in(out)}
     speed_ups = {name: vars(stats.speed_up(rows[name], rows["ar"]).total) for name in NAMES}
     pairs = {}

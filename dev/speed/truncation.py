@@ -3,7 +3,7 @@
     python dev/speed/truncation.py 967be91c > results/speed/truncation.json
 
 The commit is the last commit before the change. Times are CPU milliseconds of one thread, in turns; both versions must
-give the same p to the bit.
+give bitwise equal p.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A causal language model of transformers that a user has loaded: its own modules, fed through the position-addressed
 KV cache.
 
-The network gets ids, positions and masks in its own form, and its own forward applies its head. So scalings, biases and
-soft caps are kept without a list of architectures. `specbench.models.forward_probe` compares the result with the
+The network gets ids, positions and masks in the form it expects, and its own forward applies its head. So scalings,
+biases and soft caps need no list of architectures. `specbench.models.forward_probe` compares the result with the
 network's own forward.
 """
 
