@@ -1,6 +1,6 @@
 """Tar 1.5B and 7B: transformers' `Qwen2ForCausalLM` whose vocabulary ends with TA-Tok's 65536 codes. The codes are the
 prompt of a second language model, the de-tokenizer, which draws the picture.
-In the official script the first stage may write text and an end between codes; they are replaced by code 0; here only
+The official script lets the first stage write text and an end between codes, drops them and pads with code 0; here only
 codes can be sampled. Its `generate` applies the repetition penalty of `generation_config.json` in addition to the
 script's temperature, top-k and top-p, so the penalty is part of the target. There is no guidance.
 """
