@@ -39,7 +39,7 @@ def menu_row(spec: DecoderSpec) -> dict[str, object]:
 
 
 def menu_rows(decoders: list[DecoderSpec], workers: int) -> Iterator[dict[str, object]]:
-    """The audits of `decoders`, each when it is done."""
+    """Yield the row of each decoder's audit as soon as it is done."""
     if workers == 1:
         yield from map(menu_row, decoders)
         return

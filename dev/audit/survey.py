@@ -220,7 +220,7 @@ def mutations(run: dict[str, set[tuple[str, str]]]) -> list[dict]:
 
 
 def plant(mutation: dict) -> None:
-    """Change the function for the rest of this process."""
+    """Apply the mutation to its function for the rest of this process."""
     function = dict(functions(mutation["module"]))[mutation["function"]]
     tree, nodes, _ = body_nodes(function)
     every = [change for node in nodes for _, change in changes(node)]

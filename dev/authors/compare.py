@@ -66,7 +66,7 @@ def python_of(package: str) -> Path:
 
 
 def package_of(metric: str) -> str | None:
-    """The package that a metric is compared with."""
+    """Name of the package with which a metric is compared."""
     front_end = metric.removeprefix("fid[").rstrip("]").partition("+")
     if metric.startswith("fid["):
         whole = {"pytorch-fid": "pytorch-fid", "tf1": "torchmetrics", "tm-aa": "torchmetrics", "clean": "clean-fid"}

@@ -93,7 +93,7 @@ def json_bytes(draw, whole) -> bytes:
 
 @functools.cache
 def options() -> dict[str, list[str]]:
-    """List the options of every command, by command words."""
+    """List the options of every command; the keys are the words of the command."""
     by_command = {}
 
     def walk(command, path: str) -> None:
@@ -295,7 +295,7 @@ def strangers(draw) -> list[tuple[str, str, object]]:
 
 METRIC_METHODS = ("accepts", "preprocess", "features", "statistics", "scores", "identity", "prepare", "downloads",
                   "missing_packages", "__init__", "name", "batch", "columns")  # fmt: skip
-"""Parts of a metric that may come from a stranger."""
+"""Parts of a metric that a foreign package may define."""
 VALUES = (
     *(None, 0, -1, 2.5, "x", b"x", "\ud800", [], [5], ["x"], {}, {"value": "x"}, (), [{"value": [1.0, 2.0]}]),
     *([{"value": 1e999}], [{"prompt_id": "x"}], "../../../evil", "shapes-detector", "a/b", "a\nb", object()),

@@ -144,7 +144,7 @@ def call(command: str, runs: Path, work: Path, place: Mapping[str, str | None]) 
     try:
         while part := os.read(ours, 2**16):
             printed += part
-    except OSError:  # the end of a terminal
+    except OSError:  # the terminal was closed
         pass
     os.close(ours)
     return process.wait(), printed.decode(errors="replace")

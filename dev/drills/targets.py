@@ -328,7 +328,7 @@ def _lay_out_doors(box: Path, case) -> None:
         (box / link).symlink_to(to)
     (box / "linked").write_text("old")
     (box / "folder").mkdir()
-    with contextlib.suppress(PermissionError):  # never one of the machine's own files, which root can replace
+    with contextlib.suppress(PermissionError):  # never links to the machine's own files, which root could replace
         os.mknod(box / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
 
 

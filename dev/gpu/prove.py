@@ -148,7 +148,7 @@ def _dates(parts: Sequence[dict]) -> str:
 
 
 def _before(path: Path, scale: str) -> list[dict]:
-    """Parts of earlier calls at this scale that still exist."""
+    """Results of earlier calls at this scale, for parts that still exist."""
     if not path.is_file():
         return []
     raw = json.loads(path.read_text())

@@ -22,7 +22,7 @@ KEPT = {
     "load": "a function of every module of a model family, see specbench.models.families.base; api.load reads runs",
     "render": "reporting.render is public API; the other draws a picture",
 }
-"""Repeated names that remain, and why."""
+"""Repeated names that are allowed, with the reason."""
 
 
 def defined(module: Path) -> set[str]:

@@ -43,7 +43,7 @@ SELECTION = (
 """Tests of a step unless all are asked for: files, prompts, stored runs, numbers, help, one model and its decoders."""
 LOWEST_TESTS = (
     "tests/models",
-    "--ignore=tests/models/test_compilation.py",  # compiled with a newer torch only, see `specbench.runs.compiler`
+    "--ignore=tests/models/test_compilation.py",  # compiling needs a newer torch, see `specbench.runs.compiler`
     # a model is compared with transformers' own generation of images, which was broken in 5.1 and in 5.13
     "--deselect=tests/models/test_family_official_behaviour.py::test_janus_equals_its_native_greedy_generation",
     # huggingface_hub before version 2 requests no list of files, and itself stops an interrupted transfer
@@ -125,7 +125,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def try_checkout(matrix: Matrix, python: str, _folder: Path, clone: Path, tests: Sequence[str]) -> None:
-    """README's two commands in a clone, and its work without network afterwards."""
+    """Run README's two commands in a clone; then decode, score and report without network."""
     binaries = clone / ".venv" / "bin"
     if not matrix.step("make demo", ["make", "demo", f"PYTHON={python}"], clone):
         return

@@ -71,7 +71,7 @@ def _audited(decoder: str, key: str) -> float:
 
 
 def _first_page(archive: str) -> dict[str, ReportRow]:
-    """The rows of the README's runs by label, compiled (`runs.zip`) or eager."""
+    """Report rows of the README's runs by label: of compiled runs (`runs.zip`) or of eager runs."""
     return {row.label: row for row in report_rows(find_runs(RESULTS / "readme" / archive))}
 
 

@@ -25,7 +25,7 @@ GROUPS = 6
 
 
 def kept(runs: Path) -> pd.DataFrame:
-    """Images of all runs: decoder, batch, prompt, steps, and its share of the milliseconds of its batch."""
+    """Images of all runs: decoder, batch, prompt, steps, and the image's share of the batch's milliseconds."""
     parts = []
     for folder in sorted(path.parent for path in runs.glob("*/run.json")):
         store = RunStore(folder)

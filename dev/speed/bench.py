@@ -157,7 +157,7 @@ def timed_steps(stub: StubModel, decoder: DecoderSpec, sample: int) -> dict:
 
 @torch.inference_mode()
 def timed_plain(stub: StubModel, window: int, sample: int) -> dict:
-    """`timed_steps` of SJD's algorithm on one screen."""
+    """`timed_steps` for the plain SJD loop of `specbench.decoding.reference`."""
     session = stub.begin(None, 1.0, window)
 
     def target(tokens: Tensor, slots: Tensor) -> Tensor:
@@ -279,7 +279,7 @@ def bench_columns(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str
 
 
 def forwards_by_columns(sampling: Sampling, threads: int) -> list[dict]:
-    """Milliseconds of compiled forwards of this process; one column first."""
+    """Milliseconds of this process's compiled forwards, beginning with one column."""
     torch.set_num_threads(threads)
     model = load_model("shapes")
     model.compile()

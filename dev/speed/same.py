@@ -48,7 +48,7 @@ def compare(out: Path) -> dict:
         gap = stats.speed_difference(stats.paired(rows[name], rows[other]))
         pairs[f"{name} {other}"] = vars(stats.difference_to_show(gap))
     for gap, p in zip(pairs.values(), stats.holm([pair["p"] for pair in pairs.values()]), strict=True):
-        gap |= {"p_holm": p, "real": stats.is_real(p)}  # all pairs together answer one question
+        gap |= {"p_holm": p, "real": stats.is_real(p)}  # Holm's correction over all pairs
     return {
         "version": __version__,
         "images": min(map(len, rows.values())),

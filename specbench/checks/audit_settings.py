@@ -25,7 +25,7 @@ class AuditSetting:
     """One setting of the audit."""
 
     name: str  # printed; also part of the random model's seed
-    # layout, sampling: grammar of the stream; guidance, temperature, top-k, top-p
+    # layout: grammar of the stream; sampling: guidance, temperature, top-k, top-p
     layout: TokenLayout
     sampling: Sampling = field(default_factory=lambda: Sampling(guidance=1.0))
     window: int | None = None  # value for the decoder's window option, if it has this option; None: unchanged
@@ -40,7 +40,7 @@ class AuditSetting:
     batch: int = 0  # maximum number of images decoded together; 0: the audit chooses
     rows: int = 0  # decode this many images at a time with continuous batching; 0: whole batches
     trace: bool = False  # record per-token traces, as `specbench run --trace` does
-    compiled: bool = False  # compile the steps, as `specbench run --compile on` does; transformer only
+    compiled: bool = False  # compile the steps, as `specbench run --compile on` does; only for the transformer
 
 
 _plain, _row_ends = TokenLayout.plain, TokenLayout.with_row_ends

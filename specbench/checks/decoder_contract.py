@@ -250,7 +250,7 @@ class ContractChecks:
 
 
 def _decoded(images: Sequence[Any]) -> Sequence[Any]:
-    """Return images, or raise the first error among them."""
+    """Return the images, or raise the first error if `images` contains errors."""
     if error := next((image for image in images if isinstance(image, SpecbenchError)), None):
         raise error
     return images

@@ -153,7 +153,7 @@ class EnumerableSession:
         self.consumed = torch.zeros(len(prefix), layout.length + 1, dtype=torch.long)
         self.weights = torch.tensor([layout.vocab**j for j in range(layout.length)])
         self.offsets, self.slot_rows = torch.tensor(model.offsets), torch.tensor(model.slot_rows)
-        self.branches = self.features = torch.empty(0)  # of the latest forward
+        self.branches = self.features = torch.empty(0)  # results of the latest forward
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         if tokens.shape != positions.shape or tokens.shape[1] > self.columns:
@@ -414,6 +414,6 @@ def _sharp(head: Module) -> Module:
 
 
 def _grey(image_tokens: Tensor, layout: TokenLayout) -> Tensor:
-    """One grey pixel per token of the last grid."""
+    """Return pictures with a grey pixel for each token of the last grid."""
     grey = image_tokens[:, -layout.height * layout.width :] * 255 // max(layout.v_image - 1, 1)
     return grey.to(torch.uint8).view(-1, 1, layout.height, layout.width).expand(-1, 3, -1, -1)

@@ -37,7 +37,7 @@ class _Slots(NamedTuple):
     positions: Tensor  # [B, T]
     free: Tensor  # [B, T] bool
     chosen: Tensor  # [B, T] tokens
-    at: Callable[[float], SlotLogits]  # by guidance scale
+    at: Callable[[float], SlotLogits]  # function of the guidance scale
 
     def fill(self, wholes: Sequence[np.ndarray], parts: Sequence[Tensor]) -> None:
         """Copy values [B, T] of this piece to their places in the arrays `wholes` [K, N]."""

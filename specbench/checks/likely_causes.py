@@ -49,12 +49,12 @@ _PASSES = 20  # Time to test all causes, relative to the time to test the claim:
 _SUSPECT = 2.0  # If an image is unlikely under its own prompt by this many standard errors, other prompts are tried
 _GLANCE = 48  # This many first slots (but at least a quarter of the image) suffice to exclude unlikely causes
 _HOPELESS = -10.0  # Log likelihood ratio in nats below which a cause is excluded
-_OTHERS = 32  # Prompts tried for each of these images
+_OTHERS = 32  # Number of prompts tried for each image that is unlikely under its own prompt
 _CLEARLY = 12.0  # Nats by which a cause must be likelier than a mere share of the unfiltered distribution
 _CLOSE = 5.0  # Nats within which another cause is also named
 _OF_SOME = ("prompts", "order", "uniform", "greedy")  # Kinds of causes that may affect only some images
 SINGLE_TOKENS = ("uniform", "greedy", "copies")
-"""Kinds of causes that change tokens but not logits."""
+"""Kinds of causes that change tokens but leave the logits unchanged."""
 _MIXTURES = {
     "uniform": "tokens are replaced at random: about {:g} % are, or follow one that is",
     "greedy": "greedy in part: about {:g} % of the tokens are the likeliest ones",
@@ -198,7 +198,7 @@ class _Found(NamedTuple):
 
 
 class _Study(ImageLikelihood):
-    """The usual faults as causes of the tokens of images."""
+    """Search for the usual faults that explain the images' tokens."""
 
     def __init__(
         self, model: ImageModel, rows: pd.DataFrame, sampling: Sampling, dtype: str, guided: bool, logp_kind: str | None
@@ -225,7 +225,7 @@ class _Study(ImageLikelihood):
         return ways + [("frequency", replace(self.way, frequency=value)) for value in _FREQUENCY]
 
     def setting(self, kind: str, way: Alternative, ratio: np.ndarray) -> Cause:
-        """A sampling setting as the possible cause."""
+        """Describe a sampling setting as a possible cause."""
         evidence = float(ratio.sum()), int((ratio > 0).sum())
         if kind == "early":
             return Cause(kind, "top-p is applied before the temperature", *evidence)
@@ -301,7 +301,7 @@ class _Study(ImageLikelihood):
         return max(_GLANCE, self.tokens.shape[1] // 4)
 
     def orders(self) -> list[_Found]:
-        """Other orders of the tokens."""
+        """Causes in which the tokens are in another order."""
         read = {what: self.tokens[:, _places(self.model.layout, order)] for what, order in _ORDERS.items()}
         return [self._compared("order", what, tokens=tokens) for what, tokens in read.items()]
 

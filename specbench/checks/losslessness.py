@@ -41,7 +41,7 @@ from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 from specbench.system.torch_state import PinnedTorch
 
-AUDIT_SAMPLES = 290_000  # Images per decoder: about 19,300 per setting, times the setting's share
+AUDIT_SAMPLES = 290_000  # Images per decoder: about 19,300 per setting of share 1
 _BATCH = 10_000
 THOROUGH = 10  # A thorough audit decodes this many times the images in the least sensitive settings
 SMALL_ENOUGH = 0.05
@@ -279,7 +279,7 @@ def _counted(cells: np.ndarray, exact: np.ndarray, layout: TokenLayout) -> Count
 def stream_tokens(
     model: ImageModel, requests: Sequence[Request], decoder: DecoderSpec | Decode, setting: AuditSetting, seed: int
 ) -> np.ndarray:
-    """Stream tokens [B, N] of the requests, decoded as the setting says."""
+    """Stream tokens [B, N] of the requests, decoded according to the setting."""
     if not isinstance(decoder, DecoderSpec):
         return _own_tokens(decoder, model, requests, setting.sampling, seed)
     spec = in_window(decoder, setting.window)

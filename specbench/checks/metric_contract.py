@@ -75,7 +75,7 @@ class MetricChecks:
         return finding("features", wrong, f"{', '.join(sorted(declared))} of each image")
 
     def batch(self) -> Finding:
-        """Features of an image do not depend on the other images."""
+        """Features of an image do not depend on other images of the batch."""
         together = self._metric.features(self._samples)
         alone = [self._metric.features([sample])[0] for sample in reversed(self._samples)][::-1]
         gap = max(_gap(row, other) for row, other in zip(together, alone, strict=True))

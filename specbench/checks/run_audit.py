@@ -220,7 +220,7 @@ def _explained(
 
 
 def _round_values(cause: Cause) -> list[float]:
-    """Values with one decimal that are in the interval of an estimate."""
+    """List the values with one decimal in the interval of an estimate."""
     if cause.value is None or cause.low is None or cause.high is None:
         return []
     return [value for digits in (0, 1) if cause.low <= (value := round(cause.value, digits)) <= cause.high]

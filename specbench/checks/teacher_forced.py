@@ -41,7 +41,7 @@ _ROUNDING = 2.0
 """Two rounded values may differ by at most this many times the difference between a rounded and the exact value."""
 _ERRORS = 5.0  # A mean must exceed rounding by this many standard errors (the larger of over tokens and over images)
 _FLIPS = 5.0  # This many tokens may always move by a nat: the control may have no such token by chance
-_FEW = 8  # With fewer images, their spread is not used as an estimate
+_FEW = 8  # With fewer images, the spread over images is not used
 _SLACK = 0.001  # Difference of mean entropies, in nats, that is ignored
 
 

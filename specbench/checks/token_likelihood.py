@@ -51,7 +51,7 @@ class KeptWords(NamedTuple):
 
 
 class Held:
-    """Counts of a token in images before a slot."""
+    """Count how often tokens occur in an image before a slot."""
 
     def __init__(self, tokens: Tensor, vocab: int):
         """`tokens`: [B, N]."""
@@ -115,7 +115,7 @@ class SlotLogits:
         return self._sums[temperature]
 
     def _total_at(self, temperature: float) -> Tensor:
-        """[B, T, 1] the same sum over the whole vocabulary."""
+        """[B, T, 1] sum as in `_sums_at`, over the whole vocabulary."""
         if self._ids is None:
             return self._sums_at(temperature)[..., -1:]
         if temperature not in self._totals:
@@ -150,7 +150,7 @@ class SlotLogits:
             least = -self._ordered[..., sampling.top_k - 1 : sampling.top_k]
             total = sums.gather(-1, self._count(least) - 1)
         if sampling.top_p < 1.0:
-            # A token is kept while the mass before it is below top-p.
+            # A token is kept if the total probability of the tokens of higher rank is below top-p.
             last = torch.searchsorted(sums, sampling.top_p * (self._total_at(temperature) if total is None else total))
             if self._ids is not None and not limited and (last >= sums.shape[-1]).any():
                 return self._kept_of_all(way)
@@ -182,7 +182,7 @@ class SlotLogits:
         else:
             p = at(truncate(self.logits, way.sampling).softmax(-1), self._chosen[..., 0])
         p = (1 - way.floor) * p + way.floor * every
-        return p.nan_to_num(1 / self.logits.shape[-1])  # float16 overflows: any token may have been drawn
+        return p.nan_to_num(1 / self.logits.shape[-1])  # after an overflow of float16, any token may have been drawn
 
     @property
     def likeliest(self) -> Tensor:

@@ -23,10 +23,10 @@ from specbench.system.plugins import load_object, naming_plugin
 class Method(NamedTuple):
     """A decoder bound to one model."""
 
-    drafter: Any  # a `Drafter`, of the kind that the loop needs
+    drafter: Any  # a `Drafter` of a type that the loop can use
     verifier: Verifier
     refinement: Refinement
-    loop: Callable[..., DecodeLoop]  # class of the loop that runs it
+    loop: Callable[..., DecodeLoop]  # class of the decode loop
 
 
 def is_built_in(decoder: DecoderSpec) -> bool:

@@ -122,7 +122,7 @@ class ContinuousBatch:
             behind = min((committed[row] for row in self._in_work), default=length)
 
     def _begin(self) -> bool:
-        """Start the first requests; False if there are none."""
+        """Start the first requests; return False if there are no requests."""
         self._in_work = dict(enumerate(map(ImageSlot, islice(self._waiting, self._rows))))
         if not self._in_work:
             return False

@@ -21,7 +21,7 @@ class Batch(NamedTuple):
     # the target's session, for draft heads a `FeatureSession`; its latest forward verified this drafter's last proposal
     session: Any
     target: Target  # turns guided logits into distributions
-    noise: Noise  # of the rows
+    noise: Noise  # random numbers of the rows
     tokens: Tensor  # [B, L] committed tokens, then drafts; the loop keeps it up to date
     call: Call = call_eager  # `call(fn, *args)` runs fn eagerly or as a compiled function
 
@@ -44,7 +44,7 @@ class Proposal(NamedTuple):
     # leaves of a tree.
     q: Tensor
     tree: Tree  # parents of the columns
-    max_columns: int  # the largest C of this drafter
+    max_columns: int  # maximum C of this drafter's proposals
     # if drafts are kept between steps: their distributions in the previous step, only for the recorder
     earlier: Earlier | None = None
 
@@ -141,4 +141,4 @@ class Context:
     device: torch.device  # of the target
     residual: Residual  # residual distribution after a rejection
     drafts: int = 0  # maximum draft depth of a step, set by the drafter; 0 while the drafter is built
-    model: Any = None  # the target, an `ImageModel`; draft heads need more of it, see `specbench.models.interface`
+    model: Any = None  # the target, an `ImageModel`; draft heads need further methods, see `specbench.models.interface`

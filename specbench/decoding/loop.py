@@ -218,7 +218,7 @@ def noise_keys(requests: Sequence[Request], seed: int) -> list[int]:
 
 
 def checked(row: Generation, request: Request, model: ImageModel) -> Generation | SpecbenchError:
-    """Return the image, or the error that made it fail."""
+    """Return the image, or the error for which it counts as failed."""
     if isinstance(model, FallibleModel) and (problem := model.problem(row.tokens)):
         return SpecbenchError(f"prompt '{request.prompt_id}': {problem}", exit_code=1)
     if np.isnan(row.entropy).any():

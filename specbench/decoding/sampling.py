@@ -37,7 +37,7 @@ class Target:
         return self.forced[positions.clamp(max=len(self.forced) - 1)]
 
     def of_grid(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Set the logits of ids that the slot's grid does not have to -inf."""
+        """Set logits to -inf for ids that are not in the grid of the slot."""
         if self._bounds is None:
             return logits
         low, high = self._bounds[:, positions.clamp(max=len(self.forced) - 1), None]
@@ -114,7 +114,7 @@ def _truncate_few(logits: Tensor, sampling: Sampling) -> Tensor:
     vocab = logits.shape[-1]
     chosen, largest, exists = candidates(logits.reshape(-1, vocab).numpy(), sampling.top_k)
     largest[largest < _kth(largest, sampling.top_k)] = -np.inf
-    # Padding repeats the first entry, so it only writes that entry again.
+    # Padding repeats the first entry, so that this entry is only written again.
     padded = (torch.from_numpy(np.where(exists, part, part[:, :1])) for part in (chosen, largest))
     token, value = (part.view(*logits.shape[:-1], -1) for part in padded)
     few = torch.full_like(logits, -torch.inf).scatter_(-1, token, value)
@@ -133,7 +133,7 @@ def entropy_factor(logits: Tensor, scale: float) -> Tensor:
     ARsample (NeurIPS 2025, arXiv 2510.09012) samples so; its released code uses scale 3. The factor is 3.1 if the
     model is certain, 1 at H = 5.5 for scale 3, and 0.6 for large H.
     """
-    scale = max(scale, torch.finfo(logits.dtype).tiny)  # below it, 0 / scale is NaN
+    scale = max(scale, torch.finfo(logits.dtype).tiny)  # for a smaller scale, 0 / scale is NaN
     return (2.5 * (-entropy(logits.softmax(-1)) / scale).exp() + 0.6)[..., None]
 
 

@@ -229,7 +229,7 @@ def _by_words(typed: str) -> list[str]:
 
 
 def _users_model(reference: str) -> ModelFacts:
-    """Import a model of the user and register it under its name."""
+    """Import a model from a user's module and register it under the model's name."""
     model = plugins.load_user_object(reference, "model")
     if not isinstance(model, ModelInfo | HubModel):
         raise SpecbenchError(f"model '{reference}' is a {type(model).__name__}, not a specbench ModelInfo")
@@ -288,7 +288,7 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
         if not (info.choice.random or info.checkpoint.official):
             from specbench.models.forward_probe import check_own_forward  # imports torch
 
-            long = "a photo of a cup, " * 12  # Longer than most captions: positions may depend on it
+            long = "a photo of a cup, " * 12  # Longer than most captions, because positions may depend on the length
             check_own_forward(loaded, "0" if info.classes else f"{long}<I1>" if info.codes else long)
         return loaded
 

@@ -145,7 +145,7 @@ class WantedFiles:
 
     source: Source
     weights: str | None = None  # a folder or hub id that replaces the source; None for the source
-    revision: str | None = None  # of the hub repository
+    revision: str | None = None  # revision of the hub repository
     beside: Path | None = None  # folder of a language model; companions are first searched in and next to it
 
     @property
@@ -271,7 +271,7 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def _check_shards(source: Source, folder: Path, paths: Sequence[Path], repo: str | None) -> None:
-    """Refuse an index without all its shards, and shards without an index."""
+    """Refuse an index if a shard is missing, and shards if the index is missing."""
     indices = [path for path in paths if path.name.endswith(".index.json")]
     for index in indices:
         files = read_json(source, index).get("weight_map")

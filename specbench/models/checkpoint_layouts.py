@@ -22,7 +22,7 @@ from specbench.system.json_values import parse_json
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which a model's files are published."""
+    """Files in which a model is published; a model may have several layouts."""
 
     name: str  # a key of `LAYOUTS`
     sources: tuple[Source, ...]  # the language model's files, then other required files
@@ -32,7 +32,7 @@ class Layout:
 class LayoutMark:
     """Test that identifies a folder of a layout."""
 
-    family: str  # module of `specbench.models.families` that reads it
+    family: str  # module of `specbench.models.families` that reads this layout
     models: str  # names for `--model`
     what: str  # for messages
     test: Callable[[Path], bool]  # whether a folder is of this layout
@@ -195,8 +195,8 @@ def _refuse_unread(folder: Path, weights: str, family: str) -> None:
 class ModelFiles:
     """A user's request for the files of a model."""
 
-    model: str  # its name, for messages
-    layouts: tuple[Layout, ...]  # possible layouts; the first is the default, and has the family's name
+    model: str  # the model's name, for messages
+    layouts: tuple[Layout, ...]  # possible layouts; the first layout is the default and has the family's name
     choice: ModelChoice
 
     @property
@@ -216,7 +216,7 @@ class ModelFiles:
         return tuple(part.fetch() for part in self._parts(download=True))
 
     def missing(self) -> list[Download]:
-        """List what `fetch` would download; same errors as `fetch`."""
+        """List the downloads of `fetch`; raises the same errors as `fetch`."""
         return [download for part in self._parts(download=True) if (download := part.missing())]
 
     def absent(self) -> list[WantedFiles]:

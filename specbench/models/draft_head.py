@@ -156,7 +156,7 @@ def _of_janus(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _QueryNormed(ChameleonDecoderLayer):
-    """Chameleon's layer with the return type of Llama's."""
+    """Chameleon's layer, but it returns a tensor like Llama's layer."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return super().forward(*args, **kwargs)[0]

@@ -43,7 +43,7 @@ class ModelChoice:
     """User's choices for a model: its checkpoint, its size, and the prompts of released decoders."""
 
     weights: str | None = None  # folder or hub id that replaces the official checkpoint
-    revision: str | None = None  # of the hub repository
+    revision: str | None = None  # revision of the hub repository
     _: KW_ONLY
     random: bool = False  # the true architecture with random weights
     # decode a grid of `TINY_GRID` tokens, accept any vocabulary size; with `random`, use a small network
@@ -105,14 +105,14 @@ class ModelFacts:
     summary: str  # for people
     target: str  # "module:function" that loads it
     _: KW_ONLY
-    dtype: str = "float32"  # the number format that the model is intended for
-    guided: bool = True  # whether it has an unconditional prompt, which guidance needs
+    dtype: str = "float32"  # the model's intended number format
+    guided: bool = True  # whether the model has an unconditional prompt, which guidance needs
     heads: Mapping[str, Path] = field(default_factory=dict, hash=False)  # folders of bundled draft heads, by kind
     slot_numbers: int = 0  # numbers in memory per row and stream slot, with which image tokens are embedded
     pixel_numbers: int = 0  # peak float32 numbers per pixel in memory while an image, or a whole batch, is rendered
     choice: ModelChoice = AS_PUBLISHED  # checkpoint, size and prompts that were chosen
 
-    if TYPE_CHECKING:  # facts that subclasses have as a field or as a property
+    if TYPE_CHECKING:  # facts that are fields in some subclasses and properties in others
 
         @property
         def licence(self) -> str: ...  # for people
@@ -127,11 +127,11 @@ class ModelFacts:
         @property
         def v_image(self) -> int: ...  # size of the image vocabulary
         @property
-        def layers(self) -> int: ...  # of the network
+        def layers(self) -> int: ...  # number of layers of the network
         @property
         def network(self) -> NetworkSize | None: ...  # sizes of the language model; None if not known
         @property
-        def parameters(self) -> int | None: ...  # of the language model; None if not counted
+        def parameters(self) -> int | None: ...  # parameters of the language model; None if not counted
         @property
         def renders_together(self) -> bool: ...  # whether a batch is rendered at once
 
@@ -201,7 +201,7 @@ class ModelFacts:
         raise NotImplementedError
 
     def weights_sha256(self) -> str:
-        """Return the digest of all files, which is also the loaded model's."""
+        """Return the digest of all files; the loaded model has the same digest."""
         raise NotImplementedError
 
     def step_bytes(self, dtype: str | None = None) -> int | None:

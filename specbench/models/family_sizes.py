@@ -87,7 +87,7 @@ FAMILIES: Mapping[str, FamilySizes] = {  # by family
     **dict.fromkeys(("anole", "lumina", "lumina2"), FamilySizes(_chameleon, (CHAMELEON_WORDS, 4096, 11_008, 32, 32))),
     **dict.fromkeys(("simplear", "tar"), FamilySizes(_qwen, (151_936, 4096, 22_016, 32, 32))),
     "llamagen": FamilySizes(_llamagen),
-    # learned vectors of the classes, and one for no class
+    # learned vectors of the classes, and a vector for the unconditional row
     "llamagen_class": FamilySizes(
         lambda size, classes=1000: {"extra": (classes + 1) * size.width, "head_rows": size.words}
     ),

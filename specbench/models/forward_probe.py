@@ -201,7 +201,7 @@ def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
         noise = torch.rand(output.shape, generator=generators[output.device], device=output.device) - 0.5
         computed = (kind for kind in (torch.bfloat16, torch.float16) if torch.equal(output.to(kind).to(output), output))
         size = torch.finfo(next(computed, output.dtype)).eps  # a quantised layer may compute in fewer bits
-        with suppress(Exception):  # and a product of one column may round differently
+        with suppress(Exception):  # the product of a single column may round differently
             apart = module.forward(inputs[0][:, :1]) - output[:, :1]
             size = max(size, float(2 * apart.abs().max() / output.abs().max()))
         return output + (size * noise * output).to(output.dtype)

@@ -300,7 +300,7 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
 
 
 def _behind(error: BaseException) -> list[Any]:
-    """Return an error and its causes, the innermost last."""
+    """Return an error and its chain of causes; the first cause is last."""
     causes: list[Any] = [error]
     while True:
         last = causes[-1]

@@ -63,13 +63,13 @@ class HubModel(ModelFacts):
 
     v_image: int
     network: NetworkSize
-    family: str  # also the name of its first layout
+    family: str  # the family's name, which is also the name of the first layout
     source: Source  # the language model's files
     grid: tuple[int, int]  # image tokens, height and width
     defaults: Sampling  # the official sampling
     other_bytes: int  # image decoder and text encoder in memory
     companions: tuple[Source, ...] = ()  # other required files: tokenizer, text encoder, image decoder
-    also: tuple[Layout, ...] = ()  # other layouts that `weights` may have
+    also: tuple[Layout, ...] = ()  # other layouts in which `weights` may be
     patch: int = 16  # pixels per image token, each way
     row_ends: bool = False  # whether the grammar closes every row with a forced token
     sizes: Sizes | None = None  # further image sizes, or None
@@ -221,7 +221,7 @@ class HubModel(ModelFacts):
 
     @property
     def size(self) -> Size | None:
-        """See `ModelFacts.size`; None at tiny scale, because its sizes vary."""
+        """See `ModelFacts.size`; None at tiny scale, because sizes vary there."""
         return None if self.choice.tiny else super().size
 
     def fixed_bytes(self, dtype: str | None = None) -> int:

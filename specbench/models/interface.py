@@ -239,7 +239,7 @@ class ImageModel(Protocol):
     codebook: Tensor | None  # [v_image, d] float32 embedding of each image token for distance rules, or None
     weights_sha256: str  # digest of the weights
 
-    if TYPE_CHECKING:  # fields or properties; a property here could not be set in subclasses
+    if TYPE_CHECKING:  # fields or properties of subclasses, which could not set properties of this class
 
         @property
         def device(self) -> torch.device: ...

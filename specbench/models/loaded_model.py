@@ -235,7 +235,7 @@ class _Columns(NamedTuple):
 
 
 class _Here(threading.local):
-    columns: _Columns | None = None  # of the forward that this thread runs
+    columns: _Columns | None = None  # columns of the forward that this thread runs
 
 
 _here, _lock, _forwards = _Here(), threading.Lock(), 0

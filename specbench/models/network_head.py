@@ -135,7 +135,7 @@ def _with_modules(module: nn.Module, replaced: dict[nn.Module, nn.Module]) -> nn
         return module
     twin = copy.copy(module)
     twin.__dict__ = dict(vars(module), _modules=children, _compiled_call_impl=None)
-    if "forward" in vars(twin):  # set on the instance, by a library that patches or places networks
+    if "forward" in vars(twin):  # a library that patches or places networks has set it on the instance
         patched = vars(twin).pop("forward")
         if isinstance(patched, MethodType):
             twin.forward = MethodType(patched.__func__, twin)

@@ -135,7 +135,7 @@ def vertical_hidden(width: int) -> int:
 
 def first_layer_weights(width: int) -> int:
     """Return the weights of a vertical draft head's first layer, which is read once for a run of drafts."""
-    return 6 * width * vertical_hidden(width)  # of three features and three embeddings
+    return 6 * width * vertical_hidden(width)  # inputs: three features and three embeddings
 
 
 def draft_weights(width: int) -> int:
@@ -158,7 +158,7 @@ class HeadSize(NamedTuple):
 
 
 def _eagle(projected: int) -> HeadSize:
-    """A layer of the target, its projections, and a token table."""
+    """Size of an EAGLE head: a layer of the target, projections, and a token table."""
     return HeadSize(lambda size: size.layer_weights + projected * size.width**2 + size.table * size.width, 1, projected)
 
 

@@ -78,7 +78,7 @@ class DecoderSpec:
 
     @property
     def components(self) -> list[Component]:
-        """Its components that are in effect."""
+        """The decoder's components that have an effect."""
         return _components(vars(self))
 
 
@@ -207,7 +207,7 @@ def decoder_name(reference: str) -> str:
         raise SpecbenchError(f"decoder '{reference}' is a {type(preset).__name__}, not a specbench Preset")
     if unfit := _unfit(preset):
         raise SpecbenchError(f"decoder '{reference}': {unfit}", "specbench list components")
-    again = _imported.get(reference) == preset.name  # its module may be reloaded
+    again = _imported.get(reference) == preset.name  # the module may have been reloaded
     if not again and PRESETS.setdefault(preset.name, preset) is not preset:
         raise SpecbenchError(f"decoder '{reference}' is called '{preset.name}', which is already taken")
     PRESETS[preset.name], _imported[reference] = preset, preset.name
@@ -262,7 +262,7 @@ def _names_in(paper: str) -> list[str]:
 
 
 def _kinds(choices: Mapping[str, str]) -> list[str]:
-    """Return the component kinds in effect, because some drafters ignore other kinds."""
+    """Return the component kinds that have an effect: some drafters ignore other kinds."""
     return [kind for kind in CHOICES if kind not in DRAFTERS[choices["drafter"]].ignores]
 
 

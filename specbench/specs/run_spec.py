@@ -85,7 +85,7 @@ UNSERVED = tuple(name for name, setting in SAMPLING.items() if name != "guidance
 
 @dataclass(frozen=True)
 class Compute:
-    """How a run decodes on which device; `RunSpec` has the same fields."""
+    """Device and way of decoding of a run; `RunSpec` has the same fields."""
 
     batch: int
     dtype: str

@@ -60,7 +60,7 @@ def scores(device: str, scale: Scale) -> Iterator[Outcome]:
 
 def _timed(metric: Metric, pictures: Sequence[bytes]) -> dict[str, float]:
     batches = read_ahead(lambda png: _sample(metric, png), pictures, min(metric.batch, len(pictures) // 2))
-    _features(metric, next(batches))  # creates all objects that are created once
+    _features(metric, next(batches))  # creates the objects that only the first call creates
     start, waiting, done = time.perf_counter(), 0.0, 0
     since = start
     for batch in batches:

@@ -47,7 +47,7 @@ class TreeLevels(NamedTuple):
 class News(NamedTuple):
     """The verified path of the last step."""
 
-    # tokens, positions: [B, T] its tokens and their stream slots
+    # tokens, positions: [B, T] tokens of the path and their stream slots
     tokens: Tensor
     features: Tensor  # [R, T, d] target features that predict these tokens
     positions: Tensor
@@ -94,7 +94,7 @@ class Eagle:
         return Proposal(tokens, positions, q[:, :-1] if tree.is_chain else q, tree, len(whole.parents))
 
     def _tree_of(self, depth: int) -> Tree:
-        """Return the tree of a step that has room for `depth` drafts."""
+        """Return the tree for a step in which a path can hold at most `depth` drafts."""
         return pruned(self._tree, depth)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:

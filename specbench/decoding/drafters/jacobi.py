@@ -85,7 +85,7 @@ class Jacobi:
             q = torch.where((forced >= 0)[..., None], one_hot(forced.clamp(min=0), q.shape[-1]), q)
         tokens.scatter_(1, positions, torch.where(fresh, drawn, tokens.gather(1, positions)))
         if self._p is None:
-            return q.contiguous()  # the layout of later steps, so that verification is compiled once
+            return q.contiguous()  # same memory layout as in later steps, so that verification is compiled once
         # Put all distributions into one table: selecting whole rows is much faster than selecting single entries.
         slot, columns = self._slots[:drafts], self._p.shape[1]
         kept = (slot + self._shift[:, None]).clamp(max=columns - 1)

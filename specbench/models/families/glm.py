@@ -74,7 +74,7 @@ class GlmImage(FamilyModel):
         """`names`: names of the tokens of `_ROLES`; `template`: Jinja source that converts a conversation to text."""
         head = network.lm_head.weight
         codes = nn.functional.normalize(codebook.float(), dim=-1)
-        # Ids that are no codes get vectors far from all codes.
+        # Ids that are not codes get vectors far from all codes.
         others = codes.new_full((len(head) - len(codes), codes.shape[1]), 10.0)
         self._codes, self.codebook = len(codes), torch.cat([codes, others]).to(request.device)
         super().__init__(request, tokenizer, network.model.language_model, head, range(len(head)), self)
@@ -117,7 +117,7 @@ class GlmImage(FamilyModel):
         elif find_spec("diffusers") is None:
             warn(f"{self.name} draws no pictures: its diffusion model needs diffusers (pip install diffusers)")
         else:
-            from diffusers import GlmImagePipeline  # an extra
+            from diffusers import GlmImagePipeline  # package of an extra
 
             without = {"vision_language_encoder": None, "processor": None, "dtype": torch.bfloat16}
             with files.source.blaming(folder / "model_index.json"):

@@ -77,7 +77,7 @@ def load(request: LoadRequest) -> Janus:
         start, pad, _ = _SPECIALS
         return Janus(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, start, pad)
     files = request.files[0]
-    if files.json("config.json").get("model_type") == "multi_modality":  # deepseek-ai's
+    if files.json("config.json").get("model_type") == "multi_modality":  # deepseek-ai's layout
         unused = ("vision_model.", "aligner.", "gen_vision_model.quantize.codebook_used")
         tensors = stored.rename(stored.drop(stored.read_tensors(files), unused), _converted_name)
         config, (start, pad, _) = _published_config(tensors, files), _SPECIALS

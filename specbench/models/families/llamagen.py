@@ -244,7 +244,7 @@ _NAMES = stored.META_NAMES | {"cls_embedding.cap_proj.": "", "cls_embedding.": "
 
 
 def converted(request: LoadRequest, files: CheckpointFiles, condition: str) -> tuple[dict[str, Tensor], LlamaConfig]:
-    """Read the tensors of a file, converted by `convert`, and their architecture."""
+    """Read the tensors of a file, convert them with `convert`, and derive the architecture."""
     tensors = stored.read_tensors(files)
     try:
         codes, width, inner, layers, head = llamagen_shape(tensors, request.info.network)
@@ -338,7 +338,7 @@ def _clean_once(caption: str) -> str:
     text = _apply_rules(_CHARACTERS, "".join(parser.pieces))
     if len(_WORD_JOINTS.findall(text)) > 3:
         text = _WORD_JOINTS.sub(" ", text)
-    if not (text.isascii() and text.isprintable() and "&" not in text):  # plain ASCII has no encoding errors
+    if not (text.isascii() and text.isprintable() and "&" not in text):  # only other texts can have encoding errors
         import ftfy  # not needed for most captions
 
         text = ftfy.fix_text(text)

@@ -171,7 +171,7 @@ MOVQ: dict[str, Any] = {
 TINY_MOVQ = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1], "hidden_size": 32}
 
 
-_SLICE = 64  # Channels of a slice of `spatial_norm`
+_SLICE = 64  # Channels that `spatial_norm` processes at a time
 
 
 class MovqDecoder:

@@ -121,7 +121,7 @@ def keep_compiled() -> None:
     # which older compilers do not know, the tests stay.
     if config.vec_isa_ok is None and known and "amx" not in cpu_features():
         config.vec_isa_ok = True
-    if _UNFIT.search(tempfile.gettempdir()):  # headers are compiled there
+    if _UNFIT.search(tempfile.gettempdir()):  # the compiler writes headers into this folder
         tempfile.tempdir = os.environ["TMPDIR"] = str(private_folder())
     folder = compiled_folder()
     with suppress(OSError):
@@ -140,7 +140,7 @@ def graph_bytes() -> int | None:
 
 class CompiledForms:
     part: str  # part of a step, for run.json
-    options: dict[str, Any]  # of Inductor
+    options: dict[str, Any]  # options of Inductor
 
     def all_compiled(self) -> Iterable[Any]:
         raise NotImplementedError

@@ -104,7 +104,7 @@ class PositionLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self._capacity
 
-    get_max_cache_shape = get_max_length  # Its name in transformers before 5.13, which requires it
+    get_max_cache_shape = get_max_length  # transformers before 5.13 requires the method under this name
 
 
 class CacheExtent:
@@ -144,7 +144,7 @@ class PositionCache(Cache):
         return self.layers[0].is_initialized
 
     def fits(self, rows: int, slots: int, device: torch.device, dtype: torch.dtype) -> bool:
-        """Return whether its buffers exist and have these sizes."""
+        """Return whether the cache's buffers exist and have these sizes."""
         if not self.is_ready:
             return False
         keys = self.layers[0].keys

@@ -215,7 +215,7 @@ class TransformerModel:
     @property
     def compiled(self) -> list[CompiledForms]:
         parts: list[CompiledForms] = []
-        for model in dict.fromkeys((self, *(self._views or {}).values())):  # a view is in its own `_views`
+        for model in dict.fromkeys((self, *(self._views or {}).values())):  # a view's `_views` also contains the view
             if model.compiles:
                 parts += [*model._compiled_steps.values(), *model._compiled_functions.values()]
         return parts

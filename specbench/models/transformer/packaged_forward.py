@@ -166,7 +166,7 @@ class _Step(nn.Module):
 
 
 class _OfWeights(nn.Module):
-    """A step as a function that also takes its weights."""
+    """A step as a function that also takes the model's weights as an argument."""
 
     def __init__(self, step: _Step):
         super().__init__()
@@ -249,7 +249,7 @@ def _load(library: Path | None) -> Any:
 def _compile_once(exported: ExportedProgram, arguments: tuple[Any, ...], library: Path) -> Any:
     """Compile and store a library, unless another process has done so in the meantime."""
     with ExitStack() as locked:
-        with suppress(OSError):  # a cache that cannot be written
+        with suppress(OSError):  # the cache may be read-only
             locked.callback(os.close, lock_when_free(library.with_suffix(".lock"), ""))
         if loaded := _load(library):
             return loaded
