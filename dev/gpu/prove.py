@@ -126,7 +126,7 @@ def _stop(number: int, _: object) -> None:
 
 
 def report(facts: dict[str, object], parts: Sequence[dict]) -> str:
-    """The markdown report."""
+    """Format the report as markdown."""
     lines = [
         f"# {facts['device']}",
         "",

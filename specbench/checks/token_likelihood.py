@@ -46,8 +46,8 @@ class Alternative:
 class KeptWords(NamedTuple):
     """The tokens that filters keep at each slot."""
 
-    least: Tensor  # [B, T, 1] their smallest logit
-    norm: Tensor  # [B, T, 1] logarithm of the sum of their exp(logit / temperature)
+    least: Tensor  # [B, T, 1] smallest logit of the kept tokens
+    norm: Tensor  # [B, T, 1] logarithm of the sum of exp(logit / temperature) over the kept tokens
 
 
 class Held:

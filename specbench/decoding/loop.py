@@ -52,7 +52,7 @@ _LAST_SLOTS = 8  # Slots at the end of an image that a warm-up decodes, because 
 
 
 class Decoding(NamedTuple):
-    """How images are decoded."""
+    """Model, decoder and settings with which images are decoded."""
 
     model: ImageModel
     decoder: DecoderSpec

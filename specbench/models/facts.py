@@ -103,7 +103,7 @@ class ModelFacts:
 
     name: str  # in records and on the command line
     summary: str  # for people
-    target: str  # "module:function" that loads it
+    target: str  # "module:function" that loads the model
     _: KW_ONLY
     dtype: str = "float32"  # the model's intended number format
     guided: bool = True  # whether the model has an unconditional prompt, which guidance needs

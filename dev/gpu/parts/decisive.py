@@ -21,7 +21,7 @@ STEP_AIMS = {16: 1.05, 96: 1.10}
 
 
 def decisive(device: str, scale: Scale) -> Iterator[Outcome]:
-    """One image of each decoder, after the steps that compile; each row is returned as soon as it is measured."""
+    """Time one image of each decoder, after the steps that compile; yield each row as soon as it is measured."""
     model = _compiled_llama(device, scale)
     yield _ar(model, device, scale, AIM)
     for window, aim in STEP_AIMS.items():

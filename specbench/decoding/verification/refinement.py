@@ -58,7 +58,7 @@ class Resample(KeptTail):
 
 
 class Restart(Resample):
-    """Reinitialise the slots after the last accepted draft (SJD's ablation). `Match` compares with `Resample`."""
+    """Reinitialise the slots after the last accepted draft (SJD's ablation). Only `Match` reads the samples."""
 
     keeps_tail = False
 

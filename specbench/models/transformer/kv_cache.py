@@ -108,8 +108,8 @@ class PositionLayer(CacheLayerMixin):
 
 
 class CacheExtent:
-    """Upper bound on the cache slots that a forward uses, known on the host without a sync. A row never moves further
-    in a forward than it has columns, so an earlier host copy gives an upper bound."""
+    """Upper bound on the cache slots that a forward uses, known on the host without a sync. A forward moves a row
+    by at most the number of its columns, so an earlier host copy gives an upper bound."""
 
     def __init__(self) -> None:
         self._copy = AsyncHostCopy()

@@ -114,7 +114,7 @@ class PackagedStep(CompiledForms):
         return compiled_folder() / f"forward-{_digest_of(repr(facts))}.txt"
 
     def _compile(self, buffers: Buffers, inputs: ForwardInputs, note: Path | None) -> Any:
-        from torch._dynamo.callback import CallbackTrigger, callback_handler  # seconds of imports
+        from torch._dynamo.callback import CallbackTrigger, callback_handler  # takes seconds to import
 
         with (
             torch.inference_mode(False),
