@@ -49,7 +49,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def enumerated(texts: Iterable[str], last: str = "and") -> str:
-    """Join distinct texts as in a sentence: "csv, json and parquet"."""
+    """Join texts without repetition, as in a sentence: "csv, json and parquet"."""
     *first, end = dict.fromkeys(texts)
     return f"{', '.join(first)} {last} {end}" if first else end
 

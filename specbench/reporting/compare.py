@@ -316,7 +316,7 @@ class Gate:
             bound = float(match[4]) if match else math.nan
         except ValueError:
             bound = math.nan
-        if not match or math.isnan(bound):  # comparisons with NaN are always false, so the gate would never fail
+        if not match or math.isnan(bound):  # a gate with NaN would never fail, because comparisons with NaN are false
             raise SpecbenchError(
                 f"'{text}' is not a condition", "write a name, one of < <= > >=, and a number: speedup<0.98"
             )
@@ -363,7 +363,7 @@ def _told(row: Compared, estimate: stats.Estimate) -> str:
 
 
 def _open(row: Compared, estimate: stats.Estimate, tests: int) -> str:
-    """Describe a number without a real difference; give the p-value if the interval excludes "no difference"."""
+    """Describe a number whose difference is not real; add the p-value if the interval excludes "no difference"."""
     name, none = ("speed", 1) if row.name == "speedup" else (row.name, 0)
     corrected = ""
     low, high = estimate.low, estimate.high

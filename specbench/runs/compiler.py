@@ -65,7 +65,7 @@ def worth_compiling(stored: Sequence[bool], layers: int, steps: int, keys: Seque
 
 
 def code_key(model: str, dtype: str, threads: int, batch: int, guidance: float, decoder: DecoderSpec) -> str:
-    """Digest of everything that the compiled code of a decoder depends on."""
+    """Digest all inputs on which the compiled code of a decoder depends."""
     versions = own_code(), metadata.version("torch")
     return sha256(repr((model, dtype, threads, batch, guidance, decoder, versions)).encode()).hexdigest()[:32]
 
@@ -119,7 +119,7 @@ def compiled_or_eagerly(
 
 
 def missing(device: str) -> str | None:
-    """Name the missing prerequisite for compiling on `device`; None if compilation can run."""
+    """Name the missing prerequisite for compiling on `device`; None if compiling is possible."""
     kind = device.partition(":")[0]
     if kind == "mps":
         return "compilation is not supported on mps"

@@ -24,7 +24,7 @@ class Problems(list[Problem]):
     """List of problems that collects errors of checks."""
 
     def check(self, of: object, work: Callable[..., _T], *given: object) -> _T | None:
-        """Call `work` and return its result; record a SpecbenchError as a problem and return None."""
+        """Call `work` and return its result. If it raises a SpecbenchError, record the error and return None."""
         try:
             return work(*given)
         except SpecbenchError as error:

@@ -191,7 +191,7 @@ def _choose(u: np.ndarray, group: np.ndarray) -> tuple[dict[int, tuple[float, in
 
 
 def _measure(u: np.ndarray, group: np.ndarray, points: Mapping[int, tuple[float, int]]) -> np.ndarray:
-    """Return, per image, the mean [K] over its tokens of sign (1(u <= t) - t)."""
+    """Return for each image, [K], the mean of sign * (1(u <= t) - t) over the image's tokens."""
     gain: np.ndarray = np.zeros(u.shape)
     for number, (t, sign) in points.items():
         here = (group == number) & ~np.isnan(u)

@@ -22,7 +22,7 @@ def condense(rows: pa.Table) -> pd.DataFrame:
 
 
 def as_frame(rows: pa.Table) -> pd.DataFrame:
-    """Convert rows that already contain their sums; lists stay Arrow lists. Memory that only `rows` uses is freed."""
+    """Convert rows with sums to a data frame; lists stay Arrow lists. `rows` is freed and must not be used again."""
 
     def keep_lists(kind: pa.DataType) -> pd.ArrowDtype | None:
         return pd.ArrowDtype(kind) if pa.types.is_list(kind) else None
