@@ -67,7 +67,7 @@ class ReferenceImages:
         return [("COCO's images are not on this disk", "specbench fetch coco --images, or --reference DIR")]
 
     def fits(self, meta: Mapping[str, Any]) -> bool:
-        """Return whether these are reference images for a prompt. COCO's images only are for COCO's captions."""
+        """Return whether a prompt has these reference images; COCO's images belong only to COCO's captions."""
         return self.path is not None or str(meta.get("image", "")).endswith(".jpg")
 
     @cached_property

@@ -261,7 +261,7 @@ def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings 
     if (stored := stored_difference(b, a, score)) is not None:
         return _difference(name, stats.difference_to_show(stored[0]), stored[1], score)
     reference = name if name in metric_catalog.metric_names() else identity.get("class")
-    if reference is None:  # imported
+    if reference is None:  # imported score
         return Compared(name, note=_UNPAIRED)
     code = code_of([reference]) if reference != name and is_reference(reference) else None
     if reference != name and (code is None or code.digest[:16] != identity.get("code")):

@@ -147,7 +147,7 @@ def _minor_version(package: str) -> tuple[int, int]:
 
 def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
     """Return the number of threads, and a note if it is below the maximum. If runs of the model are stored, use their
-    number, to resume or to compare. Otherwise use the free cores, as more threads make a step many times slower."""
+    number, to resume or to compare. Otherwise use the free cores, because more threads slow down steps many times."""
     most = available_threads()
     if most == 1 or device != "cpu" or asked_threads():
         return most, []

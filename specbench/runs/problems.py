@@ -46,7 +46,7 @@ def check_writable(out: Path) -> None:
 
 
 def check_memory(need: int, free: int | None, device: str) -> None:
-    """Raise an error if more bytes are needed than are free; None means unknown."""
+    """Raise an error if more bytes are needed than are free. `free`: None (no check) if unknown."""
     if free is not None and need > free:
         what = f"memory: the estimate exceeds the {free // 2**30} GiB free on {device}"
         raise SpecbenchError(what, "another device, a smaller batch or a smaller model")

@@ -217,7 +217,7 @@ def detectable(tokens: Tokens, level: float) -> float:
 
 
 def _correlation(order: str, kind: str, group: str, first: np.ndarray, second: np.ndarray) -> Iterator[Test]:
-    """Test products of centred pairs: uncorrelated, with mean 0 and variance 1/144, if values are independent."""
+    """Test for correlation: products of independent, centred values have mean 0 and variance 1/144."""
     products = (first - 0.5) * (second - 0.5)
     if len(products := products[~np.isnan(products)]) >= FEWEST:
         correlation = 12 * float(products.mean())

@@ -1,5 +1,5 @@
-"""Conversion of stored rows for statistics, with sums per image instead of per-token lists, and log-probability
-statistics of the committed tokens under the target distribution, in nats."""
+"""Convert stored rows for statistics: sums per image replace per-token lists. Compute statistics of log-probabilities
+of the committed tokens under the target distribution, in nats."""
 
 from __future__ import annotations
 

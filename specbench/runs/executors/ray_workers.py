@@ -26,7 +26,7 @@ from specbench.system import environment, signals
 from specbench.system.version import __version__
 
 ATTEMPTS = 2  # Attempts per image; the last failure or lost worker is stored as an error in the image's row
-RESTARTS = 3  # Replacements per worker before the pool continues without it
+RESTARTS = 3  # Maximum number of replacements per worker; then the pool continues with fewer workers
 _STORE_BYTES = 256 * 2**20  # Bytes of a local Ray's shared memory, which buffers decoded images
 Ticket = Hashable
 Load = Callable[[], ImageModel]  # Function that builds the model inside a worker; must be picklable
