@@ -105,7 +105,7 @@ METRICS: dict[str, MetricEntry] = {
         "T2I-CompBench++: cosine similarity under CLIP ViT-B/32 for non-spatial prompts, mean over images"),
 }
 # fmt: on
-"""The built-in metrics by name."""
+"""{name: built-in metric}."""
 _DERIVED = {
     "kid": "unbiased squared MMD to the reference images in Inception features, cubic kernel, mean over subsets",
     "fid-infinity": "FID extrapolated to infinitely many images; no interval up to n = 4096",

@@ -1,5 +1,5 @@
-"""Match external images to prompts: by prompt id, or in the layouts of the papers' programs. A layout fits a folder
-if every file is the image of a prompt and all prompts have the same samples. It is an error if several layouts fit."""
+"""Match external images to prompts, by prompt id or by the layout (rule for file names) of a paper's program. A layout
+fits a folder if every file is the image of a prompt and all prompts have the same samples. Only one layout may fit."""
 
 from __future__ import annotations
 

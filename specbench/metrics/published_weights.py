@@ -91,7 +91,7 @@ def file_digest(name: str) -> str:
 
 
 def problem(name: str) -> tuple[str, str] | None:
-    """Describe why a checkpoint's file cannot be used, and how to get it; None if it can."""
+    """Describe why a checkpoint's file cannot be used, and how to get the file; None if it can be used."""
     checkpoint = CHECKPOINTS[name]
     if checkpoint.here:
         return None

@@ -48,7 +48,7 @@ _ONE_A_PROMPT = "dpg-bench[released]:"  # Prefix of scores that use only the las
 
 
 def read_scores(folder: Path) -> list[dict[str, Any]]:
-    """Read the run-level scores of a run folder: a dict per score with the columns of `RUN_SCORES` but `OWNER`."""
+    """Read the run-level scores in a run folder: a dict per score with the columns of `RUN_SCORES` except `OWNER`."""
     scores: list[dict[str, Any]] = []
     for path in files_named(folder / "scores", "*.parquet"):
         with blaming(path, "is damaged: not readable as scores", "delete it and score again"):
@@ -210,7 +210,7 @@ def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bo
 
 
 def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None:
-    """Compute and write the run's scores from the stored features of the images in `images`."""
+    """Compute the run's scores from the stored features of `images`, and write them."""
     features = image_features(folder, metric).merge(images[[*KEY, "started_at"]], on=[*KEY, "started_at"])
     digest, identity = made_score(metric).fingerprint, json.dumps(made_score(metric).facts, sort_keys=True)
     cut, reason = _cut(metric, images["prompt"].tolist())
@@ -266,7 +266,7 @@ def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | N
 
 
 def forget(folder: Path, metric: Metric) -> None:
-    """Remove all stored scores and features of a metric in a run folder, of every fingerprint."""
+    """Remove a metric's stored scores and features of all fingerprints from a run folder."""
     with writing(folder, ()):
         for path in (path for place in ("scores", "image_scores") for path in files_named(folder / place, "*-*")):
             if path.name.rpartition("-")[0] == metric.name:

@@ -34,7 +34,7 @@ from specbench.system.plugins import PluginError, naming_plugin
 
 @dataclass(frozen=True)
 class Images:
-    """Images to score and the folder of their scores."""
+    """Images to score, and the folder that stores their scores."""
 
     name: str  # name of the run, or of the folder of external images
     folder: Path  # folder in which `scores` is created
@@ -204,7 +204,7 @@ def _refused(fitting: _Fitting, required: Sequence[Metric]) -> list[ScoreOutcome
     for images, metric in chain(*unfit):
         what = f"metric '{metric.name}' cannot score {images.name}: {why_unfit(images, metric)}"
         problem = SpecbenchError(what, "omit --metric to score with the metrics that fit")
-        if all(unfit):  # before anything is computed
+        if all(unfit):  # raise before anything is computed
             raise problem
         refused.append(ScoreOutcome(images.name, metric.name, problem=problem))
     return refused
@@ -308,7 +308,7 @@ def with_scene(prompt: str, meta: object) -> object:
     content = read_meta(meta)
     try:
         return meta if "scene" in content else json.dumps(content | {"scene": parse(prompt).to_json()})
-    except SpecbenchError:  # known words, but not a caption of `shapes`
+    except SpecbenchError:  # all words are known, but it is no caption of `shapes`
         return meta
 
 
@@ -363,7 +363,7 @@ def _finished(images: Images, task: _Task) -> ScoreOutcome:
 
 @dataclass(frozen=True)
 class _Task:
-    """Work of one metric on a set of images."""
+    """The work that one metric has to do on a set of images."""
 
     metric: Metric
     images: pd.DataFrame  # key and `started_at` of the images that the metric accepts

@@ -107,7 +107,7 @@ class ShapesClip(SceneMetric, CosineMetric):
 
 class ShapesFrechet(SceneMetric):
     """`shapes-frechet`: Frechet distance between generated images and renders of their captions, or a folder of
-    reference images; no interval up to 64 images."""
+    reference images; no interval for at most 64 images."""
 
     name = "shapes-frechet"
     better, kind = "lower", "distance"

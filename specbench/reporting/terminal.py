@@ -1,4 +1,4 @@
-"""Terminal output of `specbench report` and `specbench show`; cards of runs and of images as plain values."""
+"""Terminal output of `specbench report` and `specbench show`; facts of runs and images ("cards") as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Missing files that a run and its scores read, with sizes and licences; no network is needed to list them."""
+"""Missing files that a run and its scores need, with sizes and licences, listed without network access."""
 
 from __future__ import annotations
 
