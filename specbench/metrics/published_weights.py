@@ -1,5 +1,5 @@
-"""Published weights of metrics, single files and model folders of the hub: addresses, digests, downloads. A file's
-digest is checked every time before it is loaded. In folders only weights in safetensors are read."""
+"""Published weights of metrics (single files, and model folders of the hub): addresses, digests, downloads. The digest
+of a file is checked before each loading. Of model folders, only safetensors weights are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbench.models.hub_downloads import REVISIONS, is_pinned_only, on_hub_end
 from specbench.system.digests import cache_folder, digest_of, sha256_of
 from specbench.system.downloads import HUB, Download, Remote, fetch_all, fetch_file, matches, offline, size_of
 
-NETWORK_FILES = ("config.json", "model.safetensors")  # Of a model folder: no pickles
+NETWORK_FILES = ("config.json", "model.safetensors")  # Files of a model folder; no pickles
 _OPTIONAL = ("generation_config.json", "*processor_config.json")
 
 
@@ -47,7 +47,7 @@ class Checkpoint:
 
 
 def _published() -> dict[str, Checkpoint]:
-    """The files of `published_weights.toml` by name."""
+    """Read `published_weights.toml` as {name: checkpoint}."""
     checkpoints = {}
     for name, entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
         repository, digest = entry.get("repository"), f"sha256:{entry['sha256']}" if "sha256" in entry else ""
@@ -60,7 +60,7 @@ CHECKPOINTS = _published()
 
 
 def missing_file(name: str, forbidden: bool = False) -> Download | None:
-    """The download of a checkpoint's file; None if it is on this disk."""
+    """Return the download of a checkpoint's file; None if the file is on this disk."""
     checkpoint = CHECKPOINTS[name]
     if checkpoint.here:
         return None
@@ -78,14 +78,14 @@ def missing_file(name: str, forbidden: bool = False) -> Download | None:
 
 
 def require_weights_file(name: str, forbidden: bool = False) -> Path:
-    """Check the digest of a checkpoint's file. Download the file first if it is absent."""
+    """Return a checkpoint's file after checking its digest; download the file first if it is missing."""
     if lacking := missing_file(name, forbidden):
         fetch_all([lacking])
     return CHECKPOINTS[name].path
 
 
 def file_digest(name: str) -> str:
-    """Digest a checkpoint's file on this disk, for files whose publisher names no digest."""
+    """Digest a checkpoint's file on this disk, because the publisher may state no digest."""
     return digest_of(require_weights_file(name, forbidden=True))
 
 
@@ -105,7 +105,7 @@ def network_files(repository: str, files: Sequence[str] = NETWORK_FILES) -> Want
 
 
 def hub_folder(repository: str, files: Sequence[str] = NETWORK_FILES, forbidden: bool = False) -> Path:
-    """Find or download the configuration and weights of a repository in the hub's cache."""
+    """Return the folder of a repository in the hub's cache; download required files first if missing."""
     wanted = network_files(repository, files)
     folder = (wanted.find() if forbidden else wanted.fetch()).paths[0].parent
     for path in folder.glob("*config.json"):
@@ -114,7 +114,7 @@ def hub_folder(repository: str, files: Sequence[str] = NETWORK_FILES, forbidden:
 
 
 def hub_problem(repository: str, files: Sequence[str] = NETWORK_FILES) -> tuple[str, str] | None:
-    """Describe what is missing of a repository on this disk and how to get it; None if complete."""
+    """Describe which files of a repository are missing, and how to get them; None if none are missing."""
     try:
         hub_folder(repository, files, forbidden=True)
     except SpecbenchError as error:
@@ -123,7 +123,7 @@ def hub_problem(repository: str, files: Sequence[str] = NETWORK_FILES) -> tuple[
 
 
 def folder_identity(folder: Path, files: Sequence[str] = NETWORK_FILES) -> str:
-    """Digest the files of a model folder, and name its commit in the hub's cache."""
+    """Digest the files of a model folder; for a folder in the hub's cache, with its commit."""
     patterns = ("*.json", "*.jinja", "*.safetensors", *"|".join(files).split("|"))
     several = sorted(path for path in folder.glob("*") if any(map(path.match, patterns)))
     paths = [folder / name for name in files] if files == NETWORK_FILES else several
