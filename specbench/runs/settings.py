@@ -166,7 +166,7 @@ class RunSettings:
 
     @property
     def by_name(self) -> dict[str, Any]:
-        """Values of the settings that were read, by name."""
+        """{setting that was read: value}."""
         return {name: self.value(name) for name in self.origins}
 
     @property

@@ -85,8 +85,8 @@ UNSERVED = tuple(name for name, setting in SAMPLING.items() if name != "guidance
 
 @dataclass(frozen=True)
 class Compute:
-    """How a run decodes on which device. `mode` is "throughput" if images decoded one at a time shared the machine with
-    other workers (no latency is measured), else None. `compiled` is True if the target's steps were compiled, else
+    """Device and way of decoding of a run. `mode` is "throughput" if images decoded one at a time shared the machine
+    with other workers (no latency is measured), else None. `compiled` is True if the target's steps were compiled, else
     None."""
 
     batch: int
@@ -100,7 +100,7 @@ class Compute:
 @dataclass(frozen=True, kw_only=True)
 class RunSetting(Compute):
     """Settings shared by the rows of a table: those of a run (`RunSpec`) apart from model, decoder and head. On a GPU,
-    `threads` is 0. `prompts` is a set's name or a file; `prompts_sha256` its content."""
+    `threads` is 0. `prompts` is a set's name or a file; `prompts_sha256` is its digest."""
 
     weights_sha256: str
     sampling: Sampling
