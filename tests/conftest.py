@@ -30,20 +30,28 @@ def pytest_configure(config):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one call of the command line did."""
+    """Exit code and output of a call of the command line."""
 
     code: int
     out: str
     err: str
 
+    def refused(self, *parts: str, code: int = 2, alone: bool = False) -> None:
+        """Check the exit code and the one error, which holds all parts; `alone`: and nothing else is on stderr."""
+        assert self.code == code and all(part in self.err for part in parts), self
+        errors = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1 and "Traceback" not in self.err, self
+        assert not alone or self.err.count("\n") == 1, self
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_module_keeps_a_stand_in():
-    """Load all modules first: one first imported while a test has replaced what it imports would keep the stand-in."""
+    """Load all modules first: a module first imported while a test has replaced what it imports would keep the
+    replacement."""
     for module in pkgutil.walk_packages(specbench.__path__, "specbench."):
         if not module.name.endswith("__main__"):
             with suppress(ModuleNotFoundError) if module.name.endswith("x_omni_decoder") else nullcontext():
-                importlib.import_module(module.name)  # the one module of an extra
+                importlib.import_module(module.name)  # the only module of an extra
     # Every run collects garbage before it loads a model: not again through all that was just imported.
     gc.collect()
     gc.freeze()
@@ -69,7 +77,7 @@ def _no_settings_from_outside(monkeypatch, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_baseline(monkeypatch):
-    """No AR beside the decoders that a test names; `--baseline N` still adds it."""
+    """No AR in addition to the decoders that a test names; `--baseline N` still adds it."""
     monkeypatch.setattr("specbench.runs.decoder_args.BASELINE_PROMPTS", 0)
 
 

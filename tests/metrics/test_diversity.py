@@ -1,8 +1,9 @@
-"""Diversity of the images of one prompt: mean distance of its pairs, and the difference on the same prompts."""
+"""Diversity of the images of a prompt: mean distance of its pairs, and the difference on the same prompts."""
 
 import numpy as np
 import pandas as pd
 import pytest
+from refusals import refused
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.diversity import ClipDiversity, Lpips
@@ -25,16 +26,13 @@ def metric():
 
 
 def test_it_is_a_mean_over_pairs_and_then_over_prompts_and_a_difference_of_common_images(metric):
-    rows = features([RIGHT, UP, LEFT], [RIGHT, RIGHT], [UP])
-    (score,) = metric.scores(metric.statistics(rows))
+    (score,) = metric.scores(metric.statistics(features([RIGHT, UP, LEFT], [RIGHT, RIGHT], [UP])))
     assert score.estimate.value == pytest.approx(((1 + 2 + 1) / 3 + 0) / 2)
     assert score.n == 5, "the prompt with one image has no distance"
     difference, n = metric.difference(features([RIGHT, LEFT, UP], [RIGHT, UP]), features([RIGHT, UP], [RIGHT, UP]))
     assert (difference.value, n, difference.prompts) == (pytest.approx((2 - 1 + 0) / 2), 4, 2)
     assert metric.difference(features([RIGHT]), features([RIGHT])) is None
-    with pytest.raises(SpecbenchError, match="two samples") as refused:
-        metric.scores(metric.statistics(features([RIGHT], [UP])))
-    assert "--samples 2" in str(refused.value)
+    assert "--samples 2" in str(refused("two samples", metric.scores, metric.statistics(features([RIGHT], [UP]))))
 
 
 def test_lpips_compares_pairs_of_pixels():
