@@ -65,14 +65,16 @@ def _ctrl_c_is_heard():
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch, tmp_path_factory):
-    """No settings of whoever runs the tests, and a cache folder of each test's own: what one keeps, no other finds."""
+    """No settings of the user who runs the tests, and separate caches for each test, also of the hub's client."""
     # A command that a test typed before may have been quiet, or have answered a signal.
     monkeypatch.setitem(specbench.system.console._progress, "shown", True)
     monkeypatch.setattr(specbench.system.signals, "_state", specbench.system.signals._State())
     by_commands = ("NO_COLOR", "TORCHINDUCTOR_CACHE_DIR")  # which they set for their process
     for variable in [name for name in os.environ if name.startswith("SPECBENCH_") or name in by_commands]:
         monkeypatch.delenv(variable)
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}"))
+    cache = str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}")
+    monkeypatch.setenv("SPECBENCH_CACHE", cache)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", f"{cache}-hub")
 
 
 @pytest.fixture(autouse=True)

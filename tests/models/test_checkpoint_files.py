@@ -144,9 +144,8 @@ def test_no_program_is_loaded(tmp_path, monkeypatch):
     assert openclip.load_openai(clip, "cpu").visual.image_size == (64, 64)
 
 
-def test_if_only_pinned_commits_are_allowed_nothing_else_is_downloaded(monkeypatch, tmp_path):
+def test_if_only_pinned_commits_are_allowed_nothing_else_is_downloaded(monkeypatch):
     monkeypatch.setenv("SPECBENCH_PINNED_ONLY", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: pytest.fail("the hub was asked"))
     for attempt in (
         lambda: WantedFiles(SOURCE).fetch(),
@@ -171,8 +170,6 @@ def test_a_malformed_revision_is_named(monkeypatch):
 
 
 def test_a_certificate_that_cannot_be_verified_is_said_at_once(monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-
     def refuse(*_, **__):
         inner = ssl.SSLCertVerificationError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
         raise ConnectionError("connection failed") from inner

@@ -76,7 +76,6 @@ def test_what_makes_no_sense_is_refused(arguments, problem, cli, tmp_path):
 
 def test_a_missing_checkpoint_is_one_line_with_what_to_type(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     outcome = cli("run", "--model", "lumina", "--prompts", "shapes", "--out", tmp_path / "results")
     outcome.refused("image decoder (Chameleon", "specbench fetch lumina", code=5)
     assert len(outcome.err) < 230
@@ -108,8 +107,7 @@ def test_doctor_takes_what_run_takes(cli, tmp_path):
     assert "--scale huge" in cli("doctor", "--model", "janus", "--scale", "huge").err
 
 
-def test_doctor_says_what_is_missing_and_that_it_would_not_fit(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+def test_doctor_says_what_is_missing_and_that_it_would_not_fit(cli, monkeypatch):
     monkeypatch.setattr("specbench.checks.doctor.free_memory", lambda device: 12 * 2**30)
     outcome = cli("doctor", "--model", "lumina", "--json")
     rows = {row["name"]: row for row in json.loads(outcome.out)}

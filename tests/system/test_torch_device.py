@@ -172,7 +172,6 @@ def test_a_card_without_bfloat16_decodes_in_float32_eagerly_and_others_keep_thei
 
 def test_a_dry_run_and_doctor_count_on_the_number_format_of_the_card(old_card, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (16 * 2**30, 16 * 2**30))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     asked = {"model": "janus", "device": "cuda", "decoder": "ar", "limit": 1, "out": tmp_path}
     rows = [api.dry_run(**asked, dtype=dtype)[0] for dtype in (None, "float16")]
     assert [row["dtype"] for row in rows] == ["float32", "float16"]
