@@ -217,7 +217,8 @@ def _foreign(cls: Any, reference: str) -> Any:
         raise SpecbenchError(f"metric '{reference}' is no specbench metric", "subclass specbench.metrics.base.Metric")
 
     refuse_edited(code_of([reference]))
-    from specbench.metrics.base import Better, Kind, Metric  # already imported by the plug-in
+    from specbench.metrics.base import Kind, Metric  # already imported by the plug-in
+    from specbench.stats import Better
     from specbench.system.downloads import Download
 
     listed = {"missing": tuple, "missing_packages": tuple, "downloads": Download}

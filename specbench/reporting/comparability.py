@@ -20,7 +20,7 @@ from specbench.decoding.generation import SPANS
 from specbench.store.run_folders import runs_in
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
-from specbench.store.schema import KEY
+from specbench.store.schema import KEY, RowStatus
 from specbench.store.token_sums import SUMS
 from specbench.system.foreign_code import edited_text
 
@@ -46,7 +46,7 @@ class Run:
         info, store = RunStore(self.folder).info(), RunStore(self.folder)
         if len(set(info.stacks)) > 1:
             started = store.samples(["started_at", "status"])
-            stacks = _stacks(info, started[started["status"] == "ok"]["started_at"])
+            stacks = _stacks(info, started[started["status"] == RowStatus.OK]["started_at"])
             counts = Counter(filter(set(info.stacks).__contains__, stacks))
             info.stack = max(counts, key=counts.__getitem__, default=info.stacks[-1])
         return info
@@ -71,8 +71,8 @@ class Run:
         """`rows` and `failed`, read in one pass over the parts."""
         pieces, failed = [], 0
         for piece in RunStore(self.folder).batches_with_facts((*_COLUMNS, "started_at")):
-            failed += pc.sum(pc.equal(piece["status"], "failed")).as_py() or 0
-            pieces.append(piece.filter(pc.equal(piece["status"], "ok")))
+            failed += pc.sum(pc.equal(piece["status"], RowStatus.FAILED)).as_py() or 0
+            pieces.append(piece.filter(pc.equal(piece["status"], RowStatus.OK)))
         rows = stats.as_frame(pa.concat_tables(pieces, promote_options="default"))
         if len(set(self.info.stacks)) > 1:
             stacks = _stacks(self.info, rows["started_at"])

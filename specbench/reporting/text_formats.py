@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from specbench.errors import SpecbenchError, enumerated
 from specbench.reporting.compare import HEADINGS, comparison_lines, directions, real_differences, reasons, verdict
+from specbench.reporting.report_schema import LONG_REPORT, REPORT
 from specbench.reporting.row import Compared, ReportRow, record, with_bounds
 from specbench.reporting.sections import (
     BOLD_RULE,
@@ -24,7 +25,7 @@ from specbench.reporting.sections import (
     with_columns,
 )
 from specbench.store.image_scores import parquet_bytes
-from specbench.store.schema import LONG_REPORT, OWNER, REPORT, column_facts
+from specbench.store.schema import OWNER, column_facts
 from specbench.system import text_tables
 from specbench.system.json_values import json_text, nonfinite_as_null
 from specbench.system.table_formats import FORMATS, format_name, formats_with, writer
@@ -167,7 +168,7 @@ def report_parquet(rows: Sequence[ReportRow], options: ReportOptions) -> bytes:
 
 
 def report_arrow(rows: Sequence[ReportRow], long: bool = False) -> pa.Table:
-    """Report rows as a table of `specbench.store.schema.REPORT`, or of `LONG_REPORT`, a row per run and number."""
+    """Report rows as a table of `REPORT`, or of `LONG_REPORT`, a row per run and number."""
     if long:
         return pa.Table.from_pylist(long_rows(rows), schema=LONG_REPORT)
     texts = {field.name for field in REPORT if pa.types.is_string(field.type)}

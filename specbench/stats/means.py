@@ -6,18 +6,26 @@ Prompts are the independent units. Errors come from the linearised ratio, with S
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from specbench.stats.drafts import DRAFT_NUMBERS
+from specbench.stats import drafts, speed, tokens
 from specbench.stats.intervals import Difference, Estimate, mean_difference
-from specbench.stats.speed import SPEED_NUMBERS
-from specbench.stats.tokens import TOKEN_NUMBERS
+from specbench.stats.numbers import Number
 
 _KEY = ["prompt_id", "sample"]
-RUN_NUMBERS = {number.name: number for number in (*SPEED_NUMBERS, *TOKEN_NUMBERS, *DRAFT_NUMBERS)}
+_DECLARED = [
+    found for module in (speed, tokens, drafts) for found in vars(module).values() if isinstance(found, Number)
+]
+NUMBERS: dict[str, Number[..., Any]] = {
+    value.name: value for value in _DECLARED if isinstance(value, Number) and value.of != "other"
+}
+RUN_NUMBERS = {name: number for name, number in NUMBERS.items() if number.of != "pairs"}
 """Numbers of a run that need only its rows."""
+PAIR_NUMBERS = tuple(name for name, number in NUMBERS.items() if number.of == "pairs")
+"""Names of the numbers of a run and an AR run."""
 MEANS = (
     *(name for kind in ("per_image", "ratio", "totals") for name, of in RUN_NUMBERS.items() if getattr(of, kind)),
     "perplexity",

@@ -198,7 +198,7 @@ def test_the_interval_of_the_gap_knows_how_few_images_it_has(tmp_path):
     measured = Measured(Run(tmp_path / SJD.run_id), row, None, (), None)
     gap = make_cell(TABLE.rows[1], column, measured, None, None)
     t_of_seven_degrees = 2.3646242515928
-    assert gap.high - gap.value == pytest.approx(t_of_seven_degrees * row.nll_gap_se)
+    assert gap.high - gap.value == pytest.approx(t_of_seven_degrees * row.value("nll_gap_se"))
 
 
 def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):

@@ -92,8 +92,8 @@ SENTENCES = {
         ["!Windows differ"],
     ),
     "versions and changed settings": (
-        [replace(SJD, environment=["EPYC, python 3.12, specbench 0.4.0, git abc"]),
-         replace(AR, environment=["EPYC, python 3.12, specbench 0.3.0"], settings_changed=True)],
+        [row("sjd", 1.3, 1.2, 1.4, environment=["EPYC, python 3.12, specbench 0.4.0, git abc"]),
+         row("ar", options={}, environment=["EPYC, python 3.12, specbench 0.3.0"], settings_changed=True)],
         ["Decoded by several versions of specbench: 0.4.0 (sjd); 0.3.0 (ar).",
          "ar: its run.json was edited after the run: its settings do not match the run id."],
     ),
@@ -111,7 +111,7 @@ def test_each_sentence_is_said_where_it_is_true(case):
 
 
 def test_a_headline_is_over_the_fastest_ar_and_says_what_an_eager_one_was():
-    quoted = row("sjd", 0.55, 0.46, 0.65).quoted
+    quoted = row("sjd", 0.55, 0.46, 0.65).over_fastest.quoted
     faster = replace(quoted, ar_run="m-ar-compiled", ar="float32, 1 thread, compiled")
     text = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=faster)])[0]
     assert text.startswith("No lossless decoder is faster than the fastest AR (float32, 1 thread, compiled): the best")
@@ -143,13 +143,15 @@ def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
 
 
 def test_the_machine_is_remarked_upon():
-    texts = answer([replace(AR, stalled=Stalled(1, 8000.0), disturbed=1.8)])
+    texts = answer([row("ar", stalled=Stalled(1, 8000.0), disturbed=1.8, options={})])
     assert "1 of 9 images stalled" in texts[0] and "8.00 s" in texts[0] and "0.30 s" in texts[0]
     assert "took up to 1.8 CPU cores from these runs: repeat" in texts[1]
-    stalls = [replace(AR, label=name, stalled=Stalled(1, ms)) for name, ms in zip("abc", (1, 9, 2), strict=True)]
+    stalls = [
+        row(name, decoder="ar", stalled=Stalled(1, ms), options={}) for name, ms in zip("abc", (1, 9, 2), strict=True)
+    ]
     [text] = answer(stalls)
     assert text.startswith("b: 1 of 9 images stalled") and text.endswith("Images of 2 other decoders also stalled.")
-    [text] = answer([replace(AR, gpu_disturbed=["the driver held the GPU's clock back (heat) in 2 of 9 readings"])])
+    [text] = answer([row("ar", gpu_disturbed=["the driver held the GPU's clock back (heat) in 2 of 9 readings"])])
     assert "clock back (heat) in 2 of 9 readings" in text
 
 

@@ -17,6 +17,7 @@ from specbench.reporting.compare import compare_runs
 from specbench.reporting.forecast import accepted_lengths
 from specbench.reporting.marks import label, window_of
 from specbench.reporting.plot_data import speed_by_prompt, step_data
+from specbench.reporting.report_schema import REPORT
 from specbench.reporting.row import record
 from specbench.reporting.status import status_of
 from specbench.reporting.terminal import card
@@ -24,7 +25,6 @@ from specbench.specs.components import columns_fed
 from specbench.specs.presets import resolve
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
-from specbench.store.schema import REPORT
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -244,7 +244,7 @@ def test_images_of_calls_of_several_versions_at_once_have_no_times(tmp_path):
     with RunStore(place).lock(SJD) as store:
         store._write_info(at_once)
     [row] = report_rows([place])
-    assert row.latency_ms is None and sum(row.untimed.values()) == 6
+    assert row.number("latency_ms") is None and sum(row.machine.untimed.values()) == 6
     folder(tmp_path, AR, ar(6))
     text = render(report_rows(find_runs(tmp_path)), everything=True)
     assert "No speed-up can be given: differs in versions between images." in text
