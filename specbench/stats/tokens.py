@@ -42,11 +42,8 @@ def tokens_measured(rows: pd.DataFrame) -> bool:
     return bool(rows["free_tokens"].sum()) and not rows[["logp_sum", "entropy_sum"]].isna().any(axis=None)
 
 
-@number(
-    "Log p: mean natural log of the committed tokens' probability under the target distribution, over all free "
-    "tokens.",
-    "nats", of="tokens", ratio=("logp_sum", "free_tokens"),
-)  # fmt: skip
+@number("Log p: mean natural log of the committed tokens' probability under the target distribution, over all free "
+        "tokens.", "nats", of="tokens", ratio=("logp_sum", "free_tokens"))  # fmt: skip
 def logp_mean(rows: pd.DataFrame) -> float | None:
     return ratio_or_none(rows["logp_sum"].sum(), rows["free_tokens"].sum())
 
@@ -61,10 +58,8 @@ def logp_std(rows: pd.DataFrame) -> float | None:
     return math.sqrt((rows["logp_spread"].sum() + between) / (n - 1))
 
 
-@number(
-    "Entropy: mean entropy of the target distributions of all free tokens, in nats.",
-    "nats", of="tokens", ratio=("entropy_sum", "free_tokens"),
-)  # fmt: skip
+@number("Entropy: mean entropy of the target distributions of all free tokens, in nats.",
+        "nats", of="tokens", ratio=("entropy_sum", "free_tokens"))  # fmt: skip
 def entropy_mean(rows: pd.DataFrame) -> float | None:
     return ratio_or_none(rows["entropy_sum"].sum(), rows["free_tokens"].sum())
 
@@ -74,11 +69,9 @@ def image_perplexities(rows: pd.DataFrame) -> pd.Series:
     return np.exp(-rows["logp_sum"] / rows["free_tokens"].where(rows["free_tokens"] > 0))
 
 
-@number(
-    "Perplexity per image: exp of minus the mean log p of an image's free tokens, mean over images; never below "
-    "the pooled perplexity if all images have the same length.",
-    of="tokens", per_image=image_perplexities,
-)  # fmt: skip
+@number("Perplexity per image: exp of minus the mean log p of an image's free tokens, mean over images; never below "
+        "the pooled perplexity if all images have the same length.",
+        of="tokens", per_image=image_perplexities)  # fmt: skip
 def image_perplexity(rows: pd.DataFrame) -> float | None:
     return mean(image_perplexities(rows))
 
@@ -89,22 +82,19 @@ def perplexity(rows: pd.DataFrame) -> float | None:
     return None if mean is None else float(np.exp(-mean))
 
 
-@number(
-    "NLL - H gap: mean of -log p minus mean entropy of the target distributions, in nats per token, with its standard "
-    "error over images; 0 within its error for an exact sampler (a non-zero gap proves bias, a zero gap proves "
-    "nothing).",
-    "nats", of="tokens", totals=lambda rows: (-rows["logp_sum"] - rows["entropy_sum"], rows["free_tokens"]),
-)  # fmt: skip
+@number("NLL - H gap: mean of -log p minus mean entropy of the target distributions, in nats per token, with its "
+        "standard error over images; 0 within its error for an exact sampler (a non-zero gap proves bias, a zero gap "
+        "proves nothing).",
+        "nats", of="tokens",
+        totals=lambda rows: (-rows["logp_sum"] - rows["entropy_sum"], rows["free_tokens"]))  # fmt: skip
 def nll_gap(rows: pd.DataFrame) -> float:
     excess, tokens = _excess(rows)
     mean = float(excess.sum() / tokens.sum())
     return mean if math.isfinite(mean) else math.inf
 
 
-@number(
-    "Standard error of the NLL - H gap: over independent images; missing for one image, or an infinite gap.",
-    "nats", of="tokens",
-)  # fmt: skip
+@number("Standard error of the NLL - H gap: over independent images; missing for one image, or an infinite gap.",
+        "nats", of="tokens")  # fmt: skip
 def nll_gap_se(rows: pd.DataFrame) -> float | None:
     excess, tokens = _excess(rows)
     n, mean = len(tokens), nll_gap(rows)
@@ -120,17 +110,13 @@ def _excess(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     return -rows["logp_sum"] - rows["entropy_sum"], rows["free_tokens"]
 
 
-@number(
-    "Zero probability: number of tokens with target probability 0; if any, the means are infinite.",
-    "tokens", of="tokens", type="int64",
-)  # fmt: skip
+@number("Zero probability: number of tokens with target probability 0; if any, the means are infinite.",
+        "tokens", of="tokens", type="int64")  # fmt: skip
 def zero_probability(rows: pd.DataFrame) -> int:
     return int(rows["impossible"].sum())
 
 
-@number(
-    "Top-1 of p: largest probability of the target distribution, mean over free tokens.",
-    ratio=("top1_sum", "free_tokens"),
-)  # fmt: skip
+@number("Top-1 of p: largest probability of the target distribution, mean over free tokens.",
+        ratio=("top1_sum", "free_tokens"))  # fmt: skip
 def top1(rows: pd.DataFrame) -> float | None:
     return ratio_or_none(rows["top1_sum"].sum(), rows["free_tokens"].sum())
