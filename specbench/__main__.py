@@ -9,7 +9,7 @@ from specbench.system import signals
 
 
 def program() -> NoReturn:
-    """Run the command line as a whole process.
+    """Run the command line and end the process.
 
     The process ends after Python's exit handlers and before native libraries are unloaded, because threads of Arrow
     sometimes abort during unloading (https://github.com/apache/arrow/issues/39862), after all work is done.
@@ -23,7 +23,7 @@ def program() -> NoReturn:
             try:
                 if stream:
                     stream.flush()
-            except (OSError, ValueError):  # a full disk, a closed stream: Python reports it at exit
+            except (OSError, ValueError):  # full disk or closed stream: Python reports it at exit
                 if not signals.asked():  # the terminal may have been closed
                     return
         os._exit(code if isinstance(code, int) else int(bool(code)))

@@ -38,7 +38,7 @@ from specbench.system import console  # noqa: E402
 
 
 class Codes(tiny_llama.Tiny):
-    """A language model of the size of a sheet's example, with Tar's codes."""
+    """A small language model with as many codes and tokens per image as Tar."""
 
     name = "3 layers of 128, 65,536 codes"
 

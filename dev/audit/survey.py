@@ -5,17 +5,17 @@
 
 A mutation changes one node of one function that a decoder declared lossless runs: an operator, a comparison, an offset,
 a stream of noise, a mask or a dtype; or it drops a call, or swaps arms or operands. The kinds take turns. Each mutation
-is tried in forks of this process, and results/audit/survey.jsonl has a line for it. The first outcomes are
+is tried in forks of this process and is a line of results/audit/survey.jsonl. The first outcomes are
 
     crashed, endless   an error, or no end: any use of the decoder shows it
-    identical          some images of up to PAIRS decoders and settings that run it have the tokens of the clean program
+    identical          in up to PAIRS pairs of decoder and setting that run it, some images have the clean tokens
     audit              a setting of the audit rejects at AUDIT_LEVEL, corrected for all settings, with a quarter of the
                        audit's images
 
-The tokens of all other mutations differ. They meet the settings at the audit's own number of images (`audit`), the
-conformance tests of `specbench check` (`check`), and PROBES, which the audit does not have. `tv` is the largest total
-variation measured in all of these, cross-fitted so that noise adds nothing. If it is above .02 and no check has failed,
-quick tests of the package also run (`tests`); the others are `survived`.
+All other mutations change tokens. They are tested with the settings at the audit's own number of images (`audit`), the
+conformance tests of `specbench check` (`check`), and PROBES, which are not part of the audit. `tv` is the largest total
+variation measured in all of these, cross-fitted so that noise adds nothing. If `tv` is above .02 and no check has
+failed, quick tests of the package also run (`tests`). Other mutations have the outcome `survived`.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def alive(seconds: int = SECONDS) -> None:
 
 
 def try_one(mutation: dict, pairs: list[tuple[str, AuditSetting]]) -> Iterator[dict]:
-    """Parts of the row, at first: crashed, identical, audit or survived."""
+    """Yield the row's parts of the first attempt: crashed, identical, audit or survived."""
     differ = []
     for decoder, setting in pairs:
         if not np.array_equal(clean_tokens(decoder, setting), few_tokens(decoder, setting, FEW)):

@@ -1,5 +1,5 @@
 """Hypothesis strategies for `fuzz.py`: command lines, prompt files, tables, parquet parts, run.json, files of draft
-heads and checkpoints, results folders of strangers, prompts to export, results to import, and refusals of the operating
+heads and checkpoints, results folders from others, prompts to export, results to import, and refusals of the operating
 system."""
 
 from __future__ import annotations

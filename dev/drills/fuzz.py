@@ -7,8 +7,8 @@
 
 A case fails by any error except a refusal (exit code 2 or 5), if it takes longer than a minute, or if it writes outside
 its folder, uses the network or starts a shell. Hypothesis draws cases (`cases.py`) from the seed and shrinks a failing
-case. With `--guided` it builds cases from inputs with which atheris reached new code. Pieces that passed are lines of
-results/drills/fuzz.jsonl.
+case. With `--guided` it builds cases from inputs with which atheris reached new code. Groups of cases that passed
+are lines of results/drills/fuzz.jsonl.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ COMMANDS = {
     "compile": (*RUN, "--compile", "on"),
 }
 LONGEST_S = dict(run=25.0, demo=40.0, score=15.0, report=4.0, audit=20.0, fetch=5.0, bench=30.0, compile=60.0)
-"""Interrupts fall between the start and this time, within which most of them find the command at work."""
+"""Interrupts are sent between the start and this time; in most cases the command is then still running."""
 WITHIN_S = 3.0
 SLEEPER = """
 import signal, time
@@ -120,7 +120,7 @@ def outcomes() -> list[dict]:
 
 
 def was_done(row: dict) -> bool:
-    """Whether all output was there when the interrupt came."""
+    """Whether all output existed when the interrupt came."""
     return row["code"] == 0 and not row["errors"] and row["ended_s"] < 1
 
 

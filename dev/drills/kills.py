@@ -54,7 +54,7 @@ def make_model() -> EnumerableModel:
 
 make_model.layout = TokenLayout.with_row_ends(2, 2, 3)
 PREVIEWED = TokenLayout(2, 2, 4, (-1, -1, 4, -1, -1, 5, -1, -1, 5), before=((1, 2),), ranges=((0, 2), (1, 4)))
-"""A preview before the grid; each has separate ids and row ends."""
+"""A preview before the grid; both have separate ids and row ends."""
 
 
 def specs() -> list[RunSpec]:
@@ -93,7 +93,7 @@ def compare(out: Path, truth: dict) -> dict[str, int]:
 
 
 Drill = Callable[[Path, random.Random], bool]
-"""Runs in a folder and kills a process on the way; returns whether it was still alive."""
+"""Start a run in a folder and kill one of its processes; return whether the process was still alive."""
 
 
 def local() -> Executor:
@@ -151,7 +151,7 @@ def moved(out: Path, draw: random.Random) -> bool:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code not in (0, PARTIAL) or (code == 0 and place.exists()):
             raise RuntimeError(f"exit code {code} after {place} was moved away")
-        if place.exists():  # rows that were being written at that moment; no later row
+        if place.exists():  # rows that were being written at that moment, but no later rows
             shutil.rmtree(place)
         aside.rename(place)
     elif alive:

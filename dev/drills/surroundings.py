@@ -2,8 +2,8 @@
 
     python dev/drills/surroundings.py [--only PLACE ...]    # a line per command that differs from usual surroundings
 
-Run as root, which can become any user and mount a full disk. A command passes if it has its usual exit code, output,
-and no traceback or "a bug"; a figure must also have the same bytes. If nothing can work, a line must say so.
+Run as root, which can become any user and mount a full disk. A command passes if its exit code and output are as usual,
+without a traceback or "a bug"; a figure must also have the same bytes. A command that cannot work must say so.
 """
 
 from __future__ import annotations

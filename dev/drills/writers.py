@@ -65,7 +65,7 @@ def report(box: Path) -> None:
 
 
 def by_two(act: Act) -> Act:
-    """Two processes do the same in one folder at once."""
+    """Let two processes run `act` in one folder at the same time."""
 
     def both(box: Path) -> None:
         other = os.fork()
@@ -79,7 +79,7 @@ def by_two(act: Act) -> Act:
 
 def export(box: Path) -> None:
     (folder,) = (box / "results").iterdir()
-    if not (box / "official").exists():  # otherwise the kill came after the end
+    if not (box / "official").exists():  # if it exists, the kill came after the end
         export_images("geneval", folder, box / "official")
 
 

@@ -101,7 +101,7 @@ class SiblingsEverywhere(Jacobi):
         return Proposal(torch.cat(tokens, 1), torch.cat(positions, 1), q, tree, self.columns, trunk.earlier)
 
     def _placed(self, rows: int, sites: int) -> Tensor:
-        """[B, sites] whether a draft has candidates; the first draft always has."""
+        """[B, sites] whether a draft has candidates; the first draft always has candidates."""
         if self._overlap is None or self._places >= sites:
             return torch.ones(rows, sites, dtype=torch.bool)
         place, drafts = torch.arange(sites) + self._shift[:, None], self._overlap.shape[1]

@@ -86,7 +86,7 @@ def weights(prompts: pd.Series, metric: str) -> pd.Series:
 
 
 def read_stored(file: Path) -> list[Decoded]:
-    """Runs as lossy.json keeps them."""
+    """Read the runs stored in lossy.json."""
     stored = json.loads(file.read_text())
     settings = {name: stored[name] for name in SHARED}
     runs = []
@@ -99,7 +99,7 @@ def read_stored(file: Path) -> list[Decoded]:
 
 
 def read_run(folder: Path) -> Decoded:
-    """A run that is scored."""
+    """Read a scored run."""
     store = RunStore(folder)
     info, rows = store.info(), store.samples(["status", "nfe"])
     rows = rows[rows["status"] == "ok"][[*KEY, "nfe"]]

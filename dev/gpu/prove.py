@@ -1,6 +1,6 @@
 """Prove on a CUDA machine what a CPU cannot show: call `make gpu MINUTES=9` until no part is left.
 
-Parts run in the order of their value, as many as fit into the minutes, each in a separate process with a time limit. If
+The most important parts run first, as many as fit into the minutes, each in a separate process with a time limit. If
 a part fails, hangs or breaks the CUDA context, the other parts are not affected. Parts that measure nothing run side by
 side. A part is not measured again if it was measured on this device with the same files of this project, unless it is
 named or has failed. A failed part is a row that says so; the exit code is then 1.
@@ -44,7 +44,7 @@ from specbench.system.device_peaks import device_name  # noqa: E402
 from specbench.system.files import write_atomically  # noqa: E402
 
 OVER = 1.2
-"""Factor by which a part may take longer than before."""
+"""Limit of a part's time, relative to its last measured time."""
 
 
 Piece = dict[str, list]

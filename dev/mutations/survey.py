@@ -65,7 +65,7 @@ def mutmut(*arguments: str) -> str:
 
 
 def fast_tests() -> None:
-    """Leave to each function the fastest of its tests."""
+    """Keep only the fastest tests of each function."""
     path = COPY / "mutants" / "mutmut-stats.json"
     stats = json.loads(path.read_text())
     seconds = stats["duration_by_test"]

@@ -44,7 +44,7 @@ GALLERY = (
 )
 """Decoders of the gallery, in its order."""
 CAPTIONS = 5
-"""Of the gallery."""
+"""Number of captions in the gallery."""
 
 
 def demo_sheet(path: Path) -> None:

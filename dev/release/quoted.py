@@ -1,8 +1,8 @@
 """Compare numbers that the pages quote with the raw files they come from: `make numbers`.
 
 A quoted number agrees if it equals the raw number rounded to as many digits. The exit code is 1 if a number does not
-agree or its sentence is missing. Then come the sentences that say that they have no raw file, and the count of numbers
-on each page that are not compared; generated tables come from raw files and are left out.
+agree or its sentence is missing. Then the program prints the sentences that are marked as without a raw file, and the
+count of numbers on each page that are not compared, except in generated tables, which come from raw files.
 """
 
 from __future__ import annotations

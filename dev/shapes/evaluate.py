@@ -43,7 +43,7 @@ def estimates(requests: list[SceneRequest], images: Tensor, clusters: list[str])
 
 
 def tags(requests: list[SceneRequest], images: Tensor) -> dict[str, float]:
-    """Share of images, among those whose caption says something about it, in which each single tag is right."""
+    """For each tag, the share of images in which it is right, among images whose caption mentions it."""
     verdicts = defaultdict(list)
     for request, image in zip(requests, images, strict=True):
         verdict = judge(request, detect(image.permute(1, 2, 0).numpy()))

@@ -331,7 +331,7 @@ class Trainer:
     @torch.inference_mode()
     def held_out(self, rows: int = 128) -> dict[str, float]:
         """On held-out images, with the averaged weights: nats per token, share of tokens whose top-1 probability is
-        below 5 %, mean entropy, and `gain`, the nats per image by which the true caption beats the null one."""
+        below 5 %, mean entropy, and `gain`, nats per image by which the true caption beats the empty caption."""
         shard = self.load_shard(HELD_OUT_SHARD)
         ids, tokens = shard.ids[:rows, 0].long().to(self.device), shard.tokens[:rows].long().to(self.device)
         network = self.averaged

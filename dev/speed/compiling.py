@@ -1,4 +1,4 @@
-"""Seconds of compilation of a run's steps: the first run on a machine, and a second one in a new process."""
+"""Seconds of compilation of a run's steps: the first run on a machine, and the second run in a new process."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ SIDE = 10
 
 
 class Wide(Tiny):
-    """A network whose step is all vocabulary: one layer, `codes` tokens."""
+    """A network whose steps mainly process the vocabulary: one layer, `codes` tokens."""
 
     def __init__(self, codes: int):
         torch.manual_seed(0)
@@ -58,7 +58,7 @@ def sampling_of(commit: str) -> ModuleType:
     source = subprocess.run(["git", "show", f"{commit}:{name}"], cwd=ROOT, capture_output=True, text=True, check=True)
     module = ModuleType("specbench.decoding.sampling_before")
     sys.modules[module.__name__] = module
-    exec(source.stdout.replace("specbench::", "specbench_before::"), vars(module))  # operators have one owner each
+    exec(source.stdout.replace("specbench::", "specbench_before::"), vars(module))  # names of operators are unique
     return module
 
 

@@ -23,10 +23,10 @@ from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import FEWEST, LEVEL, Tokens, audit_tokens
 from specbench.system.torch_state import PinnedTorch
 
-ROUNDED = 0.1  # Share of the unfiltered distribution for tokens that rounding moves beyond filters, see `likely_causes`
-_MOST_EXCESS = 10.0  # Nats counted for a token of probability 0
+ROUNDED = 0.1  # Share of the unfiltered distribution that explains tokens moved beyond filters by rounding
+_MOST_EXCESS = 10.0  # Largest -log p counted for a token, in nats
 _FAR = 5.0  # Standard errors from which a group is said to deviate
-_STEPS = 9  # Points at which a likelihood is computed
+_STEPS = 9  # Number of values at which the likelihood of a setting is computed
 _DROP = 1.92  # Drop of log likelihood at the ends of a 95 % interval: half the chi-square quantile
 
 
@@ -40,7 +40,7 @@ class _Slots(NamedTuple):
     at: Callable[[float], SlotLogits]  # by guidance scale
 
     def fill(self, wholes: Sequence[np.ndarray], parts: Sequence[Tensor]) -> None:
-        """Write values [B, T] of the piece to their places in [K, N]."""
+        """Copy values [B, T] of this piece to their places in the arrays `wholes` [K, N]."""
         for whole, part in zip(wholes, parts, strict=True):
             whole[self.images, self.positions[0].cpu()] = part.cpu().numpy()
 
@@ -49,8 +49,8 @@ class ImageLikelihood:
     """The log likelihood of images' free tokens, summed by image.
 
     Attributes:
-        claim: [K] log likelihood under the claimed sampling; `loose`: if tokens are beyond filters as often as rounding
-            puts them there.
+        claim, loose: [K] log likelihood under the claimed sampling; `loose` allows as many tokens beyond filters as
+            rounding causes.
         p, every, greatest, entropy: [K, N] p of each token, p without filters at temperature 1, whether no other token
             is likelier, and the entropy of p in the slot.
         surprise: [K] standard errors by which an image is less likely than the model's own images on average.
@@ -58,7 +58,7 @@ class ImageLikelihood:
 
     @PinnedTorch()
     def __init__(self, model: ImageModel, rows: pd.DataFrame, sampling: Sampling, floor: float, few: int):
-        """`floor`: share of the unfiltered distribution; `few`: the largest top-k of an alternative."""
+        """`floor`: share of the unfiltered distribution in the claim; `few`: the largest top-k of an alternative."""
         self.model, self.rows, self.sampling, self.way = model, rows, sampling, Alternative(sampling, floor=floor)
         self.tokens, self.free = np.stack(rows["tokens"]).astype(np.int64), ~np.stack(rows["forced"])
         self.texts = rows["prompt"].tolist()
@@ -80,11 +80,11 @@ class ImageLikelihood:
         return replace(self.way, sampling=replace(self.sampling, **settings))
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """[K] sums over the free slots of [K, N]."""
+        """[K] sums of `values` [K, N] over the free slots."""
         return np.where(self.free, values, 0.0).sum(1)
 
     def mixed(self, share: float, other: np.ndarray | float | None = None) -> np.ndarray:
-        """[K] log likelihood if a share of the tokens is drawn with another probability, by default `every`."""
+        """[K] log likelihood if a share of the tokens is drawn with the probabilities `other`, by default `every`."""
         other = self.every if other is None else other
         return self.sum(np.log(np.maximum((1 - share) * self.p + share * other, 1e-30)))
 
@@ -143,7 +143,7 @@ class ImageLikelihood:
     def _passes(
         self, texts: Sequence[str], tokens: np.ndarray, scales: Collection[float], width: int, shift: Shift
     ) -> Iterator[tuple[Sequence[Tensor], Tensor]]:
-        """Logits at the only scale, or at scales 1 and 2, from which all other scales follow; and their slots."""
+        """Logits at the only scale, or at scales 1 and 2, which determine the logits at all others; and their slots."""
         every = scales if len(scales) == 1 else (1.0, 2.0)
         passes = (forced_logits(self.model, texts, tokens, scale, width, shift) for scale in every)
         for pieces_of_scale in zip(*passes, strict=True):
@@ -182,8 +182,8 @@ class ImageLikelihood:
         return not result.deviates and not (exact and beyond[kept][:, free].mean() > EDGES * (way != self.way))
 
     def likeliest(self, name: str, start: float) -> tuple[float, float, float]:
-        """Likeliest value near `start`, and the ends of its 95 % interval. Uses only tokens that the filters keep at
-        `start`, then repeats with the likeliest value, so that the filters cause no jumps of the likelihood."""
+        """Likeliest value near `start`, and the ends of its 95 % interval. Only tokens that the filters keep at `start`
+        count, so that the likelihood has no jumps. The search is then repeated from the likeliest value."""
         low = high = start
         widest = 0.3 * max(start, 0.5)  # a spline through points that are too far apart has spurious maxima
         for reach in (widest, None):
@@ -197,7 +197,7 @@ class ImageLikelihood:
         return start, low, high
 
     def likeliest_within(self, name: str, low: float, high: float) -> float:
-        """Likeliest value of three digits in an interval, with the filters, which exclude some values."""
+        """Likeliest value of three digits in an interval. The filters apply, so that some values have likelihood 0."""
         values = sorted({float(f"{value:.3g}") for value in np.linspace(low, high, 2 * _STEPS + 1)} - {0.0})
         ways = [self.under(**{name: value}) for value in values]
         return values[int(self.likelihoods(ways).sum(1).argmax())]
@@ -221,7 +221,7 @@ class ImageLikelihood:
 
 
 def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str | None:
-    """Describe where tokens [K, N] deviate, if in at most a third of the images, grid rows or slots."""
+    """Describe where tokens [K, N] deviate if only a third of the images, grid rows or slots deviate, else None."""
     excess = np.where(values.possible & np.isfinite(values.logp), -values.logp - values.entropy, _MOST_EXCESS)
     excess = np.where(free, excess, np.nan)
     usual = float(np.nanstd(np.minimum(excess, _MOST_EXCESS / 2))) or 1.0

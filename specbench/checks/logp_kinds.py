@@ -98,7 +98,7 @@ def _of_logits(
 
 
 def nearer(claimed: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """[K] log likelihood ratio of two errors of log p, as Laplace; 0 unless the claimed error's scale is far larger."""
+    """[K] log likelihood ratio of two Laplace-distributed errors of log p; 0 unless `claimed` errors are far larger."""
     both = np.isfinite(claimed) & np.isfinite(other)
     errors = [np.where(both, error, 0.0) for error in (claimed, other)]
     mine, theirs = (error.sum() / max(1, both.sum()) + _DIGITS for error in errors)

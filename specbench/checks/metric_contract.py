@@ -53,7 +53,7 @@ class MetricChecks:
         return run_tests((name, getattr(self, name)) for name in names)
 
     def identity(self) -> Finding:
-        """The identity is a mapping of texts, the same whenever the metric is made."""
+        """The identity maps texts to texts and is the same for every instance of the metric."""
         identity, again = dict(self._metric.identity()), dict(self._make().identity())
         texts = all(isinstance(part, str) for pair in identity.items() for part in pair)
         wrong = ["identity() must map texts to texts"] * (not texts)

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 # Maximum number of probabilities in a tensor: larger tensors get fresh memory from the kernel in every call
 _CHUNK = 2**22
-EDGE = 0.001  # A token counts as possible if it is possible with this many more nats and this much more top-p
+EDGE = 0.001  # A token counts as possible if raising its logit and top-p by this much makes it possible
 EDGES = 0.02  # Share of tokens that may be beyond a filter if the setting is an estimate
 COMPARED = {"logp": "log p", "u_id": "u by token id", "u_p": "u by p descending", "entropy": "entropy"}
 """Printed names of the recorded values that are compared with recomputed values."""
 _JUDGED = ("logp", "u_id")
-"""Values that are compared in fewer bits. Without u by p, because rounding swaps ranks of p and changes it too much."""
+"""Values compared if the run has fewer bits. u by p is not compared: it changes too much if rounding swaps ranks."""
 _TOLERANCE = 0.01
-"""Tolerance for a float32 run: difference of recorded and recomputed value (nats, or u) beyond the last digits."""
+"""Tolerance for a float32 run: difference between a recorded and a recomputed value, in nats or in u."""
 _BEYOND = 0.001
-"""Share of a float32 run's tokens that may exceed this: a token at the edge of top-p may be on either side."""
+"""Share of a float32 run's tokens that may exceed this tolerance: rounding moves tokens at the edge of top-p."""
 _ROUNDING = 2.0
-"""Largest ratio of the distance between two rounded values to the distance between a rounded and the exact value."""
-_ERRORS = 5.0  # Standard errors (over tokens or over images, the larger) by which a mean must exceed rounding
-_FLIPS = 5.0  # Allowed tokens that rounding moves by a nat; a control may have none by chance
+"""Two rounded values may differ by at most this many times the difference between a rounded and the exact value."""
+_ERRORS = 5.0  # A mean must exceed rounding by this many standard errors (the larger of over tokens and over images)
+_FLIPS = 5.0  # This many tokens may always move by a nat: the control may have no such token by chance
 _FEW = 8  # With fewer images, their spread is not used as an estimate
 _SLACK = 0.001  # Difference of mean entropies, in nats, that is ignored
 
@@ -62,8 +62,8 @@ class Values(NamedTuple):
 def teacher_forced_values(
     model: ImageModel, rows: pd.DataFrame, sampling: Sampling, asked: np.ndarray | None = None, draw: bool = False
 ) -> Values:
-    """Compute values by token id and by p descending, log p and possible tokens, given the earlier tokens of the K
-    images in `rows`. Of the images' tokens, of the tokens `asked` [K, N], or if `draw`, of tokens drawn from p."""
+    """Compute u by token id and by descending p, log p, and whether tokens are possible, given the earlier tokens of
+    the K images in `rows`: for the images' tokens, for the tokens `asked` [K, N], or, if `draw`, for draws from p."""
     from specbench.decoding.noise import Noise, row_key
     from specbench.decoding.uniforms import uniforms
 
@@ -96,7 +96,7 @@ def _masses(
     generator = torch.Generator(model.device).manual_seed(0)
     with PinnedTorch():
         target = Target(model.layout, sampling, model.device)
-        # At most half of the mass that top-p leaves out, so that some mass is left out.
+        # Raise top-p by at most half of the mass that it excludes, so that it still excludes tokens.
         wider = replace(sampling, top_p=sampling.top_p + min(EDGE, (1 - sampling.top_p) / 2))
         loose = Target(model.layout, wider, model.device)
         tokens = np.stack(part["tokens"]).astype(np.int64)
@@ -146,7 +146,7 @@ def slots_of(rows: int, start: int, end: int) -> Tensor:
 
 
 class Rounding(NamedTuple):
-    """Effect of rounding on values of the run's model and prompts, in M of the run's images."""
+    """Effect of rounding, measured with the run's model and the prompts of M of the run's images."""
 
     free: np.ndarray  # [M, N] bool, slots that the grammar leaves free
     # values in the run's number format, of tokens drawn from p in this format, given the image's earlier tokens
@@ -161,9 +161,9 @@ def compare_recorded(
     in the run's number format, in the slots that the grammar leaves `free`, and whether rounding explains it.
 
     Returns:
-        By printed name: `mean`, the mean distance (entropy with fewer bits: recorded minus recomputed, in which
-        rounding averages out and which reveals another temperature); `beyond`, the share above 0.01; `differs`; and
-        with fewer bits `rounding`, its mean distance, and `images`, how many are too far individually, else None.
+        By printed name: `mean`, the mean distance (for entropy with fewer bits, recorded minus recomputed: rounding
+        averages out, another temperature does not); `beyond`, the share above 0.01; `differs`; and, None in float32,
+        `rounding`, the mean distance by rounding, and `images`, the number of images that are too far individually.
     """
     distances: dict[str, dict[str, Any]] = {}
     for name in [name for name in COMPARED if name in recorded]:
@@ -213,7 +213,7 @@ def _share_beyond(gap: np.ndarray) -> float:
 
 
 def _outliers(sums: np.ndarray, mean: float, tokens: np.ndarray) -> np.ndarray:
-    """Return whether sums over this many tokens, of terms up to 1, exceed the sums that rounding of this mean causes.
+    """Return whether `sums` of `tokens` terms up to 1 exceed the sums that rounding errors of this `mean` cause.
     By Bernstein's inequality, a sum exceeds its expectation m by 6 sqrt(m) + 12 with probability at most 10^-5."""
     expected = _ROUNDING * mean * tokens
     return sums > expected + 6 * np.sqrt(expected) + 12

@@ -30,7 +30,7 @@ class Alternative:
 
     sampling: Sampling
     early: bool = False  # whether top-p and min-p are applied before the temperature
-    repetition: float = 1.0  # divides positive logits of tokens that the image contains, and multiplies negative ones
+    repetition: float = 1.0  # divides positive logits of tokens that the image contains, and multiplies negative logits
     frequency: float = 0.0  # subtracted from the logit of a token once per occurrence in the image
     # shares of tokens drawn without these settings (floor), as the likeliest token (greedy), or uniformly (uniform)
     floor: float = 0.0
@@ -89,7 +89,7 @@ class SlotLogits:
         self._sort(values, logits.gather(-1, self._chosen))
 
     def _sort(self, values: Tensor, x: Tensor) -> None:
-        """Store `values` [B, T, K], also sorted as negative numbers. `x` [B, T, 1]: the tokens' logits."""
+        """Store `values` [B, T, K], and their negatives in ascending order. `x` [B, T, 1]: the tokens' logits."""
         self.x, self._values, self._sums, self._totals = x, values, dict[float, Tensor](), dict[float, Tensor]()
         self._ordered = ascending(-values) if values.device.type == "cpu" else (-values).sort(-1).values
         # NaN, from a format that overflows, is sorted last and makes its whole slot NaN.
@@ -123,7 +123,7 @@ class SlotLogits:
         return self._totals[temperature]
 
     def _total(self, temperature: float) -> Tensor:
-        if self._before:  # logits that are not among the sorted logits do not change
+        if self._before:  # only the sorted logits have changed
             first = self._before._first
             now, then = (((part - first) / temperature).exp() for part in (self._values, self._before._values))
             whole = self._before._total_at(temperature) + (now - then).sum(-1, keepdim=True)
@@ -171,7 +171,7 @@ class SlotLogits:
         return KeptWords(least, scaled.logsumexp(-1, keepdim=True))
 
     def _count(self, least: Tensor) -> Tensor:
-        """[B, T, 1] number of sorted logits that are at least `least`; 1 or more."""
+        """[B, T, 1] number of sorted logits that are at least `least`; never 0."""
         return torch.searchsorted(self._ordered, -least, right=True).clamp(min=1)
 
     def p(self, way: Alternative, every: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class SlotLogits:
             last = (rank - 1).clamp(min=0)
             mass, beyond = self._sums_at(temperature).gather(-1, last) / norm.exp(), rank
             if self._ids is not None and (way.uniform or not 0 < way.sampling.top_k < vocab):
-                more = self.logits >= self.x if right else self.logits > self.x  # some are beyond the sorted
+                more = self.logits >= self.x if right else self.logits > self.x  # some are not sorted
                 beyond = more.sum(-1, keepdim=True)
                 mass = torch.where(more, (self.logits / temperature - kept.norm).exp(), 0.0).sum(-1, keepdim=True)
             mass = torch.where(self.x < kept.least, 1.0, mass)

@@ -73,7 +73,7 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
     if changed := list(changed_members(path)):
         return [_row("-", "digests", WRONG, text) for text in changed]
     rows = [_row("-", "digests", OK, "every part is as it was packed")]
-    with tempfile.TemporaryDirectory() as folder:  # not the unpacked copy, to which other commands may have added files
+    with tempfile.TemporaryDirectory() as folder:  # other commands may have added files to an earlier unpacked copy
         extract(path, Path(folder))
         return rows + _verified(runs_in(Path(folder)), recompute, device)
 
@@ -94,7 +94,7 @@ def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[s
             continue
         except SpecbenchError as error:
             problem = str(error).replace(f"{run.parent}/", "")
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # values of strangers
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # from foreign values
             problem = one_line(f"its values cannot be used: {type(error).__name__}: {error}", 200)
         rows.append(_row(run.name, name, WRONG, problem))
     return rows
@@ -160,7 +160,7 @@ def _contradictions(row: Mapping[str, Any], lossless: bool) -> Iterator[str]:
     if pd.isna(row["nfe"]):  # another program reports no steps
         return
     last = int(np.max(row["committed_step"]))
-    if not last <= row["nfe"] <= last + 1:  # a GPU may run one step in vain
+    if not last <= row["nfe"] <= last + 1:  # a GPU may run one step too many
         yield "the number of steps disagrees with the steps of its tokens"
     forced, logp, entropy = (np.asarray(row[name]) for name in ("forced", "logp", "entropy"))
     if logp[forced].any() or entropy[forced].any():

@@ -36,8 +36,8 @@ Outcome = tuple[Request, Generation | SpecbenchError | np.ndarray]
 def refills(method: Method) -> bool:
     """Return whether single rows of this decoder can start other images.
 
-    Not with EAGLE, because an image's first step, which has no features, would be an AR step for the whole batch. Not
-    with ZipAR, because its forwards hold the active image rows of all images of the batch.
+    EAGLE cannot: an image's first step has no features, so the whole batch would make an AR step. ZipAR cannot: its
+    forwards hold the active image rows of all images of the batch.
     """
     return isinstance(method.drafter, RestartableDrafter)
 
@@ -89,7 +89,7 @@ class ContinuousBatch:
     among the images encoded, prefilled or rendered.
     """
 
-    _loop: Any  # a `Loop`, once it has begun
+    _loop: Any  # a `Loop`, after `_begin`
 
     def __init__(
         self, how: Decoding, waiting: Iterator[Request], rows: int, watch: Callable[[Any], object] | None = None
@@ -190,7 +190,7 @@ class ContinuousBatch:
         return spent
 
     def _scale(self, rows: Sequence[int]) -> float:
-        """Return the factor on a span's time. The share of a row is the product divided by `Generation.batch`."""
+        """Return the factor for a span's time. A row's share is the time times this factor, over `Generation.batch`."""
         return len(self._loop.committed) / len(rows)
 
 

@@ -47,7 +47,7 @@ from specbench.specs.run_spec import Sampling
 from specbench.system.torch_state import PinnedTorch
 
 WARM_UP_STEPS = 32
-"""Maximum steps of a warm-up; a new shape on a GPU is run, captured and replayed in the first three."""
+"""Maximum steps of a warm-up. On a GPU the first three steps of a new shape run, capture and replay it."""
 _LAST_SLOTS = 8  # Slots at the end of an image that a warm-up decodes, because their windows are narrower
 
 
@@ -171,7 +171,7 @@ def drawn(
 def second_stage(
     model: StagedModel, tokens: Tensor, requests: Sequence[Request], decoder: DecoderSpec
 ) -> tuple[ImageModel, list[Request], DecoderSpec, Sampling]:
-    """Return the arguments of `decode` for the second stage. It uses the first stage's decoder, or AR if this has a
+    """Return the arguments of `decode` for the second stage. It uses the first stage's decoder, or AR if that has a
     draft head, because a head fits one network only. The prompt ids differ, so that the stages share no noise."""
     asked = [
         Request(model.second_text(request.text, row), second_stage_id(request.prompt_id, request.sample))
@@ -236,7 +236,7 @@ class Loop:
         tokens: [B, N + W] committed tokens, then drafts, by stream slot.
         committed: [B] committed tokens per row.
         steps: [B, 1] target forwards per row.
-        session: of the target.
+        session: the target's session.
         recorder: measurements of the batch.
     """
 

@@ -18,7 +18,7 @@ from specbench.decoding.timing import Spans
 from specbench.decoding.uniforms import UniformsRecorder
 from specbench.decoding.verification.ratio_tests import distances
 
-WAITING = 2 * 2**20  # Bytes of distributions that may wait to be recorded
+WAITING = 2 * 2**20  # Maximum bytes of distributions of collected steps
 
 
 class NoRecorder:
@@ -33,7 +33,7 @@ class NoRecorder:
 class StepRecorder:
     """Measurements per slot, per window offset and per image of a batch. B rows, N stream slots, window W."""
 
-    collects = True  # Whether eager steps on a CPU are collected; GPU memory is measured without collecting
+    collects = True  # Whether eager steps on a CPU are recorded together; False while GPU memory is measured
 
     def __init__(
         self, rows: int, length: int, window: int, forced: Tensor, noise: Noise | None = None, compiled: bool = False

@@ -27,12 +27,12 @@ def speculative_jacobi(
         slots = torch.arange(done, min(done + window, length + 1))[None]
         *drafts, last = slots[0].tolist()
 
-        # Draft: the refined tokens of the last step, then random ones.
+        # Draft: the refined tokens of the last step, then random tokens.
         fresh = slots[:, max(drafted - done, 0) : -1]
         tokens[fresh] = (noise.uniform(fresh, Stream.FRESH, step) * vocab).long()
         p = target(tokens[(slots - 1).clamp(min=0)], slots)[0]
 
-        # Verify: accept draft x with probability min(1, p(x) / q(x)), until one is rejected.
+        # Verify: accept draft x with probability min(1, p(x) / q(x)), until a draft is rejected.
         coin = noise.uniform(slots, Stream.COIN, step)[0]
         accepted = 0
         for place, slot in enumerate(drafts):

@@ -144,7 +144,7 @@ class RowRoots(NamedTuple):
     closing: Tensor  # [B, H] bool, complete rows whose last token has not been fed
     positions: Tensor  # [B, H] stream slot that the column predicts
     tokens: Tensor  # [B, H] token it consumes
-    aside: Tensor  # [B, H] bool, whether it is a substitute
+    aside: Tensor  # [B, H] bool, whether this token is a substitute
 
 
 def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, rows: ImageRows, lags: Tensor, target: Target) -> RowRoots:
@@ -167,8 +167,8 @@ def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, rows: ImageRows, la
 
 
 def row_above(count: Tensor, rows: ImageRows) -> Tensor:
-    """Return the number of tokens [B, H] of the row above each row, given `count` [B, H]. For the first row of a grid
-    it is this row's width, or 0 while the previous grid is incomplete."""
+    """Return the number of tokens [B, H] of the row above each row, given `count` [B, H]. The first row of a grid
+    has no row above: the number is its own width, or 0 while the previous grid is incomplete."""
     above = count.roll(1, dims=1)
     complete = (above == rows.widths.roll(1)) | (torch.arange(count.shape[1], device=count.device) == 0)
     return torch.where(rows.opens, torch.where(complete, rows.widths, 0), above)

@@ -10,8 +10,8 @@ slot i affects no decision before the step that commits it. So p of slot i in ev
 drafts, the step that verifies it and its place in that step's window are functions of F_i. A lossless verifier gives
 x_i ~ p_i given F_i. Hence for every order that is a function of F_i, u_i is uniform given F_i, and all u_i of a run are
 independent uniforms. This also holds for subsets chosen by functions of F_i (place in the window, entropy of p_i), but
-not by outcomes (accepted or replaced, kept or redrawn). The distribution of a draft's first draw, before refinements
-kept it, is not a function of F_i.
+not by outcomes (accepted or replaced, kept or redrawn). If refinements have kept a draft, the distribution
+from which it was first drawn is not a function of F_i.
 
 For the verifier `block`, which looks ahead, F_i instead holds all noise of earlier steps, the tokens before i, and the
 event that the step commits slot i. `block` gives x_i ~ p_i given these; the rest is the same.

@@ -1,5 +1,5 @@
-"""`diversity[VARIANT]`: mean distance of all pairs of a prompt's images. SJD (appendix I, Figure 17) and SJD++ (Figure
-10) show example images as evidence that decoders keep diversity; this metric measures the difference from AR."""
+"""`diversity[VARIANT]`: mean distance over all pairs of a prompt's images. SJD (appendix I, Figure 17) and SJD++
+(Figure 10) only show images as evidence that decoders keep diversity; this metric allows a comparison with AR."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Diversity(Metric):
     columns: ClassVar = {"feature": pa.list_(pa.float32())}
 
     def distances(self, features: Sequence[np.ndarray]) -> list[float]:
-        """Distance of each pair of images of the same prompt, as 1 - cosine of their features."""
+        """Return the distance of each pair of images of a prompt, by default 1 - cosine of their features."""
         unit = np.stack(features).astype(np.float64)
         unit /= np.linalg.norm(unit, axis=1, keepdims=True)
         return [1.0 - float(unit[first] @ unit[second]) for first, second in combinations(range(len(unit)), 2)]
 
     def statistics(self, features: pd.DataFrame) -> pd.DataFrame:
-        """A row per prompt of several samples: `prompt_id`, `value`, `images`."""
+        """Return a row per prompt with several samples: `prompt_id`, `value`, `images`."""
         rows = [
             {"prompt_id": prompt, "value": float(np.mean(self.distances([*images]))), "images": len(images)}
             for prompt, images in features.groupby("prompt_id", sort=False)["feature"]
@@ -55,7 +55,7 @@ class Diversity(Metric):
         return [Score(self.name, estimate, int(statistics["images"].sum()), prompts=len(statistics))]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        """Difference over the samples that both runs have."""
+        """Compute the difference over the samples that both runs have."""
         common = features[["prompt_id", "sample"]].merge(baseline[["prompt_id", "sample"]])
         mine, theirs = (self.statistics(frame.merge(common)) for frame in (features, baseline))
         both = mine.merge(theirs, on="prompt_id", suffixes=("", "_base"))
@@ -109,12 +109,12 @@ class Lpips(Diversity):
             how = """it downloads them: python -c 'import torchvision; torchvision.models.alexnet(weights="DEFAULT")'"""
             what = f"metric '{self.name}': torchvision's {_ALEXNET} is not on this disk"
             raise SpecbenchError(what, how, MISSING_PREREQUISITE)
-        import lpips  # a package of the user's
+        import lpips  # installed by the user
 
         return lpips.LPIPS(net="alex", verbose=False).to(self.settings.device).eval()
 
     def features_of(self, sample: Sample) -> dict[str, object]:
-        """Return the pixels, because the distance is defined for two images, not for two feature vectors."""
+        """Return the pixels as features, because LPIPS compares images, not feature vectors."""
         return {"feature": squashed(sample.pixels, _SIDE).reshape(-1)}
 
     def distances(self, features: Sequence[np.ndarray]) -> list[float]:

@@ -1,5 +1,5 @@
-"""Published weights of metrics, single files and model folders of the hub: addresses, digests, downloads. A file's
-digest is checked every time before it is loaded. In folders only weights in safetensors are read."""
+"""Published weights of metrics (single files, and model folders of the hub): addresses, digests, downloads. The digest
+of a file is checked before each loading. Of model folders, only safetensors weights are read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbench.models.hub_downloads import REVISIONS, is_pinned_only, on_hub_end
 from specbench.system.digests import cache_folder, digest_of, sha256_of
 from specbench.system.downloads import HUB, Download, Remote, fetch_all, fetch_file, matches, offline, size_of
 
-_FILES = ("config.json", "model.safetensors")  # Of a model folder: no pickles
+_FILES = ("config.json", "model.safetensors")  # Files of a model folder; no pickles
 GENEVAL2_JUDGE = "Qwen/Qwen3-VL-8B-Instruct"
 _JUDGE_FILES = ("config.json", "*.safetensors*", "tokenizer.json", "tokenizer_config.json", "preprocessor_config.json",
                 "chat_template*")  # fmt: skip
@@ -48,7 +48,7 @@ class Checkpoint:
 
 
 def _published() -> dict[str, Checkpoint]:
-    """The files of `published_weights.toml` by name."""
+    """Read `published_weights.toml` as {name: checkpoint}."""
     checkpoints = {}
     for name, entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
         repository, digest = entry.get("repository"), f"sha256:{entry['sha256']}" if "sha256" in entry else ""
@@ -61,7 +61,7 @@ CHECKPOINTS = _published()
 
 
 def missing_file(name: str, forbidden: bool = False) -> Download | None:
-    """The download of a checkpoint's file; None if it is on this disk."""
+    """Return the download of a checkpoint's file; None if the file is on this disk."""
     checkpoint = CHECKPOINTS[name]
     if checkpoint.here:
         return None
@@ -79,14 +79,14 @@ def missing_file(name: str, forbidden: bool = False) -> Download | None:
 
 
 def require_weights_file(name: str, forbidden: bool = False) -> Path:
-    """Check the digest of a checkpoint's file. Download the file first if it is absent."""
+    """Return a checkpoint's file after checking its digest; download the file first if it is missing."""
     if lacking := missing_file(name, forbidden):
         fetch_all([lacking])
     return CHECKPOINTS[name].path
 
 
 def file_digest(name: str) -> str:
-    """Digest a checkpoint's file on this disk, for files whose publisher names no digest."""
+    """Digest a checkpoint's file on this disk, because the publisher may state no digest."""
     return digest_of(require_weights_file(name, forbidden=True))
 
 
@@ -101,12 +101,12 @@ def problem(name: str) -> tuple[str, str] | None:
 
 
 def missing_folder(repository: str) -> Download | None:
-    """The download of a repository's configuration and weights; None if they are on this disk."""
+    """Return the download of a repository's configuration and weights; None if they are on this disk."""
     return WantedFiles(_source(repository)).missing()
 
 
 def hub_folder(repository: str, forbidden: bool = False) -> Path:
-    """Find or download the configuration and weights of a repository in the hub's cache."""
+    """Return the folder of a repository in the hub's cache; download configuration and weights first if missing."""
     files = WantedFiles(_source(repository))
     folder = (files.find() if forbidden else files.fetch()).paths[0].parent
     for path in folder.glob("*config.json"):
@@ -115,7 +115,7 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
 
 
 def hub_problem(repository: str) -> tuple[str, str] | None:
-    """Describe what is missing of a repository on this disk and how to get it; None if complete."""
+    """Describe which files of a repository are missing, and how to get them; None if none are missing."""
     try:
         hub_folder(repository, forbidden=True)
     except SpecbenchError as error:
@@ -124,7 +124,7 @@ def hub_problem(repository: str) -> tuple[str, str] | None:
 
 
 def folder_identity(folder: Path) -> str:
-    """Digest the files of a model folder, and name its commit in the hub's cache."""
+    """Digest the files of a model folder; for a folder in the hub's cache, with its commit."""
     several = sorted(path.name for path in folder.glob("*") if path.suffix in (".json", ".jinja", ".safetensors"))
     names = _FILES if (folder / _FILES[1]).is_file() else several
     digests = hashlib.sha256("".join(sha256_of(folder / name) for name in names).encode()).hexdigest()

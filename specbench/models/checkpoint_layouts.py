@@ -36,9 +36,9 @@ class LayoutMark:
     models: str  # names for `--model`
     what: str  # for messages
     test: Callable[[Path], bool]  # whether a folder is of this layout
-    # other families whose folders pass the test if a copy lacks their mark; then the user's choice decides
+    # other families: a copy of their folders without their mark passes this test, so the user's choice decides
     shared: tuple[str, ...] = ()
-    unless: tuple[str, ...] = ()  # layouts whose folders also pass the test
+    unless: tuple[str, ...] = ()  # layouts with their own mark whose folders would also pass this test
 
 
 def _model_type(*names: str) -> Callable[[Path], bool]:
@@ -61,7 +61,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _chameleon(decodes: bool | None) -> Callable[[Path], bool]:
-    """Recognise Anole (True: it has the image decoder), Lumina-mGPT (False), or 2.0 (None: a larger vocabulary)."""
+    """Recognise Anole (`decodes` True: image decoder), Lumina-mGPT (False), or 2.0 (None: larger vocabulary)."""
 
     def test(folder: Path) -> bool:
         config = _config(folder)
@@ -341,7 +341,7 @@ def _meta_size(content: dict[str, Any]) -> NetworkSize:
 
 
 def _llamagen_size(files: CheckpointFiles, named: NetworkSize) -> NetworkSize:
-    """Return the size from the shapes of LlamaGen's tensors, which are mapped, not read: it has no configuration."""
+    """Return the size by the shapes of LlamaGen's mapped tensors, because LlamaGen has no configuration file."""
     from specbench.models.checkpoint_loading import read_tensors  # imports torch
 
     tensors = read_tensors(files)

@@ -25,8 +25,8 @@ _IN_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 
 def read_tensors(files: CheckpointFiles) -> dict[str, Tensor]:
     """Read all tensors of the source's weight files, mapped into memory instead of copied if the format allows it.
-    Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module", "state_dict" or
-    "sd". From a TorchScript archive only the tensors are read."""
+    Pickled files are read with `weights_only=True`; the state dict may be the entry "model", "module", "state_dict"
+    or "sd". From a TorchScript archive only the tensors are read."""
     tensors: dict[str, Tensor] = {}
     for path in files.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit"):
         stored = _read_file(files.source, path)
@@ -124,15 +124,15 @@ def drop(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[str, Te
 
 
 def rotary_halves(matrix: Tensor, head: int) -> Tensor:
-    """Reorder rows [heads * head, d] of rotary pairs from side by side, as authors store them, to half a head apart."""
+    """Reorder rows [heads * head, d]: authors store rotary pairs side by side, transformers half a head apart."""
     return matrix.view(-1, head // 2, 2, matrix.shape[1]).transpose(1, 2).reshape(-1, matrix.shape[1])
 
 
 def build_network(
     kind: Callable[..., nn.Module], *arguments: object, files: CheckpointFiles | None = None
 ) -> nn.Module:
-    """Build a network on the meta device; `fill` assigns or `randomise` draws its parameters. `files`: source of the
-    configuration. If given, a configuration that gives no network is reported as a damaged file."""
+    """Build a network on the meta device; `fill` or `randomise` then sets its parameters. `files`: source of the
+    configuration, if any; a configuration that fails to build a network is then reported as a damaged file."""
     try:
         with torch.device("meta"):
             return kind(*arguments)
@@ -231,7 +231,7 @@ def _unaccounted(files: CheckpointFiles, verb: str, names: Sequence[str]) -> Spe
 
 
 def quantise(module: nn.Module, name: str) -> None:
-    """Store the weight of one module in eight bits, with a scale per row, if it is a matrix of a layer by its `name`.
+    """Store the weight of one module in eight bits, with a scale per row, if `name` is a matrix of a layer.
     Weights are converted individually, so that no device has to hold all of them in sixteen bits."""
     if not _in_layer(module, name):
         return

@@ -196,8 +196,8 @@ def eagle3_head_for(model: ImageModel, path: str) -> Eagle3Head:
 
 
 def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[CheckpointFiles], Head]) -> Head:
-    """Return a head ready to draft for `model`: from `path` by `load`, or if it is empty by the method `own` of models
-    that are `able`. The latest head is cached, and loaded again if its files or the model's device or dtype change."""
+    """Return a head ready to draft for `model`: `load` reads it from `path`; if `path` is empty, the method
+    `own` of models of type `able` gives it. The latest head is cached until its files, device or dtype change."""
     if not isinstance(model, able):
         what = f"model '{model.name}' cannot be used with a draft head"
         raise SpecbenchError(what, "choose a decoder without one")

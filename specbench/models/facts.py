@@ -24,7 +24,7 @@ EIGHT_BITS_GAIN = "saves memory, not time"
 """Effect of eight bits. No time is saved, because torchao's product first writes the matrix in the model's dtype."""
 DTYPES = (*BYTES, EIGHT_BITS)  # Values of `--dtype`
 Form = Literal["official", "released"]
-"""Form of a model's prompts or guidance: of its authors, or of released code of decoders."""
+"""Form of a model's prompts or guidance: from its authors, or from the released code of a decoder."""
 
 RANDOM = "+random"  # Part of the name of every model with random weights, so it is in all records of its runs
 TINY_GRID, TINY_BEFORE = (4, 4), (2, 3)
@@ -46,7 +46,7 @@ class ModelChoice:
     revision: str | None = None  # of the hub repository
     _: KW_ONLY
     random: bool = False  # the true architecture with random weights
-    # a grid of `TINY_GRID` tokens, checkpoints of any vocabulary size, and with `random` a small network
+    # decode a grid of `TINY_GRID` tokens, accept any vocabulary size; with `random`, use a small network
     tiny: bool = False
     # "official", or "released" for the unconditional prompt of SJD's and GSD's released code
     guidance_rows: Form = "official"
@@ -64,7 +64,7 @@ class ModelChoice:
 
     @property
     def released(self) -> list[str]:
-        """Names of the fields with the released form."""
+        """Names of the fields whose value is "released"."""
         return [field for field in _FORMS if getattr(self, field) == "released"]
 
     def name(self, model: str) -> str:
@@ -108,7 +108,7 @@ class ModelFacts:
     dtype: str = "float32"  # the number format that the model is intended for
     guided: bool = True  # whether it has an unconditional prompt, which guidance needs
     heads: Mapping[str, Path] = field(default_factory=dict, hash=False)  # folders of bundled draft heads, by kind
-    slot_numbers: int = 0  # numbers held per row and stream slot to embed image tokens with
+    slot_numbers: int = 0  # numbers in memory per row and stream slot, with which image tokens are embedded
     pixel_numbers: int = 0  # peak float32 numbers per pixel in memory while an image, or a whole batch, is rendered
     choice: ModelChoice = AS_PUBLISHED  # checkpoint, size and prompts that were chosen
 
@@ -117,7 +117,7 @@ class ModelFacts:
         @property
         def licence(self) -> str: ...  # for people
         @property
-        def hub_id(self) -> str | None: ...  # the hub repository of the weights; None for bundled ones
+        def hub_id(self) -> str | None: ...  # the hub repository of the weights; None for bundled weights
         @property
         def resolution(self) -> tuple[int, int]: ...  # image height and width in pixels
         @property

@@ -17,7 +17,7 @@ CHAMELEON_WORDS = 65_536
 class FamilySizes:
     # returns further fields of `NetworkSize` from the six sizes and from sizes that only this family has
     beside: Callable[..., dict[str, int]]
-    # transformers' values for entries that a configuration leaves out; without the last, kv_heads = heads
+    # transformers' values for entries that a configuration omits; if the last value is missing, kv_heads = heads
     usual: tuple[int, ...] = ()
     head_width: int = 0  # 0 for width / heads
 
@@ -62,7 +62,7 @@ def _tar_detokenizer(size: NetworkSize, image_tokens: int, features: int = 1152,
 
 
 def _qwen(size: NetworkSize, head_rows: int = 0) -> dict[str, int]:
-    """Qwen2 (SimpleAR, Tar): queries, keys and values have biases; mostly the head shares the token table."""
+    """Qwen2 (SimpleAR, Tar): queries, keys and values have biases; in most models the head shares the token table."""
     return {"layer_extra": size.query_width + 2 * size.key_width, "head_rows": head_rows}
 
 

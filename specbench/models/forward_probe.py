@@ -89,7 +89,7 @@ def check_own_forward(model: TransformerModel, text: str) -> None:
     except SpecbenchError as error:
         hint = "its configuration asks for what specbench does not apply in this family of models"
         raise SpecbenchError(error.what, hint) from error
-    with suppress(SpecbenchError, OSError):  # then the next load compares again
+    with suppress(SpecbenchError, OSError):  # if the result is not stored, the next load compares again
         remember(_COMPARED, {key: result.gap})
 
 
@@ -151,8 +151,8 @@ def _compared(model: TransformerModel, steps: Iterable[tuple[str, Tensor, Tensor
 
 
 def slots_to_compare(model: TransformerModel, prompt: int) -> int:
-    """Return the number of stream slots to compare: as many as take seconds, and enough to pass every length in tokens
-    that the configuration names and that an image after a `prompt` of this length reaches."""
+    """Return the number of stream slots to compare: the comparison takes seconds, and passes every length in tokens
+    that the configuration names, if an image after a prompt of `prompt` elements reaches this length."""
     work = 2e10 if model.device.type == "cpu" else 1e13  # parameters times tokens
     parameters = sum(parameter.numel() for parameter in model.backbone.parameters())
     reached = [length - prompt for length in lengths_named(model.backbone.config) if length > prompt]
@@ -188,8 +188,8 @@ def own_logp(model: TransformerModel, prefix: Prefix, tokens: Tensor) -> Tensor:
 
 @contextmanager
 def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
-    """Change every output of a module with a matrix by up to a rounding error: of its number format, or between
-    computing the first column alone and with the others, if that is larger."""
+    """Change every output of a module with a matrix by up to a rounding error: the larger of the number format's error
+    and the difference between computing the first column alone and with the others."""
     generators: dict[torch.device, torch.Generator] = {}
 
     def change(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
@@ -223,7 +223,7 @@ def _gap(found: Tensor, expected: Tensor) -> Gap:
 
 
 def _steps(model: TransformerModel, rows: Reference) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Decode the tokens of `rows`. Yield each way in words, own log p and logits, both [R, T, v_image]."""
+    """Decode the tokens of `rows` in several ways. Yield the way's name, own log p and logits, [R, T, v_image] each."""
     slots = rows.tokens.shape[1]
     ends = [*range(min(_ENDS, slots)), *range(max(slots - _ENDS, _ENDS), slots)]
     singly = {slot: 1 for slot in ends}

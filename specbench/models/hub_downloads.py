@@ -92,7 +92,7 @@ def cached_snapshot(repo: str, revision: str | None) -> Path | None:
 def _storage(repo: str) -> Path:
     try:
         from huggingface_hub import constants
-    except ValueError as error:  # of a number
+    except ValueError as error:  # a variable that must be a number
         raise SpecbenchError(f"an HF_ variable of the environment: {error}", "correct or unset it") from None
     return Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}")
 
@@ -239,7 +239,7 @@ def _explained(repo: str, revision: str) -> Iterator[None]:
 
     try:
         hooks = get_session().event_hooks["response"]
-    except Exception as error:  # of the client's kinds
+    except Exception as error:  # the client may raise errors of several types
         raise SpecbenchError(f"HTTP_PROXY, HTTPS_PROXY or ALL_PROXY: {error}"[:160], "correct or unset it") from None
     if _refuse_long_waits not in hooks:
         hooks.append(_refuse_long_waits)

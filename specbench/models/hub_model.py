@@ -187,7 +187,7 @@ class HubModel(ModelFacts):
         return self.checkpoint.missing()
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Accept texts, or only class numbers, or only codes, as the model reads; others refuse a run's codes."""
+        """Accept prompts of the model's kind: texts, class numbers or codes. Other models refuse codes of a run."""
         for prompt in prompts:
             if (codes := codes_in(prompt.text)) and "codes" in prompt.meta and (self.second or not self.codes):
                 what = f"prompt '{prompt.id:.40}': '{self.name}' reads no codes of a run, which are for a second stage"
@@ -214,7 +214,7 @@ class HubModel(ModelFacts):
         return sum(family.tokens_cut(tokenizer, text) > 0 for text in long), self.caption_tokens
 
     def sampling(self) -> Sampling:
-        """Return the recommended sampling; of the file of generation settings, if the authors use it and it is here."""
+        """Return the recommended sampling: from the generation settings if the authors use them and the file exists."""
         if not self.generates or self.choice.random or not self.ready:
             return self.defaults
         return read_sampling(self.checkpoint.find()[0], self.defaults)

@@ -221,9 +221,9 @@ class ScatteredSession(Protocol):
         Args:
             tokens, positions: [B, T] as in `Session.forward`, in any order. Position N (past the end) marks a column
                 whose logits are not read and whose keys and values are not kept.
-            fed: [B, N + 1] bool, positions fed so far, including this forward's. A column attends to the prompt and, of
-                these, to its own and earlier positions. Or [B, T, N + 1]: positions that each column of this forward
-                may attend to.
+            fed: [B, N + 1] bool, positions fed so far, including this forward's. A column attends to the prompt and
+                to those of these positions that are not after its own. Or [B, T, N + 1]: positions that each column of
+                this forward may attend to.
             aside: [B, T] bool, columns whose token is a placeholder: no other column attends to them, now or later.
 
         Returns:
@@ -280,7 +280,7 @@ class CuttingModel(Protocol):
 class FallibleModel(Protocol):
     """A model that may draw tokens of which no picture can be made."""
 
-    draws: bool  # whether pictures can be drawn; models without this field always can
+    draws: bool  # whether pictures can be drawn; a model without this field can always draw them
 
     def problem(self, tokens: np.ndarray) -> str | None:
         """Reason why stream tokens [N] make no picture; None if they do."""

@@ -179,7 +179,7 @@ class _Session(TransformerSession):
 
 
 def unwrapped(network: nn.Module) -> Any:
-    """Return the network inside `torch.compile` and PEFT; PEFT's adapters are modules of it."""
+    """Return the network inside the wrappers of `torch.compile` and PEFT. It contains PEFT's adapters as modules."""
     network = getattr(network, "_orig_mod", network)
     inside = getattr(network, "get_base_model", None)
     return network if inside is None else inside()
@@ -268,7 +268,7 @@ def slot_masks(position_ids: Tensor, visible: Tensor | None, cache: PositionCach
                 _before.clear()
 
 
-_before: dict[str, Callable[..., Any]] = {}  # the mask functions that ours replace for now
+_before: dict[str, Callable[..., Any]] = {}  # original mask functions, while ours replace them
 
 
 def _by_position(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -289,7 +289,7 @@ def _by_position(make: Callable[..., Any]) -> Callable[..., Any]:
 class _Known(NamedTuple):
     attention: str  # attention implementation for which the steps agree
     result: Probe
-    prompt: int  # longest prompt
+    prompt: int  # length of the longest prompt compared
     start: Reference  # reference of the first slots, to detect changes of the network
 
 
@@ -300,8 +300,8 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Known]] = WeakKeyDictionary()
 @contextmanager
 def decoding(model: LoadedModel, texts: Sequence[str], guided: bool, check: bool) -> Iterator[Probe | None]:
     """Set eval mode and an attention implementation with which decoding steps agree with the network's own forward.
-    Both are restored afterwards. Yields the comparison, None without `check`. It runs once for a network and a kind of
-    stream, and again if the network has changed or a longer prompt passes a length that its configuration names."""
+    Both are restored afterwards. Yields the comparison's result, None without `check`. A network is compared once per
+    kind of stream, and again if it has changed or a longer prompt passes a length that its configuration names."""
     network = unwrapped(model.network)
     own = network.config._attn_implementation
     with _evaluating(network):

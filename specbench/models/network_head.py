@@ -75,7 +75,7 @@ class _Hidden(nn.Module):
 
     def __init__(self, base: nn.Module):
         super().__init__()
-        self.__dict__.update(base=base, hidden=None)  # not a module of this module
+        self.__dict__.update(base=base, hidden=None)  # so `base` is no submodule
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(vars(self)["base"], name)

@@ -109,7 +109,7 @@ class NetworkSize:
         return (self.words + self.head_rows) * self.width + self.trunk + self.extra
 
     def step_parameters(self, codes: int) -> int:
-        """Return the parameters that a forward reads: no token table, and the head's rows for `codes` image tokens."""
+        """Return the parameters that a forward reads: not the token table, only the head's rows for `codes` tokens."""
         return self.trunk + codes * self.width + self.step_extra
 
     @property
@@ -154,7 +154,7 @@ class HeadSize(NamedTuple):
 
     weights: Callable[[NetworkSize], int]
     cached_layers: int = 0  # layers with a KV cache as wide as the target's
-    projected: int = 0  # size of its projections over the square of the width
+    projected: int = 0  # size of its projections, divided by the square of the width
 
 
 def _eagle(projected: int) -> HeadSize:

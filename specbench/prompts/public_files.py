@@ -33,12 +33,12 @@ def read_coco(folder: Path) -> list[Prompt]:
 
 
 def read_coco_train(folder: Path) -> list[Prompt]:
-    """As `read_coco`, but without the names of the images, because they are no reference images."""
+    """As `read_coco`, but `meta` does not name the image, because these images are not reference images."""
     return [replace(prompt, meta={"annotation": prompt.meta["annotation"]}) for prompt in read_coco(folder)]
 
 
 def longest_captions(content: Mapping[str, Any]) -> list[Prompt]:
-    """The longest caption of each image of a COCO file of captions, see `read_coco`."""
+    """Return the longest caption of each image in a COCO captions file, see `read_coco`."""
     names = {image["id"]: image["file_name"] for image in content.get("images", ()) if "file_name" in image}
     longest: dict[int, dict[str, Any]] = {}
     for annotation in content["annotations"]:
@@ -82,8 +82,8 @@ def _clauses(row: dict[str, Any]) -> dict[str, Any]:
 
 def read_t2i_compbench(folder: Path) -> list[Prompt]:
     """Read the prompts of T2I-CompBench++: 300 validation prompts per category, in the order of `COMPBENCH_CATEGORIES`.
-    `meta` has `line`, the prompt's number in its file, for complex prompts `kind`, which selects the parts of their
-    score, and for numeracy prompts `counts`, the requested number of each object."""
+    Keys of `meta`: `line`, the prompt's number in its file; for complex prompts `kind`, which selects the parts of the
+    score; for numeracy prompts `counts`, the requested number of each object."""
     kinds = {text: kind for kind in _COMPLEX_KINDS for text in _lines(folder / f"complex_val_{kind}.txt")}
     pairs = [line.split(" - ") for line in _lines(folder / "new_objects.txt")]
     names = {word: singular for singular, plural in pairs for word in (singular, plural)}
@@ -101,17 +101,17 @@ def read_t2i_compbench(folder: Path) -> list[Prompt]:
 
 def read_dpg_bench(folder: Path) -> list[Prompt]:
     """Read the prompts of DPG-Bench, one for each item of the published table. The id is the name of the image file.
-    `meta` has `line`, the item's position in the table, and `questions`: for each its id, the ids it depends on (0:
-    none), a tuple that begins with its category, and its text."""
+    Keys of `meta`: `line`, the item's position in the table; `questions`, each with its id, the ids of its parent
+    questions (0: none), a tuple that begins with its category, and its text."""
     return dpg_prompts(_table(folder / "dpg_bench.csv"))
 
 
 DPG_COLUMNS = {"item_id", "text", "proposition_id", "dependency", "tuple", "question_natural_language"}
-"""Columns that identify a file of DPG-Bench."""
+"""Columns of DPG-Bench's table; a file with all of them is read as such a table."""
 
 
 def dpg_prompts(rows: Iterable[Mapping[str, str]]) -> list[Prompt]:
-    """The prompts of the rows of DPG-Bench's table, see `read_dpg_bench`."""
+    """Make the prompts from rows of DPG-Bench's table, see `read_dpg_bench`."""
     items: dict[str, Prompt] = {}
     for row in rows:
         name, parents = row["item_id"], [int(parent) for parent in row["dependency"].split(",")]
@@ -184,8 +184,8 @@ def read_tiif(folder: Path) -> list[Prompt]:
 
 
 def read_cvtg_2k(folder: Path) -> list[Prompt]:
-    """Read the prompts of CVTG-2K from its files. A file's folder and number of texts are the category; `meta` has
-    `line`, the index in the file."""
+    """Read the prompts of CVTG-2K from its files. The category consists of the file's folder and number of texts;
+    `meta` has `line`, the index in the file."""
     return [
         Prompt(f"{kind}-{row['index']:03d}", row["prompt"], kind, {"line": row["index"]})
         for file in sorted(folder.glob("CVTG*/[2-5].json"))
@@ -238,4 +238,4 @@ READERS = {
     "tiif": read_tiif,
     "cvtg-2k": read_cvtg_2k,
 }
-"""By the name of a public set, the function that reads its prompts from the folder of its files."""
+"""{public set: function that reads its prompts from the folder of its files}."""

@@ -20,7 +20,7 @@ from specbench.system.foreign_code import edited_text
 
 MISSING = "-"
 MARK = "†"  # Marks a difference that is real by `specbench.stats.RULE`
-TOO_FEW = "too few"  # Replaces the interval below `specbench.stats.intervals.FEW_UNITS` prompts
+TOO_FEW = "too few"  # Text instead of an interval below `specbench.stats.intervals.FEW_UNITS` prompts
 FEW_PROMPTS = f"{TOO_FEW.capitalize()}: below {FEW_UNITS} prompts, no interval is printed."
 
 
@@ -32,8 +32,8 @@ class ReportColumn:
     cell: Callable[[ReportRow], str]  # formats a report row as text
     source: Number[..., Any] | str | None = None  # the number, or a definition
     better: Better | None = None
-    tested: str = ""  # name of its number if a difference from AR is tested: "speedup" or a metric
-    value: Callable[[ReportRow], float | None] = lambda row: None  # that number as printed
+    tested: str = ""  # name of the number, "speedup" or a metric, if its difference from AR is tested
+    value: Callable[[ReportRow], float | None] = lambda row: None  # the tested number, rounded as printed
     kept: bool = False  # whether it is shown even if all rows have the same value
     brief: bool = False  # whether a narrow table has it
     words: bool = False  # whether its cells are words, aligned left
@@ -47,7 +47,7 @@ class ReportColumn:
         return f"{name}{f' {ARROWS[self.better]}' if self.better else ''}{bracket}{interval}"
 
     def best(self, rows: Sequence[ReportRow]) -> float:
-        """Best number of the column, as printed; NaN if it has no numbers."""
+        """Return the best number of the column, as printed; NaN if there are no numbers."""
         values = [value for row in rows if (value := self.value(row)) is not None and math.isfinite(value)]
         sign = SIGNS[self.better] if self.better else 0
         return max(values, key=lambda value: sign * value, default=math.nan)
@@ -102,7 +102,7 @@ _Number = Number[..., Any]
 
 
 def _plain(heading: str, of: _Number, digits: int, unit: str = "") -> ReportColumn:
-    """A number without its interval."""
+    """Make the column of a number without its interval."""
 
     def cell(row: ReportRow) -> str:
         estimate = row.number(of.name)
@@ -112,7 +112,7 @@ def _plain(heading: str, of: _Number, digits: int, unit: str = "") -> ReportColu
 
 
 def _bounded(heading: str, of: _Number, digits: int, key: str = "") -> ReportColumn:
-    """A number with its interval, if it has one. `key`: the number of the category that `of` finds."""
+    """Make the column of a number with its interval, if any. `key`: key of the number, if `of` finds a category."""
 
     def cell(row: ReportRow) -> str:
         estimate = row.number(key or of.name)
@@ -124,7 +124,7 @@ def _bounded(heading: str, of: _Number, digits: int, key: str = "") -> ReportCol
 
 
 def _beside_ar(key: str, digits: int) -> Callable[[ReportRow], str]:
-    """Difference from AR, marked if it is real."""
+    """Return a function that formats the difference from AR, with `MARK` if it is real."""
 
     def cell(row: ReportRow) -> str:
         if not (difference := row.beside_ar.get(key)):
@@ -136,7 +136,7 @@ def _beside_ar(key: str, digits: int) -> Callable[[ReportRow], str]:
 
 
 def _series(heading: str, of: _Number) -> ReportColumn:
-    """The first five values of a list."""
+    """Make the column of the first five values of a list."""
 
     def cell(row: ReportRow) -> str:
         values = row.series(of.name)
@@ -165,7 +165,7 @@ def _speedup(row: ReportRow) -> str:
 
 
 def _short_speedup(row: ReportRow) -> str:
-    """The speed-up without the images, which a note below the table names."""
+    """Format the speed-up without the number of images, because a note below the table states the number."""
     reason = str(row.over_ar.speedup_note or "").partition(" (")[0]
     note = None if row.over_ar.speedup is not None else reason
     return _speedup(replace(row, over_ar=replace(row.over_ar, speedup_note=note)))
@@ -218,7 +218,7 @@ def failed_audit(row: ReportRow) -> bool:
 
 
 def _label(row: ReportRow) -> str:
-    """Label of a decoder, with a failed audit. For a lossy decoder it means: recorded values are not the model's."""
+    """Label of a decoder, with a remark if its audit failed (lossy decoders: recorded values are not the model's)."""
     if not (row.audit and row.audit.failed):
         return row.label
     return f"{row.label} ({FAILED_AUDIT if row.lossless else row.audit.verdict})"
@@ -249,7 +249,7 @@ def _declared(row: ReportRow) -> str:
 
 
 def _exactness(row: ReportRow) -> str:
-    """Whether a decoder is lossless, and the result of the audit of its run."""
+    """Format whether a decoder is lossless, and the result of its run's audit."""
     cell = _declared(row)
     if not (audit := row.audit):
         return cell
@@ -352,7 +352,7 @@ TAILS = (
     _bounded("tokens per step p95", stats.tokens_per_step_p95, 2),
     _bounded("its slowest category", stats.fewest_tokens_category, 2, key="fewest_tokens_per_step"),
 )
-"""Columns on the slow images of a run."""
+"""Columns about the slowest images of a run."""
 
 STAGES = (
     DECODER,
@@ -381,12 +381,12 @@ AUDIT = (
         words=True,
     ),
 )
-"""Shown if a run was audited."""
+"""Column that is shown if a run was audited."""
 
 
 def first_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
-    """Return the columns of the first table, as in a paper; later tables have the others. Times of another program are
-    shown as tokens per second, because its number of steps may be unknown."""
+    """Return the columns of the first table, as in a paper. With imported tokens, tokens per second are added, because
+    the number of steps may be unknown."""
     pace = [TOKENS_PER_SECOND] if any(row.imported for row in rows) else []
     return [*FIRST, *pace, *score_columns(rows), EXACTNESS]
 
@@ -428,7 +428,7 @@ def _columns_of(name: str, heading: str, rows: Sequence[ReportRow], definition: 
 
 
 def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
-    """By fingerprint, a text that distinguishes scores of a metric: edit time of plug-in code, or the fingerprint."""
+    """Map fingerprints of a metric to texts that distinguish its scores: edit time of plug-in code, or fingerprint."""
     scores = [score for row in rows for score in row.scores if score.metric == name]
     edits = {score.fingerprint: edited_text(score.edited) if score.edited else "" for score in scores}
     alone = {digest for digest, text in edits.items() if text and list(edits.values()).count(text) == 1}
@@ -437,11 +437,11 @@ def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
 
 
 def _summary(metric: str, bounded: Kind | None) -> str | None:
-    """Definition of a metric; `bounded`: the kind of its scores if they have intervals."""
+    """Return the definition of a metric. `bounded`: the kind of its scores, if the scores have intervals."""
     interval = ", with 95 % confidence interval" if bounded else ""
     if bounded == "proportions":
         interval += " (Wilson of each part, its n from the variance over prompts with n - 1; combined by MOVER)"
     try:
         return f"{metric}: {metric_catalog.metric_summary(metric)}{interval}."
-    except SpecbenchError:  # the metric belongs to a plug-in that is not installed
+    except SpecbenchError:  # the metric's plug-in is not installed
         return None

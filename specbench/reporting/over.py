@@ -1,4 +1,4 @@
-"""Tables of several runs together: over seeds, with swept options as columns (`specbench report --over seed`)."""
+"""Tables of runs pooled over seeds, with varied options as columns (`specbench report --over seed`)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Pooled(stats.Estimate):
-    """Number over the images of all seeds. `spread`: standard deviation of the values per seed."""
+    """Estimate over the images of all seeds. `spread`: standard deviation of the seeds' values."""
 
     spread: float | None = None
 
@@ -41,7 +41,7 @@ class SeedsRow:
 
     model: str
     decoder: str
-    options: Mapping[str, object]  # options and settings in which runs of the same decoder differ
+    options: Mapping[str, object]  # options and settings that vary among the rows of the decoder
     seeds: Sequence[int]
     images: int
     numbers: Mapping[str, Pooled]
@@ -96,7 +96,7 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
 
 
 def _scores(runs: Sequence[Run]) -> dict[str, Pooled]:
-    """Overall scores that all runs have, of metrics that are means over images or categories."""
+    """Pool the overall scores that all runs have, if they are means over images or categories."""
     scored = [{(row["metric"], row["fingerprint"]): row for row in read_scores(run.folder)} for run in runs]
     common: list[Any] = sorted(set.intersection(*map(set, scored)))
     numbers: dict[str, Pooled] = {}
@@ -112,7 +112,7 @@ def _scores(runs: Sequence[Run]) -> dict[str, Pooled]:
 
 
 def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled]:
-    """The speed-up over AR and its geometric mean; missing if a run has no images in common with a comparable AR."""
+    """Pool the speed-up over AR, and compute its geometric mean; empty if a run has no comparable AR images."""
     pairs = []
     for run in runs:
         nearest = nearest_ar(run, baselines)
@@ -133,7 +133,7 @@ def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled
 
 
 def _pooled(estimate: stats.Estimate, every: pd.DataFrame, own: Sequence[float | None]) -> Pooled:
-    """Estimate over all images. `own`: the estimate of each seed."""
+    """Make a `Pooled` from the estimate over all images. `own`: the value of each seed."""
     shown = stats.without_few(estimate, every["prompt_id"].nunique())
     return Pooled(shown.value, shown.low, shown.high, _spread(own))
 
@@ -143,7 +143,7 @@ def _spread(values: Sequence[float | None]) -> float | None:
 
 
 def over_table(rows: Sequence[SeedsRow]) -> TextTable:
-    """The rows of `over_seeds` as texts."""
+    """Format the rows of `over_seeds` as a table of texts."""
     options = _option_names(rows)
     numbers = list(dict.fromkeys(name for row in rows for name in row.numbers))
     named = {"nfe": "NFE", "speedup": "speed-up", "speedup_geometric": "geometric mean"}

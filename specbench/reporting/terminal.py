@@ -34,7 +34,7 @@ from specbench.store.schema import SAMPLES, RowStatus, read_facts
 from specbench.system.console import one_line
 from specbench.system.text_tables import distinct_columns, panel_count, terminal_table
 
-_IN_THE_TITLE = (col.DECODER, col.WINDOW, col.IMAGES, col.LOSSLESS)  # Columns that the view of a run already shows
+_IN_THE_TITLE = (col.DECODER, col.WINDOW, col.IMAGES, col.LOSSLESS)  # Columns shown in a card's title
 _MORE = "specbench report --all: every number; --explain: what the columns mean"
 
 
@@ -46,9 +46,9 @@ def report_view(
     printed: Sequence[str] = (),
     columns: Sequence[str] = (),
 ) -> Group:
-    """Lay out the rows of `report_rows` in `width` characters. `explain` adds definitions, `everything` all tables and
-    notes, `printed` lines with the values that papers print for the same cells. `columns`: the only columns, if
-    given."""
+    """Lay out the rows of `report_rows` in `width` characters. `explain`: add definitions; `everything`: all tables and
+    notes; `printed`: lines to add with the values that papers print for the same cells; `columns`: if given, only these
+    columns."""
     parts: list[RenderableType] = []
     grouped = with_columns(sections(rows), columns) if columns else sections(rows)
     for section in grouped:
@@ -65,12 +65,12 @@ def report_view(
 
 
 def first_table(runs: Sequence[ReportRow], width: int) -> Group:
-    """The first table of a report: one line per run; values that all runs share are in a line below."""
+    """Lay out the first table of a report: one line per run, and a line below with the values that all runs share."""
     return _table(ReportTable(col.first_columns(runs)), runs, width)
 
 
 def narrow_table(runs: Sequence[ReportRow], width: int) -> Group:
-    """The kept and brief columns of `first_table`, with a few scores."""
+    """Lay out the kept and brief columns of `first_table`, with a few scores."""
     every, shown = col.first_columns(runs), list[str]()
 
     def table() -> ReportTable:
@@ -160,7 +160,7 @@ def _title(text: str, under: str) -> RenderableType:
 
 
 def _block(title: str, lines: Iterable[tuple[object, object]]) -> RenderableType:
-    """Names and values under a title; empty if there are no lines."""
+    """Lay out names and values below a title; empty if there are no lines."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
@@ -175,7 +175,7 @@ def _numbers(values: Mapping[str, float | None]) -> list[tuple[str, str]]:
     return [(name, MISSING if value is None else f"{value:,.4g}") for name, value in values.items()]
 
 
-_MOST_NAMED = 5  # Prompt ids that an error lists
+_MOST_NAMED = 5  # Maximum number of prompt ids in an error
 
 
 def card(folder: Path) -> dict[str, Any]:
@@ -257,9 +257,9 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
     names = store.samples(["prompt"])
     highest = names["sample"].max()
     names = names[names["sample"] == sample]
-    if names.empty and highest == highest:  # NaN for a run without images
+    if names.empty and highest == highest:  # false for NaN: no images
         raise SpecbenchError(f"--sample {sample}: this run has no such sample", f"its samples are 0 to {highest}")
-    prompt = prompt.encode("utf-8", "replace").decode()  # bytes that are not UTF-8 become "?"; they match no prompt
+    prompt = prompt.encode("utf-8", "replace").decode()  # invalid UTF-8 becomes "?", which matches no prompt
     ids, texts, folded = names["prompt_id"], names["prompt"], prompt.casefold()
     for matches in (ids == prompt, ids.str.startswith(prompt), texts.str.casefold().str.contains(folded, regex=False)):
         if matches.any():

@@ -63,7 +63,7 @@ class DecoderSpec:
 
     @property
     def head_kind(self) -> str:
-        """Kind of the draft head that the decoder would use; empty without one."""
+        """Kind of the draft head that the decoder uses; empty if it uses no head."""
         return (DRAFTERS[self.drafter].head_kind or self.drafter) if "head" in self.options else ""
 
     @property
@@ -224,7 +224,7 @@ def _unfit(preset: Preset) -> str:
 
 
 def decoder_code(decoder: DecoderSpec) -> Code | None:
-    """Return the code outside specbench of the decoder's components and preset, if any."""
+    """Return the code from outside specbench that defines the decoder's components and preset, if any."""
     parts = [CHOICES[kind][getattr(decoder, kind)] for kind in CHOICES]
     presets = [reference for reference, name in _imported.items() if name == decoder.name]
     return code_of([*(part.target for part in parts), DRAFTERS[decoder.drafter].loop, *presets])
@@ -234,7 +234,7 @@ def require_decoders(pieces: Sequence[str]) -> None:
     """Reject misspelt names of decoders before anything else is loaded; the rest is checked with the options."""
     for piece in pieces:
         name, colon, rest = piece.split(",")[0].partition(":")
-        plain = not colon or ("=" in rest and ":" not in rest)  # not a plug-in as package.module:NAME
+        plain = not colon or ("=" in rest and ":" not in rest)  # else a plug-in, package.module:NAME
         if plain:
             read_name("decoder", name, PRESETS, _cited())
         if not plain:

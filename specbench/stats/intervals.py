@@ -29,7 +29,7 @@ RULE = (
     f"prompts (at least {FEW_UNITS}). The speed-up is one test; the scores are corrected together (Holm), and so are "
     "distances to reference images, and log p and entropy."
 )
-"""The rule of `is_real` in words, on which all sentences and marks are based."""
+"""The rule of `is_real` in words; all sentences and marks in reports follow this rule."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -
 
 def quantile_interval(values: pd.Series, clusters: pd.Series, share: float) -> Estimate | None:
     """Quantile of the non-missing values, with the 95 % interval between order statistics for tables; no interval if no
-    value is beyond a bound. Images of a prompt are correlated: ranks are computed for the effective number of images by
-    the share below the quantile, or below the median, which is more stable (Korn and Graubard 1998)."""
+    value is beyond a bound. Images of a prompt are correlated, so ranks use the effective number of images: the smaller
+    one of its estimates at the quantile and at the median, which is more stable (Korn and Graubard 1998)."""
     values = values.dropna().astype("float64")
     if values.empty:
         return None
@@ -145,7 +145,7 @@ def quantile_interval(values: pd.Series, clusters: pd.Series, share: float) -> E
 
 
 def _independent(ones: pd.Series, clusters: pd.Series) -> float:
-    """Return the effective sample size: the number of independent values whose share of ones has the same error."""
+    """Return the effective sample size: the number of independent values that give the share of ones the same error."""
     share, error, prompts = clustered_mean(ones, clusters)
     if not error:
         return prompts
@@ -166,7 +166,7 @@ def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:
 
 def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: float | None = None) -> Difference:
     """Compute the mean of paired differences, with Student's t interval and p-value. `gaps`: difference of each image;
-    `clusters`: prompt of each image. If `value` is given, it is the estimate, and `gaps` are influences on it."""
+    `clusters`: prompt of each image. A given `value` replaces the mean; `gaps` are then influences on it."""
     mean, error, n = clustered_mean(gaps, clusters)
     value = mean if value is None else value
     if error is None:
@@ -237,9 +237,9 @@ def prompts_needed(spread: float | None, change: float) -> int | None:
 
 
 def prompts_for_change(estimate: Estimate, prompts: float) -> int | None:
-    """Return the prompts per run that show a relative change of `CHANGE` in a score between two runs with different
-    prompts, see `prompts_needed`. Runs with the same prompts need fewer. `estimate`: the score; its interval over
-    `prompts` prompts gives the spread."""
+    """Return the number of prompts per run that detects a relative change of `CHANGE` in a score between two runs with
+    different prompts, see `prompts_needed`. Runs with the same prompts need fewer. `estimate`: the score; its interval
+    over `prompts` prompts gives the spread."""
     if estimate.low is None or estimate.high is None or prompts < 2:
         return None
     error = (estimate.high - estimate.low) / 2 / float(stdtrit(prompts - 1, UPPER_QUANTILE))
@@ -247,7 +247,7 @@ def prompts_for_change(estimate: Estimate, prompts: float) -> int | None:
 
 
 def _power(effect: float, n: int) -> float:
-    """Power of the paired t test at the 5 % level, with correct sign; `effect`: in standard deviations."""
+    """Power of the paired t test at the 5 % level to find the correct sign. `effect`: in standard deviations."""
     return 1 - float(nctdtr(n - 1, effect * math.sqrt(n), stdtrit(n - 1, UPPER_QUANTILE)))
 
 
@@ -261,5 +261,5 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tup
 
 
 def _keys(clusters: Sequence[Hashable]) -> pd.api.extensions.ExtensionArray | np.ndarray:
-    """Convert clusters to keys of a group-by. A column of a frame keeps its format, without an object per row."""
+    """Convert clusters to keys of a group-by. A data frame's column keeps its format, which needs less memory."""
     return clusters.array if isinstance(clusters, pd.Series) else np.asarray(clusters, dtype=object)

@@ -1,6 +1,6 @@
 """Means over images, tokens or rounds as ratios of two totals: their intervals, and paired differences of runs.
 
-Prompts are the independent units. Errors come from the linearised ratio, with Student's t.
+Prompts are the independent units. Standard errors are those of the linearised ratio; intervals use Student's t.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ from specbench.stats.intervals import Difference, Estimate, mean_difference
 from specbench.stats.numbers import Number
 
 _KEY = ["prompt_id", "sample"]
-_DECLARED = [
-    found for module in (speed, tokens, drafts) for found in vars(module).values() if isinstance(found, Number)
-]
-NUMBERS: dict[str, Number[..., Any]] = {
-    value.name: value for value in _DECLARED if isinstance(value, Number) and value.of != "other"
-}
+_VALUES = [value for module in (speed, tokens, drafts) for value in vars(module).values()]
+_DECLARED = [value for value in _VALUES if isinstance(value, Number) and value.of != "other"]
+NUMBERS: dict[str, Number[..., Any]] = {number.name: number for number in _DECLARED}
 RUN_NUMBERS = {name: number for name, number in NUMBERS.items() if number.of != "pairs"}
-"""Numbers of a run that need only its rows."""
+"""Numbers that are computed from the rows of the run alone."""
 PAIR_NUMBERS = tuple(name for name, number in NUMBERS.items() if number.of == "pairs")
 """Names of the numbers of a run and an AR run."""
 MEANS = (
@@ -32,7 +29,7 @@ MEANS = (
 )
 """Numbers of a run with an `interval`, in the order of the key `intervals` of reports."""
 TOKEN_MEANS = ("logp_mean", "entropy_mean")
-"""Token statistics whose differences from AR are one family of tests; the first also decides the perplexity."""
+"""Token statistics whose differences from AR form one family of tests. The test of log p is also the perplexity's."""
 
 
 def interval(name: str, rows: pd.DataFrame) -> Estimate | None:

@@ -10,9 +10,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar
 import pandas as pd
 
 Better = Literal["lower", "higher"]
-Needs = Literal[
-    "images", "tokens", "traces", "batches", "second stage", "bias of the acceptance alone", "pairs", "other"
-]
+Needs = Literal["images", "tokens", "traces", "batches", "second stage", "bias of acceptance alone", "pairs", "other"]
 """Required rows of a number: all, with measured tokens, with traces, of a batch above 1, with a second stage, of a
 decoder whose only bias is its acceptance, or paired with AR's images; `other`: arguments of its own, and not in
 `NUMBERS`."""
@@ -28,7 +26,7 @@ class Number(Generic[Given, Value]):
     definition: str  # heading, colon and meaning; printed below tables
     unit: str = ""
     better: Better | None = None
-    # A mean has an interval. One of these defines it: values per image, a ratio of two columns, or two other totals.
+    # A mean has an interval, and exactly one of these: values per image, a ratio of two columns, or two other totals.
     per_image: Callable[[pd.DataFrame], pd.Series] | None = None
     ratio: tuple[str, str] | None = None
     totals: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]] | None = None
@@ -45,7 +43,7 @@ class Number(Generic[Given, Value]):
         return self.compute.__name__
 
     def sides(self, rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-        """Return the two totals of a mean, per image."""
+        """Return numerator and denominator of a mean, per image."""
         if self.per_image:
             return self.per_image(rows), pd.Series(1.0, rows.index)
         if self.totals:

@@ -222,7 +222,7 @@ def fewest_tokens_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
 
 
 def _least_favourable(rows: pd.DataFrame, values: pd.Series, sign: int) -> tuple[str, Estimate] | None:
-    """Return the category with the largest mean of `sign` times `values`; None below two categories."""
+    """Return the category with the largest mean of `sign` times `values`; None for less than two categories."""
     if "category" not in rows or (means := values.groupby(rows["category"]).mean().dropna()).size < 2:
         return None
     name = (sign * means).idxmax()
@@ -232,7 +232,7 @@ def _least_favourable(rows: pd.DataFrame, values: pd.Series, sign: int) -> tuple
 
 
 def with_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """Select the rows with times. Images decoded under other versions than most of the run have no times."""
+    """Select the rows with times. Images that were decoded under other versions than most images have no times."""
     return rows.dropna(subset=["target_ms"])
 
 

@@ -31,14 +31,14 @@ def as_frame(rows: pa.Table) -> pd.DataFrame:
 
 
 def copies_among(images: Iterable[np.ndarray]) -> dict[int, int]:
-    """Find exact copies of earlier images. Return the earlier image's number, by the copy's number."""
+    """Find exact copies of earlier images; map the index of each copy to the index of the earlier image."""
     first: dict[bytes, int] = {}
     seen = [first.setdefault(np.asarray(tokens).tobytes(), number) for number, tokens in enumerate(images)]
     return {number: before for number, before in enumerate(seen) if before != number}
 
 
 def tokens_measured(rows: pd.DataFrame) -> bool:
-    """Return whether there are free tokens with measured p, which all numbers below need."""
+    """Return whether there are free tokens with measured p; the functions below need them."""
     return bool(rows["free_tokens"].sum()) and not rows[["logp_sum", "entropy_sum"]].isna().any(axis=None)
 
 

@@ -1,7 +1,7 @@
-"""Append-only parquet log: a folder of parts that has every row once and stays valid if a writer is killed.
+"""Append-only parquet log: a folder of parquet files ("parts") that stays valid if a writer is killed.
 
-The name of a part has the range of appends in it and the digest of its bytes (`00000003-00000003-<digest>.parquet`).
-It is written to a temporary file, synced and renamed. A part within another part's range is left over from a merge and
+The name of a part consists of its range of appends and its digest (`00000003-00000003-<digest>.parquet`). A part is
+written to a temporary file, synced and renamed. A part within another part's range is left over from a merge and
 ignored. There is one writer at a time (the caller holds the lock) and any number of readers.
 """
 
@@ -43,8 +43,8 @@ _COMPUTED_AT_ONCE = 4096  # Rows per batch of derived columns, because the sourc
 
 @dataclass(frozen=True)
 class Derived:
-    """Columns computed from other columns of the same row. Every part stores them, under the same digest, so that
-    readers need not compute them. They are not in the schema, and are read only by name.
+    """Columns computed from other columns of the same row. Every part also stores these columns, so that readers need
+    not compute them. They are not in the schema, and are read only if a reader requests them by name.
     """
 
     # version of `compute`; missing columns and columns of other versions are computed again
@@ -56,8 +56,8 @@ class Derived:
 
 class ParquetLog:
     """Parquet log in `folder`. Rows have the columns of `schema`, and a later row replaces an earlier row with the same
-    `key`. The columns of `derived` can be read as well. `owner` returns the columns that are equal in all rows, which
-    parts of older versions lack."""
+    `key`. Readers can also request the columns of `derived`. `owner` returns the columns that have the same value in
+    all rows; parts of older versions lack these columns."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class ParquetFile:
 
     def __init__(self, path: Path, owner: Callable[[], Mapping[str, object]] = dict):
         self._path, self._owner = path, owner
-        os.stat(path)  # raises a FileNotFoundError if a writer has merged the part: not damage
+        os.stat(path)  # FileNotFoundError if a writer has merged the part, which is no damage
         with blaming(self._path, *_DAMAGED):
             check_regular(path)
             file = pa.OSFile(os.fsencode(path))  # not mapped: a failing disk raises an error, not a signal
@@ -264,7 +264,7 @@ class ParquetFile:
                 yield self._current(pa.Table.from_batches([batch]), schema)
 
     def _stored(self, schema: pa.Schema) -> list[str]:
-        """Return the columns by their names in the file."""
+        """Return the names that the columns of the schema have in the file."""
         former = FORMER_NAMES if self.version < SCHEMA_VERSION else {}
         return [former.get(name, name) for name in schema.names]
 

@@ -1,6 +1,6 @@
 """Results folders: `<out>/<run id>/` with `run.json`, `samples/*.parquet`, `images/*.png` and `scores/`. A row is on
-disk before the next image starts, a rerun continues after the existing rows, and one process writes at a time. Rows
-are checked, because a folder may come from others. Imports no torch."""
+disk before the next image starts, a rerun continues after the existing rows, and one process writes at a time. Stored
+rows are validated, because a folder may come from another person. Imports no torch."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ _NOT_NEGATIVE = re.compile(r"nfe|prefills|batch|attempts|logp_spread|.*_ms")
 _ALWAYS = (*KEY, "prompt", "status", *SUMS.names)
 _DECODED = ("batch", "tokens", "forced", "logp")
 _STEPS = ("nfe", "prefills", "committed_step", "drafted", "tested", "accepted")
-"""Columns with a value in every row; those with a value in every decoded row; and those that are all null for imported
-tokens and have values otherwise."""
+"""Columns without nulls: in every row; in every decoded row; and in every row decoded by specbench (for imported
+tokens, all of `_STEPS` are null)."""
 _REDO = "delete the file if it is there, and run again to redo it"
 _WAIT = "wait until it is done; to share the images: --shard auto in tasks of a job, --shard I/N in other processes"
 
@@ -74,7 +74,7 @@ class RunStore:
         self._known_owner: dict[str, str | None] = {}
 
     def lock(self, spec: RunSpec) -> RunStore:
-        """Lock the folder against other writers until `close`. If `begin` does not follow, a new folder is removed."""
+        """Lock the folder against other writers until `close`, which removes a new folder if `begin` was not called."""
         self.check(spec)
         self._take_lock()
         with self.undone_on_error():
@@ -125,8 +125,8 @@ class RunStore:
             raise SpecbenchError(what, "choose another folder with --out") from error
 
     def begin(self, spec: RunSpec, provenance: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> RunStore:
-        """Write `run.json` into the locked folder, or add an invocation if it has the same run. `provenance`:
-        of this invocation; `facts`: fields of `specbench.store.run_info.RunInfo` that it determines, as `origins`."""
+        """Write `run.json` into the locked folder, or add an invocation if it has the same run. `provenance`: fields of
+        this `Invocation`; `facts`: fields of `specbench.store.run_info.RunInfo`, such as `origins`."""
         info = self.info() if (self.folder / RUN_JSON).exists() else RunInfo(spec)
         where = {"device": spec.device, "threads": spec.threads}
         call = Invocation.from_json({**provenance, **where, "finished_at": None})
@@ -160,7 +160,7 @@ class RunStore:
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        """Close without having finished if the block fails."""
+        """Call `close(finished=False)` if the block raises an error."""
         try:
             yield
         except BaseException:
@@ -195,7 +195,7 @@ class RunStore:
 
     def completed(self, traced: bool = False) -> set[Key]:
         """Keys of the finished images; if `traced`, of those with a trace. Failed images and images without their file
-        are decoded again. A folder without any image files keeps only numbers, so that no file counts as missing."""
+        are decoded again. A run without a folder `images` keeps only numbers, and no file counts as missing."""
         rows = self._checked(self._samples.read(["status", "image"]))
         done = pc.equal(rows["status"], RowStatus.OK)
         if (self.folder / "images").is_dir():
@@ -288,7 +288,7 @@ class RunStore:
         return SpecbenchError(what, "move the run's folder away and run again")
 
     def trace_rows(self) -> list[dict[str, object]]:
-        """The traces as `append` takes them."""
+        """Read the traces in the form that `append` accepts."""
         return self._traces.read().to_pylist()
 
     def traces(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
@@ -319,7 +319,7 @@ class RunStore:
             self._leave()
 
     def _finish(self) -> None:
-        """Record in `run.json` when this invocation ended, for each kind of worker."""
+        """Record the end of this call in `run.json`, in all its invocations (one per kind of worker hardware)."""
         info, ended = self.info(), now()
         for call in info.invocations:
             if call.started_at == info.invocations[-1].started_at:
@@ -330,7 +330,7 @@ class RunStore:
         """Unlock the folder, and remove it if it was created for a run that never began."""
         if self._made:
             (self.folder / ".lock").unlink(missing_ok=True)
-            with suppress(OSError):  # it contains other files
+            with suppress(OSError):  # the folder contains other files
                 for folder in self._made:
                     folder.rmdir()
             self._made = []
@@ -346,7 +346,7 @@ class RunStore:
         self.close(finished=kind is None)
 
     def _upgraded(self, info: RunInfo) -> RunInfo:
-        """Rewrite the parquet files of an older schema version. Return the description of the result."""
+        """Rewrite the parquet files of an older schema version; return the updated description of the run."""
         if info.schema < SCHEMA_VERSION:
             self._samples.upgrade()
             self._traces.upgrade()
@@ -378,12 +378,12 @@ def _uneven(rows: pa.Table) -> list[str]:
 
 
 def read_image(folder: Path, image: str, sha256: object) -> np.ndarray:
-    """Pixels of a stored image, uint8 [H, W, 3], by the columns of its row; old rows have no `image_sha256`."""
+    """Read a stored image, uint8 [H, W, 3]. `image`, `sha256`: columns of its row; old rows have no `image_sha256`."""
     return read_picture(folder / image, _REDO, _digest(sha256), folder)
 
 
 def image_bytes(folder: Path, image: str, sha256: object) -> bytes:
-    """Bytes of a stored image, not decoded. Raises the errors of `read_image`, except for damage."""
+    """Read a stored image's file without decoding it. Raises the errors of `read_image` except decoding errors."""
     return picture_bytes(folder / image, _REDO, _digest(sha256), folder)
 
 
@@ -396,7 +396,7 @@ _MAX_BYTES = 2**26
 
 
 def images_fingerprint(rows: pd.DataFrame) -> str:
-    """Digest of the audited images: the key and `started_at` of all `rows`."""
+    """Digest the key and `started_at` of all `rows`, to detect that the audited images have changed."""
     stamps = sorted(zip(*(rows[name].astype(str) for name in (*KEY, "started_at")), strict=True))
     return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:16]
 

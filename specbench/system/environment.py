@@ -21,7 +21,7 @@ from specbench.system.version import __version__
 
 BUILD_RECORD = Path(__file__).with_name("build.json")
 """Added to wheels and source distributions by `dev/release/build_hook.py`; absent in a checkout."""
-DISTRIBUTION = "specbench-image"  # What pip installs; `specbench` on the index is another project
+DISTRIBUTION = "specbench-image"  # Name for pip; `specbench` on the package index is another project
 
 
 def now() -> str:
@@ -41,7 +41,7 @@ def environment_facts() -> dict[str, object]:
 
 
 def versions() -> dict[str, str | None]:
-    # The metadata of an editable installation keep the version at the time of the installation.
+    # The metadata of an editable installation contain the version of the day of its installation.
     present: dict[str, str | None] = {"python": platform.python_version(), "specbench": __version__}
     for package in ("torch", "transformers", "numpy", "pandas", "pyarrow", "safetensors", "torchao"):
         try:
@@ -52,7 +52,7 @@ def versions() -> dict[str, str | None]:
 
 
 def requirements() -> list[str]:
-    """Declared requirements of the installed package with its extras; empty if it is not installed."""
+    """List the declared requirements of the package and its extras; empty if the package is not installed."""
     for name in (DISTRIBUTION, "specbench"):  # checkouts that were installed before 0.4.0
         with suppress(metadata.PackageNotFoundError):
             return metadata.requires(name) or []

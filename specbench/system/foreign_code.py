@@ -1,8 +1,8 @@
-"""Identity of code that is not specbench's: the syntax trees of a plug-in's module and of all user modules that it
-imports, and the versions of the packages that it imports.
+"""Identity of plug-in code: the syntax trees of a plug-in's module and of all user modules that it imports, and the
+versions of the packages that it imports.
 
 Two texts are the same code if they differ only in comments, white space and docstrings. Imports are found in the syntax
-trees, so that other loaded modules do not matter. The identity is of the text that was imported, which is what runs.
+trees, so that other loaded modules do not matter. The text is read at its import, because this version runs.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _SUFFIXES = (".py", "/__init__.py", ".so", ".abi3.so", sysconfig.get_config_var(
 
 @dataclass(frozen=True)
 class Code:
-    """Code of one plug-in, as kept in `run.json`.
+    """Code of one plug-in, as stored in `run.json`.
 
     Attributes:
-        modules: digest of each module by name, and of each further file.
-        packages: versions of the installed packages among the modules, and of the packages that they import, without
-        specbench's requirements. edited: time of the last change of a file, UTC; None without a file.
+        modules: digest of each module, by module name, and of each data file.
+        packages: versions of the installed packages that contain or are imported by the modules, except specbench's
+        requirements. edited: time of the last change of a file, UTC; None if there are no files.
     """
 
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -66,13 +66,13 @@ class _Source:
 
 
 _seen: dict[str, tuple[object, _Source]] = {}
-"""By name of an imported module: its `__spec__`, which a reload replaces, and its text as first read."""
+"""{imported module: (its `__spec__`, which a reload replaces, its text when first read)}."""
 
 
 def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code | None:
-    """Code behind references "package.module:NAME"; None if all of them are specbench's. Nothing is imported, because
-    references from another person's results folder must be compared before their code runs. `files`: data files whose
-    content counts as code."""
+    """Return the code behind references "package.module:NAME"; None if all references are to specbench. Nothing is
+    imported, because the code must be compared before it runs: a reference may come from another person's results
+    folder. `files`: data files whose content counts as code."""
     if not (foreign := sorted({target for target in targets if target and _top(target) != _OURS})):
         return None
     modules = {f"file {path.name}": _sha256(path.read_bytes()) for path in files if path.is_file()}
@@ -89,7 +89,7 @@ def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code |
             modules[name], paths = source.digest, [*paths, place]
             todo += [imported for imported in source.imports if imported not in done and _top(imported) != _OURS]
     for target in foreign:
-        if target.partition(":")[0] not in modules:  # from a notebook or an interactive session
+        if target.partition(":")[0] not in modules:  # object of a notebook or an interactive session
             modules[target] = _in_memory(target)
     times = [os.stat(path).st_mtime for path in paths if os.path.isfile(path)]
     edited = datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds") if times else None
@@ -97,7 +97,7 @@ def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code |
 
 
 def refuse_edited(code: Code | None) -> None:
-    """Raise an error if files of code were edited after this process imported them: it is unknown which version ran."""
+    """Raise an error if code was edited after this process imported it, because it is unknown which version ran."""
     for name in code.modules if code else ():
         if name in _seen and os.path.isfile(path := _seen[name][1].path) and _read(name, path) != _seen[name][1]:
             what = f"{path} was edited after this process had imported it, which still runs the old code"
@@ -105,20 +105,20 @@ def refuse_edited(code: Code | None) -> None:
 
 
 def require_code(who: str, planned: str | None, here: Code | None) -> None:
-    """Raise an error if a plug-in's code in this process differs from the plan's, for example on another machine."""
+    """Raise an error if a plug-in's code here differs from the `planned` code, for example on another machine."""
     if planned != (here and here.digest):
         what = f"{who}: its code on this worker differs from the command's"
         raise SpecbenchError(what, "give all machines the same files and packages")
 
 
 def changed_modules(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Modules, files and packages in which two stored codes (`Code.to_json`) differ."""
+    """List modules, files and packages in which two results of `Code.to_json` differ."""
     pairs = [(dict(old.get(part) or {}), dict(new.get(part) or {})) for part in ("modules", "packages")]
     return [name for a, b in pairs for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)]
 
 
 def edited_text(edited: str) -> str:
-    """Format `edited` of a code in the local time zone: "edited 26 Nov 14:02"."""
+    """Format `Code.edited` in the local time zone: "edited 26 Nov 14:02"."""
     return f"edited {datetime.fromisoformat(edited).astimezone():%d %b %H:%M}"
 
 
@@ -143,7 +143,7 @@ def _locate(name: str) -> str | None:
 
 
 def _folders(package: str) -> list[str]:
-    """Folders from which modules of a package are imported, "" for top-level modules. A package may have no file."""
+    """List the folders from which a package's modules are imported; `package` is "" for top-level modules."""
     if package in sys.modules or not package:
         places = getattr(sys.modules[package], "__path__", ()) if package else sys.path
         return [folder or os.curdir for folder in places]
@@ -180,7 +180,7 @@ def _read(name: str, path: str) -> _Source:
 
 
 def _tokens(tree: ast.AST) -> Iterator[str]:
-    """The nodes of a syntax tree level by level, without positions, docstrings and fields that Python versions add."""
+    """Yield the nodes of a syntax tree level by level, without positions, docstrings and fields of newer Pythons."""
     todo, documented = deque([tree]), ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     while todo:
         node = todo.popleft()
@@ -197,7 +197,7 @@ def _tokens(tree: ast.AST) -> Iterator[str]:
 
 
 def _imports(tree: ast.AST, name: str, package: str) -> Iterator[str]:
-    """Names that may be modules: the parent packages, and all names in the import statements of a module."""
+    """Yield names that may be modules: a module's parent packages, and all names in its import statements."""
     names = [name]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -216,7 +216,7 @@ def _imports(tree: ast.AST, name: str, package: str) -> Iterator[str]:
 
 @functools.cache
 def _versions(tops: frozenset[str]) -> dict[str, str]:
-    """Distribution and version of installed packages by imported name, without specbench's requirements."""
+    """Return the versions of the distributions that contain the imported packages, without specbench's requirements."""
     if not tops:
         return {}
     needed = {re.split(r"[ ;<>=\[]", line)[0].replace("_", "-").lower() for line in requirements()}
@@ -227,7 +227,7 @@ def _versions(tops: frozenset[str]) -> dict[str, str]:
 
 
 def _in_memory(target: str) -> str:
-    """Digest of an object without a file, such as a notebook cell: its source or bytecode, and the objects it names."""
+    """Digest an object without a file, as in a notebook: its source or bytecode, and the objects that it refers to."""
     module, _, names = target.partition(":")
     value = sys.modules.get(module)
     for name in names.split("."):
@@ -261,7 +261,7 @@ def _parts(value: Any, module: str, seen: set[int]) -> Iterator[str]:
 
 
 def _source_of(function: Any) -> list[str]:
-    """Tokens of a function's source, which interactive sessions keep; empty without a source."""
+    """Return the syntax tokens of a function's source, which interactive sessions keep; empty if there is no source."""
     try:
         return [*_tokens(ast.parse(textwrap.dedent(inspect.getsource(function))))]
     except (OSError, TypeError, SyntaxError):

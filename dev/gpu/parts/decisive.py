@@ -1,4 +1,4 @@
-"""The numbers that decide: AR, and SJD with a narrow and a wide window, at Lumina's true size and length."""
+"""The main measurements: AR, and SJD with a narrow and a wide window, at Lumina's true size and length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbench.prompts import Request
 from specbench.specs.presets import DecoderSpec, resolve
 
 STEP_AIMS = {16: 1.05, 96: 1.10}
-"""Goals of a step of SJD over its forward, by window."""
+"""Goals for the ratio of the time of SJD's step to the time of its forward, by window."""
 
 
 def decisive(device: str, scale: Scale) -> Iterator[Outcome]:
@@ -60,7 +60,7 @@ def _image(model: RandomLlama, decoder: DecoderSpec, scale: Scale) -> dict:
 
 
 def _ar(model: RandomLlama, device: str, scale: Scale, aim: float | None = None) -> Outcome:
-    """AR's step without prefill, over the time to read weights and KV cache; `aim` is the goal of this ratio."""
+    """Ratio of AR's step, without prefill, to the time to read weights and KV cache; `aim` is the goal."""
     row = _image(model, resolve("ar"), scale)
     step, prefill = step_cost(row), row["spans_ms"].get("prefill", 0.0)
     value = f"{step['step']:.3f} ms ({step['forward']:.3f} of it forward, {row['steps']}); prefill {prefill:.1f} ms"

@@ -20,7 +20,7 @@ from specbench.specs.run_spec import Sampling
 
 
 def families(device: str, scale: Scale) -> Outcome:
-    """Decode two images as a batch with every decoder; refill and trace one; AR and `predictive` agree."""
+    """Decode a batch of two images with every decoder, refill and trace an image, and compare AR with `predictive`."""
     by_module = {model.target: name for name, model in models().items() if isinstance(model, HubModel)}
     rows = [row for name in scale.families or by_module.values() for row in _family(name, device)]
     shapes = load_model("shapes", device)

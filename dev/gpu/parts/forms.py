@@ -1,4 +1,4 @@
-"""Other ways to compile a forward at Lumina's true size, each over the reading of weights and cache."""
+"""Other ways to compile a forward at Lumina's true size; times are ratios to the reading of weights and cache."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from specbench.system.device_peaks import find_peak
 
 GIB = 2**30
 AIM = 1.45
-"""Goal of AR over the reading of weights and cache: the value that gpt-fast and torchao publish at batch 1 for 7
-billion weights in bfloat16 on an A100."""
+"""Goal for the ratio of AR's step to the time to read weights and cache: the value that gpt-fast and torchao publish
+at batch 1 for 7 billion weights in bfloat16 on an A100."""
 SIDE = 48
 """Tokens in an image row of Lumina-mGPT at 768 pixels."""
 
@@ -74,5 +74,5 @@ def floor_ms(model: RandomLlama, device: str, scale: Scale, cache: bool = True) 
 
 
 def has_graphs(device: str) -> bool:
-    """Whether steps are captured as CUDA graphs there."""
+    """Whether steps are captured as CUDA graphs on the device."""
     return device.startswith("cuda")

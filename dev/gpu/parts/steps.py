@@ -1,4 +1,4 @@
-"""A step over its forward, and the realised share of the ideal speed-up, at Lumina's true size."""
+"""Ratio of a step to its forward, and the realised share of the ideal speed-up, at Lumina's true size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbench.specs.presets import resolve
 
 
 def steps(device: str, scale: Scale) -> Outcome:
-    """Time compiled decoders on images of a quarter of Lumina's length; acceptance is the acceptance of random weights.
+    """Time compiled decoders on images of a quarter of Lumina's length. Random weights determine the acceptance.
 
     In shorter images the last steps would weigh too much: their window is not full, and they run eagerly.
     """

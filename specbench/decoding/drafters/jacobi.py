@@ -67,7 +67,7 @@ class Jacobi:
     def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens and positions [B, width] of a chain, and q [B, width - 1, V] of its drafts."""
         positions = committed[:, None] + self._slots[:width]
-        # A step reads the numbers of these streams at every slot of its window.
+        # A step reads random numbers of these streams at every slot of its window.
         self._batch.noise.hash_together(positions, (Stream.FRESH, Stream.COIN, Stream.REDRAW), step)
         q = self._fill(committed, positions[:, :-1], step)
         return self._batch.tokens.gather(1, (positions - 1).clamp(min=0)), positions, q

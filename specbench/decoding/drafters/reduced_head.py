@@ -21,7 +21,7 @@ _Drafter: Any = object  # the class that follows the mixin
 
 
 class ReducedHead(_Drafter):
-    """Mixin that replaces `_head_logits` of a drafter with a head."""
+    """Mixin for drafters that use a draft head; it replaces their `_head_logits`."""
 
     def __init__(self, context: Context, init: Init | None, *options: object, head_ids: int, **more: object):
         super().__init__(context, init, *options, **more)

@@ -24,7 +24,7 @@ from specbench.models.checkpoint_loading import build_network, drop, fill, rando
 
 
 class ImageDecoder(Protocol):
-    """Attributes: codebook: [V, d] float32, as the decoder reads it (normalised if it normalises)."""
+    """Attributes: codebook: [V, d] float32, as the decoder reads it (normalised if the decoder normalises codes)."""
 
     codebook: Tensor
 
@@ -72,7 +72,7 @@ ENCODER_SIDE = ("encoder.", "quant_conv.", "loss.")
 
 
 def taming_network(config: JanusVQVAEConfig, attention: bool = True) -> JanusVQVAE:
-    """Build the decoding half of a `JanusVQVAE` on meta. `attention`: in the lowest level, as in LlamaGen's."""
+    """Build the decoding half of a `JanusVQVAE` on meta. `attention`: whether its lowest level has attention."""
     network = build_network(JanusVQVAE, config)
     del network.encoder, network.quant_conv
     if not attention:
@@ -81,7 +81,7 @@ def taming_network(config: JanusVQVAEConfig, attention: bool = True) -> JanusVQV
 
 
 def taming_config(tensors: Mapping[str, Tensor]) -> JanusVQVAEConfig:
-    """Return the configuration of stored tensors with transformers' names, from their shapes."""
+    """Return the configuration that fits the shapes of stored tensors with transformers' names."""
     codes, width = tensors["quantize.embedding.weight"].shape
     levels = len({name.split(".")[2] for name in tensors if name.startswith("decoder.up.")})
     outputs = [tensors[f"decoder.up.{level}.block.0.conv1.weight"].shape[0] for level in range(levels)]
@@ -192,7 +192,7 @@ class MovqDecoder:
 def spatial_norm(norm: Emu3VQVAESpatialNorm, hidden: Tensor, latents: Tensor) -> Tensor:
     """Compute `norm`'s forward in slices of channels, which saves three maps of the picture's size in memory."""
     normed, size = norm.norm_layer(hidden), hidden.shape[-2:]
-    scale, shift = norm.conv_y(latents), norm.conv_b(latents)  # before enlarging, which only repeats pixels
+    scale, shift = norm.conv_y(latents), norm.conv_b(latents)  # before enlarging `latents`, which only repeats pixels
     for start in range(0, normed.shape[1], _SLICE):
         part = slice(start, start + _SLICE)
         normed[:, part] *= functional.interpolate(scale[:, part], size=size, mode="nearest")

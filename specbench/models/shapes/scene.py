@@ -63,7 +63,7 @@ class SceneRequest:
 
     @property
     def category(self) -> str:
-        """GenEval's tag of this request, or `hard` beyond two clauses."""
+        """GenEval's tag of this request, or `hard` for more than two clauses."""
         if len(self.clauses) > 2:
             return "hard"
         if self.relations:
@@ -76,7 +76,7 @@ class SceneRequest:
         return "colors" if first.color else "single_object"
 
     def key(self) -> str:
-        """Return the same string for every wording of a meaning (other order of clauses, left/right swapped)."""
+        """Key of the meaning: equal for all wordings of a request (other order of clauses, left/right swapped)."""
         names = [f"{c.count} {c.color or 'any'} {c.shape}" for c in self.clauses]
         facts = []
         for name, i, j in self.relations:

@@ -161,7 +161,7 @@ class PositionCache(Cache):
         return [(layer.keys, layer.values) for layer in self.layers]
 
     def hold(self, name: str, value: Tensor) -> Tensor:
-        """Copy a tensor of the session to the address of the earlier tensor `name` of its shape, if any. A tensor at a
+        """Copy a tensor of the session to the address of an earlier tensor `name` of equal shape, if any. A tensor at a
         new address would be copied for each replay of a graph."""
         buffer = self._held.get(name)
         if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != (value.shape, value.dtype, value.device):

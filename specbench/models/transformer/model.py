@@ -187,7 +187,7 @@ class TransformerModel:
     def lend_cache(self, session: TransformerSession, rows: int, slots: int) -> PositionCache:
         """Return an empty cache for a compiled session. Reuse the cache of an earlier session of the same shape, if
         any, because captured graphs write to its addresses."""
-        slots += 1  # more than are ever read: compiled forwards assume that they read a part
+        slots += 1  # one more than is ever read: compiled forwards assume that they read only a part
         cache, self._spare_cache = self._spare_cache, None
         if cache is None or not cache.fits(rows, slots, self.device, self.dtype):
             cache = PositionCache(self.backbone.config.num_hidden_layers, slots)

@@ -1,8 +1,8 @@
 """The target's forward on a CPU as a shared library of AOTInductor, which runs without guards and Python code.
 
 A library's file name is the digest of the graph that it was compiled from, so changed code or another configuration
-never uses an outdated library. Exporting the graph takes seconds. To avoid this for a model loaded from files, a note,
-named by the digest of files and code, points to the library. Weights are arguments, so in-place changes of values need
+never uses an outdated library. Exporting the graph takes seconds. To avoid this for a model loaded from files, a note
+whose name is the digest of files and code names the library. Weights are arguments, so in-place changes of values need
 no other library.
 """
 
@@ -220,7 +220,7 @@ def _blank(tensor: Tensor, sizes: Mapping[int, int] | None, device: str) -> Tens
 def _digest(exported: ExportedProgram) -> str:
     """Digest of everything that a library depends on, except torch's version."""
     text = exported.graph_module.print_readable(print_output=False, include_stride=True, include_device=True)
-    return _digest_of("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))  # locations
+    return _digest_of("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))  # code lines
 
 
 def _digest_of(text: str) -> str:
