@@ -24,7 +24,7 @@ def program() -> NoReturn:
                 if stream:
                     stream.flush()
             except (OSError, ValueError):  # full disk or closed stream: Python reports it at exit
-                if not signals.asked():  # the terminal may have been closed
+                if not signals.asked():  # not after a signal, as the terminal may be closed
                     return
         os._exit(code if isinstance(code, int) else int(bool(code)))
 
@@ -39,7 +39,7 @@ def program() -> NoReturn:
     except BaseException:
         if not signals.asked():
             raise
-        signals.answered()  # interrupted during an import, or between two lines
+        signals.answered()  # a signal came during an import, or outside of `main`
         stopped = signals.stopped()
         sys.stderr.write(f"error: {stopped}\n")
         code = stopped.exit_code

@@ -265,7 +265,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
 def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     row = runs[0]
     setting, sampling = row.setting, row.setting.sampling
-    drafting = [run for run in runs if run.decoder != "ar"]  # an AR run may have fewer prompts
+    drafting = [run for run in runs if run.decoder != "ar"]  # an AR baseline may have fewer prompts
     which = "; ".join(dict.fromkeys(text for run in drafting or runs for text in run.drawn or ()))
     ours = not all(run.imported for run in runs)
     parts = [f"prompts {setting.prompts}" + (f" ({which})" if which and drawn else "")]
