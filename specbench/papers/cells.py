@@ -152,10 +152,9 @@ def _number(column: Column, measured: Measured) -> Cell:
 def _missing(column: Column, measured: Measured) -> Cell:
     """Return a cell without a number, with the reason as a short text and as a sentence."""
     if column.key in RATIOS_TO_AR:
-        unlike = mismatched_fields(measured.run.info, measured.ar.info) if measured.ar else []
+        unlike = mismatched_fields(measured.run.info, measured.ar.info) if measured.ar else {}
         if unlike:
-            names = ", ".join(field.partition(" (")[0] for field in unlike)
-            why = f"{names} {'differs' if len(unlike) == 1 else 'differ'}"
+            why = f"{', '.join(unlike)} {'differs' if len(unlike) == 1 else 'differ'}"
             return Cell(why=why, notes=(f"Not comparable: {measured.row.over_ar.speedup_note}.",))
         return Cell(why=str(measured.row.over_ar.speedup_note).partition(":")[0])
     if column.key in ("draft_tv", "draft_top1"):

@@ -213,15 +213,16 @@ def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:
     """Compare the run with the most similar AR run."""
     spec, nearest = run.info.spec, nearest_ar(run, ar_runs)
     if spec.tokens_sha256:
-        apart = [name for name in (nearest or [()])[0] if name.split()[0] not in (*_UNKNOWN, "hardware", "versions")]
-        apart = ["the prompt set (import --prompts)" if "prompts_sha256" in name else name for name in apart]
+        unlike = nearest[0] if nearest else {}
+        texts = unlike | {"prompts_sha256": "the prompt set (import --prompts)"}
+        apart = [texts[name] for name in unlike if name not in (*_UNKNOWN, "hardware", "versions")]
         why = f"; not compared with AR, which differs in {', '.join(apart)}" if apart else ""
         return OverAR(speedup_note=f"times of another program{why}")
     if nearest is None:
         return OverAR(speedup_note="no AR run")
     differing, ar = nearest
     if differing:
-        return OverAR(speedup_note=f"differs from AR in {', '.join(differing)}", unlike_ar=True)
+        return OverAR(speedup_note=f"differs from AR in {', '.join(differing.values())}", unlike_ar=True)
     if (result := run.speed_up(ar)) is None:
         how = f"batch {spec.batch}" if spec.batch > 1 else "throughput mode"
         untimed = not stats.paired(run.rows, ar.rows).empty and (run.untimed or ar.untimed)

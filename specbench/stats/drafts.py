@@ -136,7 +136,8 @@ def _offsets(step: np.ndarray) -> np.ndarray:
 def _offset_totals(counts: pd.Series) -> np.ndarray:
     """Sum Arrow lists by window offset; lists may differ in length or be missing."""
     totals_of_chunks = []
-    for lists in _chunks(counts):
+    arrow = pa.array(counts.array)
+    for lists in arrow.chunks if isinstance(arrow, pa.ChunkedArray) else [arrow]:  # processed one by one
         lengths = pc.list_value_length(lists).drop_null().to_numpy()
         offsets = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
         totals_of_chunks.append(np.bincount(offsets, pc.list_flatten(lists).to_numpy()).astype(np.int64))
@@ -144,12 +145,6 @@ def _offset_totals(counts: pd.Series) -> np.ndarray:
     for chunk in totals_of_chunks:
         totals[: len(chunk)] += chunk
     return totals
-
-
-def _chunks(column: pd.Series) -> list[pa.ListArray]:
-    """Return the Arrow arrays of a column of lists, to be processed one by one."""
-    lists = pa.array(column.array)
-    return lists.chunks if isinstance(lists, pa.ChunkedArray) else [lists]
 
 
 def _sums(lists: pd.Series) -> pd.Series:
