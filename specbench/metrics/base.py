@@ -55,7 +55,7 @@ class Settings:
         if self.reference is not None and not self.reference.exists():
             raise SpecbenchError(f"--reference {self.reference} does not exist", "a folder of images, or a .npz file")
         if self.reference is not None and self.reference.suffix in (".zip", ".tar", ".gz", ".tgz", ".parquet"):
-            what = f"--reference {self.reference} exists, but must be unpacked into a folder of images"
+            what = f"--reference {self.reference} is not a folder of images; unpack it"
             raise SpecbenchError(what, "for COCO's val2017.zip: specbench fetch coco --images --from val2017.zip")
 
 

@@ -49,7 +49,7 @@ class Diversity(Metric):
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         if statistics.empty:
-            why = "a prompt with a single image has no distances: run with --samples 2 or more"
+            why = "decode at least two images per prompt: --samples 2"
             raise SpecbenchError(f"metric '{self.name}' needs two samples of a prompt", why)
         estimate = mean_interval(statistics["value"], statistics["prompt_id"])
         return [Score(self.name, estimate, int(statistics["images"].sum()), prompts=len(statistics))]

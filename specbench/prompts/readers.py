@@ -71,7 +71,7 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
     if reader is None:
         raise SpecbenchError(f"prompt file '{path}' has the unknown suffix {suffix}", _FORMATS)
     if column and reader in (_read_run, _read_text):
-        raise SpecbenchError(f"--prompt-column {column}: '{path}' has no columns", "omit it")
+        raise SpecbenchError(f"--prompt-column {column}: '{path}' has no columns", "omit --prompt-column")
     try:
         if reader is not _read_run:
             check_regular(path)  # a pipe may block, and cannot be read again when a run resumes
@@ -172,7 +172,7 @@ def _read_run(source: TableFile) -> Iterator[tuple[str, Prompt]]:
 
     folder = source.path
     names = ["prompt_id", "sample", "status", "category", "meta", "tokens", "facts"]
-    with blaming(folder / "samples", "holds no images of a run: {}"):
+    with blaming(folder / "samples", "contains no images of a run: {}"):
         rows = pq.read_table(folder / "samples", columns=names).to_pylist()
         facts: list[Any] = [parse_json(row["facts"] or "{}") for row in rows]
         if not any("stage2_nfe" in of_image for of_image in facts):

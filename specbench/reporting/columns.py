@@ -56,7 +56,7 @@ def definition_of(number: Callable[..., Any]) -> str:
     """First paragraph of the docstring of a function of `specbench.stats`, on one line."""
     if not (text := inspect.getdoc(number)):
         raise SpecbenchError(
-            "python removed the docstrings, from which the definitions are printed", "set PYTHONOPTIMIZE=1, not 2"
+            "Python removed the docstrings, which are the printed definitions", "set PYTHONOPTIMIZE=1, not 2"
         )
     return " ".join(text.split("\n\n")[0].split())
 
@@ -193,22 +193,22 @@ def _gap(row: ReportRow) -> str:
 
 
 _FASTEST = (
-    "vs fastest AR: speed-up over the fastest AR configuration among the runs on this machine (in brackets: number "
-    "format, threads, compiled)."
+    "vs fastest AR: speed-up over the fastest AR configuration among the runs on this machine (in brackets: its "
+    "number format, its threads, whether compiled)."
 )
 _BY_DEPTH = (
     "Acceptance by depth: acceptance at each draft depth, counted from 1; in a draft tree a depth counts as accepted "
     "if one of the siblings verified there is accepted."
 )
 _WINDOW = (
-    "Window: tokens per target forward, without siblings and further paths (for a static draft tree: its nodes and "
-    "the root token); varies for ZipAR."
+    "Window: tokens per target forward, not counting siblings and further paths; for a static draft tree: its nodes "
+    "and the root token; varies for ZipAR."
 )
 _BESIDE_AR = "difference from AR over the images in common, with its 95 % interval over prompts."
 _LATENCY = "Latency: seconds per image from the start of prefill to the last token, mean over images decoded alone."
 _LOSSLESS = (
-    "Lossless: the joint distribution of the image tokens equals AR sampling; theirs: tokens and times come from "
-    "another program."
+    "Lossless: yes if the joint distribution of the image tokens equals AR sampling; theirs: tokens and times come "
+    "from another program."
 )
 
 FAILED_AUDIT = "NOT LOSSLESS: fails its audit"
@@ -232,7 +232,7 @@ def audit_cell(row: ReportRow) -> str:
         return MISSING
     if audit.verdict == "deviates":
         bound = with_interval(audit.tv, 3)
-        cell = f"deviates, TV >= {bound}" if value_of(audit.tv) else "deviates (too few images for its size)"
+        cell = f"deviates, TV >= {bound}" if value_of(audit.tv) else "deviates (too few images to measure its size)"
     elif audit.verdict != "consistent":
         cell = audit.verdict
     else:
@@ -328,7 +328,7 @@ FIRST = (
     TOKENS_PER_STEP,
     IMAGES_PER_HOUR,
 )
-_SHOWN = "Audited runs add the lower bound on the per-token total variation (TV), or the smallest detectable TV."
+_SHOWN = "For audited runs, also the lower bound on the per-token total variation (TV), or the smallest detectable TV."
 EXACTNESS = ReportColumn("lossless", _exactness, f"{_LOSSLESS} {_SHOWN}")
 
 DRAFTS = (
@@ -374,9 +374,9 @@ AUDIT = (
     ReportColumn(
         "audit",
         audit_cell,
-        "Audit: whether the tokens are exact samples of the model (specbench audit --run). If they deviate, a lower "
-        "bound on the mean total variation per token with its 95 % interval; else the deviation that the audit detects "
-        "with probability 0.95.",
+        "Audit: whether the tokens are exact samples of the model (specbench audit --run). If they deviate: lower "
+        "bound on the mean total variation per token, with its 95 % interval; otherwise: the deviation that the audit "
+        "detects with probability 0.95.",
     ),
 )
 """Shown if a run was audited."""

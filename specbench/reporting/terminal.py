@@ -35,7 +35,7 @@ from specbench.system.console import one_line
 from specbench.system.text_tables import distinct_columns, panel_count, terminal_table
 
 _IN_THE_TITLE = (col.DECODER, col.WINDOW, col.IMAGES, col.LOSSLESS)  # Columns that the view of a run already shows
-_MORE = "specbench report --all: every number; --explain: what the columns mean"
+_MORE = "specbench report --all: every number; --explain: definitions of the columns"
 _LEFT = ("lossless", "audit")
 KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")  # Columns that are shown even if all rows have the same value
 _ESSENTIAL = ("decoder", "NFE", "latency s", "speed-up [95 %]", "lossless")

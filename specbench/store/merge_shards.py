@@ -84,8 +84,8 @@ def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
             if any(name not in runs for name in whole)
             or any(done < min(most[name] - 1, size) for name, (done, size) in runs.items())
         ]
-        lines += [f"shards not there: {_spans(absent)} of {of}"] * bool(absent)
-        lines += [f"shards not finished: {_spans(behind)} of {of}"] * bool(behind)
+        lines += [f"missing shards: {_spans(absent)} of {of}"] * bool(absent)
+        lines += [f"unfinished shards: {_spans(behind)} of {of}"] * bool(behind)
     return lines
 
 

@@ -264,8 +264,8 @@ def test_a_latency_ratio_above_the_step_ratio_is_flagged(tmp_path, joined):
     done = join(TABLE, {PLAIN: folder(tmp_path / "slow", AR, slow), SPECULATIVE: folder(tmp_path / "slow", SJD, sjd())})
     flagged = cell(done, "B SJD", "speedup")
     assert flagged.value > cell(done, "B SJD", "step_ratio").value
-    assert any(note.startswith("Measured latency ratio above") for note in flagged.notes)
-    assert any(note.startswith("Printed latency ratio above") for note in flagged.printed_notes), "2.15 above 2.0"
+    assert any(note.startswith("The measured latency ratio is above") for note in flagged.notes)
+    assert any(note.startswith("The printed latency") for note in flagged.printed_notes), "2.15 above 2.0"
     fair = cell(joined, "A Plain", "speedup")
     assert not fair.printed_notes and len(fair.notes) == 1
 

@@ -237,7 +237,7 @@ def test_a_substituted_model_stands_once_and_under_its_own_name(tmp_path):
     assert {line.group for line in done.lines} == {None} and len(done.lines) < len(table.rows)
     assert len({line.label for line in done.lines}) == len(done.lines)
     assert done.lines[0].label == "ar" and all(cell.paper is None for cell in done.lines[0].cells.values())
-    assert any("rows of the paper are" in note for note in done.table.notes)
+    assert any("rows of the paper become" in note for note in done.table.notes)
     joined = measured_table(table, out=tmp_path)
     assert len(joined.lines) == len(table.rows) and "**" in re.sub(r"\| \*\*", "", render_tables([joined]))
     left_over = measured_table(load_table("gsd-1"), model="shapes", out=tmp_path)

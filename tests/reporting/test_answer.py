@@ -77,7 +77,7 @@ SENTENCES = {
     "a window cheaper than a token": (
         [row("sjd", 2.97, window_cost=0.49), row("jacobi", 1.1, 1.05, 1.2)],
         ["^jacobi (window 16) is the fastest lossless decoder",
-         "The speed-up of sjd (window 16) is not meaningful: its forwards took 0.49 times"],
+         "The speed-up of sjd (window 16) is meaningless: its forwards took 0.49 times"],
     ),
     "a window that is not free": ([row("sjd", 1.1, 1.0, 1.2, window_cost=1.5)], ["sjd would be 1.60 times"]),
     "an image has no more": (
@@ -145,12 +145,12 @@ def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
 def test_the_machine_is_remarked_upon():
     texts = answer([replace(AR, stalled=Stalled(1, 8000.0), disturbed=1.8)])
     assert "1 of 9 images stalled" in texts[0] and "8.00 s" in texts[0] and "0.30 s" in texts[0]
-    assert "took up to 1.8 CPU cores from these runs: repeat" in texts[1]
+    assert "used up to 1.8 CPU cores that these runs needed: repeat" in texts[1]
     stalls = [replace(AR, label=name, stalled=Stalled(1, ms)) for name, ms in zip("abc", (1, 9, 2), strict=True)]
     [text] = answer(stalls)
     assert text.startswith("b: 1 of 9 images stalled") and text.endswith("Images of 2 other decoders also stalled.")
-    [text] = answer([replace(AR, gpu_disturbed=["the driver held the GPU's clock back (heat) in 2 of 9 readings"])])
-    assert "clock back (heat) in 2 of 9 readings" in text
+    [text] = answer([replace(AR, gpu_disturbed=["the driver lowered the GPU's clock (heat) in 2 of 9 readings"])])
+    assert "clock (heat) in 2 of 9 readings" in text
 
 
 def test_the_verdict_needs_the_corrected_p_value_and_labels_a_decoder_that_fails_its_audit():

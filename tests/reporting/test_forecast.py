@@ -138,7 +138,7 @@ def test_printed_steps_and_a_device_given_by_its_rates(cli):
 def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
     synthetic.folder(tmp_path, dataclasses.replace(synthetic.AR, model="lumina+random+tiny"), synthetic.ar())
     refused = cli("forecast", "--on", "A100", "--model", "lumina", "--out", tmp_path)
-    assert refused.code == 2 and "random weights, so its step counts are meaningless" in refused.err
+    assert refused.code == 2 and "random weights, so its numbers of steps are meaningless" in refused.err
 
 
 def test_the_table_names_the_seconds_of_a_batch_as_such(cli, monkeypatch):

@@ -92,7 +92,7 @@ def test_a_speed_up_between_calls_says_so(tmp_path):
         store.append([row | {"started_at": "2126-11-01T00:00:01.000+00:00"} for row in stored_rows(sjd(5))])
     row = report_rows(find_runs(tmp_path))[1]
     assert row.over_ar.decoded_apart and row.n == 8
-    assert "sjd (window 3): decoded in another call than AR" in render([row])
+    assert "sjd (window 3): not decoded in the same call as AR" in render([row])
     [total, *_] = compare_runs(*find_runs(tmp_path, [AR.run_id, SJD.run_id]))
     assert "decoded in different calls" in total.note
     older = Path(__file__).parents[2] / "results" / "older"  # one command, which stored a start for each run
