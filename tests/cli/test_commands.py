@@ -93,7 +93,7 @@ def test_a_closed_stdout_is_one_line(folder, command):
     program = f"{PROGRAM} {command} >&-"
     done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, cwd=folder, timeout=600)
     first, *rest = done.stderr.splitlines()
-    assert first == "warning: stdout is closed: what belongs there is not printed"
+    assert first == "warning: stdout is closed, so output to it is not printed"
     assert (done.returncode, len(rest)) == ((2, 1) if "nothing" in command else (0, 0))
 
 

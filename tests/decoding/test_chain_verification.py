@@ -250,7 +250,7 @@ def test_a_block_beside_a_coupled_tail_does_not():
 @pytest.mark.parametrize("refine", ["couple", "gumbel", "reuse"])
 def test_drafts_that_were_looked_at_must_not_be_kept(refine):
     chosen = {"verifier": "block", "refine": refine}
-    with pytest.raises(SpecbenchError, match=f"--verifier block looks at later drafts, which --refine {refine}"):
+    with pytest.raises(SpecbenchError, match=f"--verifier block is biased by later drafts, which --refine {refine}"):
         resolve("sjd", chosen)
     assert not resolve("sjd", chosen | {"any-tail": True}).lossless
 

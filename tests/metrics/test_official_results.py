@@ -119,7 +119,7 @@ FAULTY_TABLES = [
     ("alignment_prompt", "anime_000", "anime_009", "contain 'Anime_Stylization-009', which the run does not have"),
     ("alignment_prompt", "anime_000", "places_000", "is not a file of OneIG-Bench's program"),
     ("alignment_prompt", "human_000", "anime_000", "is not a file of OneIG-Bench's program"),
-    ("alignment_prompt", "0.5", "inf", "inf is no number from -1 to 1"),
+    ("alignment_prompt", "0.5", "inf", "inf is not a number from -1 to 1"),
     ("alignment_prompt", "1.0", "7.5", "7.5 is not a number from -1 to 1"),
     ("style_prompt", RUN, "other", "about other, not about"),
     ("style_prompt", TABLES["style_prompt_score_EN_2026-01-01_00-00-00.csv"], "", "about no model"),

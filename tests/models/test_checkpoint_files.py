@@ -191,7 +191,7 @@ def test_a_certificate_that_cannot_be_verified_is_said_at_once(monkeypatch, tmp_
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
     with pytest.raises(
-        SpecbenchError, match=r"no answer of a hub from huggingface\.co: .*CERTIFICATE_VERIFY"
+        SpecbenchError, match=r"huggingface\.co gives no answer of a hub: .*CERTIFICATE_VERIFY"
     ) as caught:
         WantedFiles(SOURCE).fetch()
     assert "SSL_CERT_FILE" in caught.value.try_this

@@ -220,7 +220,7 @@ def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
     assert cell(same, "B SJD", "nfe").difference is not None
     other = measured(["another", "prompt 1", "prompt 2", "prompt 0"])
     assert cell(other, "B SJD", "nfe").difference is None
-    assert any("other prompts than the first 3 of" in text for text in other.remarks)
+    assert any("prompts other than the first 3 of" in text for text in other.remarks)
     part = measured(["prompt 0", "prompt 1", "prompt 2"], images=2)
     assert cell(part, "B SJD", "nfe").difference is not None and part.lines[0].expected == 3, "2 of 3 images"
 

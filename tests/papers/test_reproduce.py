@@ -71,7 +71,7 @@ def test_every_table_can_be_asked_for(name, tmp_path):
         assert row["problem"] is None and (row["model"], row["done"]) == ("shapes", 0), row
         assert row["images"] % 16 == 0 and row["seconds"] is None
     images = sum({row["run_id"]: row["images"] for row in rows}.values())
-    assert total(rows).startswith(f"{images} images to make, time unknown before the first image, at most ")
+    assert total(rows).startswith(f"{images} images to decode, time unknown before the first image, at most ")
 
 
 def test_what_the_table_says_is_what_runs_and_rows_take_turns_prompt_by_prompt(two):
@@ -104,7 +104,7 @@ def test_what_is_there_is_not_done_again(two, cli):
     rows = json.loads(dry.out)
     assert dry.code == 0 and all((row["images"], row["done"], row["seconds"]) == (2, 2, 0) for row in rows)
     more = cli("bench", "gsd-2", *command(two["flags"]), "--samples", "3", "--dry-run")
-    assert more.code == 0 and "20 images to make, about" in more.err, "the time is that of the recorded rows"
+    assert more.code == 0 and "20 images to decode, about" in more.err, "the time is that of the recorded rows"
 
 
 def test_a_table_that_a_signal_stopped_is_shown_without_being_scored(two, monkeypatch):

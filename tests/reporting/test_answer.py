@@ -73,7 +73,7 @@ SENTENCES = {
         ["^gsd (window 16) is lossy, not shown to be faster: 1.10 times as fast as AR ["],
     ),
     "a failed audit": ([SJD, row("cheat", 2.0, 1.9, 2.1, audit=audit("deviates"))], ["^sjd", "NOT LOSSLESS"]),
-    "a copy": ([row("sjd", copies=["r/x copy"])], ["sjd (window 16): r/x copy is a copy of this run and is left out."]),
+    "a copy": ([row("sjd", copies=["r/x copy"])], ["sjd (window 16): r/x copy is a copy of this run and is omitted."]),
     "a window cheaper than a token": (
         [row("sjd", 2.97, window_cost=0.49), row("jacobi", 1.1, 1.05, 1.2)],
         ["^jacobi (window 16) is the fastest lossless decoder",
@@ -95,7 +95,7 @@ SENTENCES = {
         [replace(SJD, environment=["EPYC, python 3.12, specbench 0.4.0, git abc"]),
          replace(AR, environment=["EPYC, python 3.12, specbench 0.3.0"], settings_changed=True)],
         ["Decoded by several versions of specbench: 0.4.0 (sjd); 0.3.0 (ar).",
-         "ar: its run.json was edited after the run: its settings do not match the run id."],
+         "ar: its run.json was edited after the run, so the settings do not match the run id."],
     ),
 }  # fmt: skip
 
@@ -116,10 +116,10 @@ def test_a_headline_is_over_the_fastest_ar_and_says_what_an_eager_one_was():
     text = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=faster)])[0]
     assert text.startswith("No lossless decoder is faster than the fastest AR (float32, 1 thread, compiled): the best")
     assert "runs 0.55 [0.46–0.65] times as fast" in text, "the interval is that of the quoted number"
-    note = "AR is not compiled: compile before you quote the speed-up"
+    note = "AR is not compiled: before you quote the speed-up, run with --compile on"
     eager = replace(quoted, speedup=Estimate(1.3, 0.46, 0.65), eager_ar=note)
     text = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=eager)])[0]
-    assert text.endswith("; AR is not compiled: compile before you quote the speed-up.")
+    assert text.endswith("; AR is not compiled: before you quote the speed-up, run with --compile on.")
 
 
 def test_the_best_of_many_is_corrected_for_the_choice():
@@ -138,7 +138,7 @@ def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
     monkeypatch.setattr("specbench.reporting.answer.scores_beside", rows)
     scored = replace(AR, scores=[score("aesthetic", prompts_needed=321), score("fid", prompts_needed=9)])
     texts = answer([scored, row("predictive", 1.3, 1.2, 1.4)])
-    assert "predictive (window 16) has the same scores as AR, image by image, in clip." in texts
+    assert "predictive (window 16) and AR have the same clip on every image." in texts
     assert any("aesthetic [" in text and "clip" not in text for text in texts)
 
 

@@ -243,7 +243,7 @@ def test_rows_of_another_run_are_none_of_this_one(here, tmp_path, cli):
         assert refused.code and problem in " ".join((refused.out + refused.err).split()), refused
     rows = stored_rows(next((here / "results").glob("shapes-sjd-*")))
     rewrite(ar, [row | RunStore(ar).info().owner for row in rows])
-    assert ("facts", f"{counted(len(rows), 'image')}: drafts, although the decoder makes none") in [
+    assert ("facts", f"{counted(len(rows), 'image')}: it has drafts, although the decoder makes none") in [
         (row["check"], row["detail"]) for row in verify(ar)
     ]
 

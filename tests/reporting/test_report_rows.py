@@ -247,7 +247,7 @@ def test_images_of_calls_of_several_versions_at_once_have_no_times(tmp_path):
     assert row.latency_ms is None and sum(row.untimed.values()) == 6
     folder(tmp_path, AR, ar(6))
     text = render(report_rows(find_runs(tmp_path)), everything=True)
-    assert "No speed-up can be given: differs in versions between images." in text
+    assert "No speed-up can be given: its images were decoded under different versions." in text
     assert "To add AR" not in text and f"6 of 6 images were decoded under {new} or {old}; their times" in text
 
 

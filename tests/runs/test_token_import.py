@@ -204,13 +204,13 @@ def test_what_is_no_image_is_told_in_one_line(change, problem, ours, tmp_path, c
 
 
 @pytest.mark.parametrize(("content", "problem"), [
-    ("", "holds none of the columns prompt, tokens"),
+    ("", "has none of the columns prompt, tokens"),
     ("{", "cannot be read: line 1 is not JSON"),
     ('{"prompt": "x"}\n\n{"', "line 3 is not JSON"),
     (f'{{"prompt": "a red dog", "tokens": {[1] * 256}}}', "t.jsonl: image 1: prompt '"),
     (
         "".join(f'{{"prompt": "{text}", "prompt_id": 0, "tokens": [1]}}\n' for text in "xxy"),
-        "prompt_id '0' names two prompts, at image 1 and 3",
+        "prompt_id '0' has two different prompts, in image 1 and 3",
     ),
     ('{"prompt": "x"}\n', "has no column 'tokens'"),
     ("[1]\n", "each line must be one object"),
