@@ -31,18 +31,18 @@ from specbench.stats.rosenblatt import RosenblattResult, Tokens, audit_tokens
 from specbench.system.torch_state import PinnedTorch
 
 SLOW_RULE = 3.0
-"""A decoder is slow if its time per step outside target forwards exceeds exact SJD's (same window) by this factor."""
+"""A decoder is slow if its time per step outside target forwards is over this many times exact SJD's (same window)."""
 _SAMPLING = Sampling(guidance=2.0, temperature=0.9)
 _LAYOUT = TokenLayout.with_row_ends(2, 3, 3)
 _TEXTS = ("one", "two")
 WIDE_SAMPLING = Sampling(guidance=2.0, temperature=3.0, top_k=1000, top_p=0.95)
-"""Temperature at which drafts are often kept, so that drafts at the end of the window are also tested."""
+"""At this high temperature drafts are often kept, so that drafts at the end of the window are also tested."""
 WINDOW, ROWS = 12, 48
 _WIDE = TokenLayout.plain(1, 18, 4160)
 _IMAGES = 240
 _TOGETHER = 24
 WIDE_DTYPES = {"float32": (torch.float32, 1e-3, 0.001), "bfloat16": (torch.bfloat16, 0.1, 0.05)}
-"""Tolerance for rounding: the error of a recorded log p in nats, and the share of tokens beyond it or with p = 0."""
+"""Tolerances for rounding: error of a recorded log p in nats; share of tokens with a larger error or with p = 0."""
 
 
 @PinnedTorch(False)
@@ -84,7 +84,7 @@ class ContractChecks:
         yield "speed", self.speed
 
     def exactness(self, samples: int) -> Finding:
-        """The audit does not measure a decoder as lossy that is declared lossless."""
+        """The audit does not find a deviation in a decoder that is declared lossless."""
         row = audit_one(self._name, self._decoder, samples, self._seed)
         seen = f"total variation {row['tv']:.4f} over {row['samples']:,} images"
         if row["declared"] == "lossless" and row["verdict"] == "lossy":
@@ -119,7 +119,7 @@ class ContractChecks:
         return finding("counters", wrong, "steps, drafts and acceptances add up")
 
     def log_probabilities(self) -> Finding:
-        """`logp` and `entropy` are the target's given the final prefix."""
+        """`logp` and `entropy` equal the target's values given the final tokens before the slot."""
         worst, place = 0.0, 0
         for request, image in zip(self._requests, self._generations(self._requests), strict=True):
             for slot, (logp, entropy) in enumerate(self._truth(request.text, image.tokens)):
@@ -134,7 +134,7 @@ class ContractChecks:
         return Finding("log-probabilities", OK, f"equal to the target's within {worst:.1e}")
 
     def resume(self) -> Finding:
-        """An image depends on its seed, prompt id and sample, not on what was decoded before it."""
+        """An image depends on its seed, prompt id and sample, not on images decoded before it."""
         first = self._tokens(self._requests)
         self._tokens(self._requests[:3])
         again = self._tokens(self._requests[::-1])[::-1]
@@ -187,7 +187,7 @@ class ContractChecks:
         return finding("forced slots", wrong, "row ends are in their slots, and image tokens in all others")
 
     def wide_vocabulary(self) -> Finding:
-        """With thousands of tokens, a window of eleven drafts and refilled rows, tokens match a float64 reference."""
+        """With a large vocabulary, eleven drafts per window and refilled rows, tokens match a float64 reference."""
         wrong, seen = [], []
         for dtype in WIDE_DTYPES:
             faults, result = wide_faults(self._wide_images, dtype, self._seed)
@@ -210,7 +210,7 @@ class ContractChecks:
         """Time of a step outside its target forward, on the embedded model, relative to exact SJD."""
         if not isinstance(self._decoder, DecoderSpec):
             return Finding("speed", SKIPPED, "only a Preset or DecoderSpec is timed, not a function")
-        from specbench.models.catalog import load_model  # brings the networks, which only this needs
+        from specbench.models.catalog import load_model  # imports the networks, which only this test needs
 
         model, window = load_model("shapes"), self._decoder.options.get("window")
         mine = _rule_ms(model, self._decoder)
@@ -238,7 +238,7 @@ class ContractChecks:
         return _decoded(list(self._decoder(self._model, requests, _SAMPLING, self._seed)))
 
     def _truth(self, text: str, tokens: np.ndarray) -> Iterator[tuple[float, float]]:
-        """log p and entropy at every slot, from the model's tables; zeros at forced slots."""
+        """log p and entropy at every slot, from the model's tables; both are 0 at forced slots."""
         code = 0
         for slot, (forced, token) in enumerate(zip(_LAYOUT.forced, tokens.tolist(), strict=True)):
             if forced >= 0:
@@ -250,7 +250,7 @@ class ContractChecks:
 
 
 def _decoded(images: Sequence[Any]) -> Sequence[Any]:
-    """Return images, or raise the first error among them."""
+    """Return the images, or raise the first error if `images` contains errors."""
     if error := next((image for image in images if isinstance(image, SpecbenchError)), None):
         raise error
     return images
@@ -262,7 +262,7 @@ def _tokens_of(images: Sequence[Any]) -> np.ndarray:
 
 
 def _rule_ms(model: ImageModel, spec: DecoderSpec) -> float:
-    """Milliseconds per step in drafting, verification and the host; the minimum over two images."""
+    """Milliseconds per step for drafting, verification and host work; the minimum over two images."""
     sampling, times = Sampling(), []
     for sample in range(3):
         request = Request("a red circle", "(check)", sample)
@@ -274,12 +274,12 @@ def _rule_ms(model: ImageModel, spec: DecoderSpec) -> float:
 def wide_faults(
     decode: Callable[[EnumerableTransformer, Sequence[Request]], Sequence[Any]], dtype: str, seed: int
 ) -> tuple[list[str], RosenblattResult]:
-    """List problems of a decoder's images in `dtype`, a sentence each, and return the tests of their tokens.
-    `decode`: returns the images, or their stream tokens, in the order of the requests."""
+    """Return the problems of a decoder's images in `dtype`, as sentences, and the result of the test of their tokens.
+    `decode`: function that returns the images, or their stream tokens, in the order of the requests."""
     kind, distance, share = WIDE_DTYPES[dtype]
     model = EnumerableTransformer(_WIDE, _TEXTS, seed)
     embedding = model.backbone.embed_tokens.weight[: _WIDE.vocab]
-    # Similar embeddings: drafts drawn after other tokens are often kept, up to the end of the window.
+    # With similar embeddings, drafts that were drawn after other tokens are often kept, also at the window's end.
     embedding.mul_(0.1).add_(10 * embedding[0])
     model.backbone.to(kind)
     model.codebook, model.matrix = model.codebook.to(kind), model.matrix.to(kind)
@@ -312,7 +312,7 @@ def wide_faults(
 
 @PinnedTorch()
 def _reference(model: EnumerableTransformer, text: str, tokens: np.ndarray, seed: int) -> np.ndarray:
-    """[4, n, N] uniforms by token id and by p descending, log p, entropy; of `tokens` [n, N] given earlier tokens."""
+    """For `tokens` [n, N] given earlier tokens: uniforms by token id, by descending p, log p, and entropy [4, n, N]."""
     logits = model.guided(text, torch.from_numpy(tokens[:, :-1]), WIDE_SAMPLING.guidance)
     p = processed(logits, WIDE_SAMPLING)
     p_token = np.take_along_axis(p, tokens[..., None], -1)

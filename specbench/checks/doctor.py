@@ -1,4 +1,4 @@
-"""Check the prerequisites of a run on this machine, one row each, with a fix for what is missing."""
+"""Check the prerequisites of a run on this machine: a row for each, with a fix for a missing prerequisite."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from specbench.system.torch_device import has_gpu_driver, no_gpu_reason
 if TYPE_CHECKING:
     from specbench.system.device_peaks import Peak
 
-# Imports inside functions: a missing or broken package is a finding, and torch takes seconds.
+# Imports are inside functions, because a missing or broken package is a finding, and importing torch takes seconds.
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 LOW_DISK_GIB = 1.0
@@ -53,9 +53,9 @@ def doctor(
     """Check whether this machine is ready to run.
 
     Args:
-        model: the model that must be ready, whose files are checked by name and shape; all models if None.
+        model: the model that must be ready; its files are checked by name and shape. None: all models.
         out: the results folder to test for writing.
-        weights, revision, random_weights, scale: of `model`, as for `run`.
+        weights, revision, random_weights, scale: choose the weights of `model`, as for `run`.
         metrics: metrics that must also be ready.
         measure: time memory copies and matrix products, for the roofline numbers of reports.
         protocol: a paper's protocol, whose metrics must also be ready.
@@ -136,7 +136,7 @@ def _torch() -> dict[str, str]:
 
 
 def _torchvision() -> list[dict[str, str]]:
-    """Check torchvision: optional, but transformers imports an installed one, and a build for another torch fails."""
+    """Check torchvision. It is optional; if installed, transformers imports it, and a build for another torch fails."""
     if importlib.util.find_spec("torchvision") is None:
         return []
     version = metadata.version("torchvision")
@@ -221,7 +221,7 @@ def _memory(info: ModelFacts) -> list[dict[str, str]]:
         return []
     where = "of main memory free" if device == "cpu" else "free on the GPU"
     detail = f"about {ar.total(1) / 2**30:.1f} GiB in {dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
-    # Memory per image: of AR, and of a window of 64.
+    # Memory per image for AR, and for a window of 64.
     each = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in (ar, wide))
     detail += f"; {each} per image in a batch (AR to a window of 64; KV cache of AR: {ar.cache / 2**20:,.0f} MiB)"
     detail += f"; {info.size_note}" if info.size_note else ""

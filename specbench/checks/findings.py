@@ -29,7 +29,7 @@ class Finding:
 
 
 def finding(name: str, wrong: Sequence[str], fine: str) -> Finding:
-    """Result of a test that found these problems, without repetition."""
+    """Result of a test that found the problems `wrong`; repeated problems are listed once."""
     return Finding(name, FAILED, "; ".join(dict.fromkeys(wrong))) if wrong else Finding(name, OK, fine)
 
 

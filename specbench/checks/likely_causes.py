@@ -2,8 +2,8 @@
 
 A cause is compared with the claim by the likelihood of the tokens. If the claim is true, the likelihood ratio exceeds x
 with probability 1/x at most, for any number of images (Ville's inequality). A ratio above (number of all alternatives /
-`LEVEL`) is therefore significant. Parameters are maximum likelihood estimates. A cause that may affect only some images
-is charged a bit per image. Finally, the tokens are tested for being samples of the cause.
+`LEVEL`) is therefore significant. Parameters are maximum likelihood estimates. The log likelihood ratio of a cause that
+may affect only some images is reduced by log 2 per image. A test then decides if the tokens are samples of the cause.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from specbench.system import console
 
 _STUDIED, _STUDIED_TOKENS = 16, 4096
 _FLOOR = {"float32": 1e-6}
-"""Share of the unfiltered distribution in each alternative, so that a token beyond a filter has a finite cost. By
-number format: rounding moves tokens at the edge of a filter to either side (on `shapes`, a tenth of those beyond)."""
-_ROUNDING = 0.002  # Nats per token that rounding may cause: p of the same model with other tensor shapes
+"""By number format, the share of the unfiltered distribution in each alternative: a token beyond a filter then has a
+finite cost. Rounding moves tokens across the edge of a filter (on `shapes`, a tenth of the tokens beyond it)."""
+_ROUNDING = 0.002  # Nats per token that rounding may cause if p is computed with other tensor shapes
 _GUIDANCE = (0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 7.5, 8.0, 10.0, 12.0, 15.0)
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
 _TEMPERATURE = tuple(number / 20 for number in range(8, 31))
 _REPETITION = (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5)
 _FREQUENCY = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Values that people type. A filter with a merely similar value would put tokens beyond its edge."""
+"""Candidate values: those that people type. A filter with only a similar value would exclude some of the tokens."""
 _SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # Shares of uniform or greedy tokens
 _ONE = 0.05  # A guidance this close to 1 is no guidance
-_PASSES = 20  # Time of all causes over the time of the claim alone: 15 to 27
-_SUSPECT = 2.0  # If an image is unlikely under its own prompt by these standard errors, other prompts are tried
-_GLANCE = 48  # First slots (at least a quarter of the image) that suffice to exclude unlikely causes
+_PASSES = 20  # Time to test all causes, relative to the time to test the claim: 15 to 27
+_SUSPECT = 2.0  # If an image is unlikely under its own prompt by this many standard errors, other prompts are tried
+_GLANCE = 48  # This many first slots (but at least a quarter of the image) suffice to exclude unlikely causes
 _HOPELESS = -10.0  # Log likelihood ratio in nats below which a cause is excluded
-_OTHERS = 32  # Prompts tried for each of these images
-_CLEARLY = 12.0  # Nats by which a cause must be likelier than tokens beyond the filters for another reason
+_OTHERS = 32  # Number of prompts tried for each image that is unlikely under its own prompt
+_CLEARLY = 12.0  # Nats by which a cause must be likelier than a mere share of the unfiltered distribution
 _CLOSE = 5.0  # Nats within which another cause is also named
 _OF_SOME = ("prompts", "order", "uniform", "greedy")  # Kinds of causes that may affect only some images
 SINGLE_TOKENS = ("uniform", "greedy", "copies")
-"""Kinds of causes that change tokens but not logits."""
+"""Kinds of causes that change tokens but leave the logits unchanged."""
 _MIXTURES = {
     "uniform": "tokens are replaced at random: about {:g} % are replaced, or follow a replaced token",
     "greedy": "greedy in part: about {:g} % of the tokens were chosen as the most probable token",
@@ -68,34 +68,34 @@ _ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "row ends are shifted: rows are one token too short": lambda grid: _skewed(grid, 1),
     "row ends are shifted: rows are one token too long": lambda grid: _skewed(grid, -1),
 }
-"""By cause, the grid of token indices that restores the order in which the model drew the tokens."""
+"""By cause, a function that reorders a grid of token indices as the model drew the tokens."""
 _SHIFTS: Mapping[str, tuple[str, Shift]] = {
     "positions of the image are one too far from the prompt": ("positions", (1,)),
     "positions of the image are one too near to the prompt": ("positions", (-1,)),
     "the cache is read one slot too short: no token sees itself": ("cache", (0, 1)),
     "the cache is written one slot too early, over the prompt": ("cache", (0, 0, 1)),
 }
-"""By cause, its kind, and the argument for `TransformerSession.move`."""
+"""By cause, its kind, and the argument of `TransformerSession.move`."""
 
 
 @dataclass(frozen=True)
 class Cause:
     """An alternative to the claim that explains the tokens better."""
 
-    kind: str  # of the sampling, the setting; else "prompts", "order", "format", ...
+    kind: str  # name of the setting if it is a setting of the sampling, else "prompts", "order", "format", ...
     what: str  # the cause in words, with the estimated parameter
     nats: float  # log likelihood ratio to the claim
     images: int  # how many of the images it explains better than the claim
-    # setting, value, low, high: of the sampling, with the likeliest value and its 95 % interval
+    # setting, value, low, high: only for a setting of the sampling: its name, likeliest value and 95 % interval
     setting: str | None = None
     value: float | None = None
     low: float | None = None
     high: float | None = None
-    explains: bool | None = None  # whether the studied tokens are samples of it; None if not tested
+    explains: bool | None = None  # whether the studied tokens are samples of this cause; None if not tested
 
     @property
     def exactly(self) -> float | int | None:
-        """The value as `Sampling` has it."""
+        """The value in the type that `Sampling` uses."""
         return int(self.value) if self.setting == "top_k" and self.value is not None else self.value
 
     @property
@@ -115,8 +115,8 @@ def likely_causes(
     """Return the causes that explain `rows` better than the claim, the likeliest first, and the intervals of settings.
 
     Args:
-        load: the model in a number format of `DTYPES`.
-        rows: K images: `prompt`, `tokens`, `logp` as recorded, NaN if unknown.
+        load: loads the model in a number format of `DTYPES`.
+        rows: K images with `prompt`, `tokens`, and `logp` as recorded (NaN if unknown).
         guided: whether the model has unconditional rows.
         logp_kind: kind of log p, one of `LOGP_KINDS` of `specbench.checks.logp_kinds`; None if unknown.
     """
@@ -142,7 +142,7 @@ def likely_causes(
     causes = sorted((cause for cause, _ in found), key=lambda cause: -cause.nats)
     if causes[0].nats <= least:
         return [], study.seen()
-    # Also causes that would not be named alone: the tokens do not distinguish them. Copies are a fact in any case.
+    # Keep all causes that the tokens do not distinguish from the likeliest cause; if there are copies, only the copies.
     near = [cause for cause in causes if cause.kind == "copies" and cause.nats > least]
     near = near or [cause for cause in causes if cause.nats > causes[0].nats - _CLOSE]
     causes = [cause for cause in causes if cause.nats > least and cause not in near]
@@ -186,7 +186,7 @@ def _is_off(setting: str, value: float | None) -> bool:
 
 
 def _of_some(ratio: np.ndarray) -> float:
-    """Log likelihood ratio if each image may come from the claim or from the alternative."""
+    """Log likelihood ratio of all images if each image comes from the claim or from the alternative."""
     return float(np.logaddexp(ratio.sum(), np.logaddexp(0, ratio).sum() - len(ratio) * math.log(2)) - math.log(2))
 
 
@@ -198,7 +198,7 @@ class _Found(NamedTuple):
 
 
 class _Study(ImageLikelihood):
-    """The usual faults as causes of the tokens of images."""
+    """Search for the usual faults that explain the images' tokens."""
 
     def __init__(
         self, model: ImageModel, rows: pd.DataFrame, sampling: Sampling, dtype: str, guided: bool, logp_kind: str | None
@@ -207,7 +207,7 @@ class _Study(ImageLikelihood):
         self._guided, self._logp_kind = guided, logp_kind
 
     def alternatives(self) -> list[tuple[str, Alternative]]:
-        """Sampling settings other than the claim, each with the name of the difference."""
+        """Sampling settings other than the claimed setting, each with the name of its difference from the claim."""
         claimed = self.sampling
         values: dict[str, list[Any]] = {
             "guidance": [*_GUIDANCE, 0.85 * claimed.guidance, 1.15 * claimed.guidance] if self._guided else [],
@@ -225,7 +225,7 @@ class _Study(ImageLikelihood):
         return ways + [("frequency", replace(self.way, frequency=value)) for value in _FREQUENCY]
 
     def setting(self, kind: str, way: Alternative, ratio: np.ndarray) -> Cause:
-        """A sampling setting as the possible cause."""
+        """Describe a sampling setting as a possible cause."""
         evidence = float(ratio.sum()), int((ratio > 0).sum())
         if kind == "early":
             return Cause(kind, "top-p is applied before the temperature", *evidence)
@@ -260,7 +260,7 @@ class _Study(ImageLikelihood):
         return getattr(self.sampling, name)
 
     def prompts(self, every: Sequence[str]) -> list[_Found]:
-        """Other prompts than the images' own: none, a half, any other of the set."""
+        """Prompts other than an image's own: the empty prompt, its first half, or another prompt of the set."""
         halves = [" ".join(text.split()[: max(2, len(text.split()) // 2)]) for text in self.texts]
         others = {
             "the prompt is missing: the tokens are more likely under the empty prompt": [""] * len(self.texts),
@@ -273,8 +273,8 @@ class _Study(ImageLikelihood):
         return found + self._exchanged(every)
 
     def _exchanged(self, every: Sequence[str]) -> list[_Found]:
-        """Another prompt for each image: the next image's prompt. If an image is unlikely under its own prompt, the
-        likeliest of many prompts, for which the cause is charged."""
+        """Another prompt for each image: the next image's prompt; or, if an image is unlikely under its own prompt, the
+        likeliest of many prompts, and the log of their number is subtracted from its likelihood ratio."""
         distinct = list(dict.fromkeys([*self.texts, *every]))[:_OTHERS]
         if len(distinct) < 2:
             return []
@@ -301,12 +301,12 @@ class _Study(ImageLikelihood):
         return max(_GLANCE, self.tokens.shape[1] // 4)
 
     def orders(self) -> list[_Found]:
-        """Other orders of the tokens."""
+        """Causes in which the tokens are in another order."""
         read = {what: self.tokens[:, _places(self.model.layout, order)] for what, order in _ORDERS.items()}
         return [self._compared("order", what, tokens=tokens) for what, tokens in read.items()]
 
     def positions(self) -> list[_Found]:
-        """Tokens at other positions after the prompt, or with a cache that lacks a slot."""
+        """Causes in which image tokens have other positions, or a slot of the cache is missing."""
         known = isinstance(self.model, TransformerModel)
         return [self._compared(kind, what, shift=shift) for what, (kind, shift) in _SHIFTS.items() if known]
 
@@ -319,8 +319,8 @@ class _Study(ImageLikelihood):
         tokens: np.ndarray | None = None,
         shift: Shift = (),
     ) -> _Found:
-        """Compute a cause of all images, or without `shift` of some: its likelihood ratio minus the charge `paid`. The
-        last slots are read only if the first do not exclude it. Its test reads each image in the likelier way."""
+        """Compute a cause and its log likelihood ratio minus `paid`. Without `shift` it may affect only some images.
+        The last slots are read if the first do not exclude it. Its test takes the likelier reading of each image."""
         texts, tokens, few = texts or self.texts, self.tokens if tokens is None else tokens, self._glance()
         claim = np.where(self.free, np.log(np.maximum(self.p, 1e-30)), 0.0)
         ratio = self.likelihoods([self.way], texts, tokens[:, :few], shift)[0] - claim[:, :few].sum(1) - paid
@@ -338,9 +338,9 @@ class _Study(ImageLikelihood):
         return _Found(Cause(kind, what, together, int(better.sum())), test)
 
     def mixtures(self, exact: _Study) -> list[_Found]:
-        """The likeliest share of tokens that are drawn uniformly, or greedily, instead of from p. It is compared with
-        the likelier of the claim and float32 (`exact`), because rounding also makes single tokens unlikely. Other
-        weights do the same, so a mixture must also be likelier than tokens beyond the filters."""
+        """Likeliest shares of tokens drawn uniformly, or greedily, instead of from p. Each mixture is compared with the
+        likelier of the claim and float32 (`exact`), because rounding also makes single tokens unlikely. Other weights
+        have the same effect: a mixture must also be likelier than a mixture with the unfiltered distribution."""
         found, claim = [], np.maximum(self.claim, exact.claim)
         beyond = np.maximum(claim, max((self.mixed(share) for share in _SHARES), key=np.sum))
         for kind, what in _MIXTURES.items():
@@ -369,12 +369,12 @@ class _Study(ImageLikelihood):
         return [_Found(cause, lambda: self.are_samples(kept=first))]
 
     def of_format(self, load: Callable[[str], ImageModel], dtype: str, images: np.ndarray | None = None) -> _Study:
-        """The same images, or some of them, under the model in another number format."""
+        """Study the same images, or the subset `images`, under the model in another number format."""
         rows = self.rows if images is None else self.rows.iloc[images]
         return _Study(load(dtype), rows, self.sampling, dtype, self._guided, self._logp_kind)
 
     def formats(self, load: Callable[[str], ImageModel], dtype: str, exact: _Study) -> list[_Found]:
-        """Other number formats of all images: by the tokens, and by log p if recorded.
+        """Other number formats of all images. They are compared by the tokens, and by log p if recorded.
 
         Kernels of the same format round differently, so that float32, which is between all of them, is often likelier
         than the true format. Tokens identify a format only if it is likelier than float32 even after float32 is allowed
@@ -429,7 +429,7 @@ def _skewed(grid: np.ndarray, step: int) -> np.ndarray:
 
 
 def _places(layout: TokenLayout, order: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """[N] for each slot, the slot whose token is read there, with each grid in another order."""
+    """For each slot [N], the slot whose token is read instead if every grid is in another order."""
     places = np.arange(layout.length)
     for rows in layout.rows:
         grid = np.array(rows)

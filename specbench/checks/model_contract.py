@@ -18,7 +18,7 @@ from specbench.system.torch_state import PinnedTorch
 
 _GUIDANCE = 3.0
 _WINDOW = 4
-_MOST_SLOTS = 64  # Slots of an image that are tested
+_MOST_SLOTS = 64  # Maximum number of slots of an image that are tested
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
 """Largest difference of logits, relative to their standard deviation, that rounding explains."""
 _TEXTS = ("a bright red circle", "a dark blue square beside a dog")
@@ -26,7 +26,7 @@ _TEXTS = ("a bright red circle", "a dark blue square beside a dog")
 
 def model_findings(name: str, prompts: str | None = None) -> list[Finding]:
     """Run every conformance test on a model on the CPU. `name`: from the catalogue, or "package.module:NAME".
-    `prompts`: set or file whose first two prompts are encoded; None: the set of the model's name, else two captions."""
+    `prompts`: set or file whose first two prompts are encoded; None: the model's own set, else two captions."""
     info = find_model(name)
     if prompts is None and info.name in prompt_set_names():
         prompts = info.name
@@ -88,7 +88,7 @@ class ModelChecks:
         return finding("logits", wrong, "finite float32 over the image vocabulary")
 
     def window(self) -> Finding:
-        """Forwards of several tokens give the logits of one token at a time."""
+        """Forwards of several tokens give the same logits as forwards of one token."""
         return self._same("window", self._fed(self._begin(), _WINDOW), f"{_WINDOW} tokens a forward")
 
     def causality(self) -> Finding:

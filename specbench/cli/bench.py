@@ -1,4 +1,4 @@
-"""`specbench bench`, and the tables of the papers that `specbench report` and `specbench list` show."""
+"""`specbench bench`, and papers' tables for `specbench report` and `specbench list`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def report_tables(
     notes: bool,
     caption: str | None,
 ) -> None:
-    """Print tables from the runs in the results folder, write them as a page of HTML, or both."""
+    """Print papers' tables with the runs of the results folder, write them as an HTML page, or both."""
     from specbench.papers.reproduce import measured_table
     from specbench.papers.table_files import is_table, load_table
 
@@ -112,7 +112,7 @@ def report_tables(
 
 
 def _with_own(table: Table, added: Sequence[str], out: str) -> tuple[Table, list[Path]]:
-    """Return the table with a row for each decoder of `--with`, and the folders of the stored runs that it names."""
+    """Add a row to the table for each decoder of `--with`. Also return the run folders that `--with` names."""
     from specbench.papers.table import with_own_rows
     from specbench.specs.presets import PRESETS
     from specbench.store.run_folders import find_runs, runs_in

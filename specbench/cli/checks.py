@@ -21,7 +21,7 @@ from specbench.system.torch_device import AUTO, best_device, chosen_device
 
 _DEFAULT_SAMPLES = 290_000
 _UNSERVED = {*(SAMPLING[name].name for name in UNSERVED), "guidance-rows", "guidance-schedule", "random-weights"}
-_OWN = {"weights", "revision", "device", "dtype"}  # Options of `audit` itself, for any run
+_OWN = {"weights", "revision", "device", "dtype"}  # Options that `audit` also uses without --engine
 _OF_ENGINE = tuple(replace(setting, panel="Engine") for setting in run_settings(OF_ENGINES - _OWN - _UNSERVED))
 
 
@@ -59,7 +59,7 @@ def doctor(
 
 
 def _in_short(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows that describe this machine, and rows with problems; missing models share one row."""
+    """Keep rows that describe this machine and rows with problems; merge rows of missing models."""
     names = ("python", "torch", "GPU", "limits", "results folder")
     kinds = ("model ", "memory", "metric ", "plug-in ")
     shown = [row for row in rows if row["status"] != "ok" or row["name"] in names or row["name"].startswith(kinds)]
@@ -73,7 +73,7 @@ def _in_short(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _print_readiness(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the rows of the doctor. On a terminal the fixes follow the table, unwrapped so that they can be copied."""
+    """Print the rows of `doctor`. On a terminal, remedies follow the table; they are not wrapped and can be copied."""
     if not console.is_terminal():
         return print_table(rows, ("name", "status", "detail", "fix"))
     print_table(rows, ("name", "status", "detail"))
@@ -167,7 +167,7 @@ def audit(
 
 
 def _run_of_engine(engine: str, out: str, served: str | None, asked: Mapping[str, Any]) -> str:
-    """Let an engine draw images, and return their run."""
+    """Generate images with a serving engine, and return their run folder."""
     if not engine.startswith(("http://", "https://")):
         raise SpecbenchError(f"--engine {engine}: not an address", f"--engine http://{engine}")
     from specbench.api import import_tokens
@@ -178,7 +178,7 @@ def _run_of_engine(engine: str, out: str, served: str | None, asked: Mapping[str
 def _check_audit(
     decoders: Sequence[str], runs: bool, compiled: bool, thorough: bool, recomputed: bool, elsewhere: bool, device: str
 ) -> None:
-    """Refuse flags of `audit` that contradict or need each other; `elsewhere`: whether a checkpoint is named."""
+    """Reject flags of `audit` that conflict or lack a required flag; `elsewhere`: whether a checkpoint is named."""
     if runs and decoders:
         raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other", "write --run before every run")
     if runs and (compiled or thorough):
@@ -194,7 +194,7 @@ def _check_audit(
 def _audit_decoders(
     decoders: Sequence[str], samples: int, seed: int, compiled: bool, thorough: bool, quiet: bool, as_json: bool
 ) -> None:
-    """Audit decoders on models small enough to enumerate, report the progress, and print the verdicts."""
+    """Audit decoders on enumerable models, report the progress, and print the verdicts."""
     started, every, done = time.monotonic(), len(decoders or PRESETS), count(1)
     if not decoders and not quiet:
         console.say(f"auditing all {every} decoders; for a single decoder: specbench audit sjd")
@@ -216,7 +216,7 @@ def _audit_decoders(
 
 
 def _print_audit(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the verdicts; on a terminal each value has its interval."""
+    """Print the verdicts; on a terminal, values are followed by their intervals."""
     if not console.is_terminal():
         columns = ("decoder", "verdict", "tv", "tv_low", "tv_high", "samples", "p_value", "detectable_tv", "declared")
         return print_table(rows, columns)
@@ -248,8 +248,8 @@ def audit_runs(
     quiet: bool,
     logp: str | None = None,
 ) -> None:
-    """Audit stored runs, print the table, and fail if a decoder declared lossless deviates, or if the recorded p is not
-    the model's."""
+    """Audit stored runs and print the table. Raise an error if a decoder declared lossless deviates, or if recorded
+    values of p differ from the model's."""
     from specbench.checks import run_audit
     from specbench.store.run_folders import find_runs
 
@@ -304,7 +304,7 @@ def decided_by(row: Mapping[str, Any]) -> str:
 
 
 def notes(row: Mapping[str, Any]) -> list[str]:
-    """Return the results that have no column in the table, one line each."""
+    """Format the results that are not in the table, one line each."""
     from specbench.checks.logp_kinds import LOGP_KINDS, SAMPLED
 
     lines = [row["sentence"]] if "sentence" in row else []
@@ -343,9 +343,9 @@ def notes(row: Mapping[str, Any]) -> list[str]:
 
 
 def _distance(name: str, gap: Mapping[str, Any]) -> str:
-    """Describe the agreement of a recorded value with the model in a line."""
+    """Describe in a line how much a recorded value differs from the model's."""
     mean, rounding, side = gap["mean"], gap["rounding"], "away from"
-    if name == "entropy" and rounding is not None:  # the mean has a sign
+    if name == "entropy" and rounding is not None:  # the mean difference is signed
         side = "below" if mean < 0 else "above"
     line = (
         f"recorded {name}: on average {abs(mean):.2g} {side} the recomputed value; {gap['beyond']:.2%} of the tokens "

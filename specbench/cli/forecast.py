@@ -69,14 +69,14 @@ def _print_forecast(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the forecast numbers of the table: key of the row, by column. Images of a batch share its seconds."""
+    """Return {column of the table: key of the forecast number}. Images of a batch share its seconds."""
     batched = {"s_per_batch": "seconds", "images_per_hour": "images_per_hour"}
     seconds = {"s_per_image": "seconds"} if row["batch"] == 1 else batched
     return {"ms_per_step": "step_ms", **seconds, "speed_up": "speed_up", "window_cost": "window_cost"}
 
 
 def _told(row: Mapping[str, Any]) -> dict[str, object]:
-    """Return one row as texts, each number with its range."""
+    """Format one row as texts, each number with its range."""
     shown = {name: _ranged(row, key) for name, key in _numbers(row).items()}
     cells = {name: row[name] for name in ("source", "window")}
     return {**cells, "decoder": row["label"], "tokens_per_step": _ranged(row, "tokens_per_step"), **shown}

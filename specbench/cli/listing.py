@@ -1,5 +1,4 @@
-"""Commands that list and download choices: `specbench list`, which reads only names and small files, `fetch` and
-`prompts show`."""
+"""`specbench list` (reads only names and small files), `specbench fetch` and `specbench prompts show`."""
 
 from __future__ import annotations
 

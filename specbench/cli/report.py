@@ -89,7 +89,7 @@ def report(
 
 
 def _check_outputs(html: Path | None, given: Sequence[str]) -> None:
-    """Reject a page without a file name, and flags that --over excludes."""
+    """Reject an HTML page without a file name, and flags that cannot be combined with --over."""
     if html and str(html).startswith("--"):
         raise SpecbenchError("--html: the file name is missing", "for example: specbench report --html page.html")
     if html:
@@ -202,7 +202,7 @@ def methods(runs: list[str] | None = opt.Runs, to: Path | None = opt.To, out: st
 
 
 def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
-    """Print runs, each over all its seeds."""
+    """Print runs pooled over their seeds."""
     if over != "seed" or fmt not in formats_with("over"):
         raise SpecbenchError(f"--over takes the value seed, and the formats {enumerated(formats_with('over'))}")
     from specbench.reporting.over import over_seeds, over_table
@@ -255,7 +255,7 @@ def compare(
 
 
 def _described(folder: Path) -> str:
-    """Name of a run, with its selection of prompts if it decodes only part of the set."""
+    """Return the name of a run, with its selection of prompts if it decodes only a part of the set."""
     from specbench.store.run_store import RunStore
 
     drawn = "; ".join(RunStore(folder).info().drawn)

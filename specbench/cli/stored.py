@@ -28,7 +28,7 @@ from specbench.metrics.catalog import BENCHMARKS
 from specbench.runs.settings import OF_ENGINES, run_settings
 from specbench.system import console
 
-_PLAIN_WIDTH = 120  # Characters of a card's lines without a terminal
+_PLAIN_WIDTH = 120  # Line width of a card if stdout is no terminal
 _LAYOUTS = (*BENCHMARKS, "cvtg-2k", "dataset")
 _TOKENS = "tokens"
 _SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings(OF_ENGINES))

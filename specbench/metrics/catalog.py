@@ -1,5 +1,5 @@
-"""Catalogue of metrics, built-in and from plug-ins, and of the papers' protocols. Metrics are imported on use; no torch
-here."""
+"""Catalogue of metrics, built-in and from plug-ins, and of the papers' protocols. Metrics are imported on use. Imports
+no torch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 class MetricEntry(NamedTuple):
     """Catalogue entry of a metric. `target`: "module:class" of its code; `summary`: line of `specbench list metrics`;
-    `variant`: first argument of a class with several variants; `bundled`: needs no external files and is computed by
-    default; `unjudged`: the parts of an image that it does not judge."""
+    `variant`: first argument of a class with several variants; `bundled`: whether the metric needs no external files
+    and is computed by default; `unjudged`: aspects of an image that the metric ignores."""
 
     target: str
     summary: str
@@ -29,9 +29,9 @@ class MetricEntry(NamedTuple):
     unjudged: str = ""
 
 
-def unjudged(metrics: Iterable[str]) -> list[str]:
-    """Sentences that name the parts of an image that these metrics do not judge."""
-    told = {name: METRICS[name].unjudged for name in metrics if name in METRICS}
+def unjudged(scores: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Name the aspects of an image that the metrics of stored scores ignore, in sentences."""
+    told = {score["metric"]: score["unjudged"] for score in scores}
     return [f"{name} does not judge {text}." for name, text in told.items() if text]
 
 
@@ -105,7 +105,7 @@ METRICS: dict[str, MetricEntry] = {
         "T2I-CompBench++: cosine similarity under CLIP ViT-B/32 for non-spatial prompts, mean over images"),
 }
 # fmt: on
-"""The built-in metrics by name."""
+"""{name: built-in metric}."""
 _DERIVED = {
     "kid": "unbiased squared MMD to the reference images in Inception features, cubic kernel, mean over subsets",
     "fid-infinity": "FID extrapolated to infinitely many images; no interval up to n = 4096",
@@ -123,13 +123,13 @@ _DERIVED = {
     "[released]: as in the released program, which counts stock phrases of the network as words",
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
-"""Scores that appear in tables, but are parts of another metric."""
+"""Names of scores in tables that are parts of another metric."""
 IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[released]",
             "wise[verified]", "wise[legacy]", "longtext-bench", "longtext-bench[released]")  # fmt: skip
-"""Scores from the authors' programs, by `specbench import`."""
+"""Scores that `specbench import` reads from the authors' programs."""
 BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench", "tiif",
               "wise-verified", "wise-legacy", "oneig", "longtext-bench")  # fmt: skip
-"""Benchmarks to whose programs `specbench export` writes images, and whose results `specbench import` reads."""
+"""Benchmarks with an official program: `specbench export` writes its input, `specbench import` reads its results."""
 PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),
     "cool-sd": ("fid[clean+center256]", "clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"),
@@ -137,11 +137,11 @@ PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "mulo-sd": ("geneval[hf-m2f]", "hpsv2[v2.1]"),
     "fid-50k": ("fid[tf1+bicubic256]",),
 }
-"""The metric variants behind published numbers. They differ in nearly every step, so numbers of two protocols are not
-comparable. `sjd`: SJD, GSD, SJD++, which print CLIP times 100. `cool-sd`: Cool-SD, LANTERN, LANTERN++. `zipar` and
-`mulo-sd`: the scores that these papers print; which variants their code computes was not checked.
-DPG-Bench, which MuLo-SD also prints, comes from its program (`IMPORTED`). `fid-50k`: LlamaGen by class and its
-followers, against a folder of ImageNet (`--reference`); their script resizes before it clamps and rounds."""
+"""Metric variants of published numbers. Protocols differ in nearly every step, so their numbers are not comparable.
+`sjd`: SJD, GSD, SJD++, which print CLIP times 100. `cool-sd`: Cool-SD, LANTERN, LANTERN++. `zipar` and `mulo-sd`: the
+scores that these papers print; which variants their code computes was not checked. DPG-Bench, which MuLo-SD also
+prints, comes from its program (`IMPORTED`). `fid-50k`: class-conditional LlamaGen and its followers, with a folder of
+ImageNet as `--reference`; their script resizes before it clamps and rounds."""
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "": PROTOCOLS["sjd"][1:],
@@ -151,8 +151,8 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "imagenet": PROTOCOLS["fid-50k"],
     "t2i-compbench": ("compbench[blip-vqa]", "compbench[clip-b32]"),
 }
-"""Default metrics of models other than `shapes`, by prompt set. "": the scores that papers of protocol `sjd` print for
-every set; the set with reference images also has FID, and a benchmark's prompts have the benchmark's scores."""
+"""{prompt set: default metrics of models other than `shapes`}. "" is for all other sets: the scores that papers of
+protocol `sjd` print for every set. The set with reference images also gets FID; a benchmark's set gets its scores."""
 
 
 def metric_names() -> list[str]:
@@ -160,7 +160,7 @@ def metric_names() -> list[str]:
 
 
 def metric_name(typed: str) -> str:
-    """Return the name of the intended metric, without a variant if none was typed; unknown names are returned as is."""
+    """Resolve a typed name to a metric, without a variant if none was typed; return unknown names unchanged."""
     valid = metric_names()
     bases = dict.fromkeys(name.partition("[")[0] for name in (*valid, *_DERIVED))
     base, bracket, variant = typed.partition("[")
@@ -169,7 +169,7 @@ def metric_name(typed: str) -> str:
 
 
 def require_metric(name: str) -> str:
-    """Return the name of the intended metric without importing it. Raise a SpecbenchError if it is unknown."""
+    """Return the metric's name for a typed name, without importing the metric. Raise a SpecbenchError if unknown."""
     if name in metric_names() or is_reference(name):
         return name
     if (meant := metric_name(name)) in metric_names():
@@ -194,7 +194,7 @@ def require_metric(name: str) -> str:
 
 
 def metric(name: str) -> Any:
-    """Load the factory of a metric in the catalogue, of a plug-in, or "package.module:NAME". It takes `Settings`."""
+    """Load a metric of the catalogue, a plug-in, or "package.module:NAME", as a function of `Settings`."""
     name = metric_name(name)
     if name in METRICS:
         entry = METRICS[name]
@@ -211,13 +211,13 @@ def metric(name: str) -> Any:
 
 
 def _foreign(cls: Any, reference: str) -> Any:
-    """Check a plug-in's metric and its name, and make errors and wrong results of its methods name the metric."""
+    """Check a plug-in's metric class. Wrap its methods, so that errors and wrong results name the metric."""
     whole = isinstance(cls, type) and all(hasattr(cls, part) for part in ("features", "scores", "identity"))
     if not whole:
         raise SpecbenchError(f"'{reference}' is not a metric of specbench", "subclass specbench.metrics.base.Metric")
 
     refuse_edited(code_of([reference]))
-    from specbench.metrics.base import Better, Kind, Metric  # already imported by the plug-in
+    from specbench.metrics.base import Better, Kind, Metric  # the plug-in has already imported it
     from specbench.system.downloads import Download
 
     listed = {"missing": tuple, "missing_packages": tuple, "downloads": Download}
@@ -236,12 +236,13 @@ def _foreign(cls: Any, reference: str) -> Any:
     def made(self: Any, *arguments: Any) -> None:
         with naming_plugin("metric", reference, cls.__module__):
             cls.__init__(self, *arguments)
-            range(self.batch)[0]  # a number above 0
+            range(self.batch)[0], range(getattr(self, "samples", 1))[0]  # raises an error unless they are above 0
             for fact, values in (("better", get_args(Better)), ("kind", get_args(Kind))):
                 if (value := getattr(self, fact, values[0])) not in values:
                     raise ValueError(f"{fact} is {value!r:.40}, not {' or '.join(values)}")
-            if not isinstance(unit := getattr(self, "unit", ""), str):
-                raise TypeError(f"unit is {unit!r:.40}, not a text")
+            for fact in ("unit", "unjudged"):
+                if not isinstance(value := getattr(self, fact, ""), str):
+                    raise TypeError(f"{fact} is {value!r:.40}, not a text")
         name = getattr(self, "name", None)
         if not path_component(name) or name in METRICS:
             taken = "the name of a built-in metric" if path_component(name) else "not a valid name"
@@ -258,7 +259,7 @@ def downloads(names: Iterable[str], settings: Settings | None = None) -> list[Do
 
 
 def default_metrics(model: str, prompts: str | None = None) -> list[str]:
-    """List the default metrics of a model's images, for a prompt set or for all."""
+    """List the default metrics of a model's images, for a prompt set or for all sets."""
     if model == "shapes":
         return bundled_metrics()
     base = (prompts or "").partition("/")[0]
@@ -272,7 +273,7 @@ def bundled_metrics() -> list[str]:
 
 
 def metric_summary(name: str) -> str:
-    """One-line summary of a score, without importing the code of built-in metrics."""
+    """Return the one-line summary of a score, without importing built-in metrics."""
     if derived := _DERIVED.get(name) or _DERIVED.get(name.partition("[")[0]):
         return derived
     return METRICS[name].summary if name in METRICS else metric(name).summary

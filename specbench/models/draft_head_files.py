@@ -76,7 +76,7 @@ class HeadFiles:
 
     @property
     def _on_hub(self) -> bool:
-        """True if OWNER/NAME is meant, not a folder, nor a mistyped path in an existing folder."""
+        """True if `place` is a hub id OWNER/NAME; False for a folder, and for a mistyped path in an existing folder."""
         place = self.place
         named = place.count("/") == 1 and not place.startswith((".", "/", "~")) and not Path(place).is_dir()
         published = {source.repo for source in PUBLISHED_HEADS.values()}

@@ -1,8 +1,8 @@
 """A causal language model of transformers that a user has loaded: its own modules, fed through the position-addressed
 KV cache.
 
-The network gets ids, positions and masks in its own form, and its own forward applies its head. So scalings, biases and
-soft caps are kept without a list of architectures. `specbench.models.forward_probe` compares the result with the
+The network gets ids, positions and masks in the form it expects, and its own forward applies its head. So scalings,
+biases and soft caps need no list of architectures. `specbench.models.forward_probe` compares the result with the
 network's own forward.
 """
 
@@ -28,7 +28,7 @@ from specbench.models.transformer.model import Prefix, TransformerModel, Transfo
 from specbench.system.torch_state import PinnedTorch
 
 PromptIds = Callable[[str], tuple[Sequence[int], Sequence[int]]]
-"""Function of a text: vocabulary ids of its prompt up to the first image token, and of the unconditional prompt."""
+"""Function of a text: vocabulary ids of the prompt (up to the first image token), and of the unconditional prompt."""
 
 
 class LoadedModel(TransformerModel):
@@ -179,7 +179,7 @@ class _Session(TransformerSession):
 
 
 def unwrapped(network: nn.Module) -> Any:
-    """Return the network inside `torch.compile` and PEFT; PEFT's adapters are modules of it."""
+    """Return the network inside the wrappers of `torch.compile` and PEFT. It contains PEFT's adapters as modules."""
     network = getattr(network, "_orig_mod", network)
     inside = getattr(network, "get_base_model", None)
     return network if inside is None else inside()
@@ -224,7 +224,7 @@ class _Columns(NamedTuple):
 
     positions: Tensor  # [R, T]
     held: Tensor  # [R, S] position of each slot's entry
-    visible: Tensor | None  # [R, 1, T, S] bool, slots that each column may attend to; None for all
+    visible: Tensor | None  # [R, 1, T, S] bool, slots that each column may attend to; None means all
 
     def allowed(self, pattern: Callable[..., Tensor]) -> Tensor:
         """Evaluate a network's mask function of (row, head, query position, key position): bool [R, T, S]."""
@@ -235,7 +235,7 @@ class _Columns(NamedTuple):
 
 
 class _Here(threading.local):
-    columns: _Columns | None = None  # of the forward that this thread runs
+    columns: _Columns | None = None  # columns of the forward that this thread runs
 
 
 _here, _lock, _forwards = _Here(), threading.Lock(), 0
@@ -245,7 +245,7 @@ _here, _lock, _forwards = _Here(), threading.Lock(), 0
 def slot_masks(position_ids: Tensor, visible: Tensor | None, cache: PositionCache) -> Iterator[None]:
     """Let this thread's networks compute their masks with the positions of the cache's slots. The network defines by
     position which keys a query attends to (causal, a sliding window, chunks), and its attention defines the form of the
-    mask. Only this module knows the slots in use. `visible`: [R, 1, T, S] bool, None for all slots."""
+    mask. Only specbench knows which slots are in use. `visible`: [R, 1, T, S] bool, None for all slots."""
     global _forwards
     read, slots = cache.placement.visible, cache.placement.slots
     held = torch.arange(read, device=slots.device).repeat(len(slots), 1).scatter(1, slots, position_ids)
@@ -268,7 +268,7 @@ def slot_masks(position_ids: Tensor, visible: Tensor | None, cache: PositionCach
                 _before.clear()
 
 
-_before: dict[str, Callable[..., Any]] = {}  # the mask functions that ours replace for now
+_before: dict[str, Callable[..., Any]] = {}  # original mask functions, while ours replace them
 
 
 def _by_position(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -289,7 +289,7 @@ def _by_position(make: Callable[..., Any]) -> Callable[..., Any]:
 class _Known(NamedTuple):
     attention: str  # attention implementation for which the steps agree
     result: Probe
-    prompt: int  # longest prompt
+    prompt: int  # length of the longest prompt compared
     start: Reference  # reference of the first slots, to detect changes of the network
 
 
@@ -300,8 +300,8 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Known]] = WeakKeyDictionary()
 @contextmanager
 def decoding(model: LoadedModel, texts: Sequence[str], guided: bool, check: bool) -> Iterator[Probe | None]:
     """Set eval mode and an attention implementation with which decoding steps agree with the network's own forward.
-    Both are restored afterwards. Yields the comparison, None without `check`. It runs once for a network and a kind of
-    stream, and again if the network has changed or a longer prompt passes a length that its configuration names."""
+    Both are restored afterwards. Yields the comparison's result, None without `check`. A network is compared once per
+    kind of stream, and again if it has changed or a longer prompt passes a length that its configuration names."""
     network = unwrapped(model.network)
     own = network.config._attn_implementation
     with _evaluating(network):
@@ -329,7 +329,7 @@ def _holds(known: _Known, model: LoadedModel, prompt: int) -> bool:
 
 def _compare(model: LoadedModel, network: nn.Module, prefix: Prefix, own: str) -> _Known:
     """Find the first attention implementation whose decoding steps agree with the network's own forward. If the
-    network's implementation takes any mask, only it is tried; otherwise it is tried last."""
+    network's own implementation accepts any mask, only this one is tried; otherwise it is tried last."""
     reference, refused = own_forward(model, prefix), list[SpecbenchError]()
     for implementation in [own] if own in _ANY_MASK else [*_ANY_MASK, own]:
         try:

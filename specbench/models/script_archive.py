@@ -23,7 +23,7 @@ _DTYPES = {
 _PLAIN = ("GLOBAL", "BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT")
 """Opcodes whose argument is the value; names of classes and functions remain names."""
 _EMPTY = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (), "EMPTY_LIST": None}
-_PICKLE_BYTES, _MODULES, _NAME_LENGTH = 2**24, 10_000, 1_000  # Limits: a published archive has a hundredth of them
+_PICKLE_BYTES, _MODULES, _NAME_LENGTH = 2**24, 10_000, 1_000  # Limits: a published archive needs about 1 % of them
 
 
 def read_script_tensors(path: Path) -> dict[str, Tensor]:

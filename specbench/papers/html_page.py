@@ -79,7 +79,7 @@ def figure_curves(joined: PaperTable, axes: Mapping[str, str]) -> list[charts.Cu
 
 
 def _place(axis: str, row: Row, line: Line, measured: bool) -> Estimate | str | None:
-    """Return the position of a row on the x axis: a number, or a label."""
+    """Return the position of a row on an axis: a number, or a label."""
     kind, _, name = axis.partition(":")
     if axis == "model":
         return line.label

@@ -19,7 +19,7 @@ LABELS, _LABEL_SEED = "imagenet", 0  # Name of the set of class labels, and the 
 
 
 def prompt_set_names() -> list[str]:
-    """List the prompt sets known by name; public sets must be fetched once."""
+    """List the names of all prompt sets, including public sets that are not downloaded yet."""
     return sorted({*_shipped(), *plugins.plugins("prompts"), *public.public_names(), LABELS})
 
 
@@ -43,7 +43,7 @@ def set_name(typed: str) -> str:
 
 
 def downloadable(name: str) -> public.PublicSet:
-    """Find the public prompt set of a name."""
+    """Find a public prompt set by name."""
     name = set_name(name)
     if name not in public.public_names():
         if name in prompt_set_names():
@@ -91,8 +91,8 @@ def fetched_prompts(name_or_path: str | Path, column: str | None = None) -> Prom
 
 
 def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptSet:
-    """Load a prompt set by name, from a file in the format of its suffix, from stdin ("-"), or from the file whose path
-    is "package.module:NAME". `column`: the column of a file that holds the texts."""
+    """Load a prompt set by name, from a file in the format of its suffix, from stdin ("-"), or from a file whose path
+    is the Python object "package.module:NAME". `column`: the column of a file that holds the texts."""
     name = set_name(str(name_or_path))
     if column and name in prompt_set_names():
         raise SpecbenchError(f"--prompt-column {column}: '{name}' is a prompt set, whose columns are known", "omit it")
@@ -131,8 +131,8 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
 
 
 def class_labels(count: int = 50_000, classes: int = 1000) -> list[Prompt]:
-    """Draw labels independently, as LlamaGen's `sample_c2i_ddp.py` does for FID-50k (with another generator), so that
-    classes are not equally frequent."""
+    """Draw independent labels, so that classes are not equally frequent, as in LlamaGen's `sample_c2i_ddp.py` for
+    FID-50k (but with another generator)."""
     draw = random.Random(_LABEL_SEED).random
     labels = [int(classes * draw()) for _ in range(count)]
     return [Prompt(f"{number:05d}", str(label), meta={"class": label}) for number, label in enumerate(labels)]
@@ -143,7 +143,7 @@ def _shipped() -> dict[str, Path]:
 
 
 def _path_of(target: object, name: str) -> Path:
-    """The file that a plug-in names, or that its function returns."""
+    """Return the file of a plug-in's prompt set: `target`, or the result of the function `target`."""
     with plugins.naming_plugin("prompt set", name, getattr(target, "__module__", "")):
         place = target() if callable(target) else target
     if not isinstance(place, str | os.PathLike):

@@ -15,7 +15,7 @@ from specbench.runs.settings import RUN_ORIGINS, RunSettings, decoder_settings, 
 from specbench.specs.options import SettingOrigin, SettingSource, split_list
 from specbench.system import console
 
-_MANY = 1000  # Runs that are planned without a progress line; each takes a millisecond
+_MANY = 1000  # Maximum number of runs planned without a progress line; each takes a millisecond
 
 
 def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -30,14 +30,14 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def sweep_plans(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -> list[Plan]:
-    """Make one plan per combination of the axes' values; one plan without axes. Missing prompts are downloaded."""
+    """Make one plan per combination of the axes' values (one plan without axes). Download missing prompts."""
     shared = Shared(fetched_prompts)
     check_effects(settings, axes, shared)
     made: dict[tuple[object, ...], Plan] = {}
     plans = []
     for chosen in sweep_values(settings, axes):
         key = tuple(chosen.value(name) for name in axes if name != "seed")
-        if key not in made or chosen.batch == "auto":  # an earlier run may have chosen the batch
+        if key not in made or chosen.batch == "auto":  # a stored run may have chosen the batch
             made[key] = make_plan(chosen, shared=shared)
         plans.append(replace(made[key], settings=chosen))
     return plans

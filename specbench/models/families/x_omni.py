@@ -174,7 +174,7 @@ class XOmni(SimpleAR):
             from specbench.models.families.x_omni_decoder import XOmniDecoder  # imports diffusers, an extra
 
             with files.source.blaming(transformer / "config.json"):
-                read_json(files.source, transformer / "config.json")  # refuses code of a hub
+                read_json(files.source, transformer / "config.json")  # refuses code from a hub
                 self._decoder = XOmniDecoder(self._features, transformer, base, decoder, str(self.device), dtype)
             self.draws = True
 
@@ -186,14 +186,14 @@ class XOmni(SimpleAR):
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in the repository that its configuration names."""
+    """Return the path of a file that the repository's configuration names."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise ValueError(f"{name} is not in the repository")
     return folder / name
 
 
 def _one_table(files: CheckpointFiles, copies: bool) -> dict[str, Tensor]:
-    """Read the tensors, with one table of words and codes; without `copies`, its values are not the stored ones."""
+    """Read the tensors, with one table of words and codes. Without `copies` only the table's shape is right."""
     tensors = stored.rename(stored.drop(stored.read_tensors(files), ("lm_head.",)), _NORMS.get)
     if absent := [name for name in _TABLES if name not in tensors]:
         raise files.refusal(f" lacks '{absent[0]}'")
