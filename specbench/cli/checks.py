@@ -341,7 +341,7 @@ def notes(row: Mapping[str, Any]) -> list[str]:
 
 
 def _distance(name: str, gap: Mapping[str, Any]) -> str:
-    """Describe the agreement of a recorded value with the model in a line."""
+    """Describe in a line how much a recorded value differs from the model's."""
     mean, rounding, side = gap["mean"], gap["rounding"], "from"
     if name == "entropy" and rounding is not None:  # the mean difference is signed
         side = "below" if mean < 0 else "above"

@@ -48,7 +48,7 @@ ADDERS: dict[str, Callable[[typer.Typer], Any]] = {}
 
 
 def command(name: str, *paragraphs: str, **settings: Any) -> Callable[[Any], Any]:
-    """Decorate the function of a command. `paragraphs`: its help after the first one; `settings`: as for typer."""
+    """Decorate the function of a command. `paragraphs`: further paragraphs of its help; `settings`: as for typer."""
 
     def register(function: Any) -> Any:
         text = "\n\n".join((COMMANDS[name][1], *paragraphs))

@@ -229,7 +229,7 @@ def joined(*notes: str | None) -> str | None:
 
 
 def pytorch_fid(pixels: np.ndarray) -> Tensor:
-    """Resize uint8 [H, W, 3] to float32 [3, 299, 299] as pytorch-fid: bilinear without antialiasing, in 0..1."""
+    """Resize uint8 [H, W, 3] to float32 [3, 299, 299] as pytorch-fid: bilinear without antialiasing, scaled to 0..1."""
     from torch.nn import functional as F
 
     x_BCHW = planes(pixels)[None] / 255
@@ -237,7 +237,7 @@ def pytorch_fid(pixels: np.ndarray) -> Tensor:
 
 
 def tf1(pixels: np.ndarray) -> Tensor:
-    """Resize uint8 [H, W, 3] to float32 [3, 299, 299] as TensorFlow 1: bilinear, pixel positions at corners."""
+    """Resize uint8 [H, W, 3] to float32 [3, 299, 299] as TensorFlow 1: bilinear, with pixel positions at corners."""
     x_CHW = planes(pixels)
     top, bottom, down = _corner_grid(x_CHW.shape[1])
     left, right, across = _corner_grid(x_CHW.shape[2])
@@ -264,7 +264,7 @@ def clean(pixels: np.ndarray) -> Tensor:
 
 
 def bicubic256(pixels: np.ndarray) -> np.ndarray:
-    """Resize uint8 [H, W, 3] to [256, 256, 3], bicubic without antialiasing, and truncate as LlamaGen's script."""
+    """Resize uint8 [H, W, 3] to [256, 256, 3] as LlamaGen's script: bicubic without antialiasing, and truncate."""
     import torch
     from torch.nn import functional as F
 

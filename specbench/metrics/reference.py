@@ -40,7 +40,7 @@ class ReferenceImages:
 
     @cached_property
     def statistics(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Mean and covariance of the user's file; None if the reference is images."""
+        """Mean and covariance from the user's file; None if the user gives images."""
         return None if self.path is None or self.path.is_dir() else read_statistics(self.path)
 
     @cached_property
@@ -67,7 +67,7 @@ class ReferenceImages:
         return [("COCO's images are not on this disk", "specbench fetch coco --images, or --reference DIR")]
 
     def fits(self, meta: Mapping[str, Any]) -> bool:
-        """Return whether these images are the reference of a prompt: the user's, or COCO's for COCO's captions."""
+        """Return whether a prompt has these reference images; COCO's images belong only to COCO's captions."""
         return self.path is not None or str(meta.get("image", "")).endswith(".jpg")
 
     @cached_property
@@ -153,7 +153,7 @@ def kept_features(key: object, compute: Callable[[], np.ndarray]) -> np.ndarray:
         features = compute()
     sink = io.BytesIO()
     np.save(sink, features)
-    with suppress(OSError, SpecbenchError):  # without a cache file, the next call computes them again
+    with suppress(OSError, SpecbenchError):  # if not cached, the next call computes the features again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, sink.getvalue())
     return features

@@ -34,7 +34,7 @@ from specbench.system.plugins import PluginError, naming_plugin
 
 @dataclass(frozen=True)
 class Images:
-    """Images to score and the folder of their scores."""
+    """Images to score, and the folder that stores their scores."""
 
     name: str  # name of the run, or of the folder of external images
     folder: Path  # folder in which `scores` is created
@@ -154,8 +154,8 @@ def score(
     shown, outcomes = _readable(runs)
     fitting = [(images, fitting_metrics(images)) for images in shown]
     outcomes += _refused(fitting, required)
-    _tell_edited(fitting, reporter)
     lacking = _fetch(fitting, settings, reporter)
+    _tell_edited(fitting, reporter)
     lacking |= _say_references(fitting, lacking, reporter)
     left_out = not named and any(name not in lacking for _, fits in fitting for name in fits)
     for images, fits in fitting:
@@ -180,7 +180,9 @@ def _readable(runs: Iterable[Path | Images]) -> tuple[list[Images], list[ScoreOu
 
 def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[ScoreOutcome]:
     """Score images with metrics that apply to them. If a plug-in fails, continue with the other metrics."""
-    failed: list[ScoreOutcome] = []
+    lacking = {metric.name: problem for metric in metrics if (problem := _too_few_samples(images, metric))}
+    failed = [ScoreOutcome(images.name, name, problem=problem) for name, problem in lacking.items()]
+    metrics = [metric for metric in metrics if metric.name not in lacking]
     while True:
         try:
             return failed + _score_together(images, metrics, reporter)
@@ -194,6 +196,16 @@ def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreRepo
             return [*failed, ScoreOutcome(images.name, problem=error)]
 
 
+def _too_few_samples(images: Images, metric: Metric) -> SpecbenchError | None:
+    """Return the error for a metric of several samples of a prompt if no prompt has so many."""
+    needed = getattr(metric, "samples", 1)
+    prompts = images.rows["prompt_id"][[*_accepted(images.rows, metric)]]
+    if prompts.value_counts().max() >= needed:
+        return None
+    what = f"metric '{metric.name}' needs {needed} samples of a prompt"
+    return SpecbenchError(what, f"run with --samples {needed} or more")
+
+
 _Fitting = Sequence[tuple[Images, Mapping[str, Metric]]]  # (images, {name: metric that can score them})
 
 
@@ -204,7 +216,7 @@ def _refused(fitting: _Fitting, required: Sequence[Metric]) -> list[ScoreOutcome
     for images, metric in chain(*unfit):
         what = f"metric '{metric.name}' cannot score {images.name}: {why_unfit(images, metric)}"
         problem = SpecbenchError(what, "omit --metric to score with the metrics that fit")
-        if all(unfit):  # before anything is computed
+        if all(unfit):  # raise before anything is computed
             raise problem
         refused.append(ScoreOutcome(images.name, metric.name, problem=problem))
     return refused
@@ -308,7 +320,7 @@ def with_scene(prompt: str, meta: object) -> object:
     content = read_meta(meta)
     try:
         return meta if "scene" in content else json.dumps(content | {"scene": parse(prompt).to_json()})
-    except SpecbenchError:  # known words, but not a caption of `shapes`
+    except SpecbenchError:  # all words are known, but it is no caption of `shapes`
         return meta
 
 
@@ -363,7 +375,7 @@ def _finished(images: Images, task: _Task) -> ScoreOutcome:
 
 @dataclass(frozen=True)
 class _Task:
-    """Work of one metric on a set of images."""
+    """The work that one metric has to do on a set of images."""
 
     metric: Metric
     images: pd.DataFrame  # key and `started_at` of the images that the metric accepts

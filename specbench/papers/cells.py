@@ -41,7 +41,7 @@ class Measured:
     ar: Run | None  # the AR baseline run, if any
     unlike: tuple[str, ...]  # differences from the paper's configuration; if any, cells have no `difference`
     same_machine: bool | None  # whether the run used the paper's hardware; None if the paper names no hardware
-    expected: int | None = None  # images that the table asks for; None if unknown
+    expected: int | None = None  # number of images that the table requires; None if unknown
 
     @property
     def prompts(self) -> int:
@@ -50,7 +50,7 @@ class Measured:
 
     @property
     def partial(self) -> bool:
-        """Whether the number of images differs from the number that the table asks for."""
+        """Whether the number of images differs from the number that the table requires."""
         return self.expected is not None and self.row.n != self.expected
 
 
@@ -70,7 +70,7 @@ class Cell:
     outside: bool = False  # whether the printed value, including its rounding error, lies outside the measured interval
     # whether the value differs from AR's by `specbench.stats.RULE`; False for numbers that are not tested
     real: bool = False
-    too_few: bool = False  # whether the interval is left out because there are too few prompts
+    too_few: bool = False  # whether the interval is omitted because of too few prompts
     why: str | None = None  # reason why the measured value is missing
     mark: str = ""  # whether the value differs from a baseline's, see `specbench.reporting.compare.marks`
     # printed_notes, notes: notes on the printed and on the measured value
@@ -227,7 +227,7 @@ SEEDS = (
 
 @dataclass(eq=False)
 class _Seeds(Run):
-    """Runs that differ only in the seed: their images are samples of the same prompts."""
+    """Combined run of several seeds: its images are samples of the same prompts."""
 
     runs: Sequence[Run] = ()
 
@@ -254,7 +254,7 @@ class _Seeds(Run):
 
 
 def seeds_of(run: Run) -> Sequence[Run]:
-    """Return the single runs of a run that may combine several seeds."""
+    """Return the runs of single seeds; a run that does not combine seeds is returned alone."""
     return run.runs if isinstance(run, _Seeds) else [run]
 
 

@@ -117,7 +117,7 @@ def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
 
 def printed_elsewhere(accepted: Accepted) -> tuple[Printed, ...]:
     """Return the tokens per step that papers print for this decoder on models other than the measured model. For exact
-    decoders with a draft head, values of all decoders with this kind of head count."""
+    decoders with a draft head, values of all decoders with this kind of head are included."""
     elsewhere = [
         Printed(tokens, settings.model, f"{table.name}, {row.label}")
         for table in load_tables()

@@ -73,7 +73,7 @@ class PaperTable:
     lines: tuple[Line, ...]
     remarks: tuple[str, ...]  # remarks on the whole table
     definitions: tuple[str, ...]  # meaning of each column, a line each
-    problem: SpecbenchError | None = None  # error of a run of the table; the table is still shown
+    problem: SpecbenchError | None = None  # error of a run; the table is shown nevertheless
 
     @property
     def footnotes(self) -> list[str]:
@@ -256,8 +256,8 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
 
 
 def with_baseline(joined: PaperTable, name: str) -> PaperTable:
-    """Add a column of speed-ups over a row of each group, and marks on scores and speed-ups that differ from the values
-    of that row. `name`: the row's label, its decoder, or the start of its run's id."""
+    """Use one row of each group as baseline: add a column of speed-ups over it, and mark scores and speed-ups that
+    differ from its values. `name`: the baseline's label or decoder, or the start of its run id."""
     if SEEDS in joined.remarks:
         what = f"--baseline {name}: {joined.table.name} has rows of several seeds"
         raise SpecbenchError(what, f"choose a single seed: specbench bench {joined.table.name} --seed N")

@@ -34,17 +34,17 @@ _NOT_FOUND = "not in the results"
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """The settings of one or more cells, with the plan of their run or the problem that prevents the run."""
+    """Settings that one or more cells share, with the plan of the run or the problem that prevents the run."""
 
     settings: RunSettings  # from the table
-    values: RunSettings | None  # with flags and environment applied; None if they are rejected
+    values: RunSettings | None  # with flags and environment applied; None if the result is invalid
     plan: Plan | None = None
     problem: SpecbenchError | None = None
 
 
 def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, str] | None = None) -> list[PlannedCell]:
-    """Return the distinct cells of a table with their settings, without plans. `flags`: by setting of `specbench run`;
-    None means not given. `env`: environment, by default of the process; the table overrides it."""
+    """Return the distinct cells of a table with their settings, without plans. `flags`: {setting of `specbench run`:
+    value, None if not given}. `env`: environment variables, by default of the process; the table overrides them."""
     settings, env = run_settings(), os.environ if env is None else env
     head_of(str(flags.get("head") or ""), "")
     every = table.all_settings()

@@ -298,7 +298,7 @@ def scoring_needs(table: Table) -> list[str]:
 
 
 def total(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the total cost in one sentence; rows that share a run count once."""
+    """Return the total cost in one sentence, counting a run that rows share once."""
     blocked = sum(row["problem"] is not None for row in rows)
     rest = f"{blocked} of {len(rows)} rows cannot run here"
     if blocked == len(rows):

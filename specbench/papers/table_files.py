@@ -155,8 +155,8 @@ def conventions() -> Mapping[str, object]:
 
 
 def read_table(path: Path) -> Table:
-    """Read a table from its file. A user's table needs no `name`, `paper` and `source`. The conventions apply only to
-    tables of papers.
+    """Read a table from its file. In a user's table, `name`, `paper` and `source` are optional. `conventions()` apply
+    only to papers' tables.
     """
     content, file = _read_toml(path), path.name
     axes = content.pop("axes", [])

@@ -43,7 +43,7 @@ def set_name(typed: str) -> str:
 
 
 def downloadable(name: str) -> public.PublicSet:
-    """Find the public prompt set of a name."""
+    """Find a public prompt set by name."""
     name = set_name(name)
     if name not in public.public_names():
         if name in prompt_set_names():
@@ -131,8 +131,8 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
 
 
 def class_labels(count: int = 50_000, classes: int = 1000) -> list[Prompt]:
-    """Draw labels independently, as LlamaGen's `sample_c2i_ddp.py` does for FID-50k (with another generator), so that
-    classes are not equally frequent."""
+    """Draw independent labels, so that classes are not equally frequent, as in LlamaGen's `sample_c2i_ddp.py` for
+    FID-50k (but with another generator)."""
     draw = random.Random(_LABEL_SEED).random
     labels = [int(classes * draw()) for _ in range(count)]
     return [Prompt(f"{number:05d}", str(label), meta={"class": label}) for number, label in enumerate(labels)]

@@ -74,7 +74,7 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
         raise SpecbenchError(f"--prompt-column {column}: '{path}' has no columns", "omit it")
     try:
         if reader is not _read_run:
-            check_regular(path)  # a pipe may block, and cannot be read again when a run resumes
+            check_regular(path)  # not a pipe, which may block and cannot be read again on resume
             if is_lfs_pointer(path):
                 what = f"prompt file '{path}' is a Git LFS pointer, not the file itself"
                 raise SpecbenchError(what, "git lfs pull, or download the file from its page")
@@ -161,7 +161,7 @@ def _content(path: Path) -> bytes:
             raise _refused(path, f"larger than {MAX_FILE_BYTES:,} bytes", "split it")
     else:
         content = read_regular(path, MAX_FILE_BYTES)
-    with suppress(UnicodeDecodeError):  # the line is reported later
+    with suppress(UnicodeDecodeError):  # readers report the invalid line later
         return text_of(content).encode()
     return content
 
@@ -241,7 +241,7 @@ def _listed(content: dict[str, Any], source: TableFile) -> object:
 
 
 def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
-    """In CSV files quotes enclose fields. In TSV files quotes around a part of a field are text."""
+    """Read CSV, in which quotes enclose fields, or TSV, in which quotes around a part of a field are text."""
     delimiter, above = _delimiter(source)
     try:
         rows = _rows(source, delimiter, True, above)
@@ -331,11 +331,11 @@ _READERS = {
 TEXT_KEYS = ("text", "prompt", "caption")
 ID_KEYS = ("id", "prompt_id")
 OUR_COLUMNS = (*TEXT_KEYS, *ID_KEYS, "category", "meta")
-"""Columns that the header of a CSV or TSV file may name in any case."""
+"""Columns that are recognised in any case in the header of a CSV or TSV file."""
 
 
 class TableFile(NamedTuple):
-    """A file with columns. `column`: the column of texts, if given by the caller. `notes`: choices to report."""
+    """A file with columns. `column`: the column of texts, if the caller gives it. `notes`: collected notes to print."""
 
     path: Path
     column: str | None
@@ -343,7 +343,7 @@ class TableFile(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Keys of a row by role. `others`: metadata; `rivals`: text keys in another case or in the plural."""
+    """The keys of a row for each role. `others`: metadata; `rivals`: further text keys, in another case or plural."""
 
     text: tuple[str, ...]
     rivals: tuple[str, ...]
@@ -370,7 +370,7 @@ def _columns(keys: tuple[str, ...], column: str | None = None) -> _Columns:
 
 
 def singular(name: str, taken: Iterable[str]) -> str:
-    """Our column name for a heading in another case or in the plural; other headings are returned unchanged."""
+    """Return our column name for a heading in another case or in the plural; return other headings unchanged."""
     ours = {"categories": "category", **{f"{key}s": key for key in (*TEXT_KEYS, *ID_KEYS)}}
     ours_by_case = ours.get(name.lower(), name.lower())
     return ours_by_case if ours_by_case in OUR_COLUMNS and ours_by_case not in taken else name
@@ -420,7 +420,7 @@ def _metadata(path: Path, where: str, row: dict[str, Any], columns: _Columns) ->
     if columns.meta and isinstance(row[columns.meta], dict):
         meta |= row[columns.meta]
     try:
-        return meta and json.loads(json.dumps(meta, default=str, allow_nan=False))  # JSON lacks some types of parquet
+        return meta and json.loads(json.dumps(meta, default=str, allow_nan=False))  # no types that JSON lacks
     except ValueError:
         raise SpecbenchError(f"prompt file '{path}': {where}: metadata has NaN or infinity", "write null") from None
 

@@ -19,11 +19,11 @@ from specbench.system.monitor import BUSY_CORES
 
 _COSTLY_WINDOW = 1.1
 _IMPLAUSIBLE_WINDOW = 0.8
-"""Smallest plausible window cost. A smaller ratio shows that the machine changed between the runs."""
+"""Smallest plausible window cost. A smaller cost shows that the machine changed between the runs."""
 
 
 class _Timed(NamedTuple):
-    """A row with a speed-up that a sentence may quote."""
+    """A report row and the speed-up that sentences quote."""
 
     row: ReportRow
     quoted: Quoted
@@ -133,7 +133,7 @@ def _name(row: ReportRow) -> str:
 
 
 def _fastest(exact: Sequence[_Timed]) -> str:
-    """Name the fastest lossless decoder and those whose intervals overlap; p-values are corrected for the selection."""
+    """Name the fastest lossless decoder, and others with overlapping intervals; p is corrected for this selection."""
     best, *others = exact
     p = dict(zip((run.row.run_id for run in exact), holm([run.quoted.speedup_p for run in exact]), strict=True))
     corrected = p[best.row.run_id]
@@ -266,7 +266,7 @@ def _untimed(rows: Sequence[ReportRow]) -> list[str]:
     if decoded and all(row.over_ar.baseline is None for row in missing):
         folder = decoded[0].folder
         if all(row.over_ar.unlike_ar for row in missing) and any(row.decoder == "ar" for row in rows):
-            return [*sentences, "To compare: decode both in one command, with another --out."]  # AR is stored already
+            return [*sentences, "To compare: decode both in one command, with another --out."]  # AR is stored
         sentences.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")
     return sentences
 

@@ -89,7 +89,7 @@ def _figure_caption(curves: Sequence[Curve]) -> str:
 
 
 def field_chart(printed: Points, measured: Sequence[ReportRow]) -> Chart:
-    """Latency ratio against step ratio: printed rows by paper are hollow, report rows are filled."""
+    """Latency ratio against step ratio. Hollow points: printed rows, grouped by paper; filled points: report rows."""
     hollow = [
         {"x": row["step_ratio"], "y": row["latency_ratio"], "run": row["paper"], "row": f"{row['table']}: {row['row']}"}
         for row in printed
@@ -172,7 +172,7 @@ def prompts_chart(
 
 
 def parts_chart(rows: Mapping[str, ReportRow]) -> Chart:
-    """Factors of the speed-up of each run (report rows by name): steps saved, window cost and overhead."""
+    """Factors of each run's speed-up: steps saved, window cost and overhead. `rows`: {name: report row}."""
     points, bounds = [], []
     for name, row in rows.items():
         speed, steps = row.over_ar.speedup, row.over_ar.step_ratio
@@ -252,7 +252,7 @@ def offsets_chart(rates: Mapping[str, Sequence[float | None]], marks: Marks) -> 
 
 
 def time_chart(step_ms: Mapping[str, Mapping[str, float]]) -> Chart:
-    """Milliseconds per step by span, one bar per run."""
+    """Milliseconds per step, one bar per run, divided by span."""
     points = [
         {"x": spans[span], "y": name, "span": _SPAN_LABELS[span],
          "told": f"{name}\n{_SPAN_LABELS[span]}: {number(spans[span])} ms of {number(sum(spans.values()))} ms"}

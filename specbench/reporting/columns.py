@@ -215,7 +215,7 @@ FAILED_AUDIT = "NOT LOSSLESS: fails its audit"
 
 
 def failed_audit(row: ReportRow) -> bool:
-    """Whether the decoder is declared lossless but the audit of this run found a deviation."""
+    """Return whether the decoder is declared lossless but the audit of this run found a deviation."""
     return bool(row.lossless and row.audit and row.audit.failed)
 
 
@@ -227,7 +227,7 @@ def _label(row: ReportRow) -> str:
 
 
 def audit_cell(row: ReportRow) -> str:
-    """The verdict of the stored audit in one line."""
+    """Format the verdict of the stored audit in one line."""
     if not (audit := row.audit):
         return MISSING
     if audit.verdict == "deviates":
@@ -340,7 +340,7 @@ DRAFTS = (
     _series("TV(P, Q) by depth", stats.draft_tv_by_depth),
     _plain("Theorem 2 bound", stats.theorem2_bound, 2),
 )
-"""Columns of decoders with a draft head or relaxed acceptance."""
+"""Columns that apply to decoders with a draft head or relaxed acceptance."""
 
 TAILS = (
     DECODER,
@@ -361,14 +361,14 @@ STAGES = (
     _duration("stage 2 ms", stats.stage2_ms),
     _duration("both stages ms", stats.both_stages_ms),
 )
-"""Columns of models with a second stage."""
+"""Columns that apply to models with a second stage."""
 
 TRACED = (
     _plain("TV(p, q)", stats.draft_tv, 3),
     _bounded("top-1 of p", stats.top1, 3),
     _plain("top-1 of q", stats.draft_top1, 3),
 )
-"""Columns of runs with --trace."""
+"""Columns that apply to runs with --trace."""
 
 AUDIT = (
     ReportColumn(
@@ -398,7 +398,7 @@ def score_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
 
 
 def part_columns(rows: Sequence[ReportRow]) -> dict[str, list[ReportColumn]]:
-    """Build the columns for the parts of metrics ("metric:part"), by metric; headings are the part names."""
+    """Build {metric: columns of its parts}, for scores "metric:part"; headings are the names of the parts."""
     columns: dict[str, list[ReportColumn]] = {}
     for name in dict.fromkeys(score.metric for row in rows for score in row.scores if not score.whole):
         metric, _, part = name.partition(":")

@@ -261,7 +261,7 @@ def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings 
     if (stored := stored_difference(b, a, score)) is not None:
         return _difference(name, stats.difference_to_show(stored[0]), stored[1], score)
     reference = name if name in metric_catalog.metric_names() else identity.get("class")
-    if reference is None:  # imported
+    if reference is None:  # imported score
         return Compared(name, note=_UNPAIRED)
     code = code_of([reference]) if reference != name and is_reference(reference) else None
     if reference != name and (code is None or code.digest[:16] != identity.get("code")):
@@ -316,7 +316,7 @@ class Gate:
             bound = float(match[4]) if match else math.nan
         except ValueError:
             bound = math.nan
-        if not match or math.isnan(bound):  # comparisons with NaN are always false, so the gate would never fail
+        if not match or math.isnan(bound):  # a gate with NaN would never fail, because comparisons with NaN are false
             raise SpecbenchError(
                 f"'{text}' is not a condition", "write a name, one of < <= > >=, and a number: speedup<0.98"
             )
@@ -363,7 +363,7 @@ def _told(row: Compared, estimate: stats.Estimate) -> str:
 
 
 def _open(row: Compared, estimate: stats.Estimate, tests: int) -> str:
-    """Describe a number without a real difference; give the p-value if the interval excludes "no difference"."""
+    """Describe a number whose difference is not real; add the p-value if the interval excludes "no difference"."""
     name, none = ("speed", 1) if row.name == "speedup" else (row.name, 0)
     corrected = ""
     low, high = estimate.low, estimate.high

@@ -4,7 +4,7 @@
     seconds  = (prefill + NFE x step) / 1000,   NFE = stream slots / tokens per step
     speed-up = seconds of AR / seconds of the decoder, both by this model
 
-All numbers are computed, not measured. The rows say so, are never stored, and enter no table with measurements.
+All numbers are computed, not measured. The rows state this, are never stored, and are never in a table of measurements.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Printed(NamedTuple):
 
 @dataclass(frozen=True)
 class Accepted:
-    """Tokens that a decoder commits per target forward, and the source of this number."""
+    """Tokens per target forward of a decoder, and the source of this number."""
 
     source: str  # the run, or the row of a paper's table
     model: str  # the model of the measurement
@@ -86,7 +86,7 @@ class ForecastSetting:
 
     @property
     def size(self) -> Size:
-        """Sizes of a forward. Eight-bit weights are converted to sixteen bits before they are multiplied."""
+        """Sizes of a forward; eight-bit weights count as sixteen-bit, because they are converted before products."""
         return self.network.size(self.model.v_image)
 
     def forward(self, columns: float, context: float | None = None, slots: int | None = None) -> Forward:
@@ -99,7 +99,7 @@ class ForecastSetting:
 
 
 def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
-    """Tokens committed per target forward by the images of runs."""
+    """Compute the tokens per target forward of runs."""
     lengths = []
     for run in map(Run, folders):
         spec, name, tokens = run.info.spec, run.info.run_id, stats.tokens_per_step(run.rows)

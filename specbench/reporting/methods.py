@@ -179,7 +179,7 @@ def _entry(key: str, paper: str) -> str:
     fields = {name: value if name == "eprint" else tex(value) for name, value in found.items() if value}
     if "author" in fields:
         fields["author"] = fields["author"].replace(" et al.", " and others")
-    fields["title"] = f"{{{fields['title']}}}"  # otherwise the style "plain" prints "Lantern"
+    fields["title"] = f"{{{fields['title']}}}"  # braces keep capitals, which BibTeX's style "plain" changes
     fields |= {"archiveprefix": "arXiv"} if "eprint" in fields else {}
     kind = "inproceedings" if "booktitle" in fields else "misc"
     body = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items())

@@ -1,4 +1,4 @@
-"""Figures of pictures (`specbench figure`): images of several runs for chosen prompts, and token maps."""
+"""Figures of images (`specbench figure`): images of several runs for chosen prompts, and token maps."""
 
 from __future__ import annotations
 

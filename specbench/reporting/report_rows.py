@@ -38,8 +38,8 @@ EAGER_RATIO = 2.0  # Above this roofline ratio, eager AR is limited by call over
 
 
 def report_rows(folders: Sequence[Path]) -> list[ReportRow]:
-    """Compute the report rows of the runs in `folders`, in the order of the presets (AR first). AR baselines are
-    searched in the same results folders."""
+    """Compute the report rows of the runs in `folders`, in the order of the presets (AR first). AR baselines are taken
+    from the same results folders."""
     runs = comparability.with_ar_runs({folder.resolve(): folder for folder in folders}.values())
     copied = comparability.copies([run for run, _ in runs.values()])
     runs = {folder: with_ar for folder, with_ar in runs.items() if folder not in copied}

@@ -112,7 +112,7 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
             raise unknown_name("column", name, dict.fromkeys(name for columns in by_heading for name in columns))
     shown = []
     for section, columns in zip(grouped, short, strict=True):
-        # Columns of a chosen baseline are always kept.
+        # Keep the columns that compare with a chosen baseline.
         over = (heading for heading in columns if heading.startswith("over "))
         wanted = (col.DECODER.heading.lower(), *headings, *over)
         kept = list(dict.fromkeys(columns[name] for name in wanted if name in columns))
@@ -267,7 +267,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
 def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     row = runs[0]
     setting, sampling = row.setting, row.setting.sampling
-    drafting = [run for run in runs if run.decoder != "ar"]  # an AR run may have fewer prompts
+    drafting = [run for run in runs if run.decoder != "ar"]  # an AR baseline may have fewer prompts
     which = "; ".join(dict.fromkeys(text for run in drafting or runs for text in run.drawn or ()))
     ours = not all(run.imported for run in runs)
     parts = [f"prompts {setting.prompts}" + (f" ({which})" if which and drawn else "")]

@@ -65,7 +65,7 @@ def worth_compiling(stored: Sequence[bool], layers: int, steps: int, keys: Seque
 
 
 def code_key(model: str, dtype: str, threads: int, batch: int, guidance: float, decoder: DecoderSpec) -> str:
-    """Digest of everything that the compiled code of a decoder depends on."""
+    """Digest all inputs on which the compiled code of a decoder depends."""
     versions = own_code(), metadata.version("torch")
     return sha256(repr((model, dtype, threads, batch, guidance, decoder, versions)).encode()).hexdigest()[:32]
 
@@ -119,7 +119,7 @@ def compiled_or_eagerly(
 
 
 def missing(device: str) -> str | None:
-    """Name the missing prerequisite for compiling on `device`; None if compilation can run."""
+    """Name the missing prerequisite for compiling on `device`; None if compiling is possible."""
     kind = device.partition(":")[0]
     if kind == "mps":
         return "compilation is not supported on mps"
@@ -147,7 +147,7 @@ def _minor_version(package: str) -> tuple[int, int]:
 
 def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
     """Return the number of threads, and a note if it is below the maximum. If runs of the model are stored, use their
-    number, to resume or to compare. Otherwise use the free cores, as more threads make a step many times slower."""
+    number, to resume or to compare. Otherwise use the free cores, because more threads slow down steps many times."""
     most = available_threads()
     if most == 1 or device != "cpu" or asked_threads():
         return most, []

@@ -31,7 +31,7 @@ class PlannedDecoder:
     """A decoder of a plan."""
 
     spec: DecoderSpec  # the decoder to run; with `auto_window`, its window is a placeholder
-    auto_window: bool  # the window is chosen by measuring, once the model is loaded
+    auto_window: bool  # whether the window is chosen by measurements after the model is loaded
     origins: Mapping[str, str]  # source of each option or choice, by name
     # with `auto_window`, the windows to measure: at most as wide as an image, and they fit in memory
     windows: tuple[int, ...] = ()

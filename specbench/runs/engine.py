@@ -71,7 +71,7 @@ def find_engine(address: str, expected: Sequence[str], served: str | None = None
         raise SpecbenchError(f"{address} lists no models at /v1/models", "is it vLLM or SGLang?") from None
     info: dict[str, Any] = {}
     if program == _SGLANG:
-        # The earlier names of both pages begin with "get_".
+        # In older versions both names begin with "get_".
         for page in ("server_info", "model_info"):
             info |= _facts(address, page) or _facts(address, f"get_{page}")
         names = {name: {*others, str(info.get("model_path"))} for name, others in names.items()}
@@ -254,7 +254,7 @@ def ask_engine(url: str, body: Mapping[str, object] | None, timeout: float) -> A
     except urllib.error.HTTPError as error:
         kind = Unanswered if error.code >= 500 or error.code == 429 else SpecbenchError
         raise kind(f"{url} returned status {error.code}: {_message(error.read())}") from None
-    except (ValueError, InvalidURL) as error:  # InvalidURL is also one of TRANSIENT
+    except (ValueError, InvalidURL) as error:  # before TRANSIENT, which includes InvalidURL
         raise SpecbenchError(f"{url}: {error}") from None
     except TRANSIENT as error:
         reason = getattr(error, "reason", "") or error

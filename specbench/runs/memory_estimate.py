@@ -41,8 +41,8 @@ from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system.limits import available_memory
 
-ASSUMED_PROMPT_TOKENS = 256  # Assumed prompt length in elements; the families use up to about 130
-NEIGHBOURS = 1000  # Entries per token in LANTERN's table of int32
+ASSUMED_PROMPT_TOKENS = 256  # Assumed prompt length in elements; prompts of the model families have up to about 130
+NEIGHBOURS = 1000  # Entries (int32) per token in LANTERN's table of neighbours
 TREES = 256  # Number of trees whose tables are cached; see `specbench.decoding.draft_tree.routes`
 MARGIN = 0.9  # Share of the free memory that may be used
 _MOST = 4096

@@ -72,7 +72,7 @@ class Plan(Draft):
     prompts: PromptSet
     chosen: tuple[Prompt, ...]  # the selected prompts
     drawn: str | None  # description of the selection; None for the whole set
-    notes: tuple[str, ...]  # unsupported requests, one sentence each
+    notes: tuple[str, ...]  # notes on unsupported requests, one sentence each
     # the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`
     memory: Mapping[str, object] | None = None
 
@@ -117,7 +117,7 @@ class Plan(Draft):
         return self.images if decoder.first is None else len(self.requests_of(decoder))
 
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
-        """Return the origin of each value of one decoder's run, by setting name."""
+        """Return {setting: origin of its value} for one decoder's run."""
         shared = {name: str(origin) for name, origin in self.settings.origins.items() if name in RUN_ORIGINS}
         options = {name: f"default of {decoder.spec.name}" for name, _ in decoder.spec.options.items()}
         return shared | options | dict(decoder.origins)
@@ -263,7 +263,7 @@ def _draw(draft: Draft, named: tuple[str, str | None], drawing: Drawing, shared:
 
 
 def _look_ahead(draft: Draft, problems: Problems) -> None:
-    """Add problems that occur only at run time, and drop missing prompts that the run will download."""
+    """Add problems that occur only at run time; remove missing prompts, if the run will download them."""
     if not offline() and missing_set(str(draft.settings.prompts)):
         problems[:] = [problem for problem in problems if problem.of != "prompts"]
     problems.check("device", require_device, draft.settings.device)

@@ -142,7 +142,7 @@ def work_of(
 
 
 def _twins(out: Path, specs: Sequence[RunSpec]) -> list[str]:
-    """Return notes on stored runs that differ only in the thread count, usually a resume on another node."""
+    """Return notes on stored runs that differ from new runs only in the thread count, as after a change of the node."""
     new = {spec.run_id: spec.identity() for spec in specs if not run_folder(out, spec).exists()}
     try:
         stored = {info.run_id: info.spec.identity() for info in read_infos(out).values()} if new else {}
@@ -385,7 +385,7 @@ def tune_window(
 def _measure(
     model: ImageModel, requests: Sequence[Request], decoder: DecoderSpec, sampling: Sampling, seed: int, compiles: bool
 ) -> list[Generation]:
-    """Decode the pilots one at a time, as in latency mode, after compilation."""
+    """Compile, then decode the images one at a time, as in latency mode."""
     if compiles:
         decode(model, requests[:1], decoder, sampling, seed, render=False)
     images: list[Any] = [decode(model, [request], decoder, sampling, seed, render=False)[0] for request in requests]

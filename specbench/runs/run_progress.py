@@ -21,7 +21,7 @@ class Reporter:
     """Progress callbacks of a run; no-ops by default. Implementations must be fast and must not raise."""
 
     def start(self, total: int, done: int, folders: Sequence[Path] = ()) -> None:
-        """Decoding starts: `total` images over all decoders; `done` of them are already in the run folders."""
+        """Decoding starts. `total`: number of images over all decoders; `done`: images already in the run folders."""
 
     def row(self, run_id: str, row: Mapping[str, object]) -> None:
         """A further row of a run is on disk."""

@@ -210,8 +210,8 @@ def _chunks(
     by_spec: Mapping[RunSpec, Sequence[Request]],
     trace: bool,
 ) -> Iterator[Chunk]:
-    """Split the work into chunks. At batch 1 the decoders take turns image by image, so that slow drifts of the machine
-    affect all decoders equally. Larger batches stay with one decoder, so that their rows can be refilled."""
+    """Split the work into chunks. At batch 1 the decoders alternate image by image, so that slow drifts of the machine
+    affect all decoders equally. Larger batches do not alternate, so that rows can be refilled."""
     from specbench.runs.executors.local import Chunk
 
     for spec, requests in work.items():

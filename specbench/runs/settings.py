@@ -148,7 +148,7 @@ class RunSettings:
 
     @property
     def by_name(self) -> dict[str, Any]:
-        """Values of the settings that were read, by name."""
+        """{setting that was read: value}."""
         return {name: self.value(name) for name in self.origins}
 
     @property
@@ -185,7 +185,7 @@ OPEN_IN_TABLES = {*_OWN, *_SAMPLED, "head"} - {
 
 
 OF_TOKENS = {*_OF_MODEL, *_SAMPLED, "prompts"} - {"threads", "compile"}
-"""Settings of `specbench run` for an import of tokens: the model, and the claimed sampling."""
+"""Settings of `specbench run` that apply to an import of tokens: the model, and the claimed sampling."""
 OF_ENGINES = OF_TOKENS | {"limit", "batch"}
 """Settings for images from a serving engine."""
 OF_IMAGES = OF_TOKENS - {"prompts"} | {"threads", "compile", "decoder", "seed", "trace"}

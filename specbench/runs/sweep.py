@@ -37,7 +37,7 @@ def sweep_plans(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -> 
     plans = []
     for chosen in sweep_values(settings, axes):
         key = tuple(chosen.value(name) for name in axes if name != "seed")
-        if key not in made or chosen.batch == "auto":  # an earlier run may have chosen the batch
+        if key not in made or chosen.batch == "auto":  # a stored run may have chosen the batch
             made[key] = make_plan(chosen, shared=shared)
         plans.append(replace(made[key], settings=chosen))
     return plans

@@ -60,7 +60,7 @@ _TOGETHER = 8
 
 @dataclass(frozen=True)
 class _Image:
-    """One image; `seconds` and `batch` are None if unknown."""
+    """An imported image; `seconds` and `batch` are None if unknown."""
 
     request: Request
     tokens: np.ndarray
@@ -352,7 +352,7 @@ def _whole(path: Path, row: int, tokens: object) -> np.ndarray:
     array = np.asarray(tokens if isinstance(tokens, list) else [])
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise SpecbenchError(f"{path}: image {row + 1}: tokens are not a list of whole numbers")
-    return array if array.dtype == np.uint64 else array.astype(np.int64)  # ids above 2**63 are reported unchanged
+    return array if array.dtype == np.uint64 else array.astype(np.int64)  # errors then report ids above 2**63 correctly
 
 
 def _requests(path: Path, columns: Mapping[str, list[Any]], settings: RunSettings) -> tuple[PromptSet, list[Request]]:

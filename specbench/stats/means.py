@@ -57,7 +57,7 @@ def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Di
 
 
 def _influences(name: str, rows: pd.DataFrame) -> tuple[float, pd.Series] | None:
-    """Return the ratio, and each image's influence on it."""
+    """Return the ratio of totals, and the influence of each image on the ratio."""
     top, bottom = (side.astype("float64") for side in RUN_NUMBERS[name].sides(rows))
     defined = top.notna() & bottom.notna()
     top, bottom = top[defined], bottom[defined]

@@ -191,7 +191,7 @@ def _choose(u: np.ndarray, group: np.ndarray) -> tuple[dict[int, tuple[float, in
 
 
 def _measure(u: np.ndarray, group: np.ndarray, points: Mapping[int, tuple[float, int]]) -> np.ndarray:
-    """Return, per image, the mean [K] over its tokens of sign (1(u <= t) - t)."""
+    """Return for each image, [K], the mean of sign * (1(u <= t) - t) over the image's tokens."""
     gain: np.ndarray = np.zeros(u.shape)
     for number, (t, sign) in points.items():
         here = (group == number) & ~np.isnan(u)
@@ -217,7 +217,7 @@ def detectable(tokens: Tokens, level: float) -> float:
 
 
 def _correlation(order: str, kind: str, group: str, first: np.ndarray, second: np.ndarray) -> Iterator[Test]:
-    """Test products of centred pairs: uncorrelated, with mean 0 and variance 1/144, if values are independent."""
+    """Test for correlation: products of independent, centred values have mean 0 and variance 1/144."""
     products = (first - 0.5) * (second - 0.5)
     if len(products := products[~np.isnan(products)]) >= FEWEST:
         correlation = 12 * float(products.mean())

@@ -97,7 +97,7 @@ def _spans(numbers: Sequence[int]) -> str:
 
 
 def _copy_rows(source: RunStore, target: RunStore) -> int:
-    """Copy rows missing in `target`; successful images replace failed ones, never the reverse."""
+    """Copy rows that are missing in `target`. Successful images replace failed images, never the reverse."""
     there = target.samples(["status"])
     stored = set(zip(there["prompt_id"], there["sample"], strict=True))
     done = target.completed()

@@ -1,6 +1,6 @@
 """Packed runs: run folders in one zip file with the SHA-256 of each member. The file is untrusted: a member is read
-only if a run folder may have a file of its name and its size is within bounds. Members are stored uncompressed, so that
-a small file cannot unpack to a large one. Reading unpacks into the cache folder once per content."""
+only if its name is that of a file in a run folder and its size is within bounds. Members are stored uncompressed, so
+that a small file cannot unpack to a large one. Reading unpacks into the cache folder once per content."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def unpacked(path: Path) -> Path:
             extract(path, Path(aside, "runs"))
             Path(aside, "runs").replace(folder)
     except OSError as error:
-        if folder.is_dir():  # another process has unpacked it
+        if folder.is_dir():  # another process has unpacked the file
             return folder
         what = f"{path} cannot be unpacked into {folder.parent}: {error.strerror or error}"
         raise SpecbenchError(what, "name another folder: SPECBENCH_CACHE=DIR") from error
@@ -101,7 +101,7 @@ def unpacked(path: Path) -> Path:
 
 
 def extract(path: Path, folder: Path) -> None:
-    """Write the runs of a packed file to a new folder, after its digests were verified."""
+    """Verify the digests of a packed file, and write its runs to a new folder."""
     with _opened(path) as archive:
         for name in _manifest(path, archive)["files"]:
             place = folder / name

@@ -1,4 +1,4 @@
-"""Run folders by name and by settings. Imports nothing heavy, for `list` and `--help`."""
+"""Find run folders by name or by settings. Imports nothing heavy, for `list` and `--help`."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def run_folder(out: Path | str, spec: RunSpec) -> Path:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The run folders directly inside `folder`, or in a packed file, by name."""
+    """List the run folders directly inside `folder`, or in a packed file, sorted by name."""
     if folder.is_file():
         from specbench.store.packed import unpacked  # brings zipfile
 
@@ -182,5 +182,5 @@ def _differing(values: Mapping[str, object], others: Iterable[Mapping[str, objec
 
 
 def read_infos(out: Path | str) -> dict[Path, RunInfo]:
-    """The description of every run in a results folder, by run folder."""
+    """Return {run folder: description} of every run in a results folder."""
     return {folder: read_info(folder) for folder in runs_in(Path(out))}

@@ -82,7 +82,7 @@ class RunStore:
         return self
 
     def _check_place(self) -> None:
-        """Raise an error if the locked folder was replaced, because new rows would be in another folder."""
+        """Raise an error if the locked folder was replaced, because new rows would land in the new folder."""
         for folder in (self.folder, *(self.folder / name for name in ("samples", "images", "traces"))):
             if folder not in self._held:
                 with suppress(FileNotFoundError):
@@ -143,7 +143,7 @@ class RunStore:
             self._write_info(replace(info, invocations=[*before, other, call]))
 
     def adopt(self, infos: Sequence[RunInfo]) -> RunStore:
-        """Lock the folder to receive rows of other folders of the same run, described by `infos`."""
+        """Lock the folder to receive rows from other folders of the same run. `infos`: their descriptions."""
         self._take_lock()
         with self.undone_on_error():
             self._clean()
@@ -238,7 +238,7 @@ class RunStore:
         return map(self._checked, self._samples.batches(SAMPLES.names if columns is None else columns, size))
 
     def batches_with_facts(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """`batches` of these columns, with each number in `facts` as a column; at least one batch."""
+        """Yield `batches` of these columns, with a column per number in `facts`; at least one batch."""
         columns = [*columns, "facts"]
         for rows in chain([self._samples.no_rows(columns)], self._samples.batches(columns)):
             try:
@@ -269,7 +269,7 @@ class RunStore:
                     wrong.append(name)
         for name in filter(_NOT_NEGATIVE.fullmatch, rows.column_names):
             least, most = pc.min_max(rows[name]).as_py().values()
-            # A token of probability 0 makes the spread of log p infinite or NaN.
+            # `logp_spread` may be infinite or NaN, if a token has probability 0.
             bound = math.inf if name == "logp_spread" else sys.float_info.max
             wrong += [name] * (least is not None and (least < (name == "nfe") or most > bound))
         wrong += _uneven(rows)
@@ -408,7 +408,7 @@ def write_audit(folder: Path, result: Mapping[str, object]) -> None:
 
 
 def read_audit(folder: Path) -> dict[str, Any] | None:
-    """The stored result; None if the run was not audited."""
+    """Read the stored result of an audit; None if the run was not audited."""
     path = Path(folder) / AUDIT_JSON
     if not path.is_file():
         return None

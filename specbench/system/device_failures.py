@@ -41,7 +41,7 @@ def memory_for(what: str, device: object, advice: str) -> Iterator[None]:
     """Raise a SpecbenchError if an allocation in the block fails."""
     try:
         yield
-    except SpecbenchError:  # a plug-in's error, which names the plug-in
+    except SpecbenchError:  # PluginError, which already names the plug-in
         raise
     except Exception as error:
         if not is_out_of_memory(error):

@@ -46,7 +46,7 @@ class Peak:
     """Peak rates of a device in one number format."""
 
     name: str
-    bytes_per_s: dict[int, float]  # memory bandwidth by buffer size in bytes; small buffers may be served from a cache
+    bytes_per_s: dict[int, float]  # {buffer size in bytes: bandwidth}; small buffers may be in a cache
     flops: float  # floating-point operations per second of a matrix product
     source: str  # data sheet, or date of the measurement
     # {number of columns: FLOP/s of products with weights larger than the caches}; empty if only the two peaks are known
@@ -150,7 +150,7 @@ def device_name(device: str) -> str:
 
 
 def _measure(device: str, dtype: Any, seconds: float = _SECONDS) -> tuple[dict[int, float], float]:
-    """Bytes/s of copies of several sizes and FLOP/s of a product, each timed for `seconds`."""
+    """Measure bytes/s of copies of several sizes and FLOP/s of a matrix product, each for `seconds`."""
     import torch
 
     speeds = {}

@@ -17,7 +17,7 @@ from specbench.system.console import counted
 from specbench.system.files import files_named, read_error, read_regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-_DEEPEST = 100  # Levels of nested folders that are searched for images
+_DEEPEST = 100  # Maximum depth of folders that are searched for images
 _LEFT_BEHIND = (".*", "__MACOSX", "@eaDir", "[Tt]humbs.db", "THUMBS.DB", "[Dd]esktop.ini", "Icon\r", "$RECYCLE.BIN")
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 """Accepted image formats, detected by content. Pillow's readers of other formats may start external programs."""

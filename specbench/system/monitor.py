@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-BUSY_CORES = 0.25  # If other processes took more cores than this on average, latencies count as disturbed
+BUSY_CORES = 0.25  # If the average of `taken_cores` is larger, latencies count as disturbed
 
 
 class MachineMonitor:
@@ -28,9 +28,9 @@ class MachineMonitor:
         """Return the available measurements.
 
         Keys: `host`; `other_cores`, average number of this process's available cores that other processes used;
-        `taken_cores`, the part of `other_cores` that this process needed for its threads (one thread on a GPU); and of
-        an NVIDIA GPU `gpu_mhz, gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (list of reasons why the driver limits its clock)
-        and `gpu_others`, the number of other processes that compute on it.
+        `taken_cores`, the part of `other_cores` that this process needed for its threads (one thread on a GPU). For an
+        NVIDIA GPU also `gpu_mhz, gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (reasons why the driver limits the clock) and
+        `gpu_others`, the number of other processes that compute on the GPU.
         """
         seconds = max(time.perf_counter() - self._started, 1e-9)
         busy, ours = _busy_s(), time.process_time() - self._own
@@ -80,7 +80,7 @@ def _cores() -> set[int]:
 
 
 def gpu_users(device: str) -> str:
-    """Other processes on a CUDA device and their memory, in words; empty without such processes or without NVML."""
+    """Describe other processes on a CUDA device and their memory; empty without such processes or without NVML."""
     if (handle := gpu_of(device)) is None:
         return ""
     import pynvml as nvml  # an extra

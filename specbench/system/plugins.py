@@ -85,7 +85,7 @@ def load_object(target: str, kind: str = "object") -> Any:
         raise
     except AttributeError:
         raise SpecbenchError(f"{kind} '{target}': module '{module_name}' has no '{attribute}'") from None
-    except (Exception, SystemExit) as error:  # importing runs third-party code, which may raise any error
+    except (Exception, SystemExit) as error:  # third-party code may raise any error on import
         if isinstance(error, ModuleNotFoundError) and error.name:
             what = f"{kind} '{target}': no module named '{error.name}'"
             itself = error.name == module_name.partition(".")[0]

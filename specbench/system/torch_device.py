@@ -48,7 +48,7 @@ def has_gpu_driver() -> bool:
 
 
 def no_gpu_reason() -> str:
-    """Reason why torch has no CUDA device: its build, or torch's message on driver and devices."""
+    """Explain why torch has no CUDA device: torch's build, or torch's message on driver and devices."""
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:
@@ -86,7 +86,7 @@ def use_device(device: str) -> None:
 
 
 def emulates_bfloat16(device: str) -> bool:
-    """Return whether a CUDA device of this machine computes bfloat16 through float32, as devices before Ampere do."""
+    """Return whether a CUDA device of this machine emulates bfloat16 in float32, like devices before Ampere."""
     if not device.startswith("cuda"):
         return False
     import torch
