@@ -15,7 +15,7 @@ import pandas as pd
 from scipy.special import bdtrik, nctdtr, ndtr, ndtri, stdtr, stdtrit  # importing scipy.stats takes as long as a report
 
 UPPER_QUANTILE = 0.975
-BOOTSTRAP_RESAMPLES = 10_000  # With 2,000 the printed second decimal of a bound would depend on the seed
+BOOTSTRAP_RESAMPLES = 10_000  # With 2,000 resamples, the printed second decimal would depend on the seed
 FEW_UNITS = 8
 """With fewer clusters the bootstrap has too few distinct resamples for its nominal coverage; no interval is printed."""
 MOST_UNITS = 2000
