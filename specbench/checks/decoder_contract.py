@@ -36,7 +36,7 @@ _SAMPLING = Sampling(guidance=2.0, temperature=0.9)
 _LAYOUT = TokenLayout.with_row_ends(2, 3, 3)
 _TEXTS = ("one", "two")
 WIDE_SAMPLING = Sampling(guidance=2.0, temperature=3.0, top_k=1000, top_p=0.95)
-"""Temperature at which drafts are often kept, so that drafts at the end of the window are also tested."""
+"""At this high temperature drafts are often kept, so that drafts at the end of the window are also tested."""
 WINDOW, ROWS = 12, 48
 _WIDE = TokenLayout.plain(1, 18, 4160)
 _IMAGES = 240
@@ -134,7 +134,7 @@ class ContractChecks:
         return Finding("log-probabilities", OK, f"equal to the target's within {worst:.1e}")
 
     def resume(self) -> Finding:
-        """An image depends on its seed, prompt id and sample, not on what was decoded before it."""
+        """An image depends on its seed, prompt id and sample, not on images decoded before it."""
         first = self._tokens(self._requests)
         self._tokens(self._requests[:3])
         again = self._tokens(self._requests[::-1])[::-1]
@@ -238,7 +238,7 @@ class ContractChecks:
         return _decoded(list(self._decoder(self._model, requests, _SAMPLING, self._seed)))
 
     def _truth(self, text: str, tokens: np.ndarray) -> Iterator[tuple[float, float]]:
-        """log p and entropy at every slot, from the model's tables; zeros at forced slots."""
+        """log p and entropy at every slot, from the model's tables; both are 0 at forced slots."""
         code = 0
         for slot, (forced, token) in enumerate(zip(_LAYOUT.forced, tokens.tolist(), strict=True)):
             if forced >= 0:
@@ -250,7 +250,7 @@ class ContractChecks:
 
 
 def _decoded(images: Sequence[Any]) -> Sequence[Any]:
-    """Return images, or raise the first error among them."""
+    """Return the images, or raise the first error if `images` contains errors."""
     if error := next((image for image in images if isinstance(image, SpecbenchError)), None):
         raise error
     return images

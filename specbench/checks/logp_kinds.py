@@ -22,7 +22,7 @@ from specbench.specs.run_spec import Sampling
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Imports inside functions: torch takes seconds, and the command line needs only the names of the kinds.
+# Imports are inside functions, because torch takes seconds and the command line needs only the names of the kinds.
 
 SAMPLED = "sampled"
 _DIGITS = 1e-5  # Change of log p in nats by other tensor shapes in float32
@@ -39,7 +39,7 @@ LOGP_KINDS = _OF_LOGITS | {_ALONE + kind: f"{words}, without guidance" for kind,
 
 
 def kinds_of(model: ImageModel, sampling: Sampling) -> list[str]:
-    """List the kinds that give different values for a model and its sampling."""
+    """List the kinds whose values differ for this model and sampling."""
     filtered = sampling.filters
     scaled = sampling.temperature != 1 or sampling.entropy_scale is not None
     words = getattr(model, "vocabulary", None) is not None
@@ -51,7 +51,7 @@ def kinds_of(model: ImageModel, sampling: Sampling) -> list[str]:
 def log_p_of(
     model: ImageModel, rows: pd.DataFrame, sampling: Sampling, kinds: Sequence[str], asked: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """By kind, log p [K, N] of the images' tokens, or of tokens `asked` [K, N] given the images' earlier tokens."""
+    """By kind, log p [K, N] of the images' tokens, or of tokens `asked` [K, N], given the images' earlier tokens."""
     import torch
 
     from specbench.system.torch_state import PinnedTorch

@@ -23,7 +23,7 @@ _RELATIVE = 1e-3  # Tolerance for rounding between an image's feature alone and 
 
 def metric_findings(name: str, prompts: str | None = None) -> list[Finding]:
     """Run every conformance test on a metric, with random images of the first prompts that it accepts. `name`: from the
-    catalogue, or "package.module:NAME". `prompts`: the set or file of the prompts; "shapes" if None."""
+    catalogue, or "package.module:NAME". `prompts`: prompt set or file; "shapes" if None."""
     made = metric(name)()
     missing = made.missing()
     if missing:
@@ -75,7 +75,7 @@ class MetricChecks:
         return finding("features", wrong, f"{', '.join(sorted(declared))} of each image")
 
     def batch(self) -> Finding:
-        """Features of an image do not depend on the other images."""
+        """Features of an image do not depend on other images of the batch."""
         together = self._metric.features(self._samples)
         alone = [self._metric.features([sample])[0] for sample in reversed(self._samples)][::-1]
         gap = max(_gap(row, other) for row, other in zip(together, alone, strict=True))

@@ -18,7 +18,7 @@ from specbench.system.torch_state import PinnedTorch
 
 _GUIDANCE = 3.0
 _WINDOW = 4
-_MOST_SLOTS = 64  # Slots of an image that are tested
+_MOST_SLOTS = 64  # Maximum number of slots of an image that are tested
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
 """Largest difference of logits, relative to their standard deviation, that rounding explains."""
 _TEXTS = ("a bright red circle", "a dark blue square beside a dog")

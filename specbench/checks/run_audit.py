@@ -83,7 +83,7 @@ def audit_runs(
         One dict per run, as from `audit_run`.
 
     Raises:
-        SpecbenchError: an unknown or damaged run, or one that cannot be audited.
+        SpecbenchError: an unknown or damaged run, or a run that cannot be audited.
     """
     folders = find_runs(out, runs)
     return [audit_run(folder, recompute, weights, revision, device, dtype=dtype, logp=logp) for folder in folders]
@@ -220,7 +220,7 @@ def _explained(
 
 
 def _round_values(cause: Cause) -> list[float]:
-    """Values with one decimal that are in the interval of an estimate."""
+    """List the values with one decimal in the interval of an estimate."""
     if cause.value is None or cause.low is None or cause.high is None:
         return []
     return [value for digits in (0, 1) if cause.low <= (value := round(cause.value, digits)) <= cause.high]
@@ -237,7 +237,7 @@ def _fits(spec: RunSpec, rows: pd.DataFrame, load: FormatLoader) -> float | None
 
 
 def checkpoint_of(info: RunInfo, weights: str | None, revision: str | None) -> tuple[str | None, str | None]:
-    """Return weights and revision for the recomputation: the given values, else the values that the run recorded."""
+    """Return weights and revision for the recomputation: the arguments if given, else the values of the run."""
     source: Mapping[str, Any] = info.source if info.source and not weights else {}
     return weights or source.get("weights"), revision or source.get("revision")
 
@@ -439,7 +439,7 @@ def _gap_of(logp: np.ndarray, entropy: np.ndarray, counted: np.ndarray) -> tuple
 def model_of(spec: RunSpec, weights: str | None, revision: str | None) -> ModelFacts:
     """Load the run's model, whose files must be on this disk."""
     model = recorded_model(spec.model, weights, revision)
-    model.files()  # raises if files are missing: they are large, and downloaded only on request
+    model.files()  # raises an error if files are missing; large files are downloaded only on request
     if model.weights_sha256() != spec.weights_sha256:
         raise SpecbenchError(
             f"model '{model.name}' has other weights here than in the run "

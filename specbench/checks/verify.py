@@ -1,4 +1,4 @@
-"""Checks of runs, packed or in a folder (`specbench verify`): digests, rows, pictures, scores, tokens and latencies."""
+"""Check runs in a packed file or a folder (`specbench verify`): digests, rows, pictures, scores, tokens, latencies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OK, WRONG, OPEN = "ok", "WRONG", "not checked"
 _CLOSE = 1e-5
 _ROUNDED = 0.99
 _SLACK = 1e-2
-"""Tolerance for log p and entropy (nats), probabilities, and times relative to their sum; larger than rounding."""
+"""Tolerance, larger than rounding, for log p and entropy (nats), probabilities, and times (relative to their sum)."""
 _MOST_WORDS = 2**20  # More tokens than any vocabulary has
 _LEVELS = 6.0  # Mean distance in grey levels that JPEG and other arithmetic may cause
 _COLUMNS = ("run", "check", "status", "detail")
@@ -118,7 +118,7 @@ def _identity(run: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _prompts(run: Path) -> Iterator[tuple[str, str, str]]:
-    """Seeds are the run's, and captions are the set's, if the set is on this disk."""
+    """Seeds equal the run's seed. If the prompt set is on this disk, captions equal its captions."""
     spec, rows = RunStore(run).info().spec, RunStore(run).samples(["prompt", "seed"])
     if spec.tokens_sha256 is None and (rows["seed"] != spec.seed).any():  # another program may use other seeds
         yield "prompts", WRONG, f"rows with a seed other than {spec.seed}"
@@ -140,7 +140,7 @@ def _prompts(run: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
-    """The facts of a row agree: steps, log p and entropy, drafts, and times."""
+    """The facts of a row are consistent: steps, log p and entropy, drafts, and times."""
     wrong: Counter[str] = Counter()
     decoder = RunStore(run).info().spec.decoder
     for piece in RunStore(run).batches([*SAMPLES.names, *SUMS.names]):

@@ -95,13 +95,16 @@ class Metric:
     better: Better = "higher"  # whether higher or lower values are better
     kind: Kind = "plain"
     unit: str = ""  # unit of the scores
+    unjudged: str = ""  # for plug-ins: aspects of an image that it ignores; built-in metrics: in the catalogue
+    samples: int = 1  # required number of samples of a prompt
     batch: int = 16  # number of images per call of `features`
     # reference of a plug-in's class, "package.module:NAME"; None for built-in metrics
     class_reference: str | None = None
     columns: ClassVar[Mapping[str, pa.DataType]]  # {name: arrow type} of the values per image that `features` returns
     checkpoints: Sequence[str] = ()  # required files, by their names in `specbench.metrics.published_weights`
-    # {name in the identity: hub repository of a required network}
+    # {name in the identity: hub repository of a required network}, and glob patterns of their required files
     repositories: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    files: ClassVar[Sequence[str]] = published_weights.NETWORK_FILES
     # {further required distribution: command that installs it}
     packages: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
@@ -120,7 +123,7 @@ class Metric:
     def missing(self) -> list[tuple[str, str]]:
         """List missing requirements as (what is missing, what to do); empty if the metric is ready."""
         files = map(published_weights.problem, self.checkpoints)
-        folders = map(published_weights.hub_problem, self.repositories.values())
+        folders = (published_weights.hub_problem(name, self.files) for name in self.repositories.values())
         return self.missing_packages() + [problem for problem in (*files, *folders) if problem]
 
     def missing_packages(self) -> list[tuple[str, str]]:
@@ -144,11 +147,15 @@ class Metric:
 
     def network_folder(self, repository: str) -> Path:
         """Return the folder of one of the `repositories`; download the files first if they are missing."""
-        return published_weights.hub_folder(repository, self.settings.offline)
+        return published_weights.hub_folder(repository, self.files, self.settings.offline)
+
+    def network_identity(self, repository: str) -> str:
+        """Digest the files of one of the `repositories`, with its commit."""
+        return published_weights.folder_identity(self.network_folder(repository), self.files)
 
     def downloads(self) -> list[Download]:
         """List the required files that are not on this disk and can be downloaded."""
-        folders = map(published_weights.missing_folder, self.repositories.values())
+        folders = (published_weights.network_files(name, self.files).missing() for name in self.repositories.values())
         return [download for download in (*folders, *map(published_weights.missing_file, self.checkpoints)) if download]
 
     def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
@@ -289,7 +296,7 @@ def made_score(metric: Metric) -> Origin:
 
 
 def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
-    """Make an origin from an identity; add the GPU's arithmetic, and reference and code digest of a plug-in's class."""
+    """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's networks, reference and code."""
     facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in's class may lack it
     if settings and settings.device.startswith("cuda"):  # older identities lack this: convolutions used TF32
         facts["float32"] = "without TF32"
@@ -297,6 +304,8 @@ def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
     if reference is not None:
         code = code_of([reference])
         facts |= {"class": reference, "code": code.digest[:16] if code else "specbench's"}
+        for name, repository in getattr(metric, "repositories", {}).items():
+            facts[name] = metric.network_identity(repository)
         methods = [inspect.unwrap(getattr(type(metric), name, len)) for name in ("scores", "difference")]
         if methods == [PerImageMetric.scores, PerImageMetric.difference]:
             facts["score"] = MEAN_OF_IMAGES

@@ -29,9 +29,9 @@ class MetricEntry(NamedTuple):
     unjudged: str = ""
 
 
-def unjudged(metrics: Iterable[str]) -> list[str]:
-    """Name the aspects of an image that these metrics ignore, in sentences."""
-    told = {name: METRICS[name].unjudged for name in metrics if name in METRICS}
+def unjudged(scores: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Name the aspects of an image that the metrics of stored scores ignore, in sentences."""
+    told = {score["metric"]: score["unjudged"] for score in scores}
     return [f"{name} does not judge {text}." for name, text in told.items() if text]
 
 
@@ -236,12 +236,13 @@ def _foreign(cls: Any, reference: str) -> Any:
     def made(self: Any, *arguments: Any) -> None:
         with naming_plugin("metric", reference, cls.__module__):
             cls.__init__(self, *arguments)
-            range(self.batch)[0]  # raises an error unless it is above 0
+            range(self.batch)[0], range(getattr(self, "samples", 1))[0]  # raises an error unless they are above 0
             for fact, values in (("better", get_args(Better)), ("kind", get_args(Kind))):
                 if (value := getattr(self, fact, values[0])) not in values:
                     raise ValueError(f"{fact} is {value!r:.40}, not {' or '.join(values)}")
-            if not isinstance(unit := getattr(self, "unit", ""), str):
-                raise TypeError(f"unit is {unit!r:.40}, not a text")
+            for fact in ("unit", "unjudged"):
+                if not isinstance(value := getattr(self, fact, ""), str):
+                    raise TypeError(f"{fact} is {value!r:.40}, not a text")
         name = getattr(self, "name", None)
         if not path_component(name) or name in METRICS:
             taken = "which is a metric of specbench" if path_component(name) else "which is no name"

@@ -62,11 +62,14 @@ def external_images(
         meta = with_scene(prompt.text, json.dumps(prompt.meta))
         category = prompt.category or (OWN_CAPTIONS if "scene" in read_meta(meta) else None)
         about = {"prompt": prompt.text, "category": category, "meta": meta}
-        file = {"started_at": _version(path, folder, name), "path": path}
+        # The version of an image is its content, and its name if the name could later match another prompt.
+        place = "" if name == "ids" else f"-{encodable(str(path.relative_to(folder)))}"
+        version = f"{hashlib.sha256(picture_bytes(path)).hexdigest()[:32]}{place}"
+        file = {"started_at": version, "path": path}
         rows.append({"prompt_id": prompt_id, "sample": sample, **about, **file})
-    place = Path(encodable(str(folder.resolve())))
-    digest = hashlib.sha256(f"{place}\n{prompts.sha256}{'#grid' * grid}".encode()).hexdigest()[:8]
-    name = f"{place.name.encode()[:200].decode(errors='ignore')}-{digest}"  # also the name of a folder
+    whole = Path(encodable(str(folder.resolve())))
+    digest = hashlib.sha256(f"{whole}\n{prompts.sha256}{'#grid' * grid}".encode()).hexdigest()[:8]
+    name = f"{whole.name.encode()[:200].decode(errors='ignore')}-{digest}"  # also the name of a folder
     return Images(name, out / name, pd.DataFrame(rows), _quarter if grid else lambda row: read_picture(row.path))
 
 
@@ -310,9 +313,3 @@ IMAGE_LAYOUTS: Mapping[str, ImageLayout] = {
 def _no_prompt(path: Path, why: str = "") -> SpecbenchError:
     fix = f"name it <prompt id>.png or <prompt id>-<sample>.png, or take it out; --layout: {', '.join(IMAGE_LAYOUTS)}"
     return (_Unlisted if why else SpecbenchError)(f"{path} belongs to no prompt" + f": {why}" * bool(why), fix)
-
-
-def _version(path: Path, folder: Path, layout: str) -> str:
-    """Digest the content of a file, and also its name if the name could match another prompt later."""
-    name = "" if layout == "ids" else f"-{encodable(str(path.relative_to(folder)))}"
-    return f"{hashlib.sha256(picture_bytes(path)).hexdigest()[:32]}{name}"

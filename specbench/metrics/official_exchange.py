@@ -25,7 +25,7 @@ from specbench.metrics.catalog import BENCHMARKS
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
 from specbench.metrics.export_folder import export_files
 from specbench.metrics.geneval import JudgedMetric
-from specbench.metrics.official_results import imported, official_line, read_results, refuse_contradiction
+from specbench.metrics.official_results import imported, json_rows, official_line, read_results, refuse_contradiction
 from specbench.metrics.reference import with_influence
 from specbench.metrics.score_store import forget, scores_to_show
 from specbench.metrics.scoring import run_images, samples_of, score, why_unfit
@@ -359,9 +359,8 @@ def _check_lines(rows: Sequence[_Row]) -> None:
 def _read_geneval(path: Path) -> dict[tuple[int, int], dict[str, Any]]:
     verdicts: dict[tuple[int, int], dict[str, Any]] = {}
     with blaming(path, "is not a result of the official GenEval evaluator ({})"):
-        for line in filter(str.strip, read_results(path).split("\n")):
-            row: Any = parse_json(line)
-            valid = isinstance(row, dict) and isinstance(row.get("filename"), str) and "correct" in row
+        for row in json_rows(path):
+            valid = isinstance(row.get("filename"), str) and "correct" in row
             if not valid or not all(isinstance(row.get(name, ""), str | None) for name in _GENEVAL_TEXTS):
                 raise ValueError(f"every line is an object with 'correct' and the texts {', '.join(_GENEVAL_TEXTS)}")
             "".join(row.get(name) or "" for name in _GENEVAL_TEXTS).encode()  # raises an error for lone surrogates

@@ -38,7 +38,7 @@ _SCORE_TYPES = {
     "cut": float | None,
     "edited": str | None,
     "prompts": int | None,
-    "unit": str | None,
+    **dict.fromkeys(("unit", "unjudged"), str | None),
 }
 _OVER_TAGS = ("geneval[hf-m2f]", "geneval[official]")
 # Metrics of kind `distance` and `proportions` in older files, which do not state the kind
@@ -60,7 +60,9 @@ def read_scores(folder: Path) -> list[dict[str, Any]]:
 def _known_score(row: dict[str, Any]) -> dict[str, Any]:
     """Validate a row of a run's scores; raise a ValueError if specbench did not write it. NaN means missing. Old files
     lack the last columns: direction and kind are then defaults, or known for specbench's metrics."""
-    row = dict.fromkeys(("note", "cut", "edited", "prompts", "unit", "better", "kind")) | row
+    row = dict.fromkeys(("note", "cut", "edited", "prompts", "unit", "unjudged", "better", "kind")) | row
+    if row.get("metric") in catalog.METRICS:
+        row["unjudged"] = catalog.METRICS[row["metric"]].unjudged or None
     row |= {name: None for name in ("value", "low", "high") if row.get(name) != row.get(name)}
     name = str(row.get("metric")).partition(":")[0].partition("[")[0]
     older = ("lower", "distance") if name in _DISTANCES else ("higher", _OLDER_KINDS.get(name, "plain"))
@@ -162,12 +164,18 @@ def _kept(features: pd.DataFrame, keys: pd.DataFrame | None) -> pd.DataFrame:
     return features if keys is None else features.merge(keys, on=list(KEY))
 
 
+def is_mean_of_images(score: Mapping[str, object]) -> bool:
+    """Return whether a stored `value` per image, if there is one, decides a score. Its metric is not imported."""
+    known = score["metric"] in (*catalog.METRICS, *catalog.IMPORTED)
+    return known or json.loads(str(score["identity"])).get("score") == MEAN_OF_IMAGES
+
+
 def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object]) -> tuple[Difference, int] | None:
     """Subtract a score of `baseline` from the same score of `folder`, over common images, from stored values only.
     Return the difference and the number of images; None if the score is no plain mean or values are missing."""
-    metric, identity = str(score["metric"]), json.loads(str(score["identity"]))
-    if metric not in (*catalog.METRICS, *_OVER_TAGS) and identity.get("score") != MEAN_OF_IMAGES:
+    if not is_mean_of_images(score):
         return None
+    metric = str(score["metric"])
     stored = f"{metric}-{score['fingerprint']}"
     mine, theirs = (stored_values(feature_place(path, stored)) for path in (folder, baseline))
     if mine is None or theirs is None:
@@ -181,8 +189,7 @@ def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object])
 def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estimate | None:
     """Compute a score over the images of several runs together, from stored values only. `score`: of one of the runs.
     None if the score is not known to be a mean of stored values."""
-    name, identity = str(score["metric"]), json.loads(str(score["identity"]))
-    known = name in (*catalog.METRICS, *catalog.IMPORTED) or identity.get("score") == MEAN_OF_IMAGES
+    name, known = str(score["metric"]), is_mean_of_images(score)
     stored = [stored_values(feature_place(path, f"{name}-{score['fingerprint']}")) for path in folders if known]
     if not stored or any(values is None or values.empty for values in stored):
         return None
@@ -231,6 +238,7 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
             "better": item.better or declared["better"],
             "kind": item.kind or declared["kind"],
             "unit": declared["unit"] or None,
+            "unjudged": declared["unjudged"] or None,
             "prompts": item.prompts or (features["prompt_id"].nunique() if item.n == len(features) else None),
         }
         for item in metric.scores(metric.statistics(features))
@@ -252,8 +260,8 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
 
 
 def _declared(metric: Metric) -> dict[str, str]:
-    """Return direction, kind and unit of a metric's scores; a plug-in without specbench's base class gets defaults."""
-    return {name: getattr(metric, name, getattr(Metric, name)) for name in ("better", "kind", "unit")}
+    """Return the facts that a metric declares to readers; a plug-in without specbench's base class gets defaults."""
+    return {name: getattr(metric, name, getattr(Metric, name)) for name in ("better", "kind", "unit", "unjudged")}
 
 
 def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | None]:

@@ -154,8 +154,8 @@ def score(
     shown, outcomes = _readable(runs)
     fitting = [(images, fitting_metrics(images)) for images in shown]
     outcomes += _refused(fitting, required)
-    _tell_edited(fitting, reporter)
     lacking = _fetch(fitting, settings, reporter)
+    _tell_edited(fitting, reporter)
     lacking |= _say_references(fitting, lacking, reporter)
     left_out = not named and any(name not in lacking for _, fits in fitting for name in fits)
     for images, fits in fitting:
@@ -180,7 +180,9 @@ def _readable(runs: Iterable[Path | Images]) -> tuple[list[Images], list[ScoreOu
 
 def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[ScoreOutcome]:
     """Score images with metrics that apply to them. If a plug-in fails, continue with the other metrics."""
-    failed: list[ScoreOutcome] = []
+    lacking = {metric.name: problem for metric in metrics if (problem := _too_few_samples(images, metric))}
+    failed = [ScoreOutcome(images.name, name, problem=problem) for name, problem in lacking.items()]
+    metrics = [metric for metric in metrics if metric.name not in lacking]
     while True:
         try:
             return failed + _score_together(images, metrics, reporter)
@@ -192,6 +194,16 @@ def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreRepo
             if error.exit_code == MISSING_PREREQUISITE:  # other runs have the same problem
                 raise
             return [*failed, ScoreOutcome(images.name, problem=error)]
+
+
+def _too_few_samples(images: Images, metric: Metric) -> SpecbenchError | None:
+    """Return the error for a metric of several samples of a prompt if no prompt has so many."""
+    needed = getattr(metric, "samples", 1)
+    prompts = images.rows["prompt_id"][[*_accepted(images.rows, metric)]]
+    if prompts.value_counts().max() >= needed:
+        return None
+    what = f"metric '{metric.name}' needs {needed} samples of a prompt"
+    return SpecbenchError(what, f"run with --samples {needed} or more")
 
 
 _Fitting = Sequence[tuple[Images, Mapping[str, Metric]]]  # (images, {name: metric that can score them})

@@ -94,8 +94,6 @@ class ShapesClip(SceneMetric, CosineMetric):
             **super().identity(),
         }
 
-    accepts = ShapesDetector.accepts
-
     @cached_property
     def network(self) -> torch.nn.Module:
         return load_folder_model(CLIP_FOLDER, self.settings.device)
@@ -123,8 +121,6 @@ class ShapesFrechet(SceneMetric):
 
     def identity(self) -> Mapping[str, str]:
         return {**self.feature_identity(), **(self.reference.identity if self.reference else _rendered())}
-
-    accepts = ShapesDetector.accepts
 
     @cached_property
     def network(self) -> torch.nn.Module:

@@ -147,7 +147,7 @@ class ModelInfo(ModelFacts):
 
 
 def wrongly_declared(facts: ModelFacts, model: ImageModel) -> list[str]:
-    """Describe the image sizes in which the loaded model differs from its declaration."""
+    """Describe each declared image size that differs from the loaded model's size."""
     layout = model.layout
     pairs = {
         "image tokens": (facts.tokens, len(layout.free_slots())),
@@ -229,7 +229,7 @@ def _by_words(typed: str) -> list[str]:
 
 
 def _users_model(reference: str) -> ModelFacts:
-    """Import a model of the user and register it under its name."""
+    """Import a model from a user's module and register it under the model's name."""
     model = plugins.load_user_object(reference, "model")
     if not isinstance(model, ModelInfo | HubModel):
         raise SpecbenchError(f"model '{reference}' is a {type(model).__name__}, not a specbench ModelInfo")
@@ -271,8 +271,8 @@ def recorded_model(name: str, weights: str | None = None, revision: str | None =
 
 
 def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:
-    """Load a model, given its name or its (configured) facts, ready to decode. `dtype`: None for the model's number
-    format. Exit code 5 if its weights or the device are missing."""
+    """Load a model, given by name or by its (configured) facts, so that it is ready to decode. `dtype`: None for the
+    model's own number format. An error has exit code 5 if the weights or the device are missing."""
     info: Any = find_model(model) if isinstance(model, str) else model
     check_decoding_device(device)
     info.require_weights()
@@ -288,13 +288,13 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
         if not (info.choice.random or info.checkpoint.official):
             from specbench.models.forward_probe import check_own_forward  # imports torch
 
-            long = "a photo of a cup, " * 12  # Longer than most captions: positions may depend on it
+            long = "a photo of a cup, " * 12  # Longer than most captions, because positions may depend on the length
             check_own_forward(loaded, "0" if info.classes else f"{long}<I1>" if info.codes else long)
         return loaded
 
 
 def check_model(info: ModelFacts) -> None:
-    """Check every tensor and token as `load_model` does, from names and shapes only: the weights are not read."""
+    """Check every tensor and token like `load_model`, but only by names and shapes: the weights are not read."""
     if not isinstance(info, HubModel):
         info.require_weights()
     elif not info.choice.random:

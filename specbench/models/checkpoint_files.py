@@ -56,7 +56,7 @@ class Source:
 
     @property
     def folder_name(self) -> str:
-        """Name of the subfolder of a `--weights` folder that is searched for its files."""
+        """Name of the subfolder of a `--weights` folder in which the source's files are searched."""
         return self.repo.rpartition("/")[2]
 
     def how_to_get(self, repo: str | None = None, revision: str | None = None) -> str:
@@ -145,7 +145,7 @@ class WantedFiles:
 
     source: Source
     weights: str | None = None  # a folder or hub id that replaces the source; None for the source
-    revision: str | None = None  # of the hub repository
+    revision: str | None = None  # revision of the hub repository
     beside: Path | None = None  # folder of a language model; companions are first searched in and next to it
 
     @property
@@ -189,7 +189,7 @@ class WantedFiles:
         return files
 
     def missing(self) -> Download | None:
-        """Return the files that `fetch` downloads; None if all are on this disk. An error if they are not available."""
+        """Return the files that `fetch` downloads; None if all are on this disk. Raise if they are not available."""
         try:
             self.find()
         except SpecbenchError:
@@ -271,7 +271,7 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def _check_shards(source: Source, folder: Path, paths: Sequence[Path], repo: str | None) -> None:
-    """Refuse an index without all its shards, and shards without an index."""
+    """Refuse an index if a shard is missing, and shards if the index is missing."""
     indices = [path for path in paths if path.name.endswith(".index.json")]
     for index in indices:
         files = read_json(source, index).get("weight_map")

@@ -94,7 +94,7 @@ def named_token(files: CheckpointFiles, *roles: str) -> str:
 
 
 def rename(tensors: Mapping[str, Tensor], names: Callable[[str], str | None]) -> dict[str, Tensor]:
-    """Rename tensors by `names`; a tensor for which it returns None keeps its name."""
+    """Rename tensors by `names`. A tensor keeps its name if `names` returns None for it."""
     return {names(name) or name: tensor for name, tensor in tensors.items()}
 
 
@@ -108,7 +108,7 @@ META_NAMES = {
     "feed_forward.w3.": "mlp.up_proj.",
     "feed_forward.w2.": "mlp.down_proj.",
 }
-"""Prefixes of tensor names in Meta's Llama (without the layer), and in transformers."""
+"""Prefixes of tensor names in Meta's Llama (without the layer number), and the prefixes in transformers."""
 
 
 def meta_name(name: str, names: Mapping[str, str]) -> str:
@@ -236,7 +236,7 @@ def quantise(module: nn.Module, name: str) -> None:
     if not _in_layer(module, name):
         return
     require_torchao()
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # an extra
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # package of an extra
 
     quantize_(module, Int8WeightOnlyConfig())
 
@@ -249,7 +249,7 @@ def quantise_network(network: nn.Module) -> nn.Module:
 
 
 def round_to_eight_bits(model: Any) -> None:
-    """Round a model's weights as `quantise_network` does, in their own number format, without torchao."""
+    """Round a model's weights to the values of `quantise_network`, but keep their number format. Needs no torchao."""
     if not isinstance(getattr(model, "backbone", None), nn.Module):
         raise SpecbenchError(f"'{model.name}' has no transformer to round")
     for name, module in model.backbone.named_modules():

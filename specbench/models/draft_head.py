@@ -1,6 +1,6 @@
 """EAGLE-1's draft head (Li et al., ICML 2024, arXiv 2401.15077): one layer that extrapolates a target's features.
 
-A feature f_t is the target's last hidden state, which its output matrix reads. Element t combines f_t with the token
+A feature f_t is the target's last hidden state, the input of its output matrix. Element t combines f_t with the token
 after it, and the layer's output predicts the next feature:
 
     input_t = W [e(x_{t+1}); f_t] + b        f^_{t+1} = layer(input_1 .. input_t)        logits = target.head(f^_{t+1})
@@ -43,7 +43,7 @@ class EagleHead(LlamaModel):
     Chameleon does; `published_as`: the `input_type` of LlamaGen's published heads, empty for all others."""
 
     published_as = ""
-    taps: tuple[int, ...] = ()  # the head also reads the hidden states after these numbers of target layers
+    taps: tuple[int, ...] = ()  # the head also reads the target's hidden states after these numbers of layers
 
     def __init__(self, config: LlamaConfig, input_norm: bool = False, query_norm: bool = False):
         super().__init__(config)
@@ -156,7 +156,7 @@ def _of_janus(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _QueryNormed(ChameleonDecoderLayer):
-    """Chameleon's layer with the return type of Llama's."""
+    """Chameleon's layer, but it returns a tensor like Llama's layer."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return super().forward(*args, **kwargs)[0]
@@ -183,7 +183,7 @@ def new_head(
 
 Head = TypeVar("Head", bound=nn.Module)
 _LATEST: WeakKeyDictionary[ImageModel, dict[str, tuple[object, Any]]] = WeakKeyDictionary()
-"""For each model and kind of head, the head used last and its source."""
+"""For each model and kind of head: the head used last, and where it was loaded from."""
 
 
 def head_for(model: ImageModel, path: str) -> EagleHead:
@@ -274,7 +274,7 @@ NO_HEAD = ("is not of a draft head: {}", "train one with: specbench train-head")
 
 
 def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:
-    """Repeat query and key norms that are stored once for all attention heads; norms stored per head stay."""
+    """Repeat query and key norms that are stored once for all attention heads; norms stored per head do not change."""
     largest = max((len(tensor) for tensor in tensors.values() if tensor.dim()), default=0)
     for name, count in (("q_norm", config.num_attention_heads), ("k_norm", config.num_key_value_heads)):
         for norm in (f"layers.0.self_attn.{name}.{part}" for part in ("weight", "bias")):

@@ -1,8 +1,8 @@
-"""Comparison of a model's decoding steps with its own forward. The steps are forwards through the KV cache: of single
-columns, of windows with rejected drafts, and of a draft tree. The own forward processes the whole sequence at once.
+"""Compare a model's decoding steps with the network's own forward. The steps are forwards through the KV cache: single
+columns, windows with rejected drafts, and a draft tree. The own forward processes the whole sequence at once.
 
-Both must give the same log p within rounding. The size of rounding errors is measured: by the own forward of a part of
-the sequence, which has another shape, and by the own forward with a rounding error added to every product.
+Both must give the same log p up to rounding. Two forwards measure the size of rounding errors: the own forward of only
+a part of the sequence, which has another shape, and the own forward with a rounding error added to every product.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Gap(NamedTuple):
     mean: float
 
     def exceeds(self, rounding: Gap) -> bool:
-        """Return whether the largest or the mean difference exceeds rounding; in low precision the mean is sharper."""
+        """Return whether the largest or the mean difference exceeds rounding; the mean is stricter in low precision."""
         return any(mine > max(6 * other, _SAME) for mine, other in zip(self, rounding, strict=True))
 
 
@@ -95,7 +95,7 @@ def check_own_forward(model: TransformerModel, text: str) -> None:
 
 @PinnedTorch()
 def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Reference:
-    """Compute log p of random tokens after `prefix`; refuse log p that depends on later tokens, or on chance."""
+    """Compute log p of random tokens after `prefix`; refuse log p that depends on later tokens or is random."""
     slots = slots_to_compare(model, max(map(len, prefix.embeds)))
     generator = torch.Generator().manual_seed(seed)
     forced = torch.tensor(model.layout.forced[:slots])
@@ -201,7 +201,7 @@ def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
         noise = torch.rand(output.shape, generator=generators[output.device], device=output.device) - 0.5
         computed = (kind for kind in (torch.bfloat16, torch.float16) if torch.equal(output.to(kind).to(output), output))
         size = torch.finfo(next(computed, output.dtype)).eps  # a quantised layer may compute in fewer bits
-        with suppress(Exception):  # and a product of one column may round differently
+        with suppress(Exception):  # the product of a single column may round differently
             apart = module.forward(inputs[0][:, :1]) - output[:, :1]
             size = max(size, float(2 * apart.abs().max() / output.abs().max()))
         return output + (size * noise * output).to(output.dtype)

@@ -40,11 +40,11 @@ from specbench.system.files import FULL, write_atomically
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
-# Imports inside functions: huggingface_hub is slow to import, and `list models` does not need it.
+# Imports are inside functions: huggingface_hub is slow to import, and `list models` does not need it.
 
 _PINNED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 REVISIONS: Mapping[str, str] = _PINNED["revisions"]
-"""Pinned commits, unless `--revision` or SPECBENCH_REVISIONS names another. Others: `main` in the hub's cache."""
+"""Pinned commits; `--revision` and SPECBENCH_REVISIONS override them. Other repositories: `main` in the hub's cache."""
 _VARIABLE = "SPECBENCH_REVISIONS"
 """Environment variable with revisions chosen by the user: "owner/name@revision", separated by commas."""
 _LOOK_EVERY_S = 0.5
@@ -67,7 +67,7 @@ def hub_endpoint() -> str:
 
 
 def is_pinned_only() -> bool:
-    """Return whether downloads are forbidden at commits that neither this project nor the user has named."""
+    """Return whether only commits that this project or the user has named may be downloaded."""
     return is_on("SPECBENCH_PINNED_ONLY")
 
 
@@ -144,7 +144,7 @@ def repository_download(
         with _explained(repo, branch):
             folder = Path(_watched(storage, size, progress, receive))
             _refuse_altered(repo, folder, {name: stated[name] for name in files})
-            if branch != commit:  # as the client stores a branch, but only after the files were checked
+            if branch != commit:  # the client also stores a branch in this way, but before the files are checked
                 (ref := storage / "refs" / branch).parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(ref, commit.encode())
 
@@ -207,7 +207,7 @@ def refuse_changed(paths: Iterable[Path]) -> None:
 
 
 def _named(names: Iterable[str], pattern: str) -> list[str]:
-    """Return the names that match a pattern, in its folder only."""
+    """Return the names that match a pattern, without names in subfolders."""
     return [name for name in matching(names, pattern) if name.count("/") == pattern.count("/")]
 
 
@@ -300,7 +300,7 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
 
 
 def _behind(error: BaseException) -> list[Any]:
-    """Return an error and its causes, the innermost last."""
+    """Return an error and its chain of causes; the first cause is last."""
     causes: list[Any] = [error]
     while True:
         last = causes[-1]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specbench.prompts import Prompt
 
 RELEASED = {"guidance_rows": ("lumina", "anole"), "prompt_form": ("anole",), "guidance_schedule": ("lumina2",)}
-"""By setting, the families for which released code (theirs, SJD's or GSD's) differs from the official form."""
+"""By setting, the families with another form in released code (the family's, SJD's or GSD's) than officially."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,18 @@ class HubModel(ModelFacts):
 
     v_image: int
     network: NetworkSize
-    family: str  # also the name of its first layout
+    family: str  # the family's name, which is also the name of the first layout
     source: Source  # the language model's files
     grid: tuple[int, int]  # image tokens, height and width
     defaults: Sampling  # the official sampling
     other_bytes: int  # image decoder and text encoder in memory
     companions: tuple[Source, ...] = ()  # other required files: tokenizer, text encoder, image decoder
-    also: tuple[Layout, ...] = ()  # other layouts that `weights` may have
+    also: tuple[Layout, ...] = ()  # other layouts in which `weights` may be
     patch: int = 16  # pixels per image token, each way
     row_ends: bool = False  # whether the grammar closes every row with a forced token
     sizes: Sizes | None = None  # further image sizes, or None
-    # maximum number of caption tokens that it reads; 0 for no limit. With a limit, its module has a `caption_tokenizer`
-    # and `tokens_cut`.
+    # maximum number of caption tokens that the model reads; 0 for no limit. With a limit, the family's module defines
+    # `caption_tokenizer` and `tokens_cut`.
     caption_tokens: int = 0
     classes: int = 0  # number of class labels if these are the prompts; 0 if prompts are texts
     # models of the second stage, which draw the pictures; the first is used
@@ -205,7 +205,7 @@ class HubModel(ModelFacts):
     def captions_cut(self, captions: Iterable[str]) -> tuple[int | None, int] | None:
         if not self.caption_tokens:
             return None
-        # A token has at least one byte, and cleaning adds few, so short captions need no tokenizer and no torch.
+        # A token has at least one byte, and cleaning adds few bytes, so short captions need no tokenizer and no torch.
         long = [text for text in set(captions) if len(text.encode()) > 0.75 * self.caption_tokens]
         if not long or not self.ready:
             return (None if long else 0), self.caption_tokens
@@ -221,7 +221,7 @@ class HubModel(ModelFacts):
 
     @property
     def size(self) -> Size | None:
-        """See `ModelFacts.size`; None at tiny scale, because its sizes vary."""
+        """See `ModelFacts.size`; None at tiny scale, because sizes vary there."""
         return None if self.choice.tiny else super().size
 
     def fixed_bytes(self, dtype: str | None = None) -> int:

@@ -1,8 +1,8 @@
 """A causal language model of transformers that a user has loaded: its own modules, fed through the position-addressed
 KV cache.
 
-The network gets ids, positions and masks in its own form, and its own forward applies its head. So scalings, biases and
-soft caps are kept without a list of architectures. `specbench.models.forward_probe` compares the result with the
+The network gets ids, positions and masks in the form it expects, and its own forward applies its head. So scalings,
+biases and soft caps need no list of architectures. `specbench.models.forward_probe` compares the result with the
 network's own forward.
 """
 
@@ -28,7 +28,7 @@ from specbench.models.transformer.model import Prefix, TransformerModel, Transfo
 from specbench.system.torch_state import PinnedTorch
 
 PromptIds = Callable[[str], tuple[Sequence[int], Sequence[int]]]
-"""Function of a text: vocabulary ids of its prompt up to the first image token, and of the unconditional prompt."""
+"""Function of a text: vocabulary ids of the prompt (up to the first image token), and of the unconditional prompt."""
 
 
 class LoadedModel(TransformerModel):
@@ -224,7 +224,7 @@ class _Columns(NamedTuple):
 
     positions: Tensor  # [R, T]
     held: Tensor  # [R, S] position of each slot's entry
-    visible: Tensor | None  # [R, 1, T, S] bool, slots that each column may attend to; None for all
+    visible: Tensor | None  # [R, 1, T, S] bool, slots that each column may attend to; None means all
 
     def allowed(self, pattern: Callable[..., Tensor]) -> Tensor:
         """Evaluate a network's mask function of (row, head, query position, key position): bool [R, T, S]."""
@@ -235,7 +235,7 @@ class _Columns(NamedTuple):
 
 
 class _Here(threading.local):
-    columns: _Columns | None = None  # of the forward that this thread runs
+    columns: _Columns | None = None  # columns of the forward that this thread runs
 
 
 _here, _lock, _forwards = _Here(), threading.Lock(), 0
@@ -245,7 +245,7 @@ _here, _lock, _forwards = _Here(), threading.Lock(), 0
 def slot_masks(position_ids: Tensor, visible: Tensor | None, cache: PositionCache) -> Iterator[None]:
     """Let this thread's networks compute their masks with the positions of the cache's slots. The network defines by
     position which keys a query attends to (causal, a sliding window, chunks), and its attention defines the form of the
-    mask. Only this module knows the slots in use. `visible`: [R, 1, T, S] bool, None for all slots."""
+    mask. Only specbench knows which slots are in use. `visible`: [R, 1, T, S] bool, None for all slots."""
     global _forwards
     read, slots = cache.placement.visible, cache.placement.slots
     held = torch.arange(read, device=slots.device).repeat(len(slots), 1).scatter(1, slots, position_ids)
@@ -329,7 +329,7 @@ def _holds(known: _Known, model: LoadedModel, prompt: int) -> bool:
 
 def _compare(model: LoadedModel, network: nn.Module, prefix: Prefix, own: str) -> _Known:
     """Find the first attention implementation whose decoding steps agree with the network's own forward. If the
-    network's implementation takes any mask, only it is tried; otherwise it is tried last."""
+    network's own implementation accepts any mask, only this one is tried; otherwise it is tried last."""
     reference, refused = own_forward(model, prefix), list[SpecbenchError]()
     for implementation in [own] if own in _ANY_MASK else [*_ANY_MASK, own]:
         try:

@@ -352,7 +352,7 @@ def _gallery(names: Mapping[str, ReportRow], marks: Marks) -> dict[str, Any]:
         "rows": rows,
         "left_out": max(0, most - len(rows)),
         "columns": len(columns),
-        "unjudged": unjudged(score.metric for row in names.values() for score in row.scores),
+        "unjudged": unjudged(score.stored for row in names.values() for score in row.scores),
         "categories": categories if len(categories) > 1 else [],
     }
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from PIL import Image
 
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics.score_store import read_scores
+from specbench.metrics.score_store import is_mean_of_images, read_scores
 from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import IMAGE_TABLE, KEY, SAMPLES, with_units
@@ -130,7 +130,7 @@ def values_per_image(folder: Path) -> dict[str, pd.DataFrame]:
     by_metric: dict[str, pd.DataFrame] = {}
     for score in sorted(read_scores(folder), key=lambda score: str(score["edited"] or "")):
         values = stored_values(feature_place(folder, f"{score['metric']}-{score['fingerprint']}"))
-        if values is not None and score["metric"] in metric_catalog.metric_names():
+        if values is not None and (is_mean_of_images(score) or score["metric"] in metric_catalog.metric_names()):
             by_metric[str(score["metric"])] = values.dropna(subset=["value"])
     return by_metric
 

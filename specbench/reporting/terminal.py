@@ -19,6 +19,7 @@ from specbench import stats
 from specbench.decoding.generation import SPANS
 from specbench.errors import SpecbenchError
 from specbench.metrics.catalog import unjudged
+from specbench.metrics.score_store import read_scores
 from specbench.reporting import columns as col
 from specbench.reporting.answer import disturbances
 from specbench.reporting.columns import MISSING, QUALITY, SPEED, THROUGHPUT, number, score_columns
@@ -153,7 +154,7 @@ def image_view(card: Mapping[str, Any]) -> RenderableType:
         _block("numbers", [*_numbers(shown), *by_offset]),
         _block("time", spans),
         _block("decoder statistics", _numbers(card["facts"])),
-        _block("scores", [*_numbers(card["scores"]), *(("remark", text) for text in unjudged(card["scores"]))]),
+        _block("scores", [*_numbers(card["scores"]), *(("remark", text) for text in card["unjudged"])]),
         Text(card["image"] or "no image file"),
     )
 
@@ -229,8 +230,8 @@ def image_card(folder: Path, prompt: str, sample: int = 0) -> dict[str, Any]:
     Keys: `run_id, prompt_id, sample, prompt, category, seed, status, error, started_at, image` (a path), the numbers of
     `specbench.stats` for this image alone (`nfe, step_compression, latency_ms, latency_e2e_ms, acceptance,
     acceptance_by_offset, logp_mean, logp_std, perplexity, nll_gap, top1`), `spans_ms`, `facts` (additional statistics
-    of the decoder), `scores` by metric, `committed_step` and `accepted_draft` (rows of the token grid; None if the grid
-    is unknown).
+    of the decoder), `scores` by metric, `unjudged` (what they do not judge), `committed_step` and `accepted_draft`
+    (rows of the token grid; None if the grid is unknown).
 
     Args:
         prompt: prompt id, unique prefix of an id, or part of the prompt text.
@@ -249,6 +250,7 @@ def image_card(folder: Path, prompt: str, sample: int = 0) -> dict[str, Any]:
         "spans_ms": {span: stored[f"{span}_ms"] for span in SPANS if stored[f"{span}_ms"] is not None},
         "facts": json.loads(stored["facts"] or "{}"),
         "scores": dict(tile.scores),
+        "unjudged": unjudged(score for score in read_scores(folder) if score["metric"] in tile.scores),
         "committed_step": None if tile.steps is None else tile.steps.tolist(),
         "accepted_draft": None if tile.origins is None else tile.origins.astype(bool).tolist(),
     }

@@ -59,7 +59,7 @@ def score_needs(model: ModelFacts, prompts: str | None) -> list[Need]:
             if not (weights := CHECKPOINTS[key]).here:
                 needs[weights.file] = Need(f"network of {name}", weights.file, weights.remote.size, weights.licence)
         for repository in metric.repositories.values():
-            if hub_problem(repository):
+            if hub_problem(repository, metric.files):
                 needs[repository] = Need(f"network of {name}", repository, None, "licence as its card says")
     return list(needs.values())
 

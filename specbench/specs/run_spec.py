@@ -85,7 +85,7 @@ UNSERVED = tuple(name for name, setting in SAMPLING.items() if name != "guidance
 
 @dataclass(frozen=True)
 class Compute:
-    """How a run decodes on which device; `RunSpec` has the same fields."""
+    """Device and way of decoding of a run; `RunSpec` has the same fields."""
 
     batch: int
     dtype: str
@@ -123,7 +123,7 @@ class RunSpec:
     """Full specification of a run; two runs are the same if and only if their digests agree. On a GPU, the digest omits
     the device index and the threads of the host.
 
-    `prompts` is a set's name or a file; `prompts_sha256` its content. `head_sha256` is the digest of the draft head's
+    `prompts` is a set's name or a file; `prompts_sha256` is its digest. `head_sha256` is the digest of the draft head's
     files, None for decoders without a head; `decoder_code` and `model_code` are digests of code outside specbench
     (`specbench.system.foreign_code`). `mode` is "throughput" if images decoded one at a time shared the machine with
     other workers (no latency is measured), else None. `compiled` is True if the target's steps were compiled,

@@ -172,7 +172,7 @@ def _converted_tokenizer(files: CheckpointFiles) -> Tokenizer:
 
 
 def split_as_qwen(tokenizer: Tokenizer) -> None:
-    """Let a byte-level tokenizer normalise and split texts like Qwen's."""
+    """Make a byte-level tokenizer normalise and split texts like Qwen's tokenizer."""
     tokenizer.normalizer = normalizers.NFC()
     words = pre_tokenizers.Split(Regex(_QWEN_PATTERN), behavior="isolated")
     bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

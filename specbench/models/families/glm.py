@@ -1,7 +1,7 @@
 """GLM-Image (AR of 9B): transformers' `GlmImageTextModel` writes a preview and then the large grid, both with the same
 codes, without guidance. A diffusion model of 7B, run by diffusers, turns the large grid into pixels.
 The stream is not masked: the end of the image and other ids outside the codes can be drawn. The authors' pipeline fails
-on such an image, except for ids in the preview that are not ends. Here such an image is decoded to its last slot and
+on such an image, unless the ids are in the preview and are not ends. Here such an image is decoded to its last slot and
 recorded as failed. Tokens after the last slot are not drawn, because the pipeline does not read them.
 """
 
@@ -74,7 +74,7 @@ class GlmImage(FamilyModel):
         """`names`: names of the tokens of `_ROLES`; `template`: Jinja source that converts a conversation to text."""
         head = network.lm_head.weight
         codes = nn.functional.normalize(codebook.float(), dim=-1)
-        # Ids that are no codes get vectors far from all codes.
+        # Ids that are not codes get vectors far from all codes.
         others = codes.new_full((len(head) - len(codes), codes.shape[1]), 10.0)
         self._codes, self.codebook = len(codes), torch.cat([codes, others]).to(request.device)
         super().__init__(request, tokenizer, network.model.language_model, head, range(len(head)), self)
@@ -117,7 +117,7 @@ class GlmImage(FamilyModel):
         elif find_spec("diffusers") is None:
             warn(f"{self.name} draws no pictures: its diffusion model needs diffusers (pip install diffusers)")
         else:
-            from diffusers import GlmImagePipeline  # an extra
+            from diffusers import GlmImagePipeline  # package of an extra
 
             without = {"vision_language_encoder": None, "processor": None, "dtype": torch.bfloat16}
             with files.source.blaming(folder / "model_index.json"):

@@ -166,7 +166,7 @@ class CodeFeatures(nn.Module):
         return functional.normalize(rows, dim=-1) if self._normalise else rows
 
     def forward(self, codes: Tensor) -> Tensor:
-        sides = torch.full((len(codes), 2), math.isqrt(codes.shape[1]), device="cpu")  # read by the host
+        sides = torch.full((len(codes), 2), math.isqrt(codes.shape[1]), device="cpu")  # the host reads these sizes
         latents = self.out_linear(self._normed(self.embedding_proj(self.embedding(codes))))
         return self.decode_task_layer(self.decoder(latents, None, sides).last_hidden_state)
 

@@ -25,7 +25,7 @@ PHRASES = {"left": "left of", "right": "right of", "above": "above", "below": "b
 
 
 class CaptionError(SpecbenchError, ValueError):
-    """A caption with words that the model does not know, or that no scene can satisfy."""
+    """A caption that contains unknown words, or that no scene can satisfy."""
 
 
 def words(text: str) -> list[str]:
