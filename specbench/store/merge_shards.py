@@ -62,7 +62,7 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
 
 def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
     """Describe missing shards: parts without a folder, and parts with too few images. The parts of a run differ in size
-    by at most one image; a part of a baseline may be smaller."""
+    by at most one image, except that a part of a baseline may be smaller."""
     images: dict[int, dict[int, dict[str, tuple[int, int]]]] = {}
     for folder in map(Path, folders):
         if shard := _SHARD.search(str(folder)):
