@@ -62,7 +62,7 @@ class Settings:
         if self.reference is not None and not self.reference.exists():
             raise SpecbenchError(f"--reference {self.reference} does not exist", "a folder of images, or a .npz file")
         if self.reference is not None and self.reference.suffix in (".zip", ".tar", ".gz", ".tgz", ".parquet"):
-            what = f"--reference {self.reference} exists, but must be unpacked into a folder of images"
+            what = f"--reference {self.reference} is not a folder of images; unpack it"
             raise SpecbenchError(what, "for COCO's val2017.zip: specbench fetch coco --images --from val2017.zip")
 
 
@@ -303,7 +303,7 @@ def made_score(metric: Metric) -> Origin:
 
 
 def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
-    """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's networks, reference and code digest."""
+    """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's networks, reference and code."""
     facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in's class may lack it
     if settings and settings.device.startswith("cuda"):  # older identities lack this: convolutions used TF32
         facts["float32"] = "without TF32"

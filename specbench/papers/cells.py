@@ -29,7 +29,7 @@ TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "sp
 """Hardware-dependent numbers."""
 NOT_SCORED = "not scored"
 OVER_BASELINE = "over_baseline"  # Key of the added column of speed-ups over a row; not allowed in table files
-_BIASED = "The distance is over other images than the paper's, so no difference from the paper is given."
+_BIASED = "The distance was computed over other images than in the paper, so no difference from the paper is printed."
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _number(column: Column, measured: Measured) -> Cell:
     if estimate is None:
         return _missing(column, measured)
     if key == "speedup" and over.step_ratio and estimate.value > over.step_ratio:
-        notes = [f"Measured latency ratio above the step ratio ({over.step_ratio:.2f}): {_SUSPICIOUS}"]
+        notes = [f"The measured latency ratio is above the step ratio ({over.step_ratio:.2f}): {_SUSPICIOUS}"]
     else:
         notes = [f"Compared {over.speedup_note}."] if key in RATIOS_TO_AR and over.speedup_note else []
     stall = stall_note(row.machine.stalled, row.n, row.number("latency_p50_ms"))
@@ -176,8 +176,8 @@ def _score(column: Column, measured: Measured, fingerprint: str | None) -> Cell:
     if not scores:
         return Cell(why=NOT_SCORED)
     note = (
-        f"{column.header} was computed with {scores[0].fingerprint} here, but with {fingerprint} in other rows of the "
-        f"column: the scores are not comparable."
+        f"The fingerprint of {column.header} is {scores[0].fingerprint} in this row, but {fingerprint} in other rows: "
+        "the scores are not comparable."
     )
     return Cell(why="other fingerprint", notes=(note,))
 
@@ -206,7 +206,7 @@ def _above_steps(paper: Mapping[str, float], column: Column) -> str | None:
     ratios = [paper[name] for name in STEP_RATIOS if name in paper]
     if column.key != "speedup" or column.name not in paper or not ratios or paper[column.name] <= ratios[0]:
         return None
-    return f"Printed latency ratio above the printed step ratio: {_SUSPICIOUS}"
+    return f"The printed latency ratio is above the printed step ratio: {_SUSPICIOUS}"
 
 
 def _processors(call: Invocation) -> list[str]:
@@ -220,7 +220,7 @@ def _words(text: str) -> frozenset[str]:
 
 SEEDS = (
     "Rows of several seeds: numbers are over the images of all seeds. The independent units are prompts, each with all "
-    "its seeds. Scores and their bounds are means over the seeds, so these intervals are too wide rather than too "
+    "its seeds. Scores and their bounds are means over the seeds, so their intervals are rather too wide than too "
     "narrow."
 )
 

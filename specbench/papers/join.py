@@ -140,7 +140,7 @@ def _other_prompts(asked: Prompts | None, measured: Measured, settings: RunSetti
     if decoded == asked or (decoded < asked and measured.partial):
         return ()
     first = f"the first {len(asked):,}" if settings.limit else f"all {len(asked):,}"
-    return (f"other prompts than {first} of {settings.prompts}",)
+    return (f"prompts other than {first} of {settings.prompts}",)
 
 
 def _expected(settings: RunSettings) -> int | None:
@@ -221,7 +221,7 @@ def _mixed(there: Sequence[Measured]) -> list[str]:
         return []
     few, many = min(map(len, sets)), max(map(len, sets))
     which = f"{few:,} to {many:,} images" if few < many else f"{few:,} images each, but different images"
-    return [f"Its cells come from several runs over different images: {which}."]
+    return [f"The cells of this row come from several runs over different images: {which}."]
 
 
 def _heading(table: Table) -> str:
@@ -242,13 +242,13 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
         remarks.append(f"Images per row measured here: {fewest_most}.")
     unlike = dict.fromkeys(text for measured in used for text in measured.unlike)
     if unlike and any(cell.paper is not None for line in lines for cell in line.cells.values()):
-        remarks.append(f"Run with {', '.join(unlike)}: such rows show no difference from the paper.")
+        remarks.append(f"Some rows were run with {', '.join(unlike)}; they show no difference from the paper.")
     if any(cell.why == NOT_SCORED for line in lines for cell in line.cells.values()):
         remarks.append("To add missing scores, if the metric is installed: specbench score --metric NAME.")
     remarks += [SEEDS] if any(len(seeds_of(measured.run)) > 1 for measured in used) else []
     remarks += captions_cut([measured.row for measured in used])
     if any(measured.row.failed for measured in used):
-        remarks.append("Failed images are left out; `specbench show` lists them.")
+        remarks.append("Failed images are omitted; `specbench show` lists them.")
     return remarks
 
 

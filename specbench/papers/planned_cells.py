@@ -214,10 +214,10 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     models = " and ".join(dict.fromkeys(row.model for row, _ in printed if row.model and row.model != model))
     left_out, added = len(table.rows) - len(printed), sum(row.own for row, _ in printed)
     note = (
-        f"With {model} instead of {models or 'the model as printed'}, no value of the paper is comparable, so its rows "
-        f"have no paper values; {len(printed) - added} rows of the paper are "
+        f"With {model} instead of {models or 'the model as printed'}, no value of the paper is comparable, so none is "
+        f"printed; the {len(printed) - added} rows of the paper become "
         f"{len(rows) - sum(row.own for row in rows)} rows here"
-        + (f", and {left_out} rows that cannot be run are left out." if left_out else ".")
+        + (f", and {left_out} rows that cannot be run are omitted." if left_out else ".")
     )
     return replace(table, rows=tuple(rows), notes=(note,), hardware=None, whole=False)
 

@@ -279,7 +279,7 @@ def _row(
     _check(entry, _ROW, ("label",), file, place)
     runnable = entry.get("runnable", True)
     if runnable == ("why" in entry):
-        raise _wrong(file, f"{place}.why", "`why` is required with `runnable = false`, and allowed only there")
+        raise _wrong(file, f"{place}.why", "`why` is required with `runnable = false`, and not allowed otherwise")
     (shared, shared_seeds), (stated, seeds) = defaults, _stated(entry, file, place)
     _check_reasons(entry.get("chosen", {}), file, place)
     for needed in ("model", "decoder") if runnable else ():

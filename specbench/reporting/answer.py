@@ -61,7 +61,7 @@ def answer(rows: Sequence[ReportRow]) -> list[str]:
         *map(_apart, apart),
         *_other_calls([run.row for run in timed]),
         *([] if against_ar else _untimed(rows)),
-        *(f"{_name(row)}: {copy} is a copy of this run and is left out." for row in rows for copy in row.copies or ()),
+        *(f"{_name(row)}: {copy} is a copy of this run and is omitted." for row in rows for copy in row.copies or ()),
         *_unequal_windows(rows),
         *disturbances(rows),
     ]
@@ -89,18 +89,18 @@ def disturbances(rows: Sequence[ReportRow]) -> list[str]:
     ]
     lines += [
         f"{_name(row)}: {count} of {row.n} images were decoded under {stack}"
-        f"{f', not {row.machine.versions}' * (str(row.machine.versions) not in stack)}; their times are left out."
+        f"{f', not {row.machine.versions}' * (str(row.machine.versions) not in stack)}; their times are omitted."
         for row in rows
         for stack, count in (row.machine.untimed or {}).items()
     ]
     cores = max((row.machine.disturbed or 0 for row in rows), default=0)
     if cores > BUSY_CORES and any(row.number("latency_ms") for row in rows):
-        taken = f"Other processes took up to {number(cores, 1)} CPU cores from these runs"
-        lines += [f"{taken}: repeat timings on a quiet machine."]
+        taken = f"Other processes used up to {number(cores, 1)} CPU cores that these runs needed"
+        lines += [f"{taken}: repeat the timings on an idle machine."]
     slowed = [(row, row.machine.gpu_disturbed) for row in rows]
     lines += [f"{_name(row)}: {'; '.join(why)}." for row, why in slowed if why]
     lines += [
-        f"{_name(row)}: its run.json was edited after the run: its settings do not match the run id."
+        f"{_name(row)}: its run.json was edited after the run, so the settings do not match the run id."
         for row in rows
         if row.settings_changed
     ]
@@ -150,8 +150,7 @@ def _fastest(exact: Sequence[_Timed]) -> str:
         )
     elif speed.low is None:
         sentence = (
-            f"{name} ran {value} times as fast as {ar} in {images}: too few for an interval or for calling it the "
-            "fastest"
+            f"{name} ran {value} times as fast as {ar} in {images}: too few for an interval, and to call it the fastest"
         )
     elif speed.value > 1 and best_is_real:
         sentence = f"{name} is the fastest lossless decoder: {value} times as fast as {ar} {interval} over {images}"
@@ -188,7 +187,7 @@ def _with_loss(run: _Timed) -> str:
 def _apart(row: ReportRow) -> str:
     """Explain why the speed-up of a run over AR is not meaningful."""
     return (
-        f"The speed-up of {_name(row)} is not meaningful: its forwards took {number(row.over_ar.window_cost)} times "
+        f"The speed-up of {_name(row)} is meaningless: its forwards took {number(row.over_ar.window_cost)} times "
         "as long as AR's forwards of a single token, so AR ran on a slower or busy machine. Decode both in one "
         "command, with another --out."
     )
@@ -200,8 +199,8 @@ def _other_calls(timed: Sequence[ReportRow]) -> list[str]:
         return []
     listed = f"{names[0]} and {len(names) - 1} others" if len(names) > 3 else enumerated(names)
     return [
-        f"{listed}: decoded in another call than AR; the intervals do not include changes of the machine between the "
-        "calls. One command decodes all in turn (with another --out)."
+        f"{listed}: not decoded in the same call as AR; the intervals do not include changes of the machine between "
+        "the calls. To decode all in turn, use one command, with another --out."
     ]
 
 
@@ -245,7 +244,7 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
         for who, score, gap in compared
         if score.real
     ]
-    sentences += [f"{who} has the same scores as AR, image by image, in {', '.join(of)}." for who, of in equal.items()]
+    sentences += [f"{who} and AR have the same {', '.join(of)} on every image." for who, of in equal.items()]
     if not unclear:
         return sentences
     # Number of prompts that detects a change: from the unclear differences if known, else from AR's scores.

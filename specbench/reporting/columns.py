@@ -53,7 +53,7 @@ class ReportColumn:
         return max(values, key=lambda value: sign * value, default=math.nan)
 
     def definition(self) -> str | None:
-        """Definition of the column after its heading."""
+        """One line: heading and definition of the column."""
         text = self.source.definition if isinstance(self.source, Number) else self.source
         return text and f"{self.heading}: {text.partition(': ')[2]}"
 
@@ -195,18 +195,18 @@ def _gap(row: ReportRow) -> str:
 
 
 _FASTEST = (
-    "vs fastest AR: speed-up over the fastest AR configuration among the runs on this machine (in brackets: number "
-    "format, threads, compiled)."
+    "vs fastest AR: speed-up over the fastest AR configuration among the runs on this machine (in brackets: its "
+    "number format, its threads, whether compiled)."
 )
 _WINDOW = (
-    "Window: tokens per target forward, without siblings and further paths (for a static draft tree: its nodes and "
-    "the root token); varies for ZipAR."
+    "Window: tokens per target forward, not counting siblings and further paths; for a static draft tree: its nodes "
+    "and the root token; varies for ZipAR."
 )
 _BESIDE_AR = "difference from AR over the images in common, with its 95 % interval over prompts."
 _LATENCY = "Latency: seconds per image from the start of prefill to the last token, mean over images decoded alone."
 _LOSSLESS = (
-    "Lossless: the joint distribution of the image tokens equals AR sampling; theirs: tokens and times come from "
-    "another program."
+    "Lossless: yes if the joint distribution of the image tokens equals AR sampling; theirs: tokens and times come "
+    "from another program."
 )
 
 FAILED_AUDIT = "NOT LOSSLESS: fails its audit"
@@ -230,7 +230,7 @@ def audit_cell(row: ReportRow) -> str:
         return MISSING
     if audit.verdict == AuditVerdict.DEVIATES:
         bound = with_interval(audit.tv, 3)
-        cell = f"deviates, TV >= {bound}" if value_of(audit.tv) else "deviates (too few images for its size)"
+        cell = f"deviates, TV >= {bound}" if value_of(audit.tv) else "deviates (too few images to measure its size)"
     elif audit.verdict != AuditVerdict.CONSISTENT:
         cell = audit.verdict
     else:
@@ -329,7 +329,7 @@ FIRST = (
     TOKENS_PER_STEP,
     IMAGES_PER_HOUR,
 )
-_SHOWN = "Audited runs add the lower bound on the per-token total variation (TV), or the smallest detectable TV."
+_SHOWN = "For audited runs, also the lower bound on the per-token total variation (TV), or the smallest detectable TV."
 EXACTNESS = replace(LOSSLESS, cell=_exactness, source=f"{_LOSSLESS} {_SHOWN}")
 
 DRAFTS = (
@@ -375,9 +375,9 @@ AUDIT = (
     ReportColumn(
         "audit",
         audit_cell,
-        "Audit: whether the tokens are exact samples of the model (specbench audit --run). If they deviate, a lower "
-        "bound on the mean total variation per token with its 95 % interval; else the deviation that the audit detects "
-        "with probability 0.95.",
+        "Audit: whether the tokens are exact samples of the model (specbench audit --run). If they deviate: lower "
+        "bound on the mean total variation per token, with its 95 % interval; otherwise: the deviation that the audit "
+        "detects with probability 0.95.",
         words=True,
     ),
 )

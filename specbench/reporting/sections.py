@@ -23,8 +23,8 @@ READING = (
     "with the tokens per step relative to AR over the same images."
 )
 BOLD_RULE = (
-    f"Bold: the best value of its column, if its difference from AR is real. {RULE} Other columns are not tested, and "
-    "have no bold type."
+    f"Bold: the best value of its column, if its difference from AR is real. {RULE} Columns that are not tested have "
+    "no bold values."
 )
 
 
@@ -96,7 +96,7 @@ def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
     common = [f"The speed-up is over the {images} images in common with AR."] if over else []
     few = [col.FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
     unbounded = any(row.roofline.roofline_note for row in runs)
-    wrong = ["A roofline is wrong; see specbench report --all"] if unbounded else []
+    wrong = ["A roofline is invalid; see specbench report --all"] if unbounded else []
     lines = [*common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
     left = len(lines) - _MOST_NOTES
     return lines if left <= 0 else [*lines[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]
@@ -175,7 +175,7 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
         + list(dict.fromkeys(f"Steps: {row.steps}." for row in rows if tells_steps(row)))
         + list(floors)
         + list(wrong)
-        + ([f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}; its roofline counts one byte a weight."] if light else [])
+        + ([f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}; its roofline counts one byte per weight."] if light else [])
         + [*(f"{text}." for text in parts_of_one), *(_load(rows) if load else ())]
     )
 
@@ -257,7 +257,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
     for column in columns:
         with_marks.append(column if column.tested in ("", "speedup") else marked(column))
         if column.tested == "speedup":
-            meaning = f"Over: latency of {base} divided by the latency of the run. {MARKED}"
+            meaning = f"Over: speed-up over {base}, its latency divided by the latency of the run. {MARKED}"
             with_marks.append(ReportColumn(f"over {base} [95 %]", over, meaning, "higher", against=True))
     return with_marks
 

@@ -36,7 +36,7 @@ from specbench.system.console import one_line
 from specbench.system.text_tables import distinct_columns, panel_count, terminal_table
 
 _IN_THE_TITLE = (col.DECODER, col.WINDOW, col.IMAGES, col.LOSSLESS)  # Columns shown in a card's title
-_MORE = "specbench report --all: every number; --explain: what the columns mean"
+_MORE = "specbench report --all: every number; --explain: definitions of the columns"
 
 
 def report_view(

@@ -133,7 +133,7 @@ def speedup(pairs: pd.DataFrame) -> Estimate:
     return ratio_of_totals(pairs["latency_ms_base"], pairs["latency_ms"], pairs["prompt_id"])
 
 
-@number("End-to-end speed-up: the same ratio as speed-up, of end-to-end latencies.", better="higher", of="pairs")
+@number("End-to-end speed-up: as speed-up, but with end-to-end latencies.", better="higher", of="pairs")
 def speedup_e2e(pairs: pd.DataFrame) -> float | None:
     return ratio_or_none(pairs["latency_e2e_ms_base"].sum(), pairs["latency_e2e_ms"].sum())
 

@@ -63,7 +63,7 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
 
 def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
     """Describe missing shards: parts without a folder, and parts with too few images. The parts of a run differ in size
-    by at most one image; a part of a baseline may be smaller."""
+    by at most one image, except that a part of a baseline may be smaller."""
     images: dict[int, dict[int, dict[str, tuple[int, int]]]] = {}
     for folder in map(Path, folders):
         if shard := _SHARD.search(str(folder)):
@@ -85,8 +85,8 @@ def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
             if any(name not in runs for name in whole)
             or any(done < min(most[name] - 1, size) for name, (done, size) in runs.items())
         ]
-        lines += [f"shards not there: {_spans(absent)} of {of}"] * bool(absent)
-        lines += [f"shards not finished: {_spans(behind)} of {of}"] * bool(behind)
+        lines += [f"missing shards: {_spans(absent)} of {of}"] * bool(absent)
+        lines += [f"unfinished shards: {_spans(behind)} of {of}"] * bool(behind)
     return lines
 
 

@@ -55,8 +55,8 @@ _DECODED = ("batch", "tokens", "forced", "logp")
 _STEPS = ("nfe", "prefills", "committed_step", "drafted", "tested", "accepted")
 """Columns without nulls: in every row; in every decoded row; and in every row decoded by specbench (for imported
 tokens, all of `_STEPS` are null)."""
-_REDO = "delete the file if it is there, and run again to redo it"
-_WAIT = "wait until it is done; to share the images: --shard auto in tasks of a job, --shard I/N in other processes"
+_REDO = "delete the file if it exists; running again decodes its images again"
+_WAIT = "wait until it is done; to split the images: --shard auto in tasks of a job, --shard I/N in other processes"
 
 
 class RunStore:
@@ -97,11 +97,11 @@ class RunStore:
             where = f"it is now {now_at.readlink()}" if locked.st_nlink and now_at.exists() else "it is no longer there"
             raise SpecbenchError(
                 f"{folder} was moved or removed while this run wrote to it: {where}",
-                "the same command decodes what is missing, with --out for a folder that was moved",
+                "the same command decodes the missing images; if the folder was moved, name the new place with --out",
                 PARTIAL,
             )
         if self._began and not (self.folder / RUN_JSON).exists():
-            advice = "put it back, and the same command decodes what is missing"
+            advice = "restore the file and run the same command again; it decodes the missing images"
             raise SpecbenchError(f"{self.folder / RUN_JSON} was removed while this run wrote", advice, PARTIAL)
 
     @contextmanager
@@ -172,7 +172,7 @@ class RunStore:
         if (self.folder / RUN_JSON).exists():
             check_same_run(self.folder, self.info(), spec)
         elif self._samples.read(columns=[]).num_rows:
-            what = f"{self.folder} holds images but its run.json is missing"
+            what = f"{self.folder} contains images, but no run.json"
             raise SpecbenchError(what, "move the folder away and run again, or put its run.json back")
 
     @property
@@ -284,7 +284,7 @@ class RunStore:
         return token_sums.token_sums(self._checked(rows))
 
     def _foreign(self, column: str) -> SpecbenchError:
-        what = f"{self._samples.folder}: rows that specbench did not write, see their column '{column}'"
+        what = f"{self._samples.folder}: specbench did not write these rows; see their column '{column}'"
         return SpecbenchError(what, "move the run's folder away and run again")
 
     def trace_rows(self) -> list[dict[str, object]]:
