@@ -296,7 +296,7 @@ def made_score(metric: Metric) -> Origin:
 
 
 def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
-    """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's networks, reference and code digest."""
+    """Make an origin from an identity; add the GPU's arithmetic and a plug-in's networks, reference and code."""
     facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in's class may lack it
     if settings and settings.device.startswith("cuda"):  # older identities lack this: convolutions used TF32
         facts["float32"] = "without TF32"
