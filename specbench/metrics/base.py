@@ -55,7 +55,7 @@ class Settings:
         if self.reference is not None and not self.reference.exists():
             raise SpecbenchError(f"--reference {self.reference} does not exist", "a folder of images, or a .npz file")
         if self.reference is not None and self.reference.suffix in (".zip", ".tar", ".gz", ".tgz", ".parquet"):
-            what = f"--reference {self.reference} exists, but must be unpacked into a folder of images"
+            what = f"--reference {self.reference} is not a folder of images; unpack it"
             raise SpecbenchError(what, "for COCO's val2017.zip: specbench fetch coco --images --from val2017.zip")
 
 
@@ -75,7 +75,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Score:
-    """One score of a run, from `n` images. Its name is the metric's, or "metric:part" for a part of the score."""
+    """A score of a run, from `n` images. Its name is the metric's name, or "metric:part" for a part of the score."""
 
     name: str
     estimate: Estimate
@@ -192,8 +192,8 @@ class Metric:
         return None
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        """Subtract a baseline's score over the images that both runs have. `features`, `baseline`: as for `statistics`.
-        Return the difference with a paired interval and the number of images, or None if no difference is defined."""
+        """Compute the score difference between a run and a baseline over common images. Both arguments as for
+        `statistics`. Return the difference with a paired interval, and the number of images; None if undefined."""
         return None
 
 
@@ -219,7 +219,7 @@ def part_scores(
 
 def answer_scores(name: str, images: pd.DataFrame, answers: Iterable[list[Any]]) -> list[Score]:
     """Compute scores "name:part" from answers about images: a list of [part, value] per image. `n` counts images."""
-    rows = images.assign(answer=[*answers]).explode("answer").dropna(subset="answer")  # keeps the index of the image
+    rows = images.assign(answer=[*answers]).explode("answer").dropna(subset="answer")  # the index is still the image's
     return part_scores(name, rows.assign(part=rows["answer"].str[0], value=rows["answer"].str[1]), "part", "value")
 
 
@@ -296,7 +296,7 @@ def made_score(metric: Metric) -> Origin:
 
 
 def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
-    """Make an origin from an identity; add the GPU's arithmetic and a plug-in's networks, reference and code."""
+    """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's networks, reference and code."""
     facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in's class may lack it
     if settings and settings.device.startswith("cuda"):  # older identities lack this: convolutions used TF32
         facts["float32"] = "without TF32"
@@ -337,7 +337,7 @@ def read_ahead(load: Callable[[Wanted], Loaded], items: Sequence[Wanted], batch:
     caller's thread, so that objects created by the first call of `load` are created only once."""
     if not items:
         return
-    import torch  # not needed if everything is scored
+    import torch  # not needed if all images are scored
 
     threads, rest, ahead = torch.get_num_threads(), iter(items[1:]), min(BATCHES_AHEAD * batch, MOST_AHEAD)
     loaded = [load(items[0])]

@@ -90,7 +90,7 @@ class ClipDiversity(Diversity):
 
 
 class Lpips(Diversity):
-    """LPIPS (Zhang et al. 2018) by the authors' package, AlexNet, images resized to 256."""
+    """LPIPS (Zhang et al. 2018) with AlexNet, from the authors' package, on images resized to 256."""
 
     name = "diversity[lpips-alex]"
     columns: ClassVar = {"feature": pa.list_(pa.uint8())}

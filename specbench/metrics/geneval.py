@@ -59,7 +59,7 @@ class JudgedMetric(Metric):
 
 
 class GenEval(JudgedMetric):
-    """GenEval (Ghosh et al. 2023): detect objects, classify colours that the prompt names, apply the rules."""
+    """GenEval (Ghosh et al. 2023): detects objects, classifies the colours that the prompt names, applies the rules."""
 
     name = "geneval[hf-m2f]"
     batch = 4

@@ -67,7 +67,7 @@ def missing_file(name: str, forbidden: bool = False) -> Download | None:
     if forbidden or offline():
         raise SpecbenchError(f"{checkpoint.file} is not on this disk", checkpoint.hint, MISSING_PREREQUISITE)
     if not checkpoint.digest and is_pinned_only():
-        what = f"{checkpoint.file} has no published digest, and --pinned-only allows no such file"
+        what = f"{checkpoint.file} has no published digest, which --pinned-only requires"
         raise SpecbenchError(what, f"put it into {checkpoint.path.parent}", MISSING_PREREQUISITE)
     remote = replace(on_hub_endpoint(checkpoint.remote), by_hand=f"or put it into {checkpoint.path.parent}")
     part, size = checkpoint.path.with_name(f"{checkpoint.file}.part"), size_of(remote)
@@ -90,7 +90,7 @@ def file_digest(name: str) -> str:
 
 
 def problem(name: str) -> tuple[str, str] | None:
-    """Describe why a checkpoint's file cannot be used, and how to get it; None if it can."""
+    """Describe why a checkpoint's file cannot be used, and how to get the file; None if it can be used."""
     checkpoint = CHECKPOINTS[name]
     if checkpoint.here:
         return None

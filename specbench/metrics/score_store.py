@@ -48,7 +48,7 @@ _ONE_A_PROMPT = "dpg-bench[released]:"  # Prefix of scores that use only the las
 
 
 def read_scores(folder: Path) -> list[dict[str, Any]]:
-    """Read the run-level scores of a run folder: a dict per score with the columns of `RUN_SCORES` but `OWNER`."""
+    """Read the run-level scores in a run folder: a dict per score with the columns of `RUN_SCORES` except `OWNER`."""
     scores: list[dict[str, Any]] = []
     for path in files_named(folder / "scores", "*.parquet"):
         with blaming(path, "is damaged: not readable as scores", "delete it and score again"):
@@ -129,8 +129,8 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     features, theirs = (_kept(image_features(path, metric), common) for path in (folder, baseline))
     if features.empty != theirs.empty:
         lacking = folder if features.empty else baseline
-        what = f"{lacking.name} is not scored by '{metric.name}' of fingerprint {made_score(metric).fingerprint}"
-        raise SpecbenchError(what, f"score both again: specbench score --metric '{metric.name}'")
+        what = f"{lacking.name} has no score of '{metric.name}' with fingerprint {made_score(metric).fingerprint}"
+        raise SpecbenchError(what, f"score both runs again: specbench score --metric '{metric.name}'")
     pair = None if features.empty else metric.difference(features, theirs)
     if pair is None or pair[0].value != pair[0].value:  # NaN
         return None
@@ -146,7 +146,7 @@ def difference_rows(
     """Compute paired differences of runs from a baseline, see `specbench.differences`."""
     others = [folder for folder in folders if folder.resolve() != baseline.resolve()]
     if not (names := chosen("metric", metrics)):
-        raise SpecbenchError("scores are compared by metric", "name the metrics that the runs were scored with")
+        raise SpecbenchError("--against needs a metric", "name metrics with which both runs were scored")
     made = [catalog.metric(name)(settings) for name in names]
     return [row for folder in others for metric in made if (row := difference(folder, baseline, metric))]
 
@@ -217,7 +217,7 @@ def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bo
 
 
 def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None:
-    """Compute and write the run's scores from the stored features of the images in `images`."""
+    """Compute the run's scores from the stored features of `images`, and write them."""
     features = image_features(folder, metric).merge(images[[*KEY, "started_at"]], on=[*KEY, "started_at"])
     digest, identity = made_score(metric).fingerprint, json.dumps(made_score(metric).facts, sort_keys=True)
     cut, reason = _cut(metric, images["prompt"].tolist())
@@ -270,11 +270,11 @@ def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | N
     if cut is None or not cut[0]:
         return (None if cut is None else 0.0), None
     count, tokens = cut
-    return count / len(captions), f"{count} of {len(captions)} captions are cut: it reads {tokens} tokens"
+    return count / len(captions), f"{count} of {len(captions)} captions are truncated, to {tokens} tokens"
 
 
 def forget(folder: Path, metric: Metric) -> None:
-    """Remove all stored scores and features of a metric in a run folder, of every fingerprint."""
+    """Remove a metric's stored scores and features of all fingerprints from a run folder."""
     with writing(folder, ()):
         for path in (path for place in ("scores", "image_scores") for path in files_named(folder / place, "*-*")):
             if path.name.rpartition("-")[0] == metric.name:

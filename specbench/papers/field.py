@@ -67,7 +67,7 @@ def chart_of_field(measured: Sequence[ReportRow]) -> Chart:
 
 
 def _speeds(table: Table) -> Iterator[dict[str, object]]:
-    """Yield the rows of a table with seconds of AR or a latency ratio."""
+    """Yield the rows of a table that print AR's seconds or a latency ratio."""
     for row in table.rows:
         printed = printed_values(table, row)
         ar = next((printed_values(table, one) for one in table.rows if _is_ar(one) and _place(one) == _place(row)), {})

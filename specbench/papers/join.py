@@ -42,7 +42,7 @@ from specbench.store.schema import KEY
 Prompts = frozenset[tuple[str, str]]  # (id, text) of each prompt
 NOT_RUN = "not run"
 _BESIDE = {
-    "speedup_e2e": "End-to-end speed-up: the same ratio as speed-up, of end-to-end latencies.",
+    "speedup_e2e": "End-to-end speed-up: as speed-up, but with end-to-end latencies.",
     OVER_BASELINE: f"the ratio of latencies over the images in common with that row. {MARKED}",
 }
 
@@ -73,7 +73,7 @@ class PaperTable:
     lines: tuple[Line, ...]
     remarks: tuple[str, ...]  # remarks on the whole table
     definitions: tuple[str, ...]  # meaning of each column, a line each
-    problem: SpecbenchError | None = None  # error of a run of the table; the table is still shown
+    problem: SpecbenchError | None = None  # error of a run; the table is shown nevertheless
 
     @property
     def footnotes(self) -> list[str]:
@@ -143,7 +143,7 @@ def _other_prompts(asked: Prompts | None, measured: Measured, settings: RunSetti
     if decoded == asked or (decoded < asked and measured.partial):
         return ()
     first = f"the first {len(asked):,}" if settings.limit else f"all {len(asked):,}"
-    return (f"other prompts than {first} of {settings.prompts}",)
+    return (f"prompts other than {first} of {settings.prompts}",)
 
 
 def _expected(settings: RunSettings) -> int | None:
@@ -224,7 +224,7 @@ def _mixed(there: Sequence[Measured]) -> list[str]:
         return []
     few, many = min(map(len, sets)), max(map(len, sets))
     which = f"{few:,} to {many:,} images" if few < many else f"{few:,} images each, but different images"
-    return [f"Its cells come from several runs over different images: {which}."]
+    return [f"The cells of this row come from several runs over different images: {which}."]
 
 
 def _heading(table: Table) -> str:
@@ -245,19 +245,19 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
         remarks.append(f"Images per row measured here: {fewest_most}.")
     unlike = dict.fromkeys(text for measured in used for text in measured.unlike)
     if unlike and any(cell.paper is not None for line in lines for cell in line.cells.values()):
-        remarks.append(f"Run with {', '.join(unlike)}: such rows show no difference from the paper.")
+        remarks.append(f"Some rows were run with {', '.join(unlike)}; they show no difference from the paper.")
     if any(cell.why == NOT_SCORED for line in lines for cell in line.cells.values()):
         remarks.append("To add missing scores, if the metric is installed: specbench score --metric NAME.")
     remarks += [SEEDS] if any(len(seeds_of(measured.run)) > 1 for measured in used) else []
     remarks += captions_cut([measured.row for measured in used])
     if any(measured.row.failed for measured in used):
-        remarks.append("Failed images are left out; `specbench show` lists them.")
+        remarks.append("Failed images are omitted; `specbench show` lists them.")
     return remarks
 
 
 def with_baseline(joined: PaperTable, name: str) -> PaperTable:
-    """Add a column of speed-ups over a row of each group, and marks on scores and speed-ups that differ from the values
-    of that row. `name`: the row's label, its decoder, or the start of its run's id."""
+    """Use one row of each group as baseline: add a column of speed-ups over it, and mark scores and speed-ups that
+    differ from its values. `name`: the baseline's label or decoder, or the start of its run id."""
     if SEEDS in joined.remarks:
         what = f"--baseline {name}: {joined.table.name} has rows of several seeds"
         raise SpecbenchError(what, f"choose a single seed: specbench bench {joined.table.name} --seed N")

@@ -155,8 +155,8 @@ def conventions() -> Mapping[str, object]:
 
 
 def read_table(path: Path) -> Table:
-    """Read a table from its file. A user's table needs no `name`, `paper` and `source`. The conventions apply only to
-    tables of papers.
+    """Read a table from its file. In a user's table, `name`, `paper` and `source` are optional. `conventions()` apply
+    only to papers' tables.
     """
     content, file = _read_toml(path), path.name
     axes = content.pop("axes", [])
@@ -277,7 +277,7 @@ def _row(
     _check(entry, _ROW, ("label",), file, place)
     runnable = entry.get("runnable", True)
     if runnable == ("why" in entry):
-        raise _wrong(file, f"{place}.why", "`why` is required with `runnable = false`, and allowed only there")
+        raise _wrong(file, f"{place}.why", "`why` is required with `runnable = false`, and not allowed otherwise")
     (shared, shared_seeds), (stated, seeds) = defaults, _stated(entry, file, place)
     _check_reasons(entry.get("chosen", {}), file, place)
     for needed in ("model", "decoder") if runnable else ():

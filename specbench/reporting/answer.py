@@ -19,11 +19,11 @@ from specbench.system.monitor import BUSY_CORES
 
 _COSTLY_WINDOW = 1.1
 _IMPLAUSIBLE_WINDOW = 0.8
-"""Smallest plausible window cost. A smaller ratio shows that the machine changed between the runs."""
+"""Smallest plausible window cost. A smaller cost shows that the machine changed between the runs."""
 
 
 class _Timed(NamedTuple):
-    """A row with a speed-up that a sentence may quote."""
+    """A report row and the speed-up that sentences quote."""
 
     row: ReportRow
     quoted: Quoted
@@ -60,7 +60,7 @@ def answer(rows: Sequence[ReportRow]) -> list[str]:
         *map(_apart, apart),
         *_other_calls([run.row for run in timed]),
         *([] if against_ar else _untimed(rows)),
-        *(f"{_name(row)}: {copy} is a copy of this run and is left out." for row in rows for copy in row.copies or ()),
+        *(f"{_name(row)}: {copy} is a copy of this run and is omitted." for row in rows for copy in row.copies or ()),
         *_unequal_windows(rows),
         *disturbances(rows),
     ]
@@ -88,17 +88,17 @@ def disturbances(rows: Sequence[ReportRow]) -> list[str]:
     ]
     lines += [
         f"{_name(row)}: {count} of {row.n} images were decoded under {stack}"
-        f"{f', not {row.versions}' * (str(row.versions) not in stack)}; their times are left out."
+        f"{f', not {row.versions}' * (str(row.versions) not in stack)}; their times are omitted."
         for row in rows
         for stack, count in (row.untimed or {}).items()
     ]
     cores = max((row.disturbed or 0 for row in rows), default=0)
     if cores > BUSY_CORES and any(row.latency_ms is not None for row in rows):
-        taken = f"Other processes took up to {number(cores, 1)} CPU cores from these runs"
-        lines += [f"{taken}: repeat timings on a quiet machine."]
+        taken = f"Other processes used up to {number(cores, 1)} CPU cores that these runs needed"
+        lines += [f"{taken}: repeat the timings on an idle machine."]
     lines += [f"{_name(row)}: {'; '.join(row.gpu_disturbed)}." for row in rows if row.gpu_disturbed]
     lines += [
-        f"{_name(row)}: its run.json was edited after the run: its settings do not match the run id."
+        f"{_name(row)}: its run.json was edited after the run, so the settings do not match the run id."
         for row in rows
         if row.settings_changed
     ]
@@ -133,7 +133,7 @@ def _name(row: ReportRow) -> str:
 
 
 def _fastest(exact: Sequence[_Timed]) -> str:
-    """Name the fastest lossless decoder and those whose intervals overlap; p-values are corrected for the selection."""
+    """Name the fastest lossless decoder, and others with overlapping intervals; p is corrected for this selection."""
     best, *others = exact
     p = dict(zip((run.row.run_id for run in exact), holm([run.quoted.speedup_p for run in exact]), strict=True))
     corrected = p[best.row.run_id]
@@ -147,8 +147,7 @@ def _fastest(exact: Sequence[_Timed]) -> str:
         )
     elif speed.low is None:
         sentence = (
-            f"{name} ran {value} times as fast as {ar} in {images}: too few for an interval or for calling it the "
-            "fastest"
+            f"{name} ran {value} times as fast as {ar} in {images}: too few for an interval, and to call it the fastest"
         )
     elif speed.value > 1 and best_is_real:
         sentence = f"{name} is the fastest lossless decoder: {value} times as fast as {ar} {interval} over {images}"
@@ -185,7 +184,7 @@ def _with_loss(run: _Timed) -> str:
 def _apart(row: ReportRow) -> str:
     """Explain why the speed-up of a run over AR is not meaningful."""
     return (
-        f"The speed-up of {_name(row)} is not meaningful: its forwards took {number(row.over_ar.window_cost)} times "
+        f"The speed-up of {_name(row)} is meaningless: its forwards took {number(row.over_ar.window_cost)} times "
         "as long as AR's forwards of a single token, so AR ran on a slower or busy machine. Decode both in one "
         "command, with another --out."
     )
@@ -197,8 +196,8 @@ def _other_calls(timed: Sequence[ReportRow]) -> list[str]:
         return []
     listed = f"{names[0]} and {len(names) - 1} others" if len(names) > 3 else enumerated(names)
     return [
-        f"{listed}: decoded in another call than AR; the intervals do not include changes of the machine between the "
-        "calls. One command decodes all in turn (with another --out)."
+        f"{listed}: not decoded in the same call as AR; the intervals do not include changes of the machine between "
+        "the calls. To decode all in turn, use one command, with another --out."
     ]
 
 
@@ -241,7 +240,7 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
         for who, score, gap in compared
         if score.real
     ]
-    sentences += [f"{who} has the same scores as AR, image by image, in {', '.join(of)}." for who, of in equal.items()]
+    sentences += [f"{who} and AR have the same {', '.join(of)} on every image." for who, of in equal.items()]
     if not unclear:
         return sentences
     # Number of prompts that detects a change: from the unclear differences if known, else from AR's scores.
@@ -266,7 +265,7 @@ def _untimed(rows: Sequence[ReportRow]) -> list[str]:
     if decoded and all(row.over_ar.baseline is None for row in missing):
         folder = decoded[0].folder
         if all(row.over_ar.unlike_ar for row in missing) and any(row.decoder == "ar" for row in rows):
-            return [*sentences, "To compare: decode both in one command, with another --out."]  # AR is stored already
+            return [*sentences, "To compare: decode both in one command, with another --out."]  # AR is stored
         sentences.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")
     return sentences
 

@@ -56,7 +56,7 @@ def definition_of(number: Callable[..., Any]) -> str:
     """First paragraph of the docstring of a function of `specbench.stats`, on one line."""
     if not (text := inspect.getdoc(number)):
         raise SpecbenchError(
-            "python removed the docstrings, from which the definitions are printed", "set PYTHONOPTIMIZE=1, not 2"
+            "Python removed the docstrings, which are the printed definitions", "set PYTHONOPTIMIZE=1, not 2"
         )
     return " ".join(text.split("\n\n")[0].split())
 
@@ -193,29 +193,29 @@ def _gap(row: ReportRow) -> str:
 
 
 _FASTEST = (
-    "vs fastest AR: speed-up over the fastest AR configuration among the runs on this machine (in brackets: number "
-    "format, threads, compiled)."
+    "vs fastest AR: speed-up over the fastest AR configuration among the runs on this machine (in brackets: its "
+    "number format, its threads, whether compiled)."
 )
 _BY_DEPTH = (
     "Acceptance by depth: acceptance at each draft depth, counted from 1; in a draft tree a depth counts as accepted "
     "if one of the siblings verified there is accepted."
 )
 _WINDOW = (
-    "Window: tokens per target forward, without siblings and further paths (for a static draft tree: its nodes and "
-    "the root token); varies for ZipAR."
+    "Window: tokens per target forward, not counting siblings and further paths; for a static draft tree: its nodes "
+    "and the root token; varies for ZipAR."
 )
 _BESIDE_AR = "difference from AR over the images in common, with its 95 % interval over prompts."
 _LATENCY = "Latency: seconds per image from the start of prefill to the last token, mean over images decoded alone."
 _LOSSLESS = (
-    "Lossless: the joint distribution of the image tokens equals AR sampling; theirs: tokens and times come from "
-    "another program."
+    "Lossless: yes if the joint distribution of the image tokens equals AR sampling; theirs: tokens and times come "
+    "from another program."
 )
 
 FAILED_AUDIT = "NOT LOSSLESS: fails its audit"
 
 
 def failed_audit(row: ReportRow) -> bool:
-    """Whether the decoder is declared lossless but the audit of this run found a deviation."""
+    """Return whether the decoder is declared lossless but the audit of this run found a deviation."""
     return bool(row.lossless and row.audit and row.audit.failed)
 
 
@@ -227,12 +227,12 @@ def _label(row: ReportRow) -> str:
 
 
 def audit_cell(row: ReportRow) -> str:
-    """The verdict of the stored audit in one line."""
+    """Format the verdict of the stored audit in one line."""
     if not (audit := row.audit):
         return MISSING
     if audit.verdict == "deviates":
         bound = with_interval(audit.tv, 3)
-        cell = f"deviates, TV >= {bound}" if value_of(audit.tv) else "deviates (too few images for its size)"
+        cell = f"deviates, TV >= {bound}" if value_of(audit.tv) else "deviates (too few images to measure its size)"
     elif audit.verdict != "consistent":
         cell = audit.verdict
     else:
@@ -328,7 +328,7 @@ FIRST = (
     TOKENS_PER_STEP,
     IMAGES_PER_HOUR,
 )
-_SHOWN = "Audited runs add the lower bound on the per-token total variation (TV), or the smallest detectable TV."
+_SHOWN = "For audited runs, also the lower bound on the per-token total variation (TV), or the smallest detectable TV."
 EXACTNESS = ReportColumn("lossless", _exactness, f"{_LOSSLESS} {_SHOWN}")
 
 DRAFTS = (
@@ -340,7 +340,7 @@ DRAFTS = (
     _series("TV(P, Q) by depth", stats.draft_tv_by_depth),
     _plain("Theorem 2 bound", stats.theorem2_bound, 2),
 )
-"""Columns of decoders with a draft head or relaxed acceptance."""
+"""Columns that apply to decoders with a draft head or relaxed acceptance."""
 
 TAILS = (
     DECODER,
@@ -361,22 +361,22 @@ STAGES = (
     _duration("stage 2 ms", stats.stage2_ms),
     _duration("both stages ms", stats.both_stages_ms),
 )
-"""Columns of models with a second stage."""
+"""Columns that apply to models with a second stage."""
 
 TRACED = (
     _plain("TV(p, q)", stats.draft_tv, 3),
     _bounded("top-1 of p", stats.top1, 3),
     _plain("top-1 of q", stats.draft_top1, 3),
 )
-"""Columns of runs with --trace."""
+"""Columns that apply to runs with --trace."""
 
 AUDIT = (
     ReportColumn(
         "audit",
         audit_cell,
-        "Audit: whether the tokens are exact samples of the model (specbench audit --run). If they deviate, a lower "
-        "bound on the mean total variation per token with its 95 % interval; else the deviation that the audit detects "
-        "with probability 0.95.",
+        "Audit: whether the tokens are exact samples of the model (specbench audit --run). If they deviate: lower "
+        "bound on the mean total variation per token, with its 95 % interval; otherwise: the deviation that the audit "
+        "detects with probability 0.95.",
     ),
 )
 """Column that is shown if a run was audited."""
@@ -398,7 +398,7 @@ def score_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
 
 
 def part_columns(rows: Sequence[ReportRow]) -> dict[str, list[ReportColumn]]:
-    """Build the columns for the parts of metrics ("metric:part"), by metric; headings are the part names."""
+    """Build {metric: columns of its parts}, for scores "metric:part"; headings are the names of the parts."""
     columns: dict[str, list[ReportColumn]] = {}
     for name in dict.fromkeys(score.metric for row in rows for score in row.scores if not score.whole):
         metric, _, part = name.partition(":")

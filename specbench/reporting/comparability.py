@@ -58,7 +58,7 @@ class Run:
 
     @property
     def rows(self) -> pd.DataFrame:
-        """Rows of the decoded images, with the decoder's additional statistics as columns."""
+        """Rows of the decoded images, with the numbers in `facts` as columns."""
         return self._read[0]
 
     @property
@@ -93,7 +93,7 @@ class Run:
 
     @cached_property
     def traced(self) -> pd.DataFrame:
-        """Traces of the traced images, with the step that committed each token."""
+        """Traces of images that have one, with the step that committed each token."""
         store = RunStore(self.folder)
         traces = store.traces()
         return traces.merge(store.samples(["committed_step"]), on=KEY) if len(traces) else traces

@@ -124,7 +124,7 @@ def template(name: str) -> jinja2.Template:
 
 
 def breakable(text: str) -> Markup:
-    """Escape a name so that long words, such as `package.module:NAME`, break only after punctuation."""
+    """Escape a name, and allow line breaks in long words, such as `package.module:NAME`, only after punctuation."""
     words = (re.split(r"(?<=[.:,;/_=])(?=\w)", word) if len(word) > _LONG_WORD else [word] for word in text.split(" "))
     return Markup(" ").join(Markup("<wbr>").join(map(escape, parts)) for parts in words)
 
@@ -384,5 +384,5 @@ def _picture(pixels: np.ndarray) -> str:
 
 
 def data_url(picture: bytes, kind: str = "png") -> str:
-    """A picture as a data URL."""
+    """Encode a picture as a data URL."""
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"

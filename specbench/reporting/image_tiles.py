@@ -184,7 +184,7 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
     if traces is not None and traces.empty:
         return None
     total, seen, grid = 0.0, 0, None
-    for piece in store.batches(columns):  # constant memory for runs of any size
+    for piece in store.batches(columns):  # in batches, for constant memory
         rows = piece.filter(pc.equal(piece["status"], "ok")).to_pandas()
         rows = rows if traces is None else rows.merge(traces[[*KEY, quantity]], on=list(KEY))
         for row in rows.itertuples(index=False):

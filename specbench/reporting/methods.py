@@ -36,7 +36,7 @@ def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
     infos = [info for info in stored if info.spec.tokens_sha256 is None]
     theirs = [rf"\texttt{{{tex(info.spec.decoder.name)}}}" for info in stored if info.spec.tokens_sha256]
     if not infos:
-        what = "a methods paragraph describes what specbench decoded"
+        what = "a methods paragraph describes only runs that specbench decoded"
         raise SpecbenchError(what, "these runs are tokens of other programs")
     presets = {info.spec.decoder.name: PRESETS.get(info.spec.decoder.name) for info in infos}
     papers = {name: _published(preset) if preset else None for name, preset in presets.items()}
@@ -45,7 +45,7 @@ def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
         *_each("Sampling used {}.", _samplings(infos)),
         *_each("The prompts were from {}.", map(_prompts, infos)),
         f"The decoders were {enumerated(_decoders(infos, papers))}.",
-        *([f"The tokens of {enumerated(theirs)} were drawn by these programs on other machines."] if theirs else []),
+        *([f"These programs drew the tokens of {enumerated(theirs)} on other machines."] if theirs else []),
         *_metrics(folders),
         *_each("We measured on {}.", (_machine(info) for info in infos)),
         _statistics(infos),
@@ -179,7 +179,7 @@ def _entry(key: str, paper: str) -> str:
     fields = {name: value if name == "eprint" else tex(value) for name, value in found.items() if value}
     if "author" in fields:
         fields["author"] = fields["author"].replace(" et al.", " and others")
-    fields["title"] = f"{{{fields['title']}}}"  # otherwise the style "plain" prints "Lantern"
+    fields["title"] = f"{{{fields['title']}}}"  # braces keep capitals, which BibTeX's style "plain" changes
     fields |= {"archiveprefix": "arXiv"} if "eprint" in fields else {}
     kind = "inproceedings" if "booktitle" in fields else "misc"
     body = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items())

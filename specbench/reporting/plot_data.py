@@ -29,8 +29,8 @@ Sweep = dict[str, list[tuple[Any, Estimate, float | None]]]
 
 @dataclass
 class StepData:
-    """Aggregates over the decoded images of a run: `step_ms` per target forward by span, a ratio of totals (None for
-    batch sizes above 1), and the fraction of the free tokens in each bin of `LOGP_EDGES`."""
+    """Aggregates over the decoded images of a run: `step_ms`, milliseconds per target forward of each span (a ratio of
+    totals; None for batch sizes above 1), and `logp`, the fraction of free tokens in each bin of `LOGP_EDGES`."""
 
     step_ms: dict[str, float] | None
     logp: np.ndarray | None

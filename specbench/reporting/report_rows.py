@@ -29,7 +29,7 @@ from specbench.system.monitor import gpu_disturbances, taken_cores
 _MOST_READINGS = 20_000  # For more images, the readings of the machine are skipped, because they are large
 
 ROOFLINE_WRONG = (
-    "the roofline is wrong: decoding was faster than it allows. The device was measured while the machine was busy, or "
+    "the roofline is invalid: decoding was faster than it allows. The device was measured on a busy machine, or "
     "its cache holds the weights; measure it again on an idle machine (specbench doctor --measure), then run again"
 )
 """Note instead of a roofline ratio below 1, which is impossible."""
@@ -38,8 +38,8 @@ EAGER_RATIO = 2.0  # Above this roofline ratio, eager AR is limited by call over
 
 
 def report_rows(folders: Sequence[Path]) -> list[ReportRow]:
-    """Compute the report rows of the runs in `folders`, in the order of the presets (AR first). AR baselines are
-    searched in the same results folders."""
+    """Compute the report rows of the runs in `folders`, in the order of the presets (AR first). AR baselines are taken
+    from the same results folders."""
     runs = comparability.with_ar_runs({folder.resolve(): folder for folder in folders}.values())
     copied = comparability.copies([run for run, _ in runs.values()])
     runs = {folder: with_ar for folder, with_ar in runs.items() if folder not in copied}
@@ -206,7 +206,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:
         apart = [name for name in (nearest or [()])[0] if name.split()[0] not in (*_UNKNOWN, "hardware", "versions")]
         apart = ["the prompt set (import --prompts)" if "prompts_sha256" in name else name for name in apart]
         why = f"; not compared with AR, which differs in {', '.join(apart)}" if apart else ""
-        return OverAR(speedup_note=f"times of another program{why}")
+        return OverAR(speedup_note=f"the times are of another program{why}")
     if nearest is None:
         return OverAR(speedup_note="no AR run")
     differing, ar = nearest
@@ -216,7 +216,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:
         how = f"batch {spec.batch}" if spec.batch > 1 else "throughput mode"
         untimed = not stats.paired(run.rows, ar.rows).empty and (run.untimed or ar.untimed)
         lacking = "no image was decoded" if run.rows.empty else "no images in common with AR"
-        why = "differs in versions between images" if untimed else lacking
+        why = "its images were decoded under different versions" if untimed else lacking
         why = why if spec.timed else f"{how}: latency is not measured"
         return OverAR(speedup_note=why, unlike_ar=bool(spec.timed and untimed))
     shared = f"{result.pairs} images" if result.pairs > 1 else "one image"
@@ -255,4 +255,4 @@ def eager_ar(ar: Run) -> str | None:
     if ar.info.compiled or (ratio is not None and ratio <= EAGER_RATIO):
         return None
     takes = f" and takes {ratio:.2g} times its roofline" if ratio else ""
-    return f"AR is not compiled{takes}: compile before you quote the speed-up (--compile on)"
+    return f"AR is not compiled{takes}: before you quote the speed-up, run with --compile on"

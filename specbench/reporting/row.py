@@ -34,7 +34,7 @@ class ShownScore:
     too_few: bool = False
     prompts_needed: int | None = None
     note: str | None = None
-    edited: str | None = None  # edit time of the code of a plug-in metric
+    edited: str | None = None  # edit time of the metric's code, for plug-ins
     better: Better = "higher"
     kind: Kind = "plain"
 
@@ -76,7 +76,7 @@ class Compared:
 
     @property
     def record(self) -> dict[str, object]:
-        """Plain values, for writers of data."""
+        """Convert to plain values, for csv, json and parquet."""
         bounds = {part: getattr(self.estimate, part, None) for part in _ENDS.values()}
         others = ("p", "p_holm", "n", "prompts_needed", "note")
         return {"name": self.name} | bounds | {name: getattr(self, name) for name in others}
@@ -199,14 +199,14 @@ class ReportRow:
     audit: ShownAudit | None = None
     settings_changed: bool | None = None  # whether the settings in run.json contradict the run id
     drawn: Sequence[str] | None = None  # descriptions of the selected prompts
-    model_edited: str | None = None  # edit time of the code of a plug-in model
-    untimed: Mapping[str, int] | None = None  # number of images without times, by versions
+    model_edited: str | None = None  # edit time of the model's code, for plug-ins
+    untimed: Mapping[str, int] | None = None  # {versions: number of images without times}
     versions: str | None = None  # versions that decoded the timed images
     captions_cut: int | None = None  # number of images whose caption was too long for the model
     one_by_one: int | None = None  # number of images in smaller batches than requested
     load: Sequence[float | None]
     environment: Sequence[str]
-    copies: Sequence[str] | None = None  # folders with a copy of the run; the copies are left out
+    copies: Sequence[str] | None = None  # folders of copies of the run, which are not shown
     against: Against | None = None
     real: Collection[str] | None = None  # names of the numbers that differ from AR's
 
@@ -277,7 +277,7 @@ def with_bounds(name: str, estimate: Estimate | None) -> dict[str, float | None]
 
 
 def _by_key(values: Mapping[str, Any]) -> dict[str, object]:
-    """Plain values by key."""
+    """Convert values to plain values, with separate keys for bounds."""
     plain = (with_bounds(name, value) if name in _BOUNDED else {name: _plain(value)} for name, value in values.items())
     return {key: value for keys in plain for key, value in keys.items()}
 

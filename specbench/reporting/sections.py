@@ -23,8 +23,8 @@ READING = (
     "with the tokens per step relative to AR over the same images."
 )
 BOLD_RULE = (
-    f"Bold: the best value of its column, if its difference from AR is real. {RULE} Other columns are not tested, and "
-    "have no bold type."
+    f"Bold: the best value of its column, if its difference from AR is real. {RULE} Columns that are not tested have "
+    "no bold values."
 )
 
 
@@ -95,7 +95,7 @@ def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
     images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
     common = [f"The speed-up is over the {images} images in common with AR."] if over else []
     few = [col.FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
-    wrong = ["A roofline is wrong; see specbench report --all"] if any(row.roofline_note for row in runs) else []
+    wrong = ["A roofline is invalid; see specbench report --all"] if any(row.roofline_note for row in runs) else []
     lines = [*common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
     left = len(lines) - _MOST_NOTES
     return lines if left <= 0 else [*lines[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]
@@ -112,7 +112,7 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
             raise unknown_name("column", name, dict.fromkeys(name for columns in by_heading for name in columns))
     shown = []
     for section, columns in zip(grouped, short, strict=True):
-        # Columns of a chosen baseline are always kept.
+        # Keep the columns that compare with a chosen baseline.
         over = (heading for heading in columns if heading.startswith("over "))
         wanted = (col.DECODER.heading.lower(), *headings, *over)
         kept = list(dict.fromkeys(columns[name] for name in wanted if name in columns))
@@ -177,7 +177,7 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
         + list(dict.fromkeys(f"Steps: {row.steps}." for row in rows if tells_steps(row)))
         + list(floors)
         + list(wrong)
-        + ([f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}; its roofline counts one byte a weight."] if light else [])
+        + ([f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}; its roofline counts one byte per weight."] if light else [])
         + [*(f"{text}." for text in parts_of_one), *(_load(rows) if load else ())]
     )
 
@@ -259,7 +259,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
     for column in columns:
         with_marks.append(column if column.tested in ("", "speedup") else marked(column))
         if column.tested == "speedup":
-            meaning = f"Over: latency of {base} divided by the latency of the run. {MARKED}"
+            meaning = f"Over: speed-up over {base}, its latency divided by the latency of the run. {MARKED}"
             with_marks.append(ReportColumn(f"over {base} [95 %]", over, meaning, 1))
     return with_marks
 
@@ -267,7 +267,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
 def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     row = runs[0]
     setting, sampling = row.setting, row.setting.sampling
-    drafting = [run for run in runs if run.decoder != "ar"]  # an AR run may have fewer prompts
+    drafting = [run for run in runs if run.decoder != "ar"]  # an AR baseline may have fewer prompts
     which = "; ".join(dict.fromkeys(text for run in drafting or runs for text in run.drawn or ()))
     ours = not all(run.imported for run in runs)
     parts = [f"prompts {setting.prompts}" + (f" ({which})" if which and drawn else "")]

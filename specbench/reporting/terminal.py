@@ -1,4 +1,4 @@
-"""Terminal output of `specbench report` and `specbench show`; cards of runs and of images as plain values."""
+"""Terminal output of `specbench report` and `specbench show`; facts of runs and images ("cards") as plain values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from specbench.system.console import one_line
 from specbench.system.text_tables import distinct_columns, panel_count, terminal_table
 
 _IN_THE_TITLE = (col.DECODER, col.WINDOW, col.IMAGES, col.LOSSLESS)  # Columns shown in a card's title
-_MORE = "specbench report --all: every number; --explain: what the columns mean"
+_MORE = "specbench report --all: every number; --explain: definitions of the columns"
 _LEFT = ("lossless", "audit")
 KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")  # Columns that are shown even if all rows have the same value
 _ESSENTIAL = ("decoder", "NFE", "latency s", "speed-up [95 %]", "lossless")

@@ -44,7 +44,7 @@ def interval(name: str, rows: pd.DataFrame) -> Estimate | None:
 
 
 def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Difference | None:
-    """Compute a difference in one of `MEANS`, run minus baseline, over common images; None if there are none."""
+    """Compute a difference in one of `MEANS`, run minus baseline, over common images; None without common images."""
     common = rows[_KEY].merge(baseline[_KEY], on=_KEY)
     first, second = (_influences(name, common.merge(side, on=_KEY)) for side in (rows, baseline))
     if first is None or second is None:
@@ -57,7 +57,7 @@ def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Di
 
 
 def _influences(name: str, rows: pd.DataFrame) -> tuple[float, pd.Series] | None:
-    """Return the ratio, and each image's influence on it."""
+    """Return the ratio of totals, and the influence of each image on the ratio."""
     top, bottom = (side.astype("float64") for side in RUN_NUMBERS[name].sides(rows))
     defined = top.notna() & bottom.notna()
     top, bottom = top[defined], bottom[defined]

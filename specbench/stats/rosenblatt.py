@@ -27,7 +27,7 @@ FEWEST = 200  # Minimum number of tokens for testing a group
 PLACES = (0, 1, 2, 4, 8, 16, 32, 64)
 ENTROPIES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
 """Lower bounds of the groups by place in the window, and by entropy of p in nats."""
-_PARTS = 4  # Groups of consecutive slots
+_PARTS = 4  # Number of groups of consecutive slots
 LAGS = (1, 2, 4, 8, 16, 32)  # Distances between compared tokens; they include common window sizes
 _MEAN_NULL_DISTANCE = 0.8687
 """Mean of the Kolmogorov distribution: expected sqrt(n) times the distance for uniform values."""
@@ -38,7 +38,7 @@ class Tokens:
     """The free tokens of a run's images. K images of M tokens each, in stream order."""
 
     u: Mapping[str, np.ndarray]  # [K, M] by order; NaN for tokens without a value in that order
-    # [K, M] place in the window of the step that committed the token; None for decoders without windows
+    # [K, M] each token's place in the window that committed the token; None for decoders without windows
     place: np.ndarray | None
     entropy: np.ndarray  # [K, M] of p, in nats
 
@@ -191,7 +191,7 @@ def _choose(u: np.ndarray, group: np.ndarray) -> tuple[dict[int, tuple[float, in
 
 
 def _measure(u: np.ndarray, group: np.ndarray, points: Mapping[int, tuple[float, int]]) -> np.ndarray:
-    """Return, per image, the mean [K] over its tokens of sign (1(u <= t) - t)."""
+    """Return for each image, [K], the mean of sign * (1(u <= t) - t) over the image's tokens."""
     gain: np.ndarray = np.zeros(u.shape)
     for number, (t, sign) in points.items():
         here = (group == number) & ~np.isnan(u)
@@ -217,7 +217,7 @@ def detectable(tokens: Tokens, level: float) -> float:
 
 
 def _correlation(order: str, kind: str, group: str, first: np.ndarray, second: np.ndarray) -> Iterator[Test]:
-    """Test products of centred pairs: uncorrelated, with mean 0 and variance 1/144, if values are independent."""
+    """Test for correlation: products of independent, centred values have mean 0 and variance 1/144."""
     products = (first - 0.5) * (second - 0.5)
     if len(products := products[~np.isnan(products)]) >= FEWEST:
         correlation = 12 * float(products.mean())
@@ -226,7 +226,7 @@ def _correlation(order: str, kind: str, group: str, first: np.ndarray, second: n
 
 
 def _names(bounds: Sequence[float], whole: bool = False) -> list[str]:
-    """Return the names of the groups that begin at `bounds`."""
+    """Name the groups that begin at `bounds`."""
     ranges = [(low, high - whole) for low, high in pairwise(bounds)]
     names = [f"{low:g}" if whole and low == high else f"{low:g}-{high:g}" for low, high in ranges]
     return [*names, f"{bounds[-1]:g}+"]

@@ -97,10 +97,10 @@ class SpeedUp:
     steps: float | None
     window_cost: float
     overhead: float
-    end_to_end: float | None  # the same ratio for the end-to-end latency
+    end_to_end: float | None  # speed-up of the end-to-end latency
     pairs: int  # images that both runs decoded
     prompts: int  # prompts of these images, which are the independent units of the interval
-    p: float | None  # of `specbench.stats.speed_difference`; None below `FEW_UNITS` prompts
+    p: float | None  # p-value of `specbench.stats.speed_difference`; None below `FEW_UNITS` prompts
 
 
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:

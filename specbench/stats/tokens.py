@@ -1,5 +1,5 @@
-"""Conversion of stored rows for statistics, with sums per image instead of per-token lists, and log-probability
-statistics of the committed tokens under the target distribution, in nats."""
+"""Convert stored rows for statistics: sums per image replace per-token lists. Compute statistics of log-probabilities
+of the committed tokens under the target distribution, in nats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def condense(rows: pa.Table) -> pd.DataFrame:
 
 
 def as_frame(rows: pa.Table) -> pd.DataFrame:
-    """Convert rows that already contain their sums; lists stay Arrow lists. Memory that only `rows` uses is freed."""
+    """Convert rows with sums to a data frame; lists stay Arrow lists. `rows` is freed and must not be used again."""
 
     def keep_lists(kind: pa.DataType) -> pd.ArrowDtype | None:
         return pd.ArrowDtype(kind) if pa.types.is_list(kind) else None

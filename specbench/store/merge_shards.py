@@ -62,7 +62,7 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
 
 def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
     """Describe missing shards: parts without a folder, and parts with too few images. The parts of a run differ in size
-    by at most one image; a part of a baseline may be smaller."""
+    by at most one image, except that a part of a baseline may be smaller."""
     images: dict[int, dict[int, dict[str, tuple[int, int]]]] = {}
     for folder in map(Path, folders):
         if shard := _SHARD.search(str(folder)):
@@ -84,8 +84,8 @@ def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
             if any(name not in runs for name in whole)
             or any(done < min(most[name] - 1, size) for name, (done, size) in runs.items())
         ]
-        lines += [f"shards not there: {_spans(absent)} of {of}"] * bool(absent)
-        lines += [f"shards not finished: {_spans(behind)} of {of}"] * bool(behind)
+        lines += [f"missing shards: {_spans(absent)} of {of}"] * bool(absent)
+        lines += [f"unfinished shards: {_spans(behind)} of {of}"] * bool(behind)
     return lines
 
 
@@ -97,7 +97,7 @@ def _spans(numbers: Sequence[int]) -> str:
 
 
 def _copy_rows(source: RunStore, target: RunStore) -> int:
-    """Copy rows missing in `target`; successful images replace failed ones, never the reverse."""
+    """Copy rows that are missing in `target`. Successful images replace failed images, never the reverse."""
     there = target.samples(["status"])
     stored = set(zip(there["prompt_id"], there["sample"], strict=True))
     done = target.completed()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, int]
 KEY = ("prompt_id", "sample")
-AR_SPANS = ("prefill", "target", "draft", "verify", "host")  # Spans of the `ar` latency; `e2e` has all spans
+AR_SPANS = ("prefill", "target", "draft", "verify", "host")  # Spans in `ar_ms`; `e2e_ms` includes all spans
 
 _FACT = r'"(?:[^"\\]|\\.)*": (?:null|-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)'
 _FACTS = rf"^\{{(?:{_FACT}(?:, {_FACT})*)?\}}$"
@@ -79,12 +79,12 @@ IMAGE_TABLE = _declared(**_TABLES.pop("samples"))
 FILE_KINDS = {place: _declared(**table) for place, table in _TABLES.items()}
 """{glob of the paths: schema} of every kind of parquet file. A glob matches files of one kind only."""
 TABLES = {kind.metadata[b"specbench.kind"].decode(): kind for kind in (*FILE_KINDS.values(), IMAGE_TABLE)}
-"""Declared tables by name, whether they are files or not."""
+"""{name: schema} of all declared tables, including tables that are not files."""
 SAMPLES, TRACES, IMAGE_SCORES = (TABLES[name] for name in ("images", "traces", "image scores"))
 RUN_SCORES, REPORT, LONG_REPORT = (TABLES[name] for name in ("run scores", "report", "numbers"))
 """In `SAMPLES` all but `schema`, the key, `prompt`, `seed`, `status`, `started_at` and `OWNER` may be null. The store
-itself fills in `OWNER`. `run_info.SCHEMA_VERSION` lists what older versions lack. `run --trace` writes
-`TRACES`; an image's trace has the `started_at` of its sample row."""
+adds `OWNER`. `run_info.SCHEMA_VERSION` lists the columns that older versions lack. `run --trace` writes `TRACES`; an
+image's trace has the `started_at` of its sample row."""
 
 
 def sample_row(base: Mapping[str, Any], generation: Generation, timed: bool) -> dict[str, Any]:
