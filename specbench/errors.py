@@ -49,7 +49,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def enumerated(texts: Iterable[str], last: str = "and") -> str:
-    """Join distinct texts as in a sentence: "csv, json and parquet"."""
+    """Join texts without repetition, as in a sentence: "csv, json and parquet"."""
     *first, end = dict.fromkeys(texts)
     return f"{', '.join(first)} {last} {end}" if first else end
 
@@ -69,8 +69,8 @@ _LISTS = {**{kind: f"{kind}s" for kind in ("decoder", "model", "metric", "table"
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str], most: int = 12) -> SpecbenchError:
-    """Build the error for a name not in `valid`. The hint gives the most similar name, or else all valid names; for
-    more than `most` valid names, also the command that lists them."""
+    """Build the error for a name not in `valid`. The hint is the most similar name, or else all valid names; the
+    command that lists the names replaces more than `most` of them."""
     valid = sorted(valid)
     near = names.guess(name, valid)
     hint = f"did you mean '{near}'?" if near else f"valid: {listed(valid) or 'none'}"

@@ -65,8 +65,8 @@ def _spellings(name: str) -> list[str]:
 def fitting(
     name: str, valid: Iterable[str], kind: str = "", also: Mapping[str, Iterable[str]] | None = None
 ) -> list[str]:
-    """Return the names of `valid` that a typed name may mean: the name itself, or names with the same spelling; empty
-    for an unknown name. `also`: synonyms of the valid names."""
+    """Return the names of `valid` that a typed name may mean: the name itself, or names with the same normalised
+    spelling; empty for an unknown name. `also`: {valid name: synonyms}."""
     valid = list(valid)
     if name in valid:
         return [name]
@@ -89,7 +89,7 @@ def by_words(name: str, facts: Mapping[str, Sequence[str]], families: Mapping[st
     meant = [
         entry
         for entry, texts in facts.items()
-        # Words, and neighbours joined: "LuminamGPT" matches "Lumina-mGPT".
+        # Single words and joined neighbours, so that "LuminamGPT" matches "Lumina-mGPT".
         if words and words <= {word for row in map(_words, texts) for word in (*row, *map("".join, pairwise(row)))}
     ]
     bare = words - _sizes(words)
@@ -161,10 +161,10 @@ def advice(typed: str) -> str | None:
 
 
 def guess(name: str, valid: Iterable[str]) -> str | None:
-    """Return the valid name nearest to a misspelt name, if a name is near enough.
+    """Return the valid name that is most similar to a misspelt name, if one is similar enough.
 
-    At most one slip is allowed below seven letters, else two. Swapping two neighbouring letters is one slip; digits
-    must be the same. A name is also near if only this name begins with the typed text of at least three letters.
+    Names below seven letters may have one slip, longer names two. Swapping two neighbouring letters is one slip; digits
+    must be the same. A name is also returned if it is the only name that begins with the typed three or more letters.
     """
     typed, spellings = folded(name), {}
     for entry in sorted(valid, reverse=True):

@@ -43,7 +43,7 @@ AUTHORS_PACKAGES = {
 PACKAGES |= AUTHORS_PACKAGES
 PROGRAM = Path(__file__).with_name("programs.py")
 MOST_IMAGES = 16
-"""Limit for a metric with a value per image: hpsv2 reads its 2 GB of weights again for each image."""
+"""Maximum images for metrics with a value per image: hpsv2 reads its 2 GB of weights again for each image."""
 _TOLERANCE = 1e-3
 """Largest difference at which two programs count as equal: of a value per image, or of a distance (relative)."""
 COLUMNS = ("run_id", "metric", "package", "ours", "theirs", "largest_difference", "n", "verdict")
@@ -66,7 +66,7 @@ def python_of(package: str) -> Path:
 
 
 def package_of(metric: str) -> str | None:
-    """The package that a metric is compared with."""
+    """Name of the package with which a metric is compared."""
     front_end = metric.removeprefix("fid[").rstrip("]").partition("+")
     if metric.startswith("fid["):
         whole = {"pytorch-fid": "pytorch-fid", "tf1": "torchmetrics", "tm-aa": "torchmetrics", "clean": "clean-fid"}

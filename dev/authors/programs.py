@@ -84,7 +84,7 @@ def torchmetrics(request: dict) -> dict:
 
 
 def hpsv2(request: dict) -> dict:
-    """Scores by hpsv2. Its wheel lacks the vocabulary, and it would download 4 GB of weights only to overwrite them."""
+    """Scores by hpsv2. Its wheel lacks the vocabulary, and hpsv2 would download 4 GB of weights and overwrite them."""
     bundled = gzip.open
     gzip.open = lambda path, *rest: bundled(request["vocabulary"] if "bpe_simple" in str(path) else path, *rest)
     sys.modules.setdefault("turtle", types.SimpleNamespace(forward=None))  # a stray import, absent without a display
@@ -155,7 +155,7 @@ def _trunk(weights: str, **options: object):
 
 
 def _cropped(files: list[str], crop: str, folder: Path) -> list[str]:
-    """Centre squares at 256 x 256 by torchvision, saved in a folder, as LANTERN's evaluation makes them."""
+    """Crop centre squares of 256 x 256 with torchvision, like LANTERN's evaluation, and save them in a folder."""
     if crop == "none":
         return files
     from PIL import Image

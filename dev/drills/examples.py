@@ -44,7 +44,7 @@ def example_run() -> Path:
 
 
 def example_info() -> dict:
-    """Read its run.json."""
+    """Read run.json of `example_run`."""
     (path,) = example_run().glob("*/run.json")
     return json.loads(path.read_text())
 

@@ -5,7 +5,7 @@
 
 Every interrupt must end the command with exit code 130 and one line, within 3 s or after the current image. Outcomes
 are lines of results/drills/interrupts.jsonl; a later call continues their count. A sleeping Python process is
-interrupted at the same moment: the time that it needs to end is the control for a loaded machine.
+interrupted at the same moment; its time to end shows how much the machine is loaded.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def prepared(name: str, box: Path) -> dict[str, str]:
 
 
 def interrupt(name: str, box: Path, env: dict[str, str], draw: random.Random) -> dict | None:
-    """Start a command, interrupt it, and describe its end; None if it had ended before."""
+    """Start a command, interrupt it, and describe how it ended; None if it ended before the interrupt."""
     at = draw.uniform(0.3, LONGEST_S[name])
     command = [sys.executable, "-m", "specbench", *COMMANDS[name]]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -5,7 +5,7 @@
 
 Every kill is followed by a rerun to completion and a comparison of all rows and pictures. Outcomes are appended to
 results/drills/kills.jsonl, a line per kill; a later call continues their count, so the drill may itself be stopped. The
-model is enumerable: a run of 24 images takes a fraction of a second, so a kill may hit any moment of it.
+model is enumerable: a run of 24 images takes a fraction of a second, so that kills hit all of its moments.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ driver.seconds = 1.0
 
 
 def moved(out: Path, draw: random.Random) -> bool:
-    """Move the results, a run, or a part of a run away at a random moment: the process must end with exit code 3, or be
-    done, and continue after the folder is back."""
+    """Move the results, a run, or a part of a run away at a random moment. The process must end with exit code 3 unless
+    it is done, and a rerun must continue after the folder is back."""
     child = os.fork()
     if not child:
         os.setpgrp()
@@ -242,7 +242,7 @@ KINDS: dict[str, Callable[[], Iterator[Drill]]] = {
 def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
     """Kill until the log has `kills` outcomes of the kind, or the time is up."""
     ends = time.monotonic() + seconds
-    torch.set_num_threads(1)  # a child lacks the threads of its parent, and would wait for them
+    torch.set_num_threads(1)  # a forked child lacks the threads of its parent, but would wait for them
     parquet_log._FAN_IN, parquet_log._LEVELS = 3, (3, 9)  # merges happen within a run of 24 rows
     make_model.layout = PREVIEWED if kind == "two-grids" else make_model.layout
     started = time.monotonic()

@@ -84,7 +84,7 @@ _YEAR = 31_556_952
 
 
 def places(aside: Path) -> dict[str, Mapping[str, str | None]]:
-    """Variables of each place; the drill itself applies `user`, `columns`, `umask`, `gone` and `clock`."""
+    """Environment variables of each place; the drill applies `user`, `columns`, `umask`, `gone` and `clock` itself."""
     odd = aside / "my home's é ünï"
     odd.mkdir(exist_ok=True)
     style = aside / "matplotlibrc"
@@ -144,7 +144,7 @@ def call(command: str, runs: Path, work: Path, place: Mapping[str, str | None]) 
     try:
         while part := os.read(ours, 2**16):
             printed += part
-    except OSError:  # the end of a terminal
+    except OSError:  # the terminal was closed
         pass
     os.close(ours)
     return process.wait(), printed.decode(errors="replace")
@@ -179,7 +179,7 @@ def failures(
     aside: Path,
     usual: dict[str, tuple[int, bytes]],
 ) -> int:
-    """Number of commands that fail in a place, with a line each; `usual`: exit codes and figures, empty at first."""
+    """Count and print the commands that fail in a place. `usual`: exit codes and figures, filled by the first calls."""
     failed = 0
     for command in commands:
         with tempfile.TemporaryDirectory(dir=aside) as inside:

@@ -78,7 +78,7 @@ CASES = (
 
 
 def write_checkpoint(model: str, folder: Path) -> None:
-    """A small checkpoint in the published layout, with the head size that vLLM's attention on a CPU has."""
+    """Write a small checkpoint in the published layout, with a head size that vLLM's attention on a CPU supports."""
     folder.mkdir()
     if model == "emu3.5":
         checkpoints.emu35.write(folder, head_dim=64)
@@ -138,8 +138,8 @@ def vllm(folder: Path, name: str, log: Path) -> Iterator[str]:
 
 
 def forwarded(address: str, change: Change, logp: bool) -> Callable[[str, dict | None], object]:
-    """Forward changed requests, and let the answer say that the prompt was read as sent. `logp`: leave log p in the
-    answer."""
+    """Forward changed requests, and change the answer so that it repeats the prompt as specbench sent it. `logp`: keep
+    log p in the answer."""
 
     def respond(path: str, body: dict | None) -> object:
         sent = json.loads(json.dumps(body))

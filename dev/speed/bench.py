@@ -73,7 +73,7 @@ STEPS = 16
 WARM_UP = 3
 WINDOWS, VOCABULARIES = (16, 32, 64), (1024, 8192, 65536)
 OPTIONS = {"gsd": {"d": "inf"}, "vertical": {"siblings": 1}}
-"""Options of decoders that are timed with several windows: all tokens are close, and drafts form a chain."""
+"""Options of decoders that are timed with several windows: GSD without a distance filter, `vertical` with a chain."""
 
 
 def bench_generate(sampling: Sampling, rounds: int, compiles: bool = True) -> tuple[list[dict], list[str]]:
@@ -157,7 +157,7 @@ def timed_steps(stub: StubModel, decoder: DecoderSpec, sample: int) -> dict:
 
 @torch.inference_mode()
 def timed_plain(stub: StubModel, window: int, sample: int) -> dict:
-    """`timed_steps` of SJD's algorithm on one screen."""
+    """`timed_steps` for the plain SJD loop of `specbench.decoding.reference`."""
     session = stub.begin(None, 1.0, window)
 
     def target(tokens: Tensor, slots: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ def mean_step(row: dict) -> float:
 
 
 def loop_ms(row: dict) -> float:
-    """Milliseconds of the decode loop without encoding and prefill, which are the same for all."""
+    """Milliseconds of the decode loop. Encoding and prefill, which take all decoders equally long, are not included."""
     return step_cost(row)["step"] * row["nfe"]
 
 
@@ -279,7 +279,7 @@ def bench_columns(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str
 
 
 def forwards_by_columns(sampling: Sampling, threads: int) -> list[dict]:
-    """Milliseconds of compiled forwards of this process; one column first."""
+    """Milliseconds of this process's compiled forwards, beginning with one column."""
     torch.set_num_threads(threads)
     model = load_model("shapes")
     model.compile()

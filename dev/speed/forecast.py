@@ -142,7 +142,7 @@ def _matrices(model: RandomLlama) -> list[torch.Tensor]:
 
 
 def _in_turns(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median CPU milliseconds of each call, taking turns for a while after a warm-up."""
+    """Median CPU milliseconds of each call; after a warm-up the calls take turns for a fixed time."""
     spent: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()

@@ -43,7 +43,7 @@ Case = tuple[Metric, Callable[[int], object]]
 
 
 def ready(metric: Metric) -> Metric:
-    """The metric reduced to its image preprocessing and network: no published weights, no reference, no score."""
+    """Reduce the metric to its image preprocessing and network, without published weights, reference and score."""
     metric.prepare = lambda: None
     metric.accepts = lambda category, meta: True
     metric.identity = metric.feature_identity = dict

@@ -80,7 +80,7 @@ def prepare(work: Path, rows: int, folders: int) -> None:
 
 
 def list_entry(source: Path, target: Path) -> None:
-    """Parts of a run that listing reads: its description, and the names of its images."""
+    """Copy the parts of a run that listing reads: its description, and the names of its images."""
     (target / "images").mkdir(parents=True, exist_ok=True)
     shutil.copy(source / "run.json", target)
     for image in (source / "images").iterdir():

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from specbench.reporting.notebook import Figures
     from specbench.runs.run_progress import Reporter
 
-# Imports inside functions: a program waits only for what it calls.
+# Imports inside functions: a program only imports modules that it needs.
 
 T = TypeVar("T")
 Rows = list[dict[str, object]]
@@ -145,8 +145,8 @@ def dry_run(sweep: Mapping[str, Iterable[object]] | None = None, **settings: obj
         sweep, settings: as for `run`.
 
     Returns:
-        One dict per run: `run_id`, every setting, `images, done, seconds, megabytes, memory_gib`, places of `weights`
-        and `head`, and `obstacles`; see `specbench.runs.dry_run.Outlook`.
+        One dict per run: `run_id`, every setting, `images, done, seconds, megabytes, memory_gib`, `weights` and `head`
+        (locations), and `obstacles`; see `specbench.runs.dry_run.Outlook`.
 
     Raises:
         SpecbenchError: an unknown or invalid setting.
@@ -268,8 +268,8 @@ def show_prompts(
         One dict per prompt: `id, text, category, meta`.
 
     Raises:
-        SpecbenchError: no such set or file, a malformed one, a public set that was not fetched, an unknown id or
-            category, or nothing to show.
+        SpecbenchError: no such set or file, a malformed file, a public set that was not fetched, an unknown id or
+            category, or no prompt to show.
     """
     numbers = {"limit": limit, "offset": offset, "sample": sample, "per-category": per_category}
     listed, kinds = tuple(chosen("ids", ids)), tuple(chosen("categories", categories))
@@ -278,7 +278,7 @@ def show_prompts(
 
 
 def _axes(sweep: Mapping[str, Iterable[object]] | None) -> dict[str, list[object]]:
-    """Return the swept values of each flag. A text is read as on the command line."""
+    """Return {flag: swept values}. A text is parsed as on the command line."""
     texts = {name: split_list(values) if isinstance(values, str) else values for name, values in (sweep or {}).items()}
     return _flags({name: [*values] if isinstance(values, Iterable) else [values] for name, values in texts.items()})
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specbench.metrics.scoring import ScoreReporter
     from specbench.papers.join import PaperTable
 
-# Imports inside functions: a program waits only for what it calls.
+# Imports inside functions: a program only imports modules that it needs.
 
 
 def report(runs: Names = (), out: str | Path = "results", long: bool = False) -> pd.DataFrame:
@@ -49,8 +49,8 @@ def samples(runs: Names = (), out: str | Path = "results") -> pd.DataFrame:
         runs, out: as for `report`.
 
     Returns:
-        DataFrame with the columns of `specbench.columns("samples")`, and one per metric that scores single images,
-        named after the metric. `path` is the image's file. Failed images have their error and no numbers.
+        DataFrame with the columns of `specbench.columns("samples")`, and a column per metric that scores single images,
+        with the metric's name. `path` is the image's file. Failed images have their error and no numbers.
 
     Raises:
         SpecbenchError: an unknown or damaged run.
@@ -97,7 +97,8 @@ def columns(table: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from specbench.store.schema import TABLES, column_facts
+    from specbench.reporting.report_schema import TABLES
+    from specbench.store.schema import column_facts
 
     kinds = TABLES if table is None else [read_name("table", table, TABLES)]
     return pd.DataFrame(

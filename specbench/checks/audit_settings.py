@@ -25,10 +25,10 @@ class AuditSetting:
     """One setting of the audit."""
 
     name: str  # printed; also part of the random model's seed
-    # layout, sampling: grammar of the stream; guidance, temperature, top-k, top-p
+    # layout: grammar of the stream; sampling: guidance, temperature, top-k, top-p
     layout: TokenLayout
     sampling: Sampling = field(default_factory=lambda: Sampling(guidance=1.0))
-    window: int | None = None  # replaces the decoder's own window, if it has that option; None keeps it
+    window: int | None = None  # value for the decoder's window option, if it has this option; None: unchanged
     tables: int = 1  # random models, one per prompt of a batch
     model: str = "tables"  # "tables": a random table per prefix; "transformer": small, with a KV cache
     sharpness: float = 1.5  # standard deviation of the tables' logits
@@ -40,7 +40,7 @@ class AuditSetting:
     batch: int = 0  # maximum number of images decoded together; 0: the audit chooses
     rows: int = 0  # decode this many images at a time with continuous batching; 0: whole batches
     trace: bool = False  # record per-token traces, as `specbench run --trace` does
-    compiled: bool = False  # compile the steps, as `specbench run --compile on` does; transformer only
+    compiled: bool = False  # compile the steps, as `specbench run --compile on` does; only for the transformer
 
 
 _plain, _row_ends = TokenLayout.plain, TokenLayout.with_row_ends
@@ -148,7 +148,7 @@ COMPILED_SETTINGS = (
 
 @lru_cache(maxsize=32)
 def setting_model(setting: AuditSetting, seed: int) -> tuple[EnumerableModel | EnumerableTransformer, list[np.ndarray]]:
-    """The setting's model and the exact joint distribution [cells] of each of its tables."""
+    """Return the setting's model, and the exact joint distribution [cells] of each table of the model."""
     names = tuple(f"table {number}" for number in range(setting.tables))
     seed = zlib.crc32(setting.name.encode()) + seed
     if setting.model == "transformer":
@@ -161,7 +161,7 @@ def setting_model(setting: AuditSetting, seed: int) -> tuple[EnumerableModel | E
 
 
 def in_window(spec: DecoderSpec, window: int | None) -> DecoderSpec:
-    """The same decoder with another window, if it has a window; ZipAR counts its window in tokens of an image row."""
+    """Return the decoder with another window, if it has a window. ZipAR's window is in tokens of an image row."""
     changed = {"window", "rows-window"} & spec.options.keys()
     if window is None or not changed:
         return spec

@@ -119,7 +119,7 @@ def chi_square(counts: Counts) -> tuple[float, int]:
 
 
 def degrees_of_freedom(counts: Counts) -> int:
-    """Return the degrees of freedom of `chi_square`, which do not depend on the observed counts."""
+    """Return the degrees of freedom of `chi_square`. The observed counts have no effect on them."""
     due = counts.exact * counts.total.sum()
     return int((np.bincount(_pooled(due), due) > 0).sum()) - 1
 

@@ -149,11 +149,11 @@ class EnumerableSession:
         self.columns = columns
         layout = model.layout
         self._length = layout.length
-        # An extra slot at the end takes the tokens that are not kept.
+        # Tokens that are not kept are written to an extra slot at the end.
         self.consumed = torch.zeros(len(prefix), layout.length + 1, dtype=torch.long)
         self.weights = torch.tensor([layout.vocab**j for j in range(layout.length)])
         self.offsets, self.slot_rows = torch.tensor(model.offsets), torch.tensor(model.slot_rows)
-        self.branches = self.features = torch.empty(0)  # of the latest forward
+        self.branches = self.features = torch.empty(0)  # results of the latest forward
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         if tokens.shape != positions.shape or tokens.shape[1] > self.columns:
@@ -263,7 +263,7 @@ class EnumerableTransformer(TransformerModel):
         self.backbone = LlamaModel(config).eval().requires_grad_(False)
         for name, weight in self.backbone.named_parameters():
             if "norm" not in name:
-                # Wide enough that attention is sharp and logits depend on every earlier token.
+                # Weights so large that attention is sharp and logits depend on every earlier token.
                 weight.copy_(torch.randn(weight.shape, generator=draw) * (1.0 if "embed" in name else 0.5))
         self.codebook = 0.5 * torch.randn(layout.v_image, 2, generator=draw)
         self.matrix = 0.4 * torch.randn(_WIDTH, layout.v_image, generator=draw)
@@ -354,7 +354,7 @@ def joint(model: EnumerableModel, sampling: Sampling, prompt: str = "") -> np.nd
 def _enumerate_images(
     layout: TokenLayout, sampling: Sampling, logits: Callable[[int, np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """`joint` of any model; `logits` maps a slot and all prefixes [n, slot] before it to guided logits [n, V]."""
+    """`joint` of any model. `logits(slot, prefixes)`: guided logits [n, V] of `slot` after prefixes [n, slot]."""
     mass = np.ones(1)
     prefixes: np.ndarray = np.zeros((1, 0), dtype=np.int64)
     for slot, forced in enumerate(layout.forced):
@@ -414,6 +414,6 @@ def _sharp(head: Module) -> Module:
 
 
 def _grey(image_tokens: Tensor, layout: TokenLayout) -> Tensor:
-    """One grey pixel per token of the last grid."""
+    """Return pictures with a grey pixel for each token of the last grid."""
     grey = image_tokens[:, -layout.height * layout.width :] * 255 // max(layout.v_image - 1, 1)
     return grey.to(torch.uint8).view(-1, 1, layout.height, layout.width).expand(-1, 3, -1, -1)

@@ -1,5 +1,5 @@
-"""Log likelihood of stored images under many sampling settings, from few teacher-forced passes, and a test whether
-their tokens are samples of one of these settings."""
+"""Log likelihood of stored images under many sampling settings, computed in few teacher-forced passes, and a test
+whether the images' tokens are samples of a given setting."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Slots(NamedTuple):
     positions: Tensor  # [B, T]
     free: Tensor  # [B, T] bool
     chosen: Tensor  # [B, T] tokens
-    at: Callable[[float], SlotLogits]  # by guidance scale
+    at: Callable[[float], SlotLogits]  # function of the guidance scale
 
     def fill(self, wholes: Sequence[np.ndarray], parts: Sequence[Tensor]) -> None:
         """Copy values [B, T] of this piece to their places in the arrays `wholes` [K, N]."""
@@ -118,7 +118,7 @@ class ImageLikelihood:
         tokens: np.ndarray | None = None,
         shift: Shift = (),
     ) -> Iterator[_Slots]:
-        """Pieces of the images, a few slots of a few images at a time."""
+        """Yield the images in pieces: a few slots of a few images at a time."""
         texts, tokens = texts or self.texts, self.tokens if tokens is None else tokens
         width, batch = pieces(self.model)
         for start in range(0, len(tokens), batch):
@@ -131,7 +131,7 @@ class ImageLikelihood:
     def _sorted(
         self, passes: Sequence[Tensor], positions: Tensor, chosen: Tensor, known: dict[float, SlotLogits], scale: float
     ) -> SlotLogits:
-        """Sorted logits at a guidance scale. `known`: logits of the claimed scale and of the latest other scale."""
+        """Sorted logits at a guidance scale. `known`: a cache, for the claimed scale and the latest other scale."""
         if scale not in known:
             if scale != self.sampling.guidance and (others := known.keys() - {self.sampling.guidance}):
                 del known[others.pop()]
@@ -174,7 +174,7 @@ class ImageLikelihood:
                 logits = logits.penalised(way, self._held(tokens[slots.images]), slots.positions)
             impossible = (logits.x + EDGE < logits.kept(way).least)[..., 0]
             slots.fill((before, through, beyond), (*logits.masses(way), impossible))
-        # A single draw for all images of a shape would add the same random error to all of their tests.
+        # Seeded by the tokens: the same draw for all images of a shape would add the same error to all of their tests.
         u = before + np.random.default_rng(tokens[0]).random(before.shape) * (through - before)
         free = self.free[0]
         result = audit_tokens(Tokens({"u_p": u[kept][:, free]}, None, self.entropy[kept][:, free]), LEVEL)

@@ -47,24 +47,24 @@ _SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # Shares 
 _ONE = 0.05  # A guidance this close to 1 is no guidance
 _PASSES = 20  # Time to test all causes, relative to the time to test the claim: 15 to 27
 _SUSPECT = 2.0  # If an image is unlikely under its own prompt by this many standard errors, other prompts are tried
-_GLANCE = 48  # First slots (at least a quarter of the image) that suffice to exclude unlikely causes
+_GLANCE = 48  # This many first slots (but at least a quarter of the image) suffice to exclude unlikely causes
 _HOPELESS = -10.0  # Log likelihood ratio in nats below which a cause is excluded
-_OTHERS = 32  # Prompts tried for each of these images
+_OTHERS = 32  # Number of prompts tried for each image that is unlikely under its own prompt
 _CLEARLY = 12.0  # Nats by which a cause must be likelier than a mere share of the unfiltered distribution
 _CLOSE = 5.0  # Nats within which another cause is also named
 _OF_SOME = ("prompts", "order", "uniform", "greedy")  # Kinds of causes that may affect only some images
 SINGLE_TOKENS = ("uniform", "greedy", "copies")
-"""Kinds of causes that change tokens but not logits."""
+"""Kinds of causes that change tokens but leave the logits unchanged."""
 _MIXTURES = {
-    "uniform": "tokens are replaced at random: about {:g} % are, or follow one that is",
-    "greedy": "greedy in part: about {:g} % of the tokens are the likeliest ones",
+    "uniform": "tokens are replaced at random: about {:g} % are replaced, or follow a replaced token",
+    "greedy": "greedy in part: about {:g} % of the tokens were chosen as the most probable token",
 }
 _ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "the image is transposed: tokens are in the order of columns": lambda grid: grid.reshape(grid.shape[::-1]).T,
+    "the image is transposed: its tokens are in column order": lambda grid: grid.reshape(grid.shape[::-1]).T,
     "the rows are mirrored": lambda grid: grid[:, ::-1],
-    "the rows are in the order from the bottom": lambda grid: grid[::-1],
+    "the rows are in reverse order, from the bottom": lambda grid: grid[::-1],
     "the tokens are shifted: the first one is missing": lambda grid: np.roll(grid.ravel(), 1).reshape(grid.shape),
-    "the tokens are shifted: one too many at the start": lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape),
+    "the tokens are shifted: one extra at the start": lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape),
     "row ends are shifted: rows are one token too short": lambda grid: _skewed(grid, 1),
     "row ends are shifted: rows are one token too long": lambda grid: _skewed(grid, -1),
 }
@@ -125,7 +125,7 @@ def likely_causes(
     study = _Study(model, rows, sampling, dtype, guided, logp_kind)
     if console.progress_shown():
         about = console.duration(_PASSES * (time.monotonic() - began))
-        console.say(f"likely causes are sought in {console.counted(len(rows), 'image')}: about {about}")
+        console.say(f"searching for likely causes in {console.counted(len(rows), 'image')}: takes about {about}")
     ways = study.alternatives()
     ratios = study.likelihoods([way for _, way in ways]) - study.claim
     exact = study if dtype == "float32" else study.of_format(load, "float32")
@@ -186,7 +186,7 @@ def _is_off(setting: str, value: float | None) -> bool:
 
 
 def _of_some(ratio: np.ndarray) -> float:
-    """Log likelihood ratio if each image may come from the claim or from the alternative."""
+    """Log likelihood ratio of all images if each image comes from the claim or from the alternative."""
     return float(np.logaddexp(ratio.sum(), np.logaddexp(0, ratio).sum() - len(ratio) * math.log(2)) - math.log(2))
 
 
@@ -198,7 +198,7 @@ class _Found(NamedTuple):
 
 
 class _Study(ImageLikelihood):
-    """The usual faults as causes of the tokens of images."""
+    """Search for the usual faults that explain the images' tokens."""
 
     def __init__(
         self, model: ImageModel, rows: pd.DataFrame, sampling: Sampling, dtype: str, guided: bool, logp_kind: str | None
@@ -207,7 +207,7 @@ class _Study(ImageLikelihood):
         self._guided, self._logp_kind = guided, logp_kind
 
     def alternatives(self) -> list[tuple[str, Alternative]]:
-        """Sampling settings other than the claim, each with the name of the difference."""
+        """Sampling settings other than the claimed setting, each with the name of its difference from the claim."""
         claimed = self.sampling
         values: dict[str, list[Any]] = {
             "guidance": [*_GUIDANCE, 0.85 * claimed.guidance, 1.15 * claimed.guidance] if self._guided else [],
@@ -225,7 +225,7 @@ class _Study(ImageLikelihood):
         return ways + [("frequency", replace(self.way, frequency=value)) for value in _FREQUENCY]
 
     def setting(self, kind: str, way: Alternative, ratio: np.ndarray) -> Cause:
-        """A sampling setting as the possible cause."""
+        """Describe a sampling setting as a possible cause."""
         evidence = float(ratio.sum()), int((ratio > 0).sum())
         if kind == "early":
             return Cause(kind, "top-p is applied before the temperature", *evidence)
@@ -245,9 +245,9 @@ class _Study(ImageLikelihood):
         value = self.likeliest_within(name, low, high)
         what = f"{name} {value:.3g} [{low:.3g}, {high:.3g}], not {claimed:g}"
         if name == "guidance" and claimed != 1 and low - _ONE <= 1 <= high + _ONE:
-            what = f"no unconditional row: {what}"
+            what = f"guidance had no effect: {what}"
         if name == "guidance" and value < 0.5:
-            what = f"the prompt did not reach the model: {what}"
+            what = f"the prompt had no effect: {what}"
         return replace(cause, what=what, value=value, low=low, high=high)
 
     def explains(self, cause: Cause, tests: Mapping[str, Callable[[], bool | None]]) -> bool | None:
@@ -263,8 +263,8 @@ class _Study(ImageLikelihood):
         """Prompts other than an image's own: the empty prompt, its first half, or another prompt of the set."""
         halves = [" ".join(text.split()[: max(2, len(text.split()) // 2)]) for text in self.texts]
         others = {
-            "the prompt is missing: p under the empty prompt is higher": [""] * len(self.texts),
-            "the prompt is cut: p under its first half is higher": halves,
+            "the prompt is missing: the tokens are more likely under the empty prompt": [""] * len(self.texts),
+            "the prompt is cut: the tokens are more likely under its first half": halves,
         }
         found = []
         for what, texts in others.items():
@@ -290,7 +290,7 @@ class _Study(ImageLikelihood):
             for place in self._of_prompts(few, self.tokens.shape[1]).argsort():
                 image, texts[few[place][0]] = few[place]
                 paid[image] = math.log((images == image).sum())
-        what = "prompts are mixed up: p under another image's prompt is higher"
+        what = "prompts are mixed up: the tokens are more likely under another image's prompt"
         return [self._compared("prompts", what, paid, texts=texts)]
 
     def _of_prompts(self, pairs: Sequence[tuple[int, str]], slots: int) -> np.ndarray:
@@ -301,12 +301,12 @@ class _Study(ImageLikelihood):
         return max(_GLANCE, self.tokens.shape[1] // 4)
 
     def orders(self) -> list[_Found]:
-        """Other orders of the tokens."""
+        """Causes in which the tokens are in another order."""
         read = {what: self.tokens[:, _places(self.model.layout, order)] for what, order in _ORDERS.items()}
         return [self._compared("order", what, tokens=tokens) for what, tokens in read.items()]
 
     def positions(self) -> list[_Found]:
-        """Tokens at other positions after the prompt, or with a cache that lacks a slot."""
+        """Causes in which image tokens have other positions, or a slot of the cache is missing."""
         known = isinstance(self.model, TransformerModel)
         return [self._compared(kind, what, shift=shift) for what, (kind, shift) in _SHIFTS.items() if known]
 
@@ -369,7 +369,7 @@ class _Study(ImageLikelihood):
         return [_Found(cause, lambda: self.are_samples(kept=first))]
 
     def of_format(self, load: Callable[[str], ImageModel], dtype: str, images: np.ndarray | None = None) -> _Study:
-        """The same images, or some of them, under the model in another number format."""
+        """Study the same images, or the subset `images`, under the model in another number format."""
         rows = self.rows if images is None else self.rows.iloc[images]
         return _Study(load(dtype), rows, self.sampling, dtype, self._guided, self._logp_kind)
 
@@ -420,7 +420,7 @@ class _Study(ImageLikelihood):
         intervals = []
         for name in names:
             value, low, high = self.likeliest(name, self._claimed(name))
-            intervals.append(f"{name} by the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
+            intervals.append(f"{name} estimated from the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
         return intervals
 
 

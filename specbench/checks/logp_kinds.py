@@ -28,10 +28,10 @@ SAMPLED = "sampled"
 _DIGITS = 1e-5  # Change of log p in nats by other tensor shapes in float32
 _ALONE = "conditional-"
 _OF_LOGITS = {
-    SAMPLED: "of the whole sampling",
-    "tempered": "at the temperature, before truncation, over the image's tokens",
-    "raw": "before temperature and truncation, over the image's tokens",
-    "tempered-words": "at the temperature, before truncation, over the whole vocabulary",
+    SAMPLED: "after all sampling settings",
+    "tempered": "after temperature, before truncation, over the image tokens",
+    "raw": "before temperature and truncation, over the image tokens",
+    "tempered-words": "after temperature, before truncation, over the whole vocabulary",
     "raw-words": "before temperature and truncation, over the whole vocabulary, as vLLM returns it by default",
 }
 LOGP_KINDS = _OF_LOGITS | {_ALONE + kind: f"{words}, without guidance" for kind, words in _OF_LOGITS.items()}
@@ -39,7 +39,7 @@ LOGP_KINDS = _OF_LOGITS | {_ALONE + kind: f"{words}, without guidance" for kind,
 
 
 def kinds_of(model: ImageModel, sampling: Sampling) -> list[str]:
-    """List the kinds that give different values for a model and its sampling."""
+    """List the kinds whose values differ for this model and sampling."""
     filtered = sampling.filters
     scaled = sampling.temperature != 1 or sampling.entropy_scale is not None
     words = getattr(model, "vocabulary", None) is not None
@@ -51,7 +51,7 @@ def kinds_of(model: ImageModel, sampling: Sampling) -> list[str]:
 def log_p_of(
     model: ImageModel, rows: pd.DataFrame, sampling: Sampling, kinds: Sequence[str], asked: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """By kind, log p [K, N] of the images' tokens, or of tokens `asked` [K, N] given the images' earlier tokens."""
+    """By kind, log p [K, N] of the images' tokens, or of tokens `asked` [K, N], given the images' earlier tokens."""
     import torch
 
     from specbench.system.torch_state import PinnedTorch

@@ -41,7 +41,7 @@ from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 from specbench.system.torch_state import PinnedTorch
 
-AUDIT_SAMPLES = 290_000  # Images per decoder: about 19,300 per setting, times the setting's share
+AUDIT_SAMPLES = 290_000  # Images per decoder: about 19,300 per setting of share 1
 _BATCH = 10_000
 THOROUGH = 10  # A thorough audit decodes this many times the images in the least sensitive settings
 SMALL_ENOUGH = 0.05
@@ -187,11 +187,13 @@ def verdict_line(row: Mapping[str, Any]) -> str:
     """Verdict of a row of `audit_decoders`, with its dependent images or its smallest detectable deviation."""
     if row["verdict"] == LOSSY:
         p = f"p {row['p_value']:.2g}" if row["p_value"] else "p < 1e-300"  # an underflow is not 0
-        return f"{LOSSY} ({p})" + "".join(f"; images of other {kind} are not independent" for kind in row["dependent"])
-    seen = f"would have seen a total variation of {row['detectable_tv']:.3f}"
+        return f"{LOSSY} ({p})" + "".join(
+            f"; images with another {kind} are not independent" for kind in row["dependent"]
+        )
+    seen = f"would have detected a total variation of {row['detectable_tv']:.3f}"
     if row["weakest_tv"]:
         seen += f", of {row['weakest_tv']:.3f} in the least sensitive setting: {row['weakest_setting']}"
-    other = f"; {row['alone_differ']} images or more have other tokens alone than in a batch" * (
+    other = f"; {row['alone_differ']} images or more have different tokens alone and in a batch" * (
         row["alone_differ"] > 0
     )
     return f"{row['verdict']} ({seen}){other}"
@@ -249,7 +251,7 @@ def observe(
 
 
 def _requests(setting: AuditSetting, texts: Sequence[str], samples: int) -> list[Request]:
-    """Requests in the order of samples, prompt ids (two for each text), texts."""
+    """Requests, ordered by sample, then by prompt id (two for each text), then by text."""
     return [
         Request(text, f"{setting.name} {text} {half}", sample)
         for sample in range(samples)
@@ -279,7 +281,7 @@ def _counted(cells: np.ndarray, exact: np.ndarray, layout: TokenLayout) -> Count
 def stream_tokens(
     model: ImageModel, requests: Sequence[Request], decoder: DecoderSpec | Decode, setting: AuditSetting, seed: int
 ) -> np.ndarray:
-    """Stream tokens [B, N] of the requests, decoded as the setting says."""
+    """Stream tokens [B, N] of the requests, decoded according to the setting."""
     if not isinstance(decoder, DecoderSpec):
         return _own_tokens(decoder, model, requests, setting.sampling, seed)
     spec = in_window(decoder, setting.window)
@@ -312,7 +314,7 @@ def _own_tokens(
 
 
 def _cells(tokens: np.ndarray, layout: TokenLayout) -> np.ndarray:
-    """Joint cell of each stream [B, N]. A stream that breaks the grammar is in the extra last cell."""
+    """Cell of each stream [B, N] in the joint distribution; streams that break the grammar have the extra last cell."""
     free = layout.free_slots()
     forced = np.array(layout.forced)
     image = tokens[:, free]

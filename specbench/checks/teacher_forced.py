@@ -1,10 +1,10 @@
-"""Teacher-forced pass over stored images: each token's p given all earlier tokens, in one forward per piece; and a test
-whether rounding explains the distance between a run's recorded and recomputed values.
+"""Teacher-forced pass over stored images, which computes each token's p given all earlier tokens; and a test whether
+rounding explains the distance between a run's recorded and recomputed values.
 
-In float32 the two are equal up to the last digits. In a number format with fewer bits they are two roundings of the
+In float32 both values agree up to the last digits. In a number format with fewer bits they are two roundings of the
 same value, and guidance multiplies the distance. The effect of rounding is measured on tokens that are drawn from p in
-this format and evaluated both in it and in float32. The run's own tokens are not used, because a fault of the run must
-not widen its tolerance.
+this format and evaluated in this format and in float32. The run's own tokens are not used, because a fault of the run
+must not widen the tolerance.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # Imports inside functions: torch takes seconds, and only recomputed numbers need it.
 
-# Maximum number of probabilities in a tensor: larger tensors get fresh memory from the kernel in every call
+# Maximum number of probabilities in a tensor; the memory of a larger tensor is allocated again in every call
 _CHUNK = 2**22
 EDGE = 0.001  # A token counts as possible if raising its logit and top-p by this much makes it possible
 EDGES = 0.02  # Share of tokens that may be beyond a filter if the setting is an estimate
@@ -41,7 +41,7 @@ _ROUNDING = 2.0
 """Two rounded values may differ by at most this many times the difference between a rounded and the exact value."""
 _ERRORS = 5.0  # A mean must exceed rounding by this many standard errors (the larger of over tokens and over images)
 _FLIPS = 5.0  # This many tokens may always move by a nat: the control may have no such token by chance
-_FEW = 8  # With fewer images, their spread is not used as an estimate
+_FEW = 8  # With fewer images, the spread over images is not used
 _SLACK = 0.001  # Difference of mean entropies, in nats, that is ignored
 
 
@@ -53,7 +53,7 @@ class Values(NamedTuple):
 
     u: dict[str, np.ndarray]  # [K, N] uniforms of the Rosenblatt transform by order, NaN for images without it
     entropy: np.ndarray  # [K, N] of p
-    # [K, N] arrays, None for recorded values: log p of the tokens, whether the target can draw them, and the tokens
+    # [K, N] log p of the tokens, whether the target can draw them, and the tokens; all None for recorded values
     logp: Any = None
     possible: Any = None
     tokens: Any = None
@@ -85,7 +85,7 @@ def teacher_forced_values(
 def _masses(
     model: ImageModel, part: pd.DataFrame, sampling: Sampling, width: int, of: np.ndarray | None
 ) -> Iterator[list[np.ndarray]]:
-    """Yield for `width` slots at a time, each [B, width]: masses before and through the tokens by id and by p, entropy,
+    """Yield arrays [B, `width`], slots from the left: masses before and through the tokens by id and by p, entropy,
     log p, whether the tokens are possible, and the tokens. `of` [B, N]: the tokens; None: they are drawn from p."""
     import torch
 
@@ -119,8 +119,8 @@ def _masses(
 def forced_logits(
     model: ImageModel, prompts: Sequence[str], tokens: np.ndarray, guidance: float, width: int, shift: Shift = ()
 ) -> Iterator[tuple[Tensor, Tensor, Any]]:
-    """Yield for `width` slots of `tokens` [B, N] at a time guided logits [B, T, v_image] given the earlier tokens, the
-    slots [B, T], and the session. `shift`: a shift by one, as in `TransformerSession.move`."""
+    """For `width` slots of `tokens` [B, N] at a time, yield the guided logits [B, T, v_image] given the earlier tokens,
+    the slots [B, T], and the session. `shift`: arguments of `TransformerSession.move`."""
     import torch
 
     consumed = torch.nn.functional.pad(torch.from_numpy(tokens).to(model.device)[:, :-1], (1, 0))
@@ -133,7 +133,7 @@ def forced_logits(
 
 
 def pieces(model: ImageModel) -> tuple[int, int]:
-    """Slots and images per forward, for the number of probabilities that fit in memory."""
+    """Slots and images per forward, so that a tensor holds at most `_CHUNK` probabilities."""
     width = max(1, min(model.layout.length, _CHUNK // model.layout.vocab))
     return width, max(1, min(16, _CHUNK // (model.layout.vocab * width)))
 
@@ -149,7 +149,7 @@ class Rounding(NamedTuple):
     """Effect of rounding, measured with the run's model and the prompts of M of the run's images."""
 
     free: np.ndarray  # [M, N] bool, slots that the grammar leaves free
-    # values in the run's number format, of tokens drawn from p in this format, given the image's earlier tokens
+    # values, in the run's number format, of tokens drawn from p in this format given the image's earlier tokens
     drawn: Values
     exact: Values  # values of the same tokens in float32
 
@@ -190,7 +190,7 @@ def compare_recorded(
 
 
 def rounding_explains(impossible: np.ndarray, free: np.ndarray, rounding: Rounding) -> bool:
-    """Return whether rounding explains this many tokens [K, N] of probability 0, in each image and in total."""
+    """Return whether rounding explains the number of `impossible` tokens [K, N], in each image and in total."""
     counts, slots = (impossible & free).sum(1), free.sum(1)
     lost, of = (~rounding.exact.possible & rounding.free).sum(1), rounding.free.sum(1)
     together = _outliers(counts.sum(), (lost.sum() + _FLIPS) / of.sum(), slots.sum())
@@ -202,7 +202,7 @@ def _value(values: Values, name: str) -> np.ndarray:
 
 
 def _gap(recorded: np.ndarray, other: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """[K, N] distances of values of `free` slots, at most 1 (if one p is 0); NaN if not free or missing."""
+    """[K, N] distances of values, at most 1 (which counts for p = 0); NaN for missing values and slots not `free`."""
     with np.errstate(invalid="ignore"):
         gap = np.where(recorded == other, 0.0, np.abs(recorded - other))
     return np.where(free, np.minimum(gap, 1.0), np.nan)
@@ -220,9 +220,9 @@ def _outliers(sums: np.ndarray, mean: float, tokens: np.ndarray) -> np.ndarray:
 
 
 def _against(distance: np.ndarray, control: np.ndarray, slack: float = 0.0) -> dict[str, Any]:
-    """Means of the values [K, N] and of `control` [M, N] without NaN, and whether the first differs from 0 by more than
-    the rounding in `control`, its sampling error, and `slack`. If rounding moves few tokens far, as between ties under
-    top-k 1, `control` may have no such token. Therefore `_FLIPS` such tokens are allowed on either side."""
+    """Means of `distance` [K, N] and `control` [M, N] without NaN, and whether the mean distance exceeds the sum of the
+    rounding in `control`, the sampling error, and `slack`. If rounding moves few tokens far, as at ties under top-k 1,
+    `control` may contain no such token. Therefore `_FLIPS` such tokens are allowed in `distance` and in `control`."""
     distance, control = (values[~np.isnan(values).all(1)] for values in (distance, control))
     mean, rounding = float(np.nanmean(distance)), float(np.nanmean(control))
     tokens = [int((~np.isnan(values)).sum()) for values in (distance, control)]

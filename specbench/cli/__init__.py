@@ -102,7 +102,7 @@ def _root(
     pinned_only: bool = typer.Option(
         False,
         _PINNED_ONLY,
-        help="Download repositories only at commits that specbench or you have named; allowed anywhere (also "
+        help="Download hub repositories only at pinned commits, of specbench or your own; allowed anywhere (also "
         "SPECBENCH_PINNED_ONLY=1).",
     ),
 ) -> None:
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if arguments[:1] == ["--"]:
         del arguments[0]
     warnings.showwarning = _show_warning
-    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao, which warns of kernels
+    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao, which warns about missing kernels
         logging.getLogger(name).setLevel(logging.ERROR)
     if next(iter(arguments), None) in _BRIEF:
         gc.set_threshold(100_000)
@@ -229,7 +229,7 @@ def command_completed(environment: Mapping[str, str]) -> str | None:
     line = next((environment[name] for name in _LINES if environment.get(name)), "")
     try:
         words = shlex.split(line)
-    except ValueError:  # an open quotation mark
+    except ValueError:  # unclosed quotation mark
         words = line.split()
     return words[1] if len(words) > 2 or (len(words) == 2 and line[-1:].isspace()) else None
 
@@ -280,7 +280,7 @@ def _option_meant(option: str, context: Any) -> str:
     """Return a hint for an option that a command does not have."""
     command, path = context.info_name, context.command_path
     answers: dict[tuple[str | None, str], str] = {
-        ("--decoder", "bench"): "the table defines its decoders; add yours with --with",
+        ("--decoder", "bench"): "the table defines its decoders; to add a decoder, use --with",
         ("--metric", "run"): "images are scored afterwards: specbench score --metric NAME",
     }
     options = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
@@ -305,7 +305,7 @@ def _options_of(command: str) -> list[str]:
 
 
 def _extra_argument(words: Sequence[str], arguments: Sequence[str]) -> SpecbenchError:
-    """Make the error for words after `run`, which takes only flags; its hint names the flag that was probably meant."""
+    """Make the error for words after `run`, which accepts only flags. The hint names the probably meant flag."""
     from specbench.models.hub_model import MODELS  # only names, for this error
     from specbench.specs.presets import PRESETS
 

@@ -21,7 +21,7 @@ COMMANDS = {
     "score": ("score", "Score the images of runs; existing scores are kept."),
     "report": ("report", "Print the tables of runs: speed, quality, and the definition of each number."),
     "figure": ("report", "Draw a figure of a paper: a chart of runs or of a table, a map of tokens, or pictures."),
-    "methods": ("report", "Print a methods paragraph in LaTeX and its BibTeX; --to m.tex also writes m.bib."),
+    "methods": ("report", "Print a methods paragraph in LaTeX, with BibTeX entries; --to m.tex also writes m.bib."),
     "show": ("stored", "Print settings and results of a run, or of one of its images."),
     "bench": ("bench", "Reproduce a paper's table: run what is missing, and print measured and published values."),
     "compare": ("report", "Compare two runs on their common images: speed-up, score differences, their significance."),
@@ -29,9 +29,9 @@ COMMANDS = {
     "list": ("listing", "List models, decoders, metrics, prompt sets, papers' tables, or runs."),
     "export": ("stored", "Export the images of a run in the layout of a benchmark's official evaluator."),
     "import": ("stored", "Import scores of a benchmark's official evaluator, or image tokens of another program."),
-    "pack": ("stored", "Write runs to one file, which every command that reads runs can read."),
-    "verify": ("stored", "Check runs, packed or in a folder: digests, facts, pictures, scores, tokens and latencies."),
-    "fetch": ("listing", "Download models, prompts and metrics beforehand; complete files survive an interruption."),
+    "pack": ("stored", "Write runs to one zip file; every command that reads runs also reads such a file."),
+    "verify": ("stored", "Check packed or unpacked runs: digests, recorded values, images, scores and latencies."),
+    "fetch": ("listing", "Download models, prompts and metrics in advance; if interrupted, complete files are kept."),
     "doctor": ("checks", "Check whether this machine is ready to run, and print how to fix problems."),
     "audit": ("checks", "Measure whether a decoder is lossless."),
     "check": ("checks", "Run the conformance tests on a decoder, a model or a metric."),
@@ -48,7 +48,7 @@ ADDERS: dict[str, Callable[[typer.Typer], Any]] = {}
 
 
 def command(name: str, *paragraphs: str, **settings: Any) -> Callable[[Any], Any]:
-    """Decorate the function of a command. `paragraphs`: its help after the first one; `settings`: as for typer."""
+    """Decorate the function of a command. `paragraphs`: further paragraphs of its help; `settings`: as for typer."""
 
     def register(function: Any) -> Any:
         text = "\n\n".join((COMMANDS[name][1], *paragraphs))

@@ -58,7 +58,7 @@ class Boosts(NamedTuple):
 
     parent: Tensor  # [B, K] cosine of the states, 0 if it is not added
     others: Tensor  # [B, K, n] tokens of the nodes of the draft's level
-    alike: Tensor  # [B, K, n] bool, others whose p is added to the boost
+    alike: Tensor  # [B, K, n] bool, entries of `others` whose p is added to the boost
 
 
 class BoostedTest(RatioTest):

@@ -122,7 +122,7 @@ class ContinuousBatch:
             behind = min((committed[row] for row in self._in_work), default=length)
 
     def _begin(self) -> bool:
-        """Start the first requests; False if there are none."""
+        """Start the first requests; return False if there are no requests."""
         self._in_work = dict(enumerate(map(ImageSlot, islice(self._waiting, self._rows))))
         if not self._in_work:
             return False
@@ -177,7 +177,7 @@ class ContinuousBatch:
         self._steps_ms = 0.0
 
     def _share(self, rows: Sequence[int], *names: str) -> dict[str, float]:
-        """Divide the time of some spans since the last call among `rows`; return milliseconds by span."""
+        """Divide the time of the spans `names` since the last call among `rows`; return milliseconds by span."""
         totals = self._spans.totals_ms()
         spent = {name: totals.get(name, 0.0) - self._known_ms.get(name, 0.0) for name in names}
         self._known_ms |= {name: totals.get(name, 0.0) for name in names}

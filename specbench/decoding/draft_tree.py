@@ -126,7 +126,7 @@ def routes(tree: Tree, device: torch.device) -> Routes:
 
 @lru_cache(maxsize=256)
 def first_drafts_by_depth(tree: Tree, device: torch.device) -> Tensor:
-    """Return [C - 1, RECORDED_DEPTHS] float32, 1 if draft d (column d + 1) is a first child of this depth."""
+    """Return [C - 1, RECORDED_DEPTHS] float32, 1 if draft d (column d + 1) is a first child at this depth."""
     first = [parent not in tree.parents[:column] for column, parent in enumerate(tree.parents)]
     depths = [depth if is_first else 0 for depth, is_first in zip(tree.depth, first, strict=True)]
     depth = torch.tensor(depths[1:], device=device)

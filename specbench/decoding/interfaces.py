@@ -18,10 +18,10 @@ from specbench.models.transformer.compilation import call_eager
 class Batch(NamedTuple):
     """One batch of images, as a drafter sees it."""
 
-    # of the target, a `FeatureSession` for draft heads; its latest forward verified this drafter's latest proposal
+    # the target's session, for draft heads a `FeatureSession`; its latest forward verified this drafter's last proposal
     session: Any
     target: Target  # turns guided logits into distributions
-    noise: Noise  # of the rows
+    noise: Noise  # random numbers of the rows
     tokens: Tensor  # [B, L] committed tokens, then drafts; the loop keeps it up to date
     call: Call = call_eager  # `call(fn, *args)` runs fn eagerly or as a compiled function
 
@@ -35,7 +35,7 @@ class Earlier(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """One target forward: C columns per row. Column 0, the root, consumes the last committed token; others, drafts."""
+    """A target forward of C columns per row. Column 0, the root, consumes the last committed token; others, drafts."""
 
     tokens: Tensor  # [B, C] token each column consumes
     positions: Tensor  # [B, C] stream slot each column predicts
@@ -44,7 +44,7 @@ class Proposal(NamedTuple):
     # leaves of a tree.
     q: Tensor
     tree: Tree  # parents of the columns
-    max_columns: int  # the largest C of this drafter
+    max_columns: int  # maximum C of this drafter's proposals
     # if drafts are kept between steps: their distributions in the previous step, only for the recorder
     earlier: Earlier | None = None
 
@@ -141,4 +141,4 @@ class Context:
     device: torch.device  # of the target
     residual: Residual  # residual distribution after a rejection
     drafts: int = 0  # maximum draft depth of a step, set by the drafter; 0 while the drafter is built
-    model: Any = None  # the target, an `ImageModel`; draft heads need more of it, see `specbench.models.interface`
+    model: Any = None  # the target, an `ImageModel`; draft heads need further methods, see `specbench.models.interface`

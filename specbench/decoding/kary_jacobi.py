@@ -67,8 +67,8 @@ class KaryJacobi(Jacobi):
         return Proposal(tokens, committed[:, None] + depth, q, self.tree, self.columns, trunk.earlier)
 
     def others_of(self, weights: Tensor, slots: Tensor, step: Tensor, kind: int, noise: Noise) -> Tensor:
-        """Draw different tokens [B, n, K - 1] from `weights` [B, n, V] for `slots` [B, n], padded with 0. `kind`:
-        number of the draw within a step."""
+        """Draw K - 1 different tokens [B, n, K - 1] from `weights` [B, n, V] for each of `slots` [B, n], padded with 0.
+        `kind`: number of the draw within a step."""
         drawn = []
         for number in range(self.siblings - 1):
             uniform = noise.uniform(slots, Stream.SIBLING, 2 * (step * self.siblings + number) + kind)

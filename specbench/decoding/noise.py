@@ -131,7 +131,7 @@ class Noise:
         self._ahead: _Ahead | None = None
 
     def rekey(self, rows: Tensor, keys: Sequence[int]) -> None:
-        """Assign `rows` [K] to other images."""
+        """Assign other images to `rows` [K]."""
         self._keys[rows] = self._column(keys)
         self._together = self._ahead = None
 

@@ -133,9 +133,9 @@ class RecordedStep(NamedTuple):
 
 
 class Before(NamedTuple):
-    """The part of an `Earlier` that is kept."""
+    """The part of an `Earlier` that a `WaitingStep` keeps."""
 
-    q: Tensor  # [B, M, V] of some of its drafts
+    q: Tensor  # [B, M, V] distributions of some of the drafts
     # start, drafts: [B] as in `Earlier`
     start: Tensor
     drafts: Tensor
@@ -146,7 +146,7 @@ class Before(NamedTuple):
 class WaitingStep(NamedTuple):
     """A step with the distributions of its first M <= T slots, which include all committed slots."""
 
-    kind: Hashable  # equal for steps that can be joined
+    kind: Hashable  # steps of equal kind can be joined
     outcome: StepOutcome  # of the step
     # p, q: [B, M, V] target distribution of each slot, and q of its first tested draft; the last slot of a chain has no
     # draft

@@ -55,7 +55,7 @@ class StepRecorder:
         self._sums: dict[tuple[str, ...], Tensor] = {}
         """Per group of verifier facts, [1 + facts, B]: number of drafts tested, and the sum of each fact."""
         self._by_depth = torch.zeros(2, rows, RECORDED_DEPTHS, dtype=torch.double, device=device)
-        """Number of first drafts tested by depth, and the sum of their total variations."""
+        """By depth: number of tested first drafts, and the sum of their total variations."""
         self._siblings: Tensor | None = None
         """[2, B, ranks] tested and accepted drafts by sibling index, for trees with siblings."""
         self._spans: Spans | None = None

@@ -37,7 +37,7 @@ class Target:
         return self.forced[positions.clamp(max=len(self.forced) - 1)]
 
     def of_grid(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Set the logits of ids that the slot's grid does not have to -inf."""
+        """Set logits to -inf for ids that are not in the grid of the slot."""
         if self._bounds is None:
             return logits
         low, high = self._bounds[:, positions.clamp(max=len(self.forced) - 1), None]
@@ -105,8 +105,8 @@ Filter = Callable[[Tensor, Any], Tensor]
 _FILTERS_FIRST: Mapping[str, Filter] = {"top_k": _below_kth, "top_n_sigma": _below_deviations}
 _FILTERS_LAST: Mapping[str, Filter] = {"top_p": _below_mass, "min_p": _below_share}
 FILTER_RULES = {**_FILTERS_FIRST, **_FILTERS_LAST}
-"""Rule of each filter of `Sampling`, in their order, before and after the entropy-dependent temperature. A rule takes
-logits [..., V] and the filter's value, and returns a mask [..., V] of the tokens to drop, those of smallest logits."""
+"""Rules of the filters of `Sampling` in their order: filters before, then after the entropy-dependent temperature. From
+logits [..., V] and the filter's value a rule computes a mask [..., V] of the tokens to drop: some smallest logits."""
 
 
 def _truncate_few(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -114,7 +114,7 @@ def _truncate_few(logits: Tensor, sampling: Sampling) -> Tensor:
     vocab = logits.shape[-1]
     chosen, largest, exists = candidates(logits.reshape(-1, vocab).numpy(), sampling.top_k)
     largest[largest < _kth(largest, sampling.top_k)] = -np.inf
-    # Padding repeats the first entry, so it only writes that entry again.
+    # Padding repeats the first entry, so that this entry is only written again.
     padded = (torch.from_numpy(np.where(exists, part, part[:, :1])) for part in (chosen, largest))
     token, value = (part.view(*logits.shape[:-1], -1) for part in padded)
     few = torch.full_like(logits, -torch.inf).scatter_(-1, token, value)
@@ -133,7 +133,7 @@ def entropy_factor(logits: Tensor, scale: float) -> Tensor:
     ARsample (NeurIPS 2025, arXiv 2510.09012) samples so; its released code uses scale 3. The factor is 3.1 if the
     model is certain, 1 at H = 5.5 for scale 3, and 0.6 for large H.
     """
-    scale = max(scale, torch.finfo(logits.dtype).tiny)  # below it, 0 / scale is NaN
+    scale = max(scale, torch.finfo(logits.dtype).tiny)  # for a smaller scale, 0 / scale is NaN
     return (2.5 * (-entropy(logits.softmax(-1)) / scale).exp() + 0.6)[..., None]
 
 
@@ -260,14 +260,14 @@ def least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
 
 
 def _least_of_ranked(ranked: Tensor, mass: float) -> Tensor:
-    # A token stays while the mass strictly before it is below `mass`, so the first always stays.
+    # A token is kept if the mass strictly before it is below `mass`, so the first token is always kept.
     kept = (ranked.cumsum(-1) - ranked < mass).sum(-1, keepdim=True)
     # NaN keeps no token and would give index -1, which aborts all work on a GPU. The NaN is reported later, per image.
     return ranked.gather(-1, (kept - 1).clamp(min=0))
 
 
 def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Register a numpy function as an operator for compiled code; `like` returns an empty result."""
+    """Register a numpy function as an operator for compiled code; `like` allocates its result."""
 
     def wrap(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         compiled = torch.library.custom_op(f"specbench::{name}", function, mutates_args=())

@@ -61,7 +61,7 @@ class UniformsRecorder:
         self._masses = torch.full((2 * len(ORDERS), rows, slots), torch.nan, device=device)
 
     def note(self, seen: Committed) -> None:
-        """Record slots. Masses are NaN in orders in which they are undefined."""
+        """Record the masses of slots. They are NaN in orders that are undefined for a slot."""
         masses = [*mass_before_id(seen.p, seen.tokens), *mass_before(seen.p, seen.p, seen.tokens)]
         if seen.q is not None:
             masses += _where(seen.drafted, mass_before(ratio_score(seen.p, seen.q), seen.p, seen.tokens))

@@ -25,13 +25,20 @@ import pyarrow as pa
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics import published_weights
-from specbench.stats import Difference, Estimate, mean_difference, mean_interval, mean_of_estimates, proportion_interval
+from specbench.stats import (
+    Better,
+    Difference,
+    Estimate,
+    mean_difference,
+    mean_interval,
+    mean_of_estimates,
+    proportion_interval,
+)
 from specbench.system.downloads import Download
 from specbench.system.foreign_code import code_of
 from specbench.system.limits import available_cores
 from specbench.system.torch_device import use_device
 
-Better = Literal["lower", "higher"]
 Kind = Literal["plain", "proportions", "distance"]
 """Kinds of scores. `proportions`: fractions of correct images per category, and their unweighted mean. `distance`:
 distance to reference images, which depends on the number of images. `plain`: any other score."""
@@ -55,7 +62,7 @@ class Settings:
         if self.reference is not None and not self.reference.exists():
             raise SpecbenchError(f"--reference {self.reference} does not exist", "a folder of images, or a .npz file")
         if self.reference is not None and self.reference.suffix in (".zip", ".tar", ".gz", ".tgz", ".parquet"):
-            what = f"--reference {self.reference} exists, but must be unpacked into a folder of images"
+            what = f"--reference {self.reference} is not a folder of images; unpack it"
             raise SpecbenchError(what, "for COCO's val2017.zip: specbench fetch coco --images --from val2017.zip")
 
 
@@ -75,7 +82,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Score:
-    """One score of a run, from `n` images. Its name is the metric's, or "metric:part" for a part of the score."""
+    """A score of a run, from `n` images. Its name is the metric's name, or "metric:part" for a part of the score."""
 
     name: str
     estimate: Estimate
@@ -95,13 +102,16 @@ class Metric:
     better: Better = "higher"  # whether higher or lower values are better
     kind: Kind = "plain"
     unit: str = ""  # unit of the scores
+    unjudged: str = ""  # for plug-ins: aspects of an image that it ignores; built-in metrics: in the catalogue
+    samples: int = 1  # required number of samples of a prompt
     batch: int = 16  # number of images per call of `features`
     # reference of a plug-in's class, "package.module:NAME"; None for built-in metrics
     class_reference: str | None = None
     columns: ClassVar[Mapping[str, pa.DataType]]  # {name: arrow type} of the values per image that `features` returns
     checkpoints: Sequence[str] = ()  # required files, by their names in `specbench.metrics.published_weights`
-    # {name in the identity: hub repository of a required network}
+    # {name in the identity: hub repository of a required network}, and glob patterns of their required files
     repositories: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    files: ClassVar[Sequence[str]] = published_weights.NETWORK_FILES
     # {further required distribution: command that installs it}
     packages: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
@@ -120,7 +130,7 @@ class Metric:
     def missing(self) -> list[tuple[str, str]]:
         """List missing requirements as (what is missing, what to do); empty if the metric is ready."""
         files = map(published_weights.problem, self.checkpoints)
-        folders = map(published_weights.hub_problem, self.repositories.values())
+        folders = (published_weights.hub_problem(name, self.files) for name in self.repositories.values())
         return self.missing_packages() + [problem for problem in (*files, *folders) if problem]
 
     def missing_packages(self) -> list[tuple[str, str]]:
@@ -144,11 +154,15 @@ class Metric:
 
     def network_folder(self, repository: str) -> Path:
         """Return the folder of one of the `repositories`; download the files first if they are missing."""
-        return published_weights.hub_folder(repository, self.settings.offline)
+        return published_weights.hub_folder(repository, self.files, self.settings.offline)
+
+    def network_identity(self, repository: str) -> str:
+        """Digest the files of one of the `repositories`, with its commit."""
+        return published_weights.folder_identity(self.network_folder(repository), self.files)
 
     def downloads(self) -> list[Download]:
         """List the required files that are not on this disk and can be downloaded."""
-        folders = map(published_weights.missing_folder, self.repositories.values())
+        folders = (published_weights.network_files(name, self.files).missing() for name in self.repositories.values())
         return [download for download in (*folders, *map(published_weights.missing_file, self.checkpoints)) if download]
 
     def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
@@ -185,8 +199,8 @@ class Metric:
         return None
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        """Subtract a baseline's score over the images that both runs have. `features`, `baseline`: as for `statistics`.
-        Return the difference with a paired interval and the number of images, or None if no difference is defined."""
+        """Compute the score difference between a run and a baseline over common images. Both arguments as for
+        `statistics`. Return the difference with a paired interval, and the number of images; None if undefined."""
         return None
 
 
@@ -212,7 +226,7 @@ def part_scores(
 
 def answer_scores(name: str, images: pd.DataFrame, answers: Iterable[list[Any]]) -> list[Score]:
     """Compute scores "name:part" from answers about images: a list of [part, value] per image. `n` counts images."""
-    rows = images.assign(answer=[*answers]).explode("answer").dropna(subset="answer")  # keeps the index of the image
+    rows = images.assign(answer=[*answers]).explode("answer").dropna(subset="answer")  # the index is still the image's
     return part_scores(name, rows.assign(part=rows["answer"].str[0], value=rows["answer"].str[1]), "part", "value")
 
 
@@ -289,7 +303,7 @@ def made_score(metric: Metric) -> Origin:
 
 
 def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
-    """Make an origin from an identity; add the GPU's arithmetic, and reference and code digest of a plug-in's class."""
+    """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's networks, reference and code."""
     facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in's class may lack it
     if settings and settings.device.startswith("cuda"):  # older identities lack this: convolutions used TF32
         facts["float32"] = "without TF32"
@@ -297,6 +311,8 @@ def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
     if reference is not None:
         code = code_of([reference])
         facts |= {"class": reference, "code": code.digest[:16] if code else "specbench's"}
+        for name, repository in getattr(metric, "repositories", {}).items():
+            facts[name] = metric.network_identity(repository)
         methods = [inspect.unwrap(getattr(type(metric), name, len)) for name in ("scores", "difference")]
         if methods == [PerImageMetric.scores, PerImageMetric.difference]:
             facts["score"] = MEAN_OF_IMAGES
@@ -328,7 +344,7 @@ def read_ahead(load: Callable[[Wanted], Loaded], items: Sequence[Wanted], batch:
     caller's thread, so that objects created by the first call of `load` are created only once."""
     if not items:
         return
-    import torch  # not needed if everything is scored
+    import torch  # not needed if all images are scored
 
     threads, rest, ahead = torch.get_num_threads(), iter(items[1:]), min(BATCHES_AHEAD * batch, MOST_AHEAD)
     loaded = [load(items[0])]

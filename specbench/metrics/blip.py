@@ -30,7 +30,7 @@ _VISION_NAMES = (
 
 
 def part_of(weights: Weights, prefix: str) -> dict[str, Tensor]:
-    """Select the weights under a prefix and strip it."""
+    """Select the weights whose names begin with a prefix, and strip the prefix."""
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
@@ -78,7 +78,7 @@ def text_network(weights: Weights, image_width: int, head: bool = False) -> Blip
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Load the tensors of an authors' checkpoint without running its code. The caller has checked its digest."""
+    """Load the tensors of the authors' checkpoint without running pickled code. The caller has checked the digest."""
     content = torch.load(path, map_location="cpu", weights_only=True)
     return content.get("model", content)
 

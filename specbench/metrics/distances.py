@@ -123,12 +123,12 @@ def frechet_influence(images: Gaussian, reference: Moments) -> np.ndarray | None
 
 
 def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], plug_in: float) -> Estimate | None:
-    """Extrapolate `plug_in`, the FID of all images, to infinitely many images. Return None with fewer than four prompts
-    or reference images; no interval if the halves have no more images than dimensions.
+    """Extrapolate `plug_in`, the FID of all images, to infinitely many images. None for fewer than four prompts or
+    reference images; no interval if the halves have no more images than dimensions.
 
     The plug-in FID has a bias nearly proportional to 1/n. Halves of both sets (in the paper: of the images) have twice
-    the bias, so 2 * FID of all - mean FID of halves is free of it. The interval uses the spread of the halves' FID over
-    four random splits by prompts (t distribution, four degrees of freedom), at least the extrapolated value's spread.
+    the bias, so 2 * FID of all - mean FID of halves has none. The interval uses the spread of the halves' FID over four
+    random splits by prompts (t distribution, four degrees of freedom), or the extrapolated value's if larger.
     """
     rng = np.random.default_rng(0)
     units = np.unique(np.asarray(prompts), return_inverse=True)[1]

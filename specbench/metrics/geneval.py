@@ -25,7 +25,6 @@ from specbench.metrics.base import Metric, Sample, Score, category_scores, colum
 from specbench.metrics.clip import clip_versions
 from specbench.metrics.geneval_rules import GENEVAL_COLORS, TAGS, Found, confident, details, judge_image
 from specbench.metrics.openclip import short_side_centre
-from specbench.metrics.published_weights import folder_identity
 from specbench.stats import Difference
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -60,7 +59,7 @@ class JudgedMetric(Metric):
 
 
 class GenEval(JudgedMetric):
-    """GenEval (Ghosh et al. 2023): detect objects, classify colours that the prompt names, apply the rules."""
+    """GenEval (Ghosh et al. 2023): detects objects, classifies the colours that the prompt names, applies the rules."""
 
     name = "geneval[hf-m2f]"
     batch = 4
@@ -70,7 +69,7 @@ class GenEval(JudgedMetric):
 
     def identity(self) -> Mapping[str, str]:
         return {
-            "detector": folder_identity(self.network_folder(GENEVAL_REPOSITORY)),
+            "detector": self.network_identity(GENEVAL_REPOSITORY),
             "colors": checkpoints.CHECKPOINTS["clip-l14"].digest,
             "resize": described("short side 800, long side at most 1333, Pillow bilinear, padded", mask2former_input),
             **clip_versions(),

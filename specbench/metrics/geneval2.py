@@ -18,8 +18,8 @@ from PIL import Image
 
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import PerImageMetric, Sample, Score, answer_scores, mean_score, part_scores
-from specbench.metrics.published_weights import GENEVAL2_JUDGE, folder_identity
 
+GENEVAL2_JUDGE = "Qwen/Qwen3-VL-8B-Instruct"
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 Judge = Callable[[np.ndarray, str, Sequence[str]], float]
 """Function of an image uint8 [H, W, 3], a question and its right answers; returns the answers' total probability."""
@@ -68,10 +68,12 @@ class GenEval2(PerImageMetric):
     batch = 4
     columns: ClassVar = {"value": pa.float32(), "atoms": pa.float32(), "answers": pa.string()}
     repositories: ClassVar = {"judge": GENEVAL2_JUDGE}
+    files = ("config.json", "*.safetensors*", "tokenizer.json", "tokenizer_config.json", "preprocessor_config.json",
+             "chat_template*")  # fmt: skip
     packages: ClassVar = {"torchvision": "pip install torchvision"}
 
     def identity(self) -> Mapping[str, str]:
-        judge = folder_identity(self.network_folder(GENEVAL2_JUDGE))
+        judge = self.network_identity(GENEVAL2_JUDGE)
         return {"judge": judge, **{name: version(name) for name in ("torch", "transformers", "torchvision")}}
 
     def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
@@ -85,7 +87,7 @@ class GenEval2(PerImageMetric):
         asked, skills = sample.meta["vqa_list"], sample.meta["skills"]
         if not asked or len(asked) != len(skills):
             what = f"prompt '{sample.prompt_id}' has {len(asked)} questions and {len(skills)} skills"
-            raise SpecbenchError(what, "take the prompts of: specbench fetch geneval2")
+            raise SpecbenchError(what, "use the prompt set of: specbench fetch geneval2")
         atoms = [self.judge(sample.pixels, question, right_answers(question, answer)) for question, answer in asked]
         with np.errstate(divide="ignore"):
             geometric = float(np.exp(np.mean(np.log(atoms))))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
-"""Tags of the benchmark; its overall score is the mean over these six."""
+"""The six tags of the benchmark; its overall score is the mean over these tags."""
 GENEVAL_COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 THRESHOLD, COUNTING_THRESHOLD = 0.3, 0.9
 MOST_OBJECTS = 16
@@ -27,12 +27,12 @@ class Found:
     color: Callable[[], str] = lambda: ""  # function that returns the colour's name
 
 
-Objects = Mapping[str, Sequence[Found]]  # Detected objects by class name
+Objects = Mapping[str, Sequence[Found]]  # {class name: detected objects}
 
 
 @dataclass(frozen=True)
 class ImageVerdict:
-    """Verdict on an image, with the reason of a failure."""
+    """Verdict on an image, with the reason if the image fails."""
 
     correct: bool
     reasons: tuple[str, ...]

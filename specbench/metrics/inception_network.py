@@ -54,7 +54,7 @@ class Inception(nn.Module):
 
 
 def load_inception(path: Path, device: str = "cpu") -> Inception:
-    """Build the network from a published file. The caller has checked its digest."""
+    """Build the network from its published file. The caller has checked the digest."""
     network = Inception()
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return network.eval().requires_grad_(False).to(device)

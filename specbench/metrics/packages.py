@@ -86,7 +86,7 @@ class PackageMetric(PerImageMetric):
 
     @cached_property
     def _about(self) -> dict[str, Any]:
-        """Answer with versions in the package's environment and digests of the weights, or with what is missing."""
+        """Answer of the program: versions in its environment and digest of the weights, or what is missing."""
         return ask(self.python, {"package": self.package, "hub": list(self.hub), "versions_only": True})
 
     def missing_packages(self) -> list[tuple[str, str]]:

@@ -158,7 +158,7 @@ class PickScore(CosineMetric):
 
     def identity(self) -> Mapping[str, str]:
         return {
-            "weights": checkpoints.folder_identity(self.network_folder(PICKSCORE_REPOSITORY)),
+            "weights": self.network_identity(PICKSCORE_REPOSITORY),
             "transformers": version("transformers"),
             **super().identity(),
         }

@@ -18,9 +18,17 @@ import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError, chosen
 from specbench.metrics import base, catalog
-from specbench.metrics.base import MEAN_OF_IMAGES, Better, Kind, Metric, Settings, made_score
+from specbench.metrics.base import MEAN_OF_IMAGES, Kind, Metric, Settings, made_score
 from specbench.metrics.geneval_rules import TAGS
-from specbench.stats import Difference, Estimate, difference_to_show, mean_interval, prompts_for_change, without_few
+from specbench.stats import (
+    Better,
+    Difference,
+    Estimate,
+    difference_to_show,
+    mean_interval,
+    prompts_for_change,
+    without_few,
+)
 from specbench.store.image_scores import ImageScores, feature_place, owner_of, parquet_bytes, stored_values
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY, OWNER, RUN_SCORES, with_units
@@ -38,7 +46,7 @@ _SCORE_TYPES = {
     "cut": float | None,
     "edited": str | None,
     "prompts": int | None,
-    "unit": str | None,
+    **dict.fromkeys(("unit", "unjudged"), str | None),
 }
 _OVER_TAGS = ("geneval[hf-m2f]", "geneval[official]")
 # Metrics of kind `distance` and `proportions` in older files, which do not state the kind
@@ -48,7 +56,7 @@ _ONE_A_PROMPT = "dpg-bench[released]:"  # Prefix of scores that use only the las
 
 
 def read_scores(folder: Path) -> list[dict[str, Any]]:
-    """Read the run-level scores of a run folder: a dict per score with the columns of `RUN_SCORES` but `OWNER`."""
+    """Read the run-level scores in a run folder: a dict per score with the columns of `RUN_SCORES` except `OWNER`."""
     scores: list[dict[str, Any]] = []
     for path in files_named(folder / "scores", "*.parquet"):
         with blaming(path, "is damaged: not readable as scores", "delete it and score again"):
@@ -60,7 +68,9 @@ def read_scores(folder: Path) -> list[dict[str, Any]]:
 def _known_score(row: dict[str, Any]) -> dict[str, Any]:
     """Validate a row of a run's scores; raise a ValueError if specbench did not write it. NaN means missing. Old files
     lack the last columns: direction and kind are then defaults, or known for specbench's metrics."""
-    row = dict.fromkeys(("note", "cut", "edited", "prompts", "unit", "better", "kind")) | row
+    row = dict.fromkeys(("note", "cut", "edited", "prompts", "unit", "unjudged", "better", "kind")) | row
+    if row.get("metric") in catalog.METRICS:
+        row["unjudged"] = catalog.METRICS[row["metric"]].unjudged or None
     row |= {name: None for name in ("value", "low", "high") if row.get(name) != row.get(name)}
     name = str(row.get("metric")).partition(":")[0].partition("[")[0]
     older = ("lower", "distance") if name in _DISTANCES else ("higher", _OLDER_KINDS.get(name, "plain"))
@@ -127,8 +137,8 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     features, theirs = (_kept(image_features(path, metric), common) for path in (folder, baseline))
     if features.empty != theirs.empty:
         lacking = folder if features.empty else baseline
-        what = f"{lacking.name} is not scored by '{metric.name}' of fingerprint {made_score(metric).fingerprint}"
-        raise SpecbenchError(what, f"score both again: specbench score --metric '{metric.name}'")
+        what = f"{lacking.name} has no score of '{metric.name}' with fingerprint {made_score(metric).fingerprint}"
+        raise SpecbenchError(what, f"score both runs again: specbench score --metric '{metric.name}'")
     pair = None if features.empty else metric.difference(features, theirs)
     if pair is None or pair[0].value != pair[0].value:  # NaN
         return None
@@ -144,7 +154,7 @@ def difference_rows(
     """Compute paired differences of runs from a baseline, see `specbench.differences`."""
     others = [folder for folder in folders if folder.resolve() != baseline.resolve()]
     if not (names := chosen("metric", metrics)):
-        raise SpecbenchError("scores are compared by metric", "name the metrics that the runs were scored with")
+        raise SpecbenchError("--against needs a metric", "name metrics with which both runs were scored")
     made = [catalog.metric(name)(settings) for name in names]
     return [row for folder in others for metric in made if (row := difference(folder, baseline, metric))]
 
@@ -162,12 +172,18 @@ def _kept(features: pd.DataFrame, keys: pd.DataFrame | None) -> pd.DataFrame:
     return features if keys is None else features.merge(keys, on=list(KEY))
 
 
+def is_mean_of_images(score: Mapping[str, object]) -> bool:
+    """Return whether a stored `value` per image, if there is one, decides a score. Its metric is not imported."""
+    known = score["metric"] in (*catalog.METRICS, *catalog.IMPORTED)
+    return known or json.loads(str(score["identity"])).get("score") == MEAN_OF_IMAGES
+
+
 def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object]) -> tuple[Difference, int] | None:
     """Subtract a score of `baseline` from the same score of `folder`, over common images, from stored values only.
     Return the difference and the number of images; None if the score is no plain mean or values are missing."""
-    metric, identity = str(score["metric"]), json.loads(str(score["identity"]))
-    if metric not in (*catalog.METRICS, *_OVER_TAGS) and identity.get("score") != MEAN_OF_IMAGES:
+    if not is_mean_of_images(score):
         return None
+    metric = str(score["metric"])
     stored = f"{metric}-{score['fingerprint']}"
     mine, theirs = (stored_values(feature_place(path, stored)) for path in (folder, baseline))
     if mine is None or theirs is None:
@@ -181,8 +197,7 @@ def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object])
 def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estimate | None:
     """Compute a score over the images of several runs together, from stored values only. `score`: of one of the runs.
     None if the score is not known to be a mean of stored values."""
-    name, identity = str(score["metric"]), json.loads(str(score["identity"]))
-    known = name in (*catalog.METRICS, *catalog.IMPORTED) or identity.get("score") == MEAN_OF_IMAGES
+    name, known = str(score["metric"]), is_mean_of_images(score)
     stored = [stored_values(feature_place(path, f"{name}-{score['fingerprint']}")) for path in folders if known]
     if not stored or any(values is None or values.empty for values in stored):
         return None
@@ -210,7 +225,7 @@ def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bo
 
 
 def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None:
-    """Compute and write the run's scores from the stored features of the images in `images`."""
+    """Compute the run's scores from the stored features of `images`, and write them."""
     features = image_features(folder, metric).merge(images[[*KEY, "started_at"]], on=[*KEY, "started_at"])
     digest, identity = made_score(metric).fingerprint, json.dumps(made_score(metric).facts, sort_keys=True)
     cut, reason = _cut(metric, images["prompt"].tolist())
@@ -231,6 +246,7 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
             "better": item.better or declared["better"],
             "kind": item.kind or declared["kind"],
             "unit": declared["unit"] or None,
+            "unjudged": declared["unjudged"] or None,
             "prompts": item.prompts or (features["prompt_id"].nunique() if item.n == len(features) else None),
         }
         for item in metric.scores(metric.statistics(features))
@@ -252,8 +268,8 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
 
 
 def _declared(metric: Metric) -> dict[str, str]:
-    """Return direction, kind and unit of a metric's scores; a plug-in without specbench's base class gets defaults."""
-    return {name: getattr(metric, name, getattr(Metric, name)) for name in ("better", "kind", "unit")}
+    """Return the facts that a metric declares to readers; a plug-in without specbench's base class gets defaults."""
+    return {name: getattr(metric, name, getattr(Metric, name)) for name in ("better", "kind", "unit", "unjudged")}
 
 
 def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | None]:
@@ -262,11 +278,11 @@ def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | N
     if cut is None or not cut[0]:
         return (None if cut is None else 0.0), None
     count, tokens = cut
-    return count / len(captions), f"{count} of {len(captions)} captions are cut: it reads {tokens} tokens"
+    return count / len(captions), f"{count} of {len(captions)} captions are truncated, to {tokens} tokens"
 
 
 def forget(folder: Path, metric: Metric) -> None:
-    """Remove all stored scores and features of a metric in a run folder, of every fingerprint."""
+    """Remove a metric's stored scores and features of all fingerprints from a run folder."""
     with writing(folder, ()):
         for path in (path for place in ("scores", "image_scores") for path in files_named(folder / place, "*-*")):
             if path.name.rpartition("-")[0] == metric.name:

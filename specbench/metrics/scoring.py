@@ -34,7 +34,7 @@ from specbench.system.plugins import PluginError, naming_plugin
 
 @dataclass(frozen=True)
 class Images:
-    """Images to score and the folder of their scores."""
+    """Images to score, and the folder that stores their scores."""
 
     name: str  # name of the run, or of the folder of external images
     folder: Path  # folder in which `scores` is created
@@ -83,7 +83,7 @@ class Scoring:
         what = first.what + (f"; and {more} more problem{'s' if more > 1 else ''}" if more else "")
         if not self.scored:
             return SpecbenchError(what, first.try_this, first.exit_code)
-        return SpecbenchError(what, "; ".join(filter(None, ("the others are scored", first.try_this))), PARTIAL)
+        return SpecbenchError(what, "; ".join(filter(None, ("all other scores are stored", first.try_this))), PARTIAL)
 
     @property
     def scored(self) -> bool:
@@ -154,8 +154,8 @@ def score(
     shown, outcomes = _readable(runs)
     fitting = [(images, fitting_metrics(images)) for images in shown]
     outcomes += _refused(fitting, required)
-    _tell_edited(fitting, reporter)
     lacking = _fetch(fitting, settings, reporter)
+    _tell_edited(fitting, reporter)
     lacking |= _say_references(fitting, lacking, reporter)
     left_out = not named and any(name not in lacking for _, fits in fitting for name in fits)
     for images, fits in fitting:
@@ -163,7 +163,7 @@ def score(
         outcomes += [ScoreOutcome(images.name, name, problem=why, left_out=left_out) for name, why in absent.items()]
         outcomes += _score_images(images, [metric for name, metric in fits.items() if name not in absent], reporter)
         for name, why in absent.items():
-            reporter.note(f"{name} is left out: {why}")
+            reporter.note(f"{name} is not computed: {why}")
     return Scoring(outcomes, shown, settings.reference if settings else None)
 
 
@@ -180,7 +180,9 @@ def _readable(runs: Iterable[Path | Images]) -> tuple[list[Images], list[ScoreOu
 
 def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[ScoreOutcome]:
     """Score images with metrics that apply to them. If a plug-in fails, continue with the other metrics."""
-    failed: list[ScoreOutcome] = []
+    lacking = {metric.name: problem for metric in metrics if (problem := _too_few_samples(images, metric))}
+    failed = [ScoreOutcome(images.name, name, problem=problem) for name, problem in lacking.items()]
+    metrics = [metric for metric in metrics if metric.name not in lacking]
     while True:
         try:
             return failed + _score_together(images, metrics, reporter)
@@ -194,6 +196,16 @@ def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreRepo
             return [*failed, ScoreOutcome(images.name, problem=error)]
 
 
+def _too_few_samples(images: Images, metric: Metric) -> SpecbenchError | None:
+    """Return the error for a metric of several samples of a prompt if no prompt has so many."""
+    if (needed := getattr(metric, "samples", 1)) == 1:
+        return None
+    if images.rows["prompt_id"][[*_accepted(images.rows, metric)]].value_counts().max() >= needed:
+        return None
+    what = f"metric '{metric.name}' needs {needed} samples of a prompt"
+    return SpecbenchError(what, f"run with --samples {needed} or more")
+
+
 _Fitting = Sequence[tuple[Images, Mapping[str, Metric]]]  # (images, {name: metric that can score them})
 
 
@@ -204,7 +216,7 @@ def _refused(fitting: _Fitting, required: Sequence[Metric]) -> list[ScoreOutcome
     for images, metric in chain(*unfit):
         what = f"metric '{metric.name}' cannot score {images.name}: {why_unfit(images, metric)}"
         problem = SpecbenchError(what, "omit --metric to score with the metrics that fit")
-        if all(unfit):  # before anything is computed
+        if all(unfit):  # raise before anything is computed
             raise problem
         refused.append(ScoreOutcome(images.name, metric.name, problem=problem))
     return refused
@@ -281,7 +293,7 @@ def why_unfit(images: Images, metric: Metric) -> str | None:
     """Return the reason why a metric cannot score any of the images; None if it can."""
     if any(_accepted(images.rows, metric)):
         return None
-    return "its prompts lack what the metric needs" if len(images.rows) else "it has no images"
+    return "its prompts lack data that the metric needs" if len(images.rows) else "it has no images"
 
 
 def run_images(folder: Path) -> Images:
@@ -289,7 +301,7 @@ def run_images(folder: Path) -> Images:
     info = store.info()
     model = info.spec.model
     if RANDOM in model:
-        what = f"{info.run_id}: {model} has random weights, so its images mean nothing"
+        what = f"{info.run_id}: {model} has random weights, so scores of its images are meaningless"
         raise SpecbenchError(what, "name the runs to score")
     rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image", "image_sha256"])
     rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
@@ -308,7 +320,7 @@ def with_scene(prompt: str, meta: object) -> object:
     content = read_meta(meta)
     try:
         return meta if "scene" in content else json.dumps(content | {"scene": parse(prompt).to_json()})
-    except SpecbenchError:  # known words, but not a caption of `shapes`
+    except SpecbenchError:  # all words are known, but it is no caption of `shapes`
         return meta
 
 
@@ -327,7 +339,7 @@ def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRe
             try:
                 names = ", ".join(task.metric.name for task in tasks)
                 device = next((metric.settings.device for metric in metrics if hasattr(metric, "settings")), "cpu")
-                advice = "fewer metrics at a time, a smaller --batch, or --device cpu"
+                advice = "use fewer metrics at a time, a smaller --batch, or --device cpu"
                 with memory_for(f"scoring by {names}", device, advice):
                     _add_features(images, rows, tasks, reporter)
             finally:
@@ -363,7 +375,7 @@ def _finished(images: Images, task: _Task) -> ScoreOutcome:
 
 @dataclass(frozen=True)
 class _Task:
-    """Work of one metric on a set of images."""
+    """The work that one metric has to do on a set of images."""
 
     metric: Metric
     images: pd.DataFrame  # key and `started_at` of the images that the metric accepts

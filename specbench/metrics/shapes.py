@@ -77,7 +77,7 @@ def _of_size(metric: str, pixels: np.ndarray) -> np.ndarray:
     height, width = pixels.shape[:2]
     if height != scene.SIZE or width != scene.SIZE:
         what = f"{metric} reads images of {scene.SIZE} x {scene.SIZE} pixels, not of {width} x {height}"
-        raise SpecbenchError(what, "--metric names another; see: specbench list metrics")
+        raise SpecbenchError(what, "choose another --metric; see: specbench list metrics")
     return pixels
 
 
@@ -94,8 +94,6 @@ class ShapesClip(SceneMetric, CosineMetric):
             **super().identity(),
         }
 
-    accepts = ShapesDetector.accepts
-
     @cached_property
     def network(self) -> torch.nn.Module:
         return load_folder_model(CLIP_FOLDER, self.settings.device)
@@ -107,7 +105,7 @@ class ShapesClip(SceneMetric, CosineMetric):
 
 class ShapesFrechet(SceneMetric):
     """`shapes-frechet`: Frechet distance between generated images and renders of their captions, or a folder of
-    reference images; no interval up to 64 images."""
+    reference images; no interval for at most 64 images."""
 
     name = "shapes-frechet"
     better, kind = "lower", "distance"
@@ -123,8 +121,6 @@ class ShapesFrechet(SceneMetric):
 
     def identity(self) -> Mapping[str, str]:
         return {**self.feature_identity(), **(self.reference.identity if self.reference else _rendered())}
-
-    accepts = ShapesDetector.accepts
 
     @cached_property
     def network(self) -> torch.nn.Module:

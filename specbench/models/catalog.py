@@ -53,10 +53,10 @@ class ModelInfo(ModelFacts):
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelInfo:
         """Return the model with `choice` applied. Other weights are refused, because these models support no others."""
         for name in choice.released:
-            what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
+            what = f"--{name.replace('_', '-')} released: '{self.name}' has only the official form"
             raise SpecbenchError(what, "omit it")
         if choice.weights or choice.revision or choice.random or choice.tiny or choice.size:
-            what = f"model '{self.name}' has one set of weights and one size"
+            what = f"model '{self.name}' has only one set of weights and one size"
             raise SpecbenchError(what, "omit --weights, --revision, --random-weights, --scale and --size")
         return replace(self, name=choice.name(self.name), choice=choice) if choice.eight_bits else self
 
@@ -92,7 +92,7 @@ class ModelInfo(ModelFacts):
             raise SpecbenchError(f"model '{self.name}': {'; '.join(wrong)}", "correct its ModelInfo, or its layout")
         if self.eight_bits:
             if not isinstance(getattr(loaded, "backbone", None), torch.nn.Module):
-                raise SpecbenchError(f"--dtype int8wo: '{self.name}' has no transformer as its backbone", "omit it")
+                raise SpecbenchError(f"--dtype int8wo: the backbone of '{self.name}' is no transformer", "omit --dtype")
             from specbench.models.checkpoint_loading import quantise_network  # imports torch
 
             quantise_network(loaded.backbone)
@@ -107,7 +107,7 @@ class ModelInfo(ModelFacts):
         paths = self.config, *self.weights
         if missing := [path for path in paths if not path.is_file()]:
             what = f"model '{self.name}' is not on this disk: {missing[0]} is missing"
-            hint = "reinstall specbench; a checkout makes the weights with 'make train-shapes'"
+            hint = "reinstall specbench; in a checkout, 'make train-shapes' trains the weights"
             raise SpecbenchError(what, hint, MISSING_PREREQUISITE)
         return paths
 
@@ -133,7 +133,7 @@ class ModelInfo(ModelFacts):
             try:
                 check(prompt.text)
             except ValueError as error:
-                hint = f"'{self.name}' knows a small vocabulary only"
+                hint = f"'{self.name}' knows only a small vocabulary"
                 raise SpecbenchError(f"prompt '{prompt.id}': {error}", hint) from None
 
     @functools.cached_property
@@ -147,7 +147,7 @@ class ModelInfo(ModelFacts):
 
 
 def wrongly_declared(facts: ModelFacts, model: ImageModel) -> list[str]:
-    """Describe the image sizes in which the loaded model differs from its declaration."""
+    """Describe each declared image size that differs from the loaded model's size."""
     layout = model.layout
     pairs = {
         "image tokens": (facts.tokens, len(layout.free_slots())),
@@ -206,7 +206,7 @@ def model_name(typed: str) -> str:
     fitting = _by_words(typed.rpartition("/")[2])
     if "/" in typed:
         model = fitting[0] if len(fitting) == 1 else "NAME"
-        hint = f"a checkpoint goes with the model of its architecture: --model {model} --weights {typed}"
+        hint = f"to load a checkpoint, also name the model of its architecture: --model {model} --weights {typed}"
         raise SpecbenchError(f"unknown model '{typed}'", hint)
     return read_name("model", typed, models(), fallback=fitting)
 
@@ -229,12 +229,12 @@ def _by_words(typed: str) -> list[str]:
 
 
 def _users_model(reference: str) -> ModelFacts:
-    """Import a model of the user and register it under its name."""
+    """Import a model from a user's module and register it under the model's name."""
     model = plugins.load_user_object(reference, "model")
     if not isinstance(model, ModelInfo | HubModel):
         raise SpecbenchError(f"model '{reference}' is a {type(model).__name__}, not a specbench ModelInfo")
     if not _is_model(model):
-        raise SpecbenchError(f"model '{reference}' is called {model.name!r}", "letters, digits and .+-[] make a name")
+        raise SpecbenchError(f"model '{reference}' is called {model.name!r}", "use a name of letters, digits and .+-[]")
     again = _references.get(model.name) == reference  # the module may have been reloaded
     if not again and models().setdefault(model.name, model) is not model:
         raise SpecbenchError(f"model '{reference}' is called '{model.name}', which is already taken")
@@ -271,8 +271,8 @@ def recorded_model(name: str, weights: str | None = None, revision: str | None =
 
 
 def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:
-    """Load a model, given its name or its (configured) facts, ready to decode. `dtype`: None for the model's number
-    format. Exit code 5 if its weights or the device are missing."""
+    """Load a model, given by name or by its (configured) facts, so that it is ready to decode. `dtype`: None for the
+    model's own number format. An error has exit code 5 if the weights or the device are missing."""
     info: Any = find_model(model) if isinstance(model, str) else model
     check_decoding_device(device)
     info.require_weights()
@@ -288,13 +288,13 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
         if not (info.choice.random or info.checkpoint.official):
             from specbench.models.forward_probe import check_own_forward  # imports torch
 
-            long = "a photo of a cup, " * 12  # Longer than most captions: positions may depend on it
+            long = "a photo of a cup, " * 12  # Longer than most captions, because positions may depend on the length
             check_own_forward(loaded, "0" if info.classes else f"{long}<I1>" if info.codes else long)
         return loaded
 
 
 def check_model(info: ModelFacts) -> None:
-    """Check every tensor and token as `load_model` does, from names and shapes only: the weights are not read."""
+    """Check every tensor and token like `load_model`, but only by names and shapes: the weights are not read."""
     if not isinstance(info, HubModel):
         info.require_weights()
     elif not info.choice.random:

@@ -1,5 +1,5 @@
-"""Layouts in which the supported families are published: recognition of a folder's layout, and the size of its network,
-so that plans use a checkpoint's real size. No torch, except for LlamaGen's tensors."""
+"""Layouts in which the supported families are published: recognise the layout of a folder, and read the size of its
+network, so that plans use the checkpoint's real size. Imports torch only to read LlamaGen's tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from specbench.system.json_values import parse_json
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which a model's files are published."""
+    """Files in which a model is published; a model may have several layouts."""
 
     name: str  # a key of `LAYOUTS`
     sources: tuple[Source, ...]  # the language model's files, then other required files
@@ -32,7 +32,7 @@ class Layout:
 class LayoutMark:
     """Test that identifies a folder of a layout."""
 
-    family: str  # module of `specbench.models.families` that reads it
+    family: str  # module of `specbench.models.families` that reads this layout
     models: str  # names for `--model`
     what: str  # for messages
     test: Callable[[Path], bool]  # whether a folder is of this layout
@@ -53,7 +53,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """Read `config.json`; return an empty dictionary if it cannot be read, because its loader reports the reason."""
+    """Read `config.json`. If it cannot be read, return an empty dictionary; later the loader reports the reason."""
     try:
         return _json_object(folder / "config.json")
     except (OSError, ValueError, SpecbenchError):
@@ -97,7 +97,7 @@ LAYOUTS = {
     "janus-deepseek": LayoutMark(
         "janus", "janus or janus-7b", "Janus-Pro as deepseek-ai publishes it", _model_type("multi_modality")
     ),
-    # Emu3.5 has the model type of Emu3, which has no norms of queries and keys.
+    # Emu3.5 has Emu3's model type, but only Emu3.5 has norms of queries and keys.
     "emu3.5": LayoutMark(
         "emu35",
         "emu3.5",
@@ -180,12 +180,12 @@ def _refuse_unread(folder: Path, weights: str, family: str) -> None:
     holds = _any("*.safetensors", "*.bin", "*.pt", "*.pth")(folder)
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         what = "is a LoRA adapter, not a model"
-        fix = "merge it into its base and save that: peft's merge_and_unload(), save_pretrained()"
+        fix = "merge it into its base model and save the result: peft's merge_and_unload(), save_pretrained()"
     elif _any("*.gguf")(folder) and not holds:
-        what, fix = "holds GGUF, weights for llama.cpp", "name the safetensors that they were made from"
+        what, fix = "contains GGUF weights for llama.cpp", "use the safetensors from which they were made"
     elif _any("consolidated*.pth")(folder) and family != "anole" and not _any("config.json", "*.safetensors")(folder):
-        what = "holds consolidated.*.pth, Meta's layout, which only --model anole reads"
-        fix = "convert it with transformers' convert_*_weights_to_hf.py, and name the result"
+        what = "contains consolidated.*.pth, Meta's layout, which only --model anole can read"
+        fix = "convert it with transformers' convert_*_weights_to_hf.py, and use the result"
     else:
         return
     raise SpecbenchError(f"--weights {weights} {what}", fix)
@@ -195,8 +195,8 @@ def _refuse_unread(folder: Path, weights: str, family: str) -> None:
 class ModelFiles:
     """A user's request for the files of a model."""
 
-    model: str  # its name, for messages
-    layouts: tuple[Layout, ...]  # possible layouts; the first is the default, and has the family's name
+    model: str  # the model's name, for messages
+    layouts: tuple[Layout, ...]  # possible layouts; the first layout is the default and has the family's name
     choice: ModelChoice
 
     @property
@@ -216,7 +216,7 @@ class ModelFiles:
         return tuple(part.fetch() for part in self._parts(download=True))
 
     def missing(self) -> list[Download]:
-        """List what `fetch` would download; same errors as `fetch`."""
+        """List the downloads of `fetch`; raises the same errors as `fetch`."""
         return [download for part in self._parts(download=True) if (download := part.missing())]
 
     def absent(self) -> list[WantedFiles]:
@@ -291,14 +291,14 @@ class ModelFiles:
         family = usual.name
         _refuse_unread(folder, weights, family)
         if (name := recognise(folder)) and family not in (LAYOUTS[name].family, *LAYOUTS[name].shared):
-            what = f"--weights {weights}: holds {LAYOUTS[name].what}, not '{self.model}'"
+            what = f"--weights {weights} contains {LAYOUTS[name].what}, not '{self.model}'"
             raise SpecbenchError(what, f"use --model {LAYOUTS[name].models}")
         return next((layout for layout in self.layouts if layout.name == name), usual)
 
 
 def stored_size(family: str, official: NetworkSize, folder: Path, source: Source | None = None) -> NetworkSize | None:
-    """Return the size of the checkpoint in `folder`; None if its files do not show it, because its loader reports the
-    reason. `source`: for LlamaGen, whose folder holds several models; only the first file belongs to this model."""
+    """Return the size of the checkpoint in `folder`; None if its files do not show it (later the loader reports
+    the reason). `source`: needed for LlamaGen, whose folder holds several models: its first file is this model's."""
     try:
         if source and family.startswith("llamagen"):
             return _llamagen_size(CheckpointFiles(source, (folder / source.files[0],)), official)
@@ -321,7 +321,7 @@ def _configured_size(family: str, folder: Path) -> NetworkSize:
     numbers = {name: value for name, value in (usual | text).items() if name in SIZES}
     numbers.setdefault("num_key_value_heads", numbers["num_attention_heads"])
     if min(map(int, numbers.values())) < 1 or numbers["hidden_size"] % numbers["num_attention_heads"]:
-        raise ValueError("sizes that make no network")
+        raise ValueError("these sizes are not of a valid network")
     size = network_size(family, *(int(numbers[name]) for name in SIZES))
     if family == "tar" and not text.get("tie_word_embeddings"):
         size = replace(size, head_rows=size.words)

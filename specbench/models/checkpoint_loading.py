@@ -48,7 +48,7 @@ def _read_file(source: Source, path: Path) -> dict[str, Tensor]:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
     if not isinstance(content, dict):
-        raise source.damaged(path, TypeError("no state dict inside"))
+        raise source.damaged(path, TypeError("it contains no state dict"))
     return {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
 
 
@@ -94,7 +94,7 @@ def named_token(files: CheckpointFiles, *roles: str) -> str:
 
 
 def rename(tensors: Mapping[str, Tensor], names: Callable[[str], str | None]) -> dict[str, Tensor]:
-    """Rename tensors by `names`; a tensor for which it returns None keeps its name."""
+    """Rename tensors by `names`. A tensor keeps its name if `names` returns None for it."""
     return {names(name) or name: tensor for name, tensor in tensors.items()}
 
 
@@ -108,7 +108,7 @@ META_NAMES = {
     "feed_forward.w3.": "mlp.up_proj.",
     "feed_forward.w2.": "mlp.down_proj.",
 }
-"""Prefixes of tensor names in Meta's Llama (without the layer), and in transformers."""
+"""Prefixes of tensor names in Meta's Llama (without the layer number), and the prefixes in transformers."""
 
 
 def meta_name(name: str, names: Mapping[str, str]) -> str:
@@ -162,11 +162,11 @@ def fill(
         raise _unaccounted(files, "holds unknown", unknown)
     for name, tensor in tensors.items():
         if tensor.shape != built[name].shape:
-            shapes = f"{list(tensor.shape)}, the network wants {list(built[name].shape)}"
+            shapes = f"{list(tensor.shape)}, but the network needs {list(built[name].shape)}"
             raise files.refusal(f": {name} has shape {shapes}")
     for name, source in tied.items():
         if name in tensors and not torch.equal(tensors[name], tensors[source]):
-            raise files.refusal(f": {name} differs from {source}, which the configuration ties it to")
+            raise files.refusal(f": the configuration ties {name} to {source}, but their values differ")
     network.load_state_dict(tensors, strict=False, assign=True)
     _finish(network, device)
     for name, module in network.named_modules() if device != "meta" else ():
@@ -236,7 +236,7 @@ def quantise(module: nn.Module, name: str) -> None:
     if not _in_layer(module, name):
         return
     require_torchao()
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # an extra
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # package of an extra
 
     quantize_(module, Int8WeightOnlyConfig())
 
@@ -249,7 +249,7 @@ def quantise_network(network: nn.Module) -> nn.Module:
 
 
 def round_to_eight_bits(model: Any) -> None:
-    """Round a model's weights as `quantise_network` does, in their own number format, without torchao."""
+    """Round a model's weights to the values of `quantise_network`, but keep their number format. Needs no torchao."""
     if not isinstance(getattr(model, "backbone", None), nn.Module):
         raise SpecbenchError(f"'{model.name}' has no transformer to round")
     for name, module in model.backbone.named_modules():

@@ -1,5 +1,5 @@
-"""Sizes of each family's language model: parameters that the six common sizes do not determine, and sizes that a
-configuration leaves out. Imports no torch, unlike the families' modules."""
+"""Sizes of each family's language model: parameters that do not follow from the six common sizes, and sizes that a
+configuration may omit. Imports no torch, unlike the families' modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHAMELEON_WORDS = 65_536
 
 @dataclass(frozen=True)
 class FamilySizes:
-    # returns further fields of `NetworkSize` from the six sizes and from sizes that only this family has
+    # computes further fields of `NetworkSize` from the six common sizes and from sizes that only this family has
     beside: Callable[..., dict[str, int]]
     # transformers' values for entries that a configuration omits; if the last value is missing, kv_heads = heads
     usual: tuple[int, ...] = ()
@@ -87,7 +87,7 @@ FAMILIES: Mapping[str, FamilySizes] = {  # by family
     **dict.fromkeys(("anole", "lumina", "lumina2"), FamilySizes(_chameleon, (CHAMELEON_WORDS, 4096, 11_008, 32, 32))),
     **dict.fromkeys(("simplear", "tar"), FamilySizes(_qwen, (151_936, 4096, 22_016, 32, 32))),
     "llamagen": FamilySizes(_llamagen),
-    # learned vectors of the classes, and one for no class
+    # learned vectors of the classes, and a vector for the unconditional row
     "llamagen_class": FamilySizes(
         lambda size, classes=1000: {"extra": (classes + 1) * size.width, "head_rows": size.words}
     ),

@@ -23,7 +23,7 @@ from specbench.system.device_peaks import Peak
 
 @dataclass(frozen=True)
 class Forward:
-    size: Size  # of the model
+    size: Size  # the model's size
     moved: float  # numbers per column that the layers read and write outside their products
     v_image: int  # image vocabulary
     itemsize: int  # bytes per number of weights and cache

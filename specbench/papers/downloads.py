@@ -77,7 +77,7 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
         return [missing for missing in [missing_file(files[name])] if missing]
     if name in (sources := _sources()):
         return [missing for source in sources[name] if (missing := WantedFiles(source).missing())]
-    for metric in metric_catalog.METRICS:
+    for metric in metric_catalog.metric_names():
         if name in metric_catalog.metric(metric)(Settings()).repositories.values():
             return metric_catalog.downloads([metric], Settings())
     valid = [*models(), *table_names(), *public_sets(), *metric_catalog.metric_names()]

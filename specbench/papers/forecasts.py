@@ -76,7 +76,7 @@ def forecast(
         raise SpecbenchError(f"no runs in {out}", "name a run, or a paper's table: specbench list tables")
     models = sorted({entry.model for entry in accepted})
     if not model and len(models) > 1:
-        raise SpecbenchError(f"the sources have several models ({', '.join(models)})", "choose one with --model")
+        raise SpecbenchError(f"the sources belong to several models ({', '.join(models)})", "choose one with --model")
     name, choice = ModelChoice.of_name(model or models[0])
     facts = find_model(name).configured(replace(choice, eight_bits=choice.eight_bits or dtype == EIGHT_BITS))
     accepted = [
@@ -117,7 +117,7 @@ def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
 
 def printed_elsewhere(accepted: Accepted) -> tuple[Printed, ...]:
     """Return the tokens per step that papers print for this decoder on models other than the measured model. For exact
-    decoders with a draft head, values of all decoders with this kind of head count."""
+    decoders with a draft head, values of all decoders with this kind of head are included."""
     elsewhere = [
         Printed(tokens, settings.model, f"{table.name}, {row.label}")
         for table in load_tables()

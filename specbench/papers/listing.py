@@ -86,7 +86,7 @@ def decoder_rows() -> _Rows:
 
 
 def _option_rows(name: str, model: str) -> _Rows:
-    """List the options of a decoder on a model, then the settings that all decoders of a run share, with sources."""
+    """List the options of a decoder on a model, then the settings common to all decoders, with their sources."""
     from specbench.models.catalog import default_prompts, find_model
     from specbench.models.draft_head_files import published_head
     from specbench.runs.decoder_args import plan_decoders

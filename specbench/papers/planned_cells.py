@@ -25,6 +25,7 @@ from specbench.runs.plan import Plan, Shared, make_plan, plan_model, plan_sampli
 from specbench.runs.settings import OPEN_IN_TABLES, RunSettings, merge, run_settings
 from specbench.specs.options import Setting, SettingOrigin, SettingSource, plain
 from specbench.specs.presets import PRESETS, decoder_name, resolve
+from specbench.stats import Better
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.store.run_store import RunStore
 
@@ -34,17 +35,17 @@ _NOT_FOUND = "not in the results"
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """The settings of one or more cells, with the plan of their run or the problem that prevents the run."""
+    """Settings that one or more cells share, with the plan of the run or the problem that prevents the run."""
 
     settings: RunSettings  # from the table
-    values: RunSettings | None  # with flags and environment applied; None if they are rejected
+    values: RunSettings | None  # with flags and environment applied; None if the result is invalid
     plan: Plan | None = None
     problem: SpecbenchError | None = None
 
 
 def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, str] | None = None) -> list[PlannedCell]:
-    """Return the distinct cells of a table with their settings, without plans. `flags`: by setting of `specbench run`;
-    None means not given. `env`: environment, by default of the process; the table overrides it."""
+    """Return the distinct cells of a table with their settings, without plans. `flags`: {setting of `specbench run`:
+    value, None if not given}. `env`: environment variables, by default of the process; the table overrides them."""
     settings, env = run_settings(), os.environ if env is None else env
     head_of(str(flags.get("head") or ""), "")
     every = table.all_settings()
@@ -213,10 +214,10 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     models = " and ".join(dict.fromkeys(row.model for row, _ in printed if row.model and row.model != model))
     left_out, added = len(table.rows) - len(printed), sum(row.own for row, _ in printed)
     note = (
-        f"With {model} instead of {models or 'the model as printed'}, no value of the paper is comparable, so its rows "
-        f"have no paper values; {len(printed) - added} rows of the paper are "
+        f"With {model} instead of {models or 'the model as printed'}, no value of the paper is comparable, so none is "
+        f"printed; the {len(printed) - added} rows of the paper become "
         f"{len(rows) - sum(row.own for row in rows)} rows here"
-        + (f", and {left_out} rows that cannot be run are left out." if left_out else ".")
+        + (f", and {left_out} rows that cannot be run are omitted." if left_out else ".")
     )
     return replace(table, rows=tuple(rows), notes=(note,), hardware=None, whole=False)
 
@@ -246,7 +247,9 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
 def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
     """For a substituted model, add a column for each bundled metric that scored any of the runs. If the table's columns
     vary a setting, each metric gets a column per value. A figure also gets panels of these columns."""
-    scored = {str(score["metric"]): str(score["better"]) for folder in folders for score in read_scores(folder)}
+    scored: dict[str, Better] = {
+        str(score["metric"]): score["better"] for folder in folders for score in read_scores(folder)
+    }
     names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
     swept: dict[object, Column] = {}
     for column in table.columns:

@@ -298,7 +298,7 @@ def scoring_needs(table: Table) -> list[str]:
 
 
 def total(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the total cost in one sentence; rows that share a run count once."""
+    """Return the total cost in one sentence, counting a run that rows share once."""
     blocked = sum(row["problem"] is not None for row in rows)
     rest = f"{blocked} of {len(rows)} rows cannot run here"
     if blocked == len(rows):
@@ -312,7 +312,7 @@ def total(rows: Sequence[Mapping[str, Any]]) -> str:
         unknown = len(once) - len(seconds)
         time = f"about {duration(sum(seconds))}, plus {unknown} run{'s' if unknown > 1 else ''} of unknown time"
     disk = math.ceil(sum(row["megabytes"] or 0 for row in once))
-    return f"{images} image{'s' * (images != 1)}{more} to make, {time}, at most {disk:,} MB" + (
+    return f"{images} image{'s' * (images != 1)}{more} to decode, {time}, at most {disk:,} MB" + (
         f"; {rest}" if blocked else ""
     )
 

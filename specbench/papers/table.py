@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError, read_name
 from specbench.runs.decoder_args import parse_decoders
@@ -19,18 +20,20 @@ from specbench.specs.presets import PRESETS, decoder_name, options_of
 from specbench.store.run_info import read_info
 from specbench.system.plugins import is_reference
 
+if TYPE_CHECKING:
+    from specbench.stats import Better
+
 NUMBER_KEYS = (
     *("nfe", "tokens_per_step", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput"),
     *("acceptance", "acceptance_length", "speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead"),
     *("logp_mean", "logp_std", "perplexity", "image_perplexity", "nll_gap", "top1", "draft_tv", "draft_top1"),
 )
-"""Keys of a report row (`specbench.reporting.report_rows`) that a column may show."""
+"""Keys of report rows (`specbench.reporting.report_rows`) that are allowed in a column."""
 STEP_RATIOS = ("step_ratio", "step_compression", "acceptance_length")
 """Keys of step ratios, in order of preference: the first key that a row prints is used."""
 MAPS = ("accepted", "top1", "draft_top1", "draft_tv")
 """Quantities per token that can be drawn as a map over the image; see `specbench.reporting.image_tiles`."""
 SCORE, PRINTED = "score:", "printed:"
-BETTER = ("higher", "lower", "none")
 _CHOSEN = "Chosen: "
 
 
@@ -54,9 +57,9 @@ class Column:
     header: str
     score: str | None  # the displayed score, "metric" or "metric:part"; None for other columns
     precision: int  # printed decimals
-    better: str  # one of `BETTER`
+    better: Better | None
     scale: float  # factor that converts the measured to the printed unit
-    settings: RunSettings  # stated for the cells of the column
+    settings: RunSettings  # settings that the file states for the column
     seeds: tuple[int, ...] = ()  # stated seeds
 
     @property
@@ -78,10 +81,10 @@ class Row:
 
     label: str
     group: str | None
-    settings: RunSettings  # stated for the cells of the row, including the file's defaults
-    paper: Mapping[str, float]  # printed values by column name; values not given in the paper are absent
-    spread: Mapping[str, float]  # printed spreads (in brackets or after a plus-minus sign) by column name
-    notes: Mapping[str, str]  # remarks on printed values by column name, and on the whole row under "row"
+    settings: RunSettings  # settings that the file states for the row, merged over its defaults
+    paper: Mapping[str, float]  # {column: printed value}, without values that the paper omits
+    spread: Mapping[str, float]  # {column: printed spread} (in brackets or after a plus-minus sign)
+    notes: Mapping[str, str]  # {column: remark on the printed value}, and "row": remark on the whole row
     not_runnable_reason: str | None  # reason why specbench cannot run the row; None if it can
     hardware: str | None  # hardware of the printed values
     # choices for settings that the paper does not state: a line with value and reason per choice
@@ -154,7 +157,7 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
     for row in sorted(drafting, key=lambda row: row.decoder != "sjd"):
         likes.setdefault(row.group, row)
     if decoders and not likes:
-        raise SpecbenchError(f"--decoder: {table.name} has no row of a decoder that drafts", "use specbench run")
+        raise SpecbenchError(f"--decoder: no decoder in {table.name} has drafts", "use specbench run")
     rows = list(table.rows)
     for reference, inline in parse_decoders(decoders):
         name = decoder_name(reference)

@@ -20,8 +20,8 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str).e
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt. `id`: stable name within the set, never a position; `text`: stripped, except in public sets that are
-    published with white space; `category`: the tested ability; `meta`: further facts, such as a caption's scene."""
+    """A prompt. `id`: stable name within the set, not a position; `text`: stripped, except in public sets published
+    with white space; `category`: the tested ability; `meta`: further facts, such as a caption's scene."""
 
     id: str
     text: str
@@ -73,7 +73,9 @@ class Drawing:
             chosen = [prompt for prompt in chosen if prompt.id in drawn]
         chosen = chosen[: self.limit]
         if not chosen:
-            raise SpecbenchError(f"no prompt of '{prompts.name}' is left", "use a smaller --offset or other categories")
+            raise SpecbenchError(
+                f"no prompt of '{prompts.name}' is selected", "use a smaller --offset or other categories"
+            )
         return chosen
 
     def text(self, prompts: PromptSet) -> str | None:
@@ -90,8 +92,8 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Request:
-    """One image to decode. `text`, `category`, `meta`: from the prompt. `prompt_id` and `sample` (its number among the
-    prompt's images) determine its noise, together with the seed of the run."""
+    """An image to decode. `text`, `category`, `meta`: from the prompt. `sample`: the image's number among the images of
+    the prompt. `prompt_id`, `sample` and the run's seed determine the noise."""
 
     text: str
     prompt_id: str

@@ -109,7 +109,7 @@ def find(name: str) -> tuple[PublicSet, str | None]:
 
 
 def read(name: str) -> list[Prompt]:
-    """Read the prompts of a public set or of a category of it."""
+    """Read the prompts of a public set, or of one of its categories."""
     entry, category = find(name)
     if entry.missing:
         what = f"the prompts of '{entry.name}' are not on this disk"
@@ -163,9 +163,9 @@ def _mirrored(entry: PublicSet, remote: Remote, name: str) -> Remote:
 
 
 def adopt_set(entry: PublicSet, source: Path) -> Path:
-    """Import a set from a local copy (archive, file, or folder with the files), verified by digest."""
+    """Import a set from a local copy (archive, file, or folder with the files), and verify the digests."""
     if source.exists() and not source.is_dir():
-        check_regular(source)  # opening a pipe would block
+        check_regular(source)  # rejects pipes, whose opening would block
     candidates = [path for path in sorted(source.rglob("*")) if path.is_file()] if source.is_dir() else [source]
     if entry.archive is not None and len(candidates) == 1 and zipfile.is_zipfile(candidates[0]):
         _require_right(entry.archive, candidates[0])
@@ -208,7 +208,7 @@ def fetch_images(
     _unpack_images(archive, folder)
     if _count(folder) != published.count:
         what = f"{folder} contains {_count(folder)} images instead of {published.count}"
-        raise SpecbenchError(what, "delete it and fetch again")
+        raise SpecbenchError(what, "delete the folder and fetch again")
     if source is None:
         archive.unlink()
     return folder

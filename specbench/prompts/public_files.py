@@ -1,4 +1,4 @@
-"""Readers of the public prompt sets' files, by the name of the set."""
+"""Readers of the files of public prompt sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBERS = {"a": 1, "an": 1} | {
 }
 ONEIG_CATEGORIES = {"anime": "Anime_Stylization", "human": "Portrait", "object": "General_Object",
                     "text": "Text_Rendering", "reasoning": "Knowledge_Reasoning"}  # fmt: skip
-"""Categories of OneIG-Bench by the name of their folders in its program."""
+"""{folder in OneIG-Bench's program: category}."""
 _WISE_FIELDS = {"Cultural knowledge": "culture", "Physical Knowledge": "physics"}  # the other names differ only in case
 _COMPLEX_KINDS = ("spatial", "action", "spatialaction")
 
@@ -53,7 +53,7 @@ def longest_captions(content: Mapping[str, Any]) -> list[Prompt]:
 
 
 def read_parti(folder: Path) -> list[Prompt]:
-    """Read PartiPrompts in file order, as published, quotes included; challenge and note become metadata."""
+    """Read PartiPrompts in file order, as published, including quotes; challenge and note become metadata."""
     prompts = []
     for row in _table(folder / "PartiPrompts.tsv", delimiter="\t", quoting=csv.QUOTE_NONE):
         meta = {"challenge": row["Challenge"]} | ({"note": row["Note"]} if row["Note"] else {})
@@ -62,9 +62,8 @@ def read_parti(folder: Path) -> list[Prompt]:
 
 
 def read_geneval(folder: Path) -> list[Prompt]:
-    """Read the GenEval prompts in file order. `meta` has the official `include` and `exclude` clauses (objects, counts,
-    colours and positions that an image must have), and `line`, the number by which the official evaluator identifies
-    the prompt."""
+    """Read the GenEval prompts in file order. Keys of `meta`: the official `include` and `exclude` clauses (required or
+    forbidden objects, counts, colours and positions); `line`, the official evaluator's number of the prompt."""
     return [
         Prompt(f"{row['tag']}-{text_id(row['prompt'])}", row["prompt"], row["tag"], {"line": line} | _clauses(row))
         for line, row in enumerate(_json_lines(folder / "evaluation_metadata.jsonl"))
@@ -133,8 +132,8 @@ def read_geneval2(folder: Path) -> list[Prompt]:
 
 
 def read_oneig(folder: Path) -> list[Prompt]:
-    """Read the English prompts of OneIG-Bench in file order; ids are the names of its images, by category. `meta` has
-    the non-empty columns among `type`, `prompt_length` and `class`."""
+    """Read the English prompts of OneIG-Bench in file order. An id consists of category and image number. `meta` has
+    the columns `type`, `prompt_length` and `class`, without empty values."""
     prompts = []
     for row in _table(folder / "OneIG-Bench.csv"):
         meta = {name: row[name] for name in ("type", "prompt_length", "class") if row[name] not in (None, "", "None")}
@@ -143,8 +142,8 @@ def read_oneig(folder: Path) -> list[Prompt]:
 
 
 def read_wise(folder: Path) -> list[Prompt]:
-    """Read the prompts of a release of WISE by their numbers, which are names of its images; categories are the fields
-    of its scores. `meta` has `line` (the number), `wise` (the release), `subcategory` and `explanation`."""
+    """Read the prompts of a release of WISE, ordered by their numbers, which also name images; categories are the
+    fields of WISE's scores. Keys of `meta`: `line` (the number), `wise` (the release), `subcategory`, `explanation`."""
     rows = [row for file in folder.glob("*.json") for row in _json(file)]
     release = "verified" if [*folder.glob("*_verified.json")] else "legacy"
     prompts = []
@@ -167,13 +166,13 @@ def read_longtext_bench(folder: Path) -> list[Prompt]:
 
 
 def read_coco_30k(folder: Path) -> list[Prompt]:
-    """Read the 30,000 captions of COCO-30K in file order; ids are ids of COCO's images, which are not included."""
+    """Read the 30,000 captions of COCO-30K in file order. Ids are ids of COCO's images; the images are not included."""
     return [Prompt(row["image_id"], row["prompt"].strip()) for row in _table(folder / "coco_30k.csv")]
 
 
 def read_tiif(folder: Path) -> list[Prompt]:
-    """Read the prompts of TIIF-Bench, a short and a long prompt per instruction; `meta` has the length, and `line`, the
-    number among prompts of the same type."""
+    """Read the prompts of TIIF-Bench, a short and a long prompt per instruction. Keys of `meta`: the length, and
+    `line`, the prompt's number within its type."""
     return [
         Prompt(f"{row['type']}-{line:02d}-{length}", row[f"{length}_description"], row["type"], about)
         for file in sorted(folder.glob("*_prompts.jsonl"))

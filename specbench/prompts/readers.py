@@ -71,10 +71,10 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
     if reader is None:
         raise SpecbenchError(f"prompt file '{path}' has the unknown suffix {suffix}", _FORMATS)
     if column and reader in (_read_run, _read_text):
-        raise SpecbenchError(f"--prompt-column {column}: '{path}' has no columns", "omit it")
+        raise SpecbenchError(f"--prompt-column {column}: '{path}' has no columns", "omit --prompt-column")
     try:
         if reader is not _read_run:
-            check_regular(path)  # a pipe may block, and cannot be read again when a run resumes
+            check_regular(path)  # not a pipe, which may block and cannot be read again on resume
             if is_lfs_pointer(path):
                 what = f"prompt file '{path}' is a Git LFS pointer, not the file itself"
                 raise SpecbenchError(what, "git lfs pull, or download the file from its page")
@@ -161,7 +161,7 @@ def _content(path: Path) -> bytes:
             raise _refused(path, f"larger than {MAX_FILE_BYTES:,} bytes", "split it")
     else:
         content = read_regular(path, MAX_FILE_BYTES)
-    with suppress(UnicodeDecodeError):  # the line is reported later
+    with suppress(UnicodeDecodeError):  # readers report the invalid line later
         return text_of(content).encode()
     return content
 
@@ -172,7 +172,7 @@ def _read_run(source: TableFile) -> Iterator[tuple[str, Prompt]]:
 
     folder = source.path
     names = ["prompt_id", "sample", "status", "category", "meta", "tokens", "facts"]
-    with blaming(folder / "samples", "holds no images of a run: {}"):
+    with blaming(folder / "samples", "contains no images of a run: {}"):
         rows = pq.read_table(folder / "samples", columns=names).to_pylist()
         facts: list[Any] = [parse_json(row["facts"] or "{}") for row in rows]
         if not any("stage2_nfe" in of_image for of_image in facts):
@@ -241,7 +241,7 @@ def _listed(content: dict[str, Any], source: TableFile) -> object:
 
 
 def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
-    """In CSV files quotes enclose fields. In TSV files quotes around a part of a field are text."""
+    """Read CSV, in which quotes enclose fields, or TSV, in which quotes around a part of a field are text."""
     delimiter, above = _delimiter(source)
     try:
         rows = _rows(source, delimiter, True, above)
@@ -331,11 +331,11 @@ _READERS = {
 TEXT_KEYS = ("text", "prompt", "caption")
 ID_KEYS = ("id", "prompt_id")
 OUR_COLUMNS = (*TEXT_KEYS, *ID_KEYS, "category", "meta")
-"""Columns that the header of a CSV or TSV file may name in any case."""
+"""Columns that are recognised in any case in the header of a CSV or TSV file."""
 
 
 class TableFile(NamedTuple):
-    """A file with columns. `column`: the column of texts, if given by the caller. `notes`: choices to report."""
+    """A file with columns. `column`: the column of texts, if the caller gives it. `notes`: collected notes to print."""
 
     path: Path
     column: str | None
@@ -343,7 +343,7 @@ class TableFile(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Keys of a row by role. `others`: metadata; `rivals`: text keys in another case or in the plural."""
+    """The keys of a row for each role. `others`: metadata; `rivals`: further text keys, in another case or plural."""
 
     text: tuple[str, ...]
     rivals: tuple[str, ...]
@@ -370,7 +370,7 @@ def _columns(keys: tuple[str, ...], column: str | None = None) -> _Columns:
 
 
 def singular(name: str, taken: Iterable[str]) -> str:
-    """Our column name for a heading in another case or in the plural; other headings are returned unchanged."""
+    """Return our column name for a heading in another case or in the plural; return other headings unchanged."""
     ours = {"categories": "category", **{f"{key}s": key for key in (*TEXT_KEYS, *ID_KEYS)}}
     ours_by_case = ours.get(name.lower(), name.lower())
     return ours_by_case if ours_by_case in OUR_COLUMNS and ours_by_case not in taken else name
@@ -404,7 +404,7 @@ def _text(source: TableFile, row: dict[str, Any], columns: _Columns) -> object:
     """Return a row's text: the first of `prompt`, `text` and `caption` if they differ; of a list, its first text."""
     filled, rivals = ([key for key in keys if row[key] not in (None, "")] for keys in (columns.text, columns.rivals))
     if filled and len({str(row[key]) for key in (*filled, *rivals)}) > 1:
-        # Texts for generation have precedence over descriptions.
+        # `prompt` and `text` are for generation; `caption` may be a description.
         filled.sort(key=lambda key: ("prompt", "text", "caption").index(singular(str(key).strip(), ())))
         other = next(key for key in (*filled, *rivals) if str(row[key]) != str(row[filled[0]]))
         source.notes[f"texts are read from '{filled[0]}', not from '{other}'; to choose: --prompt-column"] = None
@@ -420,7 +420,7 @@ def _metadata(path: Path, where: str, row: dict[str, Any], columns: _Columns) ->
     if columns.meta and isinstance(row[columns.meta], dict):
         meta |= row[columns.meta]
     try:
-        return meta and json.loads(json.dumps(meta, default=str, allow_nan=False))  # JSON lacks some types of parquet
+        return meta and json.loads(json.dumps(meta, default=str, allow_nan=False))  # no types that JSON lacks
     except ValueError:
         raise SpecbenchError(f"prompt file '{path}': {where}: metadata has NaN or infinity", "write null") from None
 

@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 from PIL import Image
 
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics.score_store import read_scores
+from specbench.metrics.score_store import is_mean_of_images, read_scores
 from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.run_store import RunStore, read_image
-from specbench.store.schema import IMAGE_TABLE, KEY, SAMPLES, with_units
+from specbench.store.schema import IMAGE_TABLE, KEY, SAMPLES, RowStatus, with_units
 from specbench.store.token_sums import SUMS
 
 _COLUMNS = (
@@ -85,7 +85,7 @@ def tiles(folder: Path, prompts: Sequence[str], sample: int = 0) -> dict[str, Ti
 
 
 def _tile(folder: Path, row: Any, scores: Mapping[str, float]) -> Tile:
-    if row.status != "ok":
+    if row.status != RowStatus.OK:
         return Tile(problem=f"failed: {row.error}")
     if not isinstance(row.image, str) or not os.path.lexists(folder / row.image):
         return Tile(problem="no image file")
@@ -130,7 +130,7 @@ def values_per_image(folder: Path) -> dict[str, pd.DataFrame]:
     by_metric: dict[str, pd.DataFrame] = {}
     for score in sorted(read_scores(folder), key=lambda score: str(score["edited"] or "")):
         values = stored_values(feature_place(folder, f"{score['metric']}-{score['fingerprint']}"))
-        if values is not None and score["metric"] in metric_catalog.metric_names():
+        if values is not None and (is_mean_of_images(score) or score["metric"] in metric_catalog.metric_names()):
             by_metric[str(score["metric"])] = values.dropna(subset=["value"])
     return by_metric
 
@@ -184,8 +184,8 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
     if traces is not None and traces.empty:
         return None
     total, seen, grid = 0.0, 0, None
-    for piece in store.batches(columns):  # constant memory for runs of any size
-        rows = piece.filter(pc.equal(piece["status"], "ok")).to_pandas()
+    for piece in store.batches(columns):  # in batches, for constant memory
+        rows = piece.filter(pc.equal(piece["status"], RowStatus.OK)).to_pandas()
         rows = rows if traces is None else rows.merge(traces[[*KEY, quantity]], on=list(KEY))
         for row in rows.itertuples(index=False):
             if grid is None and row.image and os.path.lexists(folder / row.image):  # all images have the same shape

@@ -14,7 +14,7 @@ from specbench.specs.options import SettingSource, plain
 from specbench.specs.presets import PRESETS, DecoderSpec, published, resolve
 
 PALETTE = ("#0096ff", "#874b0f", "#5a4bb4", "#d27869", "#c32d5a", "#00694b", "#788700", "#b469b4", "#645f82", "#cd8cb4")
-"""Colours that differ on white and black, also with protanopia or deuteranopia (CIEDE2000 above 12)."""
+"""Colours that are distinguishable on white and black, also with protanopia or deuteranopia (CIEDE2000 above 12)."""
 _SYMBOLS = {"circle": "●", "square": "■", "triangle": "▲", "diamond": "◆", "star": "★", "cross": "✚"}
 """{shape in Observable Plot: character}. Each decoder has a distinct pair of colour and shape."""
 _FIRST = ("sjd", "jacobi", "sjd-isp", "sjd++", "gsd", "scd-mc", "scd-gs", "predictive", "eagle", "vertical")
@@ -25,7 +25,7 @@ _DASHES = (None, "9,3", "3,2", "9,3,2,3", "1,2", "14,4")
 
 @dataclass(frozen=True)
 class Mark:
-    """Colour and shape of a decoder's points, with the shape as a character and the dashes of its lines."""
+    """Marks of a decoder in charts: colour and shape of points, the shape as a character, and dashes of lines."""
 
     colour: str
     symbol: str
@@ -65,7 +65,7 @@ def _place(decoder: str) -> int:
 
 
 def mark_at(place: int) -> Mark:
-    """The mark at an index in the order of colours and shapes."""
+    """Return the mark with an index in the order of colours and shapes."""
     symbols, shift = list(_SYMBOLS), place // math.lcm(len(PALETTE), len(_SYMBOLS))
     return Mark(PALETTE[place % len(PALETTE)], symbols[(place + shift) % len(symbols)])
 

@@ -23,7 +23,7 @@ from specbench.system.text_tables import TextTable, latex_label, latex_table, ma
 
 NOTE = (
     "Runs that differ only in the seed are one row. Value: over the images of all seeds; ±: standard deviation of the "
-    "values per seed; in brackets: 95 % interval with prompts as the independent units, each with all its seeds. "
+    "values per seed; in brackets: 95 % interval, with prompts as the independent units (a prompt has all its seeds). "
     "Speed-up: ratio of the summed latencies; geometric mean: of the ratios per image."
 )
 
@@ -37,7 +37,7 @@ class Pooled(stats.Estimate):
 
 @dataclass(frozen=True)
 class SeedsRow:
-    """Runs that differ only in the seed."""
+    """Row of runs that differ only in the seed."""
 
     model: str
     decoder: str
@@ -45,18 +45,18 @@ class SeedsRow:
     seeds: Sequence[int]
     images: int
     numbers: Mapping[str, Pooled]
-    copies: Sequence[str] = ()  # folders with a copy of a run; the copies are left out
+    copies: Sequence[str] = ()  # folders of copies of a run, which are not counted
 
     @property
     def record(self) -> dict[str, object]:
-        """Plain values, for writers of data."""
+        """Convert to plain values, for json."""
         parts = ("value", "spread", "low", "high")
         numbers = {name: {part: getattr(own, part) for part in parts} for name, own in self.numbers.items()}
         return {key: value for key, value in vars(self).items() if value or key != "copies"} | {"numbers": numbers}
 
 
 def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
-    """Pool runs over their seeds; raises a SpecbenchError for a damaged run."""
+    """Pool runs that differ only in the seed; raise a SpecbenchError for a damaged run."""
     groups: dict[str, list[Run]] = {}
     every = [Run(folder) for folder in folders]
     left_out = copies(every)
@@ -155,7 +155,7 @@ def over_table(rows: Sequence[SeedsRow]) -> TextTable:
         lines.append([row.decoder, *chosen, str(len(row.seeds)), str(row.images), *cells])
     headings = ["decoder", *options, "seeds", "images", *(named.get(name, name) for name in numbers)]
     return plain_table(
-        headings, lines, NOTE, [f"{copy} is a copy and is left out." for row in rows for copy in row.copies]
+        headings, lines, NOTE, [f"{copy} is a copy and is omitted." for row in rows for copy in row.copies]
     )
 
 

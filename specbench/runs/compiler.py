@@ -61,17 +61,17 @@ def worth_compiling(stored: Sequence[bool], layers: int, steps: int, keys: Seque
     if stored or saved <= cost or missing("cpu"):
         return False, None
     gain = f"saves about {duration(saved)} and costs about {duration(cost)}"
-    return True, f"compiling, which {gain} (--compile off: eager)"
+    return True, f"compiling the steps {gain} (--compile off omits it)"
 
 
 def code_key(model: str, dtype: str, threads: int, batch: int, guidance: float, decoder: DecoderSpec) -> str:
-    """Digest of everything that the compiled code of a decoder depends on."""
+    """Digest all inputs on which the compiled code of a decoder depends."""
     versions = own_code(), metadata.version("torch")
     return sha256(repr((model, dtype, threads, batch, guidance, decoder, versions)).encode()).hexdigest()[:32]
 
 
 def remember_compiled(specs: Sequence[RunSpec]) -> None:
-    """Record where the compiled code of CPU runs is stored, so that "auto" then counts only the time to load it."""
+    """Record the folder with the compiled code of CPU runs. For these runs, "auto" only counts the time to load it."""
     runs = [it for it in specs if it.device == "cpu"]
     keys = [code_key(it.model, it.dtype, it.threads, it.batch, it.sampling.guidance, it.decoder) for it in runs]
     with suppress(SpecbenchError, OSError):
@@ -119,7 +119,7 @@ def compiled_or_eagerly(
 
 
 def missing(device: str) -> str | None:
-    """Name the missing prerequisite for compiling on `device`; None if compilation can run."""
+    """Name the missing prerequisite for compiling on `device`; None if compiling is possible."""
     kind = device.partition(":")[0]
     if kind == "mps":
         return "compilation is not supported on mps"
@@ -136,7 +136,7 @@ def missing(device: str) -> str | None:
     torch = find_spec("torch")
     # From 2.14 on, torch quotes the path of its libraries for the linker.
     if kind == "cpu" and torch and " " in str(torch.origin) and _minor_version("torch") < (2, 14):
-        return f"torch before 2.14 cannot compile from a path with spaces: {torch.origin}"
+        return f"torch before 2.14 cannot compile if its path has spaces: {torch.origin}"
     return None
 
 
@@ -147,7 +147,7 @@ def _minor_version(package: str) -> tuple[int, int]:
 
 def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
     """Return the number of threads, and a note if it is below the maximum. If runs of the model are stored, use their
-    number, to resume or to compare. Otherwise use the free cores, as more threads make a step many times slower."""
+    number, to resume or to compare. Otherwise use the free cores, because more threads slow down steps many times."""
     most = available_threads()
     if most == 1 or device != "cpu" or asked_threads():
         return most, []
@@ -158,7 +158,7 @@ def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
         if SettingSource.of((info.origins or {}).get("threads")) is SettingSource.DEFAULT
     ]
     if unnamed and 0 < unnamed[-1] <= most:
-        threads, why = unnamed[-1], f"as in the runs in {out}"
+        threads, why = unnamed[-1], f"the number of the runs in {out}"
     else:
         threads = min(most, max(1, round(most - cores_in_use())))
         why = f"because other processes use {cores_in_use():.1f} of {most} cores"

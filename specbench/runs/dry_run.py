@@ -58,7 +58,7 @@ class Outlook:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The values by name, with obstacles as texts."""
+        """Convert to {name: value}, with obstacles as texts."""
         draft, planned, asked = self.draft, self.planned, self.draft.settings
         plan = draft if isinstance(draft, Plan) else None
         options = planned.chosen | planned.spec.options | ({"window": "auto"} if planned.auto_window else {})
@@ -119,7 +119,7 @@ def distinct_outlooks(swept: Iterable[RunSettings], shared: Costs | None = None)
         key = repr(replace(settings, seed=0))
         first = by_key.get(key, [])
         alike = [outlook for each in first if (outlook := each.of_seed(settings))]
-        if len(alike) < len(first) or not first or settings.batch == "auto":  # an earlier run may have chosen the batch
+        if len(alike) < len(first) or not first or settings.batch == "auto":  # a stored run may have chosen the batch
             alike = by_key[key] = outlooks(settings, shared)
         runs += alike
     return list({json.dumps(outlook.row, default=str): outlook for outlook in reversed(runs)}.values())[::-1]
@@ -148,7 +148,7 @@ def _outlook(draft: Draft, planned: PlannedDecoder, cut: str | None, shared: Cos
     alike = Path(settings.out), model.name, planned.spec.name, settings.device
     pace = seconds_per_image(*alike, folder.name) if folder and done else None
     pace = pace or shared.pace(*alike)
-    # Upper bound for an image on disk: an incompressible PNG, and the lists in its row.
+    # Upper bound of an image on disk: an incompressible PNG and the lists of its row.
     image_bytes = math.prod(model.resolution) * 3 + model.tokens * 32 + 4096
     megabytes = None if missing is None else image_bytes * missing / 1e6
     batch = plan.compute.batch if plan else settings.batch
@@ -187,10 +187,10 @@ def caption_note(model: ModelFacts, captions: Sequence[str]) -> str | None:
     """Return a note on captions that the model truncates; None if it truncates no caption."""
     if not (cut := model.captions_cut(captions)) or cut[0] == 0:
         return None
-    how_many = "the number of cut captions is known once its files are here"
+    how_many = "the number of truncated captions is unknown until the model's files are on this disk"
     if cut[0] is not None:
         how_many = f"{cut[0]:,} of {len(set(captions)):,} are cut"
-    return f"{model.name} reads {cut[1]} tokens of a caption: {how_many}"
+    return f"{model.name} reads at most {cut[1]} tokens of a caption; {how_many}"
 
 
 def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: str | None = None) -> float | None:
@@ -247,5 +247,5 @@ def cost_text(steps: int, seconds: float, device: str, source: str) -> str:
     """Format the forecast for an image of AR with this number of `steps`."""
     forecast, where = f"forecast: {duration(seconds)} per image with ar", f"on {device} ({source})"
     if seconds > _LONG_S:
-        return f"{forecast} {where}; instead: a GPU, --model janus, or to try it --random-weights --scale tiny"
-    return f"{forecast} ({steps:,} steps) {where}; k tokens per step divide the steps by k"
+        return f"{forecast} {where}; faster: a GPU, --model janus, or for a first try --random-weights --scale tiny"
+    return f"{forecast} ({steps:,} steps) {where}; with k tokens per step, a decoder needs 1/k of the steps"

@@ -68,22 +68,22 @@ def find_engine(address: str, expected: Sequence[str], served: str | None = None
         program = _PROGRAMS.get(owner := str(cards[0]["owned_by"]), owner)
         names = {str(card["id"]): {str(card["id"]), str(card.get("root"))} for card in cards}
     except (LookupError, TypeError, ValueError):
-        raise SpecbenchError(f"{address} lists no models at /v1/models", "is it vLLM or SGLang?") from None
+        raise SpecbenchError(f"{address} lists no models at /v1/models", "give the address of vLLM or SGLang") from None
     info: dict[str, Any] = {}
     if program == _SGLANG:
-        # The earlier names of both pages begin with "get_".
+        # In older versions both names begin with "get_".
         for page in ("server_info", "model_info"):
             info |= _facts(address, page) or _facts(address, f"get_{page}")
         names = {name: {*others, str(info.get("model_path"))} for name, others in names.items()}
     elif program == _VLLM:
         info = _facts(address, "version")
     else:
-        console.warn(f"{address}: models of '{owner}', neither vLLM nor SGLang; requests are sent as to vLLM")
+        console.warn(f"{address}: models of '{owner}', not of vLLM or SGLang; it gets the same requests as vLLM")
     wanted = {_last_part(name) for name in expected}
     fitting = [name for name, others in names.items() if served == name or wanted & set(map(_last_part, others))]
     if not fitting or served not in (None, *fitting):
         what = f"{address} serves {', '.join(names)}, not {served or ' or '.join(sorted(wanted))}"
-        raise SpecbenchError(what, "--served NAME if the model has another name there")
+        raise SpecbenchError(what, "if the engine has another name for the model: --served NAME")
     facts = ", ".join(f"{name} {info[name]}" for name in _SGLANG_FACTS if info.get(name))
     return Engine(address, program, str(info.get("version", "")), served or fitting[0], facts or None)
 
@@ -108,14 +108,14 @@ class EngineModel:
 
     def __init__(self, engine: Engine, model: ImageModel, sampling: Sampling):
         if not isinstance(model, FamilyModel) or type(model).prompt_ids is FamilyModel.prompt_ids:
-            raise SpecbenchError(f"{model.name} does not take prompts as token ids, as engines do")
+            raise SpecbenchError(f"an engine takes prompts as token ids, but {model.name} does not")
         self._ids: list[int] = model.table_ids(torch.arange(model.layout.vocab, device=model.device)).tolist()
         self._words = model.backbone.embed_tokens.num_embeddings
         if max(self._ids) >= self._words:
             raise SpecbenchError(f"the image tokens of {model.name} are not in the served model's vocabulary")
         if sampling.guidance != 1:
-            what = f"{model.name} is drawn with guidance {sampling.guidance:g}, which {engine.program} does not offer"
-            raise SpecbenchError(what, "--cfg 1: only the conditional row")
+            what = f"{engine.program} does not offer guidance, here {sampling.guidance:g} for {model.name}"
+            raise SpecbenchError(what, "--cfg 1 uses only the conditional row")
         if any(getattr(sampling, name) for name in UNSERVED):
             missing = " nor ".join(f"--{SAMPLING[name].name}" for name in UNSERVED)
             raise SpecbenchError(f"{engine.program} offers neither {missing}", "omit them")
@@ -170,7 +170,7 @@ class EngineModel:
         except (LookupError, TypeError, ValueError, AttributeError):
             if reason := _reason(content):
                 raise SpecbenchError(f"{address} returned an error: {reason}") from None
-            raise SpecbenchError(f"{address}: no token ids in the answer", "vLLM returns them from 0.10.2 on") from None
+            raise SpecbenchError(f"{address}: no token ids in the answer", "vLLM returns ids since 0.10.2") from None
         if len(answer.tokens) != len(prompts):
             raise SpecbenchError(f"{address} returned {len(answer.tokens)} images for {len(prompts)} prompts")
         if wrong_ids := [number for ids in answer.tokens for number in ids if type(number) is not int]:
@@ -254,16 +254,16 @@ def ask_engine(url: str, body: Mapping[str, object] | None, timeout: float) -> A
     except urllib.error.HTTPError as error:
         kind = Unanswered if error.code >= 500 or error.code == 429 else SpecbenchError
         raise kind(f"{url} returned status {error.code}: {_message(error.read())}") from None
-    except (ValueError, InvalidURL) as error:  # InvalidURL is also one of TRANSIENT
+    except (ValueError, InvalidURL) as error:  # before TRANSIENT, which includes InvalidURL
         raise SpecbenchError(f"{url}: {error}") from None
     except TRANSIENT as error:
         reason = getattr(error, "reason", "") or error
         what = f"{url} does not answer: {getattr(reason, 'strerror', '') or reason}"
-        raise Unanswered(what, "start the engine, or name its address", FAILURE) from None
+        raise Unanswered(what, "start the engine, or give its address", FAILURE) from None
     try:
         return parse_json(content)
     except ValueError as error:
-        raise SpecbenchError(f"{url} returned no valid JSON: {error}", "is this the address of an engine?") from None
+        raise SpecbenchError(f"{url} returned no valid JSON: {error}", "give the address of an engine") from None
 
 
 def _message(body: bytes) -> str:

@@ -41,8 +41,8 @@ from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system.limits import available_memory
 
-ASSUMED_PROMPT_TOKENS = 256  # Assumed prompt length in elements; the families use up to about 130
-NEIGHBOURS = 1000  # Entries per token in LANTERN's table of int32
+ASSUMED_PROMPT_TOKENS = 256  # Assumed prompt length in elements; prompts of the model families have up to about 130
+NEIGHBOURS = 1000  # Entries (int32) per token in LANTERN's table of neighbours
 TREES = 256  # Number of trees whose tables are cached; see `specbench.decoding.draft_tree.routes`
 MARGIN = 0.9  # Share of the free memory that may be used
 _MOST = 4096
@@ -180,7 +180,7 @@ def settle_batch(
         return int(batch), None
     most = largest_batch(needs, free)
     heaviest = max(needs, key=lambda need: need.per_image)
-    drawing = "" if heaviest.together or not heaviest.picture else f" ({_gib(heaviest.picture)} to draw one)"
+    drawing = "" if heaviest.together or not heaviest.picture else f" ({_gib(heaviest.picture)} to render one)"
     if most < (1 if batch == "auto" else int(batch)):
         raise SpecbenchError(
             f"--batch {batch}: {_gib(heaviest.weights)} of weights and {_gib(heaviest.per_image)} per image{drawing} "

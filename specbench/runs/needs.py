@@ -1,4 +1,4 @@
-"""Missing files that a run and its scores read, with sizes and licences; no network is needed to list them."""
+"""Missing files that a run and its scores need, with sizes and licences, listed without network access."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def score_needs(model: ModelFacts, prompts: str | None) -> list[Need]:
             if not (weights := CHECKPOINTS[key]).here:
                 needs[weights.file] = Need(f"network of {name}", weights.file, weights.remote.size, weights.licence)
         for repository in metric.repositories.values():
-            if hub_problem(repository):
-                needs[repository] = Need(f"network of {name}", repository, None, "licence as its card says")
+            if hub_problem(repository, metric.files):
+                needs[repository] = Need(f"network of {name}", repository, None, "licence: see its card")
     return list(needs.values())
 
 

@@ -72,7 +72,7 @@ class Plan(Draft):
     prompts: PromptSet
     chosen: tuple[Prompt, ...]  # the selected prompts
     drawn: str | None  # description of the selection; None for the whole set
-    notes: tuple[str, ...]  # unsupported requests, one sentence each
+    notes: tuple[str, ...]  # notes on unsupported requests, one sentence each
     # the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`
     memory: Mapping[str, object] | None = None
 
@@ -117,7 +117,7 @@ class Plan(Draft):
         return self.images if decoder.first is None else len(self.requests_of(decoder))
 
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
-        """Return the origin of each value of one decoder's run, by setting name."""
+        """Return {setting: origin of its value} for one decoder's run."""
         shared = {name: str(origin) for name, origin in self.settings.origins.items() if name in RUN_ORIGINS}
         options = {name: f"default of {decoder.spec.name}" for name, _ in decoder.spec.options.items()}
         return shared | options | dict(decoder.origins)
@@ -263,7 +263,7 @@ def _draw(draft: Draft, named: tuple[str, str | None], drawing: Drawing, shared:
 
 
 def _look_ahead(draft: Draft, problems: Problems) -> None:
-    """Add problems that occur only at run time, and drop missing prompts that the run will download."""
+    """Add problems that occur only at run time; remove missing prompts, if the run will download them."""
     if not offline() and missing_set(str(draft.settings.prompts)):
         problems[:] = [problem for problem in problems if problem.of != "prompts"]
     problems.check("device", require_device, draft.settings.device)
@@ -280,8 +280,8 @@ def _rows_note(model: ModelFacts, settings: RunSettings) -> str | None:
     if family not in RELEASED["guidance_rows"] or source in (SettingSource.FLAG, SettingSource.ENVIRONMENT):
         return None
     if settings.guidance_rows == "released":
-        return "unconditional rows are as released, not as in run (--guidance-rows official)"
-    return "unconditional rows are official, not bench gsd-1's (--guidance-rows released)"
+        return "unconditional rows are those of the released code; run's default is --guidance-rows official"
+    return "unconditional rows are official; bench gsd-1 uses --guidance-rows released"
 
 
 def plan_drawing(asked: RunSettings) -> Drawing:
@@ -386,7 +386,7 @@ def plan_sampling(model: ModelFacts, settings: RunSettings) -> Sampling:
     off = {name: None for name in OFF_IF_NONE if not values[name]}
     sampling = Sampling(**values | off)
     if sampling.guidance != 1 and not model.guided:
-        raise SpecbenchError(f"--cfg {sampling.guidance:g}: {model.name} has no unconditional prompt", "omit it")
+        raise SpecbenchError(f"--cfg {sampling.guidance:g}: {model.name} has no unconditional prompt", "omit --cfg")
     if sampling.top_k > model.v_image:
         what = f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens"
         raise SpecbenchError(what, "0 disables the filter")

@@ -24,7 +24,7 @@ class Problems(list[Problem]):
     """List of problems that collects errors of checks."""
 
     def check(self, of: object, work: Callable[..., _T], *given: object) -> _T | None:
-        """Call `work` and return its result; record a SpecbenchError as a problem and return None."""
+        """Call `work` and return its result. If it raises a SpecbenchError, record the error and return None."""
         try:
             return work(*given)
         except SpecbenchError as error:
@@ -46,7 +46,7 @@ def check_writable(out: Path) -> None:
 
 
 def check_memory(need: int, free: int | None, device: str) -> None:
-    """Raise an error if more bytes are needed than are free; None means unknown."""
+    """Raise an error if more bytes are needed than are free. `free`: None (no check) if unknown."""
     if free is not None and need > free:
         what = f"memory: the estimate exceeds the {free // 2**30} GiB free on {device}"
         raise SpecbenchError(what, "another device, a smaller batch or a smaller model")

@@ -21,7 +21,7 @@ class Reporter:
     """Progress callbacks of a run; no-ops by default. Implementations must be fast and must not raise."""
 
     def start(self, total: int, done: int, folders: Sequence[Path] = ()) -> None:
-        """Decoding starts: `total` images over all decoders; `done` of them are already in the run folders."""
+        """Decoding starts. `total`: number of images over all decoders; `done`: images already in the run folders."""
 
     def row(self, run_id: str, row: Mapping[str, object]) -> None:
         """A further row of a run is on disk."""
@@ -61,7 +61,7 @@ class RunSummary:
         if self.failed:
             return SpecbenchError(
                 f"{self.failed} of {self.total} images failed; the first one: {self.errors[0]}",
-                "their rows contain the error; run the same command again to retry them",
+                "the rows of these images contain their errors; run the same command again to retry",
                 PARTIAL,
             )
         return None
@@ -92,6 +92,6 @@ def machine_warnings(machines: Sequence[dict[str, Any]]) -> list[str]:
     clocks = [float(state["gpu_mhz"]) for state in machines if state.get("gpu_mhz")]
     if clocks and min(clocks) < STEADY_CLOCK * max(clocks):
         lines.append(
-            f"the GPU's clock moved between {min(clocks):.0f} and {max(clocks):.0f} MHz (nvidia-smi -lgc locks it)"
+            f"the GPU's clock varied from {min(clocks):.0f} to {max(clocks):.0f} MHz (nvidia-smi -lgc fixes it)"
         )
     return lines

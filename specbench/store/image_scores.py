@@ -1,6 +1,6 @@
 """Scores per image: `image_scores/<metric>-<feature fingerprint>/*.parquet`. All metrics share a schema: `value` (or
 `correct`) and `feature` have columns, other columns of a metric are a JSON object in `details`. Schema versions 1 to 4
-used `scores/<metric>-<feature fingerprint>/`. It can be read; the next scoring or `specbench merge` rewrites it."""
+used `scores/<metric>-<feature fingerprint>/`. Such folders are readable; the next scoring or merge rewrites them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def rewrite_older(run: Path) -> None:
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
-    """A table as a parquet file."""
+    """Encode a table as a parquet file."""
     sink = io.BytesIO()
     pq.write_table(table, sink)
     return sink.getvalue()

@@ -31,14 +31,14 @@ _DERIVED_KEY = b"specbench.derived"
 _NAME = re.compile(r"(\d{8,})-(\d{8,})(?:-([0-9a-f]{16}))?\.parquet")  # the first schema version has no digest
 _DAMAGED = (
     "is damaged: not a readable parquet part",
-    "it was changed after specbench wrote it; delete it and run again: only its rows are decoded again",
+    "the file was changed after specbench wrote it; delete it and run again: only its rows are decoded again",
 )
 _FAN_IN = 64
 _LEVELS = (_FAN_IN, _FAN_IN**2)
 _REREADS = 20
 _CHUNK = 2**20
 _FEW = 1000  # Up to this many rows, a set of keys is faster than a data frame
-_COMPUTED_AT_ONCE = 4096  # Rows per batch of derived columns, because the source columns are much larger
+_COMPUTED_AT_ONCE = 4096  # Rows per batch when derived columns are computed, because their source columns are large
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Derived:
     not compute them. They are not in the schema, and are read only if a reader requests them by name.
     """
 
-    # version of `compute`; missing columns and columns of other versions are computed again
+    # version of `compute`; columns of other versions are computed again
     version: str
     schema: pa.Schema  # schema of the derived columns
     sources: tuple[str, ...]  # the columns that `compute` needs
@@ -116,7 +116,7 @@ class ParquetLog:
         return pa.concat_tables([self.no_rows(names), *self.batches(names)])
 
     def no_rows(self, columns: Sequence[str]) -> pa.Table:
-        """Empty table with the columns that `batches` yields."""
+        """Make an empty table with the columns that `batches` yields."""
         return self._with_key(columns).empty_table()
 
     def batches(self, columns: Sequence[str], size: int = 65_536) -> Iterator[pa.Table]:
@@ -225,7 +225,7 @@ class ParquetFile:
         os.stat(path)  # FileNotFoundError if a writer has merged the part, which is no damage
         with blaming(self._path, *_DAMAGED):
             check_regular(path)
-            file = pa.OSFile(os.fsencode(path))  # not mapped: a failing disk raises an error, not a signal
+            file = pa.OSFile(os.fsencode(path))  # not mapped: a bad disk raises an error, no signal
             name: Any = _NAME.fullmatch(path.name)
             if name[3] and name[3] != _digest(iter(lambda: file.read(_CHUNK), b"")):
                 raise ValueError("its digest differs from the digest in its name")
@@ -243,16 +243,16 @@ class ParquetFile:
         self._file.close()
 
     def check_owner(self) -> None:
-        """Raise an error if the rows are of another run, because an intact part may have been moved between folders."""
+        """Raise an error if the rows are of another run: somebody may have moved an intact part between folders."""
         owner = self._owner()
-        if owner.get("model") is None or "run_id" not in self._file.schema_arrow.names:  # images from elsewhere
+        if owner.get("model") is None or "run_id" not in self._file.schema_arrow.names:  # external images
             return
         run_id = owner["run_id"]
         with blaming(self._path, *_DAMAGED):
             others = set(pc.unique(self._file.read(columns=["run_id"])["run_id"]).to_pylist()) - {run_id}
         if others:
             what = f"{self._path} holds rows of the run {min(map(str, others))}, not of {run_id}"
-            raise SpecbenchError(what, "put it back into that run's folder, or delete it and run again")
+            raise SpecbenchError(what, "move the file to that run's folder, or delete it and run again")
 
     def read(self, schema: pa.Schema) -> pa.Table:
         with blaming(self._path, *_DAMAGED):
@@ -304,7 +304,7 @@ def _joined(left: pa.Table, right: pa.Table) -> pa.Table:
 
 
 def _last_of_each(keys: Sequence[pa.Table]) -> np.ndarray:
-    """Mask of rows not replaced by a later row of the same key."""
+    """Return a mask of the rows that no later row with the same key replaces."""
     if not keys:
         return np.empty(0, bool)
     every = pa.concat_tables(keys)

@@ -27,7 +27,7 @@ _MAX_BYTES = 2**26  # A description grows by a few kilobytes with each invocatio
 SCHEMA_VERSION = 6
 """Version of everything specbench stores. Version 2 added the sample columns `attempts` and `machine`, version 3 the
 columns of the Rosenblatt transform (`u_id`, `u_p`, `u_pq`, `u_qq`), version 4 `image_sha256`, version 5 the owner of
-every row, and one schema for the scores of all metrics; version 6 renamed what is in `FORMER_NAMES`."""
+every row, and one schema for the scores of all metrics; version 6 renamed the columns in `FORMER_NAMES`."""
 FORMER_NAMES = {"latency_ms": "ar_ms", "latency_e2e_ms": "e2e_ms"}  # Names of columns before schema version 6
 OLDEST_VERSION = 1  # Oldest readable version; the next run that writes to the folder upgrades its files
 
@@ -113,7 +113,7 @@ class Invocation:
 
     @property
     def machine(self) -> str:
-        """Platform, processor, cores and the GPU that decoded as one line: equal lines mean comparable latencies."""
+        """Platform, processor, cores and decoding GPU as one line. If lines are equal, latencies are comparable."""
         platform, cpu, cores = (self.hardware.get(name) or "unknown" for name in ("platform", "cpu", "cores"))
         return ", ".join([str(platform), str(cpu), core_count(cores), *self.gpus])
 
@@ -126,11 +126,11 @@ class RunInfo:
     run_id: str = ""
     invocations: list[Invocation] = field(default_factory=list)  # the calls that wrote rows, oldest first
     origins: Mapping[str, str] | None = None  # source of each setting, by name
-    # the measurements behind `--window auto`, a dict per window tried
+    # the measurements of `--window auto`, a dict per window
     window_curve: list[dict[str, float]] | None = None
     # stored under the key "floor", see `specbench.runs.preparation.roofline_facts`; None if unknown
     roofline: Mapping[str, object] | None = None
-    # the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`
+    # the memory estimate that determined the batch size, see `specbench.runs.memory_estimate.settle_batch`
     memory: Mapping[str, object] | None = None
     # weights, revision, layout and sha256 of an unofficial checkpoint; None for the official one
     source: Mapping[str, object] | None = None
@@ -174,7 +174,7 @@ class RunInfo:
     def command(self, decoder: str, out: Path) -> str:
         """The command that decodes the same images with another decoder into the results folder `out`."""
         asked = {"model": self.spec.model.partition("+")[0], **(self.asked or {"prompts": self.spec.prompts})}
-        asked.pop("out", None)  # the folder may have been moved since
+        asked.pop("out", None)  # the folder may have been moved
         asked |= {} if out == Path("results") else {"out": str(out)}
         words = ["specbench", "run", "--decoder", decoder]
         for name, value in asked.items():
@@ -249,7 +249,7 @@ class RunInfo:
         return list(dict.fromkeys(call.drawn for call in self.invocations if call.drawn))
 
 
-_KEYS = {"roofline": "floor"}  # Attributes whose key in the file has another name
+_KEYS = {"roofline": "floor"}  # {attribute: key in the file}, if they differ
 
 
 _NAMES: Mapping[type, tuple[str, ...]] = {
@@ -292,7 +292,7 @@ def spec_json(spec: RunSpec) -> dict[str, object]:
 
 
 def identity_json(spec: RunSpec) -> dict[str, object]:
-    """The part of `spec_json` that identifies a run: two runs are the same if it is equal."""
+    """The part of `spec_json` that identifies a run: if it is equal, two runs are the same."""
     identity = spec.identity()
     kept = {name: value for name, value in spec_json(spec).items() if name in identity}
     return kept | {"device": identity["device"]}
@@ -368,7 +368,7 @@ def _build(kind: Callable[..., _Spec], content: Mapping[str, Any]) -> _Spec:
 
 @cache
 def _types(kind: Any) -> tuple[tuple[str, Any, bool, bool], ...]:
-    """For each field of a spec's dataclass: name, accepted type, whether it may be absent, whether it is a float."""
+    """List for each field of a spec's dataclass: name, accepted type, whether it is optional, whether it is a float."""
     return tuple(
         (kept.name, _PLAIN.get(str(kept.type), object), kept.default is None, kept.type == "float")
         for kept in fields(kind)
@@ -386,12 +386,12 @@ def _flat(content: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 
 
 def describe_point(point: Mapping[str, float | None]) -> str:
-    """One point of the curve that `--window auto` measured, in words."""
+    """Describe a point of the curve that `--window auto` measured, in words."""
     rate = point.get("acceptance")
     accepted = "" if rate is None else f", {rate:.2f} of the drafts accepted"
     speed = f", {point['speed_up']:.2f} times AR's speed" if "speed_up" in point else ""
     tokens = point.get("tokens_per_step", point.get("step_compression"))  # the key until version 0.3
     return (
-        f"{tokens:.2f} tokens per forward, which costs {point['window_cost']:.2f} times one "
-        f"token's{accepted}: {point['latency_ms']:,.0f} ms per image{speed}"
+        f"{tokens:.2f} tokens per forward; a forward takes {point['window_cost']:.2f} times as long as with one "
+        f"token{accepted}: {point['latency_ms']:,.0f} ms per image{speed}"
     )

@@ -48,7 +48,7 @@ def prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         if (stream := getattr(sys, name)) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the rest of the process
-            warn(f"{name} is closed: what belongs there is not printed")
+            warn(f"{name} is closed, so output to it is not printed")
         elif isinstance(stream, io.TextIOWrapper) and stream.errors in instead:
             stream.reconfigure(errors=instead[stream.errors])
     if (raw := sys.stderr) is sys.__stderr__ and isinstance(raw, io.TextIOWrapper):  # not replaced by a test
@@ -67,7 +67,7 @@ def _as_given(error: UnicodeError) -> tuple[bytes | str, int]:
 
 
 def show_progress(shown: bool) -> None:
-    """Choose whether progress of images, scores and downloads is printed. Results and warnings always are."""
+    """Set whether progress of images, scores and downloads is printed. Results and warnings are always printed."""
     _progress["shown"] = shown
 
 
@@ -80,7 +80,7 @@ def stderr() -> Console:
 
 
 def stdout() -> Console:
-    """Console for results that are laid out for a terminal."""
+    """Return the console for results that are laid out for a terminal."""
     return Console(highlight=False)
 
 
@@ -111,7 +111,7 @@ def transfer(what: str) -> Iterator[Callable[[int, int | None], None]]:
 
 
 def _transfer_lines(what: str) -> Callable[[int, int | None], None]:
-    """Download progress as a line every few seconds."""
+    """Show the progress of downloads as a line every few seconds, see `transfer`."""
     began = last = time.monotonic()
     first: int | None = None
 

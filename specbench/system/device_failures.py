@@ -41,7 +41,7 @@ def memory_for(what: str, device: object, advice: str) -> Iterator[None]:
     """Raise a SpecbenchError if an allocation in the block fails."""
     try:
         yield
-    except SpecbenchError:  # a plug-in's error, which names the plug-in
+    except SpecbenchError:  # PluginError, which already names the plug-in
         raise
     except Exception as error:
         if not is_out_of_memory(error):
@@ -61,7 +61,7 @@ def check_alive(device: object, error: BaseException) -> None:
         if is_out_of_memory(answer):
             return
         raise SpecbenchError(
-            f"{device} cannot compute any more after: {one_line(str(error).partition(chr(10))[0])}",
+            f"{device} stopped working after: {one_line(str(error).partition(chr(10))[0])}",
             "finished images are kept; run the same command again to resume; if it recurs, see 'dmesg | grep Xid'",
             FAILURE,
         ) from None

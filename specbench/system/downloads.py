@@ -28,7 +28,7 @@ from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, Specbench
 from specbench.system.digests import digest_of, sha256_of
 from specbench.system.version import __version__
 
-# Imports inside functions: specbench.system.files imports rich, which only writers need.
+# Imports inside functions: specbench.system.files imports rich, which only writing needs.
 
 
 K = TypeVar("K")
@@ -65,7 +65,7 @@ class Remote:
     url: str
     digest: str
     size: int | None = None
-    by_hand: str = "or put it there yourself"
+    by_hand: str = "or put the file there yourself"
 
     @property
     def place(self) -> str:
@@ -158,7 +158,7 @@ def _that_fit(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
             continue
         error = SpecbenchError(
             f"{part.name}: {decimal(size)} do not fit into {existing}, {decimal(free)} are free",
-            "free space, or name another disk: HF_HOME, SPECBENCH_CACHE",
+            "free space, or set HF_HOME and SPECBENCH_CACHE to another disk",
             MISSING_PREREQUISITE,
         )
         if failed is None:
@@ -226,13 +226,13 @@ def size_of(remote: Remote) -> int | None:
 
 
 def require_certificates() -> None:
-    """Raise an error if SSL_CERT_FILE contains no certificates, because no server could be verified with it."""
+    """Raise an error if SSL_CERT_FILE contains no certificates, because no server could then be verified."""
     if path := os.environ.get("SSL_CERT_FILE"):
         try:
             _read_certificates(path)
         except OSError as error:
             reason = "no certificates in it" if isinstance(error, ssl.SSLError) else error.strerror
-            fix = "name your CA bundle; 'python -m certifi' prints one"
+            fix = "give the path of your CA bundle; 'python -m certifi' prints one"
             raise SpecbenchError(f"SSL_CERT_FILE={path}: {reason}", fix) from None
 
 
@@ -262,7 +262,7 @@ def is_on(variable: str) -> bool:
 
 
 def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
-    """Download the rest of `part` and verify it; restart once if a resumed file does not verify."""
+    """Download the rest of `part` and verify it. If a resumed file is wrong, restart once."""
     resumed = part.exists()
     _receive(remote, part, progress)
     if matches(part, remote):
@@ -301,14 +301,14 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
     try:
         response = _open_url(remote.url, {"Range": f"bytes={start}-"} if start else {})
     except urllib.error.HTTPError as error:
-        if error.code == 416 and start:  # the file is complete; its digest is verified by the caller
+        if error.code == 416 and start:  # the file is complete; the caller verifies its digest
             return
         raise
     with response:
         if response.status != 206:
             start = 0
         if not remote.digest and response.headers.get_content_type() == "text/html":
-            raise _altered(f"{remote.place}: a web page came instead, perhaps to log in to this network")
+            raise _altered(f"{remote.place}: a web page came instead, perhaps the login page of this network")
         length = response.length  # None if the header is not a number
         total = remote.size or (start + length if length else None)
         with part.open("ab" if start else "wb") as file:
@@ -326,13 +326,13 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
 
 
 def _open_url(url: str, headers: Mapping[str, str], method: str = "GET") -> http.client.HTTPResponse:
-    """Send one request, over TLS unless the server is on this machine. Raises urllib's error if it is refused."""
+    """Send one request, over TLS unless the server is on this machine. Raises urllib's error if the request fails."""
     _require_tls(url)
     return send(urllib.request.Request(url, method=method, headers=dict(headers)), TIMEOUT_S)
 
 
 def send(request: urllib.request.Request, timeout: float) -> http.client.HTTPResponse:
-    """Send a request; servers on this machine are reached without a proxy. Raises urllib's error if it is refused."""
+    """Send a request, without a proxy to servers on this machine. Raises urllib's error if the request fails."""
     request.add_header("User-Agent", f"specbench/{__version__}")
     return _opener(urllib.parse.urlsplit(request.full_url).hostname in _HERE).open(request, timeout=timeout)
 
@@ -340,7 +340,7 @@ def send(request: urllib.request.Request, timeout: float) -> http.client.HTTPRes
 def _require_tls(url: str) -> None:
     """Reject addresses without TLS, except servers on this machine."""
     parts = urllib.parse.urlsplit(url)
-    chosen = url.startswith(os.environ.get("HF_ENDPOINT") or HUB)  # digests are checked anyway
+    chosen = url.startswith(os.environ.get("HF_ENDPOINT") or HUB)  # http is allowed: digests are checked
     if parts.scheme != "https" and not (parts.scheme == "http" and (chosen or parts.hostname in _HERE)):
         raise SpecbenchError(f"{url:.100}: not an https address", "name an https address")
 

@@ -28,7 +28,7 @@ _LACKING = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.E
 """Error numbers of a file system that does not support a call; any other number is a failure of the call."""
 FULL = {errno.ENOSPC, errno.EDQUOT}  # Errors of a full disk, or of a quota that is used up
 MAX_NAME_BYTES = 255  # Longest name of a file or folder on Linux file systems
-STDOUT = ("-", "/dev/stdout")  # Paths of output that mean stdout
+STDOUT = ("-", "/dev/stdout")  # Output paths that mean stdout
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PROBE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # with it, opening a pipe does not wait for a writer
 _MARKS = {
@@ -63,14 +63,14 @@ def write_atomically(path: Path, data: bytes) -> None:
         helps = "free some space and " if error.errno in FULL else ""
         raise SpecbenchError(
             f"cannot write {path}: {error.strerror}",
-            f"earlier results are complete; {helps}run the same command again to resume",
+            f"earlier results are kept; {helps}run the same command again to resume",
             FAILURE,
         ) from error
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write `data` to the user's path: atomically to a file, also through a symbolic link; directly into a device, a
-    pipe or a mounted file; to stdout for "-". Raise a SpecbenchError if it cannot be written."""
+    """Write `data` to the user's path: atomically to a file, or the target of a symbolic link; directly into a device,
+    a pipe or a mounted file; to stdout for "-". Raise a SpecbenchError if writing fails."""
     if str(path) in STDOUT:  # opening it by name would truncate a redirected stdout
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
@@ -222,7 +222,7 @@ def blaming(path: Path, damaged: str, try_this: str = "", exit_code: int = BAD_I
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Return whether the content is a placeholder of Git LFS instead of the file."""
+    """Return whether a file is a placeholder of Git LFS instead of the real content."""
     start = b"version https://git-lfs.github.com/spec/"
     try:
         with path.open("rb") as file:
@@ -278,7 +278,7 @@ def _sync(handle: int, folder: Path) -> None:
     except OSError as error:
         if error.errno not in _LACKING:
             raise
-        _warn(folder, "syncing: the last results may be lost in a power failure")
+        _warn(folder, "syncing to disk: a power failure may destroy the latest results")
 
 
 def _warn(folder: Path, missing: str) -> None:

@@ -20,18 +20,19 @@ import sysconfig
 import textwrap
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from specbench.errors import SpecbenchError
 from specbench.system.environment import DISTRIBUTION, requirements
 
 _OURS = __name__.partition(".")[0]
-_SUFFIXES = (".py", "/__init__.py", ".so", ".abi3.so", sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ class Code:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """Text of a module: its digest, the names that it imports, and its file."""
 
     digest: str
@@ -100,15 +100,15 @@ def refuse_edited(code: Code | None) -> None:
     """Raise an error if code was edited after this process imported it, because it is unknown which version ran."""
     for name in code.modules if code else ():
         if name in _seen and os.path.isfile(path := _seen[name][1].path) and _read(name, path) != _seen[name][1]:
-            what = f"{path} was edited after this process had imported it, which still runs the old code"
+            what = f"{path} was edited after this process had imported it; the process still runs the old code"
             raise SpecbenchError(what, f"restart Python, or importlib.reload({name})")
 
 
 def require_code(who: str, planned: str | None, here: Code | None) -> None:
     """Raise an error if a plug-in's code here differs from the `planned` code, for example on another machine."""
     if planned != (here and here.digest):
-        what = f"{who}: its code on this worker differs from the command's"
-        raise SpecbenchError(what, "give all machines the same files and packages")
+        what = f"{who}: its code on this worker differs from its code in the process of the command"
+        raise SpecbenchError(what, "install the same files and packages on all machines")
 
 
 def changed_modules(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -136,44 +136,35 @@ def _locate(name: str) -> str | None:
         return os.path.abspath(path) if isinstance(path := getattr(module, "__file__", None), str) else None
     if name in sys.builtin_module_names or _top(name) in sys.stdlib_module_names:
         return None
-    parent, _, last = name.rpartition(".")
-    candidates = (os.path.join(folder, last) + suffix for folder in _folders(parent) for suffix in _SUFFIXES)
-    path = next(filter(os.path.isfile, candidates), None)
-    return path and os.path.abspath(path)
+    spec = _spec(name)
+    return os.path.abspath(spec.origin) if spec and spec.origin else None
 
 
-def _folders(package: str) -> list[str]:
-    """List the folders from which a package's modules are imported; `package` is "" for top-level modules."""
-    if package in sys.modules or not package:
-        places = getattr(sys.modules[package], "__path__", ()) if package else sys.path
-        return [folder or os.curdir for folder in places]
-    if place := _locate(package):
-        return [os.path.dirname(place)] if os.path.basename(place).startswith("__init__.") else []
-    parent, _, last = package.rpartition(".")
-    return list(filter(os.path.isdir, (os.path.join(folder, last) for folder in _folders(parent))))
+def _spec(name: str) -> ModuleSpec | None:
+    """Find a module without importing its packages, which may have no files."""
+    package, _, last = name.rpartition(".")
+    parent: Any = sys.modules.get(package) or (_spec(package) if package else None)
+    folders = getattr(parent, "__path__", None) or getattr(parent, "submodule_search_locations", None) or ()
+    return PathFinder.find_spec(last, [*folders] if package else None)
 
 
 def _source(name: str, path: str) -> _Source:
-    module = sys.modules.get(name)
+    if (module := sys.modules.get(name)) is None:
+        return _read(name, path)
     spec = getattr(module, "__spec__", None) or module
-    if module is not None and name in _seen and _seen[name][0] is spec:
-        return _seen[name][1]
-    source = _read(name, path)
-    if module is not None:
-        _seen[name] = spec, source
-    return source
+    if name not in _seen or _seen[name][0] is not spec:
+        _seen[name] = spec, _read(name, path)
+    return _seen[name][1]
 
 
 def _read(name: str, path: str) -> _Source:
-    if path.endswith((".so", ".pyd", ".pyc")) and os.path.isfile(path):
-        return _Source(_sha256(Path(path).read_bytes()), (), path)
     if os.path.isfile(path):
         text: bytes | str = Path(path).read_bytes()
     else:  # in a zip file
         text = "".join(linecache.getlines(path, vars(sys.modules.get(name, ModuleType(name)))))
     try:
         tree = ast.parse(text)
-    except (ValueError, SyntaxError, RecursionError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # also of compiled modules
         return _Source(_sha256(text), (), path)
     package = name if os.path.basename(path) == "__init__.py" else name.rpartition(".")[0]
     return _Source(_sha256("\n".join(_tokens(tree))), tuple(_imports(tree, name, package)), path)
@@ -229,9 +220,7 @@ def _versions(tops: frozenset[str]) -> dict[str, str]:
 def _in_memory(target: str) -> str:
     """Digest an object without a file, as in a notebook: its source or bytecode, and the objects that it refers to."""
     module, _, names = target.partition(":")
-    value = sys.modules.get(module)
-    for name in names.split("."):
-        value = getattr(value, name, None)
+    value = functools.reduce(lambda part, name: getattr(part, name, None), names.split("."), sys.modules.get(module))
     return _sha256("\n".join(_parts(value, module, set())))
 
 
@@ -247,10 +236,15 @@ def _parts(value: Any, module: str, seen: set[int]) -> Iterator[str]:
                 yield from _parts(part, module, seen)
     elif isinstance(code := getattr(value, "__code__", None), CodeType) and value.__module__ == module:
         yield repr((value.__defaults__, value.__kwdefaults__))
-        source = _source_of(value)
+        source: list[str] = []
+        with suppress(OSError, TypeError, SyntaxError):  # interactive sessions may keep the source
+            source += _tokens(ast.parse(textwrap.dedent(inspect.getsource(value))))
         yield from source
-        for part in _nested(code):
+        codes = [code]
+        while codes:
+            part = codes.pop(0)
             constants = [constant for constant in part.co_consts if not isinstance(constant, CodeType)]
+            codes[:0] = [constant for constant in part.co_consts if isinstance(constant, CodeType)]
             yield "" if source else repr((part.co_code, constants))
             yield repr(part.co_names)
             for name in part.co_names:
@@ -258,21 +252,6 @@ def _parts(value: Any, module: str, seen: set[int]) -> Iterator[str]:
                     yield from _parts(value.__globals__[name], module, seen)
     elif not isinstance(value, type | ModuleType) and " at 0x" not in (text := repr(value)):
         yield text
-
-
-def _source_of(function: Any) -> list[str]:
-    """Return the syntax tokens of a function's source, which interactive sessions keep; empty if there is no source."""
-    try:
-        return [*_tokens(ast.parse(textwrap.dedent(inspect.getsource(function))))]
-    except (OSError, TypeError, SyntaxError):
-        return []
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
 
 
 def _sha256(content: str | bytes) -> str:

@@ -63,7 +63,7 @@ def _warn_ignored(text: str) -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes of main memory available to this process, with the page cache counted as free; None if unknown."""
+    """Bytes of main memory available to this process (the page cache counts as free); None if unknown."""
     free = [_table(_PROCESS / "meminfo").get("MemAvailable:", 0) * 1024 or pages_bytes("SC_AVPHYS_PAGES")]
     for group in _groups("memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
@@ -75,7 +75,7 @@ def available_memory() -> int | None:
 
 
 def pages_bytes(pages: str) -> int | None:
-    """Bytes of memory from a page count of `os.sysconf`; None if unknown."""
+    """Convert a page count of `os.sysconf` to bytes; None if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages)
     except (ValueError, OSError, AttributeError):

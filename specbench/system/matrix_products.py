@@ -18,7 +18,7 @@ FEW_STATES = 4
 LARGE = 2**18  # Minimum number of elements of W for W x': smaller matrices stay in a CPU's cache
 
 SUMMED_STATES = (1, 2)
-"""Numbers of hidden states (AR without and with guidance) whose products are compiled to sums."""
+"""Numbers of hidden states for which products are compiled to sums: AR without and with guidance."""
 
 SUMMED_ON = {"cpu"}  # Kinds of devices that compile sums; `make gpu` also tries a GPU
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-BUSY_CORES = 0.25  # If other processes took more cores than this on average, latencies count as disturbed
+BUSY_CORES = 0.25  # If the average of `taken_cores` is larger, latencies count as disturbed
 
 
 class MachineMonitor:
@@ -28,9 +28,9 @@ class MachineMonitor:
         """Return the available measurements.
 
         Keys: `host`; `other_cores`, average number of this process's available cores that other processes used;
-        `taken_cores`, the part of `other_cores` that this process needed for its threads (one thread on a GPU); and of
-        an NVIDIA GPU `gpu_mhz, gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (list of reasons why the driver limits its clock)
-        and `gpu_others`, the number of other processes that compute on it.
+        `taken_cores`, the part of `other_cores` that this process needed for its threads (one thread on a GPU). For an
+        NVIDIA GPU also `gpu_mhz, gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (reasons why the driver limits the clock) and
+        `gpu_others`, the number of other processes that compute on the GPU.
         """
         seconds = max(time.perf_counter() - self._started, 1e-9)
         busy, ours = _busy_s(), time.process_time() - self._own
@@ -54,7 +54,7 @@ def cores_in_use() -> float:
 def others_at_work(machine: Mapping[str, Any]) -> str | None:
     """Describe the other processes in a reading of `MachineMonitor`; None if there were none."""
     if (cores := taken_cores(machine) or 0) > BUSY_CORES:
-        return f"other processes took {cores:.1f} of the cores needed"
+        return f"other processes used {cores:.1f} of the needed cores"
     return next(iter(gpu_disturbances([machine])), None)
 
 
@@ -71,7 +71,7 @@ def gpu_disturbances(machines: Sequence[Mapping[str, Any]]) -> list[str]:
         lines.append(f"{sharing} other process{'es' * (sharing > 1)} computed on the GPU")
     if slowed := [machine["gpu_slowed"] for machine in machines if machine.get("gpu_slowed")]:
         reasons = ", ".join(sorted({str(reason) for reasons in slowed for reason in reasons}))
-        lines.append(f"the driver held the GPU's clock back ({reasons}) in {len(slowed)} of {len(machines)} readings")
+        lines.append(f"the driver lowered the GPU's clock ({reasons}) in {len(slowed)} of {len(machines)} readings")
     return lines
 
 
@@ -80,7 +80,7 @@ def _cores() -> set[int]:
 
 
 def gpu_users(device: str) -> str:
-    """Other processes on a CUDA device and their memory, in words; empty without such processes or without NVML."""
+    """Describe other processes on a CUDA device and their memory; empty without such processes or without NVML."""
     if (handle := gpu_of(device)) is None:
         return ""
     import pynvml as nvml  # an extra

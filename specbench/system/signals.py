@@ -35,7 +35,7 @@ _state = _State()
 
 
 class Stop(threading.Event):
-    """Event: finish the current images and decode no others. `number`: the signal that set it."""
+    """Event that requests to finish the current images and start no others. `number`: the signal that set the event."""
 
     number = 0
 
@@ -69,7 +69,7 @@ def kept_from_children() -> Iterator[None]:
 
 
 def look() -> None:
-    """Raise KeyboardInterrupt if a signal was received, because the first exception may have been lost."""
+    """Raise KeyboardInterrupt if a signal was received, because the handler's exception may have been lost."""
     if _state.asked:
         raise KeyboardInterrupt
 
@@ -119,7 +119,7 @@ def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
         elif again:
             raise KeyboardInterrupt
         if not again:
-            with suppress(RuntimeError):  # the signal interrupted a write to the same stream
+            with suppress(RuntimeError):  # raised if the signal interrupted a write to the same stream
                 tell(None if number == signal.SIGINT else TERMINATION_S)
 
     before = {number: signal.signal(number, on_signal) for number in _free(NUMBERS)}

@@ -30,7 +30,7 @@ def settle() -> None:
         del os.environ["HF_ENDPOINT"]
     if (named := os.environ.get(COMPILED)) is not None and not os.path.isdir(named):
         try:
-            os.makedirs(named, exist_ok=True)  # torch does this on import, even if nothing is compiled
+            os.makedirs(named, exist_ok=True)  # torch also creates this folder on import
         except OSError as error:
             warn(f"{COMPILED}={named} is ignored: {error.strerror}")
             del os.environ[COMPILED]
@@ -42,7 +42,7 @@ def settle() -> None:
 
 
 def check_working_folder() -> None:
-    """Raise an error if the working folder was deleted, because numerical libraries would end the process."""
+    """Raise an error if the working folder was deleted, because numerical libraries would then abort the process."""
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -216,7 +216,7 @@ def panel_count(table: TextTable, width: int) -> int:
 
 
 def _panels(widths: Sequence[int], width: int, labels: int) -> list[list[int]]:
-    """Indices of the columns in each panel. A column that is too wide is alone in its panel."""
+    """Return the indices of the columns of each panel. A column that is too wide gets a separate panel."""
     room = width - sum(wide + COLUMN_GAP for wide in widths[:labels])
     panels: list[list[int]] = []
     for place, wide in enumerate(widths[labels:], labels):
@@ -228,8 +228,8 @@ def _panels(widths: Sequence[int], width: int, labels: int) -> list[list[int]]:
 
 
 def _widths(headings: Sequence[str], rows: Sequence[Sequence[TextCell]], width: int, labels: int) -> list[int]:
-    """Width of each column: the width of unwrapped cells if all columns fit, else at most `_WHOLE` or the longest word.
-    Labels take at most half of the terminal."""
+    """Return the width of each column: of its unwrapped cells if all columns fit, else at most `_WHOLE` or the longest
+    word. Labels take at most half of the terminal."""
     columns = [[heading, *(row[place].text for row in rows if len(row) > 1)] for place, heading in enumerate(headings)]
     least = [min(width, max(len(word) for text in column for word in (*text.split(), ""))) for column in columns]
     most = [max(small, *map(len, (*column[1:], ""))) for small, column in zip(least, columns, strict=True)]

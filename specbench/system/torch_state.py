@@ -24,7 +24,7 @@ def _attribute(of: object, name: str, pinned: object) -> _State:
 
 
 def _precision(unit: Any) -> _State:
-    """Setting of float32 precision for one kind of operation; "none" if it follows the global setting."""
+    """State of float32 precision for one kind of operation; the value "none" means: as the global setting."""
 
     def write(value: str) -> None:
         unit.fp32_precision = "none"

@@ -243,7 +243,7 @@ def test_a_block_with_a_coupled_tail_does_not():
 @pytest.mark.parametrize("refine", ["couple", "gumbel", "reuse"])
 def test_drafts_that_were_looked_at_must_not_be_kept(refine):
     chosen = {"verifier": "block", "refine": refine}
-    refused(f"--verifier block looks at later drafts, which --refine {refine}", resolve, "sjd", chosen)
+    refused(f"--verifier block is biased by later drafts, which --refine {refine}", resolve, "sjd", chosen)
     assert not resolve("sjd", chosen | {"any-tail": True}).lossless
 
 
@@ -253,7 +253,7 @@ def test_drafts_that_were_looked_at_must_not_be_kept(refine):
      ("eagle-block", {"tree": "0 1"}), ("adt-tree", {"verifier": "block"})],
 )  # fmt: skip
 def test_branches_are_refused(name, options):
-    refused("verifies a chain", resolve, name, options)
+    refused("needs a chain", resolve, name, options)
 
 
 WINDOW = 9
@@ -329,4 +329,4 @@ def test_grouping_and_neighbours_match_their_verifiers():
 
 
 def test_runs_of_a_tree_are_refused():
-    refused("verifies a chain", resolve, "sjd-pac", {"verifier": "runs", "refine": "resample"})
+    refused("needs a chain", resolve, "sjd-pac", {"verifier": "runs", "refine": "resample"})

@@ -71,7 +71,7 @@ def test_fid_against_statistics_is_that_against_their_images_and_the_rest_says_w
     for reference in (path, tmp_path):  # what else is missing is downloaded
         fid = Fid("tf1", Settings(reference=reference, offline=True))
         assert refused(r"inception\S* is not on this disk", fid.prepare).try_this.startswith("specbench fetch")
-    refused(r"holds statistics \(mu, sigma\), not images", ShapesFrechet(Settings(reference=path)).identity)
+    refused(r"contains statistics \(mu, sigma\), not images", ShapesFrechet(Settings(reference=path)).identity)
 
 
 SETS = {
@@ -117,8 +117,8 @@ def test_no_score_of_another_reference_is_printed_if_the_one_that_was_named_is_r
         assert done.code == 0 and "shapes-frechet" in done.out
     problems = {
         "both": (2, "has 1 image, and 2 more"),
-        "one": (2, "has 1 reference image (distances need the spread of 2 or more)"),
-        "known.npz": (2, "holds statistics (mu, sigma), not images"), "damaged": (3, "1.png is damaged"),
+        "one": (2, "has 1 reference image (distances need at least 2)"),
+        "known.npz": (2, "contains statistics (mu, sigma), not images"), "damaged": (3, "1.png is damaged"),
     }  # fmt: skip
     for name, (code, why) in problems.items():
         done = cli(*call, tmp_path / name)
@@ -182,7 +182,7 @@ def test_a_folder_of_images_has_one_rule_for_what_belongs_to_it(tmp_path, files,
         below = ", in 2 folders below it" if "/" in counted[0] else ""
         assert reference.summary.startswith(f"reference: 2 images in {tmp_path}{below}")
         (tmp_path / "e" / "back").symlink_to(tmp_path)
-        refused(r"back is a link to a folder that it is in", pictures_in, tmp_path)
+        refused(r"back is a link to one of its parent folders", pictures_in, tmp_path)
 
 
 def test_endless_folders_and_statistics_of_another_network_are_refused(tmp_path):
@@ -190,6 +190,6 @@ def test_endless_folders_and_statistics_of_another_network_are_refused(tmp_path)
     refused("more than 100 folders inside each other", pictures_in, tmp_path)
     path = _statistics(tmp_path / "clip.npz", np.random.default_rng(0).normal(size=(9, 4)))
     rows = table([np.ones(2048, np.float32)] * 2)
-    refused("is of 4 features, not of Inception's 2048", Fid("tf1", Settings(reference=path)).scores, rows)
+    refused("is of 4 features, but Inception has 2048", Fid("tf1", Settings(reference=path)).scores, rows)
     assert feature_matrix(pd.Series(GOOD), 4).tolist() == [[0, 1, 2, 3], [1, 1, 1, 1]]
     assert feature_matrix(pd.Series([], dtype=object), 4).shape == (0, 4)

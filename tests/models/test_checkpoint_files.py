@@ -109,7 +109,7 @@ def test_random_weights_are_the_same_every_time():
 def test_a_configuration_that_names_code_of_a_hub_is_refused_and_code_next_to_it_ignored(tmp_path, config):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    assert refused("names code of a hub, which is never run: ", read_json, SOURCE, path).exit_code == 2
+    assert refused("refers to code on a hub, which specbench never runs: ", read_json, SOURCE, path).exit_code == 2
     path.write_text('{"_attn_implementation": "sdpa", "auto_map": {"AutoModel": "modeling_emu3.Emu3ForCausalLM"}}')
     assert read_json(SOURCE, path)["_attn_implementation"] == "sdpa"
 
@@ -159,7 +159,7 @@ def test_if_only_pinned_commits_are_allowed_nothing_else_is_downloaded(monkeypat
         lambda: load_model(INFO["lumina-1024"]),
         lambda: require_weights_file("blip-vqa"),
     ):
-        error = refused("--pinned-only allows no", attempt)
+        error = refused("--pinned-only downloads only", attempt)
         assert error.exit_code == 5 and len(str(error)) < 250
     INFO["emu3"].configured(ModelChoice(revision="1" * 40)).require_weights()
 
@@ -175,7 +175,7 @@ def test_a_certificate_that_cannot_be_verified_is_said_at_once(monkeypatch, tmp_
         raise ConnectionError("connection failed") from inner
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
-    problem = r"no answer of a hub from huggingface\.co: .*CERTIFICATE_VERIFY"
+    problem = r"huggingface\.co gives no answer of a hub: .*CERTIFICATE_VERIFY"
     assert "SSL_CERT_FILE" in refused(problem, WantedFiles(SOURCE).fetch).try_this
 
     error = urllib.error.URLError(ssl.SSLCertVerificationError("certificate verify failed"))

@@ -46,7 +46,7 @@ def test_lumina_and_anole_are_distinguished(written):
 
 @pytest.mark.parametrize(("files", "problem", "fix"), [
     (("adapter_config.json", "adapter_model.safetensors"), "is a LoRA adapter", "merge_and_unload"),
-    (("config.json", "model-Q4_K_M.gguf"), "holds GGUF", "safetensors"),
+    (("config.json", "model-Q4_K_M.gguf"), "contains GGUF", "safetensors"),
     (("params.json", "consolidated.00.pth"), "Meta's layout", "convert"),
 ])  # fmt: skip
 def test_what_other_programs_keep_is_refused_as_what_it_is(files, problem, fix, tmp_path):

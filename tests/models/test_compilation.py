@@ -393,7 +393,7 @@ def test_compiled_and_uncompiled_runs_are_not_compared():
         assert bool(spec.compiled) == compiled
         infos.append(RunInfo(spec))
     if LACKING is None:
-        assert mismatched_fields(*infos) == ["compiled (yes, AR no)"]
+        assert mismatched_fields(*infos) == {"compiled": "compiled (yes, AR no)"}
         assert not mismatched_fields(*infos, any_configuration=True)
         assert configuration(infos[0]).endswith(", compiled")
         assert on.spec(on.decoders[0].spec, "").run_id != other.spec(other.decoders[0].spec, "").run_id

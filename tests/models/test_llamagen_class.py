@@ -80,7 +80,7 @@ def test_labels_are_drawn_one_by_one_and_stay_the_same():
 @pytest.mark.parametrize("text", ["1000", "-1", "a cat", "", "7.0", "٣" * 400])
 def test_what_is_no_class_is_one_line(text):
     model = find_model("llamagen-c2i-b")
-    error = refused("is no class of 'llamagen-c2i-b'", model.check_prompts, [Prompt("one", text)])
+    error = refused("is not a class of 'llamagen-c2i-b'", model.check_prompts, [Prompt("one", text)])
     assert error.exit_code == BAD_INPUT and len(str(error)) < 200
 
 

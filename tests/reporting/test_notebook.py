@@ -13,7 +13,8 @@ from refusals import refused
 
 import specbench
 from specbench.api.images import Runs
-from specbench.store.schema import IMAGE_TABLE, LONG_REPORT, REPORT
+from specbench.reporting.report_schema import LONG_REPORT, REPORT
+from specbench.store.schema import IMAGE_TABLE
 
 OLDER = Path(__file__).parents[2] / "results" / "older"
 PACKED = OLDER.parent / "readme" / "runs.zip"

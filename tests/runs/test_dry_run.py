@@ -70,7 +70,7 @@ def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(t
     line = ("run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", tmp_path)
     outcome = cli(*line)
     assert outcome.code == 5 and "no draft head" in outcome.err
-    assert "Downloaded first; to fetch now: specbench fetch lumina" in outcome.out
+    assert "Will be downloaded first; to fetch now: specbench fetch lumina" in outcome.out
     assert cli("run", "--model", "lumina", "--decoder", "ar", "--dry-run", "--out", tmp_path).code == 0
     published = cli("run", "--model", "anole", "--decoder", "eagle", "--dry-run", "--out", tmp_path)
     assert "draft head of anole: specbench fetch jadohu/anole_drafter" in published.out and published.code == 0

@@ -56,7 +56,7 @@ def test_a_garbage_run_json_is_named(tmp_path, text):
         error = refused("", reader)
         assert str(folder / "run.json") in error.what and error.exit_code == BAD_INPUT
     (folder / "run.json").unlink()
-    refused("run.json is missing", small_run, tmp_path)
+    refused("no run.json", small_run, tmp_path)
 
 
 def _places(value, path=()):

@@ -14,7 +14,7 @@ import tiny
 from specbench import stats
 from specbench.decoding.generation import ORDERS, Generation
 from specbench.prompts import Prompt, Request
-from specbench.reporting.row import OverAR, ReportRow
+from specbench.reporting.row import Machine, OverAR, OverFastest, ReportRow, Roofline
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_store import RunStore
 from specbench.store.schema import SAMPLES, base_row, failed_row, sample_row
@@ -114,7 +114,14 @@ AR = tiny.spec("ar")
 
 def bare_row(**values) -> ReportRow:
     """A report row with these values and no others."""
+
+    def part(kind: type, **empty: object) -> object:
+        given = {field.name: values.pop(field.name) for field in fields(kind) if field.name in values}
+        return kind(**empty | given)
+
+    parts = {"over_ar": values.pop("over_ar", None) or part(OverAR), "over_fastest": part(OverFastest)}
+    parts["machine"] = part(Machine, load=[], environment=[], stalled=None, disturbed=None)
+    parts["roofline"] = part(Roofline, over_floor=None, roofline_note=None, floor=None)
+    numbers = {name: values.pop(name) for name in stats.NUMBERS if name in values}
     none = dict.fromkeys((field.name for field in fields(ReportRow)), None)
-    empty = {"options": {}, "numbers": {}, "scores": [], "beside_ar": {}, "load": [], "environment": []}
-    empty |= {"over_ar": OverAR()}
-    return ReportRow(**none | empty | values)
+    return ReportRow(**none | {"options": {}, "scores": [], "beside_ar": {}, "numbers": numbers} | parts | values)

@@ -72,7 +72,7 @@ def test_a_device_that_computes_nothing_more_ends_the_run_and_a_rerun_makes_the_
     monkeypatch.setattr(local.StepWatch, "__call__", assert_on_device)
     monkeypatch.setattr(device_failures, "_probe", zeros)
     specs = [tiny.spec("sjd", batch=batch)]
-    text = r"^cpu cannot compute any more after: CUDA error: device-side assert trigg"
+    text = r"^cpu stopped working after: CUDA error: device-side assert trigg"
     lost = refused(text, run, tiny.executor(), specs, REQUESTS, tmp_path / "out")
     assert lost.exit_code == FAILURE and "again to resume" in lost.try_this and len(calls) == 9
     monkeypatch.undo()

@@ -29,13 +29,16 @@ def test_a_name_that_is_no_device_is_refused_in_a_short_line(name, check):
 
 
 def test_a_device_that_is_not_here_is_a_missing_prerequisite_and_two_are_refused_with_what_helps(monkeypatch):
-    error = refused("a model decodes on one device", check_device_name, "cuda:0,cuda:1")
+    error = refused("a model decodes on a single device", check_device_name, "cuda:0,cuda:1")
     assert error.exit_code == BAD_INPUT and "--dtype int8wo" in error.try_this
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     require_device("cuda")
     require_device("cuda:1")
-    assert refused(r"cuda:2: torch .* finds no such device", require_device, "cuda:2").exit_code == MISSING_PREREQUISITE
+    assert (
+        refused(r"cuda:2: torch .* does not find this device", require_device, "cuda:2").exit_code
+        == MISSING_PREREQUISITE
+    )
 
 
 @pytest.mark.parametrize(("build", "message", "reason"), [
@@ -52,13 +55,13 @@ def test_a_machine_without_a_gpu_that_torch_can_use_says_why(build, message, rea
     monkeypatch.setattr(torch.version, "cuda", build)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    refused(rf"finds no such device: .*{reason}", require_device, "cuda")
+    refused(rf"does not find this device: .*{reason}", require_device, "cuda")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_run_on_a_gpu_that_is_not_here_is_one_line_before_anything_else(cli, tmp_path):
     answer = cli("run", "--device", "cuda", "--decoder", "ar", "--limit", "1", "--out", tmp_path)
-    answer.refused("finds no such device: ", code=MISSING_PREREQUISITE, alone=True)
+    answer.refused("does not find this device: ", code=MISSING_PREREQUISITE, alone=True)
     assert not answer.out
 
 

@@ -25,8 +25,8 @@ from parts.true_size import one_model, small_card
 
 
 def scores(device: str, scale: Scale) -> Iterator[Outcome]:
-    """`parts.scores`, imported only for its measurement: the digest of a part covers all imports of its process, so a
-    change of a metric does not make the measurement of a decoder stale."""
+    """Run `parts.scores`, imported only here: the digest of a part covers all imports of its process, and a change of a
+    metric must not make the measurements of decoders stale."""
     from parts.scores import scores
 
     return scores(device, scale)

@@ -21,7 +21,7 @@ STEP_AIMS = {16: 1.05, 96: 1.10}
 
 
 def decisive(device: str, scale: Scale) -> Iterator[Outcome]:
-    """One image of each decoder, after the steps that compile; each row is returned as soon as it is measured."""
+    """Time one image of each decoder, after the steps that compile; yield each row as soon as it is measured."""
     model = _compiled_llama(device, scale)
     yield _ar(model, device, scale, AIM)
     for window, aim in STEP_AIMS.items():
@@ -36,7 +36,7 @@ def decisive(device: str, scale: Scale) -> Iterator[Outcome]:
 
 
 def apart(device: str, scale: Scale) -> Outcome:
-    """AR again with a separate product for each matrix, to show the saving of joined products on the same image."""
+    """Time AR again with a separate product for each matrix, to show how much time joined products save."""
     vars(transformer_model).update(join_products=lambda network: None)
     return _ar(_compiled_llama(device, scale), device, scale)
 

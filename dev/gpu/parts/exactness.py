@@ -93,7 +93,7 @@ def _audited(device: str, images: int, job: tuple[AuditSetting, str]) -> dict[st
 
 @contextmanager
 def _moved(model, device: str) -> Iterator[None]:
-    """A cached model on the device, and back on the CPU afterwards."""
+    """Move a cached model to the device for the block, and then back to the CPU."""
     model.move(device)
     try:
         yield

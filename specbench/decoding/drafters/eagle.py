@@ -32,7 +32,7 @@ class TreeLevel(NamedTuple):
     columns: Tensor  # [n] indices among all columns
     parents: Tensor  # [n] index of each parent among the previous level's columns
     children: Tensor  # [m] columns of the children
-    drawn: Tensor  # [m] index of each child's token among the tokens drawn for this level, `most` per column
+    drawn: Tensor  # [m] index of each child's token in the tokens drawn for this level, `most` tokens per column
     most: int  # maximum number of different children
 
 
@@ -47,7 +47,7 @@ class TreeLevels(NamedTuple):
 class News(NamedTuple):
     """The verified path of the last step."""
 
-    # tokens, positions: [B, T] its tokens and their stream slots
+    # tokens, positions: [B, T] tokens of the path and their stream slots
     tokens: Tensor
     features: Tensor  # [R, T, d] target features that predict these tokens
     positions: Tensor
@@ -94,7 +94,7 @@ class Eagle:
         return Proposal(tokens, positions, q[:, :-1] if tree.is_chain else q, tree, len(whole.parents))
 
     def _tree_of(self, depth: int) -> Tree:
-        """Return the tree of a step that has room for `depth` drafts."""
+        """Return the tree for a step in which a path can hold at most `depth` drafts."""
         return pruned(self._tree, depth)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
@@ -157,7 +157,7 @@ class AdjacentEagle(Eagle):
     The tree is a chain of first children, each with siblings that have no children. If at least half of the chain was
     accepted, the next tree is one draft deeper and one sibling narrower; otherwise it is one draft shallower and one
     sibling wider. Each row has its own shape: the batch's tree contains the shapes of all rows, and a row has no drafts
-    in the other nodes. A shape depends on earlier steps only.
+    in nodes outside its own shape. A shape depends on earlier steps only.
     """
 
     def __init__(self, context: Context, init: Init | None, window: int, siblings: int, head: str):

@@ -90,9 +90,9 @@ class LookupJacobi(JacobiTree):
         inside = slots.clamp(max=length - 1)
         allowed = (slots < length) & self._free[inside]
         places = self._neighbours[inside]
-        # -2 is no token, so a slot without a refined draft is always looked up.
+        # -2 differs from every token, so a slot without a refined draft is always looked up.
         fed = torch.where((slots < self._drafted_to[:, None])[..., None], around(self._fed, places), -2)
-        # Only committed slots are searched, so that their neighbours do not change meanwhile.
+        # Only committed slots are searched, because their neighbours no longer change.
         seen = around(tokens, self._neighbours.expand(len(tokens), -1, -1))
         past = (self._slots_in_order < committed[:, None]) & self._free
         order = torch.where(past, self._slots_in_order, -2 * self._weights[0])

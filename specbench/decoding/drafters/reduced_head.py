@@ -2,7 +2,7 @@
 
 Without this, each draft reads the whole output matrix; for 65,536 ids that takes half as long as a step. The kept ids
 are the most probable ids in the slots that the last step committed, so that they depend on committed tokens only. q is
-0 for other ids; verification draws these from the residual distribution.
+0 for other ids; verification can draw them from the residual distribution.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Slots(NamedTuple):
     fresh: Tensor  # [B, D] bool, slots that need a token
     tokens: Tensor  # [B, L] committed tokens and drafts so far, by stream slot
     history: Any  # [B, N, V] the last target distribution seen at each stream slot; None unless the init needs it
-    step: Tensor  # [B, 1] 1-based number of this step, per row
+    step: Tensor  # [B, 1] number of this step per row, from 1
 
 
 class Init(Protocol):
@@ -92,8 +92,8 @@ class Spatial:
         return tokens, torch.where(copied[..., None], one_hot(tokens, self._vocab), uniform)
 
     def _trace(self, slots: Slots) -> tuple[Tensor, Tensor]:
-        """Follow the neighbours of each slot up to a slot that is not fresh. Return this stream slot [B, D], -1 if the
-        chain ends at a fresh slot without a neighbour, and the last window slot [B, D] of the chain."""
+        """Follow the neighbours of each slot up to a slot that is not fresh. Return this stream slot [B, D] (-1 if
+        the chain ends at a fresh slot without a neighbour), and the last window slot [B, D] of the chain."""
         width = slots.positions.shape[1]
         slot = torch.arange(width, device=slots.positions.device).expand_as(slots.positions)
         neighbour = self._neighbour[slots.positions.clamp(max=len(self._neighbour) - 1)]
@@ -130,6 +130,6 @@ class Preview:
 left_repeat = partial(Spatial, rows=0, columns=1, sample=False)
 left_sample = partial(Spatial, rows=0, columns=1, sample=True)
 left_top1 = partial(Spatial, rows=0, columns=1, sample=True, top1=True)
-"""Horizontal "sample" of SJD's released code."""
+"""The initialisation that SJD's released code names horizontal "sample"."""
 above_repeat = partial(Spatial, rows=1, columns=0, sample=False)
 above_sample = partial(Spatial, rows=1, columns=0, sample=True)

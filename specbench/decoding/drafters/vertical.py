@@ -99,7 +99,7 @@ class Vertical(JacobiTree):
 
     def _learn(self) -> None:
         """Store the features of the last step. Called here, not in `observe`, so that it is compiled with drafting."""
-        if self._news is None:  # only before the first compiled step
+        if self._news is None:  # None only before the first compiled step
             return
         features, columns, positions = self._news
         rows = torch.arange(len(features), device=features.device)[:, None]
@@ -176,7 +176,7 @@ class Vertical(JacobiTree):
         The features of the first `count` [R, 1] slots are known."""
         ids = self._model.table_ids(self._twice(self._batch.tokens))
         places, exists = places_before(self._above, slots)
-        exists[..., 0] = False  # `mixed_before` adds it
+        exists[..., 0] = False  # `mixed_before` adds the term of the token before a slot
         words = embedded(self._table, ids, places, exists)
         features = known_features(self._features, self._above, count, slots)
         return self._head.mixed(torch.cat([features, words], dim=-1), slots - count)

@@ -1,8 +1,8 @@
 """Verifiers: acceptance of drafts, and the residual distribution after a rejection.
 
 A `RatioTest` accepts a draft x with probability a(x; p, q); after a rejection the residual distribution is sampled.
-`Match` compares the draft with a fresh draw from p and needs neither. Residual distributions are unnormalised weights
-[..., V], proportional to p - a q for a lossless decoder. In slots without a draft q is 0, so that all residuals are p.
+`Match` only compares the draft with a fresh draw from p. Residual distributions are unnormalised weights [..., V],
+proportional to p - a q for a lossless decoder. In slots without a draft q is 0, so that all residuals are p.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ class Block(Exact):
     """
 
     def __init__(self, context: Context, any_tail: bool = False):
-        """`any_tail`: lift the restriction to redrawn drafts; the option is read when decoders are resolved."""
+        """`any_tail`: also allow drafts that are not redrawn; read when decoders are resolved, not here."""
         super().__init__(context)
         self._length = context.layout.length
 

@@ -25,7 +25,7 @@ class Refinement(Protocol):
 
         Args:
             p: [B, T, V] target distribution of each slot.
-            tests: the current drafts of the first K <= T slots; slots after them have none.
+            tests: the current drafts of the first K <= T slots; later slots have no draft.
             positions, step: [B, T] stream slots and [B, 1] step, which address the noise.
         """
         ...
@@ -58,7 +58,7 @@ class Resample(KeptTail):
 
 
 class Restart(Resample):
-    """Reinitialise the slots after the last accepted draft (SJD's ablation). `Match` compares with `Resample`."""
+    """Reinitialise the slots after the last accepted draft (SJD's ablation). Only `Match` uses the samples."""
 
     keeps_tail = False
 

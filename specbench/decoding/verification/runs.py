@@ -67,7 +67,7 @@ class RunTest(RatioTest):
         if self._last:
             enough = end - place >= self._last - 1
         tested = _last_of_run(place, enough | (place == start), run)
-        # Products of ratios from the run's first tested token on, as sums of logarithms. After a ratio of 0 all fail.
+        # Products of ratios from the run's first tested token on, as sums of logarithms; 0 after any ratio of 0.
         ratio = torch.where(exists, self._ratio.of_drafts(tests).double(), 1.0)
         logs = ratio.clamp(1e-300, 1e300).log().cumsum(1)
         before = torch.nn.functional.pad(logs, (1, 0)).gather(1, tested)

@@ -4,7 +4,7 @@ tokens that are words of the language model's vocabulary, a sliced head, and loa
 The networks are transformers' classes. Hand-written parts are image heads and decoders that transformers hides or
 lacks, the conversion of authors' tensors into its classes, rotations over grids, and all prompts, because transformers'
 processors build no image prompts or differ from the official scripts. Tokenizers are read from `tokenizer.json`
-directly, so no tokenizer class reinterprets it. Loading accounts for every tensor.
+directly, without transformers' tokenizer classes. Loading fails if a tensor is missing or left over.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def logits_processors(info: ModelFacts) -> dict[str, float]:
 
 
 def read_repetition_penalty(files: CheckpointFiles, set_by_script: Container[str] = ()) -> float:
-    """Read the repetition penalty, 1 if absent. `set_by_script`: entries that the authors' script sets itself."""
+    """Read the repetition penalty, 1 if absent. `set_by_script`: entries that the authors' script overrides."""
     if not files.holds(GENERATION_CONFIG):
         return 1.0
     path = files.named(GENERATION_CONFIG)

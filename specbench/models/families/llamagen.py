@@ -34,7 +34,7 @@ from specbench.models.transformer.model import Prefix
 
 CAPTION = 120  # Positions of the caption, including padding
 HEAD_GRIDS = {"t2i": 16, "t2i2": 32}
-"""Side of the grid that a published draft head was trained on, by the `input_type` of its configuration."""
+"""By `input_type` of a published draft head's configuration, the side of the grid on which it was trained."""
 TINY_SIZES = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
 _T5_XL = {
     "vocab_size": 32_128,
@@ -217,7 +217,7 @@ def load_by_class(request: LoadRequest) -> LlamaGenClass:
 
 
 def caption_tokenizer(files: Sequence[CheckpointFiles]) -> Tokenizer:
-    """Return the tokenizer of the model's files, or for random weights. It cuts captions to `CAPTION` tokens."""
+    """Return the tokenizer in the model's files, or one for random weights. It cuts captions to `CAPTION` tokens."""
     if files:
         tokenizer = stored.read_tokenizer(files[1])
     else:
@@ -244,7 +244,7 @@ _NAMES = stored.META_NAMES | {"cls_embedding.cap_proj.": "", "cls_embedding.": "
 
 
 def converted(request: LoadRequest, files: CheckpointFiles, condition: str) -> tuple[dict[str, Tensor], LlamaConfig]:
-    """Read the tensors of a file, converted by `convert`, and their architecture."""
+    """Read the tensors of a file, convert them with `convert`, and derive the architecture."""
     tensors = stored.read_tensors(files)
     try:
         codes, width, inner, layers, head = llamagen_shape(tensors, request.info.network)
@@ -338,7 +338,7 @@ def _clean_once(caption: str) -> str:
     text = _apply_rules(_CHARACTERS, "".join(parser.pieces))
     if len(_WORD_JOINTS.findall(text)) > 3:
         text = _WORD_JOINTS.sub(" ", text)
-    if not (text.isascii() and text.isprintable() and "&" not in text):  # plain ASCII has no encoding errors
+    if not (text.isascii() and text.isprintable() and "&" not in text):  # only other texts can have encoding errors
         import ftfy  # not needed for most captions
 
         text = ftfy.fix_text(text)

@@ -166,7 +166,7 @@ class CodeFeatures(nn.Module):
         return functional.normalize(rows, dim=-1) if self._normalise else rows
 
     def forward(self, codes: Tensor) -> Tensor:
-        sides = torch.full((len(codes), 2), math.isqrt(codes.shape[1]), device="cpu")  # read by the host
+        sides = torch.full((len(codes), 2), math.isqrt(codes.shape[1]), device="cpu")  # the host reads these sizes
         latents = self.out_linear(self._normed(self.embedding_proj(self.embedding(codes))))
         return self.decode_task_layer(self.decoder(latents, None, sides).last_hidden_state)
 
@@ -189,7 +189,7 @@ def load_detokenizer(request: LoadRequest) -> TarDetokenizer:
     config.rms_norm_eps = arguments.get("norm_eps", config.rms_norm_eps)
     heads = config.num_attention_heads
     if any(arguments.get(name) not in (None, heads) for name in ("n_head", "n_kv_head")):
-        raise language.refusal(f" says of itself n_head = {arguments.get('n_head')}; its size has {heads} heads")
+        raise language.refusal(f" states n_head = {arguments.get('n_head')}, but this size has {heads} heads")
     sizes = tensors["clip_proj.weight"].shape[1], tensors["abs_pe"].shape[1]
     network = request.fill(stored.build_network(PositionedNetwork, config, *sizes, files=language), tensors, language)
     decoder = request.llamagen_vq(image)

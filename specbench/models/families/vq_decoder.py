@@ -100,7 +100,7 @@ def load_chameleon_vq(tensors: Mapping[str, Tensor], files: CheckpointFiles, dev
     """Load, in float32, Chameleon's decoder from Meta's `vqgan.ckpt` or from the converted repositories, or a decoder
     of the same kind, perhaps with attention in the lowest level.
 
-    Their levels are numbered from the image down, transformers' levels from the latent up.
+    Stored levels are numbered from the image to the latent, transformers' levels from the latent to the image.
     """
     first = "decoder.conv_in.weight"
     prefix = next((name.removesuffix(first) for name in tensors if name.endswith(first)), "")
@@ -171,7 +171,7 @@ MOVQ: dict[str, Any] = {
 TINY_MOVQ = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1], "hidden_size": 32}
 
 
-_SLICE = 64  # Channels of a slice of `spatial_norm`
+_SLICE = 64  # Channels that `spatial_norm` processes at a time
 
 
 class MovqDecoder:

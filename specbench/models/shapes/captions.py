@@ -25,7 +25,7 @@ PHRASES = {"left": "left of", "right": "right of", "above": "above", "below": "b
 
 
 class CaptionError(SpecbenchError, ValueError):
-    """A caption with words that the model does not know, or that no scene can satisfy."""
+    """A caption that contains unknown words, or that no scene can satisfy."""
 
 
 def words(text: str) -> list[str]:
@@ -120,7 +120,7 @@ def parse(text: str) -> SceneRequest:
     if not clauses:
         raise CaptionError(f"caption {text!r} names no object")
     if sum(c.count for c in clauses) > MAX_COUNT:
-        raise CaptionError(f"caption {text!r} asks for more than {MAX_COUNT} objects")
+        raise CaptionError(f"caption {text!r} has more than {MAX_COUNT} objects")
     return SceneRequest(tuple(clauses), tuple(relations), texture)
 
 

@@ -86,7 +86,7 @@ class SceneRequest:
         return json.dumps([sorted(names), sorted(facts), self.texture])
 
     def held_out(self) -> bool:
-        """Return True for the third of all meanings that training never sees. Only the meaning decides."""
+        """True for the third of all meanings that training never sees, in any wording."""
         return hashlib.sha256(self.key().encode()).digest()[0] % 3 == 0
 
     def to_json(self) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def _clause(rng: np.random.Generator, count: int = 1) -> Clause:
 
 
 def realize_in_order(request: SceneRequest, rng: np.random.Generator) -> Scene:
-    """Draw a scene in reading order that satisfies `request`. Without relations the clauses give the objects' order."""
+    """Draw a scene in reading order that satisfies `request`. Without relations, objects are ordered like clauses."""
     for _ in range(1000):
         drawn = realize(request, rng)
         if (ordered := in_reading_order(drawn)) and request.relations:
@@ -234,7 +234,7 @@ def in_reading_order(scene: Scene) -> Scene | None:
 
 
 def worded_in_reading_order(request: SceneRequest, scene: Scene) -> SceneRequest:
-    """Order the clauses of `request`, which `scene` satisfies, like its objects. A relation's subject stays first."""
+    """Order the clauses of `request`, which `scene` satisfies, like the scene's objects; subjects stay first."""
     fixed = 1 if request.relations else 0
     rest = sorted(range(fixed, len(request.clauses)), key=lambda i: _first(request.clauses[i], scene))
     order = [*range(fixed), *rest]

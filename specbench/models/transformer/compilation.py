@@ -67,7 +67,7 @@ class Compiled:
     def __init__(self, function: Any, dynamic: bool, options: dict[str, Any]):
         """`dynamic`: one form with symbolic sizes, else a form per set of sizes. `options`: of Inductor."""
         self.seconds, self.forms = 0.0, 0
-        # torch finds compiled code by code object, and there are no guards that distinguish two models.
+        # torch looks compiled code up by code object, and the kept guards do not distinguish two models.
         copied = FunctionType(
             function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
         )
@@ -121,7 +121,7 @@ def keep_compiled() -> None:
     # which older compilers do not know, the tests stay.
     if config.vec_isa_ok is None and known and "amx" not in cpu_features():
         config.vec_isa_ok = True
-    if _UNFIT.search(tempfile.gettempdir()):  # headers are compiled there
+    if _UNFIT.search(tempfile.gettempdir()):  # the compiler writes headers into this folder
         tempfile.tempdir = os.environ["TMPDIR"] = str(private_folder())
     folder = compiled_folder()
     with suppress(OSError):
@@ -140,7 +140,7 @@ def graph_bytes() -> int | None:
 
 class CompiledForms:
     part: str  # part of a step, for run.json
-    options: dict[str, Any]  # of Inductor
+    options: dict[str, Any]  # options of Inductor
 
     def all_compiled(self) -> Iterable[Any]:
         raise NotImplementedError
@@ -166,7 +166,7 @@ class CompiledFunctions(CompiledForms):
         # On a GPU no CUDA graph is captured, because its next run would overwrite outputs that the drafter still reads.
         # A hash uses each intermediate result twice; unless these are materialised early, the fused expression grows
         # exponentially, and compiling takes minutes.
-        # In-place buffers are off: for a loop's results torch 2.13 would declare a buffer twice.
+        # In-place buffers are off: torch 2.13 would declare a buffer for a loop's results twice.
         self.options = {"realize_opcount_threshold": 8, "inplace_buffers": False}
         self.options |= {} if device.type == "cuda" else {"cpp_wrapper": True}
         self._compiled: dict[Callable[..., Any], Compiled] = {}

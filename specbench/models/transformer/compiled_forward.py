@@ -104,7 +104,7 @@ def placed(buffers: Buffers, slots: Tensor, visible: int) -> PositionCache:
     """Return a cache of these buffers, for compiled code, that writes `slots` and reads `visible` slots."""
     rows, capacity = slots.shape[0], buffers[0][0].shape[2]
     for buffer in chain.from_iterable(buffers):
-        # Avoid symbols: each is an argument of the compiled code and is converted in every call.
+        # This avoids symbols: each symbol is an argument of the compiled code and is converted in every call.
         torch._check(buffer.shape[0] == rows)
         torch._check(buffer.shape[2] == capacity)
     cache = PositionCache(len(buffers), capacity, buffers)

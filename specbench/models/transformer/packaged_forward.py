@@ -114,7 +114,7 @@ class PackagedStep(CompiledForms):
         return compiled_folder() / f"forward-{_digest_of(repr(facts))}.txt"
 
     def _compile(self, buffers: Buffers, inputs: ForwardInputs, note: Path | None) -> Any:
-        from torch._dynamo.callback import CallbackTrigger, callback_handler  # seconds of imports
+        from torch._dynamo.callback import CallbackTrigger, callback_handler  # takes seconds to import
 
         with (
             torch.inference_mode(False),
@@ -150,7 +150,7 @@ class _Step(nn.Module):
         return {name: tensor for name, tensor in {id(tensor): (name, tensor) for name, tensor in named[::-1]}.values()}
 
     def apart(self) -> _Step:
-        """Copy the modules with the same tensors, because tracing leaves its own tensors in the modules."""
+        """Copy the modules, but share their tensors: tracing replaces the tensors in the modules that it traces."""
         apart = copy.copy(self)
         shared = {id(tensor): tensor for tensor in self.tensors().values()}
         apart._modules, apart._buffers = copy.deepcopy(self._modules, shared), dict(self._buffers)
@@ -166,7 +166,7 @@ class _Step(nn.Module):
 
 
 class _OfWeights(nn.Module):
-    """A step as a function that also takes its weights."""
+    """A step as a function that also takes the model's weights as an argument."""
 
     def __init__(self, step: _Step):
         super().__init__()
@@ -249,7 +249,7 @@ def _load(library: Path | None) -> Any:
 def _compile_once(exported: ExportedProgram, arguments: tuple[Any, ...], library: Path) -> Any:
     """Compile and store a library, unless another process has done so in the meantime."""
     with ExitStack() as locked:
-        with suppress(OSError):  # a cache that cannot be written
+        with suppress(OSError):  # the cache may be read-only
             locked.callback(os.close, lock_when_free(library.with_suffix(".lock"), ""))
         if loaded := _load(library):
             return loaded

@@ -56,13 +56,13 @@ class DecodedChunk:
     """Images of one run, ready for `specbench.store.run_store.RunStore.append`."""
 
     spec: RunSpec  # of the run
-    # one per image, including failed images, with the columns of `specbench.store.schema.SAMPLES`
+    # a row per image, including failed images, with the columns of `specbench.store.schema.SAMPLES`
     rows: list[dict[str, Any]] = field(default_factory=list)
     # {file name in the rows: uint8 [3, H, W]}, without failed images
     images: dict[str, np.ndarray] = field(default_factory=dict)
     # with the columns of `specbench.store.schema.TRACES`, if traces are recorded
     traces: list[dict[str, Any]] = field(default_factory=list)
-    hardware: Mapping[str, object] | None = None  # of the worker, if it differs from the hardware of the first worker
+    hardware: Mapping[str, object] | None = None  # hardware of the worker, if it differs from the first worker's
 
 
 class Executor(Protocol):
@@ -95,7 +95,7 @@ def warm_up(
     # On a GPU, steps have other input shapes if a prompt fills more blocks of the KV cache.
     with told_forms(compiles, specs, tell) if compiles else nullcontext() as keep:
         for spec, text in ((spec, text) for spec in specs for text in (texts if compiles else texts[:1])):
-            what = f"steps of the warm-up of {spec.decoder.name} ({specs.index(spec) + 1} of {len(specs)})"
+            what = f"warm-up steps of {spec.decoder.name} ({specs.index(spec) + 1} of {len(specs)})"
             request, shared = Request(text, WARM_UP_ID), spec is specs[0]
             wait(spec)
             try:
@@ -119,7 +119,7 @@ class StepWatch:
     """Reports the tokens of images in progress twice a second, without device synchronisation."""
 
     def __init__(self, reporter: Reporter, length: int):
-        """`length`: tokens of an image."""
+        """`length`: number of tokens of an image."""
         self._reporter, self._length, self._due = reporter, length, time.monotonic() + _FIRST_S
         self._copy = AsyncHostCopy(latest=([], 0.0))
 
@@ -230,10 +230,10 @@ def image_failure(error: BaseException) -> SpecbenchError:
 
 
 class LocalExecutor:
-    """`Executor` in this process: images one by one, or continuous batches."""
+    """`Executor` in this process: decodes images one by one, or with continuous batching."""
 
     def __init__(self, model: ImageModel, load: Callable[[], ImageModel] | None = None):
-        """`load`: loads the model in another process, which compiles steps in parallel."""
+        """`load`: function that loads the model in other processes, which compile steps in parallel."""
         self.model, self._load = model, load
 
     def portion(self, spec: RunSpec) -> int:

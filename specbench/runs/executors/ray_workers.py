@@ -26,7 +26,7 @@ from specbench.system import environment, signals
 from specbench.system.version import __version__
 
 ATTEMPTS = 2  # Attempts per image; the last failure or lost worker is stored as an error in the image's row
-RESTARTS = 3  # Replacements per worker before the pool continues without it
+RESTARTS = 3  # Maximum number of replacements per worker; then the pool continues with fewer workers
 _STORE_BYTES = 256 * 2**20  # Bytes of a local Ray's shared memory, which buffers decoded images
 Ticket = Hashable
 Load = Callable[[], ImageModel]  # Function that builds the model inside a worker; must be picklable
@@ -117,14 +117,14 @@ class WorkerPool:
         return final
 
     def _requeue_lost(self, chunk: Chunk, lost: WorkerLost) -> Iterator[DecodedChunk]:
-        """Requeue a lost worker's images; images that were already retried become rows with an error."""
+        """Requeue the images of a lost worker; images that were already retried get a row with an error."""
         for request in chunk.requests:
             tried = self._count(chunk, request)
             if tried < ATTEMPTS:
                 self._again.append(Chunk(chunk.spec, (request,), chunk.trace))
                 continue
             base = base_row(request, chunk.spec.seed, environment.now()) | {"attempts": tried}
-            yield DecodedChunk(chunk.spec, [failed_row(base, f"lost {tried} times with its worker: {lost}")])
+            yield DecodedChunk(chunk.spec, [failed_row(base, f"its worker was lost {tried} times: {lost}")])
 
     def _count(self, chunk: Chunk, request: Request) -> int:
         self._tried[_key(chunk, request)] += 1
@@ -165,7 +165,7 @@ class RayWorkers:
         return self._actors[worker].decode.remote(chunk)
 
     def wait(self, tickets: Sequence[Ticket]) -> Ticket:
-        """Wait for the first ticket that is done or lost."""
+        """Wait until a ticket is done or its worker is lost; return the ticket."""
         done, _ = self._ray.wait(list(tickets), num_returns=1)
         return done[0]
 
@@ -249,7 +249,7 @@ class Worker:
             facts = warm_up(self._model, specs, texts)
         except SpecbenchError as error:
             return error
-        except (Exception, SystemExit) as error:  # any error while loading ends the run with one line
+        except (Exception, SystemExit) as error:  # a loading error ends the run with one line
             return SpecbenchError(f"a worker cannot load the model: {type(error).__name__}: {error}", "", FAILURE)
         return facts | {
             "specbench": __version__,
