@@ -34,7 +34,6 @@ from specbench.papers.table_files import load_tables, table_names
 from specbench.prompts import load_prompts
 from specbench.prompts import prompt_set_names as prompt_sets
 from specbench.prompts.public import public_names
-from specbench.reporting.columns import definition_of
 from specbench.runs.settings import OTHER_VARIABLES
 from specbench.specs.components import CHOICES, Component
 from specbench.specs.options import plain
@@ -94,12 +93,12 @@ def command_help(page: Path, argument: str) -> str:
 FOREIGN_VARIABLES = {
     "HF_HOME, HF_HUB_CACHE": "folder of the Hugging Face hub's downloads",
     "HF_ENDPOINT": "address of a mirror of the hub",
-    "HF_TOKEN": "access to gated repositories, as `hf auth login` gives it",
+    "HF_TOKEN": "token for gated repositories, as stored by `hf auth login`",
     "HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE": "1: download nothing",
     "HTTPS_PROXY, NO_PROXY": "proxy of downloads",
-    "SSL_CERT_FILE": "certificates that servers are checked with",
-    "OMP_NUM_THREADS": "most CPU threads",
-    "CUDA_VISIBLE_DEVICES": "GPUs that are used",
+    "SSL_CERT_FILE": "certificates to verify servers",
+    "OMP_NUM_THREADS": "maximum number of CPU threads",
+    "CUDA_VISIBLE_DEVICES": "GPUs to use",
 }
 """Variables of others that downloads and devices follow."""
 
@@ -281,7 +280,7 @@ def paper_names(page: Path, argument: str) -> str:
                 found[column.key].setdefault(column.header, set()).add(paper)
     rows = []
     for key, headers in found.items():
-        name, _, meaning = definition_of(getattr(stats, key)).partition(": ")
+        name, _, meaning = stats.NUMBERS[key].definition.partition(": ")
         said = "; ".join(f"{header} ({', '.join(sorted(papers))})" for header, papers in headers.items())
         rows.append([name, f"`{key}`", escape(meaning.partition(";")[0].rstrip(".")), escape(said) or "-"])
     return as_table(["name", "column", "definition", "in the papers' tables"], rows)
@@ -357,9 +356,7 @@ def planted_bugs(page: Path, argument: str) -> str:
     parts = Counter(bug.part for bug in BUGS)
     named = ", ".join(f"{part} {number}" for part, number in parts.most_common())
     more = sum(bug.times != 1 for bug in BUGS)
-    return (
-        f"Tests plant {len(BUGS)} bugs into the code. The audit catches all, {more} of them with more images: {named}."
-    )
+    return f"Tests plant {len(BUGS)} bugs into the code. The audit catches all, {more} only with more images: {named}."
 
 
 EVERYWHERE = ("run_id", "model", "decoder")

@@ -90,8 +90,8 @@ class ContractChecks:
         if row["declared"] == "lossless" and row["verdict"] == "lossy":
             return Finding(
                 "exactness", FAILED, f"it is declared lossless, but its images do not have the distribution of AR "
-                f"sampling: {seen}, p = {row['p_value']:.1e}, clearest on '{row['worst_setting']}'; "
-                "declare it lossless=False or mend its acceptance and residual",
+                f"sampling: {seen}, p = {row['p_value']:.1e}, most clearly in '{row['worst_setting']}'; declare it "
+                "lossless=False, or correct its acceptance and residual",
             )  # fmt: skip
         declared = row["declared"] or "nothing"
         return Finding("exactness", OK, f"declared {declared}, {verdict_line(row)}: {seen}")
@@ -129,8 +129,8 @@ class ContractChecks:
                     worst, place = off, slot
         if worst > 1e-3:
             return Finding("log-probabilities", FAILED,
-                           f"logp or entropy at slot {place} is off by {worst:.3g}: it must be the target's after "
-                           "guidance, temperature, top-k and top-p, given the tokens finally before it")  # fmt: skip
+                           f"logp or entropy at slot {place} is off by {worst:.3g}: it must be the target's value "
+                           "after guidance, temperature, top-k and top-p, given its final prefix")  # fmt: skip
         return Finding("log-probabilities", OK, f"equal to the target's within {worst:.1e}")
 
     def resume(self) -> Finding:
@@ -142,8 +142,8 @@ class ContractChecks:
         other = self._tokens(renamed)
         wrong = []
         if not np.array_equal(first, again):
-            wrong.append("the same requests again, in another order, give other images: noise must be addressed, not "
-                         "drawn in order, and nothing may be kept between calls")  # fmt: skip
+            wrong.append("the same requests in another order give other images: noise must depend on seed, prompt and "
+            "slot, not on the order of calls, and calls must share no state")  # fmt: skip
         if np.array_equal(first, other):
             wrong.append("prompts with another id give the same images: the noise ignores the id")
         return finding("resume", wrong, "an interrupted run continues with the same images")
@@ -181,10 +181,10 @@ class ContractChecks:
         tokens, forced = self._tokens(self._requests), np.array(_LAYOUT.forced)
         wrong = []
         if (tokens[:, forced >= 0] != forced[forced >= 0]).any():
-            wrong.append("a slot the grammar forces holds another token")
+            wrong.append("a slot that the grammar forces holds another token")
         if ((tokens < 0) | (tokens >= _LAYOUT.v_image))[:, forced < 0].any():
             wrong.append("a free slot holds a token that is not an image token")
-        return finding("forced slots", wrong, "row ends are in their places, image tokens elsewhere")
+        return finding("forced slots", wrong, "row ends are in their slots, and image tokens in all others")
 
     def wide_vocabulary(self) -> Finding:
         """With a large vocabulary, eleven drafts per window and refilled rows, tokens match a float64 reference."""
@@ -195,7 +195,7 @@ class ContractChecks:
             seen.append(result.detectable)
         declared = getattr(self._decoder, "lossless", None)
         if wrong and not declared:
-            return Finding("wide vocabulary", OK, f"declared {'lossy' if declared is False else 'nothing'}; {wrong[0]}")
+            return Finding("wide vocabulary", OK, f"deviates, as allowed if not declared lossless; {wrong[0]}")
         fine = f"samples of p in {' and '.join(WIDE_DTYPES)} (a share of {max(seen):.3f} wrong ones would be detected)"
         return finding("wide vocabulary", wrong, fine)
 
@@ -216,7 +216,7 @@ class ContractChecks:
         mine = _rule_ms(model, self._decoder)
         exact = _rule_ms(model, in_window(resolve("sjd"), window))
         status = OK if mine <= SLOW_RULE * exact else SLOW
-        advice = "" if status == OK else "; look for Python loops over the vocabulary and for reads of the device"
+        advice = "" if status == OK else "; look for Python loops over the vocabulary, and for host syncs"
         return Finding(
             "speed", status, f"{mine:.2f} ms a step outside the forward, {mine / exact:.1f} times SJD's{advice}"
         )
@@ -228,7 +228,7 @@ class ContractChecks:
     def _generations(self, requests: Sequence[Request]) -> list[Generation]:
         decoded = self._decode(requests)
         if not isinstance(decoded[0], Generation):
-            raise SpecbenchError("it returns tokens only; runs need a Generation with counters per image")
+            raise SpecbenchError("the decoder returns only tokens; runs need a Generation with counters for each image")
         return list(decoded)
 
     def _decode(self, requests: Sequence[Request]) -> Sequence[Any]:

@@ -33,7 +33,7 @@ from specbench.system.torch_device import has_gpu_driver, no_gpu_reason
 if TYPE_CHECKING:
     from specbench.system.device_peaks import Peak
 
-# Imports are inside functions, because a missing or broken package is a finding, and importing torch takes seconds.
+# Imports inside functions: a missing or broken package is a finding, and importing torch takes seconds.
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 LOW_DISK_GIB = 1.0
@@ -107,7 +107,7 @@ def _packages() -> list[dict[str, str]]:
             here = metadata.version(name)
             if _older(here, requirement):
                 fix = f"pip install --upgrade '{requirement}'"
-                rows.append(_row(name, MISSING, f"{here} is older than specbench works with ({requirement})", fix))
+                rows.append(_row(name, MISSING, f"version {here} is too old (needed: {requirement})", fix))
             elif name != "torch":  # torch has a separate row
                 rows.append(_row(name, OK, here))
         except metadata.PackageNotFoundError:
@@ -143,7 +143,7 @@ def _torchvision() -> list[dict[str, str]]:
     try:
         import torchvision  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
-        fix = "install the torchvision build of this torch version from the same index, or uninstall it"
+        fix = "install torchvision built for this torch version, from the same package index, or uninstall it"
         return [_row("torchvision", MISSING, f"{version} does not fit this torch: {error}", fix)]
     return [_row("torchvision", OK, version)]
 
@@ -155,10 +155,10 @@ def _acceleration() -> list[dict[str, str]]:
     rows, gpu = [], torch.cuda.is_available()
     if not gpu:
         fix = "install the torch build and the driver of this GPU: https://pytorch.org" if has_gpu_driver() else ""
-        rows.append(_row("GPU", WARNING if fix else OK, f"torch sees none: {no_gpu_reason()}", fix))
+        rows.append(_row("GPU", WARNING if fix else OK, f"torch finds no GPU: {no_gpu_reason()}", fix))
     lacking = compiler.missing("cuda" if gpu else "cpu")
-    fix = "install it, or decode slower with --compile off" if lacking and gpu else ""
-    rows.append(_row("compilation", WARNING if fix else OK, lacking or "compiler and Python headers are here", fix))
+    fix = "install it, or decode more slowly with --compile off" if lacking and gpu else ""
+    rows.append(_row("compilation", WARNING if fix else OK, lacking or "compiler and headers are installed", fix))
     if importlib.util.find_spec("pynvml"):
         rows.append(_row("nvidia-ml-py", OK, metadata.version("nvidia-ml-py")))
     else:
@@ -166,8 +166,8 @@ def _acceleration() -> list[dict[str, str]]:
         fix = "pip install 'nvidia-ml-py>=12'" if torch.version.cuda and gpu else ""
         rows.append(_row("nvidia-ml-py", WARNING if fix else OK, detail, fix))
     if (forced := os.environ.get("NVIDIA_TF32_OVERRIDE", "0")) != "0":
-        return [*rows, _row("TF32", WARNING, f"NVIDIA_TF32_OVERRIDE={forced} may force it", "unset that variable")]
-    return [*rows, _row("TF32", OK, "off while decoding: float32 is float32")]
+        return [*rows, _row("TF32", WARNING, f"NVIDIA_TF32_OVERRIDE={forced} may enable it", "unset that variable")]
+    return [*rows, _row("TF32", OK, "off while decoding")]
 
 
 def _limits() -> dict[str, str]:
@@ -186,7 +186,7 @@ def _model(info: ModelFacts, required: bool) -> dict[str, str]:
         official = required and needs_of(info, None)
         detail, fix = error.what, error.try_this
         if official:
-            detail, fix = f"{official[0].what} not here: {official[0].text()}", fetch_command(info, None)
+            detail, fix = f"{official[0].what} not on this disk: {official[0].text()}", fetch_command(info, None)
         return _row(f"model {info.name}", MISSING if required else WARNING, detail, fix)
     if not files:
         return _row(f"model {info.name}", OK, "random weights, no files needed")
@@ -205,7 +205,7 @@ def _needs(info: ModelFacts) -> list[dict[str, str]]:
     lacking = [(need, MISSING, False) for need in others]
     lacking += [(need, WARNING, True) for need in score_needs(info, prompts)]
     return [
-        _row(need.what, status, f"not here: {need.text()}", fetch_command(info, prompts, scores))
+        _row(need.what, status, f"not on this disk: {need.text()}", fetch_command(info, prompts, scores))
         for need, status, scores in lacking
     ]
 
@@ -223,7 +223,7 @@ def _memory(info: ModelFacts) -> list[dict[str, str]]:
     detail = f"about {ar.total(1) / 2**30:.1f} GiB in {dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
     # Memory per image for AR, and for a window of 64.
     each = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in (ar, wide))
-    detail += f"; {each} per image in a batch, of it {ar.cache / 2**20:,.0f} MiB of KV cache in AR"
+    detail += f"; {each} per image in a batch (AR to a window of 64; KV cache of AR: {ar.cache / 2**20:,.0f} MiB)"
     detail += f"; {info.size_note}" if info.size_note else ""
     if ar.total(1) > size:
         fix = "use another device, or a smaller model"
@@ -258,7 +258,7 @@ def _peaks(measure: bool) -> list[dict[str, str]]:
 def _peak(device: str, dtype: str, threads: int, peak: Peak | None, refusal: SpecbenchError | None) -> dict[str, str]:
     name = f"peak of {device}, {dtype}" + (f", {threads} thread{'s' if threads > 1 else ''}" if threads else "")
     if refusal:
-        kept = f"; still used: {peak.source}" if peak else ""
+        kept = f"; the earlier value is still used: {peak.source}" if peak else ""
         return _row(name, WARNING, f"{refusal.what}{kept}", refusal.try_this)
     if peak is None:
         return _row(

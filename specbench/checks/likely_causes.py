@@ -56,15 +56,15 @@ _OF_SOME = ("prompts", "order", "uniform", "greedy")  # Kinds of causes that may
 SINGLE_TOKENS = ("uniform", "greedy", "copies")
 """Kinds of causes that change tokens but leave the logits unchanged."""
 _MIXTURES = {
-    "uniform": "tokens are replaced at random: about {:g} % are, or follow one that is",
-    "greedy": "greedy in part: about {:g} % of the tokens are the likeliest ones",
+    "uniform": "tokens are replaced at random: about {:g} % are replaced, or follow a replaced token",
+    "greedy": "greedy in part: about {:g} % of the tokens were chosen as the most probable token",
 }
 _ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "the image is transposed: tokens are in the order of columns": lambda grid: grid.reshape(grid.shape[::-1]).T,
+    "the image is transposed: its tokens are in column order": lambda grid: grid.reshape(grid.shape[::-1]).T,
     "the rows are mirrored": lambda grid: grid[:, ::-1],
-    "the rows are in the order from the bottom": lambda grid: grid[::-1],
+    "the rows are in reverse order, from the bottom": lambda grid: grid[::-1],
     "the tokens are shifted: the first one is missing": lambda grid: np.roll(grid.ravel(), 1).reshape(grid.shape),
-    "the tokens are shifted: one too many at the start": lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape),
+    "the tokens are shifted: one extra at the start": lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape),
     "row ends are shifted: rows are one token too short": lambda grid: _skewed(grid, 1),
     "row ends are shifted: rows are one token too long": lambda grid: _skewed(grid, -1),
 }
@@ -125,7 +125,7 @@ def likely_causes(
     study = _Study(model, rows, sampling, dtype, guided, logp_kind)
     if console.progress_shown():
         about = console.duration(_PASSES * (time.monotonic() - began))
-        console.say(f"likely causes are sought in {console.counted(len(rows), 'image')}: about {about}")
+        console.say(f"searching for likely causes in {console.counted(len(rows), 'image')}: takes about {about}")
     ways = study.alternatives()
     ratios = study.likelihoods([way for _, way in ways]) - study.claim
     exact = study if dtype == "float32" else study.of_format(load, "float32")
@@ -245,9 +245,9 @@ class _Study(ImageLikelihood):
         value = self.likeliest_within(name, low, high)
         what = f"{name} {value:.3g} [{low:.3g}, {high:.3g}], not {claimed:g}"
         if name == "guidance" and claimed != 1 and low - _ONE <= 1 <= high + _ONE:
-            what = f"no unconditional row: {what}"
+            what = f"guidance had no effect: {what}"
         if name == "guidance" and value < 0.5:
-            what = f"the prompt did not reach the model: {what}"
+            what = f"the prompt had no effect: {what}"
         return replace(cause, what=what, value=value, low=low, high=high)
 
     def explains(self, cause: Cause, tests: Mapping[str, Callable[[], bool | None]]) -> bool | None:
@@ -263,8 +263,8 @@ class _Study(ImageLikelihood):
         """Prompts other than an image's own: the empty prompt, its first half, or another prompt of the set."""
         halves = [" ".join(text.split()[: max(2, len(text.split()) // 2)]) for text in self.texts]
         others = {
-            "the prompt is missing: p under the empty prompt is higher": [""] * len(self.texts),
-            "the prompt is cut: p under its first half is higher": halves,
+            "the prompt is missing: the tokens are more likely under the empty prompt": [""] * len(self.texts),
+            "the prompt is cut: the tokens are more likely under its first half": halves,
         }
         found = []
         for what, texts in others.items():
@@ -290,7 +290,7 @@ class _Study(ImageLikelihood):
             for place in self._of_prompts(few, self.tokens.shape[1]).argsort():
                 image, texts[few[place][0]] = few[place]
                 paid[image] = math.log((images == image).sum())
-        what = "prompts are mixed up: p under another image's prompt is higher"
+        what = "prompts are mixed up: the tokens are more likely under another image's prompt"
         return [self._compared("prompts", what, paid, texts=texts)]
 
     def _of_prompts(self, pairs: Sequence[tuple[int, str]], slots: int) -> np.ndarray:
@@ -420,7 +420,7 @@ class _Study(ImageLikelihood):
         intervals = []
         for name in names:
             value, low, high = self.likeliest(name, self._claimed(name))
-            intervals.append(f"{name} by the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
+            intervals.append(f"{name} estimated from the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
         return intervals
 
 

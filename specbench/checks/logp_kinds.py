@@ -22,16 +22,16 @@ from specbench.specs.run_spec import Sampling
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Imports are inside functions, because torch takes seconds and the command line needs only the names of the kinds.
+# Imports inside functions: torch takes seconds, and the command line needs only the names of the kinds.
 
 SAMPLED = "sampled"
 _DIGITS = 1e-5  # Change of log p in nats by other tensor shapes in float32
 _ALONE = "conditional-"
 _OF_LOGITS = {
-    SAMPLED: "of the whole sampling",
-    "tempered": "at the temperature, before truncation, over the image's tokens",
-    "raw": "before temperature and truncation, over the image's tokens",
-    "tempered-words": "at the temperature, before truncation, over the whole vocabulary",
+    SAMPLED: "after all sampling settings",
+    "tempered": "after temperature, before truncation, over the image tokens",
+    "raw": "before temperature and truncation, over the image tokens",
+    "tempered-words": "after temperature, before truncation, over the whole vocabulary",
     "raw-words": "before temperature and truncation, over the whole vocabulary, as vLLM returns it by default",
 }
 LOGP_KINDS = _OF_LOGITS | {_ALONE + kind: f"{words}, without guidance" for kind, words in _OF_LOGITS.items()}

@@ -32,7 +32,7 @@ def model_findings(name: str, prompts: str | None = None) -> list[Finding]:
         prompts = info.name
     texts = [prompt.text for prompt in load_prompts(prompts).prompts[:2]] if prompts else list(_TEXTS)
     if len(texts) < 2:
-        raise SpecbenchError(f"prompts '{prompts}': one prompt", "two are needed")
+        raise SpecbenchError(f"prompts '{prompts}' have only one prompt", "the tests of a model need two prompts")
     return ModelChecks(info, load_model(info), texts).all_findings()
 
 
@@ -96,7 +96,7 @@ class ModelChecks:
         changed = self._tokens.clone()
         changed[:, _WINDOW - 2 :] = (changed[:, _WINDOW - 2 :] + 1) % self._model.layout.v_image
         first = self._forward(self._begin(), changed, 0, _WINDOW)[:, : _WINDOW - 1]
-        return self._same("causality", first, "other tokens behind a slot")
+        return self._same("causality", first, "other tokens after a slot")
 
     def rejection(self) -> Finding:
         """Rejected drafts do not change later logits."""
@@ -118,13 +118,13 @@ class ModelChecks:
         self._forward(session, self._tokens.flip(0), 0, min(_WINDOW, self._slots))
         with PinnedTorch():
             session.refill(torch.tensor([0], device=self._model.device), self._model.encode([self._texts[0]]))
-        return self._same("refill", self._fed(session, 1)[:1], "a row that held another image", rows=1)
+        return self._same("refill", self._fed(session, 1)[:1], "a batch row that held another image before", rows=1)
 
     def prompts(self) -> Finding:
         """Logits depend on the image's own prompt, and on no other prompt."""
         swapped = self._fed(self._begin(self._texts[::-1]), 1)
         alike = self._gap(swapped, self._single) <= self._tolerance
-        return finding("prompts", ["both prompts give the same logits"] * alike, "another prompt, other logits")
+        return finding("prompts", ["both prompts give the same logits"] * alike, "two prompts, two logits")
 
     @cached_property
     def _single(self) -> Tensor:
@@ -149,7 +149,7 @@ class ModelChecks:
     def _same(self, name: str, logits: Tensor, how: str, rows: int = 2) -> Finding:
         gap = self._gap(logits, self._single[:rows, : logits.shape[1]])
         wrong = [f"logits change by {gap:.2g} of their standard deviation with {how}"] * (not gap <= self._tolerance)
-        return finding(name, wrong, f"the same logits with {how}, within {gap:.1e} of their standard deviation")
+        return finding(name, wrong, f"the same logits with {how}, up to {gap:.1e} of their standard deviation")
 
     def _gap(self, logits: Tensor, reference: Tensor) -> float:
         return float((logits - reference).abs().max() / self._single.std().clamp(min=1e-9))

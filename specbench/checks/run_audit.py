@@ -36,7 +36,7 @@ from specbench.specs.run_spec import SAMPLING, RunSpec
 from specbench.stats.rosenblatt import LEVEL, RosenblattResult, Tokens, audit_tokens
 from specbench.store.run_folders import find_runs
 from specbench.store.run_info import RunInfo
-from specbench.store.run_store import RunStore, images_fingerprint, write_audit
+from specbench.store.run_store import AuditVerdict, RunStore, images_fingerprint, write_audit
 from specbench.store.schema import KEY
 
 if TYPE_CHECKING:
@@ -48,12 +48,10 @@ PRINTED_ORDERS = {
     "u_id": "token id",
     "u_p": "p descending",
     "u_pq": "p/q descending",
-    "u_qq": "q/q of the step before, descending",
+    "u_qq": "q / q of the previous step, descending",
 }
 """Printed names of the orders of the vocabulary; see `specbench.decoding.generation.ORDERS`."""
-CONSISTENT, DEVIATES, UNLIKELY = "consistent", "deviates", "deviates by likelihood"
-IMPOSSIBLE = "impossible tokens"
-OTHERS = "recorded p is not the model's"
+CONSISTENT, DEVIATES, UNLIKELY, IMPOSSIBLE, OTHERS = AuditVerdict
 CLAIMED = "the model's"  # The claim about tokens that another program has drawn
 _CONTROL = 16  # Images of a run with fewer bits that are recomputed in float32, to measure the effect of rounding
 _COLUMNS = (
@@ -127,7 +125,7 @@ def audit_run(
     checkpoint, foreign = checkpoint_of(info, weights, revision), info.spec.tokens_sha256 is not None
     if logp and (logp not in LOGP_KINDS or not foreign):
         what = f"--logp {logp}: {'unknown' if foreign else f'run {folder.name} was decoded here'}"
-        raise SpecbenchError(what, f"valid: {', '.join(LOGP_KINDS)}" if foreign else "omit it: its log p is known")
+        raise SpecbenchError(what, f"valid: {', '.join(LOGP_KINDS)}" if foreign else "omit --logp: its kind is known")
     facts: dict[str, Any] = {}
     if dtype:
         values, facts = _under_other_target(info, rows, *checkpoint, device, dtype)
@@ -189,15 +187,15 @@ def _explained(
     sampling += [f"{SAMPLING[name].name} {getattr(spec.sampling, name):g}" for name in spec.sampling.filters]
     claim = f"samples of {spec.model} at {', '.join(sampling)} ({audit['images']} images, {audit['tokens']:,} tokens)"
     if not causes and not audit["deviates"] and not audit["failed"]:
-        unseen = f"a deviation of {audit['detectable']:.3f} per token would have been seen"
+        unseen = f"a deviation of {audit['detectable']:.3f} per token would have been detected"
         return {"causes": [], "cause": None, "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
     if not causes and not audit["deviates"]:
         found = audit["logp_fits"]
         of_what = f"{LOGP_KINDS[found]}: --logp {found}" if found else "of an unknown kind"
-        return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}; their log p is {of_what}"}
+        return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}; the recorded log p is {of_what}"}
     place = concentrated(load(spec.dtype).layout, values, _free(rows))
     where = f", most in {place}" if place else f", most at entropy {audit['entropy']}" if audit["entropy"] else ""
-    why = named(causes, studied(rows)) if causes else "none of the usual ones"
+    why = named(causes, studied(rows)) if causes else "none of the causes that were tried"
     explains = causes[0].explains if causes else None
     if causes and causes[0].setting:
         cause, unknown = causes[0], rows if audit["logp_kind"] is None else rows.assign(logp=None)
@@ -212,7 +210,7 @@ def _explained(
     elif causes and causes[0].kind in SINGLE_TOKENS and audit["logp_kind"] is None and "log p" in audit["agreement"]:
         explains = False  # such causes do not change log p, but the recorded log p differs
     if explains is False:
-        why = f"none of the usual ones (best of those tried, does not explain it: {why})"
+        why = f"none of the causes that were tried; the best of them does not explain all tokens: {why}"
     verdict = {"verdict": UNLIKELY} if audit["verdict"] == CONSISTENT else {}
     sentence = f"not {claim}{where}; likely cause: {why}"
     listed = [vars(cause) for cause in causes]
@@ -246,8 +244,8 @@ def _with_values(rows: pd.DataFrame, folder: Path) -> pd.DataFrame:
     """Rows with recorded values; a SpecbenchError if there are none."""
     recorded = rows["u_id"].notna()
     if not recorded.any():
-        what = f"run '{folder.name}' was decoded without the recorded values that the audit tests"
-        raise SpecbenchError(what, f"recompute them from the model: specbench audit --run {folder} --recompute")
+        what = f"run '{folder.name}' lacks the recorded values that the audit tests"
+        raise SpecbenchError(what, f"recompute them with the model: specbench audit --run {folder} --recompute")
     return rows[recorded].reset_index(drop=True)
 
 
@@ -382,7 +380,7 @@ def _logp_kind(
     `control`: the images whose rounding was measured, and the rounding."""
     model = load(spec.dtype)
     if forced and forced.endswith("words") and getattr(model, "vocabulary", None) is None:
-        what = f"--logp {forced}: '{model.name}' loads only the image tokens of its vocabulary"
+        what = f"--logp {forced}: '{model.name}' has no logits of text tokens, which this kind of log p needs"
         raise SpecbenchError(what, "valid: raw, tempered")
     kinds = [*dict.fromkeys([forced or SAMPLED, *kinds_of(model, spec.sampling)])]
     found, rounded = log_p_of(model, rows, spec.sampling, kinds), {}
@@ -413,7 +411,7 @@ def _under_other_target(
         raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(BYTES)}")
     if not ModelChoice.of_name(spec.model)[1].eight_bits:
         what = f"--dtype {dtype}: run '{info.run_id}' was not decoded with --dtype {EIGHT_BITS}"
-        raise SpecbenchError(what, "omit it: such runs are recomputed in their own number format")
+        raise SpecbenchError(what, "omit --dtype: p is recomputed in the run's number format")
     model_of(spec, weights, revision)
     plain = recorded_model(spec.model.replace(f"+{EIGHT_BITS}", ""), weights, revision)
     values = teacher_forced_values(load_model(plain, device, dtype), rows, spec.sampling)
@@ -442,10 +440,10 @@ def model_of(spec: RunSpec, weights: str | None, revision: str | None) -> ModelF
     model.files()  # raises an error if files are missing; large files are downloaded only on request
     if model.weights_sha256() != spec.weights_sha256:
         raise SpecbenchError(
-            f"model '{model.name}' has other weights here than in the run "
+            f"the weights of model '{model.name}' differ from the run's weights "
             f"({model.weights_sha256()[:12]}, not {spec.weights_sha256[:12]})",
             "name the run's checkpoint with --weights" if not weights else "",
         )
     if spec.model_code != ((code := model_code(model)) and code.digest):
-        raise SpecbenchError(f"model '{model.name}' has other code here than in the run", "put the run's code back")
+        raise SpecbenchError(f"the code of model '{model.name}' differs from the run's code", "restore that code")
     return model

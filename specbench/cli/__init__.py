@@ -102,7 +102,7 @@ def _root(
     pinned_only: bool = typer.Option(
         False,
         _PINNED_ONLY,
-        help="Download repositories only at commits that specbench or you have named; allowed anywhere (also "
+        help="Download hub repositories only at pinned commits, of specbench or your own; allowed anywhere (also "
         "SPECBENCH_PINNED_ONLY=1).",
     ),
 ) -> None:
@@ -280,7 +280,7 @@ def _option_meant(option: str, context: Any) -> str:
     """Return a hint for an option that a command does not have."""
     command, path = context.info_name, context.command_path
     answers: dict[tuple[str | None, str], str] = {
-        ("--decoder", "bench"): "the table defines its decoders; add yours with --with",
+        ("--decoder", "bench"): "the table defines its decoders; to add a decoder, use --with",
         ("--metric", "run"): "images are scored afterwards: specbench score --metric NAME",
     }
     options = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]

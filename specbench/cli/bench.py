@@ -102,7 +102,7 @@ def report_tables(
         table, folders = _with_own(load_table(name), added, out)
         joined.append(_against(measured_table(table, model, prompts, out, folders), baseline))
         if model is None and not any(line.runs for line in joined[-1].lines):
-            console.say(f"no runs in {out} for {name}; for runs of another model or prompts use --model, --prompts")
+            console.say(f"no run in {out} is of {name}; for another model or prompt set: --model, --prompts")
     if html:
         print_tables(joined, "html", html, columns)
     if to or not html:
@@ -170,8 +170,8 @@ def _print_estimate(table: Table, flags: Mapping[str, Any], as_json: bool) -> No
     else:
         print_dry_run(seeds_together(rows), first=("rows",), notes=("chosen",))
         if lacking := [] if flags.get("model") else scoring_needs(table):
-            print("\nMissing for scores (specbench fetch downloads it):", *lacking, sep="\n")
-        print("\nTo decode the same images, without scores and table:", *run_lines(planned), sep="\n")
+            print("\nMissing files of metrics (specbench fetch downloads them):", *lacking, sep="\n")
+        print("\nThese commands decode the same images, without scores and table:", *run_lines(planned), sep="\n")
         console.say(total(rows))
     if all(row["problem"] for row in rows):
         what = f"no row of {table.name} can run here"

@@ -34,9 +34,9 @@ def doctor(
     ),
     revision: str | None = opt.option("--revision", "REF", "Revision of the checkpoint's hub repository."),
     random_weights: bool = opt.switch(
-        "--random-weights", "Do not require a checkpoint, as for `specbench run --random-weights`."
+        "--random-weights", "Require no checkpoint, because `specbench run --random-weights` reads none."
     ),
-    scale: str = opt.option("--scale", "SIZE", "full or tiny, as for run.", "full"),
+    scale: str = opt.option("--scale", "SIZE", "Model size: full or tiny, as in `specbench run`.", "full"),
     measure: bool = opt.switch(
         "--measure", "Measure memory bandwidth and peak FLOP/s for the roofline in reports; only on an idle machine."
     ),
@@ -90,18 +90,18 @@ def _print_readiness(rows: Sequence[Mapping[str, Any]]) -> None:
     "audit",
     "Decodes models small enough to enumerate, and compares the images with the exact joint distribution. The settings "
     "cover images several windows long, row ends and other grammar tokens, guidance, temperature, top-k with ties, "
-    "top-p, continuous batching, single images, and a transformer with a KV cache; they replace the decoder's window. "
+    "top-p, continuous batching, single images, and a transformer with a KV cache; each sets the decoder's window. "
     "Images of different prompts, samples and seeds are also tested for dependence. The verdict is lossy, lossless, or "
-    '"no deviation seen" (too few images to find a distance of 0.05, or a decoder that is declared lossy). '
+    '"no deviation seen" (too few images to detect a total variation of 0.05, or the decoder is declared lossy). '
     "tv is the measured total variation distance with its 95 % interval; detectable tv is "
     "the distance that would have been found with probability 0.95.",
     "A decoder is a name with optional inline options (gsd:G=50), or a plug-in as package.module:Name. Without "
     "one, every decoder is audited.",
-    "With --run, the stored images of a run of any model are tested instead: whether their tokens are exact samples of "
-    "the model's distribution (Rosenblatt transform). tv is then a lower bound on the mean total variation per token. "
+    "With --run, stored images of any model are tested instead: their tokens must be exact samples of the model's "
+    "distribution (Rosenblatt transform). tv is then a lower bound on the mean total variation per token. "
     "The exit code is 4 if a decoder that is declared lossless deviates. With --recompute it is also 4 if the recorded "
-    "values are not the model's; more tokens of probability 0 than rounding explains are a separate verdict.",
-    "With --engine, vLLM or SGLang at an address draws images of the first --limit prompts, and this run is audited: "
+    "values are not the model's. Tokens of probability 0 are a separate verdict, if rounding does not explain them.",
+    "With --engine ADDRESS, vLLM or SGLang generates images of the first --limit prompts, and these are audited: "
     "specbench audit --engine http://127.0.0.1:8000 --model tar-1.5b --prompts FILE --limit 16. The options of the "
     "panel Engine require --engine.",
 )
@@ -132,7 +132,7 @@ def audit(
         "that the engine claims.",
     ),
     engine: str | None = opt.option(
-        "--engine", "ADDRESS", "Let a serving engine draw images, and audit them.", rich_help_panel="Engine"
+        "--engine", "ADDRESS", "Let a serving engine generate images, and audit these.", rich_help_panel="Engine"
     ),
     served: str | None = opt.served_option(rich_help_panel="Engine"),
     logp: str | None = opt.option(
@@ -148,7 +148,7 @@ def audit(
     asked = {name: value for name, value in flags.items() if value is not None}
     if engine:
         if decoders or run or recompute or compiled or thorough or samples != _DEFAULT_SAMPLES or seed:
-            raise SpecbenchError("--engine audits images of an engine", "omit decoders, --run and their options")
+            raise SpecbenchError("--engine excludes DECODER, --run and their options", "use two commands")
         asked |= {"weights": weights or "", "revision": revision or "", "device": chosen_device(device)}
         asked |= {"dtype": dtype} if dtype else {}
         run = [_run_of_engine(engine, out, served, asked)]
@@ -158,7 +158,7 @@ def audit(
     recomputed, elsewhere = bool(recompute or dtype), bool(weights or revision)
     _check_audit(decoders or (), bool(run), compiled, thorough, recomputed, elsewhere, device)
     if run and (samples != _DEFAULT_SAMPLES or seed):
-        raise SpecbenchError("--samples, --seed and --run exclude each other", "a run is audited with all its images")
+        raise SpecbenchError("--samples and --seed exclude --run", "the audit of a run uses all its images")
     require_decoders(decoders or ())
     if run:
         return audit_runs(run, out, recompute, weights, revision, device, dtype, json, quiet, logp)
@@ -187,7 +187,7 @@ def _check_audit(
     if (recomputed or elsewhere) and not runs:
         raise SpecbenchError("--recompute, --weights, --revision and --dtype require --run")
     if runs and not recomputed and (elsewhere or device != AUTO):
-        raise SpecbenchError("--weights, --revision and --device require --recompute", "recorded values need no model")
+        raise SpecbenchError("--weights, --revision and --device require --recompute", "without it, no model is loaded")
     if device != AUTO and not runs:
         raise SpecbenchError(f"--device {device} requires --run", "the enumerable models run on the CPU")
 
@@ -268,7 +268,7 @@ def audit_runs(
     failures = ((row["run_id"], f"{row['verdict']}: {decided_by(row)}") for row in rows if row["failed"])
     if failed := [f"{name} ({why}{causes.get(name, '')})" for name, why in failures]:
         what = f"tokens or recorded values do not follow the model's distribution: {', '.join(failed)}"
-        raise SpecbenchError(what, "the table and the lines above show what deviates most", GATE)
+        raise SpecbenchError(what, "the table and the lines above show the largest deviations", GATE)
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, object]:
@@ -310,19 +310,19 @@ def notes(row: Mapping[str, Any]) -> list[str]:
 
     lines = [row["sentence"]] if "sentence" in row else []
     if row["recomputed"]:
-        target = f"{row['target']}, another target than the run's" if row["target"] else row["dtype"]
+        target = f"{row['target']}, which is not the run's target" if row["target"] else row["dtype"]
         how = [f"p recomputed in {target}"]
         if row["agreement"]:
-            recorded = "orders of q are" if row["dtype"] == "float32" else "all orders are"
-            how.append(f"{recorded} tested as recorded")
+            recorded = "orders that use q" if row["dtype"] == "float32" else "all orders"
+            how.append(f"{recorded} are tested with recorded values")
         if row["unavailable"]:
             how.append(f"not tested: {', '.join(row['unavailable'])}")
         lines.append("; ".join(how))
         if row.get("logp_kind") not in (None, SAMPLED):
-            lines.append(f"log p is the model's {LOGP_KINDS[row['logp_kind']]}")
+            lines.append(f"the recorded log p is the model's log p {LOGP_KINDS[row['logp_kind']]}")
         lines += [_distance(name, gap) for name, gap in row["agreement"].items()]
         if not row["agreement"] and not row["target"]:
-            lines.append("the run has no recorded log p to compare")
+            lines.append("the run recorded no log p that could be compared")
         if row["impossible_tokens"]:
             lines.append(
                 f"{row['impossible_tokens']:,} tokens in {row['impossible_images']:,} of {row['images']:,} images have "
@@ -330,41 +330,42 @@ def notes(row: Mapping[str, Any]) -> list[str]:
                 + ("; rounding explains them" if row["impossible_by_rounding"] else "")
             )
     if row["kind"] in ("serial", "images") and row["p_value"] < row["level"]:
-        before = f"token {row['group']} tokens before" if row["kind"] == "serial" else "same token of the image before"
+        before = (
+            f"token {row['group']} positions earlier" if row["kind"] == "serial" else "same token of the last image"
+        )
         lines.append(f"the values depend on the values of the {before}")
     if not row["deviates"]:
         lines.append(
             f"no deviation at level {row['level']:g}; a deviation of {row['detectable']:.3f} per token in one of these "
             "orders would have been found with probability 0.95"
-            + ("" if row["recomputed"] else "; this relies on recorded values; --recompute asks the model")
+            + ("" if row["recomputed"] else "; this relies on recorded values; --recompute computes them")
         )
     return lines
 
 
 def _distance(name: str, gap: Mapping[str, Any]) -> str:
     """Describe in a line how much a recorded value differs from the model's."""
-    mean, rounding, side = gap["mean"], gap["rounding"], "from"
+    mean, rounding, side = gap["mean"], gap["rounding"], "away from"
     if name == "entropy" and rounding is not None:  # the mean difference is signed
         side = "below" if mean < 0 else "above"
     line = (
-        f"recorded {name}: {abs(mean):.2g} {side} the recomputed value on average, and more than 0.01 for "
-        f"{gap['beyond']:.2%} of the tokens"
+        f"recorded {name}: on average {abs(mean):.2g} {side} the recomputed value; {gap['beyond']:.2%} of the tokens "
+        "differ by more than 0.01"
     )
     if rounding is not None:
-        line += f"; rounding explains {abs(rounding):.2g}"
+        line += f"; rounding explains an average of {abs(rounding):.2g}"
     if gap["images"]:
-        line += f", but not the distance of {console.counted(gap['images'], 'image')}"
-    return line + ("; this is not the model's value" if gap["differs"] else "")
+        line += f", but not the difference in {console.counted(gap['images'], 'image')}"
+    return line + ("; the recorded value is not the model's" if gap["differs"] else "")
 
 
 @command(
     "check",
-    "The tests cover: losslessness as declared (on the settings of audit); counters; log-probabilities; forced "
-    "grammar tokens; that an image depends only on seed, prompt and sample, not on interruptions, batches, "
-    "continuous batching or traces; the tokens of a vocabulary of 4,160 (eleven drafts per window, refilled rows, "
-    "guidance, float32 and bfloat16); and the time per step outside the target forwards. A decoder is a "
-    "name with optional inline options (gsd:G=50), or a plug-in as package.module:NAME. The exit code is 4 "
-    "if a test fails.",
+    "The tests cover: losslessness as declared (on the settings of audit); counters; log-probabilities; forced grammar "
+    "tokens; that an image depends only on seed, prompt and sample, not on interruptions, batches, continuous batching "
+    "or traces; the tokens of a vocabulary of 4,160 (eleven drafts per window, refilled rows, guidance, float32 and "
+    "bfloat16); and the time per step outside the target forwards. A decoder is a name with optional inline options "
+    "(gsd:G=50), or a plug-in as package.module:NAME. The exit code is 4 if a test fails.",
     "--model tests that logits do not depend on how the forwards are split: windows, rejected drafts, batches, "
     "refilled rows. --metric tests that the features of an image depend only on that image. "
     "Decoders, models and metrics are names or package.module:NAME.",

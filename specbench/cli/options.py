@@ -79,13 +79,13 @@ def format_option(formats: Sequence[str], usual: str = "markdown") -> Any:
 def require_ending(flag: str, path: Path, *endings: str) -> None:
     """Reject a file name whose suffix is not one of the `endings`."""
     if path.suffix[1:2].isalpha() and path.suffix.lower() not in endings:
-        raise SpecbenchError(f"{flag} {path}: {path.suffix} files are not written here", f"use {' or '.join(endings)}")
+        raise SpecbenchError(f"{flag} {path}: cannot write {path.suffix} files here", f"use {' or '.join(endings)}")
 
 
 def warn_of_ending(to: Path | None, fmt: str, others: Collection[str]) -> None:
     """Warn if the suffix of a file name belongs to a format in `others`."""
     if to and to.suffix.lower()[1:] in others:
-        console.warn(f"{to} is written as {fmt}, as requested, which does not match its ending")
+        console.warn(f"{to} is written as {fmt}, as requested, although its ending is of another format")
 
 
 def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) -> str:
@@ -111,9 +111,9 @@ def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) 
 Runs = argument("RUN", "Run ids, prefixes of run ids, decoders of runs, or run folders.", None, show_default="all runs")
 Run = argument("RUN", "Run id, prefix of a run id, decoder of the run, or run folder.")
 Reference = option(
-    "--reference", "DIR|FILE", "Folder of images, or file of their mu, sigma (.npz).", show_default="COCO's images"
+    "--reference", "DIR|FILE", "Reference images, or .npz file with their mu and sigma.", show_default="COCO's images"
 )
-Columns = option("--columns", "NAME,...", "Markdown and LaTeX: only these columns, by heading, in this order.")
+Columns = option("--columns", "NAME,...", "Markdown and LaTeX: only the columns with these headings, in this order.")
 OwnRows = option(
     "--with",
     "DECODER|RUN,...",

@@ -44,7 +44,7 @@ _EVERYTHING = "all"
 
 
 class _RunCommand(Command):
-    """Command `run`: `--help` prints the most used options, `--help gsd` those of a decoder, `--help all` all."""
+    """Command `run`: `--help` prints the most used options, `--help gsd` a decoder's options, `--help all` all."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         asked = next((place for place, text in enumerate(args) if text in ("--help", "-h")), None)
@@ -206,7 +206,7 @@ def _needed(settings: Iterable[RunSettings]) -> list[str]:
     lines: list[str] = []
     for model, prompts in dict.fromkeys((plan_model(asked), str(asked.prompts)) for asked in settings):
         needs, scores = needs_of(model, prompts), score_needs(model, prompts)
-        when = "Not on this disk" if offline() else "Downloaded first"
+        when = "Not on this disk" if offline() else "Will be downloaded first"
         for title, some, every in ((f"{when}; to fetch now", needs, False), ("For score; to fetch now", scores, True)):
             lines += [f"{title}: {fetch_command(model, prompts, every)}"] if some else []
             lines += [f"  {need.what} {need.text()}" for need in some]
@@ -258,8 +258,7 @@ def demo(
     if not quiet:
         console.say(
             f"{len(demonstration.SHOWN)} decoders draw the same {console.counted(limit, 'caption')} with the "
-            "bundled model `shapes`. Measured: how much faster each is than plain sampling (ar), and how good its "
-            "images are."
+            "bundled model `shapes`. Measured are the speed-up over plain sampling (ar) and the quality of the images."
         )
     records = demonstration.demo(out, limit, compile, *reporters, *(() if quiet else (console.say,)))
     if json:

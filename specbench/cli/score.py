@@ -34,8 +34,8 @@ def score(
     images: Path | None = opt.option(
         "--images",
         "DIR",
-        "Score external images. File names (prompt ids, or as a paper's program writes them) or metadata name "
-        "their prompts.",
+        "Score external images. Their prompts follow from file names (prompt ids, or the scheme of a paper's program) "
+        "or metadata.",
     ),
     prompts: str | None = opt.option("--prompts", "SET|FILE", "Prompts of --images, if they are not in its metadata."),
     layout: str | None = opt.option(
@@ -78,7 +78,7 @@ def score(
     settings.check()
     progress = None if quiet else ScoreProgress()
     if layout and images is None:
-        raise SpecbenchError("--layout requires --images", "it says how the files of a folder are named")
+        raise SpecbenchError("--layout requires --images", "it describes the file names in that folder")
     if images is None and not runs:
         stored = find_runs(out)
     scored: Sequence[Any] = stored
@@ -135,11 +135,11 @@ def _find_scored(names: Sequence[str], out: str) -> list[Path]:
 def _check_score(images: Path | None, prompts: str | None, runs: bool, metrics: bool, against: str | None) -> None:
     """Reject flags of `score` that conflict or lack a required flag; `runs`, `metrics`: whether any are named."""
     if images is None and prompts is not None:
-        raise SpecbenchError("--prompts requires --images", "a run knows its own prompts")
+        raise SpecbenchError("--prompts requires --images", "a run stores its own prompts")
     if images is not None and runs:
         raise SpecbenchError("--images and RUN exclude each other", "--images scores a folder of external images")
     if against and (images is not None or not metrics):
-        raise SpecbenchError("--against compares runs by metric", "name the metrics with --metric or --protocol")
+        raise SpecbenchError("--against compares runs by given metrics", "use --metric or --protocol, and no --images")
 
 
 def _say_drawn(scored: Sequence[Path]) -> None:
@@ -151,12 +151,12 @@ def _say_drawn(scored: Sequence[Path]) -> None:
         if drawn := RunStore(folder).info().drawn:
             runs.setdefault("; ".join(drawn), []).append(folder.name)
     for selection, folders in runs.items():
-        console.say(f"prompts drawn: {selection} ({', '.join(folders)})")
+        console.say(f"prompts selected: {selection} ({', '.join(folders)})")
 
 
 def _print_scores(rows: Sequence[dict[str, Any]], differences: bool, as_json: bool) -> None:
     if not rows and differences:
-        console.say("nothing to compare: no images in common, or a metric without paired differences")
+        console.say("nothing to compare: the runs have no images in common, or the metric has no paired differences")
     count = Counter((row["run_id"], row["metric"]) for row in rows)
     repeated = (row["fingerprint"] for row in rows if count[row["run_id"], row["metric"]] > 1)
     several = {made: f" ({made})" for made in repeated}  # for example, with other reference images

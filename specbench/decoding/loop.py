@@ -163,7 +163,7 @@ def drawn(
     texts = [request.text for request in requests]
     pixels = model.render(model.layout.image_tokens(tokens), texts, noise_keys(requests, seed)).cpu().numpy()
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[:2] != (len(tokens), 3) or not pixels.size:
-        what = f"the model drew {pixels.dtype} {list(pixels.shape)}, not uint8 [{len(tokens)}, 3, H, W]"
+        what = f"the model rendered {pixels.dtype} {list(pixels.shape)}, not uint8 [{len(tokens)}, 3, H, W]"
         raise SpecbenchError(what, exit_code=PARTIAL)
     return [(picture, {}) for picture in pixels]
 

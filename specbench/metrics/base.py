@@ -25,13 +25,20 @@ import pyarrow as pa
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics import published_weights
-from specbench.stats import Difference, Estimate, mean_difference, mean_interval, mean_of_estimates, proportion_interval
+from specbench.stats import (
+    Better,
+    Difference,
+    Estimate,
+    mean_difference,
+    mean_interval,
+    mean_of_estimates,
+    proportion_interval,
+)
 from specbench.system.downloads import Download
 from specbench.system.foreign_code import code_of
 from specbench.system.limits import available_cores
 from specbench.system.torch_device import use_device
 
-Better = Literal["lower", "higher"]
 Kind = Literal["plain", "proportions", "distance"]
 """Kinds of scores. `proportions`: fractions of correct images per category, and their unweighted mean. `distance`:
 distance to reference images, which depends on the number of images. `plain`: any other score."""
@@ -55,7 +62,7 @@ class Settings:
         if self.reference is not None and not self.reference.exists():
             raise SpecbenchError(f"--reference {self.reference} does not exist", "a folder of images, or a .npz file")
         if self.reference is not None and self.reference.suffix in (".zip", ".tar", ".gz", ".tgz", ".parquet"):
-            what = f"--reference {self.reference} exists, but must be unpacked into a folder of images"
+            what = f"--reference {self.reference} is not a folder of images; unpack it"
             raise SpecbenchError(what, "for COCO's val2017.zip: specbench fetch coco --images --from val2017.zip")
 
 

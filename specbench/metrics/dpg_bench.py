@@ -39,7 +39,7 @@ def read_verdict(line: str) -> tuple[str, int, str, str]:
     left, top, right, bottom = (int(match[place]) for place in range(2, 6))
     side = right - left
     if side <= 0 or bottom - top != side or left not in (0, side) or top not in (0, side):
-        raise ValueError(f"({left}, {top}, {right}, {bottom}) is no quarter of a 2x2 grid")
+        raise ValueError(f"({left}, {top}, {right}, {bottom}) is not a quarter of a 2x2 grid")
     return re.split(r"[/\\]", match[1])[-1].partition(".")[0], (left + 2 * top) // side, match[6], match[7]
 
 
@@ -74,7 +74,7 @@ def questions_of(prompt_id: str, meta: Mapping[str, Any]) -> list[Question]:
         whole = False
     if not whole:
         what = f"prompt '{prompt_id}' has no questions of DPG-Bench"
-        raise SpecbenchError(what, "use the prompt set with questions: specbench fetch dpg-bench")
+        raise SpecbenchError(what, "use the prompt set that has questions: specbench fetch dpg-bench")
     return list({question["id"]: question for question in questions}.values())
 
 
@@ -87,7 +87,7 @@ def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
     for name, mine in grids.items():
         if len(mine) != samples or samples > GRID_IMAGES:
             what = f"prompt '{name}' has {len(mine)} images of {samples}"
-            raise SpecbenchError(what, "a grid has equally many samples of each prompt, at most four: finish the run")
+            raise SpecbenchError(what, "a grid needs equally many samples of each prompt, at most four; finish the run")
     lines = [
         (name, question["id"], ",".join(map(str, question["parents"])), question["tuple"], question["question"])
         for name, mine in grids.items()
@@ -120,8 +120,8 @@ class OfficialDpgBench(PerImageMetric):
         self.digest, self._verdicts = digest, verdicts
         images = {(row.prompt_id, int(row.sample)) for row in rows.itertuples()}
         for name, sample in sorted(verdicts.keys() - images)[:1]:
-            what = f"the results are about image {sample} of '{name}', which the run lacks"
-            raise SpecbenchError(what, "import the results of this run's export")
+            what = f"the results contain image {sample} of '{name}', which the run does not have"
+            raise SpecbenchError(what, "import results that were computed from an export of this run")
 
     def identity(self) -> Mapping[str, str]:
         return {"program": "DPG-Bench's program", "score": MEAN_OF_IMAGES, RESULTS_FILE: self.digest}
@@ -135,8 +135,8 @@ class OfficialDpgBench(PerImageMetric):
         unanswered = [question["question"] for question in questions if question["question"] not in verdicts]
         if unanswered and not first:  # the program skips a question of the first item
             about = f"image {sample.sample} of '{sample.prompt_id}'"
-            what = f"the results have no answer about {about} to '{unanswered[0]:.80}'"
-            raise SpecbenchError(what, "the program leaves out grids that it cannot read; see what it printed")
+            what = f"for {about}, the results have no answer to '{unanswered[0]:.80}'"
+            raise SpecbenchError(what, "the program skips grids that it cannot read; see its output")
         answered = [question for question in questions if question["question"] in verdicts]
         answers = {question["id"]: verdicts[question["question"]] == "yes" for question in answered}
         kinds = {
@@ -156,7 +156,7 @@ class OfficialDpgBench(PerImageMetric):
             if rows.empty:
                 continue
             left_out = len(statistics) - len(rows)
-            note = f"{left_out} images are left out: the program did not ask all of their questions"
+            note = f"{left_out} images are omitted: the program did not ask all of their questions"
             scores.append(replace(base.mean_score(name, rows, column), note=note if left_out else None))
             if column == "released":
                 rows = rows[rows["sample"] == rows["sample"].max()]

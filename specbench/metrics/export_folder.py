@@ -18,9 +18,9 @@ def export_files(target: Path, files: Iterable[tuple[bytes, *tuple[str, ...]]]) 
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise SpecbenchError(f"{target} is not an empty folder", "other programs would also read the files in it")
         if place == Path.cwd():
-            raise SpecbenchError(f"{target} is the current folder", "name another")
+            raise SpecbenchError(f"{target} is the current folder", "name another folder")
         place.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(place, f"{target} is being exported to by another process") as aside:
+        with replacing(place, f"another process is exporting to {target}") as aside:
             aside.mkdir()
             for data, *names in files:
                 _check_names(names)

@@ -78,7 +78,7 @@ def prompts_of_images(folder: Path, prompts: str | Path | None, column: str | No
     if prompts is not None:
         return load_prompts(prompts, column)
     if (about := _metadata(folder)) is None:
-        what = f"{folder} has no metadata.jsonl or metadata.csv that names its prompts"
+        what = f"{folder} has no metadata.jsonl or metadata.csv with its prompts"
         raise SpecbenchError(what, "--prompts SET|FILE" if folder.is_dir() else "check --images")
     by_id: dict[str, Prompt] = {}
     for prompt in read_entries(about, column):
@@ -114,7 +114,7 @@ def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
         path = about.parent / file
         name = entry.id if entry.id in ids else by_text.get(composed(entry.text))
         if name is None:
-            raise _no_prompt(path, f"its caption, '{entry.text:.60}', is not among them")
+            raise _no_prompt(path, f"its caption, '{entry.text:.60}', is not in the list of prompts")
         yield (name, counts[name]), on_disk(path)
         counts[name] += 1
 
@@ -134,7 +134,7 @@ def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
         raise [*near[0], *reversed(near[1]), problems["ids"]][0]
     first, *others = fitting
     if other := next((name for name in others if fitting[name] != fitting[first]), None):
-        what = f"{folder} fits the layouts '{first}' and '{other}', which pair images and prompts differently"
+        what = f"{folder} fits two layouts, '{first}' and '{other}', which assign different prompts to the images"
         raise SpecbenchError(what, f"--layout {first} or --layout {other}")
     return first, fitting[first]
 
@@ -161,7 +161,7 @@ def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
         for sample in samples:
             if (prompt.id, sample) not in images:
                 called = f"'{prompt.text:.60}'" if prompt.id == text_id(prompt.text) else f"prompt '{prompt.id}'"
-                seen_as = f"looked for {prompt.id}-{sample}.png" if name == "ids" else f"taken as layout {name}"
+                seen_as = f"looked for {prompt.id}-{sample}.png" if name == "ids" else f"read as layout {name}"
                 fix = f"remove the prompt from the file if it has no image; {seen_as}"
                 raise _Incomplete(f"{folder} has no image {sample} of {called}", fix)
     return images
@@ -179,7 +179,7 @@ def _by_line(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     if kept := _kept_captions(folder):
         by_text = {composed(prompt.text): prompt.id for prompt in prompts}
         ids = {line: by_text[text] for line, text in kept.items() if text in by_text}
-        return _numbered(paths, ids, "caption {} of its program")
+        return _numbered(paths, ids, "its number {} is not in the list of prompts")
     numbers = [int(number["name"]) for path in paths if (number := _LINE.fullmatch(path.stem))]
     ids = {line: prompt.id for line, prompt in enumerate(prompts, 0 if 0 in numbers else 1)}
     return _numbered(paths, ids, f"the list has {len(prompts)} lines")
@@ -219,7 +219,7 @@ def _by_folder(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
         if not (place / "samples").is_dir() or not place.name.isdecimal() or int(place.name) >= len(prompts):
             raise _no_prompt(place)
         prompt, about = prompts[int(place.name)], place / "metadata.jsonl"
-        with blaming(about, "has no caption 'prompt'", "take it out"):
+        with blaming(about, "has no caption 'prompt'", "remove it"):
             if about.is_file() and composed(_json(about)["prompt"]).strip() != composed(prompt.text).strip():
                 raise SpecbenchError(f"{about} has another caption than line {place.name}, '{prompt.text:.60}'")
         for path in pictures_in(place / "samples"):
@@ -276,7 +276,7 @@ def _kept_captions(folder: Path) -> dict[int, str]:
     """Read the numbered captions that LANTERN's program stores with its images."""
     kept: dict[int, str] = {}
     for path in sorted(folder.glob("global_statistics_*.json")):
-        with blaming(path, "has no captions of 'prompt_0', 'prompt_1', ...", "take it out"):
+        with blaming(path, "has no captions of 'prompt_0', 'prompt_1', ...", "remove it"):
             for name, row in _json(path).items():
                 kept[int(name.removeprefix("prompt_"))] = composed(str(row["prompt"])).strip()
     return kept
@@ -290,7 +290,7 @@ def _quarter(row: Any) -> np.ndarray:
     pixels = read_picture(row.path)
     height, width = pixels.shape[0] // 2, pixels.shape[1] // 2
     if not height or not width or pixels.shape[0] % 2 or pixels.shape[1] % 2:
-        raise SpecbenchError(f"{row.path} is no grid of two rows of two images: {pixels.shape[1]} x {pixels.shape[0]}")
+        raise SpecbenchError(f"{row.path} is not a grid of 2 x 2 images: {pixels.shape[1]} x {pixels.shape[0]}")
     top, left = divmod(row.sample, 2)
     return pixels[top * height : (top + 1) * height, left * width : (left + 1) * width]
 
@@ -311,5 +311,5 @@ IMAGE_LAYOUTS: Mapping[str, ImageLayout] = {
 
 
 def _no_prompt(path: Path, why: str = "") -> SpecbenchError:
-    fix = f"name it <prompt id>.png or <prompt id>-<sample>.png, or take it out; --layout: {', '.join(IMAGE_LAYOUTS)}"
+    fix = f"name it <prompt id>.png or <prompt id>-<sample>.png, or remove it; --layout: {', '.join(IMAGE_LAYOUTS)}"
     return (_Unlisted if why else SpecbenchError)(f"{path} belongs to no prompt" + f": {why}" * bool(why), fix)

@@ -38,8 +38,8 @@ INCEPTION_SIZE = 299
 _SIZE = (INCEPTION_SIZE, INCEPTION_SIZE)
 _NO_DISTANCE: Any = {"better": "higher", "kind": "plain"}
 _STATISTICS_ONLY = (
-    "against statistics: right only if these were made with this front end; KID, precision, recall, density, "
-    "coverage and FID-infinity need the reference's images"
+    "compared with statistics: correct only if these were computed with the same resize; KID, precision, recall, "
+    "density, coverage and FID-infinity need reference images"
 )
 
 
@@ -126,8 +126,8 @@ class Fid(Metric):
             return Gaussian(self.reference_features)
         mean, covariance = self.reference.statistics
         if len(mean) != INCEPTION_FEATURES:
-            what = f"{self.reference.path} is of {len(mean)} features, not of Inception's {INCEPTION_FEATURES}"
-            raise SpecbenchError(what, "statistics as pytorch-fid and clean-fid keep them")
+            what = f"{self.reference.path} is of {len(mean)} features, but Inception has {INCEPTION_FEATURES}"
+            raise SpecbenchError(what, "use statistics as pytorch-fid and clean-fid store them")
         return Moments(mean, covariance)
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
@@ -146,7 +146,7 @@ class Fid(Metric):
         warning = joined(_warn_of_bias(images, reference, bias), warn_of_points(images, reference))
         scores = [Score(self.name, distance, images.n, warning)]
         if limit is not None:
-            note = None if limit.low is not None else "rough: halves of the images are no more than the features"
+            note = None if limit.low is not None else "rough: half the images are not more than the features"
             scores.append(Score(f"fid-infinity[{self.variant}]", limit, images.n, note))
         note = "unbiased at any number of images" if images.n < reference.n else None
         scores.append(Score(f"kid[{self.variant}]", own_kid, images.n, note))
@@ -172,7 +172,7 @@ class Fid(Metric):
             "density": mean_interval(neighbours.density.tolist(), prompts),
             "coverage": Estimate(float(neighbours.covered.mean()), None, None),
         }
-        sizes = f"k = {K_NEAREST}, {n} images, {m} reference images; other sizes do not compare"
+        sizes = f"k = {K_NEAREST}, {n} images, {m} reference images; compare only equal sizes"
         scores = estimates.items()
         return [Score(f"{name}[{self.variant}]", value, n, sizes, **_NO_DISTANCE) for name, value in scores]
 
@@ -203,10 +203,10 @@ def _warn_of_bias(images: Gaussian, reference: Gaussian, bias: float | None) -> 
     if images.n >= reference.n:
         return warn_of_few(images)
     size = "an unknown amount" if bias is None else f"about {bias:.3g}"
-    interval = "" if images.n > images.d else f", and no more than its {images.d} features, so it has no interval"
+    interval = "" if images.n > images.d else f", and not more than the {images.d} features, so there is no interval"
     return (
         f"{images.n} images are fewer than the {reference.n} of the reference{interval}: "
-        f"the distance is too large by {size} against infinitely many"
+        f"the distance is too large by {size}, compared with infinitely many images"
     )
 
 
@@ -214,13 +214,13 @@ def warn_of_few(images: Gaussian) -> str | None:
     """Warn if the number of images does not exceed the number of dimensions; None otherwise."""
     if images.n > images.d:
         return None
-    return f"{images.n} images are few for {images.d} features: the distance is too large and has no interval"
+    return f"{images.n} images are too few for {images.d} features: the distance is too large, and has no interval"
 
 
 def warn_of_points(images: Moments, reference: Moments) -> str | None:
     """Warn about sets whose images are all identical; None otherwise."""
     sets = [name for name, moments in (("images", images), ("reference images", reference)) if moments.is_point]
-    return f"all {' and all '.join(sets)} are identical to each other" if sets else None
+    return f"all {' and all '.join(sets)} are identical" if sets else None
 
 
 def joined(*notes: str | None) -> str | None:

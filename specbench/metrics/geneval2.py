@@ -87,7 +87,7 @@ class GenEval2(PerImageMetric):
         asked, skills = sample.meta["vqa_list"], sample.meta["skills"]
         if not asked or len(asked) != len(skills):
             what = f"prompt '{sample.prompt_id}' has {len(asked)} questions and {len(skills)} skills"
-            raise SpecbenchError(what, "take the prompts of: specbench fetch geneval2")
+            raise SpecbenchError(what, "use the prompt set of: specbench fetch geneval2")
         atoms = [self.judge(sample.pixels, question, right_answers(question, answer)) for question, answer in asked]
         with np.errstate(divide="ignore"):
             geometric = float(np.exp(np.mean(np.log(atoms))))

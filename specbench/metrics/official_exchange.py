@@ -150,7 +150,7 @@ def compbench_files(rows: Sequence[_Row]) -> Files:
             prompts = 1 + max(row.line for row in mine)
             if len(mine) != prompts * samples[category]:
                 what = f"category '{category}' has {len(mine)} images of {prompts} x {samples[category]}"
-                need = "the official scripts need every sample of every prompt from the first on: finish the run"
+                need = "the official scripts need all samples of all prompts, from the first prompt on; finish the run"
                 raise SpecbenchError(what, need)
     for row in rows:
         number = row.line * samples[row.category] + row.sample
@@ -189,7 +189,7 @@ class OfficialGenEval(JudgedMetric):
             raise SpecbenchError(f"{self.results} has no result for {key[0]:05d}/samples/{key[1]:04d}.png")
         verdict = self._verdicts[key]
         if (verdict.get("prompt") or sample.prompt) != sample.prompt:
-            raise SpecbenchError(f"{self.results}: {key[0]:05d} is about '{verdict['prompt']}', not '{sample.prompt}'")
+            raise SpecbenchError(f"{self.results}: {key[0]:05d} has '{verdict['prompt']}', not '{sample.prompt}'")
         return {"correct": verdict["correct"], "reason": verdict.get("reason"), "details": verdict.get("details")}
 
 
@@ -210,7 +210,7 @@ class OfficialCompBench(Metric):
             self._files |= parts if all(file.is_file() for file in parts.values()) else {}
         self._answers = {name: _read_answers(file, LOWEST.get(name, 0.0)) for name, file in self._files.items()}
         if not self._answers:
-            raise SpecbenchError(f"{results} holds no official results", "looked for <category>/" + RESULTS["color"])
+            raise SpecbenchError(f"{results} contains no official results", "expected <category>/" + RESULTS["color"])
 
     def identity(self) -> Mapping[str, str]:
         return imported("T2I-CompBench++'s scripts", self.results, self._files.values())
@@ -249,7 +249,7 @@ class OfficialTiif(Metric):
         super().__init__()
         self.results, self._files = results, sorted(results.glob("sample-*/*/*/*.json"))
         if not self._files:
-            raise SpecbenchError(f"{results} holds no official results", "looked for sample-0/<kind>/short/0.json")
+            raise SpecbenchError(f"{results} contains no official results", "expected sample-0/<kind>/short/0.json")
 
     def identity(self) -> Mapping[str, str]:
         return imported("TIIF-Bench's program", self.results, self._files)
@@ -269,7 +269,7 @@ class OfficialTiif(Metric):
             keys = ("gt_answers", "model_pred")
             correct, answers = ([str(answer).strip().lower() for answer in content[key]] for key in keys)
             if not correct or len(correct) != len(answers) or {*correct, *answers} - {"yes", "no"}:
-                raise ValueError("gt_answers and model_pred are lists of yes and no, equally long")
+                raise ValueError("gt_answers and model_pred must be lists of yes and no with the same length")
         right = sum(answer == other for answer, other in zip(correct, answers, strict=True))
         return {"right": right, "questions": len(correct), "long": length == "long"}
 
@@ -353,7 +353,7 @@ def _check_lines(rows: Sequence[_Row]) -> None:
     for row in rows:
         if (owner := owners.setdefault(row.line, row.prompt_id)) != row.prompt_id:
             what = f"prompts '{owner}' and '{row.prompt_id}' have the same line {row.line}"
-            raise SpecbenchError(what, "each needs a separate line")
+            raise SpecbenchError(what, "each prompt needs a separate line")
 
 
 def _read_geneval(path: Path) -> dict[tuple[int, int], dict[str, Any]]:
@@ -362,7 +362,7 @@ def _read_geneval(path: Path) -> dict[tuple[int, int], dict[str, Any]]:
         for row in json_rows(path):
             valid = isinstance(row.get("filename"), str) and "correct" in row
             if not valid or not all(isinstance(row.get(name, ""), str | None) for name in _GENEVAL_TEXTS):
-                raise ValueError(f"every line is an object with 'correct' and the texts {', '.join(_GENEVAL_TEXTS)}")
+                raise ValueError(f"every line needs 'correct' and the texts {', '.join(_GENEVAL_TEXTS)}")
             "".join(row.get(name) or "" for name in _GENEVAL_TEXTS).encode()  # raises an error for lone surrogates
             place = _GENEVAL_PLACE.search(row["filename"])
             if place is None:

@@ -54,7 +54,7 @@ class OfficialWise(Metric):
         self.name, self.release, self.results = f"wise[{release}]", release, results
         self._files, self._scores = sorted(results.glob("sample-*/**/*_results.jsonl")), dict[tuple[str, int], float]()
         if not self._files:
-            raise SpecbenchError(f"{results} holds no official results", "looked for sample-0/.../*_results.jsonl")
+            raise SpecbenchError(f"{results} contains no official results", "expected sample-0/.../*_results.jsonl")
         weights, folders = _WISE_MARKS[release], [path.relative_to(results).parts[0] for path in self._files]
         allowed = range(1 + round(1 / sum(weights.values())))
         for folder, path in zip(folders, self._files, strict=True):
@@ -62,7 +62,9 @@ class OfficialWise(Metric):
                 for row in json_rows(path):
                     number, marks = row.get("prompt_id"), list[Any](map(row.get, weights))
                     if type(number) is not int or any(type(x) not in (int, float) or x not in allowed for x in marks):
-                        raise ValueError(f"every line has a prompt_id, and {', '.join(weights)}, 0 to {allowed[-1]}")
+                        raise ValueError(
+                            f"every line needs prompt_id, and {', '.join(weights)} from 0 to {allowed[-1]}"
+                        )
                     value = sum(weight * mark for weight, mark in zip(weights.values(), marks, strict=True))
                     first = self._scores.setdefault((folder, number), value)
                     refuse_contradiction(path, f"the score of prompt {number}", value, first)
@@ -77,7 +79,7 @@ class OfficialWise(Metric):
         place = f"sample-{sample.sample}", official_line(sample.prompt_id, sample.meta)
         if place not in self._scores:
             what = f"{self.results} has no score of {place[0]}/{place[1]}.png"
-            raise SpecbenchError(what, "run the evaluator again: it asks about images without a score only")
+            raise SpecbenchError(what, "run the evaluator again: it only evaluates images without a score")
         return {"value": self._scores[place]}
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
@@ -96,7 +98,7 @@ def oneig_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]
         images = [row.pixels() for row in mine]
         if len(images) != samples or len({pixels.shape for pixels in images}) > 1:
             what = f"prompt '{name}' has {len(images)} images of {samples}, or images of several sizes"
-            raise SpecbenchError(what, "a grid needs the same number of samples of each prompt: finish the run")
+            raise SpecbenchError(what, "a grid needs the same number of samples of each prompt; finish the run")
         yield png_bytes(np.concatenate(images, axis=1)), folders[category], run, f"{name.rpartition('-')[2]}.png"
 
 
@@ -113,10 +115,10 @@ class OfficialOneig(Metric):
         self.results, self.run, self._files = results, run, list[Path]()
         self._values = {dimension: self._read(dimension) for dimension in self.columns}
         if not self._files:
-            raise SpecbenchError(f"{results} holds no official results", "looked for alignment_prompt_score_EN*.csv")
+            raise SpecbenchError(f"{results} contains no official results", "expected alignment_prompt_score_EN*.csv")
         for name in sorted(set().union(*self._values.values()) - set(prompts))[:1]:
-            what = f"the results are about '{name}', which the run lacks"
-            raise SpecbenchError(what, "import the results of this run's export")
+            what = f"the results contain '{name}', which the run does not have"
+            raise SpecbenchError(what, "import results that were computed from an export of this run")
 
     def _read(self, dimension: str) -> dict[str, float]:
         """Read {prompt: value} of a dimension; for text, every prompt has the program's single number."""
@@ -131,16 +133,16 @@ class OfficialOneig(Metric):
             places = [((x := label.rpartition("_"))[0] or _ONEIG_FOLDERS[dimension], x[2]) for label in table]
             values = [float(cell) for cell in table.values()]
             if wrong := [value for value in values if not -1 <= value <= 1]:
-                raise ValueError(f"{wrong[0]:g} is no number from -1 to 1")
+                raise ValueError(f"{wrong[0]:g} is not a number from -1 to 1")
             return {f"{ONEIG_CATEGORIES[x]}-{n}": value for (x, n), value in zip(places, values, strict=True)}
         except (LookupError, ValueError, csv.Error) as error:
-            raise SpecbenchError(f"{self.results}/{file} is not of OneIG-Bench's program: {error}") from None
+            raise SpecbenchError(f"{self.results}/{file} is not a file of OneIG-Bench's program: {error}") from None
 
     def _table(self, pattern: str) -> dict[str, str]:
         """Read {row: cell} of a table, from the column of the run or the text score; empty if there is no file."""
         files = sorted(self.results.glob(pattern))
         if len(files) > 1:
-            raise ValueError(f"{len(files)} files, of which one must be left")
+            raise ValueError(f"there are {len(files)} such files; keep only one")
         self._files += files
         if not files:
             return {}
@@ -150,7 +152,7 @@ class OfficialOneig(Metric):
             raise ValueError(f"about {', '.join(head[1:]) or 'no model':.200}, not about '{self.run}'")
         table = {row[0]: row[column] for row in rows}
         if len(table) < len(rows) or any(len(row) != len(head) for row in rows):
-            raise ValueError("two rows have the same name, or other columns than the first")
+            raise ValueError("two rows have the same name, or their columns differ from the first row's")
         return table
 
     def identity(self) -> Mapping[str, str]:
@@ -188,7 +190,7 @@ class OfficialLongText(Metric):
                 image, prompt, answer = texts = list[Any](map(row.get, ("image", "prompt", "ocr_results")))
                 place = _LONGTEXT_IMAGE.search(str(image))
                 if place is None or not all(isinstance(text, str) for text in texts):
-                    raise ValueError("every line has texts prompt, ocr_results, and an image <prompt>_<number>.png")
+                    raise ValueError("every line needs prompt, ocr_results, and an image <prompt>_<number>.png")
                 key = str(int(place[1])), int(place[2]) - 1
                 _, first = self._answers.setdefault(key, (prompt, answer))
                 refuse_contradiction(results, f"the answer about {place[0]}", answer, first)
@@ -204,7 +206,7 @@ class OfficialLongText(Metric):
         prompt, answer = self._answers.get(place, ("no prompt", ""))
         if prompt != sample.prompt:
             what = f"{self.results}: the answer about image {sample.sample} of '{sample.prompt_id}' is about "
-            raise SpecbenchError(f"{what}'{prompt:.60}', not '{sample.prompt:.60}'", "import this run's results")
+            raise SpecbenchError(f"{what}'{prompt:.60}', not '{sample.prompt:.60}'", "import the results of this run")
         meant = re.sub("addcriterion|no text recognized", "", answer, flags=re.IGNORECASE)
         wanted, found, released = map(_words, (" ".join(map(str, sample.meta["text"])), meant, answer))
         counts = {"found": (wanted & found).total(), "released": (wanted & released).total()}
@@ -234,7 +236,7 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file with one JSON object per line."""
     for row in (parse_json(line) for line in read_results(path).split("\n") if line.strip()):
         if not isinstance(row, dict):
-            raise ValueError("a line is no object")
+            raise ValueError("a line is not an object")
         yield row
 
 
@@ -249,7 +251,7 @@ def official_line(prompt_id: str, meta: Mapping[str, Any]) -> int:
     line = meta["line"]
     if isinstance(line, bool) or not isinstance(line, int) or not 0 <= line < MAX_LINES:
         what = f"prompt '{prompt_id}' has the line {str(line)[:40]!r}, not a whole number from 0 on"
-        raise SpecbenchError(what, "'line' is the prompt's number in the official file, as `specbench fetch` brings it")
+        raise SpecbenchError(what, "'line' is the prompt's number in the official file; `specbench fetch` adds it")
     return line
 
 

@@ -46,9 +46,9 @@ class ReferenceImages:
     @cached_property
     def pictures(self) -> list[Path]:
         if self.statistics:
-            raise SpecbenchError(f"{self.path} holds statistics (mu, sigma), not images", "--reference DIR, of images")
+            raise SpecbenchError(f"{self.path} contains statistics (mu, sigma), not images", "use --reference DIR")
         if len(pictures := pictures_in(self.folder)) < 2:
-            raise SpecbenchError(f"{self.folder} has 1 reference image", "distances need the spread of 2 or more")
+            raise SpecbenchError(f"{self.folder} has 1 reference image", "distances need at least 2")
         return pictures
 
     @property
@@ -113,7 +113,7 @@ def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
     except Exception as error:  # numpy and zipfile raise many types of errors for damaged files
         what = "is not a file of statistics (.npz with mu and sigma)"
         reason = str(getattr(error, "strerror", "") or error).partition("\n")[0][:100] or type(error).__name__
-        raise SpecbenchError(f"--reference {path} {what}: {reason}", "or name a folder of images") from error
+        raise SpecbenchError(f"--reference {path} {what}: {reason}", "use a folder of images") from error
     return mean, (covariance + covariance.T) / 2
 
 
@@ -124,7 +124,7 @@ def feature_matrix(vectors: pd.Series, width: int) -> np.ndarray:
         raise damaged_features(f"not every image has a vector of {width} numbers")
     matrix = np.stack(rows) if rows else np.empty((0, width))
     if not np.isfinite(matrix).all():
-        raise damaged_features("a vector holds a number that is not finite")
+        raise damaged_features("a vector contains a number that is not finite")
     return matrix
 
 

@@ -18,9 +18,17 @@ import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError, chosen
 from specbench.metrics import base, catalog
-from specbench.metrics.base import MEAN_OF_IMAGES, Better, Kind, Metric, Settings, made_score
+from specbench.metrics.base import MEAN_OF_IMAGES, Kind, Metric, Settings, made_score
 from specbench.metrics.geneval_rules import TAGS
-from specbench.stats import Difference, Estimate, difference_to_show, mean_interval, prompts_for_change, without_few
+from specbench.stats import (
+    Better,
+    Difference,
+    Estimate,
+    difference_to_show,
+    mean_interval,
+    prompts_for_change,
+    without_few,
+)
 from specbench.store.image_scores import ImageScores, feature_place, owner_of, parquet_bytes, stored_values
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY, OWNER, RUN_SCORES, with_units
@@ -129,8 +137,8 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     features, theirs = (_kept(image_features(path, metric), common) for path in (folder, baseline))
     if features.empty != theirs.empty:
         lacking = folder if features.empty else baseline
-        what = f"{lacking.name} is not scored by '{metric.name}' of fingerprint {made_score(metric).fingerprint}"
-        raise SpecbenchError(what, f"score both again: specbench score --metric '{metric.name}'")
+        what = f"{lacking.name} has no score of '{metric.name}' with fingerprint {made_score(metric).fingerprint}"
+        raise SpecbenchError(what, f"score both runs again: specbench score --metric '{metric.name}'")
     pair = None if features.empty else metric.difference(features, theirs)
     if pair is None or pair[0].value != pair[0].value:  # NaN
         return None
@@ -146,7 +154,7 @@ def difference_rows(
     """Compute paired differences of runs from a baseline, see `specbench.differences`."""
     others = [folder for folder in folders if folder.resolve() != baseline.resolve()]
     if not (names := chosen("metric", metrics)):
-        raise SpecbenchError("scores are compared by metric", "name the metrics that the runs were scored with")
+        raise SpecbenchError("--against needs a metric", "name metrics with which both runs were scored")
     made = [catalog.metric(name)(settings) for name in names]
     return [row for folder in others for metric in made if (row := difference(folder, baseline, metric))]
 
@@ -270,7 +278,7 @@ def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | N
     if cut is None or not cut[0]:
         return (None if cut is None else 0.0), None
     count, tokens = cut
-    return count / len(captions), f"{count} of {len(captions)} captions are cut: it reads {tokens} tokens"
+    return count / len(captions), f"{count} of {len(captions)} captions are truncated, to {tokens} tokens"
 
 
 def forget(folder: Path, metric: Metric) -> None:

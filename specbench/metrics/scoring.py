@@ -83,7 +83,7 @@ class Scoring:
         what = first.what + (f"; and {more} more problem{'s' if more > 1 else ''}" if more else "")
         if not self.scored:
             return SpecbenchError(what, first.try_this, first.exit_code)
-        return SpecbenchError(what, "; ".join(filter(None, ("the others are scored", first.try_this))), PARTIAL)
+        return SpecbenchError(what, "; ".join(filter(None, ("all other scores are stored", first.try_this))), PARTIAL)
 
     @property
     def scored(self) -> bool:
@@ -163,7 +163,7 @@ def score(
         outcomes += [ScoreOutcome(images.name, name, problem=why, left_out=left_out) for name, why in absent.items()]
         outcomes += _score_images(images, [metric for name, metric in fits.items() if name not in absent], reporter)
         for name, why in absent.items():
-            reporter.note(f"{name} is left out: {why}")
+            reporter.note(f"{name} is not computed: {why}")
     return Scoring(outcomes, shown, settings.reference if settings else None)
 
 
@@ -198,9 +198,9 @@ def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreRepo
 
 def _too_few_samples(images: Images, metric: Metric) -> SpecbenchError | None:
     """Return the error for a metric of several samples of a prompt if no prompt has so many."""
-    needed = getattr(metric, "samples", 1)
-    prompts = images.rows["prompt_id"][[*_accepted(images.rows, metric)]]
-    if prompts.value_counts().max() >= needed:
+    if (needed := getattr(metric, "samples", 1)) == 1:
+        return None
+    if images.rows["prompt_id"][[*_accepted(images.rows, metric)]].value_counts().max() >= needed:
         return None
     what = f"metric '{metric.name}' needs {needed} samples of a prompt"
     return SpecbenchError(what, f"run with --samples {needed} or more")
@@ -293,7 +293,7 @@ def why_unfit(images: Images, metric: Metric) -> str | None:
     """Return the reason why a metric cannot score any of the images; None if it can."""
     if any(_accepted(images.rows, metric)):
         return None
-    return "its prompts lack what the metric needs" if len(images.rows) else "it has no images"
+    return "its prompts lack data that the metric needs" if len(images.rows) else "it has no images"
 
 
 def run_images(folder: Path) -> Images:
@@ -301,7 +301,7 @@ def run_images(folder: Path) -> Images:
     info = store.info()
     model = info.spec.model
     if RANDOM in model:
-        what = f"{info.run_id}: {model} has random weights, so its images mean nothing"
+        what = f"{info.run_id}: {model} has random weights, so scores of its images are meaningless"
         raise SpecbenchError(what, "name the runs to score")
     rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image", "image_sha256"])
     rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
@@ -339,7 +339,7 @@ def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRe
             try:
                 names = ", ".join(task.metric.name for task in tasks)
                 device = next((metric.settings.device for metric in metrics if hasattr(metric, "settings")), "cpu")
-                advice = "fewer metrics at a time, a smaller --batch, or --device cpu"
+                advice = "use fewer metrics at a time, a smaller --batch, or --device cpu"
                 with memory_for(f"scoring by {names}", device, advice):
                     _add_features(images, rows, tasks, reporter)
             finally:

@@ -77,7 +77,7 @@ def _of_size(metric: str, pixels: np.ndarray) -> np.ndarray:
     height, width = pixels.shape[:2]
     if height != scene.SIZE or width != scene.SIZE:
         what = f"{metric} reads images of {scene.SIZE} x {scene.SIZE} pixels, not of {width} x {height}"
-        raise SpecbenchError(what, "--metric names another; see: specbench list metrics")
+        raise SpecbenchError(what, "choose another --metric; see: specbench list metrics")
     return pixels
 
 

@@ -53,10 +53,10 @@ class ModelInfo(ModelFacts):
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelInfo:
         """Return the model with `choice` applied. Other weights are refused, because these models support no others."""
         for name in choice.released:
-            what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
+            what = f"--{name.replace('_', '-')} released: '{self.name}' has only the official form"
             raise SpecbenchError(what, "omit it")
         if choice.weights or choice.revision or choice.random or choice.tiny or choice.size:
-            what = f"model '{self.name}' has one set of weights and one size"
+            what = f"model '{self.name}' has only one set of weights and one size"
             raise SpecbenchError(what, "omit --weights, --revision, --random-weights, --scale and --size")
         return replace(self, name=choice.name(self.name), choice=choice) if choice.eight_bits else self
 
@@ -92,7 +92,7 @@ class ModelInfo(ModelFacts):
             raise SpecbenchError(f"model '{self.name}': {'; '.join(wrong)}", "correct its ModelInfo, or its layout")
         if self.eight_bits:
             if not isinstance(getattr(loaded, "backbone", None), torch.nn.Module):
-                raise SpecbenchError(f"--dtype int8wo: '{self.name}' has no transformer as its backbone", "omit it")
+                raise SpecbenchError(f"--dtype int8wo: the backbone of '{self.name}' is no transformer", "omit --dtype")
             from specbench.models.checkpoint_loading import quantise_network  # imports torch
 
             quantise_network(loaded.backbone)
@@ -107,7 +107,7 @@ class ModelInfo(ModelFacts):
         paths = self.config, *self.weights
         if missing := [path for path in paths if not path.is_file()]:
             what = f"model '{self.name}' is not on this disk: {missing[0]} is missing"
-            hint = "reinstall specbench; a checkout makes the weights with 'make train-shapes'"
+            hint = "reinstall specbench; in a checkout, 'make train-shapes' trains the weights"
             raise SpecbenchError(what, hint, MISSING_PREREQUISITE)
         return paths
 
@@ -133,7 +133,7 @@ class ModelInfo(ModelFacts):
             try:
                 check(prompt.text)
             except ValueError as error:
-                hint = f"'{self.name}' knows a small vocabulary only"
+                hint = f"'{self.name}' knows only a small vocabulary"
                 raise SpecbenchError(f"prompt '{prompt.id}': {error}", hint) from None
 
     @functools.cached_property
@@ -206,7 +206,7 @@ def model_name(typed: str) -> str:
     fitting = _by_words(typed.rpartition("/")[2])
     if "/" in typed:
         model = fitting[0] if len(fitting) == 1 else "NAME"
-        hint = f"a checkpoint goes with the model of its architecture: --model {model} --weights {typed}"
+        hint = f"to load a checkpoint, also name the model of its architecture: --model {model} --weights {typed}"
         raise SpecbenchError(f"unknown model '{typed}'", hint)
     return read_name("model", typed, models(), fallback=fitting)
 
@@ -234,7 +234,7 @@ def _users_model(reference: str) -> ModelFacts:
     if not isinstance(model, ModelInfo | HubModel):
         raise SpecbenchError(f"model '{reference}' is a {type(model).__name__}, not a specbench ModelInfo")
     if not _is_model(model):
-        raise SpecbenchError(f"model '{reference}' is called {model.name!r}", "letters, digits and .+-[] make a name")
+        raise SpecbenchError(f"model '{reference}' is called {model.name!r}", "use a name of letters, digits and .+-[]")
     again = _references.get(model.name) == reference  # the module may have been reloaded
     if not again and models().setdefault(model.name, model) is not model:
         raise SpecbenchError(f"model '{reference}' is called '{model.name}', which is already taken")

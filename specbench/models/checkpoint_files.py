@@ -81,7 +81,7 @@ class Source:
         if is_lfs_pointer(path):
             reason = "it is a Git LFS pointer, not the file itself"
         in_cache = _SNAPSHOT.search(path.absolute().as_posix())  # else a folder of the user, with files of any origin
-        fix = f"get it again: {self.how_to_get()}" if in_cache else f"repair or replace {path.name} in {path.parent}"
+        fix = f"download it again: {self.how_to_get()}" if in_cache else f"repair or replace {path}"
         return read_error(path, error, f"is damaged: {reason}", fix, MISSING_PREREQUISITE)
 
 
@@ -127,7 +127,7 @@ class CheckpointFiles:
 
     def refusal(self, problem: str, path: Path | None = None) -> SpecbenchError:
         """Return the error for unusable weights, or for an unusable file `path`."""
-        hint = f"is this {self.source.what}? the official: {self.source.how_to_get()}"
+        hint = f"check that this is {self.source.what}; to download the official files: {self.source.how_to_get()}"
         return SpecbenchError(f"{path or self.where}{problem}", hint)
 
     def sha256(self) -> str:
@@ -199,7 +199,7 @@ class WantedFiles:
         return None
 
     def _download(self, files: Sequence[str], optional: Sequence[str]) -> Download:
-        licence = self.source.licence if self.repo == self.source.repo else "as its card says"
+        licence = self.source.licence if self.repo == self.source.repo else "see its card"
         return repository_download(self.repo, self.revision, files, licence, optional)
 
 
@@ -233,13 +233,13 @@ def read_json(source: Source, path: Path) -> dict[str, Any]:
     with source.blaming(path):
         content = parse_json(read_regular(path, MAX_JSON_BYTES))
     if not isinstance(content, dict):
-        raise source.damaged(path, ValueError("no JSON object inside"))
+        raise source.damaged(path, ValueError("it contains no JSON object"))
     for part in (content, *(part for part in content.values() if isinstance(part, dict))):
         if any(isinstance(layers := part.get(name), int) and layers > MAX_LAYERS for name in part if "layers" in name):
             raise source.damaged(path, ValueError(f"more than {MAX_LAYERS:,} layers"))
         for name, value in part.items():
             if any(name.endswith(key) and mark in str(value) for key, mark in _OF_A_HUB.items()):
-                what = f"{path} names code of a hub, which is never run: {name} = {str(value)[:80]}"
+                what = f"{path} refers to code on a hub, which specbench never runs: {name} = {str(value)[:80]}"
                 raise SpecbenchError(what, f"remove {name} from the file if the model works without it")
     return content
 

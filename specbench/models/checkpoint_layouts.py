@@ -180,12 +180,12 @@ def _refuse_unread(folder: Path, weights: str, family: str) -> None:
     holds = _any("*.safetensors", "*.bin", "*.pt", "*.pth")(folder)
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         what = "is a LoRA adapter, not a model"
-        fix = "merge it into its base and save that: peft's merge_and_unload(), save_pretrained()"
+        fix = "merge it into its base model and save the result: peft's merge_and_unload(), save_pretrained()"
     elif _any("*.gguf")(folder) and not holds:
-        what, fix = "holds GGUF, weights for llama.cpp", "name the safetensors that they were made from"
+        what, fix = "contains GGUF weights for llama.cpp", "use the safetensors from which they were made"
     elif _any("consolidated*.pth")(folder) and family != "anole" and not _any("config.json", "*.safetensors")(folder):
-        what = "holds consolidated.*.pth, Meta's layout, which only --model anole reads"
-        fix = "convert it with transformers' convert_*_weights_to_hf.py, and name the result"
+        what = "contains consolidated.*.pth, Meta's layout, which only --model anole can read"
+        fix = "convert it with transformers' convert_*_weights_to_hf.py, and use the result"
     else:
         return
     raise SpecbenchError(f"--weights {weights} {what}", fix)
@@ -291,7 +291,7 @@ class ModelFiles:
         family = usual.name
         _refuse_unread(folder, weights, family)
         if (name := recognise(folder)) and family not in (LAYOUTS[name].family, *LAYOUTS[name].shared):
-            what = f"--weights {weights}: holds {LAYOUTS[name].what}, not '{self.model}'"
+            what = f"--weights {weights} contains {LAYOUTS[name].what}, not '{self.model}'"
             raise SpecbenchError(what, f"use --model {LAYOUTS[name].models}")
         return next((layout for layout in self.layouts if layout.name == name), usual)
 
@@ -321,7 +321,7 @@ def _configured_size(family: str, folder: Path) -> NetworkSize:
     numbers = {name: value for name, value in (usual | text).items() if name in SIZES}
     numbers.setdefault("num_key_value_heads", numbers["num_attention_heads"])
     if min(map(int, numbers.values())) < 1 or numbers["hidden_size"] % numbers["num_attention_heads"]:
-        raise ValueError("sizes that make no network")
+        raise ValueError("these sizes are not of a valid network")
     size = network_size(family, *(int(numbers[name]) for name in SIZES))
     if family == "tar" and not text.get("tie_word_embeddings"):
         size = replace(size, head_rows=size.words)

@@ -48,7 +48,7 @@ def _read_file(source: Source, path: Path) -> dict[str, Tensor]:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
     if not isinstance(content, dict):
-        raise source.damaged(path, TypeError("no state dict inside"))
+        raise source.damaged(path, TypeError("it contains no state dict"))
     return {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
 
 
@@ -162,11 +162,11 @@ def fill(
         raise _unaccounted(files, "holds unknown", unknown)
     for name, tensor in tensors.items():
         if tensor.shape != built[name].shape:
-            shapes = f"{list(tensor.shape)}, the network wants {list(built[name].shape)}"
+            shapes = f"{list(tensor.shape)}, but the network needs {list(built[name].shape)}"
             raise files.refusal(f": {name} has shape {shapes}")
     for name, source in tied.items():
         if name in tensors and not torch.equal(tensors[name], tensors[source]):
-            raise files.refusal(f": {name} differs from {source}, which the configuration ties it to")
+            raise files.refusal(f": the configuration ties {name} to {source}, but their values differ")
     network.load_state_dict(tensors, strict=False, assign=True)
     _finish(network, device)
     for name, module in network.named_modules() if device != "meta" else ():

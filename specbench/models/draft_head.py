@@ -200,7 +200,7 @@ def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[Check
     `own` of models of type `able` gives it. The latest head is cached until its files, device or dtype change."""
     if not isinstance(model, able):
         what = f"model '{model.name}' cannot be used with a draft head"
-        raise SpecbenchError(what, "choose a decoder without one")
+        raise SpecbenchError(what, "choose a decoder without a draft head")
     files = HeadFiles(path, model.name).find(download=True) if path else None
     states = [(file.resolve(), file.stat()) for file in files.paths] if files else []
     source = [(file, state.st_size, state.st_mtime_ns) for file, state in states], model.device, model.dtype
@@ -211,7 +211,7 @@ def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[Check
             raise no_head(model.name)
         if head.width != model.feature_size:
             what = f"--head {path}: made for features of size {head.width}, but '{model.name}' has {model.feature_size}"
-            raise SpecbenchError(what, "is it a head of another model?")
+            raise SpecbenchError(what, "check that the head was trained for this model")
         head = _adopted(head, model, path) if isinstance(head, EagleHead) else head
         kept[own] = source, head.to(model.device, model.dtype).eval().requires_grad_(False)
     return kept[own][1]
@@ -222,7 +222,7 @@ def _adopted(head: EagleHead, model: Any, path: str) -> EagleHead:
     largest = int(model.table_ids(torch.arange(model.layout.vocab, device=model.device)).max())
     if largest >= head.embed_tokens.num_embeddings:
         what = f"--head {path}: knows {head.embed_tokens.num_embeddings} tokens, '{model.name}' has a token {largest}"
-        raise SpecbenchError(what, "is it a head of another model?")
+        raise SpecbenchError(what, "check that the head was trained for this model")
     return model.adopt_head(head)
 
 
@@ -253,7 +253,7 @@ def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
             elif tapped:
                 taps = tuple(stored.get("taps") or ())
                 if not taps or any(type(tap) is not int for tap in taps):
-                    raise ValueError("no numbers of layers, `taps`, as an EAGLE-3 head has")
+                    raise ValueError("the layer numbers `taps` of an EAGLE-3 head are missing")
                 head = Eagle3Head(config, taps)
             else:
                 norms = ("input_layernorm", "self_attn.q_norm")
@@ -269,7 +269,7 @@ def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
     return head
 
 
-NO_HEAD = ("is not of a draft head: {}", "train one with: specbench train-head")
+NO_HEAD = ("is not the configuration of a draft head: {}", "train one with: specbench train-head")
 """Name of a head's files in the errors of `blaming`."""
 
 

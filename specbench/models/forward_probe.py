@@ -28,10 +28,10 @@ from specbench.system.version import __version__
 _ENDS = 12  # Slots at each end of the stream that are probed with short forwards
 _WINDOW, _CHUNK = 4, 64  # Columns of a probed window, and of the forwards between both ends
 _TREE = Tree((-1, 0, 0, 1, 2))  # Two branches of two drafts
-_AHEAD = "its attention looks ahead, or its positions depend on the length: such a model cannot be decoded step by step"
+_AHEAD = "its attention is not causal, or its positions depend on the length, so it cannot be decoded step by step"
 _COMPARED = "own-forward.json"  # in the cache folder: largest differences of checkpoints, in nats
 _SAME = 1e-4  # Differences up to this many nats always pass
-_HINT = "its cache, masks, positions or head are not as specbench applies them; probe=False decodes all the same"
+_HINT = "specbench's cache, masks, positions or head differ from the network's; probe=False skips this test"
 
 
 class Gap(NamedTuple):
@@ -72,7 +72,7 @@ def refusing(name: str) -> Iterator[None]:
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
         what = f"{name} cannot be decoded step by step: {type(error).__name__}: {first:.160}"
-        hint = "decoding needs keys and values in slots that can be written again, and one logit for each word"
+        hint = "decoding needs a KV cache whose slots can be overwritten, and one logit for each word of the vocabulary"
         raise SpecbenchError(what, hint) from error
 
 
@@ -87,7 +87,7 @@ def check_own_forward(model: TransformerModel, text: str) -> None:
         with refusing(model.name):
             result = probe(model, own_forward(model, model.encode([text])))
     except SpecbenchError as error:
-        hint = "its configuration asks for what specbench does not apply in this family of models"
+        hint = "its configuration uses a feature that specbench does not support in this family of models"
         raise SpecbenchError(error.what, hint) from error
     with suppress(SpecbenchError, OSError):  # if the result is not stored, the next load compares again
         remember(_COMPARED, {key: result.gap})
@@ -103,7 +103,7 @@ def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Refer
     tokens = torch.where(forced < 0, drawn, forced).to(model.device)
     logp, part = own_logp(model, prefix, tokens), -(-2 * slots // 3)
     if logp.isnan().any():
-        raise SpecbenchError(f"{model.name}: its own forward gives NaN", "a number format with a wider range may not")
+        raise SpecbenchError(f"{model.name}: its own forward gives NaN", "try a number format with a wider range")
     with _products_rounded(getattr(model, "network", model.backbone), seed):
         rounding = _gap(own_logp(model, prefix, tokens), logp)
     shapes = _gap(own_logp(model, prefix, tokens[:, :part]), logp[:, : part + 1])
@@ -115,7 +115,7 @@ def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Refer
         what = f"{model.name}: log p of the same tokens differs by {again.largest:.2g} nats between two forwards"
         raise SpecbenchError(what, "the network draws random numbers, even in eval mode")
     if not math.isfinite(rounding.largest):
-        what = f"{model.name}: rounding decides which log p of the network's forward are infinite"
+        what = f"{model.name}: whether log p is infinite in the network's forward depends on rounding"
         raise SpecbenchError(what, "let specbench truncate (top_k, top_p) instead of the network")
     return Reference(prefix.take([*range(len(tokens))] * 2), tokens, logp, Gap(*map(max, rounding, shapes)))
 

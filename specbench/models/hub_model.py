@@ -53,7 +53,7 @@ class Sizes:
             area = f"of the area of {least}x{least} to {most}x{most}" if least else f"up to the area of {most}x{most}"
             valid = f"multiples of {self.unit} {area}, sides at most {self.ratio:g} to 1"
         if not trained:
-            raise SpecbenchError(f"--size {size}: '{model}' was not trained for it", f"valid: {valid}")
+            raise SpecbenchError(f"--size {size}: '{model}' was not trained for this size", f"valid: {valid}")
         return height, width
 
 
@@ -102,14 +102,14 @@ class HubModel(ModelFacts):
         for name in choice.released:
             if self.family not in RELEASED[name]:
                 what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
-                raise SpecbenchError(what, f"it is for models of these families: {', '.join(RELEASED[name])}")
+                raise SpecbenchError(what, f"families with a released form: {', '.join(RELEASED[name])}")
         grid, second = TINY_GRID if choice.tiny else self.grid, self.second
         if choice.size:
             if choice.tiny:
-                raise SpecbenchError(f"--size {choice.size}: a tiny network has one size", "omit --scale tiny")
+                raise SpecbenchError(f"--size {choice.size}: a tiny network has only one size", "omit --scale tiny")
             only = f"{self.resolution[1]}x{self.resolution[0]}"
             if self.sizes is None and choice.size != only:
-                raise SpecbenchError(f"--size {choice.size}: '{self.name}' has one size, {only}", "omit it")
+                raise SpecbenchError(f"--size {choice.size}: '{self.name}' has only the size {only}", "omit --size")
             asked = self.sizes.check(self.name, choice.size) if self.sizes else self.resolution
             if second:
                 second = tuple(stage for stage in second if stage.resolution == asked)
@@ -190,17 +190,17 @@ class HubModel(ModelFacts):
         """Accept prompts of the model's kind: texts, class numbers or codes. Other models refuse codes of a run."""
         for prompt in prompts:
             if (codes := codes_in(prompt.text)) and "codes" in prompt.meta and (self.second or not self.codes):
-                what = f"prompt '{prompt.id:.40}': '{self.name}' reads no codes of a run, which are for a second stage"
-                raise SpecbenchError(what, "--prompts SET or FILE with the prompts of that run")
+                what = f"prompt '{prompt.id:.40}': codes of a run are for a second stage, not for '{self.name}'"
+                raise SpecbenchError(what, "use the prompts of that run: --prompts SET|FILE")
             if self.codes and max(codes, default=0 if self.second else self.codes) >= self.codes:
-                what = f"prompt '{prompt.id:.40}': {prompt.text!r:.40} has no codes, or one above {self.codes - 1}"
-                first = "--prompts FOLDER, of a run of the first stage (results/tar-1.5b-...)"
+                what = f"prompt '{prompt.id:.40}': {prompt.text!r:.40} has no codes, or a code above {self.codes - 1}"
+                first = "use the folder of a run of the first stage: --prompts results/tar-1.5b-..."
                 raise SpecbenchError(what, "" if self.second else first)
             if not self.classes and str(prompt.meta.get("class")) == prompt.text:
                 raise SpecbenchError(f"prompt '{prompt.id:.40}' is a class number; '{self.name}' takes captions")
             if self.classes and not (prompt.text.isdecimal() and int(prompt.text) < self.classes):
-                what = f"prompt '{prompt.id:.40}': {prompt.text!r:.40} is no class of '{self.name}'"
-                raise SpecbenchError(what, f"a number from 0 to {self.classes - 1}, as --prompts imagenet has them")
+                what = f"prompt '{prompt.id:.40}': {prompt.text!r:.40} is not a class of '{self.name}'"
+                raise SpecbenchError(what, f"use numbers from 0 to {self.classes - 1}, as in --prompts imagenet")
 
     def captions_cut(self, captions: Iterable[str]) -> tuple[int | None, int] | None:
         if not self.caption_tokens:
@@ -234,7 +234,7 @@ class HubModel(ModelFacts):
             return None
         at = f" at {self.choice.revision}" if self.choice.revision else ""
         repo = f"{self.choice.weights or self.source.repo}{at}"
-        return f"the size of {repo} is unknown before its download; memory and windows are planned for {self.summary}"
+        return f"the size of {repo} is unknown before its download; memory and windows are estimated for {self.summary}"
 
     def file_facts(self, weights_sha256: str) -> dict[str, object]:
         return self.checkpoint.facts(weights_sha256)
@@ -264,7 +264,7 @@ def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
     with files.blaming("generation_config.json"):
         top_k = sampling.top_k
         if not (sampling.temperature > 0 and top_k >= 0 and top_k % 1 == 0 and 0 < sampling.top_p <= 1):
-            raise ValueError(f"{kept} is no sampling")
+            raise ValueError(f"{kept} are not valid sampling settings")
     return sampling
 
 

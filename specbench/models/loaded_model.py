@@ -60,7 +60,7 @@ class LoadedModel(TransformerModel):
         self.layout = layout if isinstance(layout, TokenLayout) else _grid(layout, len(image_ids))
         if self.layout.vocab != len(image_ids) + len(forced_ids):
             what = f"{len(image_ids)} image ids and {len(forced_ids)} forced ids for a layout of {self.layout.vocab}"
-            raise SpecbenchError(what, "one vocabulary id for each id of the layout")
+            raise SpecbenchError(what, "give one vocabulary id for each id of the layout")
         self.network = network
         inner = unwrapped(network)
         self.name = type(inner).__name__
@@ -69,8 +69,8 @@ class LoadedModel(TransformerModel):
             self._words = len(inner.get_input_embeddings().weight)
         ids = self._ids("image_ids", image_ids), self._ids("forced_ids", forced_ids)
         if not ids[0] or len(set(ids[0])) < len(ids[0]):
-            what = "image_ids names a word twice" if ids[0] else "image_ids is empty"
-            raise SpecbenchError(what, "one vocabulary id for each image token")
+            what = "image_ids contains an id twice" if ids[0] else "image_ids is empty"
+            raise SpecbenchError(what, "give one vocabulary id for each image token")
         with refusing(self.name), PinnedTorch(), _evaluating(inner):
             self.stream_ids = torch.tensor([*ids[0], *ids[1]], device=self.device)
             self._image_ids = self.stream_ids[: len(ids[0])]
@@ -119,7 +119,7 @@ class LoadedModel(TransformerModel):
         for text in prompts:
             pair = self._ids_of(text)
             if not isinstance(pair, Sequence) or len(pair) != 2:
-                raise SpecbenchError("prompt_ids must return two lists of ids", "of the prompt, and of no prompt")
+                raise SpecbenchError("prompt_ids must return two lists of ids", "of the prompt, and without a prompt")
             for ids, part in zip(rows, pair, strict=True):
                 ids.append(self._ids("prompt_ids", part))
         if not all((*rows[0], *rows[1])):
@@ -152,7 +152,7 @@ class LoadedModel(TransformerModel):
         logits = own_logits(self.network, ids)
         if logits.shape[:-1] != ids.shape:
             what = f"{self.name} returns logits {list(logits.shape)} for {ids.shape[1]} tokens"
-            raise SpecbenchError(what, "specbench.decode needs the logits of one word after every token")
+            raise SpecbenchError(what, "specbench.decode needs logits [batch, tokens, vocabulary]")
         return logits[0, first:, self._image_ids]
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
@@ -165,7 +165,7 @@ def _grid(layout: Any, codes: int) -> TokenLayout:
     except (TypeError, ValueError):
         height = width = 0
     if min(height, width) < 1:
-        raise SpecbenchError(f"layout {layout!r:.60}", "height and width of the grid of image tokens, or a TokenLayout")
+        raise SpecbenchError(f"layout {layout!r:.60}", "give (height, width) in image tokens, or a TokenLayout")
     return TokenLayout.plain(height, width, codes)
 
 

@@ -97,7 +97,7 @@ def base_of(network: Any) -> nn.Module:
     for base in (network.base_model, getattr(network, "model", network)):
         if base is not network:
             return base
-    raise TypeError("it has no base model below its head")
+    raise TypeError("the network has no base model below its head")
 
 
 def after_base(network: Any, replaced: dict[nn.Module, nn.Module] | None = None) -> Callable[[Tensor], Tensor]:

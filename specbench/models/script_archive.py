@@ -33,7 +33,7 @@ def read_script_tensors(path: Path) -> dict[str, Tensor]:
         name = next((name for name in records if name.count("/") == 1 and name.endswith("/data.pkl")), None)
         stored = [info for info in records.values() if info.compress_type == zipfile.ZIP_STORED]
         if name is None or records[name].file_size > _PICKLE_BYTES:
-            raise ValueError("no TorchScript archive")
+            raise ValueError("it is not a TorchScript archive")
         if sum(info.file_size for info in stored) > path.stat().st_size:
             raise ValueError("its records overlap")
         return _named_tensors(_unpickle(archive.read(name), _Storages(archive, name.removesuffix(".pkl"))))

@@ -22,14 +22,14 @@ from specbench.stats.intervals import FEW_UNITS
 from specbench.store.run_info import Invocation, RunInfo
 from specbench.store.run_store import read_audit
 
-RATIOS_TO_AR = ("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead")
+RATIOS_TO_AR = stats.PAIR_NUMBERS
 _STALLING = ("latency_ms", "latency_e2e_ms", "step_ms", "speedup", "speedup_e2e")
 """Numbers that are distorted by stalled images."""
 TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "speedup_e2e", "window_cost", "overhead")
 """Hardware-dependent numbers."""
 NOT_SCORED = "not scored"
 OVER_BASELINE = "over_baseline"  # Key of the added column of speed-ups over a row; not allowed in table files
-_BIASED = "The distance is over other images than the paper's, so no difference from the paper is given."
+_BIASED = "The distance was computed over other images than in the paper, so no difference from the paper is printed."
 
 
 @dataclass(frozen=True)
@@ -138,10 +138,11 @@ def _number(column: Column, measured: Measured) -> Cell:
     if estimate is None:
         return _missing(column, measured)
     if key == "speedup" and over.step_ratio and estimate.value > over.step_ratio:
-        notes = [f"Measured latency ratio above the step ratio ({over.step_ratio:.2f}): {_SUSPICIOUS}"]
+        notes = [f"The measured latency ratio is above the step ratio ({over.step_ratio:.2f}): {_SUSPICIOUS}"]
     else:
         notes = [f"Compared {over.speedup_note}."] if key in RATIOS_TO_AR and over.speedup_note else []
-    if key in _STALLING and not notes and (stall := stall_note(row.stalled, row.n, row.latency_p50_ms)):
+    stall = stall_note(row.machine.stalled, row.n, row.number("latency_p50_ms"))
+    if key in _STALLING and not notes and stall:
         notes = [f"{stall}."]
     low, high, few = _interval(key, measured, estimate) if math.isfinite(estimate.value) else (None, None, False)
     n = over.pairs if key in RATIOS_TO_AR else row.n
@@ -151,10 +152,9 @@ def _number(column: Column, measured: Measured) -> Cell:
 def _missing(column: Column, measured: Measured) -> Cell:
     """Return a cell without a number, with the reason as a short text and as a sentence."""
     if column.key in RATIOS_TO_AR:
-        unlike = mismatched_fields(measured.run.info, measured.ar.info) if measured.ar else []
+        unlike = mismatched_fields(measured.run.info, measured.ar.info) if measured.ar else {}
         if unlike:
-            names = ", ".join(field.partition(" (")[0] for field in unlike)
-            why = f"{names} {'differs' if len(unlike) == 1 else 'differ'}"
+            why = f"{', '.join(unlike)} {'differs' if len(unlike) == 1 else 'differ'}"
             return Cell(why=why, notes=(f"Not comparable: {measured.row.over_ar.speedup_note}.",))
         return Cell(why=str(measured.row.over_ar.speedup_note).partition(":")[0])
     if column.key in ("draft_tv", "draft_top1"):
@@ -176,8 +176,8 @@ def _score(column: Column, measured: Measured, fingerprint: str | None) -> Cell:
     if not scores:
         return Cell(why=NOT_SCORED)
     note = (
-        f"{column.header} was computed with {scores[0].fingerprint} here, but with {fingerprint} in other rows of the "
-        f"column: the scores are not comparable."
+        f"The fingerprint of {column.header} is {scores[0].fingerprint} in this row, but {fingerprint} in other rows: "
+        "the scores are not comparable."
     )
     return Cell(why="other fingerprint", notes=(note,))
 
@@ -206,7 +206,7 @@ def _above_steps(paper: Mapping[str, float], column: Column) -> str | None:
     ratios = [paper[name] for name in STEP_RATIOS if name in paper]
     if column.key != "speedup" or column.name not in paper or not ratios or paper[column.name] <= ratios[0]:
         return None
-    return f"Printed latency ratio above the printed step ratio: {_SUSPICIOUS}"
+    return f"The printed latency ratio is above the printed step ratio: {_SUSPICIOUS}"
 
 
 def _processors(call: Invocation) -> list[str]:
@@ -220,7 +220,7 @@ def _words(text: str) -> frozenset[str]:
 
 SEEDS = (
     "Rows of several seeds: numbers are over the images of all seeds. The independent units are prompts, each with all "
-    "its seeds. Scores and their bounds are means over the seeds, so these intervals are too wide rather than too "
+    "its seeds. Scores and their bounds are means over the seeds, so their intervals are rather too wide than too "
     "narrow."
 )
 

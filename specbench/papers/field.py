@@ -72,8 +72,9 @@ def _speeds(table: Table) -> Iterator[dict[str, object]]:
     """Yield the rows of a table that print AR's seconds or a latency ratio."""
     for row in table.rows:
         printed = printed_values(table, row)
-        of_ar = (one for one in table.rows if named_ar(one.decoder) and _place(one) == _place(row))
-        ar = next((printed_values(table, one) for one in of_ar), {})
+        place = row.model, row.settings.prompts
+        ars = (one for one in table.rows if named_ar(one.decoder) and (one.model, one.settings.prompts) == place)
+        ar = next((printed_values(table, one) for one in ars), {})
         latency = printed.get("speedup", _over(ar.get("latency_ms"), printed.get("latency_ms")))
         if latency is None or (named_ar(row.decoder) and "latency_ms" not in printed):
             continue
@@ -94,10 +95,6 @@ def _speeds(table: Table) -> Iterator[dict[str, object]]:
             "step_ms": _over(printed.get("latency_ms"), printed.get("nfe")),
             "reason": row.notes.get("latency_s" if named_ar(row.decoder) else "speedup"),
         }
-
-
-def _place(row: Row) -> tuple[object, ...]:
-    return row.model, row.settings.prompts
 
 
 def _over(value: float | None, by: float | None) -> float | None:

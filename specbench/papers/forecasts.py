@@ -76,7 +76,7 @@ def forecast(
         raise SpecbenchError(f"no runs in {out}", "name a run, or a paper's table: specbench list tables")
     models = sorted({entry.model for entry in accepted})
     if not model and len(models) > 1:
-        raise SpecbenchError(f"the sources have several models ({', '.join(models)})", "choose one with --model")
+        raise SpecbenchError(f"the sources belong to several models ({', '.join(models)})", "choose one with --model")
     name, choice = ModelChoice.of_name(model or models[0])
     facts = find_model(name).configured(replace(choice, eight_bits=choice.eight_bits or dtype == EIGHT_BITS))
     accepted = [

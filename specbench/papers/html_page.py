@@ -40,7 +40,7 @@ def _shown(joined: PaperTable) -> dict[str, Any]:
     undrawn = [f"{name} is not drawn: neither the paper nor a run has numbers for it." for name in empty]
     if joined.table.maps and not maps:
         names = ", ".join(_MAP_NAMES[name] for name in joined.table.maps)
-        undrawn.append(f"No map of {names}: the paper prints a picture without numbers, and no run has the map.")
+        undrawn.append(f"No map of {names}: the paper prints only a picture, and no run has the map.")
     table = text_table(joined)
     return {
         "name": joined.table.name,

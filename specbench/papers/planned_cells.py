@@ -25,6 +25,7 @@ from specbench.runs.plan import Plan, Shared, make_plan, plan_model, plan_sampli
 from specbench.runs.settings import RunSettings, merge, run_settings
 from specbench.specs.options import Setting, SettingOrigin, SettingSource, Use, plain
 from specbench.specs.presets import decoder_name, named_ar, resolve
+from specbench.stats import Better
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.store.run_store import RunStore
 
@@ -212,10 +213,10 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     models = " and ".join(dict.fromkeys(row.model for row, _ in printed if row.model and row.model != model))
     left_out, added = len(table.rows) - len(printed), sum(row.own for row, _ in printed)
     note = (
-        f"With {model} instead of {models or 'the model as printed'}, no value of the paper is comparable, so its rows "
-        f"have no paper values; {len(printed) - added} rows of the paper are "
+        f"With {model} instead of {models or 'the model as printed'}, no value of the paper is comparable, so none is "
+        f"printed; the {len(printed) - added} rows of the paper become "
         f"{len(rows) - sum(row.own for row in rows)} rows here"
-        + (f", and {left_out} rows that cannot be run are left out." if left_out else ".")
+        + (f", and {left_out} rows that cannot be run are omitted." if left_out else ".")
     )
     return replace(table, rows=tuple(rows), notes=(note,), hardware=None, whole=False)
 
@@ -245,7 +246,9 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
 def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
     """For a substituted model, add a column for each bundled metric that scored any of the runs. If the table's columns
     vary a setting, each metric gets a column per value. A figure also gets panels of these columns."""
-    scored = {str(score["metric"]): str(score["better"]) for folder in folders for score in read_scores(folder)}
+    scored: dict[str, Better] = {
+        str(score["metric"]): score["better"] for folder in folders for score in read_scores(folder)
+    }
     names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
     swept: dict[object, Column] = {}
     for column in table.columns:

@@ -314,7 +314,7 @@ def total(rows: Sequence[Mapping[str, Any]]) -> str:
         unknown = len(once) - len(seconds)
         time = f"about {duration(sum(seconds))}, plus {unknown} run{'s' if unknown > 1 else ''} of unknown time"
     disk = math.ceil(sum(row["megabytes"] or 0 for row in once))
-    return f"{images} image{'s' * (images != 1)}{more} to make, {time}, at most {disk:,} MB" + (
+    return f"{images} image{'s' * (images != 1)}{more} to decode, {time}, at most {disk:,} MB" + (
         f"; {rest}" if blocked else ""
     )
 

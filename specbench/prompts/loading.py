@@ -36,7 +36,7 @@ def set_name(typed: str) -> str:
     base = next(iter(names.fitting(whole, (name for name in valid if "/" not in name), "prompt set", facts)), whole)
     page = [name for name in facts if sets[name].page.lower().endswith(f"/{typed.lower()}")]
     if len(page) > 1 and base == whole and not all(name.startswith(page[0]) for name in page):
-        raise SpecbenchError(f"'{typed}' may be any of {len(page)} prompt sets", f"name one: {', '.join(page)}")
+        raise SpecbenchError(f"'{typed}' may mean {len(page)} prompt sets", f"use one of: {', '.join(page)}")
     if page:
         return page[0]
     return next(iter(names.fitting(f"{base}{slash}{part}", valid, "prompt set")), base if not slash else typed)
@@ -113,7 +113,7 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
             return build_prompt_set(name, read_file(_path_of(plugins.load_user_object(name, "prompt set"), name)))
         if any(character.isspace() for character in name.strip()) and not path.suffix:
             what = f"'{name}' is neither a prompt set nor a file; is it a caption?"
-            raise SpecbenchError(what, "write your captions into a text file, one per line: --prompts mine.txt")
+            raise SpecbenchError(what, "write captions into a text file, one per line: --prompts mine.txt")
         if parts := [name for name in public.public_names() if name.startswith(f"{path.parts[0]}/")]:
             raise unknown_name("prompt set", name, parts)
         if path.suffix or len(path.parts) > 1:
@@ -121,7 +121,7 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
         raise unknown_name("prompt set", name, prompt_set_names())
     if of := next((entry for entry in public.public_sets().values() if path.name in entry.files), None):
         get = f"specbench fetch {of.name} --from {path if len(of.files) == 1 else path.parent}"
-        better = f"--prompts {of.name} has its categories and facts, after {get}"
+        better = f"to use its categories and metadata: {get}, then --prompts {of.name}"
         console.say(f"{path.name} is a file of {of.name}: {better}")
     read = build_prompt_set(name, read_file(path, column))
     if repeated := len(read.prompts) - len({prompt.text for prompt in read.prompts}):

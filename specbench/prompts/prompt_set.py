@@ -73,7 +73,9 @@ class Drawing:
             chosen = [prompt for prompt in chosen if prompt.id in drawn]
         chosen = chosen[: self.limit]
         if not chosen:
-            raise SpecbenchError(f"no prompt of '{prompts.name}' is left", "use a smaller --offset or other categories")
+            raise SpecbenchError(
+                f"no prompt of '{prompts.name}' is selected", "use a smaller --offset or other categories"
+            )
         return chosen
 
     def text(self, prompts: PromptSet) -> str | None:

@@ -208,7 +208,7 @@ def fetch_images(
     _unpack_images(archive, folder)
     if _count(folder) != published.count:
         what = f"{folder} contains {_count(folder)} images instead of {published.count}"
-        raise SpecbenchError(what, "delete it and fetch again")
+        raise SpecbenchError(what, "delete the folder and fetch again")
     if source is None:
         archive.unlink()
     return folder

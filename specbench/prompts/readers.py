@@ -71,7 +71,7 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
     if reader is None:
         raise SpecbenchError(f"prompt file '{path}' has the unknown suffix {suffix}", _FORMATS)
     if column and reader in (_read_run, _read_text):
-        raise SpecbenchError(f"--prompt-column {column}: '{path}' has no columns", "omit it")
+        raise SpecbenchError(f"--prompt-column {column}: '{path}' has no columns", "omit --prompt-column")
     try:
         if reader is not _read_run:
             check_regular(path)  # not a pipe, which may block and cannot be read again on resume
@@ -172,7 +172,7 @@ def _read_run(source: TableFile) -> Iterator[tuple[str, Prompt]]:
 
     folder = source.path
     names = ["prompt_id", "sample", "status", "category", "meta", "tokens", "facts"]
-    with blaming(folder / "samples", "holds no images of a run: {}"):
+    with blaming(folder / "samples", "contains no images of a run: {}"):
         rows = pq.read_table(folder / "samples", columns=names).to_pylist()
         facts: list[Any] = [parse_json(row["facts"] or "{}") for row in rows]
         if not any("stage2_nfe" in of_image for of_image in facts):
@@ -404,7 +404,7 @@ def _text(source: TableFile, row: dict[str, Any], columns: _Columns) -> object:
     """Return a row's text: the first of `prompt`, `text` and `caption` if they differ; of a list, its first text."""
     filled, rivals = ([key for key in keys if row[key] not in (None, "")] for keys in (columns.text, columns.rivals))
     if filled and len({str(row[key]) for key in (*filled, *rivals)}) > 1:
-        # Texts for generation have precedence over descriptions.
+        # `prompt` and `text` are for generation; `caption` may be a description.
         filled.sort(key=lambda key: ("prompt", "text", "caption").index(singular(str(key).strip(), ())))
         other = next(key for key in (*filled, *rivals) if str(row[key]) != str(row[filled[0]]))
         source.notes[f"texts are read from '{filled[0]}', not from '{other}'; to choose: --prompt-column"] = None

@@ -105,7 +105,7 @@ def field_chart(printed: Points, measured: Sequence[ReportRow]) -> Chart:
     marks |= {point["run"]: Mark("#000000", "circle") for point in filled}
     return _chart(
         "The field",
-        "Above the dotted line the latency ratio exceeds the step ratio; fewer forwards alone cannot explain that.",
+        "Above the dotted line, the latency ratio exceeds the step ratio, which fewer forwards alone cannot explain.",
         {"x": _axis("step ratio"), "y": _axis("latency ratio"), **_scales(marks, legend=True)},
         [
             _layer("line", [{"x": end, "y": end} for end in (0, top)], None, dash=DASH),
@@ -132,7 +132,7 @@ def pareto_chart(points: Sequence[Point], metric: str, marks: Marks) -> Chart:
     lower = any(point.better == "lower" for point in points)
     return _chart(
         f"{metric} against speed",
-        "Bars: 95 % confidence intervals. Hollow: dominated, that is slower and worse than another run, with intervals "
+        "Bars: 95 % confidence intervals. Hollow: dominated, i.e. slower and worse than another run, with intervals "
         f"that do not overlap. {verdict}",
         {
             "x": _axis("speed-up over AR"),
@@ -191,8 +191,8 @@ def parts_chart(rows: Mapping[str, ReportRow]) -> Chart:
             bounds.append({"x1": speed.low, "x2": speed.high, "y": _PARTS[-1], "fy": name})
     return _chart(
         "The parts of the speed-up",
-        "From AR's speed (1): the steps saved multiply it, the cost of a wider forward and the overhead divide it; the "
-        "last bar is the speed-up that remains, with its 95 % interval. Logarithmic axis.",
+        "Starting from AR's speed (1): the steps saved multiply the speed; the cost of a wider forward and the "
+        "overhead divide it. The last bar is the resulting speed-up with its 95 % interval. Logarithmic axis.",
         {
             "x": {"label": "times as fast as AR", "type": "log", "grid": True, "ticks": 6, "tickFormat": "~g"},
             "y": {"label": None, "domain": list(_PARTS), "axis": None},
@@ -217,8 +217,8 @@ def sweep_chart(option: str, curves: Sweep, marks: Marks) -> Chart:
             dashed.append({"x": x, "y": steps, "run": name, "told": tip})
     return _chart(
         f"Sweep of {option}",
-        "Solid: speed-up over AR, with 95 % intervals. Dashed: steps saved, the speed-up if a wide forward took as "
-        "long as a forward of one token.",
+        "Solid: speed-up over AR, with 95 % intervals. Dashed: steps saved, which would be the speed-up if a wide "
+        "forward took as long as a forward of one token.",
         {
             "x": {"label": option, **({"type": "point"} if text else {})},
             "y": {"label": "times AR", "grid": True, "nice": True},
@@ -286,7 +286,7 @@ def logp_chart(shares: Mapping[str, np.ndarray], marks: Marks) -> Chart:
         "Log-probability of the tokens",
         "Natural log of the target probability of each free token.",
         {
-            "x": {"label": "log p in nats (first bin: and below)"},
+            "x": {"label": "log p in nats (the first bin includes all lower values)"},
             "y": {"label": "% of free tokens", "type": "log", "grid": True, "ticks": 4, "tickFormat": "~g"},
             **_scales(marks, shares),
         },

@@ -65,7 +65,7 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None, may_be_one:
     cannot be compared, the number is None and `note` gives the reason.
     """
     if a.resolve() == b.resolve() and not may_be_one:
-        raise SpecbenchError(f"both names mean the run '{a.name}'", "name two runs: specbench list runs")
+        raise SpecbenchError(f"both names refer to the run '{a.name}'", "name two runs: specbench list runs")
     runs = Run(a), Run(b)
     latencies = (row for name, run in zip("ab", runs, strict=True) for row in _latency_rows(name, run))
     return corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
@@ -120,7 +120,7 @@ def stall_note(stalled: Stalled | None, images: int, median: stats.Estimate | No
         return None
     return (
         f"{stalled.images} of {images} images stalled: the slowest took {number(stalled.slowest_ms / 1e3)} s, "
-        f"the median is {number(median.value / 1e3)} s; the mean latency and the speed-up include it"
+        f"the median is {number(median.value / 1e3)} s; the mean latency and the speed-up include these images"
     )
 
 
@@ -158,12 +158,12 @@ def _speed_rows(a: Run, b: Run) -> list[Compared]:
     result = None if differing else stats.speed_up(b.rows, a.rows)
     if result is None:
         why = "latency is measured at batch 1 only" if a.info.spec.batch > 1 else "no timed images in common"
-        why = f"differs in {', '.join(differing)}" if differing else why
+        why = f"differs in {', '.join(differing.values())}" if differing else why
         # The step ratio does not depend on times.
         differing = mismatched_fields(b.info, a.info, other="A", steps_alone=True)
         common = stats.paired(b.rows, a.rows)
         if differing or common.empty:
-            unlike = f"differs in {', '.join(differing)}" if differing else "no images in common"
+            unlike = f"differs in {', '.join(differing.values())}" if differing else "no images in common"
             steps = Compared("step_ratio", note=unlike)
         else:
             steps = Compared("step_ratio", _estimate(stats.step_ratio(common)), n=len(common))
@@ -174,7 +174,7 @@ def _speed_rows(a: Run, b: Run) -> list[Compared]:
     back = stats.ratio_of_totals(pairs["latency_ms"], pairs["latency_ms_base"], pairs["prompt_id"])
     total, back = (stats.without_few(estimate, result.prompts) for estimate in (result.total, back))
     notes = [] if result.pairs == len(a.rows) == len(b.rows) else ["over the images in common"]
-    notes += ["decoded in different calls, between which the machine may have changed"] if decoded_apart(a, b) else []
+    notes += ["decoded in different calls; the machine may have changed between them"] if decoded_apart(a, b) else []
     notes += [eager] if is_ar(a.info) and (eager := eager_ar(a)) else []
     note = "; ".join(notes if total.low is not None else [*notes, FEW_NOTE]) or None
     factors = zip(names[2:], (result.steps, result.window_cost, result.overhead), strict=True)
@@ -265,7 +265,7 @@ def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings 
         return Compared(name, note=_UNPAIRED)
     code = code_of([reference]) if reference != name and is_reference(reference) else None
     if reference != name and (code is None or code.digest[:16] != identity.get("code")):
-        return Compared(name, note=f"its class {reference} is missing or has changed since it scored")
+        return Compared(name, note=f"its class {reference} is missing, or changed since the runs were scored")
     try:
         settings = settings or Settings()
         settings = replace(settings, device="cuda") if "float32" in identity else settings
@@ -369,7 +369,7 @@ def _open(row: Compared, estimate: stats.Estimate, tests: int) -> str:
     low, high = estimate.low, estimate.high
     if low is not None and high is not None and row.p_holm is not None and not low <= none <= high:
         corrected = f"; p = {_p(row.p_holm)}"
-        corrected += f" once corrected for {tests} scores" if name != "speed" and tests > 1 else ""
+        corrected += f" after correction for {tests} scores" if name != "speed" and tests > 1 else ""
     return f"{name} ({_value(row.name, estimate.value)}{bracketed(estimate, _digits(row.name))}{corrected})"
 
 
@@ -378,7 +378,7 @@ def directions(a: str, b: str) -> list[str]:
     return [
         f"A (baseline): {a}",
         f"B: {b}",
-        "Speeds are B over A, score differences B minus A; ↑: higher is better for B.",
+        "Speed-ups are B over A, score differences are B minus A; ↑: higher values favour B.",
     ]
 
 
@@ -405,7 +405,7 @@ def reasons(rows: Sequence[Compared]) -> list[str]:
         if row.note and _title(row):
             titles.setdefault(row.note, []).append(_title(row))
     needed = (
-        f"Prompts needed: to detect a change of {100 * CHANGE:g} % of the speed-up or of A's score, with 80 % power."
+        f"Prompts needed: to detect, with 80 % power, a change of the speed-up or of A's score by {100 * CHANGE:g} %."
     )
     return [
         *(f"{'; '.join(names)}: {note}." for note, names in titles.items()),

@@ -104,10 +104,10 @@ def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
     for run in map(Run, folders):
         spec, name, tokens = run.info.spec, run.info.run_id, stats.tokens_per_step(run.rows)
         if RANDOM in spec.model:
-            what = f"{name}: {spec.model} has random weights, so its step counts are meaningless"
+            what = f"{name}: {spec.model} has random weights, so its numbers of steps are meaningless"
             raise SpecbenchError(what, "name other runs to forecast")
         if tokens is None:
-            raise SpecbenchError(f"run {name} has no image yet", "decode images, or name another run")
+            raise SpecbenchError(f"run {name} has no images yet", "decode images, or name another run")
         # The overhead excludes drafting by a head, which has a separate model.
         spans = ["verify_ms", "host_ms", *([] if spec.decoder.head_kind else ["draft_ms"])]
         timed = with_times(run.rows)
@@ -138,7 +138,7 @@ def _overheads(length: Accepted, setting: ForecastSetting, ar: float | None) -> 
         low, high = setting.overhead_ms
         return [(low, low), (high, high)] + [(high, low)] * length.decoder.drafts
     if ar is None or length.overhead_ms is None:
-        what = "--overhead-ms run needs runs timed one image at a time, one of them ar"
+        what = "--overhead-ms run needs runs that were timed one image at a time, including a run of ar"
         raise SpecbenchError(what, "--overhead-ms LOW,HIGH")
     return [(length.overhead_ms, ar)]
 
@@ -239,20 +239,20 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
     rows = "1 row" if setting.guidance == 1 else f"2 rows (guidance {setting.guidance:g})"
     others = list(dict.fromkeys(length.model for length in accepted if length.model != model.name))
     if setting.overhead_ms is None:
-        overhead = "as measured by each run (for AR by the AR run) on its own machine; on another device it may differ"
+        overhead = "per step as measured in each run (for AR in the AR run) on its machine; elsewhere it may differ"
     else:
         overhead = (
-            f"{_span(*setting.overhead_ms)} ms per step without forward and drafting, assumed; for AR at most that"
+            f"{_span(*setting.overhead_ms)} ms per step outside forward and drafting (assumed; for AR at most the same)"
         )
     lines = [
         f"This is a forecast: nothing was measured on {peak.name}.",
         f"Device: {peak.bandwidth(2**40) / 1e9:,.0f} GB/s and {peak.flops / 1e12:,.4g} TFLOP/s in {setting.dtype} "
         f"({peak.source}); assumed to reach {_percent(setting.bandwidth)} and {_percent(setting.flops)} of these.",
-        f"Model: {model.name} in {setting.dtype}; a forward reads {_counted(size.weights)} weights once and "
-        f"each row's KV cache, {size.kv * BYTES[setting.dtype] / 1024:,.0f} KiB per token; {rows} per image, batch "
+        f"Model: {model.name} in {setting.dtype}; a forward reads {_counted(size.weights)} weights once, and the KV "
+        f"cache of each row ({size.kv * BYTES[setting.dtype] / 1024:,.0f} KiB per token); {rows} per image, batch "
         f"{setting.batch}.",
-        f"An image has {model.stream:,} stream slots after a prompt of {PROMPT_TOKENS}; every step is computed at "
-        "the mean context, with its full window.",
+        f"An image has {model.stream:,} stream slots after a prompt of {PROMPT_TOKENS}; every step is computed with "
+        "the mean context and its full window.",
         f"Overhead: {overhead}.",
         "The text encoder and the image decoder are left out.",
     ]
@@ -263,19 +263,19 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
     if peak.products:
         lines.append("Products with weights take the time measured there for this number of columns, at that share.")
     else:
-        lines.append("Steps are compiled: eager steps take several times as long on a GPU, which waits for the host.")
+        lines.append("Steps are compiled; eager steps take several times as long on a GPU, which waits for the host.")
     if any(length.decoder.head_kind == "eagle" for length in accepted):
-        lines.append("A draft head is one layer, a projection and the output matrix, run once for each level.")
+        lines.append("A draft head is one layer, a projection and the output matrix; it runs once per tree level.")
     if any(length.decoder.head_kind == "vertical" for length in accepted):
         lines.append(
-            "A vertical head is three small layers and the output matrix, run once for each draft; most of the first "
-            "layer runs once per step (a few times if the window is wider than an image row)."
+            "A vertical head is three small layers and the output matrix; it runs once for each draft, but most of "
+            "the first layer runs once per step (a few times if the window is wider than an image row)."
         )
     if others:
         lines.append(f"Tokens per step were measured on {', '.join(others)}, not on {model.name}.")
         elsewhere = [length for length in accepted if length.decoder.drafts and length.model != model.name]
         lines += _printed_sentences(elsewhere)
-    lines += ["Rows of a batch that finish are refilled at once."] if setting.batch > 1 else []
+    lines += ["A batch row that finishes is refilled at once."] if setting.batch > 1 else []
     return lines
 
 
@@ -287,7 +287,7 @@ def _printed_sentences(accepted: Sequence[Accepted]) -> list[str]:
         texts = dict.fromkeys(f"{entry.tokens_per_step:.3g} on {entry.model} ({entry.source})" for entry in (low, high))
         lines.append(f"{name}: papers print {' to '.join(texts)}; the ranges include these values.")
     if unknown := dict.fromkeys(length.decoder.name for length in accepted if not length.printed):
-        lines.append(f"Without a range: {', '.join(unknown)}; we know no paper with tokens per step on another model.")
+        lines.append(f"Without a range: {', '.join(unknown)}; no known paper prints tokens per step on another model.")
     return lines
 
 

@@ -11,7 +11,7 @@ from specbench.errors import SpecbenchError, enumerated
 from specbench.metrics.score_store import read_scores
 from specbench.reporting.marks import natural
 from specbench.specs.options import plain
-from specbench.specs.presets import PRESETS, Preset, resolve
+from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import OFF_IF_NONE, SAMPLING
 from specbench.stats.intervals import FEW_UNITS
 from specbench.store.run_info import RunInfo, read_info
@@ -36,16 +36,19 @@ def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
     infos = [info for info in stored if info.spec.tokens_sha256 is None]
     theirs = [rf"\texttt{{{tex(info.spec.decoder.name)}}}" for info in stored if info.spec.tokens_sha256]
     if not infos:
-        what = "a methods paragraph describes what specbench decoded"
+        what = "a methods paragraph describes only runs that specbench decoded"
         raise SpecbenchError(what, "these runs are tokens of other programs")
     presets = {info.spec.decoder.name: PRESETS.get(info.spec.decoder.name) for info in infos}
-    papers = {name: _published(preset) if preset else None for name, preset in presets.items()}
+    papers = {
+        name: preset.paper if preset and not preset.own and preset.paper != "-" else None
+        for name, preset in presets.items()
+    }
     sentences = [
         *_each("Images were decoded with {}.", map(_model, infos)),
         *_each("Sampling used {}.", _samplings(infos)),
         *_each("The prompts were from {}.", map(_prompts, infos)),
         f"The decoders were {enumerated(_decoders(infos, papers))}.",
-        *([f"The tokens of {enumerated(theirs)} were drawn by these programs on other machines."] if theirs else []),
+        *([f"These programs drew the tokens of {enumerated(theirs)} on other machines."] if theirs else []),
         *_metrics(folders),
         *_each("We measured on {}.", (_machine(info) for info in infos)),
         _statistics(infos),
@@ -54,10 +57,6 @@ def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
     cited = dict.fromkeys(text for text in papers.values() if text)
     entries = [_entry(_key(text), text) for text in cited]
     return " ".join(sentences) + "\n", "\n\n".join([*entries, _SELF % version]) + "\n"
-
-
-def _published(preset: Preset) -> str | None:
-    return None if preset.own or preset.paper == "-" else preset.paper
 
 
 def _each(sentence: str, texts: Iterable[str]) -> list[str]:

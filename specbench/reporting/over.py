@@ -24,7 +24,7 @@ from specbench.system.text_tables import TextTable, latex_label, latex_table, ma
 
 NOTE = (
     "Runs that differ only in the seed are one row. Value: over the images of all seeds; ±: standard deviation of the "
-    "values per seed; in brackets: 95 % interval with prompts as the independent units, each with all its seeds. "
+    "values per seed; in brackets: 95 % interval, with prompts as the independent units (a prompt has all its seeds). "
     "Speed-up: ratio of the summed latencies; geometric mean: of the ratios per image."
 )
 
@@ -156,7 +156,7 @@ def over_table(rows: Sequence[SeedsRow]) -> TextTable:
         lines.append([row.decoder, *chosen, str(len(row.seeds)), str(row.images), *cells])
     headings = ["decoder", *options, "seeds", "images", *(named.get(name, name) for name in numbers)]
     return plain_table(
-        headings, lines, NOTE, [f"{copy} is a copy and is left out." for row in rows for copy in row.copies]
+        headings, lines, NOTE, [f"{copy} is a copy and is omitted." for row in rows for copy in row.copies]
     )
 
 

@@ -83,7 +83,7 @@ def _token_map(runs: Mapping[str, Path], kind: str) -> Grid:
     quantity, bar = TOKEN_MAPS[kind]
     maps = {label: shown for label, folder in runs.items() if (shown := mean_map(folder, quantity)) is not None}
     if not maps:
-        needs = "run with --trace" if quantity.startswith("draft") else "decode images with a decoder that drafts"
+        needs = "run with --trace" if quantity.startswith("draft") else "use a run of a decoder with drafts"
         raise SpecbenchError(f"figure {kind}: no run here has this map", needs)
     numbers = [
         {"run": label, "row": row, "column": column, "value": value}

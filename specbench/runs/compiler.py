@@ -61,7 +61,7 @@ def worth_compiling(stored: Sequence[bool], layers: int, steps: int, keys: Seque
     if stored or saved <= cost or missing("cpu"):
         return False, None
     gain = f"saves about {duration(saved)} and costs about {duration(cost)}"
-    return True, f"compiling, which {gain} (--compile off: eager)"
+    return True, f"compiling the steps {gain} (--compile off omits it)"
 
 
 def code_key(model: str, dtype: str, threads: int, batch: int, guidance: float, decoder: DecoderSpec) -> str:
@@ -71,7 +71,7 @@ def code_key(model: str, dtype: str, threads: int, batch: int, guidance: float, 
 
 
 def remember_compiled(specs: Sequence[RunSpec]) -> None:
-    """Record where the compiled code of CPU runs is stored, so that "auto" then counts only the time to load it."""
+    """Record the folder with the compiled code of CPU runs. For these runs, "auto" only counts the time to load it."""
     runs = [it for it in specs if it.device == "cpu"]
     keys = [code_key(it.model, it.dtype, it.threads, it.batch, it.sampling.guidance, it.decoder) for it in runs]
     with suppress(SpecbenchError, OSError):
@@ -136,7 +136,7 @@ def missing(device: str) -> str | None:
     torch = find_spec("torch")
     # From 2.14 on, torch quotes the path of its libraries for the linker.
     if kind == "cpu" and torch and " " in str(torch.origin) and _minor_version("torch") < (2, 14):
-        return f"torch before 2.14 cannot compile from a path with spaces: {torch.origin}"
+        return f"torch before 2.14 cannot compile if its path has spaces: {torch.origin}"
     return None
 
 
@@ -158,7 +158,7 @@ def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
         if SettingSource.of((info.origins or {}).get("threads")) is SettingSource.DEFAULT
     ]
     if unnamed and 0 < unnamed[-1] <= most:
-        threads, why = unnamed[-1], f"as in the runs in {out}"
+        threads, why = unnamed[-1], f"the number of the runs in {out}"
     else:
         threads = min(most, max(1, round(most - cores_in_use())))
         why = f"because other processes use {cores_in_use():.1f} of {most} cores"

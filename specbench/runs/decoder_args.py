@@ -59,7 +59,7 @@ def plan_decoders(settings: RunSettings) -> list[PlannedDecoder]:
     every decoder with this option, but to `ar` only if no other decoder has the option. Options that are not given have
     the value published for the decoder on the model, or else the preset's."""
     if not (requests := parse_decoders(settings.decoder)):
-        raise SpecbenchError("no decoder given", f"--decoder takes: {', '.join(sorted(PRESETS))}")
+        raise SpecbenchError("no decoder given", f"valid: --decoder with one of {', '.join(sorted(PRESETS))}")
     planned: dict[tuple[DecoderSpec, bool], PlannedDecoder] = {}
     for reference, inline in requests:
         decoder = _plan_decoder(reference, inline, settings)
@@ -74,10 +74,10 @@ def plan_decoders(settings: RunSettings) -> list[PlannedDecoder]:
         if name not in used and not any(name in inline for _, inline in requests):
             decoders = [decoder.spec.name for decoder in planned.values()]
             valid = sorted({option for decoder in decoders for option in options_of(PRESETS[decoder])})
-            takes = f"they take: {', '.join(f'--{option}' for option in valid)}" if valid else "they take no options"
+            takes = f"options: {', '.join(f'--{option}' for option in valid)}" if valid else "they have no options"
             owners = sorted(owner for owner, preset in PRESETS.items() if name in options_of(preset))
             hint = f"; --{name} belongs to {', '.join(owners)}" if owners else ""
-            what = f"--{name}: none of the chosen decoders ({', '.join(decoders)}) takes it"
+            what = f"--{name}: not an option of the chosen decoders ({', '.join(decoders)})"
             raise SpecbenchError(what, takes + hint)
     return list(planned.values())
 
@@ -108,7 +108,9 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
             decoder, options = requests[-1]
             run_on = re.search(r":([\w-]+)=", value)
             if run_on and run_on[1] in (setting.name for setting in decoder_settings()):
-                raise SpecbenchError(f"--decoder {piece}: commas separate options", f"{run_on[0].replace(':', ',')}...")
+                raise SpecbenchError(
+                    f"--decoder {piece}: use commas between options", f"{run_on[0].replace(':', ',')}..."
+                )
             if option in options:
                 raise SpecbenchError(f"--decoder {piece}: '{decoder}' has two values of {option}", "set it once")
             options[option] = value

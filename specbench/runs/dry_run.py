@@ -187,10 +187,10 @@ def caption_note(model: ModelFacts, captions: Sequence[str]) -> str | None:
     """Return a note on captions that the model truncates; None if it truncates no caption."""
     if not (cut := model.captions_cut(captions)) or cut[0] == 0:
         return None
-    how_many = "the number of cut captions is known once its files are here"
+    how_many = "the number of truncated captions is unknown until the model's files are on this disk"
     if cut[0] is not None:
         how_many = f"{cut[0]:,} of {len(set(captions)):,} are cut"
-    return f"{model.name} reads {cut[1]} tokens of a caption: {how_many}"
+    return f"{model.name} reads at most {cut[1]} tokens of a caption; {how_many}"
 
 
 def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: str | None = None) -> float | None:
@@ -247,5 +247,5 @@ def cost_text(steps: int, seconds: float, device: str, source: str) -> str:
     """Format the forecast for an image of AR with this number of `steps`."""
     forecast, where = f"forecast: {duration(seconds)} per image with ar", f"on {device} ({source})"
     if seconds > _LONG_S:
-        return f"{forecast} {where}; instead: a GPU, --model janus, or to try it --random-weights --scale tiny"
-    return f"{forecast} ({steps:,} steps) {where}; k tokens per step divide the steps by k"
+        return f"{forecast} {where}; faster: a GPU, --model janus, or for a first try --random-weights --scale tiny"
+    return f"{forecast} ({steps:,} steps) {where}; with k tokens per step, a decoder needs 1/k of the steps"

@@ -68,7 +68,7 @@ def find_engine(address: str, expected: Sequence[str], served: str | None = None
         program = _PROGRAMS.get(owner := str(cards[0]["owned_by"]), owner)
         names = {str(card["id"]): {str(card["id"]), str(card.get("root"))} for card in cards}
     except (LookupError, TypeError, ValueError):
-        raise SpecbenchError(f"{address} lists no models at /v1/models", "is it vLLM or SGLang?") from None
+        raise SpecbenchError(f"{address} lists no models at /v1/models", "give the address of vLLM or SGLang") from None
     info: dict[str, Any] = {}
     if program == _SGLANG:
         # In older versions both names begin with "get_".
@@ -78,12 +78,12 @@ def find_engine(address: str, expected: Sequence[str], served: str | None = None
     elif program == _VLLM:
         info = _facts(address, "version")
     else:
-        console.warn(f"{address}: models of '{owner}', neither vLLM nor SGLang; requests are sent as to vLLM")
+        console.warn(f"{address}: models of '{owner}', not of vLLM or SGLang; it gets the same requests as vLLM")
     wanted = {_last_part(name) for name in expected}
     fitting = [name for name, others in names.items() if served == name or wanted & set(map(_last_part, others))]
     if not fitting or served not in (None, *fitting):
         what = f"{address} serves {', '.join(names)}, not {served or ' or '.join(sorted(wanted))}"
-        raise SpecbenchError(what, "--served NAME if the model has another name there")
+        raise SpecbenchError(what, "if the engine has another name for the model: --served NAME")
     facts = ", ".join(f"{name} {info[name]}" for name in _SGLANG_FACTS if info.get(name))
     return Engine(address, program, str(info.get("version", "")), served or fitting[0], facts or None)
 
@@ -108,14 +108,14 @@ class EngineModel:
 
     def __init__(self, engine: Engine, model: ImageModel, sampling: Sampling):
         if not isinstance(model, FamilyModel) or type(model).prompt_ids is FamilyModel.prompt_ids:
-            raise SpecbenchError(f"{model.name} does not take prompts as token ids, as engines do")
+            raise SpecbenchError(f"an engine takes prompts as token ids, but {model.name} does not")
         self._ids: list[int] = model.table_ids(torch.arange(model.layout.vocab, device=model.device)).tolist()
         self._words = model.backbone.embed_tokens.num_embeddings
         if max(self._ids) >= self._words:
             raise SpecbenchError(f"the image tokens of {model.name} are not in the served model's vocabulary")
         if sampling.guidance != 1:
-            what = f"{model.name} is drawn with guidance {sampling.guidance:g}, which {engine.program} does not offer"
-            raise SpecbenchError(what, "--cfg 1: only the conditional row")
+            what = f"{engine.program} does not offer guidance, here {sampling.guidance:g} for {model.name}"
+            raise SpecbenchError(what, "--cfg 1 uses only the conditional row")
         if any(getattr(sampling, name) for name in UNSERVED):
             missing = " nor ".join(f"--{SAMPLING[name].name}" for name in UNSERVED)
             raise SpecbenchError(f"{engine.program} offers neither {missing}", "omit them")
@@ -170,7 +170,7 @@ class EngineModel:
         except (LookupError, TypeError, ValueError, AttributeError):
             if reason := _reason(content):
                 raise SpecbenchError(f"{address} returned an error: {reason}") from None
-            raise SpecbenchError(f"{address}: no token ids in the answer", "vLLM returns them from 0.10.2 on") from None
+            raise SpecbenchError(f"{address}: no token ids in the answer", "vLLM returns ids since 0.10.2") from None
         if len(answer.tokens) != len(prompts):
             raise SpecbenchError(f"{address} returned {len(answer.tokens)} images for {len(prompts)} prompts")
         if wrong_ids := [number for ids in answer.tokens for number in ids if type(number) is not int]:
@@ -259,11 +259,11 @@ def ask_engine(url: str, body: Mapping[str, object] | None, timeout: float) -> A
     except TRANSIENT as error:
         reason = getattr(error, "reason", "") or error
         what = f"{url} does not answer: {getattr(reason, 'strerror', '') or reason}"
-        raise Unanswered(what, "start the engine, or name its address", FAILURE) from None
+        raise Unanswered(what, "start the engine, or give its address", FAILURE) from None
     try:
         return parse_json(content)
     except ValueError as error:
-        raise SpecbenchError(f"{url} returned no valid JSON: {error}", "is this the address of an engine?") from None
+        raise SpecbenchError(f"{url} returned no valid JSON: {error}", "give the address of an engine") from None
 
 
 def _message(body: bytes) -> str:

@@ -180,7 +180,7 @@ def settle_batch(
         return int(batch), None
     most = largest_batch(needs, free)
     heaviest = max(needs, key=lambda need: need.per_image)
-    drawing = "" if heaviest.together or not heaviest.picture else f" ({_gib(heaviest.picture)} to draw one)"
+    drawing = "" if heaviest.together or not heaviest.picture else f" ({_gib(heaviest.picture)} to render one)"
     if most < (1 if batch == "auto" else int(batch)):
         raise SpecbenchError(
             f"--batch {batch}: {_gib(heaviest.weights)} of weights and {_gib(heaviest.per_image)} per image{drawing} "

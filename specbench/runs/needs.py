@@ -60,7 +60,7 @@ def score_needs(model: ModelFacts, prompts: str | None) -> list[Need]:
                 needs[weights.file] = Need(f"network of {name}", weights.file, weights.remote.size, weights.licence)
         for repository in metric.repositories.values():
             if hub_problem(repository, metric.files):
-                needs[repository] = Need(f"network of {name}", repository, None, "licence as its card says")
+                needs[repository] = Need(f"network of {name}", repository, None, "licence: see its card")
     return list(needs.values())
 
 

@@ -280,8 +280,8 @@ def _rows_note(model: ModelFacts, settings: RunSettings) -> str | None:
     if family not in RELEASED["guidance_rows"] or source in (SettingSource.FLAG, SettingSource.ENVIRONMENT):
         return None
     if settings.guidance_rows == "released":
-        return "unconditional rows are as released, not as in run (--guidance-rows official)"
-    return "unconditional rows are official, not bench gsd-1's (--guidance-rows released)"
+        return "unconditional rows are those of the released code; run's default is --guidance-rows official"
+    return "unconditional rows are official; bench gsd-1 uses --guidance-rows released"
 
 
 def plan_drawing(asked: RunSettings) -> Drawing:
@@ -386,7 +386,7 @@ def plan_sampling(model: ModelFacts, settings: RunSettings) -> Sampling:
     off = {name: None for name in OFF_IF_NONE if not values[name]}
     sampling = Sampling(**values | off)
     if sampling.guidance != 1 and not model.guided:
-        raise SpecbenchError(f"--cfg {sampling.guidance:g}: {model.name} has no unconditional prompt", "omit it")
+        raise SpecbenchError(f"--cfg {sampling.guidance:g}: {model.name} has no unconditional prompt", "omit --cfg")
     if sampling.top_k > model.v_image:
         what = f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens"
         raise SpecbenchError(what, "0 disables the filter")

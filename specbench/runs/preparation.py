@@ -163,8 +163,8 @@ def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping
             names = [name for kind in code for name in changed_modules(last.get(kind) or {}, code[kind])]
             places = f" ({', '.join(names)})" if older[-1].code else ""
             lines.append(
-                f"the code of {spec.decoder.name} has changed{places}: this is another run; earlier images "
-                f"stay in {' and '.join(info.run_id for info in older)}"
+                f"the code of {spec.decoder.name} has changed{places}, so this is a new run; the earlier images stay "
+                f"in {' and '.join(info.run_id for info in older)}"
             )
     return lines
 
@@ -199,9 +199,7 @@ def _choose_window(
     if earlier := earlier_window(plan, decoder, weights_sha256):
         return with_window(decoder, earlier), None
     if model is None:
-        raise SpecbenchError(
-            "--window auto: cannot be measured with --workers or --ray", "omit these, or give a number"
-        )
+        raise SpecbenchError("--window auto cannot be measured with --workers or --ray", "omit these, or give a number")
     window, curve = _tuned_window(model, plan, decoder, planned.windows, reporter)
     return with_window(decoder, window), curve
 
@@ -211,7 +209,7 @@ def _tuned_window(
 ) -> tuple[int, list[dict[str, Any]]]:
     """Call `tune_window` with the prompts of a plan and report the result."""
     monitor = MachineMonitor(plan.settings.device)
-    what, most = f"windows tried with {decoder.name}", len(windows) + 1
+    what, most = f"windows tested with {decoder.name}", len(windows) + 1
     try:
         reporter.part(what, 0, most)
         arguments = model, plan.chosen, decoder, plan.sampling, plan.settings.seed, windows
@@ -222,10 +220,10 @@ def _tuned_window(
     for point in curve:
         reporter.note(f"{decoder.name}, window {point['window']}: {describe_point(point)}")
     fastest = max(curve, key=lambda point: point["speed_up"])
-    ahead = "" if fastest["window"] == window else "; AR is faster than every window tried"
+    ahead = "" if fastest["window"] == window else "; AR is faster than every tested window"
     reporter.note(f"{decoder.name}: window {window} is the fastest here, measured with pilot images{ahead}")
     if company:
-        reporter.note(f"{decoder.name}: {company} meanwhile; on an idle machine another window may be the fastest")
+        reporter.note(f"{decoder.name}: meanwhile {company}; on an idle machine another window may be the fastest")
     return window, curve
 
 

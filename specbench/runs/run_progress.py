@@ -61,7 +61,7 @@ class RunSummary:
         if self.failed:
             return SpecbenchError(
                 f"{self.failed} of {self.total} images failed; the first one: {self.errors[0]}",
-                "their rows contain the error; run the same command again to retry them",
+                "the rows of these images contain their errors; run the same command again to retry",
                 PARTIAL,
             )
         return None
@@ -92,6 +92,6 @@ def machine_warnings(machines: Sequence[dict[str, Any]]) -> list[str]:
     clocks = [float(state["gpu_mhz"]) for state in machines if state.get("gpu_mhz")]
     if clocks and min(clocks) < STEADY_CLOCK * max(clocks):
         lines.append(
-            f"the GPU's clock moved between {min(clocks):.0f} and {max(clocks):.0f} MHz (nvidia-smi -lgc locks it)"
+            f"the GPU's clock varied from {min(clocks):.0f} to {max(clocks):.0f} MHz (nvidia-smi -lgc fixes it)"
         )
     return lines

@@ -170,9 +170,9 @@ def run(
         summary.interrupted = stop.number if summary.done + summary.failed < todo else 0
     disturbed = _disturbances([stores[spec] for spec in work if work[spec] and spec.timed])
     for text in disturbed[:_MOST_NAMED]:
-        reporter.note(f"{text}: repeat on an idle machine, with another --out")
+        reporter.note(f"{text}: repeat the run on an idle machine, with another --out")
     if (more := len(disturbed) - _MOST_NAMED) > 0:
-        reporter.note(f"{more} more such disturbance{'s' * (more > 1)}; specbench report shows the worst")
+        reporter.note(f"{more} more such disturbance{'s' * (more > 1)}; specbench report prints the largest")
     return summary
 
 

@@ -35,13 +35,13 @@ from specbench.system.torch_device import AUTO, chosen_device
 
 MAX_SEED = 2**63 - 1
 OTHER_VARIABLES = {
-    "SPECBENCH_CONFIG": "settings file, as with `--config`",
-    "SPECBENCH_CACHE": "folder of downloads and of this machine's measurements",
+    "SPECBENCH_CONFIG": "file of settings, as with `--config`",
+    "SPECBENCH_CACHE": "folder for downloads and for measurements of this machine",
     "SPECBENCH_OFFLINE": "1: download nothing",
     "SPECBENCH_PROMPTS_MIRROR": "address of a copy of the [public prompt sets](prompts.md)",
     "SPECBENCH_REVISIONS": "[revisions of hub repositories](weights.md#pinned-commits), `owner/name@COMMIT`, separated "
     "by commas",
-    "SPECBENCH_PINNED_ONLY": "1: download hub repositories only at commits that specbench or you have named, as with "
+    "SPECBENCH_PINNED_ONLY": "1: download hub repositories only at pinned commits, of specbench or your own, as with "
     "`--pinned-only`",
     "SPECBENCH_DEBUG": "1: show tracebacks, as with `--debug`",
 }
@@ -81,12 +81,12 @@ class RunSettings:
         "prompt set or file; by default the model's own set, else parti", "SET|FILE", "the model",
         uses=(Use.TARGET ^ Use.IMAGES) | Use.CELLS)
     prompt_column: str | None = _what("",
-        "column of the prompt file that holds the texts", "NAME", "text, prompt or caption", uses=Use.REPEAT)
+        "column of the prompt file with the texts", "NAME", "text, prompt or caption", uses=Use.REPEAT)
     limit: int | None = _draw(1, "use only the first N prompts", "N", "all prompts", minimum=1,
         uses=Use.SELECTION | Use.ENGINES | Use.CELLS)
-    offset: int = _draw(0, "leave out the first N prompts", "N", minimum=0)
+    offset: int = _draw(0, "skip the first N prompts", "N", minimum=0)
     sample: int | None = _draw(1,
-        "use only a random sample of N prompts, the same one every time", "N", "all prompts", minimum=1)
+        "use only a random sample of N prompts; the sample is the same in every run", "N", "all prompts", minimum=1)
     per_category: int | None = _draw(1, "use only the first N prompts of each category", "N", "all prompts", minimum=1)
     category: tuple[str, ...] = _draw("",
         "use only the prompts of these categories; quote a name with a comma", "NAME,...", many=True)
@@ -95,7 +95,7 @@ class RunSettings:
         uses=Use.REPEAT | Use.TABLES | Use.CELLS)
     seed: int = _what(0, "random seed", "N", minimum=0, maximum=MAX_SEED, uses=Use.DECODING | Use.CELLS)
     baseline: int | None = _what(8,
-        "if no decoder is AR, also decode AR on the first N prompts, for the speed-up; 0: never", "N",
+        "if no decoder is AR, also decode the first N prompts with AR, to compute the speed-up; 0: never", "N",
         "8; none with a batch or workers, whose latencies are not measured", minimum=0, uses=Use.NONE)
     batch: int | Literal["auto"] = _what(1,
         "images decoded together; auto: as many as fit in memory (always 1 in latency mode)", "N|auto", minimum=1,
@@ -109,36 +109,36 @@ class RunSettings:
         "decode only part I of N equal parts; auto: as set by SLURM, LSF, MPI or torchrun", "I/N", "all",
         uses=Use.TABLES)
     mode: Mode | None = _where("",
-        "purpose of the run; latency: one image at a time, alone on the device; throughput: no latency is reported",
+        "latency: decode one image at a time, alone on the device; throughput: report no latency",
         "MODE", "latency for one worker and batch 1", choices=_MODES)
 
-    model: str = _model("shapes", "model, a name of 'specbench list models'", "NAME", uses=Use.TARGET | Use.CELLS)
+    model: str = _model("shapes", "name of a model, see 'specbench list models'", "NAME", uses=Use.TARGET | Use.CELLS)
     weights: str | None = _model("", "checkpoint to load instead of the official one", "DIR|OWNER/NAME", "the model")
     revision: str | None = _model("", "revision of the checkpoint's Hugging Face repository", "REF", "the hub")
     guidance_rows: Form = _model("official",
-        "unconditional prompt of lumina and anole: official (as the model's authors), or released (as SJD's and GSD's "
-        "code, which keeps the last token of the prompt)", "NAME", choices=_FORMS,
+        "unconditional prompt of lumina and anole: official (of the model's authors), or released (of SJD's and GSD's "
+        "code: it keeps the last token of the prompt)", "NAME", choices=_FORMS,
         uses=(Use.TARGET ^ Use.TABLES) | Use.CELLS)
     prompt_form: Form = _model("official",
         "prompt of anole: official (the bare text), or released (SJD's script: 'Generate an image of ' before it)",
         "NAME", choices=_FORMS, uses=(Use.TARGET ^ Use.TABLES) | Use.CELLS)
     guidance_schedule: Form = _model("official",
-        "guidance of lumina2: official (the requested scale), or released (its code raises every scale below 4 to 4; "
-        "a scale above 4 falls back to 4 within the first row)", "NAME", choices=_FORMS, uses=Use.TARGET ^ Use.TABLES)
-    size: str | None = _model("", "image size in pixels, for models that were trained with several", "WIDTHxHEIGHT",
+        "guidance of lumina2: official (the requested scale), or released (as in its code: scales below 4 are raised "
+        "to 4; scales above 4 fall to 4 within the first row)", "NAME", choices=_FORMS, uses=Use.TARGET ^ Use.TABLES)
+    size: str | None = _model("", "image size in pixels, for models trained with several sizes", "WIDTHxHEIGHT",
         "the model", reads=names.size, check=parse_size)
-    random_weights: bool = _model(False, "use random weights in the true architecture, to measure only speed")
+    random_weights: bool = _model(False, "use random weights in the true architecture, to measure the speed only")
     scale: Literal["full", "tiny"] = _model("full",
-        "model size; tiny: 4 x 4 tokens, with --random-weights a small network", "SIZE", choices=("full", "tiny"))
+        "tiny: images of 4 x 4 tokens; with --random-weights, also a small network", "SIZE", choices=("full", "tiny"))
     dtype: str | None = _model("float32",
-        f"number format of the weights: {', '.join(DTYPES)} (matrices in eight bits by torchao: another target; "
-        f"{EIGHT_BITS_GAIN})", "TYPE", "the model", choices=DTYPES, uses=Use.TARGET | Use.CELLS)
+        f"number format of the weights: {', '.join(DTYPES)} (int8wo: matrices in eight bits by torchao; it changes "
+        f"the target distribution and {EIGHT_BITS_GAIN})", "TYPE", "the model", choices=DTYPES,
+        uses=Use.TARGET | Use.CELLS)
     device: str = _model(AUTO, "torch device: cpu, cuda, cuda:1, or auto (CUDA if torch finds a GPU)", "DEVICE")
     threads: int = _model(0,
-        "CPU threads; 0: one per core that other processes leave free", "N", minimum=0, maximum=1024,
-        uses=Use.DECODING)
+        "CPU threads; 0: one per core that no other process uses", "N", minimum=0, maximum=1024, uses=Use.DECODING)
     compile: compiler.CompileMode = _model("auto",
-        "compile the decode step before timing; auto: on CUDA, and on a CPU if there are enough images to save time",
+        "compile the decode step before timing; auto: on CUDA, and on a CPU if the run is long enough to gain from it",
         "WHEN", choices=compiler.MODES, uses=Use.DECODING)
 
     # sampling: given fields of `specbench.specs.run_spec.Sampling`. options: given components and decoder options
@@ -147,7 +147,7 @@ class RunSettings:
 
     out: str = _output("results", "results folder", "DIR", uses=Use.REPEAT | Use.TABLES)
     trace: bool = _output(False,
-        "record per-token total variation between draft and target distributions, and the draft's top-1 probability",
+        "record the total variation between draft and target and the draft's top-1 probability for each token",
         uses=Use.IMAGES)
     quiet: bool = _output(False, "print only errors")
     json: bool = _output(False, "print one JSON array on stdout")
@@ -296,7 +296,7 @@ def _with_prompts(read: RunSettings) -> RunSettings:
         return replace(read, prompts=set_name(read.prompts))
     model = _model_named(read.model)
     if (prompts := default_prompts(model)) is None:
-        what = f"'{model}' is a second stage; its prompts are the images of a first stage"
+        what = f"'{model}' is a second-stage model, so its prompts are images of a first-stage run"
         raise SpecbenchError(what, "use --prompts results/RUN with a run of tar-1.5b or tar-7b")
     return read.changed({"prompts": prompts}, {"prompts": SettingOrigin(SettingSource.DEFAULT, f"of {model}")})
 

@@ -29,7 +29,7 @@ def plan_shard(text: str | None, env: Mapping[str, str]) -> tuple[tuple[int, int
         return _automatic(text, env)
     number, slash, shards = text.partition("/")
     if not (slash and 1 <= whole_number(number) <= whole_number(shards) <= MOST_SHARDS):
-        advice = "for example 2/8, the second of eight parts; auto takes it from SLURM, LSF, MPI or torchrun"
+        advice = "for example 2/8, the second of eight parts; auto reads the part from SLURM, LSF, MPI or torchrun"
         raise SpecbenchError(f"--shard {text}: expected I/N with 1 <= I <= N, or auto", advice)
     return (int(number), int(shards)), ""
 

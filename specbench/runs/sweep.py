@@ -62,7 +62,7 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
         if not axes[name]:
             raise SpecbenchError(f"--sweep {name}: no values", "write it as --sweep G=3,10,25")
         if name not in swept:
-            what = f"--sweep {name}: this setting does not distinguish runs"
+            what = f"--sweep {name}: runs do not differ in this setting"
             raise SpecbenchError(what, f"set it once, with --{name}")
     return {name: list(dict.fromkeys(map(settings[name].parse, values))) for name, values in axes.items()}
 
@@ -75,8 +75,8 @@ def check_effects(settings: RunSettings, axes: Mapping[str, Sequence[object]], s
         two = sweep_values(settings, {**first, name: choices[:2]})
         first_runs, *other_runs = (_runs(make_plan(each, shared)) for each in two)
         if first_runs in other_runs:
-            what = f"--sweep {name}: its values make no difference"
-            raise SpecbenchError(what, f"--decoder already sets {name}; omit it there")
+            what = f"--sweep {name}: its values have no effect"
+            raise SpecbenchError(what, f"omit {name} in --decoder, which already sets it")
 
 
 def _runs(plan: Plan) -> tuple[object, ...]:

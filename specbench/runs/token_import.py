@@ -82,7 +82,7 @@ def import_run(
     by_address = source.startswith(("http://", "https://"))
     accepted = run_settings(use=Use.ENGINES if by_address else Use.TOKENS)
     if others := sorted({*names_with(Use.ENGINES)} & flags.keys() - {setting.name for setting in accepted}):
-        raise SpecbenchError(f"--{others[0]} requires the address of an engine", f"omit it; {source} is read as a file")
+        raise SpecbenchError(f"--{others[0]} requires the address of an engine", f"omit it; {source} is a file")
     settings = merge(accepted, flags, env={})
     if by_address:
         if ids:
@@ -90,7 +90,7 @@ def import_run(
         return run_of_engine(source, program, settings, out, served)
     if not program or served:
         raise SpecbenchError(
-            "the program of the tokens in a file is missing", "--program 'NAME VERSION', and no --served"
+            "tokens of a file need the name of their program", "add --program 'NAME VERSION', and omit --served"
         )
     return run_of_tokens(Path(source), program, settings, out, ids)
 
@@ -113,7 +113,7 @@ def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, id
     digest = hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest()
     images = []
     for row, image in enumerate(tokens):
-        with blaming(path, f"image {row + 1} has a seed, log p, seconds or batch that cannot be one ({{}})"):
+        with blaming(path, f"image {row + 1} has an invalid seed, log p, seconds or batch ({{}})"):
             images.append(_image(columns, row, requests[row], image, loaded.layout))
     images = _alone(images)
     usual = sorted(image.batch or 1 for image in images)[len(images) // 2]
@@ -250,7 +250,7 @@ def read_stream(images: Sequence[np.ndarray], model: ImageModel, path: Path | st
     """Return the stream tokens [N] of images, from ids of either kind, with or without forced grammar tokens."""
     layout, tables = model.layout, _tables(model)
     if ids not in (None, *tables):
-        raise SpecbenchError(f"--ids {ids}: the ids of this model are codebook indices", "omit it")
+        raise SpecbenchError(f"--ids {ids}: this model has only codebook indices", "omit --ids")
     tables = tables if ids is None else {ids: tables[ids]}
     streams: dict[str, list[np.ndarray]] = {}
     problems: list[tuple[float, str]] = []
@@ -274,7 +274,7 @@ def _stream(image: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str
     forced, free = np.array(layout.forced), layout.free_slots()
     if len(image) not in (layout.length, len(free)):
         whole = f", or {layout.length:,} with row ends" if layout.length != len(free) else ""
-        return 0.0, f"{len(image):,} tokens, but an image of the model has {len(free):,}{whole}"
+        return 0.0, f"{len(image):,} tokens, but an image of this model has {len(free):,}{whole}"
     slots = np.arange(layout.length) if len(image) == layout.length else np.array(free)
     order = np.argsort(table, kind="stable")
     place = np.searchsorted(table[order], image).clip(max=len(table) - 1)
@@ -289,7 +289,7 @@ def _stream(image: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str
         elif kind == "model":
             why = "a token of text or grammar, not of the image"
         else:
-            why = f"outside the image's ids {low[index]:,} to {high[index] - 1:,}"
+            why = f"not an image id ({low[index]:,} to {high[index] - 1:,})"
         return float(fits.mean()), f"{token}, {why}"
     tokens = np.where(forced >= 0, forced, 0)
     tokens[slots] = code
@@ -301,7 +301,7 @@ def _columns(path: Path) -> dict[str, list[Any]]:
     readers = {".parquet": _parquet, ".npz": _npz, ".jsonl": _json_lines, ".ndjson": _json_lines}
     if (read := readers.get(path.suffix.lower())) is None:
         raise SpecbenchError(f"{path}: unknown suffix '{path.suffix}'", f"valid: {', '.join(readers)}")
-    with blaming(path, "cannot be read as images' tokens ({})"):
+    with blaming(path, "is not a valid file of image tokens ({})"):
         check_regular(path)
         columns = read(path)
         if others := [name for name in columns if name not in _COLUMNS]:
@@ -309,10 +309,10 @@ def _columns(path: Path) -> dict[str, list[Any]]:
             console.say(f"{path.name}: ignored columns: {unread} (known columns: {', '.join(_COLUMNS)})")
         columns = {name: columns[name] for name in _COLUMNS if name in columns}
         if scalars := [name for name, values in columns.items() if not isinstance(values, list)]:
-            raise ValueError(f"'{scalars[0]}' is one value")
+            raise ValueError(f"'{scalars[0]}' is a single value, not one value per image")
     lengths = set(map(len, columns.values()))
     if missing := [name for name in _COLUMNS[:2] if name not in columns]:
-        what = f"has no column '{missing[0]}'" if any(lengths) else f"holds none of the columns {', '.join(_COLUMNS)}"
+        what = f"has no column '{missing[0]}'" if any(lengths) else f"has none of the columns {', '.join(_COLUMNS)}"
         raise SpecbenchError(f"{path} {what}", "'prompt' and 'tokens' are required, with one entry per image")
     if len(lengths) != 1 or not any(lengths):
         raise SpecbenchError(f"{path} holds no images, or columns of different lengths")
@@ -340,7 +340,7 @@ def _npz(path: Path) -> dict[str, list[Any]]:
 def _json_lines(path: Path) -> dict[str, list[Any]]:
     rows = []
     for number, line in enumerate(text_of(read_regular(path, _MAX_BYTES)).encode().splitlines(), 1):
-        with blaming(path, f"cannot be read: line {number} is no JSON ({{}})"):
+        with blaming(path, f"cannot be read: line {number} is not JSON ({{}})"):
             rows += [parse_json(line)] if line.strip() else []
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError("each line must be one object")
@@ -369,7 +369,7 @@ def _requests(path: Path, columns: Mapping[str, list[Any]], settings: RunSetting
             before = first.setdefault(text_id(text) if name is None else str(name), row)
             if texts[before].strip() != text.strip():
                 places = f"image {before + 1} and {row + 1}"
-                raise SpecbenchError(f"{path}: prompt_id '{name}' names two prompts, at {places}")
+                raise SpecbenchError(f"{path}: prompt_id '{name}' has two different prompts, in {places}")
         prompts = build_prompt_set(path.stem, [Prompt(name, texts[row]) for name, row in first.items()])
     by_id = {prompt.id: prompt for prompt in prompts.prompts}
     by_text = {prompt.text.strip(): prompt for prompt in prompts.prompts}

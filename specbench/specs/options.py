@@ -208,7 +208,7 @@ class Component:
     def __post_init__(self) -> None:
         if unknown := set(self.memory) - MEMORY:
             raise SpecbenchError(
-                f"component '{self.target}' needs unknown memory '{min(unknown)}'", ", ".join(sorted(MEMORY))
+                f"component '{self.target}': unknown kind of memory '{min(unknown)}'", ", ".join(sorted(MEMORY))
             )
 
 

@@ -140,8 +140,8 @@ def choices_of(preset: Preset, overrides: Mapping[str, object]) -> dict[str, str
     for kind in CHOICES.keys() & overrides.keys():
         choices[kind] = read_name(kind, str(overrides[kind]), CHOICES[kind])
     if preset.choices["drafter"] == _NO_DRAFTS != choices["drafter"]:
-        what = f"decoder '{preset.name}' has no drafts, which excludes --drafter {choices['drafter']}"
-        raise SpecbenchError(what, "start from a preset that drafts, such as sjd")
+        what = f"--drafter {choices['drafter']}: decoder '{preset.name}' has no drafts to replace"
+        raise SpecbenchError(what, "use a decoder with drafts, such as sjd")
     return choices
 
 
@@ -228,9 +228,9 @@ def decoder_name(reference: str) -> str:
 
 def _unfit(preset: Preset) -> str:
     """Describe why a user's combination of components is invalid; return an empty string if it is valid."""
-    missing = [f"its choices lack '{kind}'" for kind in CHOICES if kind not in preset.choices]
+    missing = [f"its choices have no '{kind}'" for kind in CHOICES if kind not in preset.choices]
     unknown = (
-        f"there is no {kind} '{part}'" for kind, part in preset.choices.items() if part not in CHOICES.get(kind, ())
+        f"{kind} '{part}' does not exist" for kind, part in preset.choices.items() if part not in CHOICES.get(kind, ())
     )
     return next(iter([*missing, *unknown]), "")
 
@@ -299,15 +299,13 @@ def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str
         return
     verifier, refine = choices["verifier"], choices["refine"]
     if not DRAFTERS[choices["drafter"]].is_chain(values):
-        what = (
-            f"decoder '{name}': --verifier {verifier} verifies a chain of drafts, but the drafts of this drafter branch"
-        )
+        what = f"decoder '{name}': --verifier {verifier} needs a chain of drafts, but this drafter makes a tree"
         raise SpecbenchError(what, "use --drafter jacobi, or eagle with --tree chain")
     if not CHOICES["refine"][refine].redraws and not values.get(ANY_TAIL):
         raise SpecbenchError(
-            f"decoder '{name}': --verifier {verifier} looks at later drafts, which --refine {refine} keeps",
+            f"decoder '{name}': --verifier {verifier} is biased by later drafts, which --refine {refine} keeps",
             f"use --refine {' or '.join(refine for refine, part in CHOICES['refine'].items() if part.redraws)}, or "
-            "--any-tail for biased images (lossy)",
+            "--any-tail to accept biased images (lossy)",
         )
 
 

@@ -1,6 +1,6 @@
 """Packed runs: run folders in one zip file with the SHA-256 of each member. The file is untrusted: a member is read
-only if its name is that of a file in a run folder and its size is within bounds. Members are stored uncompressed, so
-that a small file cannot unpack to a large one. Reading unpacks into the cache folder once per content."""
+only if a run folder can contain a file with its name, and its size is within bounds. Members are stored uncompressed,
+so that a small file cannot unpack to a large one. Reading unpacks into the cache folder once per content."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
     runs = [Path(folder) for folder in chosen("run", folders)]
     names = [run.name for run in runs]
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise SpecbenchError(f"two runs are called {repeated[0]}", "pack one of them")
+        raise SpecbenchError(f"two runs have the name {repeated[0]}", "pack only one of them")
     if str(target) in STDOUT:
         raise SpecbenchError(f"--to {target}: a packed file is not written to stdout", "name a file")
     place, digests = Path(os.path.realpath(target)), {}
@@ -86,7 +86,7 @@ def unpacked(path: Path) -> Path:
     if folder.is_dir():
         return folder
     if problems := list(changed_members(path)):
-        raise SpecbenchError(f"{path}: {problems[0]}", "it was changed after it was packed; see: specbench verify")
+        raise SpecbenchError(f"{path}: {problems[0]}", "changed after it was packed; for details: specbench verify")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
@@ -160,7 +160,7 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
         raise SpecbenchError(f"{path} is not a packed file: {MANIFEST}: {error}", "specbench pack writes one") from None
     names = [member.filename for member in members if member.filename != MANIFEST]
     if len(set(names)) != len(names) or set(names) - set(files):
-        raise SpecbenchError(f"{path}: it has members that {MANIFEST} does not name", "do not trust this file")
+        raise SpecbenchError(f"{path} has members that {MANIFEST} does not list", "do not trust this file")
     parents = {str(parent) for name in files for parent in PurePosixPath(name).parents}
     for name in files:
         too_long = any(len(part.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES for part in name.split("/"))
@@ -168,5 +168,5 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
             what = "not a file of a run" if name not in parents else "a file and a folder at once"
             raise SpecbenchError(f"{path}: {MANIFEST} names '{name:.80}', {what}", "do not trust this file")
     if not any(name.endswith(f"/{RUN_JSON}") for name in files):
-        raise SpecbenchError(f"{path} holds no run: no member is called {RUN_JSON}", "specbench pack writes one")
+        raise SpecbenchError(f"{path} contains no run: it has no member {RUN_JSON}", "specbench pack writes one")
     return about

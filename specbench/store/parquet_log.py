@@ -31,7 +31,7 @@ _DERIVED_KEY = b"specbench.derived"
 _NAME = re.compile(r"(\d{8,})-(\d{8,})(?:-([0-9a-f]{16}))?\.parquet")  # the first schema version has no digest
 _DAMAGED = (
     "is damaged: not a readable parquet part",
-    "it was changed after specbench wrote it; delete it and run again: only its rows are decoded again",
+    "the file was changed after specbench wrote it; delete it and run again: only its rows are decoded again",
 )
 _FAN_IN = 64
 _LEVELS = (_FAN_IN, _FAN_IN**2)
@@ -252,7 +252,7 @@ class ParquetFile:
             others = set(pc.unique(self._file.read(columns=["run_id"])["run_id"]).to_pylist()) - {run_id}
         if others:
             what = f"{self._path} holds rows of the run {min(map(str, others))}, not of {run_id}"
-            raise SpecbenchError(what, "put it back into that run's folder, or delete it and run again")
+            raise SpecbenchError(what, "move the file to that run's folder, or delete it and run again")
 
     def read(self, schema: pa.Schema) -> pa.Table:
         with blaming(self._path, *_DAMAGED):

@@ -31,7 +31,7 @@ def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
         return list(dict.fromkeys(folder for name in called for folder in _find(str(name), runs)))
     if not runs and shards_in(out):
         place = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
-        raise SpecbenchError(f"no runs in {out}, only shards of some", f"merge them first: specbench merge{place}")
+        raise SpecbenchError(f"no runs in {out}, only shards of runs", f"merge them first: specbench merge{place}")
     if not runs:
         advice = "create one with `specbench run`, or name the results folder with --out"
         raise SpecbenchError(f"no runs in {out}", _pack_in(out) or advice)
@@ -74,7 +74,7 @@ def _find(name: str, runs: Sequence[Path]) -> list[Path]:
         raise SpecbenchError(f"run '{name}' is ambiguous", f"it could be {ids}")
     if os.sep in name or name.endswith(".zip"):
         what = "holds no runs" if os.path.exists(name) else "does not exist"
-        advice = "name a results folder, a run in it, or a file of: specbench pack"
+        advice = "give a results folder, a run in it, or a file of specbench pack"
         raise SpecbenchError(f"{name} {what}", _pack_in(Path(name)) or advice)
     raise unknown_name("run", name, [folder.name for folder in runs])
 
@@ -146,7 +146,7 @@ def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
             groups.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[name] = content["threads"]
     return [
         " and ".join(f"{name} ({threads})" for name, threads in sorted(group.items()))
-        + " differ only in threads; --threads N makes them one run"
+        + " differ only in the number of threads; with the same --threads N they would be one run"
         for group in groups.values()
         if len(group) > 1
     ]

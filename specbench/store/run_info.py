@@ -391,6 +391,6 @@ def describe_point(point: Mapping[str, float | None]) -> str:
     speed = f", {point['speed_up']:.2f} times AR's speed" if "speed_up" in point else ""
     tokens = point.get("tokens_per_step", point.get("step_compression"))  # the key until version 0.3
     return (
-        f"{tokens:.2f} tokens per forward, which costs {point['window_cost']:.2f} times one "
-        f"token's{accepted}: {point['latency_ms']:,.0f} ms per image{speed}"
+        f"{tokens:.2f} tokens per forward; a forward takes {point['window_cost']:.2f} times as long as with one "
+        f"token{accepted}: {point['latency_ms']:,.0f} ms per image{speed}"
     )

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from specbench.store.schema import (
     SAMPLES,
     TRACES,
     Key,
+    RowStatus,
     read_facts,
     read_machines,
     read_meta,
@@ -53,8 +55,8 @@ _DECODED = ("batch", "tokens", "forced", "logp")
 _STEPS = ("nfe", "prefills", "committed_step", "drafted", "tested", "accepted")
 """Columns without nulls: in every row; in every decoded row; and in every row decoded by specbench (for imported
 tokens, all of `_STEPS` are null)."""
-_REDO = "delete the file if it is there, and run again to redo it"
-_WAIT = "wait until it is done; to share the images: --shard auto in tasks of a job, --shard I/N in other processes"
+_REDO = "delete the file if it exists; running again decodes its images again"
+_WAIT = "wait until it is done; to split the images: --shard auto in tasks of a job, --shard I/N in other processes"
 
 
 class RunStore:
@@ -97,11 +99,11 @@ class RunStore:
             where = f"it is now {now_at.readlink()}" if locked.st_nlink and now_at.exists() else "it is no longer there"
             raise SpecbenchError(
                 f"{folder} was moved or removed while this run wrote to it: {where}",
-                "the same command decodes what is missing, with --out for a folder that was moved",
+                "the same command decodes the missing images; if the folder was moved, name the new place with --out",
                 PARTIAL,
             )
         if self._began and not (self.folder / RUN_JSON).exists():
-            advice = "put it back, and the same command decodes what is missing"
+            advice = "restore the file and run the same command again; it decodes the missing images"
             raise SpecbenchError(f"{self.folder / RUN_JSON} was removed while this run wrote", advice, PARTIAL)
 
     @contextmanager
@@ -172,7 +174,7 @@ class RunStore:
         if (self.folder / RUN_JSON).exists():
             check_same_run(self.folder, self.info(), spec)
         elif self._samples.read(columns=[]).num_rows:
-            what = f"{self.folder} holds images but its run.json is missing"
+            what = f"{self.folder} contains images, but no run.json"
             raise SpecbenchError(what, "move the folder away and run again, or put its run.json back")
 
     @property
@@ -197,7 +199,7 @@ class RunStore:
         """Keys of the finished images; if `traced`, of those with a trace. Failed images and images without their file
         are decoded again. A run without a folder `images` keeps only numbers, and no file counts as missing."""
         rows = self._checked(self._samples.read(["status", "image"]))
-        done = pc.equal(rows["status"], "ok")
+        done = pc.equal(rows["status"], RowStatus.OK)
         if (self.folder / "images").is_dir():
             names = pa.array(os.listdir(os.fsencode(self.folder / "images")), pa.binary())
             there = pc.binary_join_element_wise(b"images", names, b"/")
@@ -253,10 +255,11 @@ class RunStore:
         """Return the rows. Raise an error if specbench cannot have written them, because a folder may be untrusted."""
         wrong = [name for name in _ALWAYS if name in rows.column_names and rows[name].null_count]
         if "status" in rows.column_names:
+            ok = pc.equal(rows["status"], RowStatus.OK)
             gaps = [name for name in _DECODED if name in rows.column_names and rows[name].null_count]
-            decoded = rows.select(gaps).filter(pc.equal(rows["status"], "ok"))
+            decoded = rows.select(gaps).filter(ok)
             wrong += [name for name in gaps if decoded[name].null_count]
-            steps = [rows[name].filter(pc.equal(rows["status"], "ok")) for name in _STEPS if name in rows.column_names]
+            steps = [rows[name].filter(ok) for name in _STEPS if name in rows.column_names]
             unlike = (pc.not_equal(step.is_null(), steps[0].is_null()) for step in steps)
             wrong += ["nfe"] * any(pc.any(step).as_py() for step in unlike)
         for name, pattern in _PATTERNS.items():
@@ -280,7 +283,7 @@ class RunStore:
         return rows
 
     def _foreign(self, column: str) -> SpecbenchError:
-        what = f"{self._samples.folder}: rows that specbench did not write, see their column '{column}'"
+        what = f"{self._samples.folder}: specbench did not write these rows; see their column '{column}'"
         return SpecbenchError(what, "move the run's folder away and run again")
 
     def trace_rows(self) -> list[dict[str, object]]:
@@ -406,6 +409,16 @@ def write_audit(folder: Path, result: Mapping[str, object]) -> None:
         raise SpecbenchError(f"cannot write {Path(folder) / AUDIT_JSON}: {error.strerror}") from error
 
 
+class AuditVerdict(StrEnum):
+    """Verdict of a stored audit. OTHERS: p was recorded for another model."""
+
+    CONSISTENT = "consistent"
+    DEVIATES = "deviates"
+    UNLIKELY = "deviates by likelihood"
+    IMPOSSIBLE = "impossible tokens"
+    OTHERS = "recorded p is not the model's"
+
+
 def read_audit(folder: Path) -> dict[str, Any] | None:
     """Read the stored result of an audit; None if the run was not audited."""
     path = Path(folder) / AUDIT_JSON
@@ -416,4 +429,5 @@ def read_audit(folder: Path) -> dict[str, Any] | None:
         if not isinstance(result["deviates"], bool) or not isinstance(result["fingerprint"], str):
             raise TypeError("deviates or fingerprint")
         float(result["tv"]), int(result["images"])
+        result["verdict"] = AuditVerdict(result["verdict"])
     return result

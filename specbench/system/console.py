@@ -48,7 +48,7 @@ def prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         if (stream := getattr(sys, name)) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the rest of the process
-            warn(f"{name} is closed: what belongs there is not printed")
+            warn(f"{name} is closed, so output to it is not printed")
         elif isinstance(stream, io.TextIOWrapper) and stream.errors in instead:
             stream.reconfigure(errors=instead[stream.errors])
     if (raw := sys.stderr) is sys.__stderr__ and isinstance(raw, io.TextIOWrapper):  # not replaced by a test

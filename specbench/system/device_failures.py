@@ -61,7 +61,7 @@ def check_alive(device: object, error: BaseException) -> None:
         if is_out_of_memory(answer):
             return
         raise SpecbenchError(
-            f"{device} cannot compute any more after: {one_line(str(error).partition(chr(10))[0])}",
+            f"{device} stopped working after: {one_line(str(error).partition(chr(10))[0])}",
             "finished images are kept; run the same command again to resume; if it recurs, see 'dmesg | grep Xid'",
             FAILURE,
         ) from None

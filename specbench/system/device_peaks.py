@@ -87,7 +87,7 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
         except ValueError:
             bandwidth = flops = 0.0
         if not (bandwidth and flops):
-            raise SpecbenchError(f"--on {text}: a rate is missing", _RATES_FORM)
+            raise SpecbenchError(f"--on {text}: two rates above 0 are needed", _RATES_FORM)
         return Peak(f"{bandwidth:g} GB/s, {flops:g} TFLOP/s", {0: bandwidth * 1e9}, flops * 1e12, "given")
     if text == "cpu" or re.fullmatch(r"cuda(:\d+)?", text):
         if (peak := find_peak(text, dtype, threads)) is None:
@@ -96,7 +96,7 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
     names = {_folded(name): name for name in KNOWN} | {_folded(name): full for name, full in SHORT_NAMES.items()}
     if _folded(text) not in names:
         if re.match(r"[\d.]+\s*[GTP](B|FLOP)", text, re.IGNORECASE):
-            raise SpecbenchError(f"--on {text}: not two rates", _RATES_FORM)
+            raise SpecbenchError(f"--on {text}: not a known device, and not two rates", _RATES_FORM)
         raise unknown_name("device", text, [*SHORT_NAMES, *KNOWN, "cpu", "2039GB/s,312TFLOP/s"])
     return known_peak(names[_folded(text)], dtype)
 
@@ -120,7 +120,7 @@ def measure_peak(device: str, dtype: str, threads: int) -> Peak:
     finally:
         torch.set_num_threads(before)
     if company := others_at_work(monitor.read()):
-        raise SpecbenchError(f"measured while {company}, so not kept", "measure again on an idle machine")
+        raise SpecbenchError(f"the measurement was discarded, because {company}", "measure again on an idle machine")
     peak = Peak(device_name(device), bytes_per_s, flops, f"measured {now()[:10]}", products)
     remember(_MEASURED, {_key(device, dtype, threads): asdict(peak)})
     return peak

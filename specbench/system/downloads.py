@@ -65,7 +65,7 @@ class Remote:
     url: str
     digest: str
     size: int | None = None
-    by_hand: str = "or put it there yourself"
+    by_hand: str = "or put the file there yourself"
 
     @property
     def place(self) -> str:
@@ -158,7 +158,7 @@ def _that_fit(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
             continue
         error = SpecbenchError(
             f"{part.name}: {decimal(size)} do not fit into {existing}, {decimal(free)} are free",
-            "free space, or name another disk: HF_HOME, SPECBENCH_CACHE",
+            "free space, or set HF_HOME and SPECBENCH_CACHE to another disk",
             MISSING_PREREQUISITE,
         )
         if failed is None:
@@ -232,7 +232,7 @@ def require_certificates() -> None:
             _read_certificates(path)
         except OSError as error:
             reason = "no certificates in it" if isinstance(error, ssl.SSLError) else error.strerror
-            fix = "name your CA bundle; 'python -m certifi' prints one"
+            fix = "give the path of your CA bundle; 'python -m certifi' prints one"
             raise SpecbenchError(f"SSL_CERT_FILE={path}: {reason}", fix) from None
 
 
@@ -308,7 +308,7 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
         if response.status != 206:
             start = 0
         if not remote.digest and response.headers.get_content_type() == "text/html":
-            raise _altered(f"{remote.place}: a web page came instead, perhaps to log in to this network")
+            raise _altered(f"{remote.place}: a web page came instead, perhaps the login page of this network")
         length = response.length  # None if the header is not a number
         total = remote.size or (start + length if length else None)
         with part.open("ab" if start else "wb") as file:

@@ -63,7 +63,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         helps = "free some space and " if error.errno in FULL else ""
         raise SpecbenchError(
             f"cannot write {path}: {error.strerror}",
-            f"earlier results are complete; {helps}run the same command again to resume",
+            f"earlier results are kept; {helps}run the same command again to resume",
             FAILURE,
         ) from error
 
@@ -278,7 +278,7 @@ def _sync(handle: int, folder: Path) -> None:
     except OSError as error:
         if error.errno not in _LACKING:
             raise
-        _warn(folder, "syncing: the last results may be lost in a power failure")
+        _warn(folder, "syncing to disk: a power failure may destroy the latest results")
 
 
 def _warn(folder: Path, missing: str) -> None:

@@ -100,15 +100,15 @@ def refuse_edited(code: Code | None) -> None:
     """Raise an error if code was edited after this process imported it, because it is unknown which version ran."""
     for name in code.modules if code else ():
         if name in _seen and os.path.isfile(path := _seen[name][1].path) and _read(name, path) != _seen[name][1]:
-            what = f"{path} was edited after this process had imported it, which still runs the old code"
+            what = f"{path} was edited after this process had imported it; the process still runs the old code"
             raise SpecbenchError(what, f"restart Python, or importlib.reload({name})")
 
 
 def require_code(who: str, planned: str | None, here: Code | None) -> None:
     """Raise an error if a plug-in's code here differs from the `planned` code, for example on another machine."""
     if planned != (here and here.digest):
-        what = f"{who}: its code on this worker differs from the command's"
-        raise SpecbenchError(what, "give all machines the same files and packages")
+        what = f"{who}: its code on this worker differs from its code in the process of the command"
+        raise SpecbenchError(what, "install the same files and packages on all machines")
 
 
 def changed_modules(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -37,7 +37,7 @@ def read_picture(path: Path, try_this: str = "", sha256: str | None = None, insi
         if width * height > MAX_PIXELS:
             raise _too_large(path, f"{width:,} x {height:,}")
         if image.format in ("PNG", "WEBP") and (frames := getattr(image, "n_frames", 1)) > 1:
-            raise SpecbenchError(f"{path} is an animation of {frames} frames", "save the frame that counts")
+            raise SpecbenchError(f"{path} is an animation of {frames} frames", "save only the frame to score")
         pixels = _rgb(image)
     except Image.DecompressionBombError:
         raise _too_large(path, "far too many") from None
@@ -89,7 +89,7 @@ def pictures_in(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
 
 def _pictures(folder: Path, beside: Sequence[str], above: tuple[str, ...]) -> list[Path]:
     if (place := os.path.realpath(folder)) in above:
-        raise SpecbenchError(f"{folder} is a link to a folder that it is in", "remove the link")
+        raise SpecbenchError(f"{folder} is a link to one of its parent folders", "remove the link")
     if len(above) > _DEEPEST:
         raise SpecbenchError(f"{above[0]} has more than {_DEEPEST} folders inside each other", "name a folder below")
     paths = members(folder, beside)
@@ -102,7 +102,7 @@ def _pictures(folder: Path, beside: Sequence[str], above: tuple[str, ...]) -> li
     if pictures and inside:
         places = ", ".join(path.name for path, more in below.items() if more)
         what = f"{folder} has {counted(len(pictures), 'image')}, and {len(inside)} more in folders below it"
-        raise SpecbenchError(f"{what} ({places:.80})", "name a folder that has the wanted images alone")
+        raise SpecbenchError(f"{what} ({places:.80})", "name a folder that contains only the images to score")
     return pictures + inside
 
 

@@ -54,7 +54,7 @@ def cores_in_use() -> float:
 def others_at_work(machine: Mapping[str, Any]) -> str | None:
     """Describe the other processes in a reading of `MachineMonitor`; None if there were none."""
     if (cores := taken_cores(machine) or 0) > BUSY_CORES:
-        return f"other processes took {cores:.1f} of the cores needed"
+        return f"other processes used {cores:.1f} of the needed cores"
     return next(iter(gpu_disturbances([machine])), None)
 
 
@@ -71,7 +71,7 @@ def gpu_disturbances(machines: Sequence[Mapping[str, Any]]) -> list[str]:
         lines.append(f"{sharing} other process{'es' * (sharing > 1)} computed on the GPU")
     if slowed := [machine["gpu_slowed"] for machine in machines if machine.get("gpu_slowed")]:
         reasons = ", ".join(sorted({str(reason) for reasons in slowed for reason in reasons}))
-        lines.append(f"the driver held the GPU's clock back ({reasons}) in {len(slowed)} of {len(machines)} readings")
+        lines.append(f"the driver lowered the GPU's clock ({reasons}) in {len(slowed)} of {len(machines)} readings")
     return lines
 
 

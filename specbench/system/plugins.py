@@ -89,7 +89,7 @@ def load_object(target: str, kind: str = "object") -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name:
             what = f"{kind} '{target}': no module named '{error.name}'"
             itself = error.name == module_name.partition(".")[0]
-            advice = f"there is no {error.name}.py in this folder" if itself else "is it installed in this environment?"
+            advice = f"there is no {error.name}.py in this folder" if itself else "install it in this environment"
             raise SpecbenchError(what, advice) from None
         what = f"{kind} '{target}' cannot be imported: {type(error).__name__}: {error}"
         raise SpecbenchError(what, "see: specbench doctor") from error

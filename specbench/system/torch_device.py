@@ -18,7 +18,7 @@ def check_device_name(device: str) -> None:
     """Raise a SpecbenchError for an invalid name."""
     if "," in device:
         advice = "--dtype int8wo halves its weights; --workers and --ray load a model on each GPU"
-        raise SpecbenchError(f"--device {device:.40}: a model decodes on one device", advice)
+        raise SpecbenchError(f"--device {device:.40}: a model decodes on a single device", advice)
     named = _NAME.fullmatch(device)
     if not named or (named["index"] and named["kind"] != "cuda"):
         raise SpecbenchError(f"--device {device:.40}: not a device", "valid: auto, cpu, cuda, cuda:0, cuda:1, ..., mps")
@@ -38,7 +38,7 @@ def require_device(device: str) -> None:
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(index or 0) >= devices:
         why = f": {no_gpu_reason()}" if kind == "cuda" and not devices else ""
-        what = f"--device {device}: torch {torch.__version__} finds no such device{why}"
+        what = f"--device {device}: torch {torch.__version__} does not find this device{why}"
         raise SpecbenchError(what, "use --device cpu", MISSING_PREREQUISITE)
 
 

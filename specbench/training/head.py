@@ -87,7 +87,7 @@ def train(
     record = {"model": model.weights_sha256, "data": str(data or ""), **asdict(plan)}
     plan_file = work / "plan.json"
     if plan_file.is_file() and json.loads(plan_file.read_text()) != record:
-        raise SpecbenchError(f"{out} holds an unfinished training with other settings", "choose another --out")
+        raise SpecbenchError(f"{out} contains an unfinished training with other settings", "choose another --out")
     images = corpus(model, plan.images, plan.seed, data)
     work.mkdir(parents=True, exist_ok=True)
     plan_file.write_text(json.dumps(record, indent=2))

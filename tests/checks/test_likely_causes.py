@@ -1,4 +1,5 @@
-"""The usual faults, planted at three strengths: found, named, not mistaken for another, and none where none is."""
+"""The usual faults, planted at three strengths: found, named, not mistaken for others; without a fault, no cause is
+named."""
 
 from functools import cache, partial
 
@@ -66,7 +67,7 @@ def cause(name, tokens, claimed="float32", **recorded):
 
 
 def cause_of_format(name, true, claimed, recorded):
-    """What is named of images drawn in the format `true`, with or without their log p."""
+    """Return the causes named for images drawn in the format `true`, with or without their log p."""
     model, texts, _ = images(name)
     tokens = planted.drawn(in_format(name, true), texts, CLAIMS[name])
     rows = planted.as_rows(model, texts, tokens)
@@ -107,7 +108,7 @@ def test_prompts_of_other_images_are_named(name, share):
 
 
 # In the random network of "wide" the prompt moves the first token alone, which shows no guidance.
-GUIDED = ("guidance", "no unconditional row")
+GUIDED = ("guidance", "guidance had no effect")
 
 
 @pytest.mark.slow
@@ -131,7 +132,7 @@ def test_another_sampling_is_named_with_its_value(name, kind, setting):
 @pytest.mark.slow
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("true", ["float16", "bfloat16", "int8wo"])
-def test_another_number_format_is_named_where_it_is_seen(name, true, recorded):
+def test_another_number_format_is_named_if_it_is_seen(name, true, recorded):
     """float16 overflows on `shapes`. Tokens of `wide` alone are consistent with each format."""
     text = cause_of_format(name, true, "float32", recorded)
     assert text.startswith(f"another number format: {true}, not float32" if recorded or name == "shapes" else "none")
@@ -164,16 +165,16 @@ def replaced(tokens, every, codes):
 def test_random_tokens_are_named_and_not_the_filter_that_they_are_beyond():
     """The tokens after them were drawn of others before, so that more than a twentieth look random."""
     model, texts, claim = Wide(9, 64), ["a", "a dog", "a cat", "two words"], Sampling(2.0, top_p=0.8)
-    tokens = replaced(planted.drawn(model, texts, claim), 20, 64)  # none of them ends a row
+    tokens = replaced(planted.drawn(model, texts, claim), 20, 64)  # never the end of a row
     causes, _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, tokens), claim, "float32", True)
-    assert named(causes, len(texts)).startswith("tokens are replaced at random: about 10 % are, or follow")
+    assert named(causes, len(texts)).startswith("tokens are replaced at random: about 10 % are replaced, or follow")
 
 
 @pytest.mark.slow
 def test_one_random_token_in_a_hundred_is_named():
     """And those after it, which were drawn with another before them."""
     text, _ = cause("shapes", replaced(images("shapes")[2].copy(), 100, 512))
-    assert text.startswith("tokens are replaced at random: about 5 % are, or follow one that is (")
+    assert text.startswith("tokens are replaced at random: about 5 % are replaced, or follow a replaced token (")
 
 
 @pytest.mark.slow

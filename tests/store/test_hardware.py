@@ -62,16 +62,15 @@ def test_what_decoded_is_named_and_compared(device, gpus):
     info = described(replace(SPEC, device=device), CARDS)
     [call] = info.invocations
     assert call.gpus == gpus and call.machine == ", ".join(["Linux x86_64", "Test CPU", "2 cores", *gpus])
-    beside = ", NVIDIA A100-SXM4-40GB (and 7 more), " in call.environment
-    assert beside == (device in ("cuda", "cuda:3"))
+    assert (", NVIDIA A100-SXM4-40GB (and 7 more), " in call.environment) == (device in ("cuda", "cuda:3"))
     assert same_hardware("NVIDIA A100", type("Run", (), {"info": info})()) == (gpus == CARDS[:1])
 
 
 def test_cards_hidden_from_one_of_two_commands_make_no_other_hardware():
     first, other = described(ON_CUDA, CARDS), described(replace(ON_CUDA, device="cuda:0"), CARDS[:1])
-    assert mismatched_fields(first, other) == []
+    assert mismatched_fields(first, other) == {}
     assert configuration(first) == "float32" and configuration(described(SPEC)) == "float32, 1 thread"
-    assert mismatched_fields(described(replace(SPEC, threads=2)), described(SPEC)) == ["threads (2, AR 1)"]
+    assert mismatched_fields(described(replace(SPEC, threads=2)), described(SPEC)) == {"threads": "threads (2, AR 1)"}
 
 
 def stored(out, threads: int, device: str = "cpu"):
@@ -86,7 +85,7 @@ def test_run_merge_and_report_say_which_runs_differ_in_threads_alone(tmp_path, c
     first, other = (stored(tmp_path / f"shard-{n}-of-2", threads) for n, threads in ((1, 2), (2, 8)))
     outcome = cli("merge", "--out", tmp_path)
     names = " and ".join(sorted([f"{first.run_id} (2)", f"{other.run_id} (8)"]))
-    note = f"{names} differ only in threads"
+    note = f"{names} differ only in the number of threads"
     assert outcome.code == 0 and note in " ".join(outcome.err.split())
     new = replace(SPEC, threads=4)
     assert _twins(tmp_path, [other]) == [] and f"{new.run_id} (4)" in _twins(tmp_path, [new])[0]

@@ -144,7 +144,7 @@ def test_the_decoder_of_the_guide_is_lossy_unless_its_power_is_1(tmp_path):
 
 
 def test_the_option_of_a_file_is_read_as_the_file_has_it(tmp_path):
-    """`eps` is one of the built-in `add`, too, which takes at most 1."""
+    """The built-in `add` also has an `eps`, which is at most 1."""
     text = POWER.replace('"power", 0.5', '"eps", 2.0').replace("power):", "eps):").replace("= power", "= eps")
     (tmp_path / "keep.py").write_text(text.replace("above=0.0, maximum=1.0", "minimum=1.0, maximum=5.0"))
     (tmp_path / "power.py").write_text(POWER.replace('"power", 0.5', '"thr", 0.5'))
@@ -152,7 +152,7 @@ def test_the_option_of_a_file_is_read_as_the_file_has_it(tmp_path):
         (("keep:DECODER", "--eps", "3"), 0, ""),
         (("keep:DECODER", "--eps", "0.5"), 2, "--eps 0.5: must be at least 1 and at most 5 (exponent on p/q"),
         (("keep:DECODER", "--eps", "abc"), 2, "--eps abc: expected a number (exponent on p/q"),
-        (("keep:DECODER:eps=2:fresh-q=onehot",), 2, "commas separate options"),
+        (("keep:DECODER:eps=2:fresh-q=onehot",), 2, "use commas between options"),
         (("power:DECODER", "--thr", "0.2"), 2, "write it inline: --decoder power:DECODER:thr=VALUE"),
     ]:
         done = specbench(tmp_path, "run", "--dry-run", "--decoder", *arguments)
@@ -163,13 +163,13 @@ def test_a_reference_that_is_no_decoder_is_refused(tmp_path):
     (tmp_path / "five.py").write_text("DECODER = 3\n")
     done = specbench(tmp_path, "run", "--decoder", "five:DECODER")
     assert done.returncode == 2 and "is a int, not a specbench Preset" in done.stderr
-    for name in ("one", "two"):  # two presets of one name, the name of a file
+    for name in ("one", "two"):  # two presets with the same name, the name of a file
         (tmp_path / f"{name}.py").write_text(POWER.replace('"power"', '"one"'))
     (tmp_path / "lacks.py").write_text("from specbench.specs.presets import Preset\n" + PARTIAL)
     for decoder, problem in [
         ("one:DECODER,two:DECODER", "decoder 'two:DECODER' is called 'one', which is already taken"),
         ("two:DECODER,one:DECODER", "decoder 'one:DECODER' is called 'one', which is already taken"),
-        ("lacks:PARTIAL", "decoder 'lacks:PARTIAL': its choices lack 'init'"),
+        ("lacks:PARTIAL", "decoder 'lacks:PARTIAL': its choices have no 'init'"),
     ]:
         done = specbench(tmp_path, "run", "--decoder", decoder)
         assert done.returncode == 2 and problem in done.stderr

@@ -36,7 +36,7 @@ class Grouped(RatioTest):
     ):
         super().__init__(context)
         if context.codebook is None and (d != float("inf") or cluster == "embedding"):
-            raise SpecbenchError("this model has no codebook, which --d and --cluster embedding need", "use --d inf")
+            raise SpecbenchError("--d and --cluster embedding need a codebook, which this model lacks", "use --d inf")
         self._d, self._delta, self._rank_by, self._descending = d, delta, cluster, order == "descending"
         half = G // 2
         self._before, self._after = half, half if bounds == "inclusive" else max(half - 1, 0)
@@ -142,7 +142,7 @@ def _input_embedding(context: Context) -> Tensor:
         tokens = torch.arange(context.layout.v_image, device=context.device)
         return context.model.token_table()[context.model.table_ids(tokens)].float()
     if context.codebook is None:
-        raise SpecbenchError("this model has no embedding of its tokens, which --d needs", "use --d inf")
+        raise SpecbenchError("--d needs input embeddings of the tokens, which this model does not have", "use --d inf")
     return context.codebook
 
 

@@ -35,7 +35,7 @@ class Lantern(RatioTest):
     def __init__(self, context: Context, k: int, delta: float, neighbours: Neighbours):
         super().__init__(context)
         if context.codebook is None:
-            raise SpecbenchError("this model has no codebook, which the LANTERN verifiers need")
+            raise SpecbenchError("the LANTERN verifiers need a codebook, which this model does not have")
         self._limit = delta
         table = neighbour_table(context.codebook, raw=neighbours == "raw")
         self._table = table[:, : k + 1].to(context.device)

@@ -164,8 +164,8 @@ def _converted_tokenizer(files: CheckpointFiles) -> Tokenizer:
     as_qwen = isinstance(normal, dict) and normal.get("type") == "NFC" and pattern in json.dumps(file["pre_tokenizer"])
     if not as_qwen:
         warn(
-            f"{files.named('tokenizer.json')} splits prompts in another way than Emu3's authors; their split and NFC "
-            "are used, so that some prompts have other ids than transformers gives them"
+            f"{files.named('tokenizer.json')} splits prompts differently from Emu3's authors; the authors' split and "
+            "NFC are used, so the ids of some prompts differ from those of transformers"
         )
     split_as_qwen(tokenizer)
     return tokenizer

@@ -102,20 +102,20 @@ class GlmImage(FamilyModel):
         if self._is_random:
             return None
         if len(ends := np.flatnonzero(np.isin(tokens, self._ends))):
-            return f"the end of the image was drawn at token {ends[0]}, where GLM-Image's pipeline stops and fails"
+            return f"token {ends[0]} is the end-of-image token, at which GLM-Image's pipeline stops and fails"
         first = len(tokens) - self.layout.height * self.layout.width
         if len(others := np.flatnonzero(tokens[first:] >= self._codes)):
             slot = first + int(others[0])
-            return f"token {slot} is {tokens[slot]}, no code of an image, on which GLM-Image's pipeline fails"
+            return f"token {slot} is {tokens[slot]}, which is not an image code, so GLM-Image's pipeline fails"
         return None
 
     def add_diffusion(self, files: CheckpointFiles) -> None:
         """Load the diffusion model next to the language model; if it is absent, warn that no pictures are drawn."""
         folder = files.named("config.json").parent.parent
         if lacking := [part for part in PIPELINE_PARTS if not (folder / part).is_dir()]:
-            warn(f"{self.name} draws no pictures: {folder} has no {lacking[0]} of its diffusion model")
+            warn(f"{self.name} cannot render pictures: {folder} has no {lacking[0]} of its diffusion model")
         elif find_spec("diffusers") is None:
-            warn(f"{self.name} draws no pictures: its diffusion model needs diffusers (pip install diffusers)")
+            warn(f"{self.name} cannot render pictures: its diffusion model needs diffusers (pip install diffusers)")
         else:
             from diffusers import GlmImagePipeline  # package of an extra
 
@@ -155,7 +155,7 @@ def load(request: LoadRequest) -> GlmImage:
         codebook = torch.randn(config.vq_config.num_embeddings, 8, generator=torch.Generator().manual_seed(0))
         tokenizer = stand_in_tokenizer(_SPECIALS, first_byte=17_000)
         model = GlmImage(request, tokenizer, network, codebook, tuple(_SPECIALS), None)
-        warn(f"{model.name} draws no pictures: random weights have no diffusion model")
+        warn(f"{model.name} cannot render pictures: random weights have no diffusion model")
         return model
     files = request.files[0]
     refuse_processors(files)

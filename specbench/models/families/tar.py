@@ -189,7 +189,7 @@ def load_detokenizer(request: LoadRequest) -> TarDetokenizer:
     config.rms_norm_eps = arguments.get("norm_eps", config.rms_norm_eps)
     heads = config.num_attention_heads
     if any(arguments.get(name) not in (None, heads) for name in ("n_head", "n_kv_head")):
-        raise language.refusal(f" says of itself n_head = {arguments.get('n_head')}; its size has {heads} heads")
+        raise language.refusal(f" states n_head = {arguments.get('n_head')}, but this size has {heads} heads")
     sizes = tensors["clip_proj.weight"].shape[1], tensors["abs_pe"].shape[1]
     network = request.fill(stored.build_network(PositionedNetwork, config, *sizes, files=language), tensors, language)
     decoder = request.llamagen_vq(image)

@@ -93,7 +93,7 @@ class XOmniDecoder:
         """`folder`: folder of the transformer; `base`: folder of FLUX.1-dev, whose scheduler and VAE are used."""
         transformer, found = CodeFlux.from_pretrained(str(folder), torch_dtype=dtype, output_loading_info=True)
         if wrong := sorted(found["missing_keys"] + found["unexpected_keys"] + found["mismatched_keys"])[:1]:
-            raise ValueError(f"another transformer than X-Omni's: {wrong[0]}")
+            raise ValueError(f"the transformer is not X-Omni's: {wrong[0]}")
         vae = AutoencoderKL.from_pretrained(str(base / "vae"), torch_dtype=dtype)
         scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(str(base / "scheduler"))
         self._flux = FluxPipeline(scheduler, vae, None, None, None, None, transformer).to(device)

@@ -120,7 +120,7 @@ def parse(text: str) -> SceneRequest:
     if not clauses:
         raise CaptionError(f"caption {text!r} names no object")
     if sum(c.count for c in clauses) > MAX_COUNT:
-        raise CaptionError(f"caption {text!r} asks for more than {MAX_COUNT} objects")
+        raise CaptionError(f"caption {text!r} has more than {MAX_COUNT} objects")
     return SceneRequest(tuple(clauses), tuple(relations), texture)
 
 

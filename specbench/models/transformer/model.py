@@ -141,7 +141,7 @@ class TransformerModel:
             return self
         if wrong := [tap for tap in taps if not 0 <= tap < len(self.backbone.layers)]:
             what = f"the head reads layer {wrong[0]}; '{self.name}' has layers 0 to {len(self.backbone.layers) - 1}"
-            raise SpecbenchError(what, "is it a head of another model?")
+            raise SpecbenchError(what, "check that the head was trained for this model")
         self._views = self._views or {}
         if taps not in self._views or self._views[taps].compiles != self.compiles:
             view = copy.copy(self)

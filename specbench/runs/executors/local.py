@@ -95,7 +95,7 @@ def warm_up(
     # On a GPU, steps have other input shapes if a prompt fills more blocks of the KV cache.
     with told_forms(compiles, specs, tell) if compiles else nullcontext() as keep:
         for spec, text in ((spec, text) for spec in specs for text in (texts if compiles else texts[:1])):
-            what = f"steps of the warm-up of {spec.decoder.name} ({specs.index(spec) + 1} of {len(specs)})"
+            what = f"warm-up steps of {spec.decoder.name} ({specs.index(spec) + 1} of {len(specs)})"
             request, shared = Request(text, WARM_UP_ID), spec is specs[0]
             wait(spec)
             try:

@@ -45,7 +45,7 @@ def run_mode(mode: Mode | None, batch: int | str, workers: Workers, device: str)
     """Return the mode: by default latency, but throughput if images share a device, which distorts latencies."""
     alone = not workers.elsewhere or (device == "cuda" and mode == "latency")
     if mode == "latency" and (batch != 1 or not alone):
-        what = "--mode latency: needs one image at a time on an exclusive device"
+        what = "--mode latency needs one image at a time on an exclusive device"
         raise SpecbenchError(what, "use --batch 1, and one worker or one GPU per worker")
     return mode or ("latency" if batch == 1 and alone else "throughput")
 

@@ -121,7 +121,7 @@ class WorkerPool:
                 self._again.append(Chunk(chunk.spec, (request,), chunk.trace))
                 continue
             base = base_row(request, chunk.spec.seed, environment.now()) | {"attempts": tried}
-            yield DecodedChunk(chunk.spec, [failed_row(base, f"lost {tried} times with its worker: {lost}")])
+            yield DecodedChunk(chunk.spec, [failed_row(base, f"its worker was lost {tried} times: {lost}")])
 
     def _count(self, chunk: Chunk, request: Request) -> int:
         self._tried[_key(chunk, request)] += 1
