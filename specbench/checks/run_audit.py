@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,10 +52,22 @@ PRINTED_ORDERS = {
     "u_qq": "q/q of the step before, descending",
 }
 """Printed names of the orders of the vocabulary; see `specbench.decoding.generation.ORDERS`."""
-CONSISTENT, DEVIATES, UNLIKELY = "consistent", "deviates", "deviates by likelihood"
-IMPOSSIBLE = "impossible tokens"
-OTHERS = "recorded p is not the model's"
-CLAIMED = "the model's"  # The claim about tokens that another program has drawn
+
+
+class RunVerdict(StrEnum):
+    """Result of the audit of a run; a later verdict overrides an earlier one."""
+
+    CONSISTENT, UNLIKELY, DEVIATES = "consistent", "deviates by likelihood", "deviates"
+    IMPOSSIBLE, OTHERS = "impossible tokens", "recorded p is not the model's"
+
+
+class Declared(StrEnum):
+    """Distribution that a run declares; `CLAIMED`: the claim about tokens that another program has drawn."""
+
+    LOSSLESS, LOSSY, CLAIMED = "lossless", "lossy", "the model's"
+
+
+CONSISTENT, UNLIKELY, DEVIATES, IMPOSSIBLE, OTHERS = RunVerdict
 _CONTROL = 16  # Images of a run with fewer bits that are recomputed in float32, to measure the effect of rounding
 _COLUMNS = (
     *KEY,
@@ -163,7 +176,7 @@ def _harder_verdict(audit: Mapping[str, Any]) -> dict[str, Any]:
     """Verdict of the recomputed values, which overrides the verdict of the tests; empty if there is none."""
     harder: dict[str, Any] = {}
     if audit.get("impossible_tokens", 0) > audit.get("impossible_by_rounding", 0):
-        harder = {"verdict": IMPOSSIBLE, "deviates": True, "failed": audit["declared"] != "lossy"}
+        harder = {"verdict": IMPOSSIBLE, "deviates": True, "failed": audit["declared"] != Declared.LOSSY}
     if any(column["differs"] for column in audit.get("agreement", {}).values()):
         harder |= {"verdict": OTHERS, "failed": True}
     return harder
@@ -193,7 +206,7 @@ def _explained(
         return {"causes": [], "cause": None, "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
     if not causes and not audit["deviates"]:
         found = audit["logp_fits"]
-        of_what = f"{LOGP_KINDS[found]}: --logp {found}" if found else "of an unknown kind"
+        of_what = f"{LOGP_KINDS[found].text}: --logp {found}" if found else "of an unknown kind"
         return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}; their log p is {of_what}"}
     place = concentrated(load(spec.dtype).layout, values, _free(rows))
     where = f", most in {place}" if place else f", most at entropy {audit['entropy']}" if audit["entropy"] else ""
@@ -262,16 +275,17 @@ def _tokens(rows: pd.DataFrame, values: Values) -> Tokens:
 def _described(info: RunInfo, result: RosenblattResult) -> dict[str, Any]:
     """The result as a flat dict.
 
-    `verdict`: the last that holds of CONSISTENT, UNLIKELY, DEVIATES, IMPOSSIBLE, OTHERS; `deviates`: also if tokens
+    `verdict`: the last `RunVerdict` that holds; `deviates`: also if tokens
     have p = 0; `failed`: the run is declared lossless and deviates, or its recorded values are not the model's; `tv,
     tv_low, tv_high`: lower bound on the mean total variation per token; `p_value`: the smallest, corrected; `order,
     kind, group`: of the test with this p-value; `place, entropy`: place in the window and range of entropy that deviate
     most, None if nothing deviates; `detectable`: see `specbench.stats.rosenblatt.detectable`."""
     decoder, worst = info.spec.decoder, result.tests[0]
+    declared = Declared.LOSSLESS if decoder.lossless else Declared.LOSSY
     return {
         "run_id": info.run_id,
         "decoder": decoder.name,
-        "declared": CLAIMED if info.spec.tokens_sha256 else "lossless" if decoder.lossless else "lossy",
+        "declared": Declared.CLAIMED if info.spec.tokens_sha256 else declared,
         "verdict": DEVIATES if result.deviates else CONSISTENT,
         "deviates": result.deviates,
         "failed": result.deviates and bool(decoder.lossless or info.spec.tokens_sha256),
@@ -381,7 +395,7 @@ def _logp_kind(
     """Return the keys of `_recomputed` on the kind of the recorded log p. `forced`: the kind, if the user gave it;
     `control`: the images whose rounding was measured, and the rounding."""
     model = load(spec.dtype)
-    if forced and forced.endswith("words") and getattr(model, "vocabulary", None) is None:
+    if forced and LOGP_KINDS[forced].words and getattr(model, "vocabulary", None) is None:
         what = f"--logp {forced}: '{model.name}' loads only the image tokens of its vocabulary"
         raise SpecbenchError(what, "valid: raw, tempered")
     kinds = [*dict.fromkeys([forced or SAMPLED, *kinds_of(model, spec.sampling)])]

@@ -1,7 +1,7 @@
 """The size that a model is planned with is the one of the checkpoint it loads, whatever layout that is in. The roofline
 model of a forward: hand-computed parts, and what binds each.
 
-It concerns several modules: network_sizes, forward_time and checkpoint_layouts.
+It concerns several modules: network_sizes, forward_time and family_sizes.
 """
 
 import json
@@ -11,8 +11,8 @@ from checkpoints import INFO, WRITERS
 
 from specbench.errors import SpecbenchError
 from specbench.models import hub_model
-from specbench.models.checkpoint_layouts import stored_size
 from specbench.models.facts import ModelChoice
+from specbench.models.family_sizes import stored_size
 from specbench.models.forward_time import Forward, Reached, forward_ms, forward_work, product_rate
 from specbench.models.network_sizes import Size
 from specbench.system.device_peaks import Peak
