@@ -61,6 +61,7 @@ WIDE_DTYPES = {"float32": (torch.float32, 1e-3, 0.001), "bfloat16": (torch.bfloa
 def check_decoder(decoder: Auditable, samples: int = AUDIT_SAMPLES) -> list[Finding]:
     """Run every conformance test on a decoder, named as for `specbench.checks.losslessness.audit_decoders`. `samples`:
     images for the exactness test, on the settings of `specbench audit`."""
+    torch.set_num_threads(1)  # more threads are slower with such small tensors; `PinnedTorch` restores the number
     return run_tests(ContractChecks(*load_decoder(decoder), seed=0).all(samples))
 
 

@@ -133,6 +133,7 @@ def audit_one(
     thorough: bool = False,
 ) -> dict[str, Any]:
     """Audit a decoder from `load_decoder` on AUDIT_SETTINGS or other settings. The row is as in `audit_decoders`."""
+    torch.set_num_threads(1)  # more threads are slower with such small tensors; `PinnedTorch` restores the number
     settings = settings or AUDIT_SETTINGS
     refused = _refused(decoder, settings, seed)
     accepted = [setting for setting in settings if setting.name not in refused]
