@@ -25,7 +25,7 @@ def effects(page: Path, argument: str) -> str:
             each = [f"`{one['reading']}` {_tokens(one)}" for one in found]
             rows.setdefault(setting, []).append(", ".join(each))
     return as_table(
-        ["setting", "what another reading changes"],
+        ["setting", "effect of another choice"],
         ([f"`{setting}`", "; ".join(said)] for setting, said in sorted(rows.items())),
     )
 
@@ -132,7 +132,7 @@ def results(page: Path, argument: str) -> str:
     elsewhere = {row["source"]: row for row in forecast("A100", out=RESULTS / "runs.zip", model="lumina")}
     titles = [column.title for column in columns] + ["forecast for Lumina on an A100"]
     cells = ([column.cell(row) for column in columns] + [_forecast(elsewhere[f"run {row.run_id}"])] for row in rows)
-    said = f"{rows[0].n} images a decoder, of `shapes`, compiled, AR too. Measured on {rows[0].environment[0]}."
+    said = f"{rows[0].n} images of `shapes` per decoder, all compiled, also AR. Measured on {rows[0].environment[0]}."
     picture = f"![One row per prompt, one column per decoder]({link(page, RESULTS / PICTURE)})"
     ranges = (
         "A forecast's range covers its assumptions and the values that papers print for the decoder. A decoder without "
@@ -179,13 +179,13 @@ def drills(page: Path, argument: str) -> str:
     last = {row["place"]: row for row in surroundings}.values()  # a place is tried again once its faults are mended
     wrong = sum(row["wrong"] for row in last)
     lines = [
-        ["kills and moved folders", *_by_version(kills), f"{faults} rows lost, doubled or changed"],
-        ["malformed inputs", *_by_version(fuzz), "0 tracebacks, hangs or files outside"],
+        ["kills and moved folders", *_by_version(kills), f"{faults} rows lost, duplicated or changed"],
+        ["malformed inputs", *_by_version(fuzz), "0 tracebacks, hangs or files outside the folder"],
         ["Ctrl-C", *_by_version(interrupts), f"{sum(row['traceback'] for row in interrupts)} tracebacks"],
         [
             "commands in odd surroundings",
             *[f"{sum(row['commands'] for row in last):,}"] * 2,
-            f"{wrong} fail there only",
+            f"{wrong} fail only there",
         ],
     ]
     return as_table(["tried", f"with {__version__}", "in all", "went wrong"], lines)

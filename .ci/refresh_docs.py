@@ -94,12 +94,12 @@ def command_help(page: Path, argument: str) -> str:
 FOREIGN_VARIABLES = {
     "HF_HOME, HF_HUB_CACHE": "folder of the Hugging Face hub's downloads",
     "HF_ENDPOINT": "address of a mirror of the hub",
-    "HF_TOKEN": "access to gated repositories, as `hf auth login` gives it",
+    "HF_TOKEN": "token for gated repositories, as stored by `hf auth login`",
     "HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE": "1: download nothing",
     "HTTPS_PROXY, NO_PROXY": "proxy of downloads",
-    "SSL_CERT_FILE": "certificates that servers are checked with",
-    "OMP_NUM_THREADS": "most CPU threads",
-    "CUDA_VISIBLE_DEVICES": "GPUs that are used",
+    "SSL_CERT_FILE": "certificates to verify servers",
+    "OMP_NUM_THREADS": "maximum number of CPU threads",
+    "CUDA_VISIBLE_DEVICES": "GPUs to use",
 }
 """Variables of others that downloads and devices follow."""
 
@@ -357,9 +357,7 @@ def planted_bugs(page: Path, argument: str) -> str:
     parts = Counter(bug.part for bug in BUGS)
     named = ", ".join(f"{part} {number}" for part, number in parts.most_common())
     more = sum(bug.times != 1 for bug in BUGS)
-    return (
-        f"Tests plant {len(BUGS)} bugs into the code. The audit catches all, {more} of them with more images: {named}."
-    )
+    return f"Tests plant {len(BUGS)} bugs into the code. The audit catches all, {more} only with more images: {named}."
 
 
 EVERYWHERE = ("run_id", "model", "decoder")

@@ -65,7 +65,7 @@ _ELSEWHERE = {
     "train_head": "specbench.training.head",
     "verify": "specbench.checks.verify",
 }
-"""Modules of the public names outside `specbench.api`; with the name in the module, if it differs."""
+""""module" or "module:name" of each public name outside `specbench.api`; `name` is given if it differs there."""
 
 
 def __getattr__(name: str) -> object:

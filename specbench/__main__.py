@@ -9,7 +9,7 @@ from specbench.system import signals
 
 
 def program() -> NoReturn:
-    """Run the command line as a whole process.
+    """Run the command line and end the process.
 
     The process ends after Python's exit handlers and before native libraries are unloaded, because threads of Arrow
     sometimes abort during unloading (https://github.com/apache/arrow/issues/39862), after all work is done.
@@ -23,8 +23,8 @@ def program() -> NoReturn:
             try:
                 if stream:
                     stream.flush()
-            except (OSError, ValueError):  # a full disk, a closed stream: Python reports it at exit
-                if not signals.asked():  # the terminal may have been closed
+            except (OSError, ValueError):  # full disk or closed stream: Python reports it at exit
+                if not signals.asked():  # not after a signal, as the terminal may be closed
                     return
         os._exit(code if isinstance(code, int) else int(bool(code)))
 
@@ -39,7 +39,7 @@ def program() -> NoReturn:
     except BaseException:
         if not signals.asked():
             raise
-        signals.answered()  # interrupted during an import, or between two lines
+        signals.answered()  # a signal came during an import, or outside of `main`
         stopped = signals.stopped()
         sys.stderr.write(f"error: {stopped}\n")
         code = stopped.exit_code
@@ -47,8 +47,8 @@ def program() -> NoReturn:
 
 
 def _restart_with_docstrings() -> None:
-    """Restart with PYTHONOPTIMIZE=1 if Python drops docstrings: reports print them, and transformers reads its
-    docstrings on import."""
+    """Restart with PYTHONOPTIMIZE=1 if Python drops docstrings, because reports print docstrings and transformers needs
+    its docstrings on import."""
     options = [option for option in sys.orig_argv[1:] if option != "-OO"]
     fewer = len(options) < len(sys.orig_argv) - 1
     if sys.flags.optimize > 1 and (fewer or os.environ.get("PYTHONOPTIMIZE") != "1"):

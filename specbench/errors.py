@@ -40,7 +40,7 @@ class SpecbenchError(Exception):
 
 
 class CompileError(SpecbenchError):
-    """A step that cannot be compiled: `--compile auto` continues eagerly."""
+    """A step cannot be compiled; with `--compile auto`, the run continues eagerly."""
 
 
 def listed(names: Iterable[str]) -> str:
@@ -49,13 +49,13 @@ def listed(names: Iterable[str]) -> str:
 
 
 def enumerated(texts: Iterable[str], last: str = "and") -> str:
-    """Join distinct texts as in a sentence: "csv, json and parquet"."""
+    """Join texts without repetition, as in a sentence: "csv, json and parquet"."""
     *first, end = dict.fromkeys(texts)
     return f"{', '.join(first)} {last} {end}" if first else end
 
 
 def chosen(what: str, values: Any) -> list[Any]:
-    """Return the chosen values, given as a value or an iterable: [] for None and (), which mean all. Any other empty
+    """Return a value, or the values of an iterable, as a list. None and () mean all and give []; any other empty
     iterable is an error."""
     one = isinstance(values, str) or not isinstance(values, Iterable)
     kept = list(() if values is None else [values] if one else values)
@@ -65,12 +65,12 @@ def chosen(what: str, values: Any) -> list[Any]:
 
 
 _LISTS = {**{kind: f"{kind}s" for kind in ("decoder", "model", "metric", "table", "run")}, "prompt set": "prompts"}
-"""Argument of `specbench list`, by kind of name."""
+"""The argument of `specbench list` that lists the names of a kind."""
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str], most: int = 12) -> SpecbenchError:
-    """Build the error for a name not in `valid`. Its hint is the probably intended name, else all valid names; for more
-    than `most` names the command that lists them."""
+    """Build the error for a name not in `valid`. The hint is the most similar name, or else all valid names; the
+    command that lists the names replaces more than `most` of them."""
     valid = sorted(valid)
     near = names.guess(name, valid)
     hint = f"did you mean '{near}'?" if near else f"valid: {listed(valid) or 'none'}"

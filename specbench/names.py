@@ -1,8 +1,8 @@
 """Names as users type them: normalisation, synonyms, and guesses for misspelt names.
 
 Case, accents, spaces, punctuation, and words such as "decoding" in a decoder's name are ignored. Synonyms of models
-come from the facts of the catalogue, all others from `names.toml`. Callers get the name of the catalogue, so that no
-typed spelling is stored.
+come from the model catalogue, all others from `names.toml`. Callers receive the catalogue's name, so the typed spelling
+is never stored.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="
 
 
 def _by_each(meant: Mapping[str, str]) -> dict[str, str]:
-    """Invert a table of names by meaning to meanings by name."""
+    """Convert {meaning: "name, name"} to {name: meaning}."""
     return {name: meaning for meaning, names in meant.items() for name in names.split(", ")}
 
 
 SYNONYMS: Mapping[str, Mapping[str, str]] = {kind: _by_each(meant) for kind, meant in _TABLES["synonyms"].items()}
-"""Catalogue name by kind and synonym. Synonyms of models are in their facts."""
+"""{kind: {synonym: catalogue name}}, except synonyms of models, which are in the model catalogue."""
 OPTIONS: Mapping[str, tuple[str, ...]] = {name: tuple(text.split(", ")) for name, text in _TABLES["options"].items()}
-"""Names of the same option in other programs, by our name."""
-ADVICE: Mapping[str, str] = _by_each(_TABLES["advice"])  # Hints for options without an equivalent here
-COMMANDS: Mapping[str, str] = _by_each(_TABLES["commands"])  # The right command by typed words
+"""{option of specbench: names of the same option in other programs}."""
+ADVICE: Mapping[str, str] = _by_each(_TABLES["advice"])  # {option: hint}, if specbench has none
+COMMANDS: Mapping[str, str] = _by_each(_TABLES["commands"])  # {typed words: command that was probably meant}
 
 
 _FILLING = {
@@ -36,7 +36,7 @@ _FILLING = {
     "prompt set": r"(prompts?|captions|dataset|val|validation)$",
     "metric": r"(score|metric)$",
 }
-"""Optional words of names, by kind of name."""
+"""{kind of name: words that users may add to a name or omit}."""
 
 
 def composed(name: str) -> str:
@@ -45,7 +45,7 @@ def composed(name: str) -> str:
 
 
 def encodable(name: str) -> str:
-    r"""Escape bytes of a name that are not UTF-8, as in archives of older systems: "\udcff"."""
+    r"""Replace bytes of a name that are not UTF-8 (from old systems' archives) by escapes such as "\udcff"."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
@@ -65,8 +65,8 @@ def _spellings(name: str) -> list[str]:
 def fitting(
     name: str, valid: Iterable[str], kind: str = "", also: Mapping[str, Iterable[str]] | None = None
 ) -> list[str]:
-    """Return the names of `valid` that a typed name may mean: the name itself, or names with the same spelling; empty
-    for an unknown name. `also`: synonyms of the valid names."""
+    """Return the names of `valid` that a typed name may mean: the name itself, or names with the same normalised
+    spelling; empty for an unknown name. `also`: {valid name: synonyms}."""
     valid = list(valid)
     if name in valid:
         return [name]
@@ -82,14 +82,14 @@ def fitting(
 
 
 def by_words(name: str, facts: Mapping[str, Sequence[str]], families: Mapping[str, str]) -> list[str]:
-    """Return the names whose facts contain all words of a typed name ("LlamaGen-XL"). If one of them is a prefix of all
-    others of its family, return only it. `facts`: texts about each name, title first; a title that has no further words
-    except sizes has priority."""
+    """Return the names whose facts contain all words of a typed name ("LlamaGen-XL"). If one of these names is a prefix
+    of all others of its family, return only this name. `facts`: texts about each name, title first. Names whose title
+    contains no other words, except sizes, have priority."""
     words = set(_words(name))
     meant = [
         entry
         for entry, texts in facts.items()
-        # Words, and neighbours joined: "LuminamGPT" matches "Lumina-mGPT".
+        # Single words and joined neighbours, so that "LuminamGPT" matches "Lumina-mGPT".
         if words and words <= {word for row in map(_words, texts) for word in (*row, *map("".join, pairwise(row)))}
     ]
     bare = words - _sizes(words)
@@ -113,7 +113,7 @@ def _words(text: str) -> list[str]:
 
 
 def option(typed: str, options: Iterable[str]) -> str | None:
-    """Find an option of `options` by its name in another program, or by another spelling."""
+    """Return the option of `options` that a user meant with another spelling, or with its name in another program."""
     options = list(options)
     if typed in options:
         return typed
@@ -128,7 +128,7 @@ def option(typed: str, options: Iterable[str]) -> str | None:
 
 
 def _bare(option: str) -> str:
-    """Drop the word for the kind of value from an option: "prompts" for "prompts-path"; return "" if there is none."""
+    """Drop a suffix such as "-path" or "-file" from an option: "prompts-path" gives "prompts"; "" without a suffix."""
     bare, dash, _ = option.rpartition("-")
     return bare if option[len(bare) + 1 :] in ("path", "file", "dir", "folder", "name") and dash else ""
 
@@ -161,10 +161,10 @@ def advice(typed: str) -> str | None:
 
 
 def guess(name: str, valid: Iterable[str]) -> str | None:
-    """Return the valid name nearest to a misspelt name, if a name is near enough.
+    """Return the valid name that is most similar to a misspelt name, if one is similar enough.
 
-    At most one slip is allowed below seven letters, else two. Swapping two neighbouring letters is one slip; digits
-    must be the same. A name is also near if only this name begins with the typed text of at least three letters.
+    Names below seven letters may have one slip, longer names two. Swapping two neighbouring letters is one slip; digits
+    must be the same. A name is also returned if it is the only name that begins with the typed three or more letters.
     """
     typed, spellings = folded(name), {}
     for entry in sorted(valid, reverse=True):
@@ -186,7 +186,7 @@ def _digits(text: str) -> list[str]:
 
 
 def _likely(typed: str, other: str) -> bool:
-    """Return whether a short name differs only by swapped or doubled letters; True for longer names."""
+    """For a short name, return whether `other` differs only by swapped or doubled letters; True for longer names."""
     if min(len(typed), len(other)) > 4:
         return True
     return sorted(typed) == sorted(other) or re.sub(r"(.)\1", r"\1", typed) == re.sub(r"(.)\1", r"\1", other)

@@ -1,4 +1,4 @@
-"""Time of the search for likely causes, time of its forwards, and the estimate printed before the search.
+"""Measure the time of the search for likely causes and of its forwards, and compute the estimate printed before it.
 
     python dev/audit/audit_time.py >> results/audit/audit_time.jsonl
 
@@ -38,7 +38,7 @@ from specbench.system import console  # noqa: E402
 
 
 class Codes(tiny_llama.Tiny):
-    """A language model of the size of a sheet's example, with Tar's codes."""
+    """A small language model with as many codes and tokens per image as Tar."""
 
     name = "3 layers of 128, 65,536 codes"
 
@@ -59,7 +59,7 @@ def in_format(model: tiny_llama.Tiny, dtype: str):
 
 
 def measure(name: str, load, model, rows: pd.DataFrame, sampling: Sampling, guided: bool) -> dict[str, object]:
-    """CPU seconds of the audit's passes and of their forwards, and the estimate."""
+    """Measure CPU seconds of the audit's passes and of their forwards; add the estimate."""
     spent, of_causes = {"forwards": 0.0, "forward": 0}, {}
 
     def timed(function):

@@ -72,7 +72,7 @@ MODELS: dict[str, Callable[[], object]] = {
 
 
 def _sampled(**changed) -> Callable:
-    """A plant of another sampling."""
+    """A plant that samples with other settings."""
     ways = {name: changed.pop(name) for name in list(changed) if name in vars(Alternative(CLAIM))}
     return lambda model, texts, seed: planted.drawn_by(
         model, texts, Alternative(replace(CLAIM, **changed), **ways), seed
@@ -142,7 +142,7 @@ PLANTS: dict[str, tuple[Callable, tuple[str, ...]]] = {
 
 
 def measure(name: str, model, plant: str, seed: int) -> dict[str, object]:
-    """Outcome of the audit of a plant."""
+    """Plant a fault, audit the images, and return the outcome."""
     texts = [prompt.text for prompt in load_prompts("shapes").prompts[seed::19]][: 5 if name == "shapes" else 12]
     make, right = PLANTS[plant]
     rows = planted.as_rows(model, texts, make(model, texts, seed))

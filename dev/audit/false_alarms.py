@@ -4,7 +4,7 @@
     python dev/audit/false_alarms.py --samples 27000      the same with fewer images each
 
 Each audit is written to results/audit/false_alarms.jsonl at once. An exact decoder is flagged with probability
-AUDIT_LEVEL. P-values are corrected for several tests, so that fewer than 5 % of them should be below 0.05.
+AUDIT_LEVEL. P-values are corrected for several tests; therefore fewer than 5 % should be below 0.05.
 """
 
 from __future__ import annotations

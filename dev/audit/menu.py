@@ -1,8 +1,8 @@
-"""Audit every lossless combination of components; a later call continues.
+"""Audit every lossless combination of components. A later call continues after the last line.
 
 Each combination is written to results/audit/menu.jsonl at once. Combinations that have a line are skipped, so the
-audit can run on several evenings; delete the file to audit all combinations again. The first combinations together
-cover every component, every option value and every pair of these. `--limit N` stops after N more combinations.
+audit can run on several evenings; delete the file to audit all combinations again. The first combinations
+cover all components, all option values and all pairs of them. `--limit N` stops after N more combinations.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def menu_row(spec: DecoderSpec) -> dict[str, object]:
 
 
 def menu_rows(decoders: list[DecoderSpec], workers: int) -> Iterator[dict[str, object]]:
-    """The audits of `decoders`, each when it is done."""
+    """Yield the row of each decoder's audit as soon as it is done."""
     if workers == 1:
         yield from map(menu_row, decoders)
         return

@@ -94,7 +94,7 @@ def jobs() -> Iterator[tuple[str, str, str, int, dict]]:
 
 
 def measure(what: str, kind: str, decoder: str, images: int, sampling: dict) -> dict[str, object]:
-    """Audit of such a run."""
+    """Decode a run, change its values, and audit it."""
     with tempfile.TemporaryDirectory() as out, pytest.MonkeyPatch.context() as patch:
         with pytest.MonkeyPatch.context() as planted:
             if kind == "planted":

@@ -37,13 +37,13 @@ SHARP = {
     "guidance 7, temperature 0.3": {"cfg": 7.0, "temperature": 0.3},
     "top-k 1": {"top_k": 1},
 }
-"""Sampling settings under which rounding changes p most, or rarely but by a large amount."""
+"""Sampling settings under which rounding changes p most, and settings under which it rarely changes p, but strongly."""
 
 
 def measure(
     model: str, decoder: str, sampling: str, dtype: str, batch: int, device: str, compiled: bool
 ) -> dict[str, object]:
-    """Audit a few images; `compiled` of the result is the value from the run."""
+    """Audit a few images. `compiled` in the result says whether the run was really compiled."""
     # Tiny images have few tokens, and a test needs hundreds.
     tiny = {"limit": 2} if model == "shapes" else {"random_weights": True, "scale": "tiny", "limit": 24}
     with tempfile.TemporaryDirectory() as out:

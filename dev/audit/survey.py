@@ -5,17 +5,17 @@
 
 A mutation changes one node of one function that a decoder declared lossless runs: an operator, a comparison, an offset,
 a stream of noise, a mask or a dtype; or it drops a call, or swaps arms or operands. The kinds take turns. Each mutation
-is tried in forks of this process, and results/audit/survey.jsonl has a line for it. The first outcomes are
+is tried in forks of this process and is a line of results/audit/survey.jsonl. The first outcomes are
 
     crashed, endless   an error, or no end: any use of the decoder shows it
-    identical          some images of up to PAIRS decoders and settings that run it have the tokens of the clean program
+    identical          in up to PAIRS pairs of decoder and setting that run it, some images have the clean tokens
     audit              a setting of the audit rejects at AUDIT_LEVEL, corrected for all settings, with a quarter of the
                        audit's images
 
-The tokens of all other mutations differ. They meet the settings at the audit's own number of images (`audit`), the
-conformance tests of `specbench check` (`check`), and PROBES, which the audit does not have. `tv` is the largest total
-variation measured in all of these, cross-fitted so that noise adds nothing. If it is above .02 and no check has failed,
-quick tests of the package also run (`tests`); the others are `survived`.
+All other mutations change tokens. They are tested with the settings at the audit's own number of images (`audit`), the
+conformance tests of `specbench check` (`check`), and PROBES, which are not part of the audit. `tv` is the largest total
+variation measured in all of these, cross-fitted so that noise adds nothing. If `tv` is above .02 and no check has
+failed, quick tests of the package also run (`tests`). Other mutations have the outcome `survived`.
 """
 
 from __future__ import annotations
@@ -86,14 +86,14 @@ PROBES = (
 )
 TESTS = [f"tests/decoding/test_{name}.py" for name in ("noise", "sampling", "chain_verification")]
 FEW, PROBED = 128, 20_000
-"""Number of images that show whether a mutation changes tokens, and number of images of a probe."""
+"""Number of images for the test whether a mutation changes tokens, and number of images per probe."""
 PAIRS = 6
 """Number of pairs of decoder and setting per mutation; the pairs whose tokens differ are audited."""
 ENOUGH = 4000
 """Number of images of a table whose total variation is measured."""
 CHANGED = 0.02
 SECONDS = 40
-"""Limit of CPU time between two signs of life of a fork; the limit of tests is five times as long."""
+"""Maximum CPU seconds between two calls of `alive` in a fork; tests may take five times as long."""
 _OTHER = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Lt: ast.LtE, ast.LtE: ast.Lt,
     ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.BitAnd: ast.BitOr,
@@ -141,7 +141,7 @@ def changes(node: ast.AST) -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def functions(module: str) -> Iterator[tuple[str, FunctionType]]:
-    """Functions, methods and properties that the module's own source defines, by dotted path."""
+    """Functions, methods and properties that are defined in the module's source, by dotted path."""
     loaded = importlib.import_module(module)
 
     def plain(value: object) -> FunctionType | None:
@@ -160,14 +160,14 @@ def functions(module: str) -> Iterator[tuple[str, FunctionType]]:
 
 
 def body_nodes(function: FunctionType) -> tuple[ast.Module, list[ast.AST], int]:
-    """Tree of a function, nodes of its body in order, and the offset from their line numbers to the file's."""
+    """Syntax tree of a function, nodes of its body in order, and the offset to add to the nodes' line numbers."""
     lines, first = inspect.getsourcelines(function)
     tree = ast.parse(textwrap.dedent("".join(lines)))
     return tree, [node for statement in tree.body[0].body for node in ast.walk(statement)], first - 1
 
 
 def lines_run() -> dict[str, set[tuple[str, str]]]:
-    """Lines "file:number" of PACKAGES, with the pairs of a lossless decoder and a setting's name that run them."""
+    """For each line "file:number" of PACKAGES, the pairs (lossless decoder, name of a setting) that run the line."""
     pairs: dict[str, set[tuple[str, str]]] = defaultdict(set)
     now: set[str] = set()
 
@@ -220,7 +220,7 @@ def mutations(run: dict[str, set[tuple[str, str]]]) -> list[dict]:
 
 
 def plant(mutation: dict) -> None:
-    """Change the function for the rest of this process."""
+    """Apply the mutation to its function for the rest of this process."""
     function = dict(functions(mutation["module"]))[mutation["function"]]
     tree, nodes, _ = body_nodes(function)
     every = [change for node in nodes for _, change in changes(node)]
@@ -238,7 +238,7 @@ def exact() -> list[str]:
 
 
 def few_tokens(decoder: str, setting: AuditSetting, images: int) -> np.ndarray:
-    """Stream tokens of a few images, or of fewer if images are decoded one at a time."""
+    """Stream tokens of a few images; of fewer images if the setting decodes one image at a time."""
     model = setting_model(setting, 0)[0]
     texts = itertools.islice(itertools.cycle(model.prompts), images if setting.batch != 1 else 12)
     requests = [Request(text, f"{setting.name} {text}", sample) for sample, text in enumerate(texts)]
@@ -251,7 +251,7 @@ clean_tokens = cache(lambda decoder, setting: few_tokens(decoder, setting, FEW))
 
 
 def chosen_pairs(mutation: dict) -> list[tuple[str, AuditSetting]]:
-    """PAIRS pairs that run the mutation, of as many decoders and settings as possible."""
+    """Choose PAIRS pairs that run the mutation, with as many different decoders and settings as possible."""
     settings = {setting.name: setting for setting in (*AUDIT_SETTINGS, *PROBES)}
     left, used, chosen = list(map(tuple, mutation["pairs"])), Counter(), []
     random.Random(mutation["number"]).shuffle(left)
@@ -271,7 +271,7 @@ def alive(seconds: int = SECONDS) -> None:
 
 
 def try_one(mutation: dict, pairs: list[tuple[str, AuditSetting]]) -> Iterator[dict]:
-    """Parts of the row, at first: crashed, identical, audit or survived."""
+    """Yield the row's parts of the first attempt: crashed, identical, audit or survived."""
     differ = []
     for decoder, setting in pairs:
         if not np.array_equal(clean_tokens(decoder, setting), few_tokens(decoder, setting, FEW)):
@@ -306,7 +306,7 @@ def largest(counts: list[Counts]) -> float:
 
 
 def try_again(mutation: dict, pairs: list[tuple[str, AuditSetting]]) -> Iterator[dict]:
-    """Parts of the row of a mutation that survived: check, the whole audit of its settings, probes, tests."""
+    """Yield the row's parts of a mutation that survived: check, the whole audit of its settings, probes, tests."""
     decoder = Counter(pair.partition(", ")[0] for pair in mutation["differ"]).most_common(1)[0][0]
     differ = []
     for setting in AUDIT_SETTINGS:
@@ -375,7 +375,7 @@ def outcome(attempt: Callable, mutation: dict, row: dict) -> dict:
 
 
 def summary(rows: list[dict]) -> None:
-    """Print the count of each outcome, the share of distribution changes that were caught, and other survivors."""
+    """Print the number of each outcome, the share of distribution changes that were caught, and the survivors."""
     print(f"{len(rows)} mutations: {dict(Counter(row['result'] for row in rows))}")
     print(f"by kind: {dict(Counter(row['kind'] for row in rows))}")
     wrong = Counter(row["result"] for row in rows if row.get("tv", 0) > CHANGED)

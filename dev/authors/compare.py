@@ -1,4 +1,4 @@
-"""Compare scores with what the metrics' authors' packages compute of the same images.
+"""Compare scores with the scores of the same images by packages of the metrics' authors.
 
     python dev/authors/compare.py 'hpsv2[v2.1]' 'fid[clean]' [--out results] [--run RUN] [--reference DIR]
     python dev/authors/compare.py     # list installed packages, and how to get the others
@@ -43,9 +43,9 @@ AUTHORS_PACKAGES = {
 PACKAGES |= AUTHORS_PACKAGES
 PROGRAM = Path(__file__).with_name("programs.py")
 MOST_IMAGES = 16
-"""Limit for a metric with a value per image: hpsv2 reads its 2 GB of weights again for each image."""
+"""Maximum images for metrics with a value per image: hpsv2 reads its 2 GB of weights again for each image."""
 _TOLERANCE = 1e-3
-"""Largest difference between equal programs: of a value per image, or of a distance (relative)."""
+"""Largest difference at which two programs count as equal: of a value per image, or of a distance (relative)."""
 COLUMNS = ("run_id", "metric", "package", "ours", "theirs", "largest_difference", "n", "verdict")
 TEXT_CONFIG = {
     "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12,
@@ -53,7 +53,7 @@ TEXT_CONFIG = {
     "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02, "pad_token_id": 0,
     "type_vocab_size": 2, "model_type": "bert", "add_cross_attention": True, "encoder_width": 1024,
 }  # fmt: skip
-"""BERT of image-reward's text encoder, which its package would download."""
+"""Configuration of BERT in image-reward's text encoder, which image-reward would download."""
 
 
 def python_of(package: str) -> Path:
@@ -66,7 +66,7 @@ def python_of(package: str) -> Path:
 
 
 def package_of(metric: str) -> str | None:
-    """The package that a metric is compared with."""
+    """Name of the package with which a metric is compared."""
     front_end = metric.removeprefix("fid[").rstrip("]").partition("+")
     if metric.startswith("fid["):
         whole = {"pytorch-fid": "pytorch-fid", "tf1": "torchmetrics", "tm-aa": "torchmetrics", "clean": "clean-fid"}
@@ -90,7 +90,7 @@ def check_by_package(images: Images, metric: Metric, python: Path | None = None)
     """Compare a scored metric with its authors' package over the same images.
 
     Args:
-        python: of the environment to use instead of `python_of`.
+        python: Python of the environment to use, instead of `python_of`.
 
     Returns:
         A dict with the keys `COLUMNS`; `largest_difference` is the difference of a value per image or of a feature.

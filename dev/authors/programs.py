@@ -1,4 +1,4 @@
-"""Metrics by their authors' packages, run by the Python of an environment that has these and need not have specbench.
+"""Compute metrics with their authors' packages, in an environment with these packages; it needs no specbench.
 
 `dev/authors/compare.py` starts it. The exchange format is defined in `specbench/metrics/authors_programs.py`.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "specbench" / "metrics"))
 import authors_programs
 
-del sys.path[0]  # its modules have the names of packages
+del sys.path[0]  # modules of this folder have the names of packages
 
 # Imports are inside functions because each program has a separate environment with nothing else.
 
@@ -84,7 +84,7 @@ def torchmetrics(request: dict) -> dict:
 
 
 def hpsv2(request: dict) -> dict:
-    """Scores by hpsv2. Its wheel lacks the vocabulary, and it would download 4 GB of weights only to overwrite them."""
+    """Scores by hpsv2. Its wheel lacks the vocabulary, and hpsv2 would download 4 GB of weights and overwrite them."""
     bundled = gzip.open
     gzip.open = lambda path, *rest: bundled(request["vocabulary"] if "bpe_simple" in str(path) else path, *rest)
     sys.modules.setdefault("turtle", types.SimpleNamespace(forward=None))  # a stray import, absent without a display
@@ -116,7 +116,7 @@ def image_reward(request: dict) -> dict:
     from ImageReward import ImageReward as program
     from ImageReward.models.BLIP import blip, blip_pretrain
 
-    if sizes := request.get("sizes"):  # of a network smaller than the published one
+    if sizes := request.get("sizes"):  # sizes of a network smaller than the published network
         vision = {"img_size": sizes["image"], "patch_size": 16, "embed_dim": sizes["width"], "depth": sizes["depth"]}
         vision["mlp_ratio"] = sizes["inner"] / sizes["width"]
         made = lambda *_: (blip.VisionTransformer(num_heads=sizes["heads"], **vision), sizes["width"])  # noqa: E731
@@ -155,7 +155,7 @@ def _trunk(weights: str, **options: object):
 
 
 def _cropped(files: list[str], crop: str, folder: Path) -> list[str]:
-    """Centre squares at 256 x 256 by torchvision, saved in a folder, as LANTERN's evaluation makes them."""
+    """Crop centre squares of 256 x 256 with torchvision, like LANTERN's evaluation, and save them in a folder."""
     if crop == "none":
         return files
     from PIL import Image

@@ -1,5 +1,5 @@
 """Hypothesis strategies for `fuzz.py`: command lines, prompt files, tables, parquet parts, run.json, files of draft
-heads and checkpoints, results folders of strangers, prompts to export, results to import, and refusals of the operating
+heads and checkpoints, results folders from others, prompts to export, results to import, and refusals of the operating
 system."""
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def json_bytes(draw, whole) -> bytes:
 
 @functools.cache
 def options() -> dict[str, list[str]]:
-    """List the options of every command, by command words."""
+    """List the options of every command; the keys are the words of the command."""
     by_command = {}
 
     def walk(command, path: str) -> None:
@@ -271,7 +271,7 @@ CHANGES = (*("swap", "pipe", "link out", "link in", "folder", "damage", "format"
 
 @st.composite
 def strangers(draw) -> list[tuple[str, str, object]]:
-    """Draw one to three changes of a results folder: the file, by glob pattern, what happens to it, and with what."""
+    """Draw one to three changes of a results folder, each with a glob pattern of the file, a kind, and its data."""
     changes = []
     for _ in range(draw(st.integers(1, 3))):
         pattern, kind = draw(st.sampled_from(PLACES)), draw(st.sampled_from(CHANGES))
@@ -295,7 +295,7 @@ def strangers(draw) -> list[tuple[str, str, object]]:
 
 METRIC_METHODS = ("accepts", "preprocess", "features", "statistics", "scores", "identity", "prepare", "downloads",
                   "missing_packages", "__init__", "name", "batch", "columns")  # fmt: skip
-"""Parts of a metric that may come from a stranger."""
+"""Parts of a metric that a foreign package may define."""
 VALUES = (
     *(None, 0, -1, 2.5, "x", b"x", "\ud800", [], [5], ["x"], {}, {"value": "x"}, (), [{"value": [1.0, 2.0]}]),
     *([{"value": 1e999}], [{"prompt_id": "x"}], "../../../evil", "shapes-detector", "a/b", "a\nb", object()),
@@ -441,7 +441,7 @@ MEMBERS = ("../x", "/x", "run/../../x", "a/run.json", "a/images/..", "a/images/x
 
 @st.composite
 def packs(draw, whole: bytes) -> bytes:
-    """Draw a packed file: one with changed headers or bytes, another manifest, or further members."""
+    """Draw a packed file with changed headers or bytes, another manifest, or further members."""
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     kind = draw(st.sampled_from(["headers", "headers", "bytes", "manifest", "members"]))
@@ -474,7 +474,7 @@ RESULTS = (
 
 @st.composite
 def statistics(draw) -> bytes:
-    """Draw a .npz file of mu and sigma in which an array has other content or some bytes are damaged."""
+    """Draw a .npz file of mu and sigma with other content of an array, or with damaged bytes."""
     arrays = {"mu": np.zeros(4), "sigma": np.eye(4), "arr_0": np.zeros((2, 3, 3, 3), np.uint8)}
     kinds = st.sampled_from(["f8", "f4", "f2", "i8", "u1", "?", "c16", "O", "U3", "M8[s]", "V5", "f8,i4"])
     for name in draw(st.sets(st.sampled_from(["mu", "sigma"]))):

@@ -53,7 +53,7 @@ class ForkCrew:
             theirs.close()
             self._ends[worker] = mine
             return pid
-        # A Ray worker must not inherit its driver's files, because it would keep their locks.
+        # Like a Ray worker, the process must not inherit the driver's open files, because it would keep their locks.
         kept = {0, 1, 2, theirs.fileno()}
         for handle in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
             with suppress(OSError):

@@ -44,7 +44,7 @@ def example_run() -> Path:
 
 
 def example_info() -> dict:
-    """Read its run.json."""
+    """Read run.json of `example_run`."""
     (path,) = example_run().glob("*/run.json")
     return json.loads(path.read_text())
 
@@ -115,7 +115,7 @@ def example_stranger() -> Path:
 
 @functools.cache
 def example_pack() -> Path:
-    """Pack that folder into a file."""
+    """Pack the folder of `example_stranger` into a file."""
     out = example_stranger()
     pack(list(out.iterdir()), out.parent / "runs.zip")
     return out.parent / "runs.zip"

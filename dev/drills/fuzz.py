@@ -7,8 +7,8 @@
 
 A case fails by any error except a refusal (exit code 2 or 5), if it takes longer than a minute, or if it writes outside
 its folder, uses the network or starts a shell. Hypothesis draws cases (`cases.py`) from the seed and shrinks a failing
-case. With `--guided` it builds cases from inputs with which atheris reached new code. Pieces that passed are lines of
-results/drills/fuzz.jsonl.
+case. With `--guided` it builds cases from inputs with which atheris reached new code. Groups of cases that passed
+are lines of results/drills/fuzz.jsonl.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ REFUSALS = (BAD_INPUT, MISSING_PREREQUISITE)
 _LOOPBACK = "127.0.0.1"
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _RELATIVE = {"os.mkdir", "os.remove", "os.rmdir"}
-"""Events whose last argument may be an open folder that the path is relative to."""
+"""Events whose last argument may be an open folder; the path is then relative to this folder."""
 _CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
 
 
@@ -49,7 +49,7 @@ class Hang(BaseException):
 
 
 class Watch:
-    """Sandbox: watches audit events for actions outside one folder. The hook is permanent, one per process."""
+    """Sandbox: watch audit events for actions outside one folder. A process has one hook, which cannot be removed."""
 
     def __init__(self):
         self._box: tuple[str, ...] | None = None
@@ -184,7 +184,7 @@ def _until(ends: float, target) -> Callable[[bytes], None]:
 
 
 def drill(cases: int, base: int, seconds: float, only: str | None = None) -> None:
-    """Run until every target has its share of the cases, or the time is up."""
+    """Run until every target has had its share of the cases, or until the time is up."""
     from targets import TARGETS
 
     ends, watch = time.monotonic() + seconds, Watch()

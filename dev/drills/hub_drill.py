@@ -29,7 +29,7 @@ from loopback_hub import Hub, loopback_hub
 
 REPO, COMMIT = "owner/name", "c" * 40
 _until_the_end = contextlib.ExitStack()
-atexit.register(_until_the_end.close)  # at exit the interpreter would wait for a server whose thread is stopped
+atexit.register(_until_the_end.close)  # else the interpreter would wait at exit for a server without a thread
 
 
 @functools.cache
@@ -113,7 +113,7 @@ def download_from(box: Path, case) -> None:
     except SpecbenchError as error:
         assert "\n" not in error.what and "a bug" not in error.what, error
         raise SpecbenchError(error.what) from error
-    # The next download checks the files of a failed download; only this download's files are checked here.
+    # Files of a failed download are checked by the next download, so only this download's files are checked here.
     whole = {path.name: path.read_bytes() for path in served.commits[REPO][COMMIT].iterdir()}
     for kept in box.glob("hf/*/snapshots/*/*"):
         assert kept.read_bytes() == whole[kept.name], kept

@@ -5,7 +5,7 @@
 
 Every interrupt must end the command with exit code 130 and one line, within 3 s or after the current image. Outcomes
 are lines of results/drills/interrupts.jsonl; a later call continues their count. A sleeping Python process is
-interrupted at the same moment: the time that it needs to end is the control for a loaded machine.
+interrupted at the same moment; its time to end shows how much the machine is loaded.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COMMANDS = {
     "compile": (*RUN, "--compile", "on"),
 }
 LONGEST_S = dict(run=25.0, demo=40.0, score=15.0, report=4.0, audit=20.0, fetch=5.0, bench=30.0, compile=60.0)
-"""Interrupts fall between the start and this time, within which most of them find the command at work."""
+"""Interrupts are sent between the start and this time; in most cases the command is then still running."""
 WITHIN_S = 3.0
 SLEEPER = """
 import signal, time
@@ -69,7 +69,7 @@ def prepared(name: str, box: Path) -> dict[str, str]:
 
 
 def interrupt(name: str, box: Path, env: dict[str, str], draw: random.Random) -> dict | None:
-    """Start a command, interrupt it, and describe its end; None if it had ended before."""
+    """Start a command, interrupt it, and describe how it ended; None if it ended before the interrupt."""
     at = draw.uniform(0.3, LONGEST_S[name])
     command = [sys.executable, "-m", "specbench", *COMMANDS[name]]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -120,7 +120,7 @@ def outcomes() -> list[dict]:
 
 
 def was_done(row: dict) -> bool:
-    """Whether all output was there when the interrupt came."""
+    """Whether all output existed when the interrupt came."""
     return row["code"] == 0 and not row["errors"] and row["ended_s"] < 1
 
 

@@ -5,7 +5,7 @@
 
 Every kill is followed by a rerun to completion and a comparison of all rows and pictures. Outcomes are appended to
 results/drills/kills.jsonl, a line per kill; a later call continues their count, so the drill may itself be stopped. The
-model is enumerable: a run of 24 images takes a fraction of a second, so a kill may hit any moment of it.
+model is enumerable: a run of 24 images takes a fraction of a second, so that kills hit all of its moments.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def make_model() -> EnumerableModel:
 
 make_model.layout = TokenLayout.with_row_ends(2, 2, 3)
 PREVIEWED = TokenLayout(2, 2, 4, (-1, -1, 4, -1, -1, 5, -1, -1, 5), before=((1, 2),), ranges=((0, 2), (1, 4)))
-"""A preview before the grid; each has separate ids and row ends."""
+"""A preview before the grid; both have separate ids and row ends."""
 
 
 def specs() -> list[RunSpec]:
@@ -93,7 +93,7 @@ def compare(out: Path, truth: dict) -> dict[str, int]:
 
 
 Drill = Callable[[Path, random.Random], bool]
-"""Runs in a folder and kills a process on the way; returns whether it was still alive."""
+"""Start a run in a folder and kill one of its processes; return whether the process was still alive."""
 
 
 def local() -> Executor:
@@ -130,8 +130,8 @@ driver.seconds = 1.0
 
 
 def moved(out: Path, draw: random.Random) -> bool:
-    """Move the results, a run, or a part of a run away at a random moment: the process must end with exit code 3, or be
-    done, and continue after the folder is back."""
+    """Move the results, a run, or a part of a run away at a random moment. The process must end with exit code 3 unless
+    it is done, and a rerun must continue after the folder is back."""
     child = os.fork()
     if not child:
         os.setpgrp()
@@ -151,7 +151,7 @@ def moved(out: Path, draw: random.Random) -> bool:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code not in (0, PARTIAL) or (code == 0 and place.exists()):
             raise RuntimeError(f"exit code {code} after {place} was moved away")
-        if place.exists():  # rows that were being written at that moment; no later row
+        if place.exists():  # rows that were being written at that moment, but no later rows
             shutil.rmtree(place)
         aside.rename(place)
     elif alive:
@@ -242,7 +242,7 @@ KINDS: dict[str, Callable[[], Iterator[Drill]]] = {
 def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
     """Kill until the log has `kills` outcomes of the kind, or the time is up."""
     ends = time.monotonic() + seconds
-    torch.set_num_threads(1)  # a child lacks the threads of its parent, and would wait for them
+    torch.set_num_threads(1)  # a forked child lacks the threads of its parent, but would wait for them
     parquet_log._FAN_IN, parquet_log._LEVELS = 3, (3, 9)  # merges happen within a run of 24 rows
     make_model.layout = PREVIEWED if kind == "two-grids" else make_model.layout
     started = time.monotonic()

@@ -2,8 +2,8 @@
 
     python dev/drills/surroundings.py [--only PLACE ...]    # a line per command that differs from usual surroundings
 
-Run as root, which can become any user and mount a full disk. A command passes if it has its usual exit code, output,
-and no traceback or "a bug"; a figure must also have the same bytes. If nothing can work, a line must say so.
+Run as root, which can become any user and mount a full disk. A command passes if its exit code and output are as usual,
+without a traceback or "a bug"; a figure must also have the same bytes. A command that cannot work must say so.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _YEAR = 31_556_952
 
 
 def places(aside: Path) -> dict[str, Mapping[str, str | None]]:
-    """Variables of each place; the drill itself applies `user`, `columns`, `umask`, `gone` and `clock`."""
+    """Environment variables of each place; the drill applies `user`, `columns`, `umask`, `gone` and `clock` itself."""
     odd = aside / "my home's é ünï"
     odd.mkdir(exist_ok=True)
     style = aside / "matplotlibrc"
@@ -144,7 +144,7 @@ def call(command: str, runs: Path, work: Path, place: Mapping[str, str | None]) 
     try:
         while part := os.read(ours, 2**16):
             printed += part
-    except OSError:  # the end of a terminal
+    except OSError:  # the terminal was closed
         pass
     os.close(ours)
     return process.wait(), printed.decode(errors="replace")
@@ -179,7 +179,7 @@ def failures(
     aside: Path,
     usual: dict[str, tuple[int, bytes]],
 ) -> int:
-    """Number of commands that fail in a place, with a line each; `usual`: exit codes and figures, empty at first."""
+    """Count and print the commands that fail in a place. `usual`: exit codes and figures, filled by the first calls."""
     failed = 0
     for command in commands:
         with tempfile.TemporaryDirectory(dir=aside) as inside:

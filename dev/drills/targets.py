@@ -99,7 +99,7 @@ ALWAYS = {
     **dict.fromkeys(("run", "bench"), ("--dry-run",)),
     **dict.fromkeys(("demo", "train-head", "check-head"), ("--nope",)),
 }
-"""Flags that keep a valid line from decoding or using the network; an unknown flag if none exists."""
+"""By command, a flag that prevents decoding and downloads by a valid line; an unknown flag if no such flag exists."""
 
 
 def _lay_out_line(box: Path, case) -> None:
@@ -328,7 +328,7 @@ def _lay_out_doors(box: Path, case) -> None:
         (box / link).symlink_to(to)
     (box / "linked").write_text("old")
     (box / "folder").mkdir()
-    with contextlib.suppress(PermissionError):  # never one of the machine's own files, which root can replace
+    with contextlib.suppress(PermissionError):  # never links to the machine's own files, which root could replace
         os.mknod(box / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
 
 
@@ -403,7 +403,7 @@ def _lay_out_refusal(box: Path, case) -> None:
 
 
 def _be_refused(box: Path, case) -> None:
-    """Read a sound folder while one file after another cannot be opened: no line may blame its content."""
+    """Read an undamaged folder in which one file after another cannot be opened: no line may blame the content."""
     number, place = case
     out, (folder,) = box / "results", (box / "results").iterdir()
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
@@ -431,7 +431,7 @@ def _be_refused(box: Path, case) -> None:
 
 @contextlib.contextmanager
 def _refusing(inside: str, number: int, place: int):
-    """Let the `place`-th opening for reading of a file in a folder fail with an error number, and all after it."""
+    """Let the `place`-th and all later openings of files in a folder for reading fail with error `number`."""
     opened = 0
 
     def wrapped(honest, reads):

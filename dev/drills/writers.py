@@ -35,7 +35,7 @@ from specbench.store.merge_shards import merge_runs
 from specbench.store.packed import pack
 
 _SVG_ID = re.compile(rb"\bf[0-9a-f]{8}-|\b[mp][0-9a-f]{10}\b")
-"""Ids in the figures of a page; they are random so that figures share no id."""
+"""Ids in the figures of a page. They are random, so that different figures have different ids."""
 Act = Callable[[Path], None]
 Read = Callable[[Path], dict]
 
@@ -65,7 +65,7 @@ def report(box: Path) -> None:
 
 
 def by_two(act: Act) -> Act:
-    """Two processes do the same in one folder at once."""
+    """Let two processes run `act` in one folder at the same time."""
 
     def both(box: Path) -> None:
         other = os.fork()
@@ -79,7 +79,7 @@ def by_two(act: Act) -> Act:
 
 def export(box: Path) -> None:
     (folder,) = (box / "results").iterdir()
-    if not (box / "official").exists():  # otherwise the kill came after the end
+    if not (box / "official").exists():  # if it exists, the kill came after the end
         export_images("geneval", folder, box / "official")
 
 
@@ -136,7 +136,7 @@ def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
     parquet_log._FAN_IN, parquet_log._LEVELS = 3, (3, 9)  # merges happen within a few rows
     example()
     with tempfile.TemporaryDirectory() as folder:
-        act(_copy(example(), folder))  # modules that are imported on first use
+        act(_copy(example(), folder))  # imports modules that are imported on first use
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         act(box := _copy(example(), folder))
@@ -148,7 +148,7 @@ def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
         with tempfile.TemporaryDirectory() as folder:
             box = _copy(example(), folder)
             if not _killed(lambda box=box: act(box), draw.uniform(0.0, whole)):
-                misses += 1  # it ended before the kill
+                misses += 1  # the process ended before the kill
                 continue
             act(box)
             left = [*box.rglob(".*.tmp"), *box.rglob("*.incomplete"), *box.rglob("*.part")]
@@ -162,7 +162,7 @@ def _copy(example: Path, folder: str) -> Path:
 
 
 def _killed(act: Callable[[], None], after: float) -> bool:
-    """Run in a child and kill it; whether it was still alive."""
+    """Run `act` in a child process and kill it; return whether the child was still alive."""
     child = os.fork()
     if not child:
         os.setpgrp()

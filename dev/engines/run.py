@@ -1,4 +1,4 @@
-"""Serve small checkpoints with vLLM on this CPU and audit them by its address, without a fault and with one fault each.
+"""Serve small checkpoints with vLLM on this CPU and audit them by address: without a fault, and with a single fault.
 
 `make test-engines` installs vLLM for CPUs into a separate environment (3.4 GB) and runs the cases as tests. This
 program writes the verdicts of the audits, and a report of engine and AR on the same prompts:
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def verdict(self) -> str:
-        """The beginning of what the audit should say."""
+        """The expected beginning of the audit's verdict."""
         return "consistent with samples of" if self.wrong == "nothing" else "not samples of"
 
 
@@ -78,7 +78,7 @@ CASES = (
 
 
 def write_checkpoint(model: str, folder: Path) -> None:
-    """A small checkpoint in the published layout, with the head size that vLLM's attention on a CPU has."""
+    """Write a small checkpoint in the published layout, with a head size that vLLM's attention on a CPU supports."""
     folder.mkdir()
     if model == "emu3.5":
         checkpoints.emu35.write(folder, head_dim=64)
@@ -138,8 +138,8 @@ def vllm(folder: Path, name: str, log: Path) -> Iterator[str]:
 
 
 def forwarded(address: str, change: Change, logp: bool) -> Callable[[str, dict | None], object]:
-    """Forward changed requests, and let the answer say that the prompt was read as sent. `logp`: leave log p in the
-    answer."""
+    """Forward changed requests, and change the answer so that it repeats the prompt as specbench sent it. `logp`: keep
+    log p in the answer."""
 
     def respond(path: str, body: dict | None) -> object:
         sent = json.loads(json.dumps(body))
@@ -170,7 +170,7 @@ def of_model(model: str, folder: Path) -> list[str]:
 
 
 def audited(case: Case, address: str, folder: Path, out: Path, logp: bool = True) -> dict[str, object]:
-    """Draw by address through the change of the case, and audit; by the tokens only without `logp`."""
+    """Draw by address through the change of the case, and audit; without `logp`, by the tokens only."""
     flags = [*of_model(case.model, folder), "--limit", IMAGES, "--batch", 16, "--out", out, "--json"]
     with served(forwarded(address, case.change, logp)) as between:
         done = specbench("audit", "--engine", between, *flags)

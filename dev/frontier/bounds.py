@@ -1,12 +1,12 @@
-"""Upper bounds of the gain from siblings and lookups: steps of drafters that cannot exist, on the same images.
+"""Upper bounds of the gain from siblings and lookups: steps of hypothetical drafters on the same images.
 
     python dev/frontier/bounds.py --model field --images 24 sjd-pac:window=32,drafter=siblings-everywhere,sites=8 ...
 
 Drafters in addition to specbench's:
 
-- `siblings-everywhere`: candidates for each of the first `sites` drafts, in one static tree. It covers every way to
-  place siblings there. With `places` only that many drafts have candidates: from the left, the drafts whose score is at
-  least `least`. The score is the probability that all earlier drafts are accepted times the probability that this draft
+- `siblings-everywhere`: candidates for each of the first `sites` drafts, in one static tree, which covers every way to
+  place siblings there. With `places` only that many drafts have candidates: the first drafts whose score is at least
+  `least`. The score is the probability that all earlier drafts are accepted times the probability that this draft
   is rejected; both come from TV(p, q) of the previous step. A score depends only on earlier slots, so this is lossless.
   Columns of other drafts are fed and ignored, because tokens per step do not depend on them.
 - `oracle-lookup`: if the tokens around a slot have changed, q is the p of the earlier slot of the image that overlaps
@@ -89,7 +89,7 @@ class SiblingsEverywhere(Jacobi):
                 q, slot = without(q, token), committed[:, None] + site
                 uniform = self._batch.noise.uniform(slot, Stream.SIBLING, step * siblings + sibling)
                 token = draw(q, uniform.squeeze(1))
-                # A copy of the draft has no mass left in q, so it is skipped.
+                # A copy of the draft is skipped, because its probability in q without earlier siblings is 0.
                 tokens += [
                     torch.where(placed[:, site], token, drafts[:, site])[:, None],
                     drafts[:, site + 1 : site + deep],
@@ -101,7 +101,7 @@ class SiblingsEverywhere(Jacobi):
         return Proposal(torch.cat(tokens, 1), torch.cat(positions, 1), q, tree, self.columns, trunk.earlier)
 
     def _placed(self, rows: int, sites: int) -> Tensor:
-        """[B, sites] whether a draft has candidates; the first draft always has."""
+        """[B, sites] whether a draft has candidates; the first draft always has candidates."""
         if self._overlap is None or self._places >= sites:
             return torch.ones(rows, sites, dtype=torch.bool)
         place, drafts = torch.arange(sites) + self._shift[:, None], self._overlap.shape[1]
@@ -125,7 +125,7 @@ def branches(drafts: int, sites: int, siblings: int, depth: int) -> Tree:
 
 
 class OracleLookup(LookupJacobi):
-    """Looked-up drafts; the slot of the lookup is chosen by the true p."""
+    """Looked-up drafts that choose the slot of the lookup by the true p."""
 
     def __init__(self, context: Context, init: Init, margin: float, **options: int):
         super().__init__(context, init, **options)

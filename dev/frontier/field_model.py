@@ -62,7 +62,7 @@ class FieldSession:
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         last = self._model.layout.length - 1
-        # The token consumed at `positions` belongs to the previous slot; tokens past the end go to an entry never read.
+        # Columns at `positions` consume tokens of the previous slots; tokens past the end go to an entry never read.
         places = positions.clamp(max=last + 1)
         slots = self._model.neighbours[positions.clamp(max=last)]
         if tree is None:

@@ -51,7 +51,7 @@ from specbench.store.run_store import RunStore  # noqa: E402
 from specbench.store.schema import KEY  # noqa: E402
 
 MARGINS = {"shapes-detector": 0.03, "shapes-clip": 0.01}
-"""Largest difference between the mean score and AR's that counts as no difference, by metric."""
+"""By metric, a mean score that differs from AR's by less than this is equivalent."""
 LEVEL = 0.05
 OVER_CATEGORIES = ("shapes-detector",)
 """Metrics whose score is the mean of the categories' means, as `specbench score` prints it."""
@@ -86,7 +86,7 @@ def weights(prompts: pd.Series, metric: str) -> pd.Series:
 
 
 def read_stored(file: Path) -> list[Decoded]:
-    """Runs as lossy.json keeps them."""
+    """Read the runs stored in lossy.json."""
     stored = json.loads(file.read_text())
     settings = {name: stored[name] for name in SHARED}
     runs = []
@@ -99,7 +99,7 @@ def read_stored(file: Path) -> list[Decoded]:
 
 
 def read_run(folder: Path) -> Decoded:
-    """A run that is scored."""
+    """Read a scored run."""
     store = RunStore(folder)
     info, rows = store.info(), store.samples(["status", "nfe"])
     rows = rows[rows["status"] == "ok"][[*KEY, "nfe"]]
@@ -112,7 +112,7 @@ def read_run(folder: Path) -> Decoded:
 
 
 def check_runs(runs: Sequence[Decoded]) -> Decoded:
-    """The run of AR, if the others can be compared with it.
+    """Return the run of AR after a check that the other runs can be compared with it.
 
     Raises:
         SpecbenchError: no run of AR, several runs of a decoder, or settings that differ from AR's.
@@ -131,7 +131,7 @@ def check_runs(runs: Sequence[Decoded]) -> Decoded:
 
 
 def equivalence(gaps: Sequence[float], prompts: Sequence[str], margin: float) -> dict[str, float | None]:
-    """Difference with its 90 % interval, and the p-value of the two one-sided tests of `margin`, over prompts."""
+    """Mean difference over prompts with its 90 % interval, and the p-value of two one-sided tests with `margin`."""
     mean, error, n = clustered_mean(gaps, prompts)
     if not error:  # one prompt, or differences that are all equal
         return {"difference": mean, "low": None, "high": None, "p": None}
@@ -141,7 +141,7 @@ def equivalence(gaps: Sequence[float], prompts: Sequence[str], margin: float) ->
 
 
 def compare(runs: Sequence[Decoded]) -> list[dict[str, object]]:
-    """Tokens per step, seconds, and differences to AR with the verdict, per decoder; the fewest steps first."""
+    """Per decoder: tokens per step, seconds, and differences to AR with the verdict. Fewest steps come first."""
     baseline = check_runs(runs)
     facts = find_model(baseline.settings["model"])
     rows = []

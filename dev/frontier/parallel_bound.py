@@ -1,4 +1,4 @@
-"""Bound for two-dimensional drafts that do not see the drafts before them: acceptance of the best q of such a draft.
+"""Bound for two-dimensional drafts that do not depend on earlier drafts: the acceptance of the best q for such a draft.
 
     python dev/frontier/parallel_bound.py > results/ssd/bound.json
 

@@ -1,4 +1,4 @@
-"""Tokens per step of many decoders on the same images; a later call continues.
+"""Measure tokens per step of many decoders on the same images. A later call continues.
 
     python dev/frontier/search.py sjd-pac scd-mc:window=32 ...      decode, print
     python dev/frontier/search.py --grid --images 24                every combination of the grid of `lossless_grid`
@@ -76,7 +76,7 @@ def count_forwards(
 
 
 def spread_requests(images: int) -> list[Request]:
-    """One image each of `images` prompts of the set `shapes`, spread over its categories."""
+    """Requests for one image of each of `images` prompts, which are spread over the categories of the set `shapes`."""
     prompts = load_prompts("shapes").prompts
     chosen = [prompts[number * len(prompts) // images] for number in range(images)]
     return [Request(prompt.text, prompt.id, 0) for prompt in chosen]
@@ -105,7 +105,7 @@ def tokens_per_step(row: dict) -> Estimate:
 
 
 def modelled_seconds(tokens: float, decoder: DecoderSpec) -> dict[str, float]:
-    """Seconds per image of TARGET by device at `tokens` per step, at the middle of every assumed range."""
+    """Seconds per image of TARGET by device, for `tokens` per step and the middle of every assumed range."""
     facts = find_model(TARGET)
     accepted = Accepted("search", facts.name, decoder, decoder.name, tokens)
     shares = BANDWIDTH, FLOPS, OVERHEAD_MS

@@ -1,4 +1,4 @@
-"""Quality of cheaper forwards of the target as drafters: the overlap 1 - TV(p, q) along given images.
+"""Measure how well cheaper forwards of the target would draft: the overlap 1 - TV(p, q) along given images.
 
     python dev/frontier/sources.py --images 24 --out results/frontier/sources.json
 

@@ -1,6 +1,6 @@
 """Prove on a CUDA machine what a CPU cannot show: call `make gpu MINUTES=9` until no part is left.
 
-Parts run in the order of their value, as many as fit into the minutes, each in a separate process with a time limit. If
+The most important parts run first, as many as fit into the minutes, each in a separate process with a time limit. If
 a part fails, hangs or breaks the CUDA context, the other parts are not affected. Parts that measure nothing run side by
 side. A part is not measured again if it was measured on this device with the same files of this project, unless it is
 named or has failed. A failed part is a row that says so; the exit code is then 1.
@@ -44,16 +44,16 @@ from specbench.system.device_peaks import device_name  # noqa: E402
 from specbench.system.files import write_atomically  # noqa: E402
 
 OVER = 1.2
-"""Factor by which a part may take longer than before."""
+"""Limit of a part's time, relative to its last measured time."""
 
 
 Piece = dict[str, list]
-"""Claims and raw rows that a part has found since its last piece, and under `files` the files of this project that it
+"""Claims and raw rows of a part since its previous piece. The key `files`: files of this project that the part
 uses."""
 
 
 def pieces(name: str, device: str, scale: str) -> Iterator[Piece]:
-    """Yield the outcome of one part piece by piece, or the claim that it failed; at the end its files."""
+    """Yield the outcome of one part in pieces, or the claim that it failed; the last piece contains its files."""
     files: list[str] = []
     try:
         outcome = PARTS[name].run(device, SCALES[scale])
@@ -126,7 +126,7 @@ def _stop(number: int, _: object) -> None:
 
 
 def report(facts: dict[str, object], parts: Sequence[dict]) -> str:
-    """The markdown report."""
+    """Format the report as markdown."""
     lines = [
         f"# {facts['device']}",
         "",
@@ -148,7 +148,7 @@ def _dates(parts: Sequence[dict]) -> str:
 
 
 def _before(path: Path, scale: str) -> list[dict]:
-    """Parts of earlier calls at this scale that still exist."""
+    """Results of earlier calls at this scale, for parts that still exist."""
     if not path.is_file():
         return []
     raw = json.loads(path.read_text())
@@ -201,7 +201,7 @@ def prove(
     Args:
         names: parts to measure even if they are current; if empty, all parts that are not current.
         minutes: time limit of this call since its `start`; None means no limit.
-        run: gives the pieces of a part; arguments of `pieces_apart`.
+        run: yields the pieces of a part; it takes the arguments of `pieces_apart`.
     """
     current = {part["part"] for part in results.parts if is_current(part)}
     names = list(names) or [name for name in PARTS if name not in current]

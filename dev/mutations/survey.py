@@ -3,9 +3,9 @@
     python dev/mutations/survey.py 110 110 130        110, 110, 130 mutations of stats, store, metrics
     python dev/mutations/survey.py --again 90         90 earlier mutations whose functions are unchanged
 
-Works in a copy of the committed checkout under build/mutations. mutmut (pip install mutmut) must be installed in the
+Uses a copy of the committed checkout under build/mutations. mutmut (pip install mutmut) must be installed in the
 environment of `make test`, not only named by PYTHONPATH, because some tests start a separate Python. Each mutation
-meets the fastest tests that run its function, for SECONDS at most, so the share found is a lower bound for the whole
+runs the fastest tests that run its function, for SECONDS at most, so the share found is a lower bound for the whole
 suite. Writes results/mutations/sample.jsonl; larger numbers add mutations to the sample. `--again` writes again.jsonl,
 with the earlier result and the result of the current tests.
 Decoding has a separate survey, against the audit: dev/audit/survey.py.
@@ -65,7 +65,7 @@ def mutmut(*arguments: str) -> str:
 
 
 def fast_tests() -> None:
-    """Leave to each function the fastest of its tests."""
+    """Keep only the fastest tests of each function."""
     path = COPY / "mutants" / "mutmut-stats.json"
     stats = json.loads(path.read_text())
     seconds = stats["duration_by_test"]
@@ -80,7 +80,7 @@ def fast_tests() -> None:
 
 
 def exit_codes(package: str) -> dict[str, int | None]:
-    """Record of mutmut for every mutation of a package: its name and the exit code of the tests."""
+    """Exit codes of the tests by name of the mutation, from mutmut's records of a package."""
     codes = {}
     for path in sorted((COPY / "mutants" / "specbench" / package).rglob("*.meta")):
         codes |= sorted(json.loads(path.read_text())["exit_code_by_key"].items())
@@ -98,7 +98,7 @@ def prepare() -> None:
 
 
 def same_today(mutations: list[str]) -> list[str]:
-    """Mutations whose function is still the same as in the commit of the earlier sample."""
+    """Select mutations whose function has not changed since the commit of the earlier sample."""
     commit = re.search(r"commit (\w+)", OUT.with_name("README.md").read_text())[1]
     texts: dict[str, list[dict[str, str]]] = {}
     same = []

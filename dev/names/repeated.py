@@ -1,8 +1,8 @@
 """python dev/names/repeated.py [--private]: top-level names of the package that two or more modules define.
 
-A reader who searches for such a name finds several things, so the exit code is 1 if there is such a name outside
-`KEPT`, which gives the reason for each name. Commands of the command line are left out, because they are named after
-the library functions that they call; methods are also left out. Constants that no other module reads are private.
+A search for such a name finds several definitions, so the exit code is 1 if there is such a name outside `KEPT`, which
+gives the reason for each exception. Commands of the command line are ignored, because they are named after the library
+functions that they call; methods are also ignored. Constants that no other module reads count as private.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KEPT = {
     "load": "a function of every module of a model family, see specbench.models.families.base; api.load reads runs",
     "render": "reporting.render is public API; the other draws a picture",
 }
-"""Repeated names that remain, and why."""
+"""Repeated names that are allowed, with the reason."""
 
 
 def defined(module: Path) -> set[str]:

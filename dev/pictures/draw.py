@@ -44,7 +44,7 @@ GALLERY = (
 )
 """Decoders of the gallery, in its order."""
 CAPTIONS = 5
-"""Of the gallery."""
+"""Number of captions in the gallery."""
 
 
 def demo_sheet(path: Path) -> None:
@@ -92,12 +92,12 @@ def headline(path: Path) -> None:
 
 
 def field(path: Path) -> None:
-    """Printed latency ratios against step ratios, and the ratios of the README's runs."""
+    """Draw the printed latency ratios over the step ratios, with the ratios of the README's runs."""
     path.write_bytes(saved(field_figure(PACK, width="page"), "svg"))
 
 
 def program(path: Path, command: tuple[str, ...]) -> None:
-    """A picture that a program draws in the folder of the raw numbers."""
+    """Run a program that draws the picture in the folder of the raw numbers."""
     subprocess.run([sys.executable, *command, str(path.parent)], check=True, cwd=ROOT)
 
 
@@ -118,7 +118,7 @@ PICTURES: dict[Path, Callable[[Path], None]] = {
 
 
 def main() -> int:
-    """Draw the pictures; those that cannot be drawn here are named at the end."""
+    """Draw the pictures. At the end, print the names of pictures that cannot be drawn on this machine."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(p.name for p in PICTURES)}")
     names = parser.parse_args().names

@@ -102,7 +102,7 @@ def one_step(path: Path) -> None:
                 parts.append(f'<rect class="{kind}" x="{left}" y="{y}" width="{CELL}" height="44" rx="6"/>')
             parts.append(_text(left + CELL / 2, y + 27, label, "mid"))
     at = [LEFT + place * (CELL + GAP) + CELL / 2 for place in range(8)]
-    for place in range(2, 7):  # the window goes through the network, and comes back as distributions
+    for place in range(2, 7):  # arrows: the window is the network's input, the distributions are its output
         parts.append(_arrow(at[place], 78, 124))
     parts += [
         f'<path class="line" d="M{at[1] - 27} 20v-6H{at[6] + 27}v6"/>',

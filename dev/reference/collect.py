@@ -76,7 +76,7 @@ def headline(rows: list[dict]) -> str:
 
 
 def joined(old: str, new: str) -> str:
-    """Rows of two headline tables in a common order; a row of `new` replaces the row of the same name."""
+    """Merge the rows of two headline tables into one order; a row of `new` replaces the row of the same name."""
     head, new = old.splitlines(keepends=True)[:2], [line.removesuffix("\n") for line in new.splitlines()[2:]]
     new = [line + " = |\n" * ("own context" in head[0]) for line in new]  # as in `rewrite`
     names = {line.split(" | ")[0] for line in new}
@@ -90,7 +90,7 @@ def joined(old: str, new: str) -> str:
 
 
 def with_intervals(table: str, pictures: pd.DataFrame) -> str:
-    """The headline table with 95 % intervals, over prompts, of the tokens per step."""
+    """Add 95 % intervals over prompts to the tokens per step of the headline table."""
     lines = [line.strip("| \n").split(" | ") for line in table.splitlines()]
     at = lines[0].index("tokens per step")
     for line in lines[2:]:

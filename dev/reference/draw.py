@@ -1,4 +1,4 @@
-"""python draw.py TO RUN...: copy runs of `shapes` that came without their pictures to the folder TO, with pictures.
+"""python draw.py TO RUN...: copy runs of `shapes` without pictures to the folder TO, and draw their pictures there.
 
 A run that was decoded on another machine needs only its tokens: the tokenizer draws the pictures from them here.
 """

@@ -38,7 +38,7 @@ READINGS = {
     "tree": ("eagle", "eagle:tree=naive_extend_57", "eagle:tree=chain"),
     "window": ("sjd:window=16", "sjd:window=8", "sjd:window=32", "sjd:window=64"),
 }
-"""By setting: the decoder with the tables' reading, then with other readings."""
+"""By setting: the decoder with the reading in the papers' tables, then with other readings."""
 SAMPLING = {"guidance": (3.0, 1.0, 5.0), "temperature": (1.0, 0.9), "top-k": (0, 10, 50), "seed": (42, 43, 44, 45, 46)}
 """By setting of `sjd`: the tables' value, then other values."""
 

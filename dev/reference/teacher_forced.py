@@ -1,10 +1,10 @@
-"""NLL - H of the stored tokens, teacher-forced: each token given all earlier tokens, whatever context its decoder had.
+"""NLL - H of stored tokens, teacher-forced: each token given all earlier tokens, even if its decoder used others.
 
     python dev/reference/teacher_forced.py zipar pjd ...      images of these decoders, 32 of each in turn
 
 The tokens come from results/reference/images.parquet. Each image is written to teacher-forced.jsonl in that folder at
 once, and a later call continues. At the end the column of headline.md is written again: NLL - H over the tokens that
-the model can draw, the number of tokens that it cannot draw, and their number of images. Decoders of the common loop
+the model can draw, the number of other tokens, and how many images have other tokens. Decoders of the common loop
 record this p (`specbench audit --run --recompute` finds no difference); ZipAR and PJD record the p of their context.
 """
 
@@ -55,7 +55,7 @@ def measure(images: pd.DataFrame, model) -> list[dict]:
 
 
 def described(rows: list[dict]) -> str:
-    """Mean excess in nats with its standard error over images, and the tokens of probability 0."""
+    """Format the mean excess in nats with its standard error over images, and the number of tokens of probability 0."""
     excess, tokens = (np.array([row[name] for row in rows], float) for name in ("excess", "tokens"))
     mean, n = excess.sum() / tokens.sum(), len(rows)
     error = np.sqrt(n / (n - 1) * np.square(excess - mean * tokens).sum()) / tokens.sum()

@@ -1,4 +1,4 @@
-"""python wrong.py RUN ... PNG: sort the images of runs of `shapes` that the detector calls wrong, and draw 96 of them.
+"""python wrong.py RUN ... PNG: classify images of `shapes` that the detector finds wrong, and draw 96 of them.
 
 The categories take turns. Prints the number of images, the number of wrong images and the faults per category: fewer or
 more objects than requested, a relation that does not hold, or else the kind of an object (its color or shape).

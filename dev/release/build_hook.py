@@ -1,6 +1,6 @@
 """Build hook: record the commit of the checkout in wheels and source distributions, for `specbench --version`.
 
-A wheel built from an unpacked source distribution has the record of the source distribution. An editable installation
+A wheel built from an unpacked source distribution takes the record of the source distribution. An editable installation
 needs no record: its checkout has the commit.
 """
 

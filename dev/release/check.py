@@ -43,10 +43,10 @@ NOTICES = (
     ("specbench/reporting/scripts/observable-plot.min.js", LIBRARIES, "^@observablehq/plot .*ISC"),
     (LIBRARIES, LIBRARIES, "^Copyright"),
 )
-"""All other files: pattern, the file of the wheel that names the licence, and the form of the name."""
+"""All other files: their pattern, the file of the wheel that names their licence, and a pattern of the name."""
 LIBRARY = re.compile(r"^(\S+ [\d.]+) \((\S+)\)\n\n(.*?)(?=\n-{70,}|\Z)", re.M | re.S)
 FURTHER = {"d3-geo": "MIT"}
-"""Licences of parts of a library that are in its text but not in its name."""
+"""Licences of parts of a library that only the licence text mentions, not the licence's name."""
 
 
 def package_contents() -> tuple[dict[str, bytes], dict[str, bytes]]:

@@ -1,4 +1,4 @@
-"""Try a release on fresh machines: README's commands, no network after the install, packages, every extra alone.
+"""Try a release as on a fresh machine: README's commands, work without network, packages, every extra alone.
 
     python dev/release/matrix.py --python python3.11 --python python3.13 --packages-of python3.11
 
@@ -43,15 +43,15 @@ SELECTION = (
 """Tests of a step unless all are asked for: files, prompts, stored runs, numbers, help, one model and its decoders."""
 LOWEST_TESTS = (
     "tests/models",
-    "--ignore=tests/models/test_compilation.py",  # compiled with a newer torch only, see `specbench.runs.compiler`
-    # transformers' own generation of images, which a model is compared with, was broken at 5.1 and at 5.13
+    "--ignore=tests/models/test_compilation.py",  # compiling needs a newer torch, see `specbench.runs.compiler`
+    # a model is compared with transformers' own generation of images, which was broken in 5.1 and in 5.13
     "--deselect=tests/models/test_family_official_behaviour.py::test_janus_equals_its_native_greedy_generation",
-    # huggingface_hub before 2 requests no tree, and stops a cut transfer by itself
+    # huggingface_hub before version 2 requests no list of files, and itself stops an interrupted transfer
     "--deselect=tests/models/test_hub_downloads.py::test_a_long_wait_is_said_at_once_wherever_the_hub_asks_for_it",
     "--deselect=tests/models/test_hub_downloads.py::test_ctrl_c_in_a_download_ends_it_at_once_with_one_line",
 )
 RUNS_TESTS = ("pytest", "pytest-xdist", "hypothesis")
-"""Packages that the tests of models need; linters need newer versions than the lowest."""
+"""Test packages that the tests of models need. Linters are omitted: they need newer versions than the lowest."""
 SECONDS = 3600
 """Time limit of a command."""
 
@@ -119,13 +119,13 @@ class Matrix:
 
 
 def clean_environment() -> dict[str, str]:
-    """This process's environment without variables that lead Python or specbench out of the tried installation."""
+    """This process's environment without variables that make Python or specbench use another installation."""
     unwanted = ("PYTHON", "VIRTUAL_ENV", "SPECBENCH_")
     return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
 
 
 def try_checkout(matrix: Matrix, python: str, _folder: Path, clone: Path, tests: Sequence[str]) -> None:
-    """README's two commands in a clone, and its work without network afterwards."""
+    """Run README's two commands in a clone; then decode, score and report without network."""
     binaries = clone / ".venv" / "bin"
     if not matrix.step("make demo", ["make", "demo", f"PYTHON={python}"], clone):
         return

@@ -1,8 +1,8 @@
 """Compare numbers that the pages quote with the raw files they come from: `make numbers`.
 
 A quoted number agrees if it equals the raw number rounded to as many digits. The exit code is 1 if a number does not
-agree or its sentence is missing. Then come the sentences that say that they have no raw file, and the count of numbers
-on each page that are not compared; generated tables come from raw files and are left out.
+agree or its sentence is missing. Then the program prints the sentences that are marked as without a raw file, and the
+count of numbers on each page that are not compared, except in generated tables, which come from raw files.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _impossible(decoder: str, what: str) -> float:
 
 
 def _over_generate(guidance: float) -> float:
-    """Compiled AR over `generate()` with its best cache, by medians of CPU time."""
+    """Ratio of compiled AR to `generate()` with its best cache, by medians of CPU time."""
     rows = pd.DataFrame(_json("speed/generate.json")["rows"])
     times = rows[rows.guidance == guidance].groupby("name").cpu_ms.median()
     return times["specbench ar, compiled"] / times[times.index.str.startswith("generate()")].min()
@@ -71,7 +71,7 @@ def _audited(decoder: str, key: str) -> float:
 
 
 def _first_page(archive: str) -> dict[str, ReportRow]:
-    """The rows of the README's runs by label, compiled (`runs.zip`) or eager."""
+    """Report rows of the README's runs by label: of compiled runs (`runs.zip`) or of eager runs."""
     return {row.label: row for row in report_rows(find_runs(RESULTS / "readme" / archive))}
 
 

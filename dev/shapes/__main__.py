@@ -1,4 +1,4 @@
-"""`python -m dev.shapes`: the tokenizer, the network, the shipped weights, and then the scorers.
+"""`python -m dev.shapes`: train the tokenizer and the network, write the shipped weights, then train the scorers.
 
 Everything goes into one folder, and an interrupted training continues from there. The default sizes are the sizes of
 the shipped weights; the length and other settings of their training are in the model card.
@@ -70,7 +70,7 @@ def main() -> None:
 def train_model(args: argparse.Namespace) -> bool:
     """Train the tokenizer and the network, and write the weights when both are done; return whether they are done.
 
-    A run that continues another run keeps the tokenizer of the written weights, because its tokens come from it.
+    A run that continues another run keeps the tokenizer of the written weights, which has made the other run's tokens.
     """
     if args.resume_from:
         tokenizer = load_tokenizer(args.device, folder=args.weights)

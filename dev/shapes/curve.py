@@ -36,7 +36,7 @@ def small_estimate(row: Mapping[str, float], prompts: int = TrainingPlan.prompts
 
 
 def panels(figure: Figure, evaluations: Sequence[Mapping], rates: Sequence[Mapping], scores: Sequence[Mapping]) -> None:
-    """Loss and learning rate, gain of the caption, detector: each against thousands of samples."""
+    """Plot loss and learning rate, gain of the caption, and detector score against thousands of samples."""
     loss, gain, detector = figure.subplots(1, 3)
     thousands = [row["samples"] / 1000 for row in evaluations]
     loss.plot(thousands, [row["held_out_nll"] for row in evaluations], "o-", color="tab:blue")

@@ -161,7 +161,7 @@ def shard_file(out: Path, index: int) -> Path:
 
 
 def write_shard(out: Path, index: int, tokenizer: ShapesTokenizer, device: str = "cpu") -> None:
-    """Make a shard and write its file; a reader never sees half of it."""
+    """Make a shard and write its file atomically."""
     path = shard_file(out, index)
     path.parent.mkdir(exist_ok=True, parents=True)
     part = path.with_suffix(f".{os.getpid()}")

@@ -43,7 +43,7 @@ def estimates(requests: list[SceneRequest], images: Tensor, clusters: list[str])
 
 
 def tags(requests: list[SceneRequest], images: Tensor) -> dict[str, float]:
-    """Share of images, among those whose caption says something about it, in which each single tag is right."""
+    """For each tag, the share of images in which it is right, among images whose caption mentions it."""
     verdicts = defaultdict(list)
     for request, image in zip(requests, images, strict=True):
         verdict = judge(request, detect(image.permute(1, 2, 0).numpy()))
@@ -54,7 +54,7 @@ def tags(requests: list[SceneRequest], images: Tensor) -> dict[str, float]:
 
 
 def reconstructions(tokenizer: ShapesTokenizer, count: int, seed: int = 4242) -> dict[str, object]:
-    """The detector on fresh renders and on their reconstructions, and the reconstruction error."""
+    """Detector scores of fresh renders and of their reconstructions, and the reconstruction error."""
     rng = np.random.default_rng(seed)
     scenes = [realize(sample_request(rng), rng) for _ in range(count)]
     requests = [describe(s, rng) for s in scenes]
@@ -78,7 +78,7 @@ def reconstructions(tokenizer: ShapesTokenizer, count: int, seed: int = 4242) ->
 def token_statistics(
     network: ShapesNetwork, captions: list[str], tokens: Tensor, sampling: Sampling
 ) -> dict[str, Tensor]:
-    """Per image, under the distribution really sampled from: share of tokens whose top-1 probability is below 5 %,
+    """Per image, under the truncated distribution: share of tokens whose top-1 probability is below 5 %,
     mean entropy and mean negative log-probability of the tokens, in nats."""
     values = defaultdict(list)
     for start in range(0, len(tokens), 16):

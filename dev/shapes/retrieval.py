@@ -27,10 +27,10 @@ MISSES = 4
 
 
 def retrieval(folder: Path = CLIP_FOLDER, batches: int = 8, seed: int = 1) -> dict[str, object]:
-    """Shares of right choices by cosine, over batches of 64 renders with held-out captions.
+    """Shares of correct choices by cosine, in batches of 64 renders with held-out captions.
 
     Returns:
-        `caption_of_64` and `image_of_64`: the right item is nearest among 64, without items that are right by chance;
+        `caption_of_64` and `image_of_64`: the right item is nearest among 64, ignoring items that are also right;
         `near_misses`: the caption beats a false caption that differs in a single attribute, by category of the caption;
         a guess scores 0.5.
     """

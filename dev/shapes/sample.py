@@ -20,7 +20,7 @@ from specbench.models.shapes.tokenizer import TOKENS, ShapesTokenizer
 from specbench.specs.run_spec import Sampling
 
 TRIAL = Sampling(guidance=3.0, top_k=256)
-"""Sampling of the trials during training: the same for all weights, and harder than their default."""
+"""Sampling of the trials during training: equal for all weights, and harder than the default sampling."""
 
 
 class FullLengthLayer(DynamicLayer):

@@ -1,4 +1,4 @@
-"""Test whether scorers see damage: pictures of the prompt set with 10, 20 and 40 % of their tokens replaced at random.
+"""Test whether scores detect damage: pictures of the prompt set with 10, 20, 40 % of their tokens replaced at random.
 
 The pictures are renders of the captions, through the tokenizer, or with `--run` pictures of runs of the model. Each
 level is compared with the previous level over the same pictures. Prints a table, and writes `sensitivity-renders.json`

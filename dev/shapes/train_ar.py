@@ -1,7 +1,7 @@
 """Train the autoregressive network on token shards.
 
-The loss is cross-entropy, weighted by the position and by the already emitted neighbours of a token, plus two
-auxiliary tasks on a middle layer, absent from the shipped weights: the shape and color of the next object in raster
+The loss is cross-entropy, weighted by a token's position and already emitted neighbours, plus two
+auxiliary tasks on a middle layer, whose weights are not shipped: the shape and color of the next object in raster
 order, and the number of objects that have not started yet. A tenth of the captions is dropped for guidance.
 No scene is repeated. Matrix products run in bfloat16, the weights stay in float32.
 The schedule counts samples, so a paused run continues where it was; averaged weights are evaluated and shipped.
@@ -156,8 +156,8 @@ AttentionInterface.register("causal_blocks", blocked_attention)
 
 
 def hidden_states(network: ShapesNetwork, ids: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Final and `AUX_LAYER` hidden states [B, 256, d] that predict tokens [B, 256]; as `LlamaModel`, without its mask
-    construction, which keeps the graph whole for the compiler."""
+    """Final and `AUX_LAYER` hidden states [B, 256, d] that predict tokens [B, 256]; like `LlamaModel`, but no mask
+    is constructed, so that the compiler gets one whole graph."""
     llama = network.llama
     hidden = network.inputs(ids, tokens)
     places = torch.arange(hidden.shape[1], device=hidden.device)[None]
@@ -331,7 +331,7 @@ class Trainer:
     @torch.inference_mode()
     def held_out(self, rows: int = 128) -> dict[str, float]:
         """On held-out images, with the averaged weights: nats per token, share of tokens whose top-1 probability is
-        below 5 %, mean entropy, and `gain`, the nats per image by which the true caption beats the null one."""
+        below 5 %, mean entropy, and `gain`, nats per image by which the true caption beats the empty caption."""
         shard = self.load_shard(HELD_OUT_SHARD)
         ids, tokens = shard.ids[:rows, 0].long().to(self.device), shard.tokens[:rows].long().to(self.device)
         network = self.averaged

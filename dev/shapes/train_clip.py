@@ -1,7 +1,7 @@
 """Train the small CLIP on rendered scenes.
 
 The loss is CLIP's, image to caption and caption to image within a batch, with two changes that are possible because the
-scenes are known. Captions that happen to be true of another image of the batch are left out. In addition to the other
+scenes are known. Captions that are true of another image too are no negatives for this image. In addition to the other
 captions, each image is contrasted with its own near misses. Held-out meanings are never seen.
 """
 
@@ -84,7 +84,7 @@ def word_tokenizer() -> Tokenizer:
 
 
 def scenes_with_captions(count: int, rng: np.random.Generator, held_out: bool = False) -> list[Scene]:
-    """Scenes that have a caption which is, or is not, held out."""
+    """Scenes with a caption that is held out if `held_out`, else with a caption that is not."""
     scenes: list[Scene] = []
     while len(scenes) < count:
         scene = realize(sample_request(rng), rng)
@@ -99,7 +99,7 @@ def clip_input(images: Tensor) -> Tensor:
 
 
 def request_of(scene: Scene, rng: np.random.Generator, held_out: bool = False) -> SceneRequest | None:
-    """A true request that is, or is not, held out; None if many tries found no such request."""
+    """A true request that is held out if `held_out`, else not; None if many tries found no such request."""
     tries = (describe(scene, rng) for _ in range(_TRIES))
     return next((request for request in tries if request.held_out() == held_out), None)
 

@@ -69,7 +69,7 @@ def accuracies(reader: Reader, count: int = 1024, seed: int = 1) -> dict[str, fl
 
 
 class FeatureTrainer:
-    """One step on a batch that depends only on seed and step number."""
+    """Training steps. The batch of a step depends only on the seed and the step's number."""
 
     def __init__(self, steps: int, seed: int):
         torch.manual_seed(seed)

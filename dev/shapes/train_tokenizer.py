@@ -34,7 +34,7 @@ class Codebook:
         self.use = torch.zeros_like(self.counts)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averages, and the CPU's random state, from which restarts are drawn there."""
+        """The averages, and the random state of the CPU, from which restarts are drawn on a CPU."""
         return {"counts": self.counts, "sums": self.sums, "use": self.use, "random": torch.get_rng_state()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -72,7 +72,7 @@ class Codebook:
 def tokenizer_losses(model: ShapesTokenizer, images: Tensor, masks: Tensor, quantize: bool) -> tuple[Tensor, ...]:
     """Total loss, mean squared error, latents [N, dim] and ids [N] of a batch.
 
-    Objects weigh three times the background, and gradients count, so that outlines stay sharp.
+    Objects weigh three times the background, and errors of image gradients count, so that outlines stay sharp.
     """
     target = to_float(images)
     latents = model.latents(images)
@@ -92,7 +92,7 @@ def tokenizer_losses(model: ShapesTokenizer, images: Tensor, masks: Tensor, quan
 
 
 class TokenizerTrainer:
-    """One step on a batch that depends only on seed and step number."""
+    """Training steps. The batch of a step depends only on the seed and the step's number."""
 
     def __init__(self, steps: int, seed: int, device: str):
         torch.manual_seed(seed)

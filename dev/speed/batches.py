@@ -1,5 +1,5 @@
-"""python dev/speed/batches.py RUNS AR TO: figures of speed-up over the batch size and of tokens per step by the entropy
-of the prompts, with their raw rows.
+"""python dev/speed/batches.py RUNS AR TO: plot speed-up against batch size, and tokens per step against the entropy of
+the prompts, and store the raw rows.
 
 RUNS has decoders and `ar` at several batch sizes (`specbench run --sweep batch=1,2,4,8`); TO/batches.parquet has a row
 per image. AR is a run of `ar` over all prompts; the entropy of a prompt is the mean over the tokens of its images there
@@ -25,7 +25,7 @@ GROUPS = 6
 
 
 def kept(runs: Path) -> pd.DataFrame:
-    """Images of all runs: decoder, batch, prompt, steps, and its share of the milliseconds of its batch."""
+    """Images of all runs: decoder, batch, prompt, steps, and the image's share of the batch's milliseconds."""
     parts = []
     for folder in sorted(path.parent for path in runs.glob("*/run.json")):
         store = RunStore(folder)
@@ -37,7 +37,7 @@ def kept(runs: Path) -> pd.DataFrame:
 
 
 def batch_curves(images: pd.DataFrame) -> list[Curve]:
-    """Time of AR's images over the time of each decoder's images at the same batch size, paired by prompt."""
+    """Ratio of AR's time to each decoder's time at the same batch size, for images paired by prompt."""
     key = ["batch", "prompt_id", "sample"]
     ar = images[images["decoder"] == "ar"].set_index(key)["ms"]
     curves = []
@@ -53,7 +53,7 @@ def batch_curves(images: pd.DataFrame) -> list[Curve]:
 
 
 def entropy_curves(entropy: pd.Series) -> list[Curve]:
-    """Tokens per step of prompts in groups of equal size by the entropy that AR has there."""
+    """Tokens per step of groups of prompts, which have equal size and are formed by AR's entropy."""
     group = pd.qcut(entropy, GROUPS, labels=False)
     images = pd.read_parquet(REFERENCE)
     images = images.assign(length=images["tokens"].map(len), group=images["prompt_id"].map(group))

@@ -73,7 +73,7 @@ STEPS = 16
 WARM_UP = 3
 WINDOWS, VOCABULARIES = (16, 32, 64), (1024, 8192, 65536)
 OPTIONS = {"gsd": {"d": "inf"}, "vertical": {"siblings": 1}}
-"""Options of decoders that are timed with several windows: all tokens are close, and drafts form a chain."""
+"""Options of decoders that are timed with several windows: GSD without a distance filter, `vertical` with a chain."""
 
 
 def bench_generate(sampling: Sampling, rounds: int, compiles: bool = True) -> tuple[list[dict], list[str]]:
@@ -157,7 +157,7 @@ def timed_steps(stub: StubModel, decoder: DecoderSpec, sample: int) -> dict:
 
 @torch.inference_mode()
 def timed_plain(stub: StubModel, window: int, sample: int) -> dict:
-    """`timed_steps` of SJD's algorithm on one screen."""
+    """`timed_steps` for the plain SJD loop of `specbench.decoding.reference`."""
     session = stub.begin(None, 1.0, window)
 
     def target(tokens: Tensor, slots: Tensor) -> Tensor:
@@ -190,12 +190,12 @@ def bench_plain(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]
 
 
 def mean_step(row: dict) -> float:
-    """Mean CPU milliseconds between forwards; unlike a median it contains what several steps are recorded in."""
+    """Mean CPU milliseconds between forwards. Unlike a median, it includes steps at which several are recorded."""
     return statistics.mean(row["steps_ms"][WARM_UP:])
 
 
 def loop_ms(row: dict) -> float:
-    """Milliseconds of the decode loop without encoding and prefill, which are the same for all."""
+    """Milliseconds of the decode loop. Encoding and prefill, which take all decoders equally long, are not included."""
     return step_cost(row)["step"] * row["nfe"]
 
 
@@ -252,7 +252,7 @@ def bench_window(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]
 
 
 def bench_window_compiled(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """The same images against the window, AR's and their steps compiled in the round of warm-up."""
+    """The same images against the window. The steps of AR and of the decoders are compiled in a warm-up round."""
     model = load_model("shapes")
     model.compile()
     decoders = by_window("sjd", (4, 8, 16)) | by_window("sjd-isp", (4, 6, 8)) | by_window("vertical", (4, 6, 8, 12))
@@ -279,7 +279,7 @@ def bench_columns(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str
 
 
 def forwards_by_columns(sampling: Sampling, threads: int) -> list[dict]:
-    """Milliseconds of compiled forwards of this process; one column first."""
+    """Milliseconds of this process's compiled forwards, beginning with one column."""
     torch.set_num_threads(threads)
     model = load_model("shapes")
     model.compile()
@@ -347,7 +347,7 @@ def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds
         name: partial(timed_decode, model, resolve(name, unfiltered if name == "gsd" else {}), sampling)
         for name in names
     }
-    # The first decode of a process is slow, and a further decoder's if it compiles or loads kernels.
+    # A process's first decode is slow, and so is a decoder's first decode if it compiles or loads kernels.
     slow = model.compiles or model.device.type != "cpu"
     rows = in_turns(contenders, rounds, warm_up=list(contenders) if slow else ["ar"])
     lines = ["decoder: tokens per step, speed-up over ar, ms per step, of which forward, realised"]
@@ -363,8 +363,8 @@ class Share(NamedTuple):
     Attributes:
         compression: tokens per step.
         speed_up: speed-up over AR.
-        step_ms, forward_ms: of a step, and of its forward; medians over images.
-        image_ms: mean of an image.
+        step_ms, forward_ms: milliseconds of a step and of its forward; medians over images.
+        image_ms: mean milliseconds of an image.
         realised: `speed_up` over (compression / window cost): AR's ratio of step to forward, over the decoder's ratio.
     """
 
@@ -377,13 +377,13 @@ class Share(NamedTuple):
 
 
 def realised_shares(rows: list[dict]) -> dict[str, Share]:
-    """The share of each decoder of the rows, AR among them."""
+    """The share of each decoder of the rows, including AR."""
 
     def total(name: str, value: Callable[[dict], float]) -> float:
         return sum(value(row) for row in rows if row["name"] == name)
 
     def overhead(name: str) -> float:
-        """A step over its forward, as ratios within an image, so that drift between images cancels."""
+        """Ratio of a step to its forward, computed within an image, so that drift between images cancels."""
         return median(rows, name, lambda row: step_cost(row)["step"] / step_cost(row)["forward"])
 
     shares = {}

@@ -1,4 +1,4 @@
-"""Seconds of compilation of a run's steps: the first run on a machine, and a second one in a new process."""
+"""Seconds of compilation of a run's steps: the first run on a machine, and the second run in a new process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from specbench.specs.run_spec import Sampling
 
 RUNS = {"first": "ar,sjd", "second": "ar,sjd", "window auto": "ar,sjd,jacobi,sjd-isp"}
-"""Decoders by name of a run; the second run has the cache of the first, the others an empty cache."""
+"""Decoders by name of a run. The second run uses the first run's cache; other runs begin with an empty cache."""
 
 
 def bench_compile(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:

@@ -2,7 +2,7 @@
 
     python dev/speed/drafting.py --rounds 4 > results/speed/drafting.json
 
-It measures CPU time in turns, so that other load matters least; the milliseconds still depend on the load.
+CPU time is measured in turns, which is least affected by other load; the milliseconds still depend on the load.
 """
 
 from __future__ import annotations

@@ -49,6 +49,6 @@ def ways() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
 
 
 def each(way: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> None:
-    """Apply to every matrix."""
+    """Multiply every matrix in the given way."""
     for weight in weights:
         way(weight)

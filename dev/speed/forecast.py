@@ -1,4 +1,4 @@
-"""The forecast's forward against a measured one on a CPU, at three model sizes and windows of 1 to 64."""
+"""The forecast's forward against a measured forward on a CPU, at three model sizes and windows of 1 to 64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZES = {
     "400m": {"vocabulary": 8192, "side": 12, "width": 1536, "inner": 4096, "layers": 14, "heads": 12},
 }
 NARROW = {"width": 64, "inner": 64, "heads": 1, "vocabulary": 64}
-"""A model of the same depth whose forward is calls alone: the overhead."""
+"""A model of the same depth whose forward consists almost only of calls: the overhead."""
 GOAL = 0.15
 _SECONDS = 0.2
 """Time for each measurement."""
@@ -32,10 +32,10 @@ _SECONDS = 0.2
 def bench_forecast(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
     """Predict and measure forwards with guidance (2 rows), side by side in every round, in CPU milliseconds.
 
-    Calibrated in the same round, without the model: the rate of products of as many columns with matrices of the sizes
-    of its weights, the bandwidth of a copy, and the calls as a forward of the same depth and width 64. Calls are
-    measured alone, and with the products of a layer between the layers of that forward, because they are slower if
-    weights that stream through the caches have evicted their data.
+    The forecast's inputs are measured in the same round: the rate of products with matrices of the sizes of the model's
+    weights, the bandwidth of a copy, and the calls, which are a forward of the same depth and width 64. Calls are
+    measured alone, and with the products of a layer between the layers of that forward: calls are slower if weights
+    that stream through the caches have evicted their data.
     """
     rows, lines = (
         [],
@@ -142,7 +142,7 @@ def _matrices(model: RandomLlama) -> list[torch.Tensor]:
 
 
 def _in_turns(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Median CPU milliseconds of each call, taking turns for a while after a warm-up."""
+    """Median CPU milliseconds of each call; after a warm-up the calls take turns for a fixed time."""
     spent: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()

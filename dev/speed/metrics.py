@@ -2,7 +2,7 @@
 
     python dev/speed/metrics.py [--metric NAME ...] [--images 16] [--size 512] [--rounds 3] [--out results/speed]
 
-Networks have their published sizes and random weights, which take as long as trained ones. Metric and bare forward
+Networks have their published sizes and random weights, which take as long as trained weights. Metric and bare forward
 take turns, so that other load affects both; on a busy machine compare processor seconds.
 """
 
@@ -43,7 +43,7 @@ Case = tuple[Metric, Callable[[int], object]]
 
 
 def ready(metric: Metric) -> Metric:
-    """The metric reduced to its image preprocessing and network: no published weights, no reference, no score."""
+    """Reduce the metric to its image preprocessing and network, without published weights, reference and score."""
     metric.prepare = lambda: None
     metric.accepts = lambda category, meta: True
     metric.identity = metric.feature_identity = dict

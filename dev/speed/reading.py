@@ -1,5 +1,5 @@
-"""Images per second of scoring if the network takes no time: images read ahead by threads and decoded once for all
-metrics, or one after another for each metric.
+"""Measure images per second of scoring with networks that take no time. Images are read ahead by threads and decoded
+once for all metrics, or are read one after another for each metric.
 
     python dev/speed/reading.py [--images 48] [--size 512] [--rounds 5] [--threads N ...] [--out results/speed]
 
@@ -98,7 +98,7 @@ CASES = {**{name: (name,) for name in METRICS}, "--protocol sjd": find_protocol(
 
 
 def pictures(folder: Path, n: int, size: int) -> scoring.Images:
-    """Smooth pictures with a little noise, about as compressible as generated images, as a run stores them."""
+    """Store pictures as a run does: smooth, with a little noise, about as compressible as generated images."""
     draw, rows = np.random.default_rng(0), []
     for number in range(n):
         coarse = draw.integers(0, 256, (size // 16, size // 16, 3), dtype=np.uint8)

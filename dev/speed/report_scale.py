@@ -3,7 +3,7 @@
     python dev/speed/report_scale.py [--rows 1000000] [--folders 10000] [--out results/speed] [--work FOLDER]
 
 The rows come from two runs of `shapes`, half AR and half SJD, repeated under new prompt ids; their probabilities are
-drawn again, so that they compress as badly as real ones. Each figure comes from a new process, without its imports.
+drawn again, so that they compress as badly as real values. Each figure comes from a new process, without its imports.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def prepare(work: Path, rows: int, folders: int) -> None:
 
 
 def list_entry(source: Path, target: Path) -> None:
-    """Parts of a run that listing reads: its description, and the names of its images."""
+    """Copy the parts of a run that listing reads: its description, and the names of its images."""
     (target / "images").mkdir(parents=True, exist_ok=True)
     shutil.copy(source / "run.json", target)
     for image in (source / "images").iterdir():

@@ -40,7 +40,7 @@ def decode(prompts: int, out: Path) -> None:
 
 
 def compare(out: Path) -> dict:
-    """Speed-ups over AR, and the test of each pair of names over common prompts."""
+    """Compute speed-ups over AR, and test each pair of names on common prompts."""
     rows = {read_info(folder).spec.decoder.name: _timed(folder) for folder in runs_in(out)}
     speed_ups = {name: vars(stats.speed_up(rows[name], rows["ar"]).total) for name in NAMES}
     pairs = {}
@@ -48,7 +48,7 @@ def compare(out: Path) -> dict:
         gap = stats.speed_difference(stats.paired(rows[name], rows[other]))
         pairs[f"{name} {other}"] = vars(stats.difference_to_show(gap))
     for gap, p in zip(pairs.values(), stats.holm([pair["p"] for pair in pairs.values()]), strict=True):
-        gap |= {"p_holm": p, "real": stats.is_real(p)}  # all pairs together answer one question
+        gap |= {"p_holm": p, "real": stats.is_real(p)}  # Holm's correction over all pairs
     return {
         "version": __version__,
         "images": min(map(len, rows.values())),

@@ -1,4 +1,4 @@
-"""CPU time of the start of the command line, compared with an older revision.
+"""Compare the CPU time in which the command line starts with an older revision.
 
     python dev/speed/startup.py [--before 4159804] [--pairs 40] [--out results/speed]
     python dev/speed/startup.py --before 8d696a4a --pairs 5 --name start-of-runs \

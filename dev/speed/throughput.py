@@ -16,7 +16,7 @@ from specbench.specs.run_spec import Sampling
 
 DECODERS, BATCHES = ("ar", "sjd"), (1, 16)
 IMAGES = 20
-"""More images than batch rows, so that rows are refilled, and are empty at the end, as in a run."""
+"""More images than rows of a batch: as in a run, rows are refilled, and at the end some rows are empty."""
 
 
 def timed_images(

@@ -29,7 +29,7 @@ def timed_decode(
 def in_turns(
     contenders: dict[str, Callable[[int], dict]], rounds: int, warm_up: Sequence[str] | None = None
 ) -> list[dict]:
-    """Run each contender once per round in rotating order, after a warm-up of those in `warm_up` (default: all)."""
+    """Run each contender once per round in rotating order, after a warm-up of the names in `warm_up` (default: all)."""
     names, rows = list(contenders), []
     for name in names if warm_up is None else warm_up:
         contenders[name](0)

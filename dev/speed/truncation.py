@@ -3,7 +3,7 @@
     python dev/speed/truncation.py 967be91c > results/speed/truncation.json
 
 The commit is the last commit before the change. Times are CPU milliseconds of one thread, in turns; both versions must
-give the same p to the bit.
+give bitwise equal p.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SIDE = 10
 
 
 class Wide(Tiny):
-    """A network whose step is all vocabulary: one layer, `codes` tokens."""
+    """A network whose steps mainly process the vocabulary: one layer, `codes` tokens."""
 
     def __init__(self, codes: int):
         torch.manual_seed(0)
@@ -58,7 +58,7 @@ def sampling_of(commit: str) -> ModuleType:
     source = subprocess.run(["git", "show", f"{commit}:{name}"], cwd=ROOT, capture_output=True, text=True, check=True)
     module = ModuleType("specbench.decoding.sampling_before")
     sys.modules[module.__name__] = module
-    exec(source.stdout.replace("specbench::", "specbench_before::"), vars(module))  # operators have one owner each
+    exec(source.stdout.replace("specbench::", "specbench_before::"), vars(module))  # names of operators are unique
     return module
 
 
@@ -87,7 +87,7 @@ def of_p(before: ModuleType, codes: int, window: int, sampling: Sampling, rounds
 
 
 def of_steps(before: ModuleType, codes: int, window: int, sampling: Sampling, rounds: int) -> dict[str, object]:
-    """CPU milliseconds of a step of SJD, eager, with `truncate` of both modules, and whether it takes as many steps."""
+    """CPU milliseconds of a step of SJD, eager, with `truncate` of both modules, and whether the steps are equal."""
     model, decoder = Wide(codes), resolve("sjd", {"window": window})
     works = {"before": before.truncate, "after": after.truncate}
     rows: dict[str, list[dict]] = {name: [] for name in works}

@@ -18,7 +18,7 @@ DECODERS = ("ar", "sjd", "gsd", "scd-mc")
 
 
 def bench_uniforms(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """CPU time of one image at batch 1; every other decode leaves out the recording."""
+    """CPU time of one image at batch 1, alternately with and without recording."""
     model, rows, lines = load_model("shapes"), [], []
     for name in DECODERS:
         decoder = resolve(name, {} if name == "ar" else {"window": 16})

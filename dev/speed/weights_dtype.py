@@ -30,7 +30,7 @@ def timed_call(call: Callable[[], object], times: int, sample: int) -> dict:
 
 
 def multiply(layers: list[nn.Linear], inputs: list[torch.Tensor]) -> None:
-    """Every matrix product of an eager forward once."""
+    """Run every matrix product of an eager forward once."""
     for layer, columns in zip(layers, inputs, strict=True):
         linear_output(layer, columns)
 

@@ -1,7 +1,7 @@
-"""Public functions that convert settings and names of runs, by the user's task: make images, score, read results.
+"""Public functions that make images, score them and read results. They convert settings and names of runs.
 
-Each function is a few lines that call the package that does the work. Other public functions are in those packages;
-`specbench.__init__` lists all. Importing this is cheap: functions import torch, pandas or matplotlib when called.
+Each function only calls the package that does the work. Further public functions are in those packages;
+`specbench.__init__` lists all. Importing `specbench.api` is fast: functions import torch or pandas when called.
 
     prompts -> model.encode -> decoding.loop.decode -> Generation -> store -> scoring -> reporting
 """
@@ -24,7 +24,7 @@ from specbench.api.results import (
     show,
 )
 
-# Literal lists of texts, because type checkers read nothing else
+# Literal lists, because type checkers cannot evaluate other expressions
 __all__ = ["bench", "dry_run", "estimate", "generate", "import_tokens", "run", "show_prompts"]
 __all__ += ["columns", "compare", "load", "methods_paragraph", "report", "report_page", "report_table", "samples"]
 __all__ += ["differences", "export", "import_results", "score", "score_folder", "show"]

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from specbench.reporting.notebook import Figures
     from specbench.runs.run_progress import Reporter
 
-# Imports inside functions: a program waits only for what it calls.
+# Imports inside functions: a program only imports modules that it needs.
 
 T = TypeVar("T")
 Rows = list[dict[str, object]]
 
 
 class Runs(RunSummary):
-    """The runs of a call of `run`, with their report as display in notebooks. For the counts see
-    `specbench.runs.run_progress.RunSummary`."""
+    """Result of `run`: run folders, and counts as in `specbench.runs.run_progress.RunSummary`. A notebook displays it
+    as the report of the runs."""
 
     def __iter__(self) -> Iterator[Path]:
         return iter(self.folders)
@@ -54,12 +54,12 @@ class Runs(RunSummary):
         return samples(self.folders)
 
     def images(self, prompts: str | Sequence[str] = ()) -> Figure:
-        """Draw pictures of the runs for the same prompts, see `specbench.reporting.notebook.Report.images`."""
+        """Draw the runs' images of the same prompts side by side, see `specbench.reporting.notebook.Report.images`."""
         figure: Figure = self.report().images(prompts)
         return figure
 
     def plot(self, *names: str) -> Figures:
-        """Draw the HTML page's charts of these runs, all or only `names`, as matplotlib figures by name."""
+        """Draw the charts of the HTML page, all or only `names`, for these runs; return {name: matplotlib figure}."""
         figures: Figures = self.report().plot(*names)
         return figures
 
@@ -114,14 +114,14 @@ def run(
 
     Args:
         reporter: a subclass of `specbench.runs.run_progress.Reporter`, which receives progress instead of the bar.
-        sweep: several values of some settings, for example `{"G": [3, 10], "window": [8, 16]}`; every combination is
+        sweep: settings with several values each, for example `{"G": [3, 10], "window": [8, 16]}`; every combination is
             run.
         progress: if False, print no bar and no notes.
         settings: as for `specbench run`, for example `decoder=["ar", "gsd:G=50"], prompts="shapes", limit=8`.
 
     Returns:
-        Run folders and counts, with `.report()`, `.samples()`, `.images()` and `.plot()`. Failed images and an
-        interruption, for example of a notebook cell, are not raised but in `.problem()`; the same call resumes.
+        Run folders and counts, with `.report()`, `.samples()`, `.images()` and `.plot()`. Failed images or an
+        interruption (of a notebook cell) raise no error: `.problem()` returns it; the same call resumes.
 
     Raises:
         SpecbenchError: an unknown or invalid setting, something that must be installed or downloaded first, an
@@ -145,8 +145,8 @@ def dry_run(sweep: Mapping[str, Iterable[object]] | None = None, **settings: obj
         sweep, settings: as for `run`.
 
     Returns:
-        One dict per run: `run_id`, every setting, `images, done, seconds, megabytes, memory_gib`, places of `weights`
-        and `head`, and `obstacles`; see `specbench.runs.dry_run.Outlook`.
+        One dict per run: `run_id`, every setting, `images, done, seconds, megabytes, memory_gib`, `weights` and `head`
+        (locations), and `obstacles`; see `specbench.runs.dry_run.Outlook`.
 
     Raises:
         SpecbenchError: an unknown or invalid setting.
@@ -177,8 +177,8 @@ def bench(
         settings: as for `specbench bench`, for example `model="shapes", limit=16`.
 
     Returns:
-        The joined table, which `specbench.papers.render.render_tables` writes in any format. Failed images and an
-        interruption are not raised but in its `problem`.
+        The joined table, which `specbench.papers.render.render_tables` writes in any format. Failed images or an
+        interruption raise no error: `.problem` contains it.
 
     Raises:
         SpecbenchError: an unknown table, an invalid setting, or nothing could be run.
@@ -227,9 +227,9 @@ def import_tokens(
 
     Args:
         path: file of JSON lines, parquet or npz with `prompt` and `tokens`, see `specbench.runs.token_import`; or the
-            address of a serving engine ("http://127.0.0.1:8000"), which draws them now, see `specbench.runs.engine`.
-        program: name and version of the program; None if an engine reports them.
-        ids: kind of a file's ids, "codes" (codebook) or "model" (vocabulary of the model); None for the matching kind.
+            address of a serving engine ("http://127.0.0.1:8000"), which generates them, see `specbench.runs.engine`.
+        program: name and version of the program; for an engine, None means as the engine reports them.
+        ids: kind of the token ids in a file, "codes" (codebook) or "model" (vocabulary of the model); None: detect it.
         served: the engine's name for the model, if it differs from the checkpoint's.
         settings: the model and the claimed sampling, for example `model="janus", cfg=5.0`; for an engine also
             `limit` and `batch`.
@@ -238,8 +238,8 @@ def import_tokens(
         The run's folder.
 
     Raises:
-        SpecbenchError: an invalid setting, tokens that are not images of the model, or an address without an engine
-            that serves it.
+        SpecbenchError: an invalid setting, tokens that form no image of the model, or an address at which no engine
+            serves the model.
     """
     from specbench.runs.token_import import import_run  # brings torch
 
@@ -268,8 +268,8 @@ def show_prompts(
         One dict per prompt: `id, text, category, meta`.
 
     Raises:
-        SpecbenchError: no such set or file, a malformed one, a public set that was not fetched, an unknown id or
-            category, or nothing to show.
+        SpecbenchError: no such set or file, a malformed file, a public set that was not fetched, an unknown id or
+            category, or no prompt to show.
     """
     numbers = {"limit": limit, "offset": offset, "sample": sample, "per-category": per_category}
     listed, kinds = tuple(chosen("ids", ids)), tuple(chosen("categories", categories))
@@ -278,7 +278,7 @@ def show_prompts(
 
 
 def _axes(sweep: Mapping[str, Iterable[object]] | None) -> dict[str, list[object]]:
-    """Return the swept values of each flag. A text is read as on the command line."""
+    """Return {flag: swept values}. A text is parsed as on the command line."""
     texts = {name: split_list(values) if isinstance(values, str) else values for name, values in (sweep or {}).items()}
     return _flags({name: [*values] if isinstance(values, Iterable) else [values] for name, values in texts.items()})
 

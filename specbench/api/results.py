@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from specbench.metrics.scoring import ScoreReporter
     from specbench.papers.join import PaperTable
 
-# Imports inside functions: a program waits only for what it calls.
+# Imports inside functions: a program only imports modules that it needs.
 
 
 def report(runs: Names = (), out: str | Path = "results", long: bool = False) -> pd.DataFrame:
@@ -31,8 +31,8 @@ def report(runs: Names = (), out: str | Path = "results", long: bool = False) ->
 
     Returns:
         DataFrame with the columns of `specbench.columns("report")`, or of `specbench.columns("numbers")` if `long`.
-        Missing numbers are NaN. AR comes first, then the order of `specbench list decoders`. In a notebook it is shown
-        as the first table of `specbench report`; `.plot()` draws the page's charts, `.images()` the pictures.
+        Missing numbers are NaN. AR comes first, then the order of `specbench list decoders`. Notebooks display the
+        DataFrame as the first table of `specbench report`; `.plot()` draws the page's charts, `.images()` the pictures.
 
     Raises:
         SpecbenchError: an unknown or damaged run.
@@ -49,8 +49,8 @@ def samples(runs: Names = (), out: str | Path = "results") -> pd.DataFrame:
         runs, out: as for `report`.
 
     Returns:
-        DataFrame with the columns of `specbench.columns("samples")`, and one per metric that scores single images,
-        named after the metric. `path` is the image's file. Failed images have their error and no numbers.
+        DataFrame with the columns of `specbench.columns("samples")`, and a column per metric that scores single images,
+        with the metric's name. `path` is the image's file. Failed images have their error and no numbers.
 
     Raises:
         SpecbenchError: an unknown or damaged run.
@@ -67,8 +67,8 @@ def load(runs: Names = (), out: str | Path = "results") -> pd.DataFrame:
         runs, out: as for `report`.
 
     Returns:
-        DataFrame with one row per image and the columns of `specbench.columns("images")`, and of `"traces"` if
-        `run --trace` stored them. N stream slots, W window offsets: `logp[N]`, `accepted[W]`.
+        DataFrame with one row per image and the columns of `specbench.columns("images")`, and of `"traces"` if `run
+        --trace` stored traces. Lists have an entry per stream slot (`logp`) or per window offset (`accepted`).
 
     Raises:
         SpecbenchError: an unknown or damaged run.
@@ -110,7 +110,7 @@ def columns(table: str | None = None) -> pd.DataFrame:
 def compare(
     baseline: str | Path, runs: Names = (), out: str | Path = "results", settings: Settings | None = None
 ) -> pd.DataFrame:
-    """Compare runs with a baseline, each over their common images.
+    """Compare each run with a baseline, over the images that both have.
 
     Args:
         baseline: a run id, a unique prefix of an id, or a folder.
@@ -122,7 +122,7 @@ def compare(
         prompts_needed, note`.
 
     Raises:
-        SpecbenchError: an unknown or damaged run, or no run but the baseline.
+        SpecbenchError: an unknown or damaged run, or no run other than the baseline.
     """
     import pandas as pd
 
@@ -149,7 +149,7 @@ def show(run: str, prompt: str | None = None, sample: int = 0, out: str | Path =
         `specbench.reporting.terminal.image_card`.
 
     Raises:
-        SpecbenchError: an unknown or damaged run, or no image or several match.
+        SpecbenchError: an unknown or damaged run, or a prompt that matches no image or several images.
     """
     from specbench.reporting.terminal import card, image_card  # brings pandas and scipy
 
@@ -185,7 +185,7 @@ def methods_paragraph(runs: Names = (), out: str | Path = "results") -> tuple[st
         The paragraph in LaTeX, and the BibTeX entries that it cites.
 
     Raises:
-        SpecbenchError: an unknown or damaged run, or only tokens of other programs.
+        SpecbenchError: an unknown or damaged run, or all runs are tokens imported from other programs.
     """
     from specbench.reporting.methods import paragraph_and_entries
 
@@ -231,7 +231,7 @@ def score(
         runs: run id, unique prefix of an id, or folder, or a list of them; all runs in `out` by default.
         metrics: one or several names; without metrics and protocol, all of
             `specbench.metrics.catalog.default_metrics` that apply to the prompts.
-        protocol: "sjd" or "cool-sd" adds the metrics of that protocol that apply to the prompts.
+        protocol: "sjd" or "cool-sd": also compute this protocol's metrics that apply to the prompts.
         settings: settings of the metrics: device, batch, reference images, offline.
         reporter: receives progress instead of the bar.
         problems: receives errors of runs that could not be scored; by default they are raised after the other runs.
@@ -243,8 +243,8 @@ def score(
         DataFrame with one row per run: `run_id, model, decoder`, and for each stored metric its value, `METRIC_low` and
         `METRIC_high` (95 % interval; NaN below eight prompts) and `METRIC_n` (images). If `long`, the columns of
         `specbench.columns("run scores")`, `too_few` (whether the interval was omitted because of too few prompts) and
-        `prompts_needed` (number of prompts per run that show a change of 2 % between runs of different prompts; runs of
-        the same prompts need fewer).
+        `prompts_needed` (number of prompts per run that suffices to detect a change of 2 % between runs of different
+        prompts; runs of the same prompts need fewer).
 
     Raises:
         SpecbenchError: an unknown run or metric, or something that must be installed or downloaded first; exit code 3
@@ -312,7 +312,7 @@ def differences(
     out: str | Path = "results",
     settings: Settings | None = None,
 ) -> pd.DataFrame:
-    """Subtract a baseline's scores from scores of runs over common images, with paired 95 % intervals.
+    """Subtract a baseline's scores from the scores of runs, over common images, with paired 95 % intervals.
 
     Args:
         baseline, runs: as for `compare`.
@@ -323,7 +323,7 @@ def differences(
         fingerprint`.
 
     Raises:
-        SpecbenchError: an unknown run or metric, no metric, or a pair of which only one run is scored.
+        SpecbenchError: an unknown run or metric, no metric, or a metric that scored only one run of a pair.
     """
     import pandas as pd
 
@@ -359,8 +359,8 @@ def import_results(
 
     Args:
         benchmark, run: as for `export`.
-        results: GenEval's or LongText-Bench's results file, the exported folder for T2I-CompBench++ or WISE, the
-            `_detail.txt` of DPG-Bench's program, or the results folder of TIIF-Bench's or OneIG-Bench's.
+        results: the results file of GenEval or LongText-Bench; the exported folder, for T2I-CompBench++ or WISE; the
+            `_detail.txt` of DPG-Bench's program; or the results folder of TIIF-Bench's or OneIG-Bench's program.
 
     Returns:
         One dict per score, with the keys of `score(long=True)`.

@@ -1,7 +1,7 @@
 """Audit settings: models whose images can be enumerated, and how they are decoded.
 
-Only images that are several windows long have drafts that enter a window at its end, are refined for several steps and
-are tested last. Seven settings therefore have images of at least four windows; four have a window wider than the image.
+If an image is several windows long, a draft enters the window at its end and is refined for several steps before it is
+tested. Seven settings therefore use images of at least four windows; in four others the window is wider than the image.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ class AuditSetting:
     """One setting of the audit."""
 
     name: str  # printed; also part of the random model's seed
-    # layout, sampling: grammar of the stream; guidance, temperature, top-k, top-p
+    # layout: grammar of the stream; sampling: guidance, temperature, top-k, top-p
     layout: TokenLayout
     sampling: Sampling = field(default_factory=lambda: Sampling(guidance=1.0))
-    window: int | None = None  # replaces the decoder's own window, if it has that option; None keeps it
+    window: int | None = None  # value for the decoder's window option, if it has this option; None: unchanged
     tables: int = 1  # random models, one per prompt of a batch
     # "tables": a random table per prefix; "transformer": small, with a KV cache
     model: Literal["tables", "transformer"] = "tables"
     sharpness: float = 1.5  # standard deviation of the tables' logits
-    # standard deviation of the part of a slot's logits that all prefixes share. With it, drafts drawn after another
-    # prefix are often kept for several steps, as with real models
+    # standard deviation of the part of a slot's logits that all prefixes share. If it is large, drafts drawn after
+    # another prefix are often kept for several steps, as with real models
     shared: float = 0.0
-    grain: float = 0.0  # rounds the tables' logits, for ties
+    grain: float = 0.0  # round the tables' logits to multiples of this value, to cause ties; 0: not rounded
     share: float = 1.0  # number of images, as a multiple of the usual number
     batch: int = 0  # maximum number of images decoded together; 0: the audit chooses
     rows: int = 0  # decode this many images at a time with continuous batching; 0: whole batches
     trace: bool = False  # record per-token traces, as `specbench run --trace` does
-    compiled: bool = False  # compile the steps, as `specbench run --compile on` does; transformer only
+    compiled: bool = False  # compile the steps, as `specbench run --compile on` does; only for the transformer
 
 
 _plain, _row_ends = TokenLayout.plain, TokenLayout.with_row_ends
 _TRANSFORMER = AuditSetting(
     "2x4 of 2 with row ends, transformer, guided, window 2, continuous batching", _row_ends(2, 4, 2), Sampling(2.0), 2,
-    # An odd number: if all rows of two prompts end together, as with AR, each row continues with the other prompt.
+    # Odd, so that each row continues with the other prompt if all rows end in the same step, as with AR.
     tables=2, model="transformer", rows=511,
 )  # fmt: skip
 LONE_SETTING = AuditSetting(
     "2x3 of 2 with row ends, guided, window 3, one image at a time", _row_ends(2, 3, 2), Sampling(2.0), 3, share=0.015,
     batch=1,
 )  # fmt: skip
-"""Separate code decodes a batch of one image. These images are also compared with the same images in a batch."""
+"""Tests the code for batches of one image. The tokens must also equal the tokens of these images in larger batches."""
 _KEPT_8 = "1x4 of 8, drafts kept for several steps, window 8"
 _KEPT_10 = "1x10 of 2, drafts kept for several steps, window 12"
 _MID_ROWS = TokenLayout(3, 4, 2, (-1, -1, 3, -1, -1, 2) * 3)
@@ -134,7 +134,7 @@ DEVICE_SETTINGS = (
         rows=0,
     ),
 )
-"""Audited by `make gpu`: equal rows need no mask for a single column, and a GPU reads more slots than are filled."""
+"""Audited by `make gpu`: rows of equal length need no mask for a single column, and a GPU also reads unfilled slots."""
 
 COMPILED_SETTINGS = (
     replace(
@@ -149,7 +149,7 @@ COMPILED_SETTINGS = (
 
 @lru_cache(maxsize=32)
 def setting_model(setting: AuditSetting, seed: int) -> tuple[EnumerableModel | EnumerableTransformer, list[np.ndarray]]:
-    """The setting's model and the exact joint distribution [cells] of each of its tables."""
+    """Return the setting's model, and the exact joint distribution [cells] of each table of the model."""
     names = tuple(f"table {number}" for number in range(setting.tables))
     seed = zlib.crc32(setting.name.encode()) + seed
     if setting.model == "transformer":
@@ -162,7 +162,7 @@ def setting_model(setting: AuditSetting, seed: int) -> tuple[EnumerableModel | E
 
 
 def in_window(spec: DecoderSpec, window: int | None) -> DecoderSpec:
-    """The same decoder with another window, if it has a window; ZipAR counts its window in tokens of an image row."""
+    """Return the decoder with another window, if it has a window. ZipAR's window is in tokens of an image row."""
     changed = {"window", "rows-window"} & spec.options.keys()
     if window is None or not changed:
         return spec

@@ -1,5 +1,5 @@
-"""Conformance tests of the decoders, models and metrics of plug-ins; each kind is in a separate module with its
-imports."""
+"""Conformance tests for decoders, models and metrics of plug-ins. The module for each kind is imported only if it is
+needed."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ def check_all(
         decoders: names, optionally with inline options, or "package.module:NAME" for your own.
         samples: images for the losslessness test of decoders; None takes the default of `specbench check`.
         model, metric: names, or "package.module:NAME" for your own.
-        prompts: set or file of the prompts for the tests of the model and the metric.
+        prompts: prompt set or file for the tests of the model and the metric.
         announce: called with each name before its tests.
 
     Returns:
-        One dict per name and test: `name, kind, check, status, detail`, and `decoder` of a decoder.
+        One dict per name and test: `name, kind, check, status, detail`, and for decoders also `decoder`.
 
     Raises:
-        SpecbenchError: a name that is unknown, or something that must be installed first.
+        SpecbenchError: an unknown name, or a missing package or file.
     """
     rows: list[dict[str, object]] = []
     if decoders:
-        from specbench.checks.decoder_contract import check_named  # brings transformers and the decode loop
+        from specbench.checks.decoder_contract import check_named  # imports transformers and the decode loop
 
         named = check_named([decoders] if isinstance(decoders, str) else decoders, samples, announce)
         rows += [{"name": row["decoder"], "kind": "decoder", **row} for row in named]
     if model:
-        from specbench.checks.model_contract import model_findings  # brings torch
+        from specbench.checks.model_contract import model_findings  # imports torch
 
         announce(model)
         rows += [{"name": model, "kind": "model", **vars(finding)} for finding in model_findings(model, prompts)]
     if metric:
-        from specbench.checks.metric_contract import metric_findings  # brings pandas
+        from specbench.checks.metric_contract import metric_findings  # imports pandas
 
         announce(metric)
         rows += [{"name": metric, "kind": "metric", **vars(finding)} for finding in metric_findings(metric, prompts)]

@@ -43,18 +43,18 @@ from specbench.stats.rosenblatt import RosenblattResult, Tokens, audit_tokens
 from specbench.system.torch_state import PinnedTorch
 
 SLOW_RULE = 3.0
-"""A decoder is slow if its time per step outside target forwards exceeds exact SJD's (same window) by this factor."""
+"""A decoder is slow if its time per step outside target forwards is over this many times exact SJD's (same window)."""
 _SAMPLING = Sampling(guidance=2.0, temperature=0.9)
 _LAYOUT = TokenLayout.with_row_ends(2, 3, 3)
 _TEXTS = ("one", "two")
 WIDE_SAMPLING = Sampling(guidance=2.0, temperature=3.0, top_k=1000, top_p=0.95)
-"""Temperature at which drafts are often kept, so that drafts at the end of the window are also tested."""
+"""At this high temperature drafts are often kept, so that drafts at the end of the window are also tested."""
 WINDOW, ROWS = 12, 48
 _WIDE = TokenLayout.plain(1, 18, 4160)
 _IMAGES = 240
 _TOGETHER = 24
 WIDE_DTYPES = {"float32": (torch.float32, 1e-3, 0.001), "bfloat16": (torch.bfloat16, 0.1, 0.05)}
-"""Tolerance for rounding: the error of a recorded log p in nats, and the share of tokens beyond it or with p = 0."""
+"""Tolerances for rounding: error of a recorded log p in nats; share of tokens with a larger error or with p = 0."""
 
 
 @PinnedTorch(False)
@@ -97,14 +97,14 @@ class ContractChecks:
         yield "speed", self.speed
 
     def exactness(self, samples: int) -> Finding:
-        """The audit does not measure a decoder as lossy that is declared lossless."""
+        """The audit does not find a deviation in a decoder that is declared lossless."""
         row = audit_one(self._name, self._decoder, samples, self._seed)
         seen = f"total variation {row['tv']:.4f} over {row['samples']:,} images"
         if row["declared"] == LOSSLESS and row["verdict"] == LOSSY:
             return Finding(
                 "exactness", FAILED, f"it is declared lossless, but its images do not have the distribution of AR "
-                f"sampling: {seen}, p = {row['p_value']:.1e}, clearest on '{row['worst_setting']}'; "
-                "declare it lossless=False or mend its acceptance and residual",
+                f"sampling: {seen}, p = {row['p_value']:.1e}, most clearly in '{row['worst_setting']}'; declare it "
+                "lossless=False, or correct its acceptance and residual",
             )  # fmt: skip
         declared = row["declared"] or "nothing"
         return Finding("exactness", OK, f"declared {declared}, {verdict_line(row)}: {seen}")
@@ -132,7 +132,7 @@ class ContractChecks:
         return finding("counters", wrong, "steps, drafts and acceptances add up")
 
     def log_probabilities(self) -> Finding:
-        """`logp` and `entropy` are the target's given the final prefix."""
+        """`logp` and `entropy` equal the target's values given the final tokens before the slot."""
         worst, place = 0.0, 0
         for request, image in zip(self._requests, self._generations(self._requests), strict=True):
             for slot, (logp, entropy) in enumerate(self._truth(request.text, image.tokens)):
@@ -142,12 +142,12 @@ class ContractChecks:
                     worst, place = off, slot
         if worst > 1e-3:
             return Finding("log-probabilities", FAILED,
-                           f"logp or entropy at slot {place} is off by {worst:.3g}: it must be the target's after "
-                           "guidance, temperature, top-k and top-p, given the tokens finally before it")  # fmt: skip
+                           f"logp or entropy at slot {place} is off by {worst:.3g}: it must be the target's value "
+                           "after guidance, temperature, top-k and top-p, given its final prefix")  # fmt: skip
         return Finding("log-probabilities", OK, f"equal to the target's within {worst:.1e}")
 
     def resume(self) -> Finding:
-        """An image depends on its seed, prompt id and sample, not on what was decoded before it."""
+        """An image depends on its seed, prompt id and sample, not on images decoded before it."""
         first = self._tokens(self._requests)
         self._tokens(self._requests[:3])
         again = self._tokens(self._requests[::-1])[::-1]
@@ -155,8 +155,8 @@ class ContractChecks:
         other = self._tokens(renamed)
         wrong = []
         if not np.array_equal(first, again):
-            wrong.append("the same requests again, in another order, give other images: noise must be addressed, not "
-                         "drawn in order, and nothing may be kept between calls")  # fmt: skip
+            wrong.append("the same requests in another order give other images: noise must depend on seed, prompt and "
+            "slot, not on the order of calls, and calls must share no state")  # fmt: skip
         if np.array_equal(first, other):
             wrong.append("prompts with another id give the same images: the noise ignores the id")
         return finding("resume", wrong, "an interrupted run continues with the same images")
@@ -195,13 +195,13 @@ class ContractChecks:
         tokens, forced = self._tokens(self._requests), np.array(_LAYOUT.forced)
         wrong = []
         if (tokens[:, forced >= 0] != forced[forced >= 0]).any():
-            wrong.append("a slot the grammar forces holds another token")
+            wrong.append("a slot that the grammar forces holds another token")
         if ((tokens < 0) | (tokens >= _LAYOUT.v_image))[:, forced < 0].any():
             wrong.append("a free slot holds a token that is not an image token")
-        return finding("forced slots", wrong, "row ends are in their places, image tokens elsewhere")
+        return finding("forced slots", wrong, "row ends are in their slots, and image tokens in all others")
 
     def wide_vocabulary(self) -> Finding:
-        """With thousands of tokens, a window of eleven drafts and refilled rows, tokens match a float64 reference."""
+        """With a large vocabulary, eleven drafts per window and refilled rows, tokens match a float64 reference."""
         wrong, seen = [], []
         for dtype in WIDE_DTYPES:
             faults, result = wide_faults(self._wide_images, dtype, self._seed)
@@ -209,7 +209,7 @@ class ContractChecks:
             seen.append(result.detectable)
         declared = getattr(self._decoder, "lossless", None)
         if wrong and not declared:
-            return Finding("wide vocabulary", OK, f"declared {'lossy' if declared is False else 'nothing'}; {wrong[0]}")
+            return Finding("wide vocabulary", OK, f"deviates, as allowed if not declared lossless; {wrong[0]}")
         fine = f"samples of p in {' and '.join(WIDE_DTYPES)} (a share of {max(seen):.3f} wrong ones would be detected)"
         return finding("wide vocabulary", wrong, fine)
 
@@ -224,13 +224,13 @@ class ContractChecks:
         """Time of a step outside its target forward, on the embedded model, relative to exact SJD."""
         if not isinstance(self._decoder, DecoderSpec):
             return Finding("speed", SKIPPED, "only a Preset or DecoderSpec is timed, not a function")
-        from specbench.models.catalog import load_model  # brings the networks, which only this needs
+        from specbench.models.catalog import load_model  # imports the networks, which only this test needs
 
         model, window = load_model("shapes"), self._decoder.options.get("window")
         mine = _rule_ms(model, self._decoder)
         exact = _rule_ms(model, in_window(resolve("sjd"), window))
         status = OK if mine <= SLOW_RULE * exact else SLOW
-        advice = "" if status == OK else "; look for Python loops over the vocabulary and for reads of the device"
+        advice = "" if status == OK else "; look for Python loops over the vocabulary, and for host syncs"
         return Finding(
             "speed", status, f"{mine:.2f} ms a step outside the forward, {mine / exact:.1f} times SJD's{advice}"
         )
@@ -242,7 +242,7 @@ class ContractChecks:
     def _generations(self, requests: Sequence[Request]) -> list[Generation]:
         decoded = self._decode(requests)
         if not isinstance(decoded[0], Generation):
-            raise SpecbenchError("it returns tokens only; runs need a Generation with counters per image")
+            raise SpecbenchError("the decoder returns only tokens; runs need a Generation with counters for each image")
         return list(decoded)
 
     def _decode(self, requests: Sequence[Request]) -> Sequence[Any]:
@@ -252,7 +252,7 @@ class ContractChecks:
         return own_images(self._decoder, self._model, requests, _SAMPLING, self._seed)
 
     def _truth(self, text: str, tokens: np.ndarray) -> Iterator[tuple[float, float]]:
-        """log p and entropy at every slot, from the model's tables; zeros at forced slots."""
+        """log p and entropy at every slot, from the model's tables; both are 0 at forced slots."""
         code = 0
         for slot, (forced, token) in enumerate(zip(_LAYOUT.forced, tokens.tolist(), strict=True)):
             if forced >= 0:
@@ -264,7 +264,7 @@ class ContractChecks:
 
 
 def _rule_ms(model: ImageModel, spec: DecoderSpec) -> float:
-    """Milliseconds per step in drafting, verification and the host; the minimum over two images."""
+    """Milliseconds per step for drafting, verification and host work; the minimum over two images."""
     sampling, times = Sampling(), []
     for sample in range(3):
         request = Request("a red circle", "(check)", sample)
@@ -276,12 +276,12 @@ def _rule_ms(model: ImageModel, spec: DecoderSpec) -> float:
 def wide_faults(
     decode: Callable[[EnumerableTransformer, Sequence[Request]], Sequence[Any]], dtype: str, seed: int
 ) -> tuple[list[str], RosenblattResult]:
-    """List problems of a decoder's images in `dtype`, a sentence each, and return the tests of their tokens.
-    `decode`: returns the images, or their stream tokens, in the order of the requests."""
+    """Return the problems of a decoder's images in `dtype`, as sentences, and the result of the test of their tokens.
+    `decode`: function that returns the images, or their stream tokens, in the order of the requests."""
     kind, distance, share = WIDE_DTYPES[dtype]
     model = EnumerableTransformer(_WIDE, _TEXTS, seed)
     embedding = model.backbone.embed_tokens.weight[: _WIDE.vocab]
-    # Similar embeddings: drafts drawn after other tokens are often kept, up to the end of the window.
+    # With similar embeddings, drafts that were drawn after other tokens are often kept, also at the window's end.
     embedding.mul_(0.1).add_(10 * embedding[0])
     model.backbone.to(kind)
     model.codebook, model.matrix = model.codebook.to(kind), model.matrix.to(kind)
@@ -314,7 +314,7 @@ def wide_faults(
 
 @PinnedTorch()
 def _reference(model: EnumerableTransformer, text: str, tokens: np.ndarray, seed: int) -> np.ndarray:
-    """[4, n, N] uniforms by token id and by p descending, log p, entropy; of `tokens` [n, N] given earlier tokens."""
+    """For `tokens` [n, N] given earlier tokens: uniforms by token id, by descending p, log p, and entropy [4, n, N]."""
     logits = model.guided(text, torch.from_numpy(tokens[:, :-1]), WIDE_SAMPLING.guidance)
     p = processed(logits, WIDE_SAMPLING)
     p_token = np.take_along_axis(p, tokens[..., None], -1)

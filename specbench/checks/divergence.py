@@ -1,5 +1,5 @@
-"""How far a sampler's images are from an exact joint distribution, and whether they are independent: tests, a distance
-with bounds, the power."""
+"""Compare a sampler's images with an exact joint distribution, and test whether they are independent: p-values, total
+variation with bounds, and the smallest detectable distance."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from scipy.stats import chi2
 
 AUDIT_LEVEL = 1e-4
 AUDIT_POWER = 0.95
-COUNTABLE = 2000  # Possible images up to which whole images are counted; above, runs of consecutive tokens are
-RUN_CELLS = 128  # Values that such a run can take, at most
+COUNTABLE = 2000  # With more possible images, runs of consecutive tokens are counted instead of whole images
+RUN_CELLS = 128  # Maximum number of values of such a run
 POOLED = 5  # Cells with a smaller expected count are pooled
 PAIRS = ("prompts", "samples", "seeds")  # The difference between the two images of a pair
-VIEWS = 3  # Views of the audit's test, each of which can reject
+VIEWS = 3  # Number of tests in `p_value`, each of which can reject
 
 
 @dataclass(frozen=True)
 class Counts:
     """Counts of images under one random table: `observed` [2, cells], a row per half of the samples; `exact` [cells].
 
-    `vocab` is the number of values of an image token if cells are images in the order of `image_index` (with one more
-    cell for streams that break the grammar), else 0. `agreement` [3, 2]: for each of PAIRS, the sum over its pairs of
-    `agreement` and of its square; None if images were not paired.
+    `vocab`: number of values of an image token, if cells are images in the order of `image_index`, with a last cell for
+    streams that break the grammar; else 0. `agreement` [3, 2]: for each of PAIRS, the sums over all pairs of the
+    function `agreement` and of its square; None if images were not paired.
     """
 
     observed: np.ndarray
@@ -55,7 +55,7 @@ class Counts:
         return int(math.log(RUN_CELLS + 0.5, self.vocab))
 
     def _run(self, start: int, length: int) -> Counts:
-        """Marginal of the tokens from `start` on; its last cell still holds the streams that break the grammar."""
+        """Marginal of a run of tokens from `start` on; the last cell still counts streams that break the grammar."""
         width = self._run_width
         shape = (self.vocab**start, self.vocab**width, self.vocab ** (length - start - width))
         observed = self.observed[:, :-1].reshape(2, *shape).sum((1, 3))
@@ -76,10 +76,10 @@ class Counts:
 
     @cached_property
     def block_covariance(self) -> float:
-        """Sum of the covariances over all pairs of `blocks`, between their chi-square statistics, for an exact sampler.
+        """Sum over all pairs of `blocks` of the covariance of their chi-square statistics, for an exact sampler.
 
-        The statistics are squared norms of jointly normal vectors: the covariance of two blocks is twice the mean
-        square contingency of their exact joint distribution.
+        The statistics are squared norms of jointly normal vectors. The covariance of two statistics is therefore
+        twice the mean square contingency of the exact joint distribution of the two blocks.
         """
         if not self.runs:
             return 0.0
@@ -106,7 +106,7 @@ def _contingency(joint: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
 def chi_square(counts: Counts) -> tuple[float, int]:
     """Pearson's statistic and its degrees of freedom over the cells of `_pooled`.
 
-    Infinite when an impossible image was observed.
+    The statistic is infinite if an impossible image was observed.
     """
     seen, due = counts.total, counts.exact * counts.total.sum()
     if seen[due == 0].any():
@@ -119,14 +119,14 @@ def chi_square(counts: Counts) -> tuple[float, int]:
 
 
 def degrees_of_freedom(counts: Counts) -> int:
-    """Return the degrees of freedom of `chi_square`, which do not depend on the observed counts."""
+    """Return the degrees of freedom of `chi_square`. The observed counts have no effect on them."""
     due = counts.exact * counts.total.sum()
     return int((np.bincount(_pooled(due), due) > 0).sum()) - 1
 
 
 def _pooled(due: np.ndarray) -> np.ndarray:
-    """Pooled cell of each cell, from expected counts `due`. Cells below POOLED form one cell; if it is also below, the
-    rarest other cell joins it. Otherwise one image in a cell expected 0.001 times would decide the test."""
+    """Number of the pooled cell of each cell, by expected counts `due`. Cells below POOLED are merged; if their sum is
+    also below, the rarest other cell is added. Without merging, an image expected 0.001 times would decide the test."""
     rare = due < POOLED
     cells = np.where(rare, 0, np.cumsum(~rare))
     if 0 < due[rare].sum() < POOLED and not rare.all():
@@ -135,10 +135,10 @@ def _pooled(due: np.ndarray) -> np.ndarray:
 
 
 def p_value(tables: Sequence[Counts]) -> float:
-    """P-value of "every table shows its exact joint distribution, and its images are independent".
+    """P-value of the hypothesis "images follow the exact joint distribution of their table and are independent".
 
-    Three views, Bonferroni-corrected: the statistics of all blocks summed; the worst single test, over every table's
-    whole images and runs of tokens; and `dependence`.
+    Three tests, Bonferroni-corrected: the sum of the statistics of all blocks; the single test with the smallest
+    p-value, among every table's whole images and runs of tokens; and `dependence`.
     """
     single = [chi_square(view) for counts in tables for view in (counts, *counts.runs)]
     worst = min(_tail(*test) for test in single)
@@ -147,11 +147,11 @@ def p_value(tables: Sequence[Counts]) -> float:
 
 
 def agreement(a: np.ndarray, b: np.ndarray, vocab: int) -> np.ndarray:
-    """[n] number of the M tokens in which images `a` and `b` [n, M] agree, minus the number that the frequencies of
-    their tokens explain.
+    """[n] number of the M tokens in which images `a` and `b` [n, M] agree, minus the number expected from the
+    frequencies of their tokens.
 
-    It is doubly centred: if images are independent, its mean is 0 for any distributions, also the mean over only one
-    of the two images.
+    If images are independent, the mean is 0 for any distributions, even if it is taken over only one of the two images
+    (double centring).
     """
     agreed = np.zeros(len(a))
     for tokens_a, tokens_b in zip(a.T, b.T, strict=True):
@@ -161,7 +161,7 @@ def agreement(a: np.ndarray, b: np.ndarray, vocab: int) -> np.ndarray:
 
 
 def dependence(tables: Sequence[Counts]) -> dict[str, float]:
-    """P-value, for each of PAIRS, of "images that differ in it are independent"; empty if images were not paired."""
+    """For each of PAIRS, p-value of "the two images of a pair are independent"; empty if images were not paired."""
     paired = [counts.agreement for counts in tables if counts.agreement is not None]
     if not paired:
         return {}
@@ -171,14 +171,14 @@ def dependence(tables: Sequence[Counts]) -> dict[str, float]:
 
 
 def _summed(tables: Sequence[Counts]) -> tuple[float, float]:
-    """Sum of the statistics of all blocks and its degrees of freedom, both over `_scale`."""
+    """Sum of the statistics of all blocks and its degrees of freedom, both divided by `_scale`."""
     scale = _scale(tables)
     tests = [chi_square(block) for counts in tables for block in counts.blocks]
     return sum(statistic for statistic, _ in tests) / scale, sum(dof for _, dof in tests) / scale
 
 
 def _scale(tables: Sequence[Counts]) -> float:
-    """Scale of the chi-square distribution with the mean and the variance of the summed statistics (Satterthwaite).
+    """Scale of the chi-square distribution that has the mean and variance of the summed statistics (Satterthwaite).
     It exceeds 1 because blocks of the same image are dependent."""
     dof = sum(degrees_of_freedom(block) for counts in tables for block in counts.blocks)
     return 1 + sum(counts.block_covariance for counts in tables) / max(2 * dof, 1)
@@ -190,17 +190,17 @@ def _tail(statistic: float, dof: float) -> float:
 
 
 def total_variation(tables: Sequence[Counts]) -> tuple[float, float, float]:
-    """Mean total variation over the blocks of all tables: (estimate, lower, upper) with 95 % between the bounds.
+    """Mean total variation over the blocks of all tables: (estimate, lower, upper), a 95 % interval.
 
     The plug-in distance is above 0 even for an exact sampler, so the estimate is cross-fitted: one half of the images
     chooses the cells that look too frequent, the other half measures their excess, and the two directions are averaged.
-    Before clamping at 0 its mean never exceeds the true distance and is 0 for an exact sampler. The lower bound is its
-    normal limit. The upper bound is the minimum of two: the plug-in distance plus McDiarmid's term, and half the root
-    of the largest chi-square divergence that Pearson's statistic allows.
+    Before clamping at 0 its mean never exceeds the true distance and is 0 for an exact sampler. The lower bound takes
+    it as normally distributed. The upper bound is the smaller of two: the plug-in distance plus McDiarmid's term, and
+    half the root of the largest chi-square divergence that Pearson's statistic allows.
     """
     blocks = [block for counts in tables for block in counts.blocks]
     n = sum(block.total.sum() for block in blocks)
-    # One image changes each of its blocks: root of the sum of squares of its largest possible changes.
+    # Root of the sum, over images, of the squared largest change by one image (McDiarmid). It changes all its blocks.
     influence = math.sqrt(sum(counts.total.sum() * len(counts.blocks) ** 2 for counts in tables)) / n
     estimate = plug_in = 0.0
     for block in blocks:
@@ -221,8 +221,8 @@ def noncentrality(statistic: float, dof: float, chance: float) -> float:
 
 
 def detectable_tv(tables: Sequence[Counts]) -> float:
-    """Smallest mean total variation over the blocks that the summed test detects with probability AUDIT_POWER, for any
-    distribution over the blocks.
+    """Smallest mean total variation over the blocks that the summed test detects with probability AUDIT_POWER, however
+    the distance is divided among the blocks.
 
     By Cauchy-Schwarz a distance t implies a chi-square divergence of at least 4 t**2.
     """

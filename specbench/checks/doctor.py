@@ -1,4 +1,4 @@
-"""Check the prerequisites of a run on this machine, one row each, with a fix for what is missing."""
+"""Check the prerequisites of a run on this machine: a row for each, with a fix for a missing prerequisite."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from specbench.system.torch_device import has_gpu_driver, no_gpu_reason
 if TYPE_CHECKING:
     from specbench.system.device_peaks import Peak
 
-# Imports inside functions: a missing or broken package is a finding, and torch takes seconds.
+# Imports inside functions: a missing or broken package is a finding, and importing torch takes seconds.
 
 LOW_DISK_GIB = 1.0
 
@@ -92,9 +92,9 @@ def doctor(
     """Check whether this machine is ready to run.
 
     Args:
-        model: the model that must be ready, whose files are checked by name and shape; all models if None.
+        model: the model that must be ready; its files are checked by name and shape. None: all models.
         out: the results folder to test for writing.
-        weights, revision, random_weights, scale: of `model`, as for `run`.
+        weights, revision, random_weights, scale: choose the weights of `model`, as for `run`.
         metrics: metrics that must also be ready.
         measure: time memory copies and matrix products, for the roofline numbers of reports.
         protocol: a paper's protocol, whose metrics must also be ready.
@@ -148,7 +148,7 @@ def _packages() -> list[Row]:
             if _older(here, requirement):
                 fix = f"pip install --upgrade '{requirement}'"
                 rows.append(
-                    _row(name, Kind.PACKAGE, MISSING, f"{here} is older than specbench works with ({requirement})", fix)
+                    _row(name, Kind.PACKAGE, MISSING, f"version {here} is too old (needed: {requirement})", fix)
                 )
             elif name != "torch":  # torch has a separate row
                 rows.append(_row(name, Kind.PACKAGE, OK, here))
@@ -178,14 +178,14 @@ def _torch() -> Row:
 
 
 def _torchvision() -> list[Row]:
-    """Check torchvision: optional, but transformers imports an installed one, and a build for another torch fails."""
+    """Check torchvision. It is optional; if installed, transformers imports it, and a build for another torch fails."""
     if importlib.util.find_spec("torchvision") is None:
         return []
     version = metadata.version("torchvision")
     try:
         import torchvision  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
-        fix = "install the torchvision build of this torch version from the same index, or uninstall it"
+        fix = "install torchvision built for this torch version, from the same package index, or uninstall it"
         return [_row("torchvision", Kind.PACKAGE, MISSING, f"{version} does not fit this torch: {error}", fix)]
     return [_row("torchvision", Kind.PACKAGE, OK, version)]
 
@@ -197,15 +197,15 @@ def _acceleration() -> list[Row]:
     rows, gpu = [], torch.cuda.is_available()
     if not gpu:
         fix = "install the torch build and the driver of this GPU: https://pytorch.org" if has_gpu_driver() else ""
-        rows.append(_row("GPU", Kind.MACHINE, WARNING if fix else OK, f"torch sees none: {no_gpu_reason()}", fix))
+        rows.append(_row("GPU", Kind.MACHINE, WARNING if fix else OK, f"torch finds no GPU: {no_gpu_reason()}", fix))
     lacking = compiler.missing("cuda" if gpu else "cpu")
-    fix = "install it, or decode slower with --compile off" if lacking and gpu else ""
+    fix = "install it, or decode more slowly with --compile off" if lacking and gpu else ""
     rows.append(
         _row(
             "compilation",
             Kind.ACCELERATION,
             WARNING if fix else OK,
-            lacking or "compiler and Python headers are here",
+            lacking or "compiler and headers are installed",
             fix,
         )
     )
@@ -219,10 +219,14 @@ def _acceleration() -> list[Row]:
         return [
             *rows,
             _row(
-                "TF32", Kind.ACCELERATION, WARNING, f"NVIDIA_TF32_OVERRIDE={forced} may force it", "unset that variable"
+                "TF32",
+                Kind.ACCELERATION,
+                WARNING,
+                f"NVIDIA_TF32_OVERRIDE={forced} may enable it",
+                "unset that variable",
             ),
         ]
-    return [*rows, _row("TF32", Kind.ACCELERATION, OK, "off while decoding: float32 is float32")]
+    return [*rows, _row("TF32", Kind.ACCELERATION, OK, "off while decoding")]
 
 
 def _limits() -> Row:
@@ -241,7 +245,7 @@ def _model(info: ModelFacts, required: bool) -> Row:
         official = required and needs_of(info, None)
         detail, fix = error.what, error.try_this
         if official:
-            detail, fix = f"{official[0].what} not here: {official[0].text()}", fetch_command(info, None)
+            detail, fix = f"{official[0].what} not on this disk: {official[0].text()}", fetch_command(info, None)
         return _row(info.name, Kind.MODEL, MISSING if required else WARNING, detail, fix)
     if not files:
         return _row(info.name, Kind.MODEL, OK, "random weights, no files needed")
@@ -260,7 +264,7 @@ def _needs(info: ModelFacts) -> list[Row]:
     lacking = [(need, MISSING, False) for need in others]
     lacking += [(need, WARNING, True) for need in score_needs(info, prompts)]
     return [
-        _row(need.what, Kind.FILES, status, f"not here: {need.text()}", fetch_command(info, prompts, scores))
+        _row(need.what, Kind.FILES, status, f"not on this disk: {need.text()}", fetch_command(info, prompts, scores))
         for need, status, scores in lacking
     ]
 
@@ -276,9 +280,9 @@ def _memory(info: ModelFacts) -> list[Row]:
         return []
     where = "of main memory free" if device == "cpu" else "free on the GPU"
     detail = f"about {ar.total(1) / 2**30:.1f} GiB in {dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
-    # Memory per image: of AR, and of a window of 64.
+    # Memory per image for AR, and for a window of 64.
     each = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in (ar, wide))
-    detail += f"; {each} per image in a batch, of it {ar.cache / 2**20:,.0f} MiB of KV cache in AR"
+    detail += f"; {each} per image in a batch (AR to a window of 64; KV cache of AR: {ar.cache / 2**20:,.0f} MiB)"
     detail += f"; {info.size_note}" if info.size_note else ""
     if ar.total(1) > size:
         fix = "use another device, or a smaller model"
@@ -313,7 +317,7 @@ def _peaks(measure: bool) -> list[Row]:
 def _peak(device: str, dtype: str, threads: int, peak: Peak | None, refusal: SpecbenchError | None) -> Row:
     name = f"peak of {device}, {dtype}" + (f", {threads} thread{'s' if threads > 1 else ''}" if threads else "")
     if refusal:
-        kept = f"; still used: {peak.source}" if peak else ""
+        kept = f"; the earlier value is still used: {peak.source}" if peak else ""
         return _row(name, Kind.PEAK, WARNING, f"{refusal.what}{kept}", refusal.try_this)
     if peak is None:
         return _row(

@@ -26,7 +26,7 @@ from specbench.specs.run_spec import Sampling
 from specbench.system.torch_state import PinnedTorch
 
 _NO_SPECIAL_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-"""Settings of a Llama with image tokens only. The default special ids are outside such small vocabularies."""
+"""Settings of a Llama with image tokens only. The default special ids are too large for such a small vocabulary."""
 _SLOT_ROWS = 65_537
 """Maximum number of table rows of a slot (a prime). If there are more prefixes, a polynomial hash selects the row."""
 _WIDTH = 16
@@ -42,7 +42,7 @@ class EnumerableModel:
         prompts: texts that the model knows; each has an independent table.
         sharpness: standard deviation of the random logits.
         seed: seed of the tables and of the codebook.
-        grain: logits are rounded to its multiples, so that many are equal (ties at top-k); 0: not rounded.
+        grain: logits are rounded to multiples of this value, so that many are equal (ties at top-k); 0: not rounded.
         shared: standard deviation of the part of the logits of a slot that does not depend on the prefix.
     """
 
@@ -149,11 +149,11 @@ class EnumerableSession:
         self.columns = columns
         layout = model.layout
         self._length = layout.length
-        # An extra slot at the end takes the tokens that are not kept.
+        # Tokens that are not kept are written to an extra slot at the end.
         self.consumed = torch.zeros(len(prefix), layout.length + 1, dtype=torch.long)
         self.weights = torch.tensor([layout.vocab**j for j in range(layout.length)])
         self.offsets, self.slot_rows = torch.tensor(model.offsets), torch.tensor(model.slot_rows)
-        self.branches = self.features = torch.empty(0)  # of the latest forward
+        self.branches = self.features = torch.empty(0)  # results of the latest forward
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         if tokens.shape != positions.shape or tokens.shape[1] > self.columns:
@@ -190,7 +190,7 @@ class EnumerableSession:
         self.prompt[rows], self.consumed[rows] = prefix, 0
 
     def _store(self, tokens: Tensor, positions: Tensor) -> None:
-        """Store the token consumed at `positions`, the token of the previous slot."""
+        """Store the consumed tokens: a column at `positions` consumes the token of the previous slot."""
         stays = (positions > 0) & (positions <= self._length)
         self.consumed.scatter_(1, torch.where(stays, positions - 1, self._length), tokens)
 
@@ -200,7 +200,7 @@ class EnumerableSession:
         return terms.cumsum(1) - terms
 
     def _visible_codes(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
-        """[B, T] code of the tokens that each column may attend to, with a placeholder for the last token."""
+        """[B, T] code of the tokens that each column may attend to; for columns `aside`, also of their placeholder."""
         slot = torch.arange(self._length)
         before = positions[..., None] - 1
         seen = fed[..., 1:] & (slot < before) | ((slot == before) & ~aside[..., None])
@@ -208,12 +208,12 @@ class EnumerableSession:
         return terms + torch.where(aside, tokens * self.weights[(positions - 1).clamp(0, self._length - 1)], 0)
 
     def _tree_codes(self, tokens: Tensor, positions: Tensor, ancestors: Tensor) -> Tensor:
-        """[B, T] code of the tokens stored before column 0's own and of the tokens of each column's ancestors."""
+        """[B, T] code of the tokens stored before column 0 and of the tokens that each column's ancestors consume."""
         stored = self._prefix_codes().gather(1, (positions[:, :1] - 1).clamp(min=0))
         consumed = positions - 1
         within = (consumed >= 0) & (consumed < self._length)
         terms = torch.where(within, tokens * self.weights[consumed.clamp(0, self._length - 1)], 0)
-        # Codes stay below 2**53, so that the fast product of floats is exact.
+        # Codes are below 2**53, so the product of float64, which is faster, is exact.
         return stored + (terms.double() @ ancestors.double().T).long()
 
     def reduced_head(self, ids: Tensor) -> _ReducedTable:
@@ -263,7 +263,7 @@ class EnumerableTransformer(TransformerModel):
         self.backbone = LlamaModel(config).eval().requires_grad_(False)
         for name, weight in self.backbone.named_parameters():
             if "norm" not in name:
-                # Wide enough that attention is sharp and logits depend on every earlier token.
+                # Weights so large that attention is sharp and logits depend on every earlier token.
                 weight.copy_(torch.randn(weight.shape, generator=draw) * (1.0 if "embed" in name else 0.5))
         self.codebook = 0.5 * torch.randn(layout.v_image, 2, generator=draw)
         self.matrix = 0.4 * torch.randn(_WIDTH, layout.v_image, generator=draw)
@@ -318,8 +318,8 @@ class EnumerableTransformer(TransformerModel):
         return _grey(image_tokens, self.layout)
 
     def guided(self, prompt: str, tokens: Tensor, guidance: float) -> np.ndarray:
-        """Guided logits [n, N + 1, V] of every slot of the prefixes `tokens` [n, N] and of the next slot, float64, from
-        a forward without a cache."""
+        """Guided logits [n, N + 1, V], float64, of every slot of the prefixes `tokens` [n, N] and of the next slot,
+        computed without a cache."""
         embedded, guided = self.backbone.embed_tokens(tokens), []
         for start in self.encode([prompt]).embeds:
             inputs = torch.cat([start.expand(len(tokens), -1, -1), embedded], 1)
@@ -330,7 +330,7 @@ class EnumerableTransformer(TransformerModel):
 
     @PinnedTorch()
     def joint(self, sampling: Sampling, prompt: str) -> np.ndarray:
-        """Exact probability of every image, as the function `joint`, from forwards without a cache."""
+        """Exact probability of every image, like the function `joint`, computed without a cache."""
 
         def logits(slot: int, prefixes: np.ndarray) -> np.ndarray:
             return self.guided(prompt, torch.from_numpy(prefixes), sampling.guidance)[:, -1]
@@ -354,7 +354,7 @@ def joint(model: EnumerableModel, sampling: Sampling, prompt: str = "") -> np.nd
 def _enumerate_images(
     layout: TokenLayout, sampling: Sampling, logits: Callable[[int, np.ndarray], np.ndarray]
 ) -> np.ndarray:
-    """`joint` of any model; `logits` maps a slot and all prefixes [n, slot] before it to guided logits [n, V]."""
+    """`joint` of any model. `logits(slot, prefixes)`: guided logits [n, V] of `slot` after prefixes [n, slot]."""
     mass = np.ones(1)
     prefixes: np.ndarray = np.zeros((1, 0), dtype=np.int64)
     for slot, forced in enumerate(layout.forced):
@@ -369,7 +369,7 @@ def _enumerate_images(
 
 
 def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Target distributions [.., V] in float64: temperature and filters in the order of `Sampling`, ties kept."""
+    """Target distributions [.., V] in float64: temperature and filters in the order of `Sampling`; ties are kept."""
     scaled = logits if sampling.entropy_scale else logits / sampling.temperature
     if sampling.top_k:
         kth = np.sort(scaled)[..., -min(sampling.top_k, scaled.shape[-1])]
@@ -386,7 +386,7 @@ def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         p /= p.sum(-1, keepdims=True)
     if sampling.top_p < 1:
         ranked = -np.sort(-p, axis=-1)
-        # Masses accumulate in order of rank. A token is kept while the mass before it is below top-p.
+        # A token is kept if the total probability of the tokens of higher rank is below top-p.
         last = (np.cumsum(ranked, -1) - ranked < sampling.top_p).sum(-1, keepdims=True) - 1
         p = np.where(p >= np.take_along_axis(ranked, last, -1), p, 0.0)
         p /= p.sum(-1, keepdims=True)
@@ -415,6 +415,6 @@ def _sharp(head: Module) -> Module:
 
 
 def _grey(image_tokens: Tensor, layout: TokenLayout) -> Tensor:
-    """One grey pixel per token of the last grid."""
+    """Return pictures with a grey pixel for each token of the last grid."""
     grey = image_tokens[:, -layout.height * layout.width :] * 255 // max(layout.v_image - 1, 1)
     return grey.to(torch.uint8).view(-1, 1, layout.height, layout.width).expand(-1, 3, -1, -1)

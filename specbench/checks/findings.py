@@ -29,7 +29,7 @@ class Finding:
 
 
 def finding(name: str, wrong: Sequence[str], fine: str) -> Finding:
-    """Result of a test that found these problems, without repetition."""
+    """Result of a test that found the problems `wrong`; repeated problems are listed once."""
     return Finding(name, FAILED, "; ".join(dict.fromkeys(wrong))) if wrong else Finding(name, OK, fine)
 
 
@@ -42,7 +42,7 @@ def run_tests(tests: Iterable[tuple[str, Callable[[], Finding]]]) -> list[Findin
         try:
             findings.append(test())
         except SpecbenchError as error:
-            findings.append(Finding(title, FAILED, f"it stopped with: {error.what}"))
+            findings.append(Finding(title, FAILED, f"the test stopped with an error: {error.what}"))
         except Exception as error:  # user code may raise any error; the error is the finding
-            findings.append(Finding(title, FAILED, f"it raised {type(error).__name__}{place(error)}: {error}"))
+            findings.append(Finding(title, FAILED, f"the test raised {type(error).__name__}{place(error)}: {error}"))
     return findings

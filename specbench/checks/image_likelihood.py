@@ -1,5 +1,5 @@
-"""Log likelihood of stored images under many sampling settings, from few teacher-forced passes, and a test whether
-their tokens are samples of one of these settings."""
+"""Log likelihood of stored images under many sampling settings, computed in few teacher-forced passes, and a test
+whether the images' tokens are samples of a given setting."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import FEWEST, LEVEL, Tokens, audit_tokens
 from specbench.system.torch_state import PinnedTorch
 
-ROUNDED = 0.1  # Share of the unfiltered distribution for tokens that rounding moves beyond filters, see `likely_causes`
-_MOST_EXCESS = 10.0  # Nats counted for a token of probability 0
+ROUNDED = 0.1  # Share of the unfiltered distribution that explains tokens moved beyond filters by rounding
+_MOST_EXCESS = 10.0  # Largest -log p counted for a token, in nats
 _FAR = 5.0  # Standard errors from which a group is said to deviate
-_STEPS = 9  # Points at which a likelihood is computed
+_STEPS = 9  # Number of values at which the likelihood of a setting is computed
 _DROP = 1.92  # Drop of log likelihood at the ends of a 95 % interval: half the chi-square quantile
 
 
@@ -37,10 +37,10 @@ class _Slots(NamedTuple):
     positions: Tensor  # [B, T]
     free: Tensor  # [B, T] bool
     chosen: Tensor  # [B, T] tokens
-    at: Callable[[float], SlotLogits]  # by guidance scale
+    at: Callable[[float], SlotLogits]  # function of the guidance scale
 
     def fill(self, wholes: Sequence[np.ndarray], parts: Sequence[Tensor]) -> None:
-        """Write values [B, T] of the piece to their places in [K, N]."""
+        """Copy values [B, T] of this piece to their places in the arrays `wholes` [K, N]."""
         for whole, part in zip(wholes, parts, strict=True):
             whole[self.images, self.positions[0].cpu()] = part.cpu().numpy()
 
@@ -49,8 +49,8 @@ class ImageLikelihood:
     """The log likelihood of images' free tokens, summed by image.
 
     Attributes:
-        claim: [K] log likelihood under the claimed sampling; `loose`: if tokens are beyond filters as often as rounding
-            puts them there.
+        claim, loose: [K] log likelihood under the claimed sampling; `loose` allows as many tokens beyond filters as
+            rounding causes.
         p, every, greatest, entropy: [K, N] p of each token, p without filters at temperature 1, whether no other token
             is likelier, and the entropy of p in the slot.
         surprise: [K] standard errors by which an image is less likely than the model's own images on average.
@@ -58,7 +58,7 @@ class ImageLikelihood:
 
     @PinnedTorch()
     def __init__(self, model: ImageModel, rows: pd.DataFrame, sampling: Sampling, floor: float, few: int):
-        """`floor`: share of the unfiltered distribution; `few`: the largest top-k of an alternative."""
+        """`floor`: share of the unfiltered distribution in the claim; `few`: the largest top-k of an alternative."""
         self.model, self.rows, self.sampling, self.way = model, rows, sampling, Alternative(sampling, floor=floor)
         self.tokens, self.free = np.stack(rows["tokens"]).astype(np.int64), ~np.stack(rows["forced"])
         self.texts = rows["prompt"].tolist()
@@ -80,11 +80,11 @@ class ImageLikelihood:
         return replace(self.way, sampling=replace(self.sampling, **settings))
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """[K] sums over the free slots of [K, N]."""
+        """[K] sums of `values` [K, N] over the free slots."""
         return np.where(self.free, values, 0.0).sum(1)
 
     def mixed(self, share: float, other: np.ndarray | float | None = None) -> np.ndarray:
-        """[K] log likelihood if a share of the tokens is drawn with another probability, by default `every`."""
+        """[K] log likelihood if a share of the tokens is drawn with the probabilities `other`, by default `every`."""
         other = self.every if other is None else other
         return self.sum(np.log(np.maximum((1 - share) * self.p + share * other, 1e-30)))
 
@@ -118,7 +118,7 @@ class ImageLikelihood:
         tokens: np.ndarray | None = None,
         shift: Shift = (),
     ) -> Iterator[_Slots]:
-        """Pieces of the images, a few slots of a few images at a time."""
+        """Yield the images in pieces: a few slots of a few images at a time."""
         texts, tokens = texts or self.texts, self.tokens if tokens is None else tokens
         width, batch = pieces(self.model)
         for start in range(0, len(tokens), batch):
@@ -131,7 +131,7 @@ class ImageLikelihood:
     def _sorted(
         self, passes: Sequence[Tensor], positions: Tensor, chosen: Tensor, known: dict[float, SlotLogits], scale: float
     ) -> SlotLogits:
-        """Sorted logits at a guidance scale. `known`: logits of the claimed scale and of the latest other scale."""
+        """Sorted logits at a guidance scale. `known`: a cache, for the claimed scale and the latest other scale."""
         if scale not in known:
             if scale != self.sampling.guidance and (others := known.keys() - {self.sampling.guidance}):
                 del known[others.pop()]
@@ -143,7 +143,7 @@ class ImageLikelihood:
     def _passes(
         self, texts: Sequence[str], tokens: np.ndarray, scales: Collection[float], width: int, shift: Shift
     ) -> Iterator[tuple[Sequence[Tensor], Tensor]]:
-        """Logits at the only scale, or at scales 1 and 2, from which all other scales follow; and their slots."""
+        """Logits at the only scale, or at scales 1 and 2, which determine the logits at all others; and their slots."""
         every = scales if len(scales) == 1 else (1.0, 2.0)
         passes = (forced_logits(self.model, texts, tokens, scale, width, shift) for scale in every)
         for pieces_of_scale in zip(*passes, strict=True):
@@ -174,7 +174,7 @@ class ImageLikelihood:
                 logits = logits.penalised(way, self._held(tokens[slots.images]), slots.positions)
             impossible = (logits.x + EDGE < logits.kept(way).least)[..., 0]
             slots.fill((before, through, beyond), (*logits.masses(way), impossible))
-        # A single draw for all images of a shape would add the same random error to all of their tests.
+        # Seeded by the tokens: the same draw for all images of a shape would add the same error to all of their tests.
         u = before + np.random.default_rng(tokens[0]).random(before.shape) * (through - before)
         free = self.free[0]
         result = audit_tokens(Tokens({"u_p": u[kept][:, free]}, None, self.entropy[kept][:, free]), LEVEL)
@@ -182,8 +182,8 @@ class ImageLikelihood:
         return not result.deviates and not (exact and beyond[kept][:, free].mean() > EDGES * (way != self.way))
 
     def likeliest(self, name: str, start: float) -> tuple[float, float, float]:
-        """Likeliest value near `start`, and the ends of its 95 % interval. Uses only tokens that the filters keep at
-        `start`, then repeats with the likeliest value, so that the filters cause no jumps of the likelihood."""
+        """Likeliest value near `start`, and the ends of its 95 % interval. Only tokens that the filters keep at `start`
+        count, so that the likelihood has no jumps. The search is then repeated from the likeliest value."""
         low = high = start
         widest = 0.3 * max(start, 0.5)  # a spline through points that are too far apart has spurious maxima
         for reach in (widest, None):
@@ -197,7 +197,7 @@ class ImageLikelihood:
         return start, low, high
 
     def likeliest_within(self, name: str, low: float, high: float) -> float:
-        """Likeliest value of three digits in an interval, with the filters, which exclude some values."""
+        """Likeliest value of three digits in an interval. The filters apply, so that some values have likelihood 0."""
         values = sorted({float(f"{value:.3g}") for value in np.linspace(low, high, 2 * _STEPS + 1)} - {0.0})
         ways = [self.under(**{name: value}) for value in values]
         return values[int(self.likelihoods(ways).sum(1).argmax())]
@@ -221,7 +221,7 @@ class ImageLikelihood:
 
 
 def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str | None:
-    """Describe where tokens [K, N] deviate, if in at most a third of the images, grid rows or slots."""
+    """Describe where tokens [K, N] deviate if only a third of the images, grid rows or slots deviate, else None."""
     excess = np.where(values.possible & np.isfinite(values.logp), -values.logp - values.entropy, _MOST_EXCESS)
     excess = np.where(free, excess, np.nan)
     usual = float(np.nanstd(np.minimum(excess, _MOST_EXCESS / 2))) or 1.0

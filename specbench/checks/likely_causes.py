@@ -2,8 +2,8 @@
 
 A cause is compared with the claim by the likelihood of the tokens. If the claim is true, the likelihood ratio exceeds x
 with probability 1/x at most, for any number of images (Ville's inequality). A ratio above (number of all alternatives /
-`LEVEL`) is therefore significant. Parameters are maximum likelihood estimates. A cause that may affect only some images
-is charged a bit per image. Finally, the tokens are tested for being samples of the cause.
+`LEVEL`) is therefore significant. Parameters are maximum likelihood estimates. The log likelihood ratio of a cause that
+may affect only some images is reduced by log 2 per image. A test then decides if the tokens are samples of the cause.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from specbench.system import console
 
 _STUDIED, _STUDIED_TOKENS = 16, 4096
 _FLOOR = {"float32": 1e-6}
-"""Share of the unfiltered distribution in each alternative, so that a token beyond a filter has a finite cost. By
-number format: rounding moves tokens at the edge of a filter to either side (on `shapes`, a tenth of those beyond)."""
-_ROUNDING = 0.002  # Nats per token that rounding may cause: p of the same model with other tensor shapes
+"""By number format, the share of the unfiltered distribution in each alternative: a token beyond a filter then has a
+finite cost. Rounding moves tokens across the edge of a filter (on `shapes`, a tenth of the tokens beyond it)."""
+_ROUNDING = 0.002  # Nats per token that rounding may cause if p is computed with other tensor shapes
 _GUIDANCE = (0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 7.5, 8.0, 10.0, 12.0, 15.0)
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
 _TEMPERATURE = tuple(number / 20 for number in range(8, 31))
 _REPETITION = (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5)
 _FREQUENCY = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Values that people type. A filter with a merely similar value would put tokens beyond its edge."""
+"""Candidate values: those that people type. A filter with only a similar value would exclude some of the tokens."""
 _SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # Shares of uniform or greedy tokens
 _ONE = 0.05  # A guidance this close to 1 is no guidance
-_PASSES = 20  # Time of all causes over the time of the claim alone: 15 to 27
-_SUSPECT = 2.0  # If an image is unlikely under its own prompt by these standard errors, other prompts are tried
-_GLANCE = 48  # First slots (at least a quarter of the image) that suffice to exclude unlikely causes
+_PASSES = 20  # Time to test all causes, relative to the time to test the claim: 15 to 27
+_SUSPECT = 2.0  # If an image is unlikely under its own prompt by this many standard errors, other prompts are tried
+_GLANCE = 48  # This many first slots (but at least a quarter of the image) suffice to exclude unlikely causes
 _HOPELESS = -10.0  # Log likelihood ratio in nats below which a cause is excluded
-_OTHERS = 32  # Prompts tried for each of these images
-_CLEARLY = 12.0  # Nats by which a cause must be likelier than tokens beyond the filters for another reason
+_OTHERS = 32  # Number of prompts tried for each image that is unlikely under its own prompt
+_CLEARLY = 12.0  # Nats by which a cause must be likelier than a mere share of the unfiltered distribution
 _CLOSE = 5.0  # Nats within which another cause is also named
 
 
@@ -66,17 +66,17 @@ class CauseKind(StrEnum):
 _OF_SOME = (CauseKind.PROMPTS, CauseKind.ORDER, CauseKind.UNIFORM, CauseKind.GREEDY)
 """Kinds of causes that may affect only some images."""
 SINGLE_TOKENS = (CauseKind.UNIFORM, CauseKind.GREEDY, CauseKind.COPIES)
-"""Kinds of causes that change tokens but not logits."""
+"""Kinds of causes that change tokens but leave the logits unchanged."""
 _MIXTURES = {
-    CauseKind.UNIFORM: "tokens are replaced at random: about {:g} % are, or follow one that is",
-    CauseKind.GREEDY: "greedy in part: about {:g} % of the tokens are the likeliest ones",
+    CauseKind.UNIFORM: "tokens are replaced at random: about {:g} % are replaced, or follow a replaced token",
+    CauseKind.GREEDY: "greedy in part: about {:g} % of the tokens were chosen as the most probable token",
 }
 _ORDERS: Sequence[tuple[str, Callable[[np.ndarray], np.ndarray]]] = (
-    ("the image is transposed: tokens are in the order of columns", lambda grid: grid.reshape(grid.shape[::-1]).T),
+    ("the image is transposed: its tokens are in column order", lambda grid: grid.reshape(grid.shape[::-1]).T),
     ("the rows are mirrored", lambda grid: grid[:, ::-1]),
-    ("the rows are in the order from the bottom", lambda grid: grid[::-1]),
+    ("the rows are in reverse order, from the bottom", lambda grid: grid[::-1]),
     ("the tokens are shifted: the first one is missing", lambda grid: np.roll(grid.ravel(), 1).reshape(grid.shape)),
-    ("the tokens are shifted: one too many at the start", lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape)),
+    ("the tokens are shifted: one extra at the start", lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape)),
     ("row ends are shifted: rows are one token too short", lambda grid: _skewed(grid, 1)),
     ("row ends are shifted: rows are one token too long", lambda grid: _skewed(grid, -1)),
 )
@@ -98,12 +98,12 @@ class Cause:
     what: str  # the cause in words, with the estimated parameter
     nats: float  # log likelihood ratio to the claim
     images: int  # how many of the images it explains better than the claim
-    # setting, value, low, high: of the sampling, with the likeliest value and its 95 % interval
+    # setting, value, low, high: only for a setting of the sampling: its name, likeliest value and 95 % interval
     setting: str | None = None
     value: float | None = None
     low: float | None = None
     high: float | None = None
-    explains: bool | None = None  # whether the studied tokens are samples of it; None if not tested
+    explains: bool | None = None  # whether the studied tokens are samples of this cause; None if not tested
 
     @property
     def exactly(self) -> float | int | None:
@@ -127,8 +127,8 @@ def likely_causes(
     """Return the causes that explain `rows` better than the claim, the likeliest first, and the intervals of settings.
 
     Args:
-        load: the model in a number format of `DTYPES`.
-        rows: K images: `prompt`, `tokens`, `logp` as recorded, NaN if unknown.
+        load: loads the model in a number format of `DTYPES`.
+        rows: K images with `prompt`, `tokens`, and `logp` as recorded (NaN if unknown).
         guided: whether the model has unconditional rows.
         logp_kind: kind of log p, one of `LOGP_KINDS` of `specbench.checks.logp_kinds`; None if unknown.
     """
@@ -137,7 +137,7 @@ def likely_causes(
     study = _Study(model, rows, sampling, dtype, guided, logp_kind)
     if console.progress_shown():
         about = console.duration(_PASSES * (time.monotonic() - began))
-        console.say(f"likely causes are sought in {console.counted(len(rows), 'image')}: about {about}")
+        console.say(f"searching for likely causes in {console.counted(len(rows), 'image')}: takes about {about}")
     ways = study.alternatives()
     ratios = study.likelihoods([way.sampled for way in ways]) - study.claim
     exact = study if dtype == "float32" else study.of_format(load, "float32")
@@ -152,7 +152,7 @@ def likely_causes(
     found.sort(key=lambda each: -each.cause.nats)
     if found[0].cause.nats <= least:
         return [], study.seen()
-    # Also causes that would not be named alone: the tokens do not distinguish them. Copies are a fact in any case.
+    # Keep all causes that the tokens do not distinguish from the likeliest cause; if there are copies, only the copies.
     near = [each for each in found if each.cause.kind == CauseKind.COPIES and each.cause.nats > least]
     near = near or [each for each in found if each.cause.nats > found[0].cause.nats - _CLOSE]
     causes = [each.cause for each in found if each.cause.nats > least and each not in near]
@@ -197,7 +197,7 @@ def _is_off(setting: str, value: float | None) -> bool:
 
 
 def _of_some(ratio: np.ndarray) -> float:
-    """Log likelihood ratio if each image may come from the claim or from the alternative."""
+    """Log likelihood ratio of all images if each image comes from the claim or from the alternative."""
     return float(np.logaddexp(ratio.sum(), np.logaddexp(0, ratio).sum() - len(ratio) * math.log(2)) - math.log(2))
 
 
@@ -217,7 +217,7 @@ class _Found(NamedTuple):
 
 
 class _Study(ImageLikelihood):
-    """The usual faults as causes of the tokens of images."""
+    """Search for the usual faults that explain the images' tokens."""
 
     def __init__(
         self, model: ImageModel, rows: pd.DataFrame, sampling: Sampling, dtype: str, guided: bool, logp_kind: str | None
@@ -244,7 +244,7 @@ class _Study(ImageLikelihood):
         return ways + [_Way(CauseKind.FREQUENCY, None, replace(self.way, frequency=value)) for value in _FREQUENCY]
 
     def of_way(self, way: _Way, ratio: np.ndarray) -> Cause:
-        """A sampling as the possible cause."""
+        """Describe a sampling as a possible cause."""
         (kind, setting, sampled), evidence = way, (float(ratio.sum()), int((ratio > 0).sum()))
         if kind == CauseKind.EARLY:
             return Cause(kind, "top-p is applied before the temperature", *evidence)
@@ -264,9 +264,9 @@ class _Study(ImageLikelihood):
         value = self.likeliest_within(name, low, high)
         what = f"{name} {value:.3g} [{low:.3g}, {high:.3g}], not {claimed:g}"
         if name == "guidance" and claimed != 1 and low - _ONE <= 1 <= high + _ONE:
-            what = f"no unconditional row: {what}"
+            what = f"guidance had no effect: {what}"
         if name == "guidance" and value < 0.5:
-            what = f"the prompt did not reach the model: {what}"
+            what = f"the prompt had no effect: {what}"
         cause = replace(cause, what=what, value=value, low=low, high=high)
         return _Found(cause, partial(self.are_samples, self.under(**{name: value})))
 
@@ -274,11 +274,11 @@ class _Study(ImageLikelihood):
         return getattr(self.sampling, name)
 
     def prompts(self, every: Sequence[str]) -> list[_Found]:
-        """Other prompts than the images' own: none, a half, any other of the set."""
+        """Prompts other than an image's own: the empty prompt, its first half, or another prompt of the set."""
         halves = [" ".join(text.split()[: max(2, len(text.split()) // 2)]) for text in self.texts]
         others = (
-            ("the prompt is missing: p under the empty prompt is higher", [""] * len(self.texts)),
-            ("the prompt is cut: p under its first half is higher", halves),
+            ("the prompt is missing: the tokens are more likely under the empty prompt", [""] * len(self.texts)),
+            ("the prompt is cut: the tokens are more likely under its first half", halves),
         )
         found = []
         for what, texts in others:
@@ -287,8 +287,8 @@ class _Study(ImageLikelihood):
         return found + self._exchanged(every)
 
     def _exchanged(self, every: Sequence[str]) -> list[_Found]:
-        """Another prompt for each image: the next image's prompt. If an image is unlikely under its own prompt, the
-        likeliest of many prompts, for which the cause is charged."""
+        """Another prompt for each image: the next image's prompt; or, if an image is unlikely under its own prompt, the
+        likeliest of many prompts, and the log of their number is subtracted from its likelihood ratio."""
         distinct = list(dict.fromkeys([*self.texts, *every]))[:_OTHERS]
         if len(distinct) < 2:
             return []
@@ -304,7 +304,7 @@ class _Study(ImageLikelihood):
             for place in self._of_prompts(few, self.tokens.shape[1]).argsort():
                 image, texts[few[place][0]] = few[place]
                 paid[image] = math.log((images == image).sum())
-        what = "prompts are mixed up: p under another image's prompt is higher"
+        what = "prompts are mixed up: the tokens are more likely under another image's prompt"
         return [self._compared(CauseKind.PROMPTS, what, paid, texts=texts)]
 
     def _of_prompts(self, pairs: Sequence[tuple[int, str]], slots: int) -> np.ndarray:
@@ -315,12 +315,12 @@ class _Study(ImageLikelihood):
         return max(_GLANCE, self.tokens.shape[1] // 4)
 
     def orders(self) -> list[_Found]:
-        """Other orders of the tokens."""
+        """Causes in which the tokens are in another order."""
         read = [(what, self.tokens[:, _places(self.model.layout, order)]) for what, order in _ORDERS]
         return [self._compared(CauseKind.ORDER, what, tokens=tokens) for what, tokens in read]
 
     def positions(self) -> list[_Found]:
-        """Tokens at other positions after the prompt, or with a cache that lacks a slot."""
+        """Causes in which image tokens have other positions, or a slot of the cache is missing."""
         known = isinstance(self.model, TransformerModel)
         return [self._compared(kind, what, shift=shift) for kind, what, shift in _SHIFTS if known]
 
@@ -333,8 +333,8 @@ class _Study(ImageLikelihood):
         tokens: np.ndarray | None = None,
         shift: Shift = (),
     ) -> _Found:
-        """Compute a cause of all images, or without `shift` of some: its likelihood ratio minus the charge `paid`. The
-        last slots are read only if the first do not exclude it. Its test reads each image in the likelier way."""
+        """Compute a cause and its log likelihood ratio minus `paid`. Without `shift` it may affect only some images.
+        The last slots are read if the first do not exclude it. Its test takes the likelier reading of each image."""
         texts, tokens, few = texts or self.texts, self.tokens if tokens is None else tokens, self._glance()
         claim = np.where(self.free, np.log(np.maximum(self.p, 1e-30)), 0.0)
         ratio = self.likelihoods([self.way], texts, tokens[:, :few], shift)[0] - claim[:, :few].sum(1) - paid
@@ -352,9 +352,9 @@ class _Study(ImageLikelihood):
         return _Found(Cause(kind, what, together, int(better.sum())), test)
 
     def mixtures(self, exact: _Study) -> list[_Found]:
-        """The likeliest share of tokens that are drawn uniformly, or greedily, instead of from p. It is compared with
-        the likelier of the claim and float32 (`exact`), because rounding also makes single tokens unlikely. Other
-        weights do the same, so a mixture must also be likelier than tokens beyond the filters."""
+        """Likeliest shares of tokens drawn uniformly, or greedily, instead of from p. Each mixture is compared with the
+        likelier of the claim and float32 (`exact`), because rounding also makes single tokens unlikely. Other weights
+        have the same effect: a mixture must also be likelier than a mixture with the unfiltered distribution."""
         found, claim = [], np.maximum(self.claim, exact.claim)
         beyond = np.maximum(claim, max((self.mixed(share) for share in _SHARES), key=np.sum))
         for kind, what in _MIXTURES.items():
@@ -383,12 +383,12 @@ class _Study(ImageLikelihood):
         return [_Found(cause, lambda: self.are_samples(kept=first))]
 
     def of_format(self, load: Callable[[str], ImageModel], dtype: str, images: np.ndarray | None = None) -> _Study:
-        """The same images, or some of them, under the model in another number format."""
+        """Study the same images, or the subset `images`, under the model in another number format."""
         rows = self.rows if images is None else self.rows.iloc[images]
         return _Study(load(dtype), rows, self.sampling, dtype, self._guided, self._logp_kind)
 
     def formats(self, load: Callable[[str], ImageModel], dtype: str, exact: _Study) -> list[_Found]:
-        """Other number formats of all images: by the tokens, and by log p if recorded.
+        """Other number formats of all images. They are compared by the tokens, and by log p if recorded.
 
         Kernels of the same format round differently, so that float32, which is between all of them, is often likelier
         than the true format. Tokens identify a format only if it is likelier than float32 even after float32 is allowed
@@ -434,7 +434,7 @@ class _Study(ImageLikelihood):
         intervals = []
         for name in names:
             value, low, high = self.likeliest(name, self._claimed(name))
-            intervals.append(f"{name} by the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
+            intervals.append(f"{name} estimated from the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
         return intervals
 
 
@@ -443,7 +443,7 @@ def _skewed(grid: np.ndarray, step: int) -> np.ndarray:
 
 
 def _places(layout: TokenLayout, order: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """[N] for each slot, the slot whose token is read there, with each grid in another order."""
+    """For each slot [N], the slot whose token is read instead if every grid is in another order."""
     places = np.arange(layout.length)
     for rows in layout.rows:
         grid = np.array(rows)

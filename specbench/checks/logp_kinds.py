@@ -39,11 +39,11 @@ class LogpKind(NamedTuple):
 
 
 _GUIDED = {
-    SAMPLED: LogpKind("of the whole sampling", sampled=True),
-    "tempered": LogpKind("at the temperature, before truncation, over the image's tokens", tempered=True),
-    "raw": LogpKind("before temperature and truncation, over the image's tokens"),
+    SAMPLED: LogpKind("after all sampling settings", sampled=True),
+    "tempered": LogpKind("after temperature, before truncation, over the image tokens", tempered=True),
+    "raw": LogpKind("before temperature and truncation, over the image tokens"),
     "tempered-words": LogpKind(
-        "at the temperature, before truncation, over the whole vocabulary", tempered=True, words=True
+        "after temperature, before truncation, over the whole vocabulary", tempered=True, words=True
     ),
     "raw-words": LogpKind(
         "before temperature and truncation, over the whole vocabulary, as vLLM returns it by default", words=True
@@ -57,7 +57,7 @@ LOGP_KINDS = _GUIDED | {
 
 
 def kinds_of(model: ImageModel, sampling: Sampling) -> list[str]:
-    """List the kinds that give different values for a model and its sampling."""
+    """List the kinds whose values differ for this model and sampling."""
     filtered = bool(sampling.filters)
     scaled = sampling.temperature != 1 or sampling.entropy_scale is not None
     words = getattr(model, "vocabulary", None) is not None
@@ -75,7 +75,7 @@ def kinds_of(model: ImageModel, sampling: Sampling) -> list[str]:
 def log_p_of(
     model: ImageModel, rows: pd.DataFrame, sampling: Sampling, kinds: Sequence[str], asked: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """By kind, log p [K, N] of the images' tokens, or of tokens `asked` [K, N] given the images' earlier tokens."""
+    """By kind, log p [K, N] of the images' tokens, or of tokens `asked` [K, N], given the images' earlier tokens."""
     import torch
 
     from specbench.system.torch_state import PinnedTorch
@@ -122,7 +122,7 @@ def _of_logits(
 
 
 def nearer(claimed: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """[K] log likelihood ratio of two errors of log p, as Laplace; 0 unless the claimed error's scale is far larger."""
+    """[K] log likelihood ratio of two Laplace-distributed errors of log p; 0 unless `claimed` errors are far larger."""
     both = np.isfinite(claimed) & np.isfinite(other)
     errors = [np.where(both, error, 0.0) for error in (claimed, other)]
     mine, theirs = (error.sum() / max(1, both.sum()) + _DIGITS for error in errors)

@@ -1,6 +1,6 @@
 """Audit of losslessness: decode enumerable models, and compare the images with the exact joint distribution.
 
-What the decoder declares is not used: the real decode loop runs and its images are counted.
+The audit does not use the decoder's declaration: the real decode loop runs, and its images are counted.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 from specbench.system.torch_state import PinnedTorch
 
-AUDIT_SAMPLES = 290_000  # Images per decoder: about 19,300 per setting, times the setting's share
+AUDIT_SAMPLES = 290_000  # Images per decoder: about 19,300 per setting of share 1
 _BATCH = 10_000
-THOROUGH = 10  # Factor on the images of the least sensitive settings in a thorough audit
+THOROUGH = 10  # A thorough audit decodes this many times the images in the least sensitive settings
 SMALL_ENOUGH = 0.05
 """An audit calls a decoder lossless only if its `detectable_tv` is at most this, which takes about 15,000 images."""
 
@@ -93,7 +93,7 @@ def audit_decoders(
         `detectable_tv`, and its value), and `refused` (settings whose model the decoder does not accept).
 
     Raises:
-        SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples.
+        SpecbenchError: an unknown decoder, a decoder that accepts no setting, or too few samples.
     """
     samples = samples or AUDIT_SAMPLES
     one = isinstance(decoders, str) or not isinstance(decoders, Sequence)
@@ -182,7 +182,7 @@ def audit_one(
 
 
 def audit_verdict(p: float, detectable: float, declared: Verdict | None, alone: int = 0) -> Verdict:
-    """Verdict of an audit with p-value `p` that could see a total variation of `detectable`.
+    """Verdict of an audit with p-value `p` that can detect a total variation of `detectable`.
 
     "lossy" if the test rejects at AUDIT_LEVEL, else "lossless". The verdict is only "no deviation seen" if the audit
     was too small, if `alone` or more images had other tokens in a batch, or if the decoder is declared lossy: its
@@ -194,14 +194,16 @@ def audit_verdict(p: float, detectable: float, declared: Verdict | None, alone: 
 
 
 def verdict_line(row: Mapping[str, Any]) -> str:
-    """Verdict of a row of `audit_decoders`, with dependent images, or with the deviation that it could detect."""
+    """Verdict of a row of `audit_decoders`, with its dependent images or its smallest detectable deviation."""
     if row["verdict"] == LOSSY:
         p = f"p {row['p_value']:.2g}" if row["p_value"] else "p < 1e-300"  # an underflow is not 0
-        return f"{LOSSY} ({p})" + "".join(f"; images of other {kind} are not independent" for kind in row["dependent"])
-    seen = f"would have seen a total variation of {row['detectable_tv']:.3f}"
+        return f"{LOSSY} ({p})" + "".join(
+            f"; images with another {kind} are not independent" for kind in row["dependent"]
+        )
+    seen = f"would have detected a total variation of {row['detectable_tv']:.3f}"
     if row["weakest_tv"]:
         seen += f", of {row['weakest_tv']:.3f} in the least sensitive setting: {row['weakest_setting']}"
-    other = f"; {row['alone_differ']} images or more have other tokens alone than in a batch" * (
+    other = f"; {row['alone_differ']} images or more have different tokens alone and in a batch" * (
         row["alone_differ"] > 0
     )
     return f"{row['verdict']} ({seen}){other}"
@@ -244,8 +246,8 @@ def load_decoder(decoder: Auditable) -> tuple[str, DecoderSpec | Decode]:
 def observe(
     setting: AuditSetting, decoder: DecoderSpec | Decode, samples: int, seed: int, batch: int | None = None
 ) -> list[Counts]:
-    """Decode at least `samples` images of each of the setting's tables, `batch` (by default the setting's) at a time,
-    and count them. Images of two seeds and of two prompt ids share a table, so that pairs can be compared.
+    """Decode at least `samples` images of each table of the setting, `batch` at a time (None: `setting.batch`), and
+    count them. Images of two seeds and of two prompt ids share a table, so that pairs can be compared.
     """
     model, exact = setting_model(setting, seed)
     cells = []
@@ -259,7 +261,7 @@ def observe(
 
 
 def _requests(setting: AuditSetting, texts: Sequence[str], samples: int) -> list[Request]:
-    """Requests in the order of samples, prompt ids (two for each text), texts."""
+    """Requests, ordered by sample, then by prompt id (two for each text), then by text."""
     return [
         Request(text, f"{setting.name} {text} {half}", sample)
         for sample in range(samples)
@@ -289,7 +291,7 @@ def _counted(cells: np.ndarray, exact: np.ndarray, layout: TokenLayout) -> Count
 def stream_tokens(
     model: ImageModel, requests: Sequence[Request], decoder: DecoderSpec | Decode, setting: AuditSetting, seed: int
 ) -> np.ndarray:
-    """Stream tokens [B, N] of the requests, decoded as the setting says."""
+    """Stream tokens [B, N] of the requests, decoded according to the setting."""
     if not isinstance(decoder, DecoderSpec):
         return tokens_of(own_images(decoder, model, requests, setting.sampling, seed))
     spec = in_window(decoder, setting.window)
@@ -340,7 +342,7 @@ def tokens_of(images: Sequence[Any]) -> np.ndarray:
 
 
 def _cells(tokens: np.ndarray, layout: TokenLayout) -> np.ndarray:
-    """Joint cell of each stream [B, N]. A stream that breaks the grammar is in the extra last cell."""
+    """Cell of each stream [B, N] in the joint distribution; streams that break the grammar have the extra last cell."""
     free = layout.free_slots()
     forced = np.array(layout.forced)
     image = tokens[:, free]

@@ -23,7 +23,7 @@ _RELATIVE = 1e-3  # Tolerance for rounding between an image's feature alone and 
 
 def metric_findings(name: str, prompts: str | None = None) -> list[Finding]:
     """Run every conformance test on a metric, with random images of the first prompts that it accepts. `name`: from the
-    catalogue, or "package.module:NAME". `prompts`: the set or file of the prompts; "shapes" if None."""
+    catalogue, or "package.module:NAME". `prompts`: prompt set or file; "shapes" if None."""
     made = metric(name)()
     missing = made.missing()
     if missing:
@@ -31,7 +31,7 @@ def metric_findings(name: str, prompts: str | None = None) -> list[Finding]:
     candidates = load_prompts(prompts or "shapes").prompts
     accepted = [prompt for prompt in candidates if made.accepts(prompt.category, prompt.meta)]
     if not accepted:
-        return [Finding("ready", SKIPPED, f"it accepts no prompt of '{prompts or 'shapes'}'; name others")]
+        return [Finding("ready", SKIPPED, f"it accepts no prompt of '{prompts or 'shapes'}'; set --prompts")]
     draw, shape = np.random.default_rng(0), (_PIXELS, _PIXELS, 3)
     samples = [
         Sample(prompt.id, 0, prompt.text, prompt.category, prompt.meta, draw.integers(0, 256, shape, np.uint8))
@@ -53,11 +53,11 @@ class MetricChecks:
         return run_tests((name, getattr(self, name)) for name in names)
 
     def identity(self) -> Finding:
-        """The identity is a mapping of texts, the same whenever the metric is made."""
+        """The identity maps texts to texts and is the same for every instance of the metric."""
         identity, again = dict(self._metric.identity()), dict(self._make().identity())
         texts = all(isinstance(part, str) for pair in identity.items() for part in pair)
         wrong = ["identity() must map texts to texts"] * (not texts)
-        wrong += ["identity() differs when the metric is made again"] * (identity != again)
+        wrong += ["two instances of the metric have different identity()"] * (identity != again)
         shown = re.sub(r"(sha256:[0-9a-f]{12})[0-9a-f]+", r"\1…", json.dumps(identity, default=str))
         return finding("identity", wrong, f"stable: {shown[:80]}")
 
@@ -70,25 +70,25 @@ class MetricChecks:
         declared = set(self._metric.columns)
         wrong = [f"columns {sorted(row)} instead of {sorted(declared)}" for row in rows if set(row) != declared]
         changed = any((old != sample.pixels).any() for old, sample in zip(before, self._samples, strict=True))
-        wrong += ["it changes the pixels that it is given"] * changed
+        wrong += ["the metric changes its input pixels"] * changed
         pa.Table.from_pylist(rows, schema=pa.schema(list(self._metric.columns.items())))
         return finding("features", wrong, f"{', '.join(sorted(declared))} of each image")
 
     def batch(self) -> Finding:
-        """Features of an image do not depend on the other images."""
+        """Features of an image do not depend on other images of the batch."""
         together = self._metric.features(self._samples)
         alone = [self._metric.features([sample])[0] for sample in reversed(self._samples)][::-1]
         gap = max(_gap(row, other) for row, other in zip(together, alone, strict=True))
-        wrong = [f"an image's features change by {gap:.2g} of their size with the other images of its batch"] * (
-            gap > _RELATIVE
-        )
+        wrong = [
+            f"the features of an image change by {gap:.2g} of their size if the other images of the batch change"
+        ] * (gap > _RELATIVE)
         return finding("batch", wrong, "the same features alone and in a batch")
 
     def scores(self) -> Finding:
         """The overall score is first, names of parts start with its name, and values are within their intervals."""
         scores = self._metric.scores(self._metric.statistics(self._frame()))
         if not scores:
-            return finding("scores", ["no score of several images"], "")
+            return finding("scores", ["the metric has no score over several images"], "")
         wrong = [f"the first score is called '{scores[0].name}'"] * (scores[0].name != self._metric.name)
         for score in scores:
             low, value, high = score.estimate.low, score.estimate.value, score.estimate.high
@@ -104,7 +104,7 @@ class MetricChecks:
         difference = self._metric.difference(frame, frame)
         if difference is None:
             return Finding("difference", SKIPPED, "this metric has no paired difference")
-        wrong = [f"{difference[0].value} between a run and itself"] * (difference[0].value != 0)
+        wrong = [f"a run minus itself is {difference[0].value}, not 0"] * (difference[0].value != 0)
         return finding("difference", wrong, f"0 between a run and itself, over {difference[1]} images")
 
     def _frame(self) -> pd.DataFrame:

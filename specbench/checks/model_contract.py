@@ -18,7 +18,7 @@ from specbench.system.torch_state import PinnedTorch
 
 _GUIDANCE = 3.0
 _WINDOW = 4
-_MOST_SLOTS = 64  # Slots of an image that are tested
+_MOST_SLOTS = 64  # Maximum number of slots of an image that are tested
 _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 """Largest difference of logits, relative to their standard deviation, that rounding explains."""
 _TEXTS = ("a bright red circle", "a dark blue square beside a dog")
@@ -26,13 +26,13 @@ _TEXTS = ("a bright red circle", "a dark blue square beside a dog")
 
 def model_findings(name: str, prompts: str | None = None) -> list[Finding]:
     """Run every conformance test on a model on the CPU. `name`: from the catalogue, or "package.module:NAME".
-    `prompts`: set or file whose first two prompts are encoded; None: the set of the model's name, else two captions."""
+    `prompts`: set or file whose first two prompts are encoded; None: the model's own set, else two captions."""
     info = find_model(name)
     if prompts is None and info.name in prompt_set_names():
         prompts = info.name
     texts = [prompt.text for prompt in load_prompts(prompts).prompts[:2]] if prompts else list(_TEXTS)
     if len(texts) < 2:
-        raise SpecbenchError(f"prompts '{prompts}': one prompt", "two are needed")
+        raise SpecbenchError(f"prompts '{prompts}' have only one prompt", "the tests of a model need two prompts")
     return ModelChecks(info, load_model(info), texts).all_findings()
 
 
@@ -88,7 +88,7 @@ class ModelChecks:
         return finding("logits", wrong, "finite float32 over the image vocabulary")
 
     def window(self) -> Finding:
-        """Forwards of several tokens give the logits of one token at a time."""
+        """Forwards of several tokens give the same logits as forwards of one token."""
         return self._same("window", self._fed(self._begin(), _WINDOW), f"{_WINDOW} tokens a forward")
 
     def causality(self) -> Finding:
@@ -96,7 +96,7 @@ class ModelChecks:
         changed = self._tokens.clone()
         changed[:, _WINDOW - 2 :] = (changed[:, _WINDOW - 2 :] + 1) % self._model.layout.v_image
         first = self._forward(self._begin(), changed, 0, _WINDOW)[:, : _WINDOW - 1]
-        return self._same("causality", first, "other tokens behind a slot")
+        return self._same("causality", first, "other tokens after a slot")
 
     def rejection(self) -> Finding:
         """Rejected drafts do not change later logits."""
@@ -118,13 +118,13 @@ class ModelChecks:
         self._forward(session, self._tokens.flip(0), 0, min(_WINDOW, self._slots))
         with PinnedTorch():
             session.refill(torch.tensor([0], device=self._model.device), self._model.encode([self._texts[0]]))
-        return self._same("refill", self._fed(session, 1)[:1], "a row that held another image", rows=1)
+        return self._same("refill", self._fed(session, 1)[:1], "a batch row that held another image before", rows=1)
 
     def prompts(self) -> Finding:
         """Logits depend on the image's own prompt, and on no other prompt."""
         swapped = self._fed(self._begin(self._texts[::-1]), 1)
         alike = self._gap(swapped, self._single) <= self._tolerance
-        return finding("prompts", ["both prompts give the same logits"] * alike, "another prompt, other logits")
+        return finding("prompts", ["both prompts give the same logits"] * alike, "two prompts, two logits")
 
     @cached_property
     def _single(self) -> Tensor:
@@ -149,7 +149,7 @@ class ModelChecks:
     def _same(self, name: str, logits: Tensor, how: str, rows: int = 2) -> Finding:
         gap = self._gap(logits, self._single[:rows, : logits.shape[1]])
         wrong = [f"logits change by {gap:.2g} of their standard deviation with {how}"] * (not gap <= self._tolerance)
-        return finding(name, wrong, f"the same logits with {how}, within {gap:.1e} of their standard deviation")
+        return finding(name, wrong, f"the same logits with {how}, up to {gap:.1e} of their standard deviation")
 
     def _gap(self, logits: Tensor, reference: Tensor) -> float:
         return float((logits - reference).abs().max() / self._single.std().clamp(min=1e-9))

@@ -1,9 +1,9 @@
 """Audit a stored run of any model: the Rosenblatt transform of its tokens, recorded while decoding or recomputed.
 
 Recomputation is a teacher-forced pass of the model over the finished tokens, in the run's number format. It compares
-recorded with recomputed values and counts tokens that the target cannot draw. In float32 it tests recomputed values,
-and the recorded values of draft distributions, which only the decoder knew. With fewer bits, p depends on the shapes of
-the forwards, so the recorded values are tested.
+recorded with recomputed values and counts tokens that the target cannot draw. In float32 the audit tests the recomputed
+values, and the recorded values of draft distributions, which cannot be recomputed. With fewer bits, p depends on the
+shapes of the forwards, so the recorded values are tested.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PRINTED_ORDERS = {
     "u_id": "token id",
     "u_p": "p descending",
     "u_pq": "p/q descending",
-    "u_qq": "q/q of the step before, descending",
+    "u_qq": "q / q of the previous step, descending",
 }
 """Printed names of the orders of the vocabulary; see `specbench.decoding.generation.ORDERS`."""
 
@@ -96,7 +96,7 @@ def audit_runs(
         One dict per run, as from `audit_run`.
 
     Raises:
-        SpecbenchError: an unknown or damaged run, or one that cannot be audited.
+        SpecbenchError: an unknown or damaged run, or a run that cannot be audited.
     """
     folders = find_runs(out, runs)
     return [audit_run(folder, recompute, weights, revision, device, dtype=dtype, logp=logp) for folder in folders]
@@ -116,7 +116,7 @@ def audit_run(
     """Test whether the tokens of a run are exact samples of its model.
 
     Args:
-        recompute: compute p by the model instead of using the recorded values.
+        recompute: compute p with the model instead of using the recorded values.
         weights, revision: the checkpoint for the recomputation, if its location has changed since the run.
         keep: store the result with the run, for reports; a result for another target is never stored.
         dtype: for a run in eight bits, recompute p with the same weights in this number format ("float32", "bfloat16"
@@ -140,7 +140,7 @@ def audit_run(
     checkpoint, foreign = checkpoint_of(info, weights, revision), info.spec.tokens_sha256 is not None
     if logp and (logp not in LOGP_KINDS or not foreign):
         what = f"--logp {logp}: {'unknown' if foreign else f'run {folder.name} was decoded here'}"
-        raise SpecbenchError(what, f"valid: {', '.join(LOGP_KINDS)}" if foreign else "omit it: its log p is known")
+        raise SpecbenchError(what, f"valid: {', '.join(LOGP_KINDS)}" if foreign else "omit --logp: its kind is known")
     facts: dict[str, Any] = {}
     if dtype:
         values, facts = _under_other_target(info, rows, *checkpoint, device, dtype)
@@ -186,7 +186,7 @@ def _explained(
     spec: RunSpec, rows: pd.DataFrame, values: Values, audit: Mapping[str, Any], load: FormatLoader, guided: bool
 ) -> dict[str, Any]:
     """The verdict in a sentence: smallest detectable deviation, or place and likely cause of the deviation."""
-    # These import torch.
+    # These modules import torch.
     from specbench.checks.image_likelihood import concentrated
     from specbench.checks.likely_causes import SINGLE_TOKENS, likely_causes, named, studied
     from specbench.models.checkpoint_loading import round_to_eight_bits
@@ -202,19 +202,19 @@ def _explained(
     sampling += [f"{SAMPLING[name].name} {getattr(spec.sampling, name):g}" for name in spec.sampling.filters]
     claim = f"samples of {spec.model} at {', '.join(sampling)} ({audit['images']} images, {audit['tokens']:,} tokens)"
     if not causes and not audit["deviates"] and not audit["failed"]:
-        unseen = f"a deviation of {audit['detectable']:.3f} per token would have been seen"
+        unseen = f"a deviation of {audit['detectable']:.3f} per token would have been detected"
         return {"causes": [], "cause": None, "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
     if not causes and not audit["deviates"]:
         found = audit["logp_fits"]
         of_what = f"{LOGP_KINDS[found].text}: --logp {found}" if found else "of an unknown kind"
-        return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}; their log p is {of_what}"}
+        return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}; the recorded log p is {of_what}"}
     place = concentrated(load(spec.dtype).layout, values, _free(rows))
     where = f", most in {place}" if place else f", most at entropy {audit['entropy']}" if audit["entropy"] else ""
-    why = named(causes, studied(rows)) if causes else "none of the usual ones"
+    why = named(causes, studied(rows)) if causes else "none of the causes that were tried"
     explains = causes[0].explains if causes else None
     if causes and causes[0].setting:
         cause, unknown = causes[0], rows if audit["logp_kind"] is None else rows.assign(logp=None)
-        # Log p determines the digits that an estimate lacks, and people type round values.
+        # Also try round values, which people type: an estimate from tokens is not precise enough to match log p.
         for value in dict.fromkeys((cause.exactly, *_round_values(cause))):
             changed: dict[str, Any] = {str(cause.setting): value}
             if p := _fits(replace(spec, sampling=replace(spec.sampling, **changed)), unknown, load):
@@ -223,9 +223,9 @@ def _explained(
                 break
         explains = p is not None
     elif causes and causes[0].kind in SINGLE_TOKENS and audit["logp_kind"] is None and "log p" in audit["agreement"]:
-        explains = False  # these causes do not change log p
+        explains = False  # such causes do not change log p, but the recorded log p differs
     if explains is False:
-        why = f"none of the usual ones (best of those tried, does not explain it: {why})"
+        why = f"none of the causes that were tried; the best of them does not explain all tokens: {why}"
     verdict = {"verdict": UNLIKELY} if audit["verdict"] == CONSISTENT else {}
     sentence = f"not {claim}{where}; likely cause: {why}"
     listed = [vars(cause) for cause in causes]
@@ -233,14 +233,14 @@ def _explained(
 
 
 def _round_values(cause: Cause) -> list[float]:
-    """Values with one decimal that are in the interval of an estimate."""
+    """List the values with one decimal in the interval of an estimate."""
     if cause.value is None or cause.low is None or cause.high is None:
         return []
     return [value for digits in (0, 1) if cause.low <= (value := round(cause.value, digits)) <= cause.high]
 
 
 def _fits(spec: RunSpec, rows: pd.DataFrame, load: FormatLoader) -> float | None:
-    """The p-value, if the tokens are samples with the sampling of `spec` and log p, if recorded, is the model's."""
+    """The p-value if the tokens are samples under `spec` and the recorded log p, if any, is the model's; else None."""
     values, facts = _recomputed(spec, rows, load)
     result = audit_tokens(_tokens(rows, values), LEVEL)
     beyond = max(facts["impossible_by_rounding"], EDGES * result.tokens)
@@ -250,7 +250,7 @@ def _fits(spec: RunSpec, rows: pd.DataFrame, load: FormatLoader) -> float | None
 
 
 def checkpoint_of(info: RunInfo, weights: str | None, revision: str | None) -> tuple[str | None, str | None]:
-    """Return weights and revision for the recomputation: the given values, else the values that the run recorded."""
+    """Return weights and revision for the recomputation: the arguments if given, else the values of the run."""
     source: Mapping[str, Any] = info.source if info.source and not weights else {}
     return weights or source.get("weights"), revision or source.get("revision")
 
@@ -259,8 +259,8 @@ def _with_values(rows: pd.DataFrame, folder: Path) -> pd.DataFrame:
     """Rows with recorded values; a SpecbenchError if there are none."""
     recorded = rows["u_id"].notna()
     if not recorded.any():
-        what = f"run '{folder.name}' was decoded without the recorded values that the audit tests"
-        raise SpecbenchError(what, f"recompute them from the model: specbench audit --run {folder} --recompute")
+        what = f"run '{folder.name}' lacks the recorded values that the audit tests"
+        raise SpecbenchError(what, f"recompute them with the model: specbench audit --run {folder} --recompute")
     return rows[recorded].reset_index(drop=True)
 
 
@@ -275,11 +275,11 @@ def _tokens(rows: pd.DataFrame, values: Values) -> Tokens:
 def _described(info: RunInfo, result: RosenblattResult) -> dict[str, Any]:
     """The result as a flat dict.
 
-    `verdict`: the last `RunVerdict` that holds; `deviates`: also if tokens
-    have p = 0; `failed`: the run is declared lossless and deviates, or its recorded values are not the model's; `tv,
-    tv_low, tv_high`: lower bound on the mean total variation per token; `p_value`: the smallest, corrected; `order,
-    kind, group`: of the test with this p-value; `place, entropy`: place in the window and range of entropy that deviate
-    most, None if nothing deviates; `detectable`: see `specbench.stats.rosenblatt.detectable`."""
+    `verdict`: the last `RunVerdict` that applies; `deviates`: also True if tokens have p = 0; `failed`: the run is
+    declared lossless and deviates, or its recorded values are not the model's; `tv, tv_low, tv_high`: lower bound on
+    the mean total variation per token; `p_value`: the smallest corrected p-value; `order, kind, group`: of the test
+    with this p-value; `place, entropy`: place in the window and range of entropy that deviate most, None if nothing
+    deviates; `detectable`: see `specbench.stats.rosenblatt.detectable`."""
     decoder, worst = info.spec.decoder, result.tests[0]
     declared = Declared.LOSSLESS if decoder.lossless else Declared.LOSSY
     return {
@@ -318,7 +318,7 @@ def _worst_group(result: RosenblattResult, kind: str) -> str | None:
 
 
 def _stacked(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """[K, N] by column, NaN for images without it. Columns that no image has are left out."""
+    """Arrays [K, N] by column, NaN for images without values. A column without any values is omitted."""
     length, stacked = len(rows["tokens"].iloc[0]), dict[str, np.ndarray]()
     for name in names:
         if rows[name].notna().any():
@@ -340,9 +340,9 @@ def _recomputed(
     """Values of a teacher-forced pass in the run's dtype, and the findings about the run.
 
     `impossible_tokens, impossible_images`: number of tokens with probability 0 given all earlier tokens, and of images
-    with such tokens; `impossible_by_rounding`: how many of these tokens do not count in a run with fewer bits (all, if
-    rounding explains them); `nll_gap, nll_gap_se`: of the possible tokens, in nats; `agreement`: of recorded and
-    recomputed values, as from `compare_recorded`, empty if the loop records none; `dtype`: number format of the
+    with such tokens; `impossible_by_rounding`: how many of these tokens rounding explains (in a run with fewer bits all
+    or none); `nll_gap, nll_gap_se`: see `_gap_of`, for the possible tokens; `agreement`: of recorded and recomputed
+    values, as from `compare_recorded`, empty if the loop records none; `dtype`: number format of the
     recomputation; `logp_kind`: kind of another program's log p, one of `LOGP_KINDS`, None if unknown or not the forced
     kind; `logp_fits`: the kind that agrees; `logp_nearest`: the nearest kind.
 
@@ -361,7 +361,7 @@ def _recomputed(
         rounding = Rounding(free[part], drawn, exact)
     impossible, stored = ~values.possible & free, _stacked(rows, COMPARED)
     explained = rounding is not None and rounding_explains(impossible, free, rounding)
-    # A token at the edge of a filter is possible, but has no log p here.
+    # A token at the edge of a filter counts as possible, but its log p here is -inf.
     gap, error = _gap_of(values.logp, values.entropy, free & np.isfinite(values.logp))
     compared: dict[str, Any] = {
         "impossible_tokens": int(impossible.sum()),
@@ -392,11 +392,11 @@ def _logp_kind(
     control: tuple[pd.DataFrame, Rounding] | None,
     forced: str | None,
 ) -> dict[str, Any]:
-    """Return the keys of `_recomputed` on the kind of the recorded log p. `forced`: the kind, if the user gave it;
+    """Return the entries of `_recomputed` about the kind of recorded log p. `forced`: the kind, if the user gave it;
     `control`: the images whose rounding was measured, and the rounding."""
     model = load(spec.dtype)
     if forced and LOGP_KINDS[forced].words and getattr(model, "vocabulary", None) is None:
-        what = f"--logp {forced}: '{model.name}' loads only the image tokens of its vocabulary"
+        what = f"--logp {forced}: '{model.name}' has no logits of text tokens, which this kind of log p needs"
         raise SpecbenchError(what, "valid: raw, tempered")
     kinds = [*dict.fromkeys([forced or SAMPLED, *kinds_of(model, spec.sampling)])]
     found, rounded = log_p_of(model, rows, spec.sampling, kinds), {}
@@ -421,13 +421,13 @@ def _logp_kind(
 def _under_other_target(
     info: RunInfo, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str, dtype: str
 ) -> tuple[Values, dict[str, Any]]:
-    """As `_recomputed`, but with the weights before their rounding to eight bits."""
+    """Like `_recomputed`, but with the weights before their rounding to eight bits."""
     spec = info.spec
     if dtype not in BYTES:
         raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(BYTES)}")
     if not ModelChoice.of_name(spec.model)[1].eight_bits:
         what = f"--dtype {dtype}: run '{info.run_id}' was not decoded with --dtype {EIGHT_BITS}"
-        raise SpecbenchError(what, "omit it: such runs are recomputed in their own number format")
+        raise SpecbenchError(what, "omit --dtype: p is recomputed in the run's number format")
     model_of(spec, weights, revision)
     plain = recorded_model(spec.model.replace(f"+{EIGHT_BITS}", ""), weights, revision)
     values = teacher_forced_values(load_model(plain, device, dtype), rows, spec.sampling)
@@ -453,13 +453,13 @@ def _gap_of(logp: np.ndarray, entropy: np.ndarray, counted: np.ndarray) -> tuple
 def model_of(spec: RunSpec, weights: str | None, revision: str | None) -> ModelFacts:
     """Load the run's model, whose files must be on this disk."""
     model = recorded_model(spec.model, weights, revision)
-    model.files()  # raises if files are missing: they are large, and downloaded only on request
+    model.files()  # raises an error if files are missing; large files are downloaded only on request
     if model.weights_sha256() != spec.weights_sha256:
         raise SpecbenchError(
-            f"model '{model.name}' has other weights here than in the run "
+            f"the weights of model '{model.name}' differ from the run's weights "
             f"({model.weights_sha256()[:12]}, not {spec.weights_sha256[:12]})",
             "name the run's checkpoint with --weights" if not weights else "",
         )
     if spec.model_code != ((code := model_code(model)) and code.digest):
-        raise SpecbenchError(f"model '{model.name}' has other code here than in the run", "put the run's code back")
+        raise SpecbenchError(f"the code of model '{model.name}' differs from the run's code", "restore that code")
     return model

@@ -1,10 +1,10 @@
-"""Teacher-forced pass over stored images: each token's p given all earlier tokens, in one forward per piece; and a test
-whether rounding explains the distance between a run's recorded and recomputed values.
+"""Teacher-forced pass over stored images, which computes each token's p given all earlier tokens; and a test whether
+rounding explains the distance between a run's recorded and recomputed values.
 
-In float32 the two are equal up to the last digits. In a number format with fewer bits they are two roundings of the
+In float32 both values agree up to the last digits. In a number format with fewer bits they are two roundings of the
 same value, and guidance multiplies the distance. The effect of rounding is measured on tokens that are drawn from p in
-this format and evaluated both in it and in float32. The run's own tokens are not used, because a fault of the run must
-not widen its tolerance.
+this format and evaluated in this format and in float32. The run's own tokens are not used, because a fault of the run
+must not widen the tolerance.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 # Imports inside functions: torch takes seconds, and only recomputed numbers need it.
 
-# Maximum number of probabilities in a tensor: larger tensors get fresh memory from the kernel in every call
+# Maximum number of probabilities in a tensor; the memory of a larger tensor is allocated again in every call
 _CHUNK = 2**22
-EDGE = 0.001  # A token counts as possible if it is possible with this many more nats and this much more top-p
+EDGE = 0.001  # A token counts as possible if raising its logit and top-p by this much makes it possible
 EDGES = 0.02  # Share of tokens that may be beyond a filter if the setting is an estimate
 COMPARED = {"logp": "log p", "u_id": "u by token id", "u_p": "u by p descending", "entropy": "entropy"}
 """Printed names of the recorded values that are compared with recomputed values."""
 _JUDGED = ("logp", "u_id")
-"""Values that are compared in fewer bits. Without u by p, because rounding swaps ranks of p and changes it too much."""
+"""Values compared if the run has fewer bits. u by p is not compared: it changes too much if rounding swaps ranks."""
 _TOLERANCE = 0.01
-"""Tolerance for a float32 run: difference of recorded and recomputed value (nats, or u) beyond the last digits."""
+"""Tolerance for a float32 run: difference between a recorded and a recomputed value, in nats or in u."""
 _BEYOND = 0.001
-"""Share of a float32 run's tokens that may exceed this: a token at the edge of top-p may be on either side."""
+"""Share of a float32 run's tokens that may exceed this tolerance: rounding moves tokens at the edge of top-p."""
 _ROUNDING = 2.0
-"""Largest ratio of the distance between two rounded values to the distance between a rounded and the exact value."""
-_ERRORS = 5.0  # Standard errors (over tokens or over images, the larger) by which a mean must exceed rounding
-_FLIPS = 5.0  # Allowed tokens that rounding moves by a nat; a control may have none by chance
-_FEW = 8  # With fewer images, their spread is not used as an estimate
+"""Two rounded values may differ by at most this many times the difference between a rounded and the exact value."""
+_ERRORS = 5.0  # A mean must exceed rounding by this many standard errors (the larger of over tokens and over images)
+_FLIPS = 5.0  # This many tokens may always move by a nat: the control may have no such token by chance
+_FEW = 8  # With fewer images, the spread over images is not used
 _SLACK = 0.001  # Difference of mean entropies, in nats, that is ignored
 
 
@@ -53,7 +53,7 @@ class Values(NamedTuple):
 
     u: dict[str, np.ndarray]  # [K, N] uniforms of the Rosenblatt transform by order, NaN for images without it
     entropy: np.ndarray  # [K, N] of p
-    # [K, N] arrays, None for recorded values: log p of the tokens, whether the target can draw them, and the tokens
+    # [K, N] log p of the tokens, whether the target can draw them, and the tokens; all None for recorded values
     logp: Any = None
     possible: Any = None
     tokens: Any = None
@@ -62,8 +62,8 @@ class Values(NamedTuple):
 def teacher_forced_values(
     model: ImageModel, rows: pd.DataFrame, sampling: Sampling, asked: np.ndarray | None = None, draw: bool = False
 ) -> Values:
-    """Compute values by token id and by p descending, log p and possible tokens, given the earlier tokens of the K
-    images in `rows`. Of the images' tokens, of the tokens `asked` [K, N], or if `draw`, of tokens drawn from p."""
+    """Compute u by token id and by descending p, log p, and whether tokens are possible, given the earlier tokens of
+    the K images in `rows`: for the images' tokens, for the tokens `asked` [K, N], or, if `draw`, for draws from p."""
     from specbench.decoding.noise import Noise, row_key
     from specbench.decoding.uniforms import uniforms
 
@@ -85,7 +85,7 @@ def teacher_forced_values(
 def _masses(
     model: ImageModel, part: pd.DataFrame, sampling: Sampling, width: int, of: np.ndarray | None
 ) -> Iterator[list[np.ndarray]]:
-    """Yield for `width` slots at a time, each [B, width]: masses before and through the tokens by id and by p, entropy,
+    """Yield arrays [B, `width`], slots from the left: masses before and through the tokens by id and by p, entropy,
     log p, whether the tokens are possible, and the tokens. `of` [B, N]: the tokens; None: they are drawn from p."""
     import torch
 
@@ -96,7 +96,7 @@ def _masses(
     generator = torch.Generator(model.device).manual_seed(0)
     with PinnedTorch():
         target = Target(model.layout, sampling, model.device)
-        # At most half of the mass that top-p leaves out, so that some mass is left out.
+        # Raise top-p by at most half of the mass that it excludes, so that it still excludes tokens.
         wider = replace(sampling, top_p=sampling.top_p + min(EDGE, (1 - sampling.top_p) / 2))
         loose = Target(model.layout, wider, model.device)
         tokens = np.stack(part["tokens"]).astype(np.int64)
@@ -119,8 +119,8 @@ def _masses(
 def forced_logits(
     model: ImageModel, prompts: Sequence[str], tokens: np.ndarray, guidance: float, width: int, shift: Shift = ()
 ) -> Iterator[tuple[Tensor, Tensor, Any]]:
-    """Yield for `width` slots of `tokens` [B, N] at a time guided logits [B, T, v_image] given the earlier tokens, the
-    slots [B, T], and the session. `shift`: a shift by one, as in `TransformerSession.move`."""
+    """For `width` slots of `tokens` [B, N] at a time, yield the guided logits [B, T, v_image] given the earlier tokens,
+    the slots [B, T], and the session. `shift`: arguments of `TransformerSession.move`."""
     import torch
 
     consumed = torch.nn.functional.pad(torch.from_numpy(tokens).to(model.device)[:, :-1], (1, 0))
@@ -133,7 +133,7 @@ def forced_logits(
 
 
 def pieces(model: ImageModel) -> tuple[int, int]:
-    """Slots and images per forward, for the number of probabilities that fit in memory."""
+    """Slots and images per forward, so that a tensor holds at most `_CHUNK` probabilities."""
     width = max(1, min(model.layout.length, _CHUNK // model.layout.vocab))
     return width, max(1, min(16, _CHUNK // (model.layout.vocab * width)))
 
@@ -146,10 +146,10 @@ def slots_of(rows: int, start: int, end: int) -> Tensor:
 
 
 class Rounding(NamedTuple):
-    """Effect of rounding on values of the run's model and prompts, in M of the run's images."""
+    """Effect of rounding, measured with the run's model and the prompts of M of the run's images."""
 
     free: np.ndarray  # [M, N] bool, slots that the grammar leaves free
-    # values in the run's number format, of tokens drawn from p in this format, given the image's earlier tokens
+    # values, in the run's number format, of tokens drawn from p in this format given the image's earlier tokens
     drawn: Values
     exact: Values  # values of the same tokens in float32
 
@@ -161,9 +161,9 @@ def compare_recorded(
     in the run's number format, in the slots that the grammar leaves `free`, and whether rounding explains it.
 
     Returns:
-        By printed name: `mean`, the mean distance (entropy with fewer bits: recorded minus recomputed, in which
-        rounding averages out and which reveals another temperature); `beyond`, the share above 0.01; `differs`; and
-        with fewer bits `rounding`, its mean distance, and `images`, how many are too far individually, else None.
+        By printed name: `mean`, the mean distance (for entropy with fewer bits, recorded minus recomputed: rounding
+        averages out, another temperature does not); `beyond`, the share above 0.01; `differs`; and, None in float32,
+        `rounding`, the mean distance by rounding, and `images`, the number of images that are too far individually.
     """
     distances: dict[str, dict[str, Any]] = {}
     for name in [name for name in COMPARED if name in recorded]:
@@ -190,7 +190,7 @@ def compare_recorded(
 
 
 def rounding_explains(impossible: np.ndarray, free: np.ndarray, rounding: Rounding) -> bool:
-    """Return whether rounding explains this many tokens [K, N] of probability 0, in each image and in total."""
+    """Return whether rounding explains the number of `impossible` tokens [K, N], in each image and in total."""
     counts, slots = (impossible & free).sum(1), free.sum(1)
     lost, of = (~rounding.exact.possible & rounding.free).sum(1), rounding.free.sum(1)
     together = _outliers(counts.sum(), (lost.sum() + _FLIPS) / of.sum(), slots.sum())
@@ -202,7 +202,7 @@ def _value(values: Values, name: str) -> np.ndarray:
 
 
 def _gap(recorded: np.ndarray, other: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """[K, N] distances of values of `free` slots, at most 1 (if one p is 0); NaN if not free or missing."""
+    """[K, N] distances of values, at most 1 (which counts for p = 0); NaN for missing values and slots not `free`."""
     with np.errstate(invalid="ignore"):
         gap = np.where(recorded == other, 0.0, np.abs(recorded - other))
     return np.where(free, np.minimum(gap, 1.0), np.nan)
@@ -213,16 +213,16 @@ def _share_beyond(gap: np.ndarray) -> float:
 
 
 def _outliers(sums: np.ndarray, mean: float, tokens: np.ndarray) -> np.ndarray:
-    """Return whether sums over this many tokens, of terms up to 1, exceed the sums that rounding of this mean causes.
+    """Return whether `sums` of `tokens` terms up to 1 exceed the sums that rounding errors of this `mean` cause.
     By Bernstein's inequality, a sum exceeds its expectation m by 6 sqrt(m) + 12 with probability at most 10^-5."""
     expected = _ROUNDING * mean * tokens
     return sums > expected + 6 * np.sqrt(expected) + 12
 
 
 def _against(distance: np.ndarray, control: np.ndarray, slack: float = 0.0) -> dict[str, Any]:
-    """Means of the values [K, N] and of `control` [M, N] without NaN, and whether the first differs from 0 by more than
-    the rounding in `control`, its sampling error, and `slack`. If rounding moves few tokens far, as between ties under
-    top-k 1, `control` may have no such token. Therefore `_FLIPS` such tokens are allowed on either side."""
+    """Means of `distance` [K, N] and `control` [M, N] without NaN, and whether the mean distance exceeds the sum of the
+    rounding in `control`, the sampling error, and `slack`. If rounding moves few tokens far, as at ties under top-k 1,
+    `control` may contain no such token. Therefore `_FLIPS` such tokens are allowed in `distance` and in `control`."""
     distance, control = (values[~np.isnan(values).all(1)] for values in (distance, control))
     mean, rounding = float(np.nanmean(distance)), float(np.nanmean(control))
     tokens = [int((~np.isnan(values)).sum()) for values in (distance, control)]

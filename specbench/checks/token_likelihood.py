@@ -1,8 +1,8 @@
 """Log p of given tokens under many sampling settings, from one sort of the logits. Every filter is a logit threshold.
 
 The largest logits of each slot are sorted once. A sampling setting then only needs sums of the sorted exponentials,
-which all settings with the same temperature share. Only a distribution without top-k needs the rest of the vocabulary,
-for its sum.
+which all settings with the same temperature share. Only a distribution without top-k also needs the sum over
+the rest of the vocabulary.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Alternative:
 
     sampling: Sampling
     early: bool = False  # whether top-p and min-p are applied before the temperature
-    repetition: float = 1.0  # divides positive logits of tokens that the image contains, and multiplies negative ones
+    repetition: float = 1.0  # divides positive logits of tokens that the image contains, and multiplies negative logits
     frequency: float = 0.0  # subtracted from the logit of a token once per occurrence in the image
-    # shares of tokens drawn without these settings (floor), as the likeliest token (greedy), or uniformly (uniform)
+    # shares of tokens that are drawn without these settings (floor), are the likeliest token (greedy), or are uniform
     floor: float = 0.0
     greedy: float = 0.0
     uniform: float = 0.0
@@ -46,12 +46,12 @@ class Alternative:
 class KeptWords(NamedTuple):
     """The tokens that filters keep at each slot."""
 
-    least: Tensor  # [B, T, 1] their smallest logit
-    norm: Tensor  # [B, T, 1] logarithm of the sum of their exp(logit / temperature)
+    least: Tensor  # [B, T, 1] smallest logit of the kept tokens
+    norm: Tensor  # [B, T, 1] logarithm of the sum of exp(logit / temperature) over the kept tokens
 
 
 class Held:
-    """Counts of a token in images before a slot."""
+    """Count how often tokens occur in an image before a slot."""
 
     def __init__(self, tokens: Tensor, vocab: int):
         """`tokens`: [B, N]."""
@@ -89,10 +89,10 @@ class SlotLogits:
         self._sort(values, logits.gather(-1, self._chosen))
 
     def _sort(self, values: Tensor, x: Tensor) -> None:
-        """Store `values` [B, T, K], also sorted as negative numbers. `x` [B, T, 1]: the tokens' logits."""
+        """Store `values` [B, T, K], and their negatives in ascending order. `x` [B, T, 1]: the tokens' logits."""
         self.x, self._values, self._sums, self._totals = x, values, dict[float, Tensor](), dict[float, Tensor]()
         self._ordered = ascending(-values) if values.device.type == "cpu" else (-values).sort(-1).values
-        # NaN, from a format that overflows, is sorted last and makes its whole slot NaN.
+        # NaN, caused by overflow in a number format, is sorted last and makes its whole slot NaN.
         last = self._ordered[..., -1:]
         self._first = torch.where(last.isnan(), last, -self._ordered[..., :1])
 
@@ -107,7 +107,7 @@ class SlotLogits:
         return other
 
     def _sums_at(self, temperature: float) -> Tensor:
-        """[B, T, K] cumulative sums of exp(logit / temperature) from the largest logit on, over the largest term."""
+        """[B, T, K] cumulative sums of exp(logit / temperature) from the largest logit on; the largest term is 1."""
         if temperature not in self._sums:
             while len(self._sums) >= _HELD:
                 self._sums.pop(next(iter(self._sums)))
@@ -115,7 +115,7 @@ class SlotLogits:
         return self._sums[temperature]
 
     def _total_at(self, temperature: float) -> Tensor:
-        """[B, T, 1] the same sum over the whole vocabulary."""
+        """[B, T, 1] sum as in `_sums_at`, over the whole vocabulary."""
         if self._ids is None:
             return self._sums_at(temperature)[..., -1:]
         if temperature not in self._totals:
@@ -123,7 +123,7 @@ class SlotLogits:
         return self._totals[temperature]
 
     def _total(self, temperature: float) -> Tensor:
-        if self._before:  # logits that are not among the sorted logits do not change
+        if self._before:  # only the sorted logits have changed
             first = self._before._first
             now, then = (((part - first) / temperature).exp() for part in (self._values, self._before._values))
             whole = self._before._total_at(temperature) + (now - then).sum(-1, keepdim=True)
@@ -150,7 +150,7 @@ class SlotLogits:
             least = -self._ordered[..., sampling.top_k - 1 : sampling.top_k]
             total = sums.gather(-1, self._count(least) - 1)
         if sampling.top_p < 1.0:
-            # A token is kept while the mass before it is below top-p.
+            # A token is kept if the total probability of the tokens of higher rank is below top-p.
             last = torch.searchsorted(sums, sampling.top_p * (self._total_at(temperature) if total is None else total))
             if self._ids is not None and not limited and (last >= sums.shape[-1]).any():
                 return self._kept_of_all(way)
@@ -171,7 +171,7 @@ class SlotLogits:
         return KeptWords(least, scaled.logsumexp(-1, keepdim=True))
 
     def _count(self, least: Tensor) -> Tensor:
-        """[B, T, 1] number of sorted logits that are at least `least`; 1 or more."""
+        """[B, T, 1] number of sorted logits that are at least `least`; never 0."""
         return torch.searchsorted(self._ordered, -least, right=True).clamp(min=1)
 
     def p(self, way: Alternative, every: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ class SlotLogits:
         else:
             p = at(truncate(self.logits, way.sampling).softmax(-1), self._chosen[..., 0])
         p = (1 - way.floor) * p + way.floor * every
-        return p.nan_to_num(1 / self.logits.shape[-1])  # float16 overflows: any token may have been drawn
+        return p.nan_to_num(1 / self.logits.shape[-1])  # after an overflow of float16, any token may have been drawn
 
     @property
     def likeliest(self) -> Tensor:
@@ -190,7 +190,7 @@ class SlotLogits:
         return (self.x >= self._first)[..., 0]
 
     def given(self, least: Tensor, temperature: float) -> Tensor:
-        """[B, T] log p of the tokens among tokens whose logit is at least `least`; 0 for tokens below it."""
+        """[B, T] log p of the tokens, conditional on a logit of at least `least`; 0 for tokens with a smaller logit."""
         kept = self._sums_at(temperature).gather(-1, self._count(least) - 1).log() + self._first / temperature
         return torch.where(self.x < least, 0.0, self.x / temperature - kept)[..., 0]
 
@@ -204,7 +204,7 @@ class SlotLogits:
             last = (rank - 1).clamp(min=0)
             mass, beyond = self._sums_at(temperature).gather(-1, last) / norm.exp(), rank
             if self._ids is not None and (way.uniform or not 0 < way.sampling.top_k < vocab):
-                more = self.logits >= self.x if right else self.logits > self.x  # some are beyond the sorted
+                more = self.logits >= self.x if right else self.logits > self.x  # some are not sorted
                 beyond = more.sum(-1, keepdim=True)
                 mass = torch.where(more, (self.logits / temperature - kept.norm).exp(), 0.0).sum(-1, keepdim=True)
             mass = torch.where(self.x < kept.least, 1.0, mass)

@@ -1,4 +1,4 @@
-"""Checks of runs, packed or in a folder (`specbench verify`): digests, rows, pictures, scores, tokens and latencies."""
+"""Check runs in a packed file or a folder (`specbench verify`): digests, rows, pictures, scores, tokens, latencies."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ OK, WRONG, OPEN = Status
 _CLOSE = 1e-5
 _ROUNDED = 0.99
 _SLACK = 1e-2
-"""Tolerance for log p and entropy (nats), probabilities, and times relative to their sum; larger than rounding."""
+"""Tolerance, larger than rounding, for log p and entropy (nats), probabilities, and times (relative to their sum)."""
 _MOST_WORDS = 2**20  # More tokens than any vocabulary has
 _LEVELS = 6.0  # Mean distance in grey levels that JPEG and other arithmetic may cause
 
@@ -75,12 +75,12 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
     path = Path(path)
     if path.is_dir():
         runs = [path.resolve()] if (path / RUN_JSON).is_file() else find_runs(path)
-        none = _row("-", "digests", OPEN, "a folder has none; specbench pack writes them")
+        none = _row("-", "digests", OPEN, "a folder has no digests; specbench pack writes them")
         return [none, *_verified(runs, recompute, device)]
     if changed := list(changed_members(path)):
         return [_row("-", "digests", WRONG, text) for text in changed]
     rows = [_row("-", "digests", OK, "every part is as it was packed")]
-    with tempfile.TemporaryDirectory() as folder:  # not the unpacked copy, to which other commands may have added files
+    with tempfile.TemporaryDirectory() as folder:  # other commands may have added files to an earlier unpacked copy
         extract(path, Path(folder))
         return rows + _verified(runs_in(Path(folder)), recompute, device)
 
@@ -101,8 +101,8 @@ def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[s
             continue
         except SpecbenchError as error:
             problem = str(error).replace(f"{run.parent}/", "")
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # values of strangers
-            problem = one_line(f"its values cannot be used: {type(error).__name__}: {error}", 200)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # from foreign values
+            problem = one_line(f"its stored values are invalid: {type(error).__name__}: {error}", 200)
         rows.append(_row(run.name, name, WRONG, problem))
     return rows
 
@@ -125,12 +125,12 @@ def _identity(run: Path) -> Iterator[tuple[str, Status, str]]:
 
 
 def _prompts(run: Path) -> Iterator[tuple[str, Status, str]]:
-    """Seeds are the run's, and captions are the set's, if the set is on this disk."""
+    """Seeds equal the run's seed. If the prompt set is on this disk, captions equal its captions."""
     spec, rows = RunStore(run).info().spec, RunStore(run).samples(["prompt", "seed"])
     if spec.tokens_sha256 is None and (rows["seed"] != spec.seed).any():  # another program may use other seeds
         yield "prompts", WRONG, f"rows with a seed other than {spec.seed}"
     if spec.prompts not in prompt_set_names() or spec.prompts in plugins("prompts"):
-        yield "prompts", OPEN, "not a prompt set of specbench, so the captions are unknown"
+        yield "prompts", OPEN, "the prompts are not a set of specbench, so the captions cannot be compared"
         return
     try:
         prompt_set = load_prompts(spec.prompts)
@@ -142,12 +142,12 @@ def _prompts(run: Path) -> Iterator[tuple[str, Status, str]]:
         return
     captions = {prompt.id: prompt.text for prompt in prompt_set.prompts}
     other = int((rows["prompt_id"].map(captions) != rows["prompt"]).sum())
-    detail = f"{counted(other, 'caption')} unlike the set's" if other else f"as in the set {spec.prompts}"
+    detail = f"{counted(other, 'caption')} not as in the set" if other else f"as in the set {spec.prompts}"
     yield "prompts", WRONG if other else OK, detail
 
 
 def _facts(run: Path) -> Iterator[tuple[str, Status, str]]:
-    """The facts of a row agree: steps, log p and entropy, drafts, and times."""
+    """The facts of a row are consistent: steps, log p and entropy, drafts, and times."""
     wrong: Counter[str] = Counter()
     decoder = RunStore(run).info().spec.decoder
     for piece in RunStore(run).batches([*SAMPLES.names, *SUMS.names]):
@@ -156,7 +156,7 @@ def _facts(run: Path) -> Iterator[tuple[str, Status, str]]:
         for row in rows.assign(summed=summed)[rows["status"] == "ok"].to_dict("records"):
             wrong.update(_contradictions(row, bool(decoder.lossless)))
             if decoder.drafter == "none" and np.any(row["drafted"]):
-                wrong["drafts, although the decoder makes none"] += 1
+                wrong["it has drafts, although the decoder makes none"] += 1
     if not wrong:
         yield "facts", OK, "steps, log p, entropy, drafts and times agree with each other"
     for text, count in wrong.items():
@@ -167,11 +167,11 @@ def _contradictions(row: Mapping[str, Any], lossless: bool) -> Iterator[str]:
     if pd.isna(row["nfe"]):  # another program reports no steps
         return
     last = int(np.max(row["committed_step"]))
-    if not last <= row["nfe"] <= last + 1:  # a GPU may run one step in vain
+    if not last <= row["nfe"] <= last + 1:  # a GPU may run one step too many
         yield "the number of steps disagrees with the steps of its tokens"
     forced, logp, entropy = (np.asarray(row[name]) for name in ("forced", "logp", "entropy"))
     if logp[forced].any() or entropy[forced].any():
-        yield "tokens that the grammar forces do not have probability 1"
+        yield "a token forced by the grammar does not have probability 1"
     p = np.exp(logp.astype(np.float64))
     with np.errstate(divide="ignore", invalid="ignore"):
         least = -np.nan_to_num(p * np.log(p)) - np.nan_to_num((1 - p) * np.log(1 - p))
@@ -184,9 +184,9 @@ def _contradictions(row: Mapping[str, Any], lossless: bool) -> Iterator[str]:
     if row["top1"] is not None and (finite & (np.asarray(row["top1"]) < p - _SLACK)).any():
         yield "a token has a higher probability than the most probable token"
     if not row["summed"]:
-        yield "the sums that reports read are not the sums of its tokens"
+        yield "the stored sums, which reports read, are not the sums over its tokens"
     if any((np.abs(np.asarray(row[name]) - 0.5) > 0.5).any() for name in ORDERS if row[name] is not None):
-        yield "recorded values that an audit tests are not between 0 and 1"
+        yield "recorded values for the audit are not between 0 and 1"
     drafted, tested, accepted = (np.asarray(row[name]) for name in ("drafted", "tested", "accepted"))
     if (accepted > tested).any() or (tested > drafted).any():
         yield "more drafts are accepted than tested, or tested than drafted"
@@ -211,7 +211,7 @@ def _drawing(run: Path, device: str) -> tuple[Status, str]:
     try:
         model = load_model(model_of(info.spec, *checkpoint_of(info, None, None)), device, info.spec.dtype)
         if isinstance(model, StagedModel) or not getattr(model, "draws", True):
-            return OPEN, "pictures of a second model are not drawn again"
+            return OPEN, "pictures of a second-stage model cannot be rendered again"
         worst, checked = 0.0, 0
         for piece in store.batches(["status", "tokens", "prompt", "image", "image_sha256"], size=16):
             rows = piece.to_pandas()
@@ -227,18 +227,18 @@ def _drawing(run: Path, device: str) -> tuple[Status, str]:
                 checked += 1
     except SpecbenchError as error:
         return OPEN, str(error)
-    text = f"{counted(checked, 'picture')}: at most {worst:.2g} grey levels from what the tokens give, mean over pixels"
+    text = f"{counted(checked, 'picture')}: rendered again, they differ by at most {worst:.2g} grey levels on average"
     return (OK if worst <= _LEVELS else WRONG), text
 
 
 def _pictures(run: Path) -> Iterator[tuple[str, Status, str]]:
     rows = RunStore(run).samples(["image", "image_sha256"]).dropna(subset=["image"])
     if not (run / "images").is_dir():
-        yield "pictures", OPEN, "none are here"
+        yield "pictures", OPEN, "the run has no pictures"
         return
     for row in rows.itertuples():
         image_bytes(run, row.image, row.image_sha256)
-    yield "pictures", OK, f"as the rows name them: {len(rows)}"
+    yield "pictures", OK, f"all {len(rows)} match the digests in their rows"
 
 
 def _scores(run: Path) -> Iterator[tuple[str, Status, str]]:
@@ -251,13 +251,13 @@ def _scores(run: Path) -> Iterator[tuple[str, Status, str]]:
         again = _score_again(run, name, score)
         if again is None:
             imported = name in metric_catalog.IMPORTED
-            reason = "imported from its own program" if imported else "its class, its reference or its versions"
+            reason = "its value was imported" if imported else "its class, reference or versions differ"
             yield "score", OPEN, f"{name}: cannot be computed here again ({reason})"
         elif score["value"] is None:
-            yield "score", OK if math.isnan(again) else WRONG, f"{name} has no value, from its features {again:.6g}"
+            yield "score", OK if math.isnan(again) else WRONG, f"{name} has no stored value; from features: {again:.6g}"
         else:
             same = math.isclose(again, score["value"], rel_tol=_CLOSE, abs_tol=_CLOSE)
-            yield "score", OK if same else WRONG, f"{name} {score['value']:.6g}, from its features {again:.6g}"
+            yield "score", OK if same else WRONG, f"{name} {score['value']:.6g}; from the stored features: {again:.6g}"
 
 
 def _score_again(run: Path, name: str, score: Mapping[str, Any]) -> float | None:
@@ -280,11 +280,11 @@ def _latencies(run: Path) -> Iterator[tuple[str, Status, str]]:
     """No image took less time than its forwards, or less than the data sheet of the device allows."""
     read = Run(run)
     if (read.rows["latency_ms"] < _ROUNDED * read.rows["target_ms"]).any():
-        yield "latency", WRONG, "images took less time than their target forwards"
+        yield "latency", WRONG, "an image took less time than its target forwards"
         return
     floor, gpus = read.info.roofline, {gpu for call in read.info.invocations for gpu in call.gpus}
     if not floor or not read.info.spec.timed:
-        yield "latency", OPEN, "no roofline is known of this model and device"
+        yield "latency", OPEN, "the roofline of this model and device is unknown"
         return
     peaks = [KNOWN[gpu] for gpu in gpus if gpu in KNOWN]
     if peaks:
@@ -311,7 +311,7 @@ def _tokens(run: Path, recompute: bool, device: str) -> tuple[Status, str]:
         audit = audit_run(run, recompute, device=device, keep=False, explain=False)
     except SpecbenchError as error:
         return OPEN, str(error)
-    how = "compared with the model" if audit["recomputed"] else "by the recorded values; --recompute asks the model"
-    how += "; audit --run also seeks likely causes" if audit["declared"] == Declared.CLAIMED else ""
+    how = "p recomputed with the model" if audit["recomputed"] else "p as recorded; --recompute computes p"
+    how += "; audit --run also searches for likely causes" if audit["declared"] == Declared.CLAIMED else ""
     detail = f"{audit['verdict']} over {counted(audit['images'], 'image')} ({how})"
     return (WRONG if audit["failed"] else OK), detail

@@ -28,24 +28,24 @@ from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, pl
 from specbench.system import console, signals
 from specbench.system.surroundings import check_working_folder, settle
 
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
+# Imports inside functions: each command imports only what it needs, `--help` and completion nothing heavy.
 
 _UsageError = typer.BadParameter.__mro__[1]
 _DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY = "--debug", "--no-color", "--no-progress", "--pinned-only"
 _ANYWHERE = (_DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY)  # Switches that are allowed anywhere on the command line
-_OF_COMPLETION = ("--show-completion", "--install-completion")  # For these options, typer itself ends the program
-_LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # The command line, as bash, and as zsh and fish pass it
+_OF_COMPLETION = ("--show-completion", "--install-completion")  # typer itself exits after these options
+_LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # Variables with the line to complete: of bash, of zsh and fish
 _BRIEF = ("report", "figure", "methods", "compare", "show", "list")
-"""Commands that spend most of their time on imports, which create many objects and little garbage."""
+"""Commands with rare garbage collection: they mostly import modules, which creates many objects but little garbage."""
 
 
 def build_app(named: str | None = None, root_options: bool = True) -> typer.Typer:
     """Build the app with all commands, or only with the commands of the module that defines `named`.
 
-    Plug-ins are looked up first, because options of plug-in decoders become flags. `root_options`: whether to accept
-    options before the command, and a shell's requests to complete the line. Each option costs typer time, and the first
-    option also 80 ms of imports."""
-    from specbench.specs.presets import add_plugin_decoders  # searches all packages; the index does not need this
+    Plug-in decoders are loaded first, because their options become flags. `root_options`: whether to accept options
+    before the command, and shell completion. They are optional, because each option takes typer time, and the first one
+    also 80 ms of imports."""
+    from specbench.specs.presets import add_plugin_decoders  # searches all packages; not needed by the index
 
     add_plugin_decoders()
     app = _empty_app(root_options)
@@ -102,7 +102,7 @@ def _root(
     pinned_only: bool = typer.Option(
         False,
         _PINNED_ONLY,
-        help="Download repositories only at commits that specbench or you have named; allowed anywhere (also "
+        help="Download hub repositories only at pinned commits, of specbench or your own; allowed anywhere (also "
         "SPECBENCH_PINNED_ONLY=1).",
     ),
 ) -> None:
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if arguments[:1] == ["--"]:
         del arguments[0]
     warnings.showwarning = _show_warning
-    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao, which warns of kernels
+    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao, which warns about missing kernels
         logging.getLogger(name).setLevel(logging.ERROR)
     if next(iter(arguments), None) in _BRIEF:
         gc.set_threshold(100_000)
@@ -136,18 +136,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         app = _app_of(arguments)
         code = app(arguments, standalone_mode=False, prog_name="specbench")
         signals.look()
-        if code == 1 and arguments[0].partition("=")[0] in _OF_COMPLETION:  # typer has printed what is missing
+        if code == 1 and arguments[0].partition("=")[0] in _OF_COMPLETION:  # typer printed the reason
             code = BAD_INPUT
         if code == INTERRUPTED:  # typer's exit code for Ctrl-C
             raise KeyboardInterrupt
-    except BaseException as error:  # a plug-in may raise anything
+    except BaseException as error:  # a plug-in may raise any exception
         code = _code_of(error, arguments, debug)
     signals.answered()
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _code_of(error: BaseException, arguments: Sequence[str], debug: bool) -> int:
-    """Print an error as one line, unless the reader of stdout has left, and return the exit code."""
+    """Print an error as one line, unless the pipe of stdout is closed, and return the exit code."""
     if isinstance(error, SpecbenchError):
         return _fail(error, debug)
     if isinstance(error, _UsageError):
@@ -160,7 +160,7 @@ def _code_of(error: BaseException, arguments: Sequence[str], debug: bool) -> int
             raise error
         if arguments[0].partition("=")[0] in _OF_COMPLETION:
             return BAD_INPUT if error.code else 0  # typer has printed the name of the unknown shell
-        if isinstance(error.__context__, BrokenPipeError):  # rich exits if its reader has left
+        if isinstance(error.__context__, BrokenPipeError):  # rich exits if its pipe is closed
             return 0
     if isinstance(error, BrokenPipeError):
         return 0 if _reader_left() else _fail(_bug(error), debug)
@@ -176,9 +176,9 @@ def _code_of(error: BaseException, arguments: Sequence[str], debug: bool) -> int
 
 
 def _stopped(debug: bool) -> int:
-    """Print that the run was asked to stop, and return the exit code."""
+    """Print that the command was stopped by a signal, and return the exit code."""
     code = _fail(signals.stopped(), debug)
-    # Threads of a download may retry for minutes, and Python would wait for them at exit.
+    # At exit, Python would wait for the threads of a download, which may retry for minutes.
     if any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -196,7 +196,7 @@ def _bug(error: BaseException) -> SpecbenchError:
 
 
 def _reader_left() -> bool:
-    """Return whether the reader of stdout has left; if so, discard stdout from now on."""
+    """Return whether the pipe of stdout is closed by its reader; if so, discard all further output."""
     try:
         sys.stdout.flush()
         return False
@@ -206,7 +206,7 @@ def _reader_left() -> bool:
 
 
 def _as_named(arguments: Sequence[str]) -> list[str]:
-    """Return the command line with the command's name in specbench; `help` and `version` become options."""
+    """Replace a typed command by its exact name; `help` and `version` become options."""
     first, *rest = arguments or [""]
     if COMPLETION in os.environ or not first or first.startswith("-"):
         return list(arguments)
@@ -218,29 +218,29 @@ def _as_named(arguments: Sequence[str]) -> list[str]:
 
 
 def _app_of(arguments: Sequence[str]) -> typer.Typer:
-    """Build the commands of the module that a command line needs, or the index if it begins with no command."""
+    """Build the app with the commands of the required module, or the index if the line begins with no command."""
     completes = COMPLETION in os.environ
     named = command_completed(os.environ) if completes else next(iter(arguments), None)
     return build_app(named, root_options=completes) if named in COMMANDS else build_index()
 
 
 def command_completed(environment: Mapping[str, str]) -> str | None:
-    """Return the command of the line that a shell asks to complete; None while the command is still being typed."""
+    """Return the command in the line that a shell completes; None while the command itself is being typed."""
     line = next((environment[name] for name in _LINES if environment.get(name)), "")
     try:
         words = shlex.split(line)
-    except ValueError:  # an open quotation mark
+    except ValueError:  # unclosed quotation mark
         words = line.split()
     return words[1] if len(words) > 2 or (len(words) == 2 and line[-1:].isspace()) else None
 
 
 def _fail(error: SpecbenchError, debug: bool) -> int:
     signals.answered()
-    if signals.asked() and error.exit_code <= 128:  # C code or a library turned the interrupt into another error
+    if signals.asked() and error.exit_code <= 128:  # C code or a library converted the interrupt to another error
         error = signals.stopped()
     if debug and sys.exc_info()[1] is not None:
         traceback.print_exc()
-    if COMPLETION not in os.environ:  # a shell would print it into the line that is being typed
+    if COMPLETION not in os.environ:  # a shell would print the error into the typed line
         console.show_error(error)
     return error.exit_code
 
@@ -266,7 +266,7 @@ def _usage_problem(error: Any, arguments: Sequence[str]) -> SpecbenchError:
 
 
 def _own_option(option: str, arguments: Sequence[str]) -> str:
-    """Return how to set an option of a decoder that the user's files define."""
+    """Return a hint on how to set an option of a decoder that is defined in a user's file."""
     from specbench.specs.presets import PRESETS, decoder_name, options_of  # only for this error
 
     for reference in re.findall(r"[^\W\d][\w.]*:[^\W\d]\w*", " ".join(arguments)):
@@ -277,10 +277,10 @@ def _own_option(option: str, arguments: Sequence[str]) -> str:
 
 
 def _option_meant(option: str, context: Any) -> str:
-    """Advice for an option that a command does not have."""
+    """Return a hint for an option that a command does not have."""
     command, path = context.info_name, context.command_path
     answers: dict[tuple[str | None, str], str] = {
-        ("--decoder", "bench"): "the table defines its decoders; add yours with --with",
+        ("--decoder", "bench"): "the table defines its decoders; to add a decoder, use --with",
         ("--metric", "run"): "images are scored afterwards: specbench score --metric NAME",
     }
     options = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
@@ -298,14 +298,14 @@ def _option_meant(option: str, context: Any) -> str:
 
 
 def _options_of(command: str) -> list[str]:
-    """Return the options of another command, with all their names."""
+    """Return all names of the options of another command."""
     group = typer.main.get_command(build_app(command, root_options=False))
     chosen = getattr(group, "commands", {}).get(command, group)
     return [name for parameter in chosen.params for name in parameter.opts]
 
 
 def _extra_argument(words: Sequence[str], arguments: Sequence[str]) -> SpecbenchError:
-    """Make the error for words after `run`, which takes only flags; its hint names the flag that was probably meant."""
+    """Make the error for words after `run`, which accepts only flags. The hint names the probably meant flag."""
     from specbench.models.hub_model import MODELS  # only names, for this error
     from specbench.specs.presets import PRESETS
 

@@ -1,4 +1,4 @@
-"""`specbench bench`, and the tables of the papers that `specbench report` and `specbench list` show."""
+"""`specbench bench`, and papers' tables for `specbench report` and `specbench list`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def report_tables(
     notes: bool,
     caption: str | None,
 ) -> None:
-    """Print tables from the runs in the results folder, write them as a page of HTML, or both."""
+    """Print papers' tables with the runs of the results folder, write them as an HTML page, or both."""
     from specbench.papers.reproduce import measured_table
     from specbench.papers.table_files import is_table, load_table
 
@@ -102,7 +102,7 @@ def report_tables(
         table, folders = _with_own(load_table(name), added, out)
         joined.append(_against(measured_table(table, model, prompts, out, folders), baseline))
         if model is None and not any(line.runs for line in joined[-1].lines):
-            console.say(f"no runs in {out} for {name}; for runs of another model or prompts use --model, --prompts")
+            console.say(f"no run in {out} is of {name}; for another model or prompt set: --model, --prompts")
     if html:
         print_tables(joined, "html", html, columns)
     if to or not html:
@@ -112,7 +112,7 @@ def report_tables(
 
 
 def _with_own(table: Table, added: Sequence[str], out: str) -> tuple[Table, list[Path]]:
-    """Return the table with a row for each decoder of `--with`, and the folders of the stored runs that it names."""
+    """Add a row to the table for each decoder of `--with`. Also return the run folders that `--with` names."""
     from specbench.papers.table import with_own_rows
     from specbench.specs.presets import PRESETS
     from specbench.store.run_folders import find_runs, runs_in
@@ -170,8 +170,8 @@ def _print_estimate(table: Table, flags: Mapping[str, Any], as_json: bool) -> No
     else:
         print_dry_run(seeds_together(rows), first=("rows",), notes=("chosen",))
         if lacking := [] if flags.get("model") else scoring_needs(table):
-            print("\nMissing for scores (specbench fetch downloads it):", *lacking, sep="\n")
-        print("\nTo decode the same images, without scores and table:", *run_lines(planned), sep="\n")
+            print("\nMissing files of metrics (specbench fetch downloads them):", *lacking, sep="\n")
+        print("\nThese commands decode the same images, without scores and table:", *run_lines(planned), sep="\n")
         console.say(total(rows))
     if all(row["problem"] for row in rows):
         what = f"no row of {table.name} can run here"

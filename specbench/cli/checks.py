@@ -21,7 +21,7 @@ from specbench.system.torch_device import AUTO, best_device, chosen_device
 
 _DEFAULT_SAMPLES = 290_000
 _UNSERVED = {*(SAMPLING[name].name for name in UNSERVED), "guidance-rows", "guidance-schedule", "random-weights"}
-_OWN = {"weights", "revision", "device", "dtype"}  # Options of `audit` itself, for any run
+_OWN = {"weights", "revision", "device", "dtype"}  # Options that `audit` also uses without --engine
 _OF_ENGINE = tuple(replace(setting, panel="Engine") for setting in run_settings(OF_ENGINES - _OWN - _UNSERVED))
 
 
@@ -33,9 +33,9 @@ def doctor(
     ),
     revision: str | None = opt.option("--revision", "REF", "Revision of the checkpoint's hub repository."),
     random_weights: bool = opt.switch(
-        "--random-weights", "Do not require a checkpoint, as for `specbench run --random-weights`."
+        "--random-weights", "Require no checkpoint, because `specbench run --random-weights` reads none."
     ),
-    scale: str = opt.option("--scale", "SIZE", "full or tiny, as for run.", "full"),
+    scale: str = opt.option("--scale", "SIZE", "Model size: full or tiny, as in `specbench run`.", "full"),
     measure: bool = opt.switch(
         "--measure", "Measure memory bandwidth and peak FLOP/s for the roofline in reports; only on an idle machine."
     ),
@@ -59,7 +59,7 @@ def doctor(
 
 
 def _print_readiness(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the rows of the doctor. On a terminal the fixes follow the table, unwrapped so that they can be copied."""
+    """Print the rows of `doctor`. On a terminal, remedies follow the table; they are not wrapped and can be copied."""
     if not console.is_terminal():
         return print_table(rows, ("name", "status", "detail", "fix"))
     print_table(rows, ("name", "status", "detail"))
@@ -75,18 +75,18 @@ def _print_readiness(rows: Sequence[Mapping[str, Any]]) -> None:
     "audit",
     "Decodes models small enough to enumerate, and compares the images with the exact joint distribution. The settings "
     "cover images several windows long, row ends and other grammar tokens, guidance, temperature, top-k with ties, "
-    "top-p, continuous batching, single images, and a transformer with a KV cache; they replace the decoder's window. "
+    "top-p, continuous batching, single images, and a transformer with a KV cache; each sets the decoder's window. "
     "Images of different prompts, samples and seeds are also tested for dependence. The verdict is lossy, lossless, or "
-    '"no deviation seen" (too few images to find a distance of 0.05, or a decoder that is declared lossy). '
+    '"no deviation seen" (too few images to detect a total variation of 0.05, or the decoder is declared lossy). '
     "tv is the measured total variation distance with its 95 % interval; detectable tv is "
     "the distance that would have been found with probability 0.95.",
     "A decoder is a name with optional inline options (gsd:G=50), or a plug-in as package.module:Name. Without "
     "one, every decoder is audited.",
-    "With --run, the stored images of a run of any model are tested instead: whether their tokens are exact samples of "
-    "the model's distribution (Rosenblatt transform). tv is then a lower bound on the mean total variation per token. "
+    "With --run, stored images of any model are tested instead: their tokens must be exact samples of the model's "
+    "distribution (Rosenblatt transform). tv is then a lower bound on the mean total variation per token. "
     "The exit code is 4 if a decoder that is declared lossless deviates. With --recompute it is also 4 if the recorded "
-    "values are not the model's; more tokens of probability 0 than rounding explains are a separate verdict.",
-    "With --engine, vLLM or SGLang at an address draws images of the first --limit prompts, and this run is audited: "
+    "values are not the model's. Tokens of probability 0 are a separate verdict, if rounding does not explain them.",
+    "With --engine ADDRESS, vLLM or SGLang generates images of the first --limit prompts, and these are audited: "
     "specbench audit --engine http://127.0.0.1:8000 --model tar-1.5b --prompts FILE --limit 16. The options of the "
     "panel Engine require --engine.",
 )
@@ -117,7 +117,7 @@ def audit(
         "that the engine claims.",
     ),
     engine: str | None = opt.option(
-        "--engine", "ADDRESS", "Let a serving engine draw images, and audit them.", rich_help_panel="Engine"
+        "--engine", "ADDRESS", "Let a serving engine generate images, and audit these.", rich_help_panel="Engine"
     ),
     served: str | None = opt.served_option(rich_help_panel="Engine"),
     logp: str | None = opt.option(
@@ -133,7 +133,7 @@ def audit(
     asked = {name: value for name, value in flags.items() if value is not None}
     if engine:
         if decoders or run or recompute or compiled or thorough or samples != _DEFAULT_SAMPLES or seed:
-            raise SpecbenchError("--engine audits images of an engine", "omit decoders, --run and their options")
+            raise SpecbenchError("--engine excludes DECODER, --run and their options", "use two commands")
         asked |= {"weights": weights or "", "revision": revision or "", "device": chosen_device(device)}
         asked |= {"dtype": dtype} if dtype else {}
         run = [_run_of_engine(engine, out, served, asked)]
@@ -143,7 +143,7 @@ def audit(
     recomputed, elsewhere = bool(recompute or dtype), bool(weights or revision)
     _check_audit(decoders or (), bool(run), compiled, thorough, recomputed, elsewhere, device)
     if run and (samples != _DEFAULT_SAMPLES or seed):
-        raise SpecbenchError("--samples, --seed and --run exclude each other", "a run is audited with all its images")
+        raise SpecbenchError("--samples and --seed exclude --run", "the audit of a run uses all its images")
     require_decoders(decoders or ())
     if run:
         return audit_runs(run, out, recompute, weights, revision, device, dtype, json, quiet, logp)
@@ -153,7 +153,7 @@ def audit(
 
 
 def _run_of_engine(engine: str, out: str, served: str | None, asked: Mapping[str, Any]) -> str:
-    """Let an engine draw images, and return their run."""
+    """Generate images with a serving engine, and return their run folder."""
     if not engine.startswith(("http://", "https://")):
         raise SpecbenchError(f"--engine {engine}: not an address", f"--engine http://{engine}")
     from specbench.api import import_tokens
@@ -164,7 +164,7 @@ def _run_of_engine(engine: str, out: str, served: str | None, asked: Mapping[str
 def _check_audit(
     decoders: Sequence[str], runs: bool, compiled: bool, thorough: bool, recomputed: bool, elsewhere: bool, device: str
 ) -> None:
-    """Refuse flags of `audit` that contradict or need each other; `elsewhere`: whether a checkpoint is named."""
+    """Reject flags of `audit` that conflict or lack a required flag; `elsewhere`: whether a checkpoint is named."""
     if runs and decoders:
         raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other", "write --run before every run")
     if runs and (compiled or thorough):
@@ -172,7 +172,7 @@ def _check_audit(
     if (recomputed or elsewhere) and not runs:
         raise SpecbenchError("--recompute, --weights, --revision and --dtype require --run")
     if runs and not recomputed and (elsewhere or device != AUTO):
-        raise SpecbenchError("--weights, --revision and --device require --recompute", "recorded values need no model")
+        raise SpecbenchError("--weights, --revision and --device require --recompute", "without it, no model is loaded")
     if device != AUTO and not runs:
         raise SpecbenchError(f"--device {device} requires --run", "the enumerable models run on the CPU")
 
@@ -180,7 +180,7 @@ def _check_audit(
 def _audit_decoders(
     decoders: Sequence[str], samples: int, seed: int, compiled: bool, thorough: bool, quiet: bool, as_json: bool
 ) -> None:
-    """Audit decoders on models small enough to enumerate, report the progress, and print the verdicts."""
+    """Audit decoders on enumerable models, report the progress, and print the verdicts."""
     started, every, done = time.monotonic(), len(decoders or PRESETS), count(1)
     if not decoders and not quiet:
         console.say(f"auditing all {every} decoders; for a single decoder: specbench audit sjd")
@@ -202,7 +202,7 @@ def _audit_decoders(
 
 
 def _print_audit(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the verdicts; on a terminal each value has its interval."""
+    """Print the verdicts; on a terminal, values are followed by their intervals."""
     if not console.is_terminal():
         columns = ("decoder", "verdict", "tv", "tv_low", "tv_high", "samples", "p_value", "detectable_tv", "declared")
         return print_table(rows, columns)
@@ -234,8 +234,8 @@ def audit_runs(
     quiet: bool,
     logp: str | None = None,
 ) -> None:
-    """Audit stored runs, print the table, and fail if a decoder declared lossless deviates, or if the recorded p is not
-    the model's."""
+    """Audit stored runs and print the table. Raise an error if a decoder declared lossless deviates, or if recorded
+    values of p differ from the model's."""
     from specbench.checks import run_audit
     from specbench.store.run_folders import find_runs
 
@@ -253,7 +253,7 @@ def audit_runs(
     failures = ((row["run_id"], f"{row['verdict']}: {decided_by(row)}") for row in rows if row["failed"])
     if failed := [f"{name} ({why}{causes.get(name, '')})" for name, why in failures]:
         what = f"tokens or recorded values do not follow the model's distribution: {', '.join(failed)}"
-        raise SpecbenchError(what, "the table and the lines above show what deviates most", GATE)
+        raise SpecbenchError(what, "the table and the lines above show the largest deviations", GATE)
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, object]:
@@ -290,24 +290,24 @@ def decided_by(row: Mapping[str, Any]) -> str:
 
 
 def notes(row: Mapping[str, Any]) -> list[str]:
-    """Return the results that have no column in the table, one line each."""
+    """Format the results that are not in the table, one line each."""
     from specbench.checks.logp_kinds import LOGP_KINDS, SAMPLED
 
     lines = [row["sentence"]] if "sentence" in row else []
     if row["recomputed"]:
-        target = f"{row['target']}, another target than the run's" if row["target"] else row["dtype"]
+        target = f"{row['target']}, which is not the run's target" if row["target"] else row["dtype"]
         how = [f"p recomputed in {target}"]
         if row["agreement"]:
-            recorded = "orders of q are" if row["dtype"] == "float32" else "all orders are"
-            how.append(f"{recorded} tested as recorded")
+            recorded = "orders that use q" if row["dtype"] == "float32" else "all orders"
+            how.append(f"{recorded} are tested with recorded values")
         if row["unavailable"]:
             how.append(f"not tested: {', '.join(row['unavailable'])}")
         lines.append("; ".join(how))
         if row.get("logp_kind") not in (None, SAMPLED):
-            lines.append(f"log p is the model's {LOGP_KINDS[row['logp_kind']].text}")
+            lines.append(f"the recorded log p is the model's log p {LOGP_KINDS[row['logp_kind']].text}")
         lines += [_distance(name, gap) for name, gap in row["agreement"].items()]
         if not row["agreement"] and not row["target"]:
-            lines.append("the run has no recorded log p to compare")
+            lines.append("the run recorded no log p that could be compared")
         if row["impossible_tokens"]:
             lines.append(
                 f"{row['impossible_tokens']:,} tokens in {row['impossible_images']:,} of {row['images']:,} images have "
@@ -315,41 +315,42 @@ def notes(row: Mapping[str, Any]) -> list[str]:
                 + ("; rounding explains them" if row["impossible_by_rounding"] else "")
             )
     if row["kind"] in ("serial", "images") and row["p_value"] < row["level"]:
-        before = f"token {row['group']} tokens before" if row["kind"] == "serial" else "same token of the image before"
+        before = (
+            f"token {row['group']} positions earlier" if row["kind"] == "serial" else "same token of the last image"
+        )
         lines.append(f"the values depend on the values of the {before}")
     if not row["deviates"]:
         lines.append(
             f"no deviation at level {row['level']:g}; a deviation of {row['detectable']:.3f} per token in one of these "
             "orders would have been found with probability 0.95"
-            + ("" if row["recomputed"] else "; this relies on recorded values; --recompute asks the model")
+            + ("" if row["recomputed"] else "; this relies on recorded values; --recompute computes them")
         )
     return lines
 
 
 def _distance(name: str, gap: Mapping[str, Any]) -> str:
-    """Describe the agreement of a recorded value with the model in a line."""
-    mean, rounding, side = gap["mean"], gap["rounding"], "from"
-    if name == "entropy" and rounding is not None:  # the mean has a sign
+    """Describe in a line how much a recorded value differs from the model's."""
+    mean, rounding, side = gap["mean"], gap["rounding"], "away from"
+    if name == "entropy" and rounding is not None:  # the mean difference is signed
         side = "below" if mean < 0 else "above"
     line = (
-        f"recorded {name}: {abs(mean):.2g} {side} the recomputed value on average, and more than 0.01 for "
-        f"{gap['beyond']:.2%} of the tokens"
+        f"recorded {name}: on average {abs(mean):.2g} {side} the recomputed value; {gap['beyond']:.2%} of the tokens "
+        "differ by more than 0.01"
     )
     if rounding is not None:
-        line += f"; rounding explains {abs(rounding):.2g}"
+        line += f"; rounding explains an average of {abs(rounding):.2g}"
     if gap["images"]:
-        line += f", but not the distance of {console.counted(gap['images'], 'image')}"
-    return line + ("; this is not the model's value" if gap["differs"] else "")
+        line += f", but not the difference in {console.counted(gap['images'], 'image')}"
+    return line + ("; the recorded value is not the model's" if gap["differs"] else "")
 
 
 @command(
     "check",
-    "The tests cover: losslessness as declared (on the settings of audit); counters; log-probabilities; forced "
-    "grammar tokens; that an image depends only on seed, prompt and sample, not on interruptions, batches, "
-    "continuous batching or traces; the tokens of a vocabulary of 4,160 (eleven drafts per window, refilled rows, "
-    "guidance, float32 and bfloat16); and the time per step outside the target forwards. A decoder is a "
-    "name with optional inline options (gsd:G=50), or a plug-in as package.module:NAME. The exit code is 4 "
-    "if a test fails.",
+    "The tests cover: losslessness as declared (on the settings of audit); counters; log-probabilities; forced grammar "
+    "tokens; that an image depends only on seed, prompt and sample, not on interruptions, batches, continuous batching "
+    "or traces; the tokens of a vocabulary of 4,160 (eleven drafts per window, refilled rows, guidance, float32 and "
+    "bfloat16); and the time per step outside the target forwards. A decoder is a name with optional inline options "
+    "(gsd:G=50), or a plug-in as package.module:NAME. The exit code is 4 if a test fails.",
     "--model tests that logits do not depend on how the forwards are split: windows, rejected drafts, batches, "
     "refilled rows. --metric tests that the features of an image depend only on that image. "
     "Decoders, models and metrics are names or package.module:NAME.",

@@ -1,5 +1,4 @@
-"""Commands of the command line: module and first paragraph of the help of each command, and the groups that contain
-them.
+"""Index of the commands: their modules, the first paragraphs of their help, and their groups.
 
 `specbench --help` prints these paragraphs and imports none of the modules.
 """
@@ -14,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from specbench import names
 
-COMPLETION = "_SPECBENCH_COMPLETE"  # Variable with which a shell requests completion of a line
+COMPLETION = "_SPECBENCH_COMPLETE"  # Environment variable by which a shell requests completion
 COMMANDS = {
     "run": ("run", "Decode a prompt set with one or several decoders, and store images and measurements."),
     "status": ("stored", "Print the progress of runs: images, tokens per second, speed-up so far, time left."),
@@ -22,7 +21,7 @@ COMMANDS = {
     "score": ("score", "Score the images of runs; existing scores are kept."),
     "report": ("report", "Print the tables of runs: speed, quality, and the definition of each number."),
     "figure": ("report", "Draw a figure of a paper: a chart of runs or of a table, a map of tokens, or pictures."),
-    "methods": ("report", "Print a methods paragraph in LaTeX and its BibTeX; --to m.tex also writes m.bib."),
+    "methods": ("report", "Print a methods paragraph in LaTeX, with BibTeX entries; --to m.tex also writes m.bib."),
     "show": ("stored", "Print settings and results of a run, or of one of its images."),
     "bench": ("bench", "Reproduce a paper's table: run what is missing, and print measured and published values."),
     "compare": ("report", "Compare two runs on their common images: speed-up, score differences, their significance."),
@@ -30,9 +29,9 @@ COMMANDS = {
     "list": ("listing", "List models, decoders, metrics, prompt sets, papers' tables, or runs."),
     "export": ("stored", "Export the images of a run in the layout of a benchmark's official evaluator."),
     "import": ("stored", "Import scores of a benchmark's official evaluator, or image tokens of another program."),
-    "pack": ("stored", "Write runs to one file, which every command that reads runs can read."),
-    "verify": ("stored", "Check runs, packed or in a folder: digests, facts, pictures, scores, tokens and latencies."),
-    "fetch": ("listing", "Download models, prompts and metrics beforehand; complete files survive an interruption."),
+    "pack": ("stored", "Write runs to one zip file; every command that reads runs also reads such a file."),
+    "verify": ("stored", "Check packed or unpacked runs: digests, recorded values, images, scores and latencies."),
+    "fetch": ("listing", "Download models, prompts and metrics in advance; if interrupted, complete files are kept."),
     "doctor": ("checks", "Check whether this machine is ready to run, and print how to fix problems."),
     "audit": ("checks", "Measure whether a decoder is lossless."),
     "check": ("checks", "Run the conformance tests on a decoder, a model or a metric."),
@@ -41,15 +40,15 @@ COMMANDS = {
     "demo": ("run", "Compare decoders on the embedded model in minutes: run, score, print a table, draw images."),
     "prompts": ("listing", "Print prompts."),
 }
-"""Module and first paragraph of help by command, in the order of `--help`."""
+"""{command: (module, first paragraph of help)}, in the order of `--help`."""
 
 
 ADDERS: dict[str, Callable[[typer.Typer], Any]] = {}
-"""By command, the function that adds it to an app; filled when the module of the command is imported."""
+"""{command: function that adds it to an app}; importing the module of a command adds the entry."""
 
 
 def command(name: str, *paragraphs: str, **settings: Any) -> Callable[[Any], Any]:
-    """Decorate the function of a command. `paragraphs`: its help after the first one; `settings`: as for typer."""
+    """Decorate the function of a command. `paragraphs`: further paragraphs of its help; `settings`: as for typer."""
 
     def register(function: Any) -> Any:
         text = "\n\n".join((COMMANDS[name][1], *paragraphs))
@@ -63,8 +62,8 @@ _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 
 class _PlainSwitches:
-    """Mixin of commands that prints a switch as `--quiet`, not as `--quiet <bool>`, also --help. A switch that can be
-    switched off (--zero-p, --no-zero-p) also accepts a value, as other options do: `--zero-p false`."""
+    """Mixin of commands whose help prints switches as `--quiet`, not as `--quiet <bool>`. A switch with a negation
+    (--zero-p, --no-zero-p) also accepts a value, as other options do: `--zero-p false`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters = super().get_params(ctx)  # type: ignore[misc]
@@ -75,7 +74,7 @@ class _PlainSwitches:
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for parameter in self.params:  # type: ignore[attr-defined]
-            parameter.secondary_opts = []  # a column of --no-NAME would leave no room for the texts
+            parameter.secondary_opts = []  # a column of --no-NAME in the help would take too much width
         super().format_help(ctx, formatter)  # type: ignore[misc]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -86,7 +85,7 @@ class _PlainSwitches:
 
 
 def _as_here(args: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Return the arguments with other programs' names of options replaced by the names here."""
+    """Replace other programs' names of options by specbench's names."""
     ends = args.index("--") if "--" in args else len(args)
     words = list(args)
     for place, word in enumerate(args[:ends]):
@@ -98,7 +97,7 @@ def _as_here(args: Sequence[str], flags: Sequence[str]) -> list[str]:
 
 
 def _as_switches(args: Sequence[str], off: Mapping[str, str]) -> list[str]:
-    """Return the arguments with `--name true` and `--name=false` as switches. `off`: each switch negated."""
+    """Replace `--name true` and `--name=false` by switches. `off`: {switch: its negation}."""
     words: list[str] = []
     for word in args:
         name, equals, value = word.partition("=")

@@ -13,10 +13,9 @@ from specbench.errors import SpecbenchError
 
 @command(
     "forecast",
-    "Tokens per step come from runs, or from values that a paper prints. The time of a step is a roofline estimate "
-    "(weights, KV cache, attention and logits of all rows, by window, batch and context) plus an overhead. "
-    "The ranges follow from the assumed shares of the device's peaks and the assumed overhead; each assumption is "
-    "printed.",
+    "Tokens per step come from runs, or from values that a paper prints. The time of a step is a roofline estimate for "
+    "the window, batch and context (weights, KV cache, attention and logits of all rows), plus an overhead. The ranges "
+    "follow from the assumed shares of the device's peaks and the assumed overhead; each assumption is printed.",
     epilog="For example: specbench forecast gsd-1 --on A100 --model lumina",
 )
 def forecast(
@@ -37,7 +36,7 @@ def forecast(
     overhead: str = option(
         "--overhead-ms",
         "LOW,HIGH",
-        "Milliseconds of a step outside forward and drafting; run: the overhead that each run measured.",
+        "Milliseconds per step outside forward and drafting; or the word run, for the overhead that each run measured.",
         "0.5,5",
     ),
     threads: int = option("--threads", "N", "Threads of --on cpu; 0 uses all.", 0),
@@ -60,8 +59,8 @@ def forecast(
 def _print_forecast(rows: Sequence[Mapping[str, Any]]) -> None:
     first = rows[0]
     print_line(
-        f"Forecast, not measured: {first['model']} on {first['device']}, {first['dtype']}, batch {first['batch']}. "
-        "In brackets: low to high.\n"
+        f"A forecast, not a measurement: {first['model']} on {first['device']}, {first['dtype']}, batch "
+        f"{first['batch']}. In brackets: low to high.\n"
     )
     print_table([_told(row) for row in rows], ("source", "decoder", "window", "tokens_per_step", *_numbers(first)))
     print("\nAssumed:\n")
@@ -70,14 +69,14 @@ def _print_forecast(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return the forecast numbers of the table: key of the row, by column. Images of a batch share its seconds."""
+    """Return {column of the table: key of the forecast number}. Images of a batch share its seconds."""
     batched = {"s_per_batch": "seconds", "images_per_hour": "images_per_hour"}
     seconds = {"s_per_image": "seconds"} if row["batch"] == 1 else batched
     return {"ms_per_step": "step_ms", **seconds, "speed_up": "speed_up", "window_cost": "window_cost"}
 
 
 def _told(row: Mapping[str, Any]) -> dict[str, object]:
-    """Return one row as texts, each number with its range."""
+    """Format one row as texts, each number with its range."""
     shown = {name: _ranged(row, key) for name, key in _numbers(row).items()}
     cells = {name: row[name] for name in ("source", "window")}
     return {**cells, "decoder": row["label"], "tokens_per_step": _ranged(row, "tokens_per_step"), **shown}

@@ -20,9 +20,9 @@ _Kind = option("--kind", "KIND", "Kind of head: eagle, eagle3 or vertical.", "ea
 @command(
     "train-head",
     "--kind eagle: an EAGLE-1 head, for the EAGLE decoders. --kind eagle3: a head that reads several layers and "
-    "learns from its own outputs, for eagle3. --kind vertical: a head that looks at the image row above, for vertical. "
+    "learns from its own outputs, for eagle3. --kind vertical: a head that reads the image row above, for vertical. "
     "The target's features are computed once; the head learns to predict from them. To resume an interrupted training, "
-    "run the same command again; the weights will be identical. Use the result with --head FOLDER.",
+    "run the same command again; the interruption does not change the weights. Use the result with --head FOLDER.",
 )
 def train_head(
     *,
@@ -73,10 +73,10 @@ class _Progress:
 
 @command(
     "check-head",
-    "tv: mean total variation between the guided distributions of target and head along training images, with its "
-    "95 % confidence interval. acceptance: expected acceptance of an exact chain. In the last row, each feature "
-    "is paired with the previous instead of the next token; a head with a lower tv in that row was trained on "
-    "misaligned pairs (EAGLE heads only).",
+    "tv: mean total variation between the guided distributions of target and head along training images, with its 95 % "
+    "confidence interval. acceptance: expected acceptance rate of a chain of drafts with the exact test. In the last "
+    "row, each feature is paired with the previous instead of the next token (EAGLE heads only); if tv is lower in "
+    "that row, the head was trained on misaligned pairs.",
 )
 def check_head(
     model: str = _Model,
@@ -88,7 +88,7 @@ def check_head(
     images: int = option("--images", "N", "Images to evaluate.", 32, min=1),
     depths: int = option("--depths", "N", "Number of draft depths.", 5, min=1),
     seed: int = option(
-        "--seed", "N", "Seed of the image selection; the default differs from training's.", 10**6, min=0
+        "--seed", "N", "Seed of the image selection; the default differs from the default of train-head.", 10**6, min=0
     ),
     device: str = _Device,
     threads: int = _Threads,

@@ -1,5 +1,4 @@
-"""Commands that list and download choices: `specbench list`, which reads only names and small files, `fetch` and
-`prompts show`."""
+"""`specbench list` (reads only names and small files), `specbench fetch` and `specbench prompts show`."""
 
 from __future__ import annotations
 
@@ -31,7 +30,9 @@ _COLUMNS = {
 @command("list")
 def list_things(
     kind: str = argument("WHAT", f"One of {', '.join(_COLUMNS)}."),
-    name: str | None = argument("NAME", "Only this item; for a decoder, its options with value and source.", None),
+    name: str | None = argument(
+        "NAME", "Only this item; of a decoder, its options with their values and sources.", None
+    ),
     model: str = option("--model", "NAME", "Model for which a decoder's options are listed.", "shapes"),
     out: str = Out,
     json: bool = Json,
@@ -89,10 +90,10 @@ def _print_decoders(rows: Sequence[dict[str, Any]]) -> None:
 )
 def fetch(
     names: list[str] | None = argument("NAME", "Models, prompt sets or metrics to download.", None, show_default=False),
-    metric: list[str] | None = option("--metric", "NAME", "A metric; may be repeated."),
+    metric: list[str] | None = option("--metric", "NAME", "Also download this metric; may be repeated."),
     protocol: str | None = protocol_option("The metrics"),
     source: Path | None = option(
-        "--from", "PATH", "Import this local copy of a prompt set or, with --images, of its images."
+        "--from", "PATH", "Use this local copy of a prompt set or, with --images, of its images, instead of a download."
     ),
     images: bool = switch("--images", "Also download the reference images of a prompt set."),
     scores: bool = switch("--scores", "With a model: also download the networks of its metrics."),

@@ -26,22 +26,22 @@ from specbench.system.table_formats import FORMATS, format_name, formats_with
 
 
 def option(name: str, metavar: str, help: str, default: Any = None, **more: Any) -> Any:
-    """An option with the placeholder of its value; further arguments as for `typer.Option`."""
+    """Make an option with a placeholder for its value; further arguments as for `typer.Option`."""
     return typer.Option(default, name, metavar=metavar, help=help, **more)
 
 
 def switch(name: str, help: str, **more: Any) -> Any:
-    """An option without a value; further arguments as for `typer.Option`."""
+    """Make an option without a value; further arguments as for `typer.Option`."""
     return typer.Option(False, name, help=help, **more)
 
 
 def argument(metavar: str, help: str, default: Any = ..., **more: Any) -> Any:
-    """A positional argument, required without a default; further arguments as for `typer.Argument`."""
+    """Make a positional argument, required if it has no default; further arguments as for `typer.Argument`."""
     return typer.Argument(default, metavar=metavar, help=help, **more)
 
 
 def of_run(name: str, default: Any, *short: str, help: str = "", **more: Any) -> Any:
-    """A setting of `run` as an option of another command."""
+    """Make an option of another command from a setting of `run`."""
     (setting,) = run_settings({name})
     more |= {"rich_help_panel": setting.panel} if setting.panel == "Output" else {}
     more |= {"metavar": setting.metavar or None, "help": help or f"{_sentence(setting.help)}.", "envvar": setting.env}
@@ -53,7 +53,7 @@ def _sentence(text: str) -> str:
 
 
 def protocol_option(what: str) -> Any:
-    """Make --protocol. `what`: beginning of its help, before the names of the protocols."""
+    """Make the option --protocol. `what`: beginning of its help; the names of the protocols follow."""
     return option("--protocol", "NAME", f"{what} of a paper: {enumerated(PROTOCOLS, 'or')}.")
 
 
@@ -77,19 +77,19 @@ def format_option(formats: Sequence[str], usual: str = "markdown") -> Any:
 
 
 def require_ending(flag: str, path: Path, *endings: str) -> None:
-    """Reject a file whose ending belongs to another format than the written format."""
+    """Reject a file name whose suffix is not one of the `endings`."""
     if path.suffix[1:2].isalpha() and path.suffix.lower() not in endings:
-        raise SpecbenchError(f"{flag} {path}: {path.suffix} files are not written here", f"use {' or '.join(endings)}")
+        raise SpecbenchError(f"{flag} {path}: cannot write {path.suffix} files here", f"use {' or '.join(endings)}")
 
 
 def warn_of_ending(to: Path | None, fmt: str, others: Collection[str]) -> None:
-    """Warn if a file has the ending of another format in `others`."""
+    """Warn if the suffix of a file name belongs to a format in `others`."""
     if to and to.suffix.lower()[1:] in others:
-        console.warn(f"{to} is written as {fmt}, as requested, which does not match its ending")
+        console.warn(f"{to} is written as {fmt}, as requested, although its ending is of another format")
 
 
 def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) -> str:
-    """Return the requested format of a kind of output, else the format of the file's ending, else markdown."""
+    """Return the requested format of a kind of output, else the format of the file's suffix, else markdown."""
     fmt, ending = "json" if as_json else fmt, to.suffix.lower()[1:] if to else ""
     if fmt is None:
         endings = {name: FORMATS[name].endings for name in formats_with(output)}
@@ -111,9 +111,9 @@ def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) 
 Runs = argument("RUN", "Run ids, prefixes of run ids, decoders of runs, or run folders.", None, show_default="all runs")
 Run = argument("RUN", "Run id, prefix of a run id, decoder of the run, or run folder.")
 Reference = option(
-    "--reference", "DIR|FILE", "Folder of images, or file of their mu, sigma (.npz).", show_default="COCO's images"
+    "--reference", "DIR|FILE", "Reference images, or .npz file with their mu and sigma.", show_default="COCO's images"
 )
-Columns = option("--columns", "NAME,...", "Markdown and LaTeX: only these columns, by heading, in this order.")
+Columns = option("--columns", "NAME,...", "Markdown and LaTeX: only the columns with these headings, in this order.")
 OwnRows = option(
     "--with",
     "DECODER|RUN,...",
@@ -139,8 +139,8 @@ Json = of_run("json", False)
 def flags(settings: Sequence[Setting], defaults: Mapping[str, str] = MappingProxyType({})) -> Callable[[Any], Any]:
     """Decorate a command so that it accepts `settings` as flags.
 
-    The command's parameter `flags` receives a dict by setting name; flags that were not given are None. `defaults`:
-    text shown as the default of settings whose default the command replaces."""
+    The command's parameter `flags` receives {setting name: value}; flags that were not given are None. `defaults`:
+    texts that help shows instead of the default, for settings whose default the command replaces."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         by_parameter = {f"flag_{setting.name.replace('-', '_')}": setting for setting in settings}
@@ -180,7 +180,7 @@ def _help(setting: Setting, default: str | None) -> str:
 
 
 def _decoder_help(option: Option) -> str:
-    """Describe a decoder option with its default by decoder: "Cluster size (gsd 10)"."""
+    """Describe a decoder option with its default for each decoder: "Cluster size (gsd 10)"."""
     defaults: dict[object, list[str]] = {}
     for name, options in _options_by_preset(tuple(PRESETS)).items():
         if (same := options.get(option.name)) and same.help == option.help:

@@ -1,4 +1,4 @@
-"""Print rows on stdout: as JSON, as a table that fits the terminal, or without a terminal as markdown."""
+"""Print rows on stdout: as JSON, as a table on a terminal, or as markdown if stdout is no terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def print_json(rows: Iterable[Mapping[str, Any]]) -> None:
 def write_or_print(content: str | bytes, to: Path | None) -> None:
     """Write to a file and print its path, or print on stdout."""
     if to is None:
-        sys.stdout.write(str(content))  # formats of bytes need a file
+        sys.stdout.write(str(content))  # binary formats require a file
         return
     from specbench.system.files import write_output  # `list` does not need it
 
@@ -34,7 +34,7 @@ def write_or_print(content: str | bytes, to: Path | None) -> None:
 
 
 def print_written(path: Path) -> None:
-    """Print the file that output was written to; nothing if it went to stdout."""
+    """Print the path of a written file; print nothing for stdout."""
     if str(path) not in STDOUT:
         print(path)
 
@@ -42,8 +42,8 @@ def print_written(path: Path) -> None:
 def print_table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str], kept: Sequence[str] = (), elsewhere: int | None = None
 ) -> None:
-    """Print rows as a table on stdout. On a terminal, it has the terminal's width, and no empty columns except those
-    `kept`; elsewhere it is markdown, or has the width `elsewhere` if that is given."""
+    """Print rows as a table on stdout. On a terminal, the table fits the width and omits empty columns except `kept`.
+    Without a terminal, it is markdown, or a table of the width `elsewhere` if given."""
     headings = {column: column.replace("_", " ") for column in columns}
     table = plain_table([*headings.values()], [[_cell(row.get(column)) for column in columns] for row in rows])
     width = console.stdout().width if console.is_terminal() else elsewhere

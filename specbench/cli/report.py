@@ -34,7 +34,7 @@ def report(
     runs: list[str] | None = opt.Runs,
     fmt: str | None = opt.format_option(formats_with("report")),
     html: Path | None = opt.option("--html", "FILE", "Write an HTML page with tables, plots and images to this file."),
-    everything: bool = opt.switch("--all", "Print every number of a run, in further tables after the first."),
+    everything: bool = opt.switch("--all", "Print further tables after the first, with every number of the runs."),
     explain: bool = opt.switch("--explain", "Print the definition of every column."),
     long: bool = opt.switch(
         "--long", f"Write one row per run and number, with interval and unit: {enumerated(formats_with('long'), 'or')}."
@@ -46,7 +46,7 @@ def report(
     prompts: str | None = _TablePrompts,
     added: list[str] | None = opt.OwnRows,
     over: str | None = opt.option(
-        "--over", "seed", "One row for runs that differ only in the seed, with swept options as columns."
+        "--over", "seed", "Print one row for all runs that differ only in the seed; swept options become columns."
     ),
     baseline: str | None = opt.Baseline,
     caption: str | None = opt.Caption,
@@ -89,9 +89,9 @@ def report(
 
 
 def _check_outputs(html: Path | None, given: Sequence[str]) -> None:
-    """Reject a page without a file name, and flags that --over excludes."""
+    """Reject an HTML page without a file name, and flags that cannot be combined with --over."""
     if html and str(html).startswith("--"):
-        raise SpecbenchError("--html: no file is named", "for example: specbench report --html page.html")
+        raise SpecbenchError("--html: the file name is missing", "for example: specbench report --html page.html")
     if html:
         opt.require_ending("--html", html, ".html", ".htm")
     if given[1:] and given[0] == "--over":
@@ -132,8 +132,8 @@ def _print_report(
 
 @command(
     "figure",
-    "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of chosen prompts, or field (the "
-    "published results of all papers, and the named runs). A wrong name lists all. The numbers are also saved as csv.",
+    "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of prompts with these words, or field "
+    "(published results of all papers, and the named runs). A wrong name lists all. The numbers are also saved as csv.",
 )
 def figure(
     name: str = opt.argument("NAME", "Chart, map of tokens, or pictures."),
@@ -158,10 +158,10 @@ def figure(
     fmt = fmt or (to and to.suffix[1:]) or "pdf"
     if fmt not in _FIGURE_FORMATS:
         raise SpecbenchError(
-            f"no figure is written as '{fmt}'", "--format pdf, svg or png, or --to FILE with this ending"
+            f"a figure cannot be written as '{fmt}'", "--format pdf, svg or png, or --to FILE with this ending"
         )
     if width not in _WIDTHS:
-        raise SpecbenchError(f"--width {width}", "column or page")
+        raise SpecbenchError(f"--width {width}: unknown", "valid: column, page")
     opt.warn_of_ending(to, fmt, {*_FIGURE_FORMATS} - {fmt})
     tables = [measured_table(load_table(run), model, prompts, out) for run in runs or () if is_table(run)]
     rows = [] if tables or (name == FIGURE and not runs) else report_rows(find_runs(out, runs or ()))
@@ -202,7 +202,7 @@ def methods(runs: list[str] | None = opt.Runs, to: Path | None = opt.To, out: st
 
 
 def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
-    """Print runs, each over all its seeds."""
+    """Print runs pooled over their seeds."""
     if over != "seed" or fmt not in formats_with("over"):
         raise SpecbenchError(f"--over takes the value seed, and the formats {enumerated(formats_with('over'))}")
     from specbench.reporting.over import over_seeds, over_table
@@ -255,7 +255,7 @@ def compare(
 
 
 def _described(folder: Path) -> str:
-    """Name of a run, with its selection of prompts if it decodes only part of the set."""
+    """Return the name of a run, with its selection of prompts if it decodes only a part of the set."""
     from specbench.store.run_store import RunStore
 
     drawn = "; ".join(RunStore(folder).info().drawn)

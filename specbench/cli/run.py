@@ -43,15 +43,15 @@ _COLUMNS = (
     *("seed", "batch", "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "weights", "head"),
     "run_id",
 )
-"""Columns of a dry run."""
-_FIRST_LOOK = 8  # Prompts if neither prompts nor decoders are named; the fewest for an interval
+"""Columns of the table of a dry run."""
+_FIRST_LOOK = 8  # Default number of prompts if neither prompts nor decoders are named; the minimum for an interval
 _FIRST = SettingOrigin(SettingSource.DEFAULT, "where neither decoders nor prompts are named")
 _MOST_USED = ("decoder", "prompts", "limit", "model", "window", "device", "out", "dry-run")
 _EVERYTHING = "all"
 
 
 class _RunCommand(Command):
-    """Command `run`: its help begins with the most used options; `--help gsd` prints a decoder's, `--help all` all."""
+    """Command `run`: `--help` prints the most used options, `--help gsd` a decoder's options, `--help all` all."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         asked = next((place for place, text in enumerate(args) if text in ("--help", "-h")), None)
@@ -126,7 +126,7 @@ def run(
 
 
 def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
-    """Report settings in which decoders differ, because of published values or defaults, and are not comparable."""
+    """Report settings that differ between decoders (published values, defaults), so that they are not comparable."""
     differences, equal = [], []
     for name in ("window", "fresh-q"):
         decoders = [decoder for plan in plans for decoder in plan.decoders]
@@ -169,8 +169,8 @@ def _show_dry_run(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -
 def print_dry_run(
     rows: Sequence[Mapping[str, Any]], first: Sequence[str] = (), notes: Sequence[str] = (), needed: Sequence[str] = ()
 ) -> None:
-    """Print rows of `specbench.runs.dry_run`, after the columns `first`. The table numbers the texts of `notes` and of
-    obstacles, which follow it. `needed`: lines on files that are not on this disk; if empty, taken from the rows."""
+    """Print rows of `specbench.runs.dry_run` as a table that begins with the columns `first` and refers by number to
+    obstacles and `notes` below it. `needed`: lines on missing files; if empty, taken from the rows."""
     from specbench.prompts.public import missing_set
     from specbench.runs.dry_run import ON_DISK
 
@@ -205,14 +205,14 @@ def print_dry_run(
 
 
 def _needed(settings: Iterable[RunSettings]) -> list[str]:
-    """List the files that runs of these settings and their scores lack on this disk, with the commands to fetch."""
+    """List the missing files of runs of these settings and of their scores, with the commands to fetch the files."""
     from specbench.runs.needs import fetch_command, needs_of, score_needs
     from specbench.runs.plan import plan_model
 
     lines: list[str] = []
     for model, prompts in dict.fromkeys((plan_model(asked), str(asked.prompts)) for asked in settings):
         needs, scores = needs_of(model, prompts), score_needs(model, prompts)
-        when = "Not on this disk" if offline() else "Downloaded first"
+        when = "Not on this disk" if offline() else "Will be downloaded first"
         for title, some, every in ((f"{when}; to fetch now", needs, False), ("For score; to fetch now", scores, True)):
             lines += [f"{title}: {fetch_command(model, prompts, every)}"] if some else []
             lines += [f"  {need.what} {need.text()}" for need in some]
@@ -232,7 +232,7 @@ def _short(value: float | None) -> float | None:
 
 
 def _show_table(folders: Sequence[Path]) -> None:
-    """Print the first table of `specbench report` of these runs on the terminal."""
+    """Print the first table of `specbench report` for these runs."""
     from specbench.reporting.report_rows import report_rows
     from specbench.reporting.sections import sections
     from specbench.reporting.terminal import first_table
@@ -264,8 +264,7 @@ def demo(
     if not quiet:
         console.say(
             f"{len(demonstration.SHOWN)} decoders draw the same {console.counted(limit, 'caption')} with the "
-            "bundled model `shapes`. Measured: how much faster each is than plain sampling (ar), and how good its "
-            "images are."
+            "bundled model `shapes`. Measured are the speed-up over plain sampling (ar) and the quality of the images."
         )
     records = demonstration.demo(out, limit, compile, *reporters, *(() if quiet else (console.say,)))
     if json:

@@ -1,4 +1,4 @@
-"""Command `specbench score`: the images of runs, or of a folder, by metrics."""
+"""Command `specbench score`: score the images of runs or of a folder."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def score(
     images: Path | None = opt.option(
         "--images",
         "DIR",
-        "Score external images. File names (prompt ids, or as a paper's program writes them) or metadata name "
-        "their prompts.",
+        "Score external images. Their prompts follow from file names (prompt ids, or the scheme of a paper's program) "
+        "or metadata.",
     ),
     prompts: str | None = opt.option("--prompts", "SET|FILE", "Prompts of --images, if they are not in its metadata."),
     layout: str | None = opt.option(
@@ -78,7 +78,7 @@ def score(
     settings.check()
     progress = None if quiet else ScoreProgress()
     if layout and images is None:
-        raise SpecbenchError("--layout requires --images", "it says how the files of a folder are named")
+        raise SpecbenchError("--layout requires --images", "it describes the file names in that folder")
     if images is None and not runs:
         stored = find_runs(out)
     scored: Sequence[Any] = stored
@@ -100,7 +100,7 @@ def score(
 
 
 def _no_score(folders: Sequence[Path]) -> SpecbenchError:
-    """Make the error for runs without any score. `folders`: of the runs; empty for a folder of images."""
+    """Make the error for runs without any score. `folders`: run folders; empty for a folder of external images."""
     import pandas as pd
 
     from specbench.store.run_store import RunStore
@@ -118,7 +118,7 @@ def _no_score(folders: Sequence[Path]) -> SpecbenchError:
 
 
 def _find_scored(names: Sequence[str], out: str) -> list[Path]:
-    """Find the runs to score. For the name of a metric, the error's hint is `--metric`."""
+    """Find the runs to score. If a name is a metric, the error recommends `--metric`."""
     from specbench.metrics.catalog import metric_names
     from specbench.store.run_folders import find_runs
 
@@ -133,17 +133,17 @@ def _find_scored(names: Sequence[str], out: str) -> list[Path]:
 
 
 def _check_score(images: Path | None, prompts: str | None, runs: bool, metrics: bool, against: str | None) -> None:
-    """Refuse flags of `score` that contradict or need each other; `runs`, `metrics`: whether any is named."""
+    """Reject flags of `score` that conflict or lack a required flag; `runs`, `metrics`: whether any are named."""
     if images is None and prompts is not None:
-        raise SpecbenchError("--prompts requires --images", "a run knows its own prompts")
+        raise SpecbenchError("--prompts requires --images", "a run stores its own prompts")
     if images is not None and runs:
         raise SpecbenchError("--images and RUN exclude each other", "--images scores a folder of external images")
     if against and (images is not None or not metrics):
-        raise SpecbenchError("--against compares runs by metric", "name the metrics with --metric or --protocol")
+        raise SpecbenchError("--against compares runs by given metrics", "use --metric or --protocol, and no --images")
 
 
 def _say_drawn(scored: Sequence[Path]) -> None:
-    """Report which prompts the scored runs decoded, if these are only part of their set."""
+    """Report which prompts the scored runs decoded, for runs that decoded only a part of their set."""
     from specbench.store.run_store import RunStore
 
     runs: dict[str, list[str]] = {}
@@ -151,15 +151,15 @@ def _say_drawn(scored: Sequence[Path]) -> None:
         if drawn := RunStore(folder).info().drawn:
             runs.setdefault("; ".join(drawn), []).append(folder.name)
     for selection, folders in runs.items():
-        console.say(f"prompts drawn: {selection} ({', '.join(folders)})")
+        console.say(f"prompts selected: {selection} ({', '.join(folders)})")
 
 
 def _print_scores(rows: Sequence[dict[str, Any]], differences: bool, as_json: bool) -> None:
     if not rows and differences:
-        console.say("nothing to compare: no images in common, or a metric without paired differences")
+        console.say("nothing to compare: the runs have no images in common, or the metric has no paired differences")
     count = Counter((row["run_id"], row["metric"]) for row in rows)
     repeated = (row["fingerprint"] for row in rows if count[row["run_id"], row["metric"]] > 1)
-    several = {made: f" ({made})" for made in repeated}  # for example, of other reference images
+    several = {made: f" ({made})" for made in repeated}  # for example, with other reference images
     named = [row | {"metric": row["metric"] + several.get(row["fingerprint"], "")} for row in rows]
     noted = dict.fromkeys((row["note"], row["metric"]) for row in named if row.get("note"))
     for note in dict.fromkeys(note for note, _ in noted):
@@ -174,13 +174,13 @@ def _print_scores(rows: Sequence[dict[str, Any]], differences: bool, as_json: bo
 
 
 def _score_lines(rows: Sequence[dict[str, Any]], value: str) -> list[dict[str, Any]]:
-    """Return scores as texts: a run is named only in its first line, and parts follow their metric."""
+    """Format scores as texts. Only the first line of a run has its name; parts of a metric follow the metric."""
     from specbench.reporting.columns import TOO_FEW, between, number
 
     lines, last = [], None
     for row in rows:
         metric, _, part = row["metric"].partition(":")
-        few = row.get("too_few", "p" in row)  # a difference lacks an interval only if there are too few prompts
+        few = row.get("too_few", "p" in row)  # differences lack an interval only for too few prompts
         bounds = between(row["low"], row["high"], 3) if row["low"] is not None else TOO_FEW if few else None
         lines.append(
             {

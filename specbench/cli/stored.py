@@ -28,7 +28,7 @@ from specbench.metrics.catalog import BENCHMARKS
 from specbench.runs.settings import OF_ENGINES, run_settings
 from specbench.system import console
 
-_PLAIN_WIDTH = 120  # Characters of a card's lines without a terminal
+_PLAIN_WIDTH = 120  # Line width of a card if stdout is no terminal
 _LAYOUTS = (*BENCHMARKS, "cvtg-2k", "dataset")
 _TOKENS = "tokens"
 _SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings(OF_ENGINES))
@@ -36,8 +36,8 @@ _SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings(O
 
 @command(
     "status",
-    "The runs may still be decoded, by another terminal, workers, a cluster or shards; nothing is written. A run is "
-    "silent if nothing was stored for a minute and for the time of ten images; its process may have been killed.",
+    "Another terminal, workers, a cluster or shards may still be decoding the runs; nothing is written. A run is "
+    "silent if it stored nothing for a minute, and for ten times its time per image; its process may have been killed.",
     epilog="To repeat it: watch specbench status",
 )
 def status(runs: list[str] | None = Runs, out: str = Out, quiet: bool = Quiet, json: bool = Json) -> None:
@@ -54,8 +54,8 @@ def status(runs: list[str] | None = Runs, out: str = Out, quiet: bool = Quiet, j
 
 @command(
     "merge",
-    "Rows and images are copied into --out; the shards are not changed. Merging again copies only new images. Files "
-    "of older versions are rewritten if their runs are already in --out (specbench merge results).",
+    "Rows and images are copied into --out; the shards are not changed. Merging again copies only new images. To "
+    "convert files of older versions, merge a results folder into itself (specbench merge results).",
     epilog="Then: specbench score, specbench report",
 )
 def merge(
@@ -131,12 +131,11 @@ def export(
 
 @command(
     "import",
-    "With `tokens`, image tokens that another program has drawn become a run: specbench import tokens --model NAME "
-    "--program 'vLLM-Omni 0.12' --from FILE. The file has the columns prompt and tokens, and may have prompt_id, seed, "
-    "logp, seconds and batch (images of the call). State the sampling that the program claims; audit --run tests "
-    "whether the tokens are samples of it. "
-    "At the address of vLLM or SGLang, images of the first --limit prompts are drawn now, --batch at a time; after an "
-    "interruption, run the same command again.",
+    "With `tokens`, image tokens of another program are stored as a run: specbench import tokens --model NAME "
+    "--program 'vLLM-Omni 0.12' --from FILE. The file needs the columns prompt and tokens; optional are prompt_id, "
+    "seed, logp, seconds and batch (images per call). Give the sampling settings that the program claims; audit --run "
+    "tests this claim. If --from is the address of vLLM or SGLang, it generates images of the first --limit prompts, "
+    "--batch at a time; after an interruption, run the same command again.",
     epilog="Then: specbench audit --run RUN",
 )
 @flags(_SETTINGS)
@@ -155,8 +154,8 @@ def import_results(
     program: str | None = option(
         "--program",
         "TEXT",
-        "Name and version of the program that drew the tokens.",
-        show_default="for an engine, its own answer",
+        "Name and version of the program that generated the tokens.",
+        show_default="for an engine, as it reports",
         rich_help_panel="Tokens",
     ),
     ids: str | None = option(
@@ -176,11 +175,11 @@ def import_results(
     values = {name: value for name, value in flags.items() if value is not None}
     if benchmark == _TOKENS:
         if run:
-            raise SpecbenchError("tokens come from a program, not from a run", "--program 'NAME VERSION', and no RUN")
+            raise SpecbenchError("import tokens takes no RUN", "name the program instead: --program 'NAME VERSION'")
         folder = api.import_tokens(results, program, out, ids, served, **values)
         return print_json([{"run_id": folder.name, "folder": str(folder)}]) if json else print(folder)
     if not run or program or ids or served or values:
-        raise SpecbenchError(f"results of {benchmark} belong to a run", "name the run, without the options for tokens")
+        raise SpecbenchError(f"import {benchmark} needs the run of the images", "name RUN, and no options for tokens")
     rows = api.import_results(benchmark, run, Path(results), out)
     print_json(rows) if json else print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))
 
@@ -189,7 +188,7 @@ def import_results(
 def pack(
     runs: list[str] | None = Runs,
     to: Path = option("--to", "FILE.zip", "File to write.", Path("runs.zip")),
-    without_pictures: bool = switch("--without-pictures", "Leave the pictures out."),
+    without_pictures: bool = switch("--without-pictures", "Omit the pictures."),
     out: str = Out,
 ) -> None:
     from specbench.store import packed

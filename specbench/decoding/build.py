@@ -23,10 +23,10 @@ from specbench.system.plugins import load_object, naming_plugin
 class Method(NamedTuple):
     """A decoder bound to one model."""
 
-    drafter: Any  # a `Drafter`, of the kind that the loop needs
+    drafter: Any  # a `Drafter` of a type that the loop can use
     verifier: Verifier
     refinement: Refinement
-    loop: Callable[..., DecodeLoop]  # class of the loop that runs it
+    loop: Callable[..., DecodeLoop]  # class of the decode loop
 
 
 def is_built_in(decoder: DecoderSpec) -> bool:
@@ -98,7 +98,7 @@ def _checked(method: Callable[..., Any], name: str, who: str) -> Callable[..., A
 
 
 def _bad_weight(value: Tensor, p: Tensor, q: Tensor, x: Tensor) -> str:
-    """Describe an invalid acceptance probability or weight of a draft, unless the model gave NaN."""
+    """Describe an invalid acceptance probability or weight of a draft. NaN that comes from the model is allowed."""
     drafted = q.gather(-1, x) > 0 if value.shape[-1] == 1 else (q > 0).any(-1, keepdim=True)
     bad = ~(value >= -1e-6) & drafted & ~p.isnan().any(-1, keepdim=True)
     return f" {value[bad][0].item():g}, not a number from 0" if bad.any() else ""

@@ -1,18 +1,18 @@
 """CASCADE (arXiv 2605.07230) as its public code decodes with Lumina-mGPT (selinyldrm/Deepseek-JanusPro-EAGLE, commit
-8c40c9c): EAGLE's test with a boosted p, the target or residual probability of a draft x.
+8c40c9c): EAGLE's test with a boosted p. p is the target or residual probability of a draft x.
 
 If a coin r rejects x, p becomes min(q, p + r boost), and the same r is compared again: x is accepted with probability
 min(1, p / [q - boost]+). The boost is 0 if p is below the smallest probability among the most probable tokens that make
 up `mass` of the distribution. Otherwise it is the sum of
 
-    the cosine of the softmaxed hidden states of the target that predict x and x's parent, if it is above
+    the cosine of the target's softmaxed hidden states that predict x and its parent, if this cosine is above
        `parent-cosine` and x is below the first level
-    p(y) of each node y for which the head predicts a similar distribution: their cosine is above `pair-cosine`
+    p(y) of each other node y whose prediction by the head is similar to x's: their cosine is above `pair-cosine`
 
-To compare the n-th and m-th nodes of a level, the code compares the predictions of the n-th and m-th nodes with
-children in the level below (`pairs = released`). If these are more than the level has nodes, the pairs go on with nodes
-of the next level. `level` compares the nodes' own predictions. Lossy: acceptance depends on other drafts. The paper's
-text was not read, so whether it has this rule is unknown.
+For the n-th and m-th nodes of a level, the released code (`pairs` released) compares predictions of other nodes: the
+n-th and m-th node with children in the level below. If the level has fewer nodes than these, counting continues in the
+next level. With `pairs` level, the nodes' own predictions are compared. Lossy: acceptance depends on other drafts. The
+paper's text was not read, so it is unknown whether the paper has this rule.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class CascadeEagle(Eagle):
 class Boosts(NamedTuple):
     """Boosts of a step's drafts, in the order of their tests. K tests, each with at most n other nodes."""
 
-    parent: Tensor  # [B, K] cosine of the states, 0 if it does not count
+    parent: Tensor  # [B, K] cosine of the states, 0 if it is not added
     others: Tensor  # [B, K, n] tokens of the nodes of the draft's level
-    alike: Tensor  # [B, K, n] bool, others whose p is added to the boost
+    alike: Tensor  # [B, K, n] bool, entries of `others` whose p is added to the boost
 
 
 class BoostedTest(RatioTest):
@@ -115,7 +115,7 @@ class CascadeLoop(Loop):
 
     def _commit(self, logits: Tensor, proposal: Proposal) -> None:
         tree, device = proposal.tree, logits.device
-        # Built here, because `_judged` may be compiled, and compiled code cannot build tables.
+        # The tables are built here, because `_judged` may be compiled, and compiled code cannot build them.
         self._order = routes(tree, device)
         self._pairs = pairs_of(tree, self._drafter.a_level_off, device) if len(tree.parents) > 1 else None
         super()._commit(logits, proposal)
@@ -135,7 +135,7 @@ class CascadeLoop(Loop):
         close = (parent > drafter.parent_cosine) & (tables.tested_depth > 1)
         predicted = torch.nn.functional.normalize(proposal.q[:, pairs.inner].float(), dim=-1)
         cosine = (predicted @ predicted.mT).clamp(max=1)[:, pairs.row[:, None], pairs.rows]
-        # If other rows are behind this row, its tree may reach past the image's end; these levels must not count.
+        # If other rows have fewer tokens, this row's tree may reach past the image's end: ignore levels past the end.
         exist = pairs.exist & (proposal.positions[:, pairs.inner[pairs.rows]] < self._length)
         alike = (cosine > drafter.pair_cosine) & exist
         others = tokens[:, pairs.others]

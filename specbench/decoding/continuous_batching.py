@@ -36,8 +36,8 @@ Outcome = tuple[Request, Generation | SpecbenchError | np.ndarray]
 def refills(method: Method) -> bool:
     """Return whether single rows of this decoder can start other images.
 
-    Not with EAGLE, because an image's first step, which has no features, would be an AR step for the whole batch. Not
-    with ZipAR, because its forwards hold the active image rows of all images of the batch.
+    EAGLE cannot: an image's first step has no features, so the whole batch would make an AR step. ZipAR cannot: its
+    forwards hold the active image rows of all images of the batch.
     """
     return isinstance(method.drafter, RestartableDrafter)
 
@@ -89,7 +89,7 @@ class ContinuousBatch:
     among the images encoded, prefilled or rendered.
     """
 
-    _loop: Any  # a `Loop`, once it has begun
+    _loop: Any  # a `Loop`, after `_begin`
 
     def __init__(
         self, how: Decoding, waiting: Iterator[Request], rows: int, watch: Callable[[Any], object] | None = None
@@ -122,7 +122,7 @@ class ContinuousBatch:
             behind = min((committed[row] for row in self._in_work), default=length)
 
     def _begin(self) -> bool:
-        """Start the first requests; False if there are none."""
+        """Start the first requests; return False if there are no requests."""
         self._in_work = dict(enumerate(map(ImageSlot, islice(self._waiting, self._rows))))
         if not self._in_work:
             return False
@@ -177,7 +177,7 @@ class ContinuousBatch:
         self._steps_ms = 0.0
 
     def _share(self, rows: Sequence[int], *names: str) -> dict[str, float]:
-        """Divide the time of some spans since the last call among `rows`; return milliseconds by span."""
+        """Divide the time of the spans `names` since the last call among `rows`; return milliseconds by span."""
         totals = self._spans.totals_ms()
         spent = {name: totals.get(name, 0.0) - self._known_ms.get(name, 0.0) for name in names}
         self._known_ms |= {name: totals.get(name, 0.0) for name in names}
@@ -190,7 +190,7 @@ class ContinuousBatch:
         return spent
 
     def _scale(self, rows: Sequence[int]) -> float:
-        """Return the factor on a span's time. The share of a row is the product divided by `Generation.batch`."""
+        """Return the factor for a span's time. A row's share is the time times this factor, over `Generation.batch`."""
         return len(self._loop.committed) / len(rows)
 
 

@@ -46,7 +46,7 @@ class Routes:
         last_test: [C] position of the test of a column's last child, 0 for a leaf.
         before: [C - 1, C - 1] float32, 1 if the second draft is an earlier sibling of the first draft.
         depth: [C] depth of each column; parent: [C] its parent, 0 also for the root.
-        peer: [C] index of each column among the columns of its depth; the same in a tree pruned to fewer depths.
+        peer: [C] index of each column among the columns of its depth. Pruning the tree does not change it.
         ancestors: [C, C] float32, 1 if the second column is the first column or an ancestor of it.
         by_rank: [C - 1, ranks] float32, 1 if the draft has this sibling index.
         route: [C, T] path through each column, by depth: its ancestors, the column, then first children. After the
@@ -126,7 +126,7 @@ def routes(tree: Tree, device: torch.device) -> Routes:
 
 @lru_cache(maxsize=256)
 def first_drafts_by_depth(tree: Tree, device: torch.device) -> Tensor:
-    """Return [C - 1, RECORDED_DEPTHS] float32, 1 if draft d (column d + 1) is a first child of this depth."""
+    """Return [C - 1, RECORDED_DEPTHS] float32, 1 if draft d (column d + 1) is a first child at this depth."""
     first = [parent not in tree.parents[:column] for column, parent in enumerate(tree.parents)]
     depths = [depth if is_first else 0 for depth, is_first in zip(tree.depth, first, strict=True)]
     depth = torch.tensor(depths[1:], device=device)

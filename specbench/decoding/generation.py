@@ -64,5 +64,5 @@ class Generation:
 
     @property
     def committed(self) -> int:
-        """Stream tokens committed, forced ones included."""
+        """Number of committed stream tokens, including forced tokens."""
         return len(self.tokens)

@@ -44,7 +44,7 @@ class EaglePaths(Eagle):
         self._tree = independent_paths(paths, window - 1)
 
     def _draw_children(self, p: Tensor, race: Tensor, level: TreeLevel, slots: Tensor, step: Tensor) -> Tensor:
-        if len(level.children) > race.shape[1]:  # root: path 0 uses EAGLE's random numbers, other paths use the leaves'
+        if len(level.children) > race.shape[1]:  # the root; paths after path 0 use random numbers of leaves
             leaves = self.columns - torch.arange(1, self.paths, device=slots.device)
             root = slots[:, :1].expand(-1, self.paths - 1)
             race = torch.cat([race, self._batch.noise.race(root, Stream.SIBLING, step * self.columns + leaves)], 1)
@@ -75,7 +75,7 @@ def best_path(ratio: Tensor, drafts: Tensor) -> Tensor:
 def best_path_q(p: Tensor, q: Tensor, drafts: Tensor, paths: int) -> Tensor:
     """q* [B, D, V] along the best path, float64. `p`, `q`: [B, D, V] float64 distributions of its slots. `drafts`: [B,
     D] its tokens. `paths`: K."""
-    ratio = torch.where(q > 0, p / q, -1.0)  # never drawn: last
+    ratio = torch.where(q > 0, p / q, -1.0)  # a token that is never drawn ranks last
     order = torch.sort(ratio, dim=-1, descending=True, stable=True).indices
     ranked = q.gather(-1, order)
     worse = torch.empty_like(q).scatter_(-1, order, ranked.flip(-1).cumsum(-1).flip(-1) - ranked)

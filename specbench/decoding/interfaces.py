@@ -18,10 +18,10 @@ from specbench.models.transformer.compilation import call_eager
 class Batch(NamedTuple):
     """One batch of images, as a drafter sees it."""
 
-    # of the target, a `FeatureSession` for draft heads; its latest forward verified this drafter's latest proposal
+    # the target's session, for draft heads a `FeatureSession`; its latest forward verified this drafter's last proposal
     session: Any
     target: Target  # turns guided logits into distributions
-    noise: Noise  # of the rows
+    noise: Noise  # random numbers of the rows
     tokens: Tensor  # [B, L] committed tokens, then drafts; the loop keeps it up to date
     call: Call = call_eager  # `call(fn, *args)` runs fn eagerly or as a compiled function
 
@@ -31,11 +31,11 @@ class Earlier(NamedTuple):
 
     q: Tensor  # [B, D, V]
     start: Tensor  # [B] index in `q` of this step's first slot
-    drafts: Tensor  # [B] number of this step's slots, from the first, that had a draft in the previous step
+    drafts: Tensor  # [B] number of this step's slots, from the first on, that had a draft in the previous step
 
 
 class Proposal(NamedTuple):
-    """One target forward: C columns per row. Column 0, the root, consumes the last committed token, others drafts."""
+    """A target forward of C columns per row. Column 0, the root, consumes the last committed token; others, drafts."""
 
     tokens: Tensor  # [B, C] token each column consumes
     positions: Tensor  # [B, C] stream slot each column predicts
@@ -44,8 +44,8 @@ class Proposal(NamedTuple):
     # leaves of a tree.
     q: Tensor
     tree: Tree  # parents of the columns
-    max_columns: int  # the largest C of this drafter
-    # if drafts are kept between steps: their distributions one step before, for the recorder only
+    max_columns: int  # maximum C of this drafter's proposals
+    # if drafts are kept between steps: their distributions in the previous step, only for the recorder
     earlier: Earlier | None = None
 
     @property
@@ -55,7 +55,7 @@ class Proposal(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """Outcome of one step. C columns. The verified path has T slots; slot j of a row is its stream slot n + j."""
+    """Outcome of one step. C columns. The verified path has T slots, from the first uncommitted stream slot on."""
 
     first: Tensor  # [B] slot of the replacement or bonus token; slots before it hold accepted drafts
     columns: Tensor  # [B, T] columns that predict the path's slots; beyond `first`, the sources of the refined tail
@@ -81,8 +81,8 @@ class Drafter(Protocol):
         ...
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
-        """Propose a forward that commits at most `width` slots after `committed` [B] tokens. `step`: [B, 1] its
-        number."""
+        """Propose a forward that commits at most `width` slots after `committed` [B] tokens. `step` [B, 1]: number of
+        the forward."""
         ...
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
@@ -123,7 +123,7 @@ class DecodeLoop(Protocol):
         ...
 
     def warm_up_slots(self) -> list[int]:
-        """Return stream slots, among them the first. A few steps from each cover every input shape of an image."""
+        """Return stream slots, including the first: a few steps from each of them use all input shapes of an image."""
         ...
 
 
@@ -143,4 +143,4 @@ class Context:
     device: torch.device  # of the target
     residual: Residual  # residual distribution after a rejection
     drafts: int = 0  # maximum draft depth of a step, set by the drafter; 0 while the drafter is built
-    model: Any = None  # the target, an `ImageModel`; draft heads need more of it, see `specbench.models.interface`
+    model: Any = None  # the target, an `ImageModel`; draft heads need further methods, see `specbench.models.interface`

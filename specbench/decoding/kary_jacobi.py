@@ -67,8 +67,8 @@ class KaryJacobi(Jacobi):
         return Proposal(tokens, committed[:, None] + depth, q, self.tree, self.columns, trunk.earlier)
 
     def others_of(self, weights: Tensor, slots: Tensor, step: Tensor, kind: int, noise: Noise) -> Tensor:
-        """Draw different tokens [B, n, K - 1] from `weights` [B, n, V] for `slots` [B, n], padded with 0. `kind`:
-        number of the draw within a step."""
+        """Draw K - 1 different tokens [B, n, K - 1] from `weights` [B, n, V] for each of `slots` [B, n], padded with 0.
+        `kind`: number of the draw within a step."""
         drawn = []
         for number in range(self.siblings - 1):
             uniform = noise.uniform(slots, Stream.SIBLING, 2 * (step * self.siblings + number) + kind)
@@ -156,7 +156,7 @@ class KaryLoop(Loop):
         return Verification(first, path, token, rows_at(p, path), tested, tested & passed, facts), others
 
     def _tests(self, p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return p and q [B, C - 1, V] of the tests in order: [p - q]+ after the preceding sibling, q without it."""
+        """Return p and q [B, C - 1, V] of the tests in order. Later siblings: [p - q]+, and q without the sibling."""
         tables = routes(self._drafter.tree, p.device)
         p, q = p[:, tables.first_parents], q[:, tables.first_parents]
         pairs = [(p, q)]

@@ -47,12 +47,12 @@ from specbench.specs.run_spec import Sampling
 from specbench.system.torch_state import PinnedTorch
 
 WARM_UP_STEPS = 32
-"""Maximum steps of a warm-up; a new shape on a GPU is run, captured and replayed in the first three."""
+"""Maximum steps of a warm-up. On a GPU the first three steps of a new shape run, capture and replay it."""
 _LAST_SLOTS = 8  # Slots at the end of an image that a warm-up decodes, because their windows are narrower
 
 
 class Decoding(NamedTuple):
-    """How images are decoded."""
+    """Model, decoder and settings with which images are decoded."""
 
     model: ImageModel
     decoder: DecoderSpec
@@ -132,7 +132,7 @@ def warm_up_steps(how: Decoding, requests: Sequence[Request], render: bool = Tru
     slots = loop.warm_up_slots()
     for slot in slots:
         if slot:
-            del loop  # frees its cache for the next loop, as between images: graphs need the same addresses
+            del loop  # frees its cache, so that the next loop has the same addresses, which graphs need
             loop = begin(*batch)
         for _ in islice(loop.run(slot), WARM_UP_STEPS // len(slots)):
             done += 1
@@ -163,7 +163,7 @@ def drawn(
     texts = [request.text for request in requests]
     pixels = model.render(model.layout.image_tokens(tokens), texts, noise_keys(requests, seed)).cpu().numpy()
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[:2] != (len(tokens), 3) or not pixels.size:
-        what = f"the model drew {pixels.dtype} {list(pixels.shape)}, not uint8 [{len(tokens)}, 3, H, W]"
+        what = f"the model rendered {pixels.dtype} {list(pixels.shape)}, not uint8 [{len(tokens)}, 3, H, W]"
         raise SpecbenchError(what, exit_code=PARTIAL)
     return [(picture, {}) for picture in pixels]
 
@@ -171,7 +171,7 @@ def drawn(
 def second_stage(
     model: StagedModel, tokens: Tensor, requests: Sequence[Request], decoder: DecoderSpec
 ) -> tuple[ImageModel, list[Request], DecoderSpec, Sampling]:
-    """Return the arguments of `decode` for the second stage. It uses the first stage's decoder, or AR if this has a
+    """Return the arguments of `decode` for the second stage. It uses the first stage's decoder, or AR if that has a
     draft head, because a head fits one network only. The prompt ids differ, so that the stages share no noise."""
     asked = [
         Request(model.second_text(request.text, row), second_stage_id(request.prompt_id, request.sample))
@@ -218,7 +218,7 @@ def noise_keys(requests: Sequence[Request], seed: int) -> list[int]:
 
 
 def checked(row: Generation, request: Request, model: ImageModel) -> Generation | SpecbenchError:
-    """Return the image, or the error that made it fail."""
+    """Return the image, or the error for which it counts as failed."""
     if isinstance(model, FallibleModel) and (problem := model.problem(row.tokens)):
         return SpecbenchError(f"prompt '{request.prompt_id}': {problem}", exit_code=1)
     if np.isnan(row.entropy).any():
@@ -236,7 +236,7 @@ class Loop:
         tokens: [B, N + W] committed tokens, then drafts, by stream slot.
         committed: [B] committed tokens per row.
         steps: [B, 1] target forwards per row.
-        session: of the target.
+        session: the target's session.
         recorder: measurements of the batch.
     """
 

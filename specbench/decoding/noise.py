@@ -55,7 +55,7 @@ def row_key(seed: int, prompt_id: str, sample: int) -> int:
 
 
 def _mix(x: Bits) -> Bits:
-    """SplitMix64's finaliser, in place. int64 arithmetic wraps; the masks turn arithmetic shifts into logical ones."""
+    """SplitMix64's finaliser, in place. int64 arithmetic wraps; the masks make arithmetic shifts logical."""
     if isinstance(x, np.ndarray):
         word: Any = x.view(np.uint64)
         word ^= word >> _ARRAY[30]
@@ -108,7 +108,7 @@ class _Together(NamedTuple):
     uniforms: dict[Stream, Tensor]
 
     def holds(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> bool:
-        """Return whether the numbers are here: of the same `draw`, and of `positions` or a view of its first slots."""
+        """True if these numbers are stored: for this `draw`, and for `positions` or a tensor that begins with them."""
         if draw is not self.draw or isinstance(stream, Tensor) or stream not in self.uniforms:
             return False
         return _place(positions) == self.place
@@ -131,7 +131,7 @@ class Noise:
         self._ahead: _Ahead | None = None
 
     def rekey(self, rows: Tensor, keys: Sequence[int]) -> None:
-        """Assign `rows` [K] to other images."""
+        """Assign other images to `rows` [K]."""
         self._keys[rows] = self._column(keys)
         self._together = self._ahead = None
 
@@ -189,8 +189,8 @@ class Noise:
     def hash_together(self, positions: Tensor, streams: tuple[Stream, ...], draw: Tensor) -> None:
         """Hash the numbers of several `streams` at consecutive slots `positions` [B, T] and `draw` [B, 1] in one pass,
         for later calls of `uniform` with the first slots of `positions`. Compiled steps do not use it. On a GPU it
-        saves two thirds of the launches. On a CPU a call costs more than the numbers, so for a single image several
-        draws and further slots are hashed as well."""
+        saves two thirds of the launches. On a CPU the call costs more than hashing a few numbers, so for a single
+        image several draws and further slots are hashed as well."""
         if torch.compiler.is_compiling():
             return
         if len(positions) == 1 and self._device.type == "cpu":

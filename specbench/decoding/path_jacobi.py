@@ -49,8 +49,8 @@ class PathJacobi:
     def observe_paths(
         self, verified: Verification, chosen: Verification, positions: Tensor, shift: Tensor, keep_tail: bool
     ) -> None:
-        """Update all rows with their outcomes. `chosen`: outcome of each image's path, of which the first `shift` [B]
-        slots of `positions` [B, T] are committed."""
+        """Update all rows with their outcomes. `chosen`: outcome of each image's committed path. The first `shift` [B]
+        of its slots `positions` [B, T] are committed."""
         place = positions.repeat_interleave(self.paths, 0)
         same = torch.arange(positions.shape[1], device=shift.device) <= chosen.first[:, None]
         same, tokens = (x.repeat_interleave(self.paths, 0) for x in (same, chosen.tokens))

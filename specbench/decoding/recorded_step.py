@@ -15,8 +15,8 @@ from specbench.models.transformer.host_sync import to_host
 
 
 class Committed(NamedTuple):
-    """Committed slots of one or more steps. If selecting them would need a host sync, later slots are included; a later
-    step overwrites these. [...] is [S] for selected slots and [R, T] for all slots. V tokens."""
+    """Committed slots of one or more steps. If selecting them would need a host sync, uncommitted slots are included;
+    later steps overwrite them. [...] is [S] for selected slots and [R, T] for all slots. V tokens."""
 
     rows: Tensor  # [S] or [R, 1] row of the batch
     # positions, tokens: [...] stream slot and token
@@ -54,7 +54,7 @@ class StepOutcome(NamedTuple):
 
     def have_drafts(self, row: Tensor, slot: Tensor) -> Tensor:
         """Return whether slots `slot` of the verified paths of rows `row` have a draft. The two are broadcast."""
-        if self.tables is None:  # the last column of a chain has none
+        if self.tables is None:  # the last column of a chain has no draft
             drafts = self.drafted.shape[1]
             return (slot < drafts) & self.drafted[row, slot.clamp(max=drafts - 1)]
         return self.drafted[row, self.columns[row, slot]]
@@ -133,9 +133,9 @@ class RecordedStep(NamedTuple):
 
 
 class Before(NamedTuple):
-    """The part of an `Earlier` that is kept."""
+    """The part of an `Earlier` that a `WaitingStep` keeps."""
 
-    q: Tensor  # [B, M, V] of some of its drafts
+    q: Tensor  # [B, M, V] distributions of some of the drafts
     # start, drafts: [B] as in `Earlier`
     start: Tensor
     drafts: Tensor
@@ -146,10 +146,10 @@ class Before(NamedTuple):
 class WaitingStep(NamedTuple):
     """A step with the distributions of its first M <= T slots, which include all committed slots."""
 
-    kind: Hashable  # equal for steps that can be joined
+    kind: Hashable  # steps of equal kind can be joined
     outcome: StepOutcome  # of the step
-    # p, q: [B, M, V] target distribution of each slot, and q of its first tested draft, which the last slot of a chain
-    # lacks
+    # p, q: [B, M, V] target distribution of each slot, and q of its first tested draft; the last slot of a chain has no
+    # draft
     p: Tensor
     q: Tensor | None = None
     before: Before | None = None  # of the drafts one step before
@@ -193,7 +193,7 @@ def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcom
 
 
 def _first_slots(distributions: Tensor, width: int) -> Tensor:
-    """Copy the first slots of `distributions` [B, T, V], so that the rest can be freed; all slots are not copied."""
+    """Copy the first slots of `distributions` [B, T, V], so that the rest can be freed. No copy if all are kept."""
     return distributions if width == distributions.shape[1] else distributions[:, :width].clone()
 
 

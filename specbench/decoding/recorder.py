@@ -18,7 +18,7 @@ from specbench.decoding.timing import Spans
 from specbench.decoding.uniforms import UniformsRecorder
 from specbench.decoding.verification.ratio_tests import distances
 
-WAITING = 2 * 2**20  # Bytes of distributions that may wait to be recorded
+WAITING = 2 * 2**20  # Maximum bytes of distributions of collected steps
 
 
 class NoRecorder:
@@ -33,7 +33,7 @@ class NoRecorder:
 class StepRecorder:
     """Measurements per slot, per window offset and per image of a batch. B rows, N stream slots, window W."""
 
-    collects = True  # Whether eager steps on a CPU are collected; GPU memory is measured without collecting
+    collects = True  # Whether eager steps on a CPU are recorded together; False while GPU memory is measured
 
     def __init__(
         self, rows: int, length: int, window: int, forced: Tensor, noise: Noise | None = None, compiled: bool = False
@@ -55,7 +55,7 @@ class StepRecorder:
         self._sums: dict[tuple[str, ...], Tensor] = {}
         """Per group of verifier facts, [1 + facts, B]: number of drafts tested, and the sum of each fact."""
         self._by_depth = torch.zeros(2, rows, RECORDED_DEPTHS, dtype=torch.double, device=device)
-        """Number of first drafts tested by depth, and the sum of their total variations."""
+        """By depth: number of tested first drafts, and the sum of their total variations."""
         self._siblings: Tensor | None = None
         """[2, B, ranks] tested and accepted drafts by sibling index, for trees with siblings."""
         self._spans: Spans | None = None

@@ -27,12 +27,12 @@ def speculative_jacobi(
         slots = torch.arange(done, min(done + window, length + 1))[None]
         *drafts, last = slots[0].tolist()
 
-        # Draft: the refined tokens of the last step, then random ones.
+        # Draft: the refined tokens of the last step, then random tokens.
         fresh = slots[:, max(drafted - done, 0) : -1]
         tokens[fresh] = (noise.uniform(fresh, Stream.FRESH, step) * vocab).long()
         p = target(tokens[(slots - 1).clamp(min=0)], slots)[0]
 
-        # Verify: accept draft x with probability min(1, p(x) / q(x)), until one is rejected.
+        # Verify: accept draft x with probability min(1, p(x) / q(x)), until a draft is rejected.
         coin = noise.uniform(slots, Stream.COIN, step)[0]
         accepted = 0
         for place, slot in enumerate(drafts):
@@ -47,7 +47,7 @@ def speculative_jacobi(
             weights, race = (p[accepted] - q[slot[0, 0]]).clamp(min=0), noise.race(slot, Stream.RESIDUAL, step)
         tokens[slot] = (weights / race).argmax(-1)
 
-        # Refine: draw the slots after it again from p (a Jacobi iteration); this p is the q of the next step.
+        # Refine: draw the slots after the new token again from p (a Jacobi iteration); this p is the next step's q.
         later, rest = slots[:, accepted + 1 :], p[accepted + 1 :]
         point = noise.uniform(later, Stream.REDRAW, step)[0, :, None].float() * rest.sum(-1, keepdim=True)
         tokens[later[0]] = torch.searchsorted(rest.cumsum(-1), point, right=True)[:, 0].clamp(max=vocab - 1)

@@ -1,4 +1,4 @@
-"""Random replacement of sampled tokens, a known amount of damage (GSD, section 3.1 and figure 4)."""
+"""Random replacement of a given share of sampled tokens (GSD, section 3.1 and figure 4)."""
 
 from __future__ import annotations
 

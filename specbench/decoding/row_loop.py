@@ -4,7 +4,7 @@ and the condition for starting the next row.
 A column of row r attends to the prompt, to committed tokens of the rows above, and to its own row up to itself. Row r
 starts once row r - 1 has enough tokens; the first row of a later grid starts once the previous grid is complete. If the
 grammar ends rows with a forced token, that token is fed early, at its true position. Otherwise the first column of row
-r consumes a substitute for the last token of row r - 1: the newest token of row r - 2 (for row 1, of row 0), at the
+r consumes a substitute for the last token of row r - 1: the newest token of row r - 2 (of row 0 if r is 1), at the
 true position. Only this column attends to the substitute, and it is not kept in the cache.
 """
 
@@ -52,7 +52,7 @@ class ImageRowLoop:
         spans: Spans,
         call: Call,
     ):
-        """`method.drafter` has the image's `rows`. `call` is not used: steps run eagerly, because the width of a
+        """`method.drafter.rows`: the image's rows. `call` is not used: steps run eagerly, because the width of a
         forward depends on drawn tokens."""
         self._plan: Any = method.drafter
         self._session, self._target, self._noise, self._spans = session, target, noise, spans
@@ -105,7 +105,7 @@ class ImageRowLoop:
 
     def _columns(self, step: Tensor) -> Any:
         """Return the columns of the `step`-th [B, 1] forward, or None if all images are complete. `tokens`, `positions`
-        and `aside` are as in `ScatteredSession.forward_scattered`, but of shape [B, ...]; `visible` is its `fed`."""
+        and `aside` are as in `ScatteredSession.forward_scattered`, but of shape [B, ...]; `visible` is `fed`."""
         raise NotImplementedError
 
     def _commit(self, p: Tensor, columns: Any, step: Tensor) -> None:
@@ -128,7 +128,7 @@ def image_rows(context: Context, decoder: str) -> ImageRows:
     gaps = [below[0] - above[-1] for above, below in pairwise(rows)]
     if rows[0][0] > 0 or any(row[-1] - row[0] >= len(row) for row in rows) or max(gaps, default=1) > 2:
         raise SpecbenchError(
-            f"{decoder} does not fit this model's grammar", "it needs rows closed by at most one forced token"
+            f"{decoder} does not fit this model's grammar", "it needs rows that end with at most one forced token"
         )
     widest = max(map(len, rows))
     slots = [row + [layout.length] * (widest - len(row)) for row in rows]
@@ -144,7 +144,7 @@ class RowRoots(NamedTuple):
     closing: Tensor  # [B, H] bool, complete rows whose last token has not been fed
     positions: Tensor  # [B, H] stream slot that the column predicts
     tokens: Tensor  # [B, H] token it consumes
-    aside: Tensor  # [B, H] bool, whether it is a substitute
+    aside: Tensor  # [B, H] bool, whether this token is a substitute
 
 
 def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, rows: ImageRows, lags: Tensor, target: Target) -> RowRoots:
@@ -167,8 +167,8 @@ def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, rows: ImageRows, la
 
 
 def row_above(count: Tensor, rows: ImageRows) -> Tensor:
-    """Return the number of tokens [B, H] of the row above each row, given `count` [B, H]. For the first row of a grid
-    it is this row's width, or 0 while the previous grid is incomplete."""
+    """Return the number of tokens [B, H] of the row above each row, given `count` [B, H]. The first row of a grid
+    has no row above: the number is its own width, or 0 while the previous grid is incomplete."""
     above = count.roll(1, dims=1)
     complete = (above == rows.widths.roll(1)) | (torch.arange(count.shape[1], device=count.device) == 0)
     return torch.where(rows.opens, torch.where(complete, rows.widths, 0), above)

@@ -1,5 +1,5 @@
-"""Target distribution p from guided logits, sampling from distributions, and selection of a guided target's rows. All
-float32, no host sync."""
+"""Target distribution p from guided logits, sampling from distributions, and selection of a guided target's rows.
+Everything is float32 and needs no host sync."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from specbench.models.interface import TokenLayout
 from specbench.specs.run_spec import Sampling
 
-FEW = 8192  # Size up to which selection in torch is as fast as a call of numpy from compiled code
+FEW = 8192  # Up to this size torch selects as fast as numpy called from compiled code
 WIDE = 4096  # Vocabulary size from which compacting to tokens of positive weight is faster on a CPU
 _ID = 0xFFFFFFFF  # Bits of a rank key that hold the token
 
@@ -37,7 +37,7 @@ class Target:
         return self.forced[positions.clamp(max=len(self.forced) - 1)]
 
     def of_grid(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Set the logits of ids that the slot's grid does not have to -inf."""
+        """Set logits to -inf for ids that are not in the grid of the slot."""
         if self._bounds is None:
             return logits
         low, high = self._bounds[:, positions.clamp(max=len(self.forced) - 1), None]
@@ -60,7 +60,7 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
     guided."""
     if sampling.entropy_scale is None:
         logits = logits / sampling.temperature if sampling.temperature != 1.0 else logits
-        # The last digits of other filters may depend on the order of the tokens.
+        # Other filters sum over tokens, and the order of the tokens may change the last digits.
         few = sampling.top_k > 0 and {*sampling.filters} <= {"top_k", "top_p", "min_p"}
         if few and selects(logits.shape[-1], sampling.top_k) and _compacts(logits):
             return _truncate_few(logits, sampling)
@@ -105,16 +105,16 @@ Filter = Callable[[Tensor, Any], Tensor]
 _FILTERS_FIRST: Mapping[str, Filter] = {"top_k": _below_kth, "top_n_sigma": _below_deviations}
 _FILTERS_LAST: Mapping[str, Filter] = {"top_p": _below_mass, "min_p": _below_share}
 FILTER_RULES = {**_FILTERS_FIRST, **_FILTERS_LAST}
-"""Rule of each filter of `Sampling`, in their order, before and after the entropy-dependent temperature. A rule takes
-logits [..., V] and the filter's value, and returns a mask [..., V] of the tokens to drop, those of smallest logits."""
+"""Rules of the filters of `Sampling` in their order: filters before, then after the entropy-dependent temperature. From
+logits [..., V] and the filter's value a rule computes a mask [..., V] of the tokens to drop: some smallest logits."""
 
 
 def _truncate_few(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Top-k, top-p and min-p as in `truncate`, to the last bit, with few passes over the whole vocabulary."""
+    """Top-k, top-p and min-p, bitwise equal to `truncate`, with few passes over the whole vocabulary."""
     vocab = logits.shape[-1]
     chosen, largest, exists = candidates(logits.reshape(-1, vocab).numpy(), sampling.top_k)
     largest[largest < _kth(largest, sampling.top_k)] = -np.inf
-    # Padding repeats the first entry, so it only writes that entry again.
+    # Padding repeats the first entry, so that this entry is only written again.
     padded = (torch.from_numpy(np.where(exists, part, part[:, :1])) for part in (chosen, largest))
     token, value = (part.view(*logits.shape[:-1], -1) for part in padded)
     few = torch.full_like(logits, -torch.inf).scatter_(-1, token, value)
@@ -130,10 +130,10 @@ def _truncate_few(logits: Tensor, sampling: Sampling) -> Tensor:
 def entropy_factor(logits: Tensor, scale: float) -> Tensor:
     """Return the factor [..., 1] on the temperature, 2.5 exp(-H/scale) + 0.6, with H the entropy of `logits` [..., V].
 
-    The sampler of ARsample (NeurIPS 2025, arXiv 2510.09012), whose released code has scale 3. The factor is 3.1 if
-    the model is certain, 1 at H = 5.5 for scale 3, and 0.6 for large H.
+    ARsample (NeurIPS 2025, arXiv 2510.09012) samples so; its released code uses scale 3. The factor is 3.1 if the
+    model is certain, 1 at H = 5.5 for scale 3, and 0.6 for large H.
     """
-    scale = max(scale, torch.finfo(logits.dtype).tiny)  # below it, 0 / scale is NaN
+    scale = max(scale, torch.finfo(logits.dtype).tiny)  # for a smaller scale, 0 / scale is NaN
     return (2.5 * (-entropy(logits.softmax(-1)) / scale).exp() + 0.6)[..., None]
 
 
@@ -160,7 +160,7 @@ def run_race(weights: Tensor, race: Tensor) -> Tensor:
 def without(weights: Tensor, tokens: Tensor) -> Tensor:
     """Remove `tokens` [...] from `weights` [..., V] and normalise; all zero if no weight remains."""
     rest, tiny = weights.scatter(-1, tokens[..., None], 0.0), torch.finfo(weights.dtype).tiny
-    # A sharp q leaves subnormal weights, whose sum must not be clamped. Scaling by a power of two is free of rounding.
+    # After a sharp q, weights may be subnormal; their sum must not be clamped. Powers of two scale without rounding.
     rest = torch.where(rest.sum(-1, keepdim=True) < tiny * 2.0**24, rest * 2.0**100, rest)
     return rest / rest.sum(-1, keepdim=True).clamp(min=tiny)
 
@@ -212,7 +212,7 @@ class Kept(NamedTuple):
 
 
 def kept(weights: Tensor) -> Kept:
-    """Compact `weights` [..., V] to tokens of nonzero weight. Keep all V tokens if V is small or that is faster."""
+    """Compact `weights` [..., V] to tokens of nonzero weight. Keep all V tokens if V is small or this is faster."""
     if weights.shape[-1] < WIDE or not _compacts(weights):
         return Kept(None, weights)
     flat = weights.reshape(-1, weights.shape[-1]).numpy()
@@ -230,9 +230,9 @@ def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
 def ranked_around(
     probabilities: Tensor, tokens: Tensor, before: int, after: int, descending: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the `before` previous and `after` next neighbours of `tokens` [..., 1], of positive probability, in the
-    order of `rank`. Return ids [..., m] in order, including the token, which also pads missing neighbours; a mask [...,
-    m] of existing neighbours; and the token's probability [..., 1]."""
+    """Find the `before` previous and `after` next neighbours, in the order of `rank`, of `tokens` [..., 1], whose
+    probability is positive. Return the ids [..., m] of token and neighbours in order, with the token also as padding; a
+    mask [..., m] of existing neighbours; and the token's probability [..., 1]."""
     ids, mass = _ends_and_kept(probabilities, before, after, descending)
     probability = probabilities.gather(-1, tokens)
     key, keys = _rank_keys(probability, tokens, descending), _rank_keys(mass, ids, descending)
@@ -260,14 +260,14 @@ def least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
 
 
 def _least_of_ranked(ranked: Tensor, mass: float) -> Tensor:
-    # A token stays while the mass strictly before it is below `mass`, so the first always stays.
+    # A token is kept if the mass strictly before it is below `mass`, so the first token is always kept.
     kept = (ranked.cumsum(-1) - ranked < mass).sum(-1, keepdim=True)
     # NaN keeps no token and would give index -1, which aborts all work on a GPU. The NaN is reported later, per image.
     return ranked.gather(-1, (kept - 1).clamp(min=0))
 
 
 def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Register a numpy function as an operator for compiled code; `like` returns an empty result."""
+    """Register a numpy function as an operator for compiled code; `like` allocates its result."""
 
     def wrap(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         compiled = torch.library.custom_op(f"specbench::{name}", function, mutates_args=())
@@ -281,7 +281,7 @@ def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable[...,
 def _least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
     flat = probabilities.reshape(-1, probabilities.shape[-1]).numpy()
     if flat.shape[1] >= WIDE:
-        # Tokens below (1 - mass) / 2V together hold at most half of 1 - mass; the other half exceeds rounding errors.
+        # Tokens below (1 - mass) / 2V hold at most half of 1 - mass; the other half is larger than rounding errors.
         least = (1 - mass) / 2 / flat.shape[1] if mass < 0.999 else 0.0
         _, flat, _ = _compact(flat, ~(flat <= least))
     ranked = torch.from_numpy(np.sort(flat, axis=-1)).flip(-1)
@@ -304,14 +304,14 @@ def _kth(values: np.ndarray, k: int) -> np.ndarray:
 
 
 def selects(vocab: int, k: int) -> bool:
-    """Return whether the k largest are found faster with a bound estimated from a part of the entries."""
+    """Return whether `candidates`, which estimates a bound from a part of the entries, finds the k largest faster."""
     return vocab >= WIDE and 4 * k <= vocab
 
 
 def candidates(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Select entries of `values` [rows, V] that include the k largest and their ties. Return tokens, values [rows, K]
-    padded with -inf, and a mask of real entries. The entries above a bound, estimated from a part of them, are
-    selected, so K is mostly much less than V. If these are fewer than k, all V are selected."""
+    padded with -inf, and a mask of real entries. Entries above a bound are selected, which is estimated from a
+    part of them, so K is mostly much less than V. If fewer than k entries are above it, all V are selected."""
     step = max(8, values.shape[1] // 4096)
     sample = values[:, ::step]
     expected = k / step

@@ -8,7 +8,7 @@ tree from these drafts, and from features of the target that are k tokens older.
 k tokens before its tree. Skipped tokens are never compared with p, so the decoder is lossy.
 
 The released code requires more than five tokens before the first skip. Here six rounds are required, so that rows of a
-batch skip together; at the code's interval of 5 both are the same. The code takes the most probable tokens on a tree
+batch skip together; at the code's interval of 5 both rules are equal. The code takes the most probable tokens on a tree
 that changes from step to step, with LANTERN's acceptance; here the tree is EAGLE-1's, siblings are drawn, and any
 verifier can be used.
 """
@@ -85,7 +85,7 @@ class EagleSkips(Eagle):
         tokens, last = self._batch.tokens, committed[:, None] - 1
         chance = self._batch.noise.uniform(committed[:, None], Stream.FRESH, step).squeeze(1)
         path = (chance * len(self._paths)).long()
-        # Near the end the tree has fewer columns: the missing columns would be past the last slot.
+        # Near the end the tree has fewer columns, because columns past the last slot are omitted.
         columns = self._paths[path].clamp(max=drafted.tokens.shape[1] - 1)
         ahead = torch.arange(columns.shape[1] + 1, device=tokens.device)
         tokens.scatter_(1, committed[:, None] + ahead[:-1], drafted.tokens.gather(1, columns))

@@ -10,8 +10,8 @@ slot i affects no decision before the step that commits it. So p of slot i in ev
 drafts, the step that verifies it and its place in that step's window are functions of F_i. A lossless verifier gives
 x_i ~ p_i given F_i. Hence for every order that is a function of F_i, u_i is uniform given F_i, and all u_i of a run are
 independent uniforms. This also holds for subsets chosen by functions of F_i (place in the window, entropy of p_i), but
-not by outcomes (accepted or replaced, kept or redrawn). The distribution of a draft's first draw, before refinements
-kept it, is not a function of F_i.
+not by outcomes (accepted or replaced, kept or redrawn). If refinements have kept a draft, the distribution
+from which it was first drawn is not a function of F_i.
 
 For the verifier `block`, which looks ahead, F_i instead holds all noise of earlier steps, the tokens before i, and the
 event that the step commits slot i. `block` gives x_i ~ p_i given these; the rest is the same.
@@ -61,7 +61,7 @@ class UniformsRecorder:
         self._masses = torch.full((2 * len(ORDERS), rows, slots), torch.nan, device=device)
 
     def note(self, seen: Committed) -> None:
-        """Record slots. Masses are NaN in orders in which they are undefined."""
+        """Record the masses of slots. They are NaN in orders that are undefined for a slot."""
         masses = [*mass_before_id(seen.p, seen.tokens), *mass_before(seen.p, seen.p, seen.tokens)]
         if seen.q is not None:
             masses += _where(seen.drafted, mass_before(ratio_score(seen.p, seen.q), seen.p, seen.tokens))

@@ -32,8 +32,8 @@ class Lanes(NamedTuple):
     """Columns of a forward, one per active image row. B images, C active rows."""
 
     rows: Tensor  # [C] image rows
-    # tokens, positions: [B, C] for `ScatteredSession.forward_scattered`; an idle column has the position past the
-    # end
+    # tokens, positions: [B, C] for `ScatteredSession.forward_scattered`; the position of an idle column is past the
+    # image's end
     tokens: Tensor
     positions: Tensor
     aside: Tensor  # [B, C] bool, columns that consume a substitute token, hidden from all others

@@ -1,8 +1,8 @@
-"""Compute metrics with their authors' packages, in an environment that need not contain specbench.
+"""Compute metrics with their authors' packages, in an environment without specbench.
 
-`specbench.metrics.packages` runs this file with another Python. It reads JSON objects from stdin, one per line, and
-answers each on stdout; networks stay loaded. Nothing is downloaded: images and weights are files that the request or
-the hub's cache names.
+`specbench.metrics.packages` runs this file with another Python. It reads requests from stdin, one JSON object per line,
+and answers each on stdout; networks stay loaded. Nothing is downloaded: the request gives paths of images, and weights
+are in the hub's cache.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Imports inside functions: each program has a separate environment, which contains nothing else.
+# Imports inside functions: an environment contains only one of the packages.
 
 
 @functools.cache
@@ -28,7 +28,7 @@ def _vqascore_network(model: str, device: str) -> Any:
 
 
 def vqascore(request: dict[str, Any]) -> dict[str, Any]:
-    """Scores by t2v-metrics, each image with its own caption."""
+    """Compute scores of images and their captions with t2v-metrics."""
     network = _vqascore_network(request["model"], request["device"])
     pairs = zip(request["images"], request["captions"], strict=True)
     return {"values": [float(network(images=[path], texts=[text])[0][0]) for path, text in pairs]}
@@ -42,7 +42,7 @@ def _hpsv3_network(device: str) -> Any:
 
 
 def hpsv3(request: dict[str, Any]) -> dict[str, Any]:
-    """Rewards by hpsv3. It returns two numbers per image; the first, the mean, is used."""
+    """Compute rewards with hpsv3. Of its two numbers per image, the first (the mean) is used."""
     import torch
 
     with torch.no_grad():
@@ -51,7 +51,7 @@ def hpsv3(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _weights(hub: list[str]) -> dict[str, str]:
-    """Digest cached files of hub repositories by name, or return what is missing. `hub`: arguments of `hf download`."""
+    """Return the digest of cached files as `weights`, or a missing repository as `lacking`. `hub`: as in `Package`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -68,7 +68,7 @@ def _weights(hub: list[str]) -> dict[str, str]:
 
 
 PROGRAMS = {"t2v-metrics": (vqascore, ("torch", "transformers")), "hpsv3": (hpsv3, ("torch", "transformers"))}
-"""By package: its program, and the other distributions that it needs (not all are among its declared requirements)."""
+"""{package: (function, further distributions that it needs, which the package may not declare)}."""
 
 
 def answer_request(request: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
     answer_to = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # packages print on stdout
+    os.dup2(2, 1)  # packages print on stdout, which is for answers
     for text in sys.stdin:
         answer_to.write(json.dumps(answer_request(json.loads(text))) + "\n")
         answer_to.flush()

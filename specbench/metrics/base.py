@@ -1,7 +1,7 @@
-"""Metric interface: images -> features -> statistics -> scores, one method per arrow.
+"""Metric interface: images -> features -> statistics -> scores, with one method per arrow.
 
-A metric is one class. `scoring` iterates over the images, stores their features on disk under a fingerprint of all
-that determines them, and then computes statistics and scores. A metric never reads a run folder itself.
+A metric is a class. `scoring` iterates over the images, stores their features under a fingerprint of all inputs, and
+then computes statistics and scores. A metric never reads a run folder.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from specbench.system.torch_device import use_device
 
 Better = Literal["lower", "higher"]
 Kind = Literal["plain", "proportions", "distance"]
-"""Kinds of scores. `proportions`: fractions of right images by category, and their unweighted mean. `distance`: from
-all images to reference images, which depends on the number of images. `plain`: any other score."""
+"""Kinds of scores. `proportions`: fractions of correct images per category, and their unweighted mean. `distance`:
+distance to reference images, which depends on the number of images. `plain`: any other score."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,20 @@ class Settings:
     """Settings of metric computation."""
 
     device: str = "cpu"  # device of the networks, for example "cuda"
-    batch: int | None = None  # images per forward of a network; None: each metric's own default
-    # reference of distances: folder of images, or .npz file of their statistics; None: COCO's images
+    batch: int | None = None  # images per forward of a network; None: the default of each metric
+    # reference images of distances: a folder, or an .npz file of their statistics; None: COCO's images
     reference: Path | None = None
-    offline: bool = False  # never download what is missing
-    # Python of an environment that has the authors' package of a metric; None: `packages.python_of`
+    offline: bool = False  # whether to download nothing
+    # Python of an environment with the metric's package; None: the Python that `packages.python_of` finds
     python: Path | None = None
 
     def check(self) -> None:
-        """Raise a SpecbenchError if the device does not exist here or there is no such reference."""
+        """Raise a SpecbenchError if this machine lacks the device or the reference does not exist."""
         use_device(self.device)
         if self.reference is not None and not self.reference.exists():
             raise SpecbenchError(f"--reference {self.reference} does not exist", "a folder of images, or a .npz file")
         if self.reference is not None and self.reference.suffix in (".zip", ".tar", ".gz", ".tgz", ".parquet"):
-            what = f"--reference {self.reference} exists, but must be unpacked into a folder of images"
+            what = f"--reference {self.reference} is not a folder of images; unpack it"
             raise SpecbenchError(what, "for COCO's val2017.zip: specbench fetch coco --images --from val2017.zip")
 
 
@@ -63,26 +63,26 @@ class Settings:
 class Sample:
     """Stored image with its prompt."""
 
-    # prompt_id, sample: which one
+    # prompt_id, sample: key of the image
     prompt_id: str
     sample: int
     prompt: str  # the caption
-    category: str | None  # what the prompt tests, if its set says so
-    meta: Mapping[str, Any]  # whatever else the prompt set knows
+    category: str | None  # tested ability, if the prompt set states it
+    meta: Mapping[str, Any]  # further facts in the prompt set
     pixels: np.ndarray  # uint8 [H, W, 3]
-    preprocessed: Any = None  # result of the metric's `preprocess`; None before the call
+    preprocessed: Any = None  # result of the metric's `preprocess`; None before this call
 
 
 @dataclass(frozen=True)
 class Score:
-    """One score of a run, from `n` images. Its name is the metric's, or "metric:part" for a part of the score."""
+    """A score of a run, from `n` images. Its name is the metric's name, or "metric:part" for a part of the score."""
 
     name: str
     estimate: Estimate
     n: int
-    note: str | None = None  # warning for readers of the number
-    prompts: int | None = None  # number of the images' prompts; None if unknown, or if all prompts of the run
-    # better, kind: the metric's if None
+    note: str | None = None  # warning about the number
+    prompts: int | None = None  # number of prompts; None if unknown, or if all prompts of the run
+    # better, kind: None means as in the metric
     better: Better | None = None
     kind: Kind | None = None
 
@@ -90,19 +90,22 @@ class Score:
 class Metric:
     """Base class of metrics."""
 
-    name: str  # what users type and tables print
-    summary: str  # line of a plug-in for `specbench list metrics`; the catalogue has the lines of built-in metrics
+    name: str  # name in commands and tables
+    summary: str  # for plug-ins: description in `specbench list metrics`; built-in metrics have it in the catalogue
     better: Better = "higher"  # whether higher or lower values are better
     kind: Kind = "plain"
-    unit: str = ""  # of its scores
-    batch: int = 16  # images given to `features` at a time
-    # place of a plug-in's class, "package.module:NAME"; None for built-in metrics
+    unit: str = ""  # unit of the scores
+    unjudged: str = ""  # for plug-ins: aspects of an image that it ignores; built-in metrics: in the catalogue
+    samples: int = 1  # required number of samples of a prompt
+    batch: int = 16  # number of images per call of `features`
+    # reference of a plug-in's class, "package.module:NAME"; None for built-in metrics
     class_reference: str | None = None
-    columns: ClassVar[Mapping[str, pa.DataType]]  # name and arrow type of the values that `features` stores per image
-    checkpoints: Sequence[str] = ()  # names in `specbench.metrics.published_weights` of the files it needs
-    # hub repositories whose networks it needs, by their names in its identity
+    columns: ClassVar[Mapping[str, pa.DataType]]  # {name: arrow type} of the values per image that `features` returns
+    checkpoints: Sequence[str] = ()  # required files, by their names in `specbench.metrics.published_weights`
+    # {name in the identity: hub repository of a required network}, and glob patterns of their required files
     repositories: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    # further distributions that it needs, with the command that installs each
+    files: ClassVar[Sequence[str]] = published_weights.NETWORK_FILES
+    # {further required distribution: command that installs it}
     packages: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init__(self, settings: Settings | None = None):
@@ -110,21 +113,21 @@ class Metric:
         self.batch = self.settings.batch or self.batch
 
     def identity(self) -> Mapping[str, str]:
-        """Describe all that can change a value: variant, weight digests, resize, reference set, library versions."""
+        """Describe all inputs that can change a value: variant, weight digests, resize, reference, library versions."""
         raise NotImplementedError
 
     def feature_identity(self) -> Mapping[str, str]:
-        """Describe the part of the identity that can change a feature, without inputs of the score only."""
+        """Return the part of the identity that can change features, without inputs that only change the score."""
         return self.identity()
 
     def missing(self) -> list[tuple[str, str]]:
         """List missing requirements as (what is missing, what to do); empty if the metric is ready."""
         files = map(published_weights.problem, self.checkpoints)
-        folders = map(published_weights.hub_problem, self.repositories.values())
+        folders = (published_weights.hub_problem(name, self.files) for name in self.repositories.values())
         return self.missing_packages() + [problem for problem in (*files, *folders) if problem]
 
     def missing_packages(self) -> list[tuple[str, str]]:
-        """List missing packages: the part of `missing` that cannot be downloaded."""
+        """List the entries of `missing` that are packages, which specbench does not install."""
         absent = [name for name in self.packages if not any(metadata.distributions(name=name))]
         lacking = f"metric '{self.name}' needs {{}}, which is not installed"
         return [(lacking.format(name), self.packages[name]) for name in absent]
@@ -139,29 +142,32 @@ class Metric:
             self.weights_file(name)
 
     def weights_file(self, name: str) -> Path:
-        """Path of one of the `checkpoints`, downloaded first if it is absent."""
+        """Return the path of one of the `checkpoints`; download the file first if it is missing."""
         return published_weights.require_weights_file(name, self.settings.offline)
 
     def network_folder(self, repository: str) -> Path:
-        """Folder of one of the `repositories`, downloaded first if it is absent."""
-        return published_weights.hub_folder(repository, self.settings.offline)
+        """Return the folder of one of the `repositories`; download the files first if they are missing."""
+        return published_weights.hub_folder(repository, self.files, self.settings.offline)
+
+    def network_identity(self, repository: str) -> str:
+        """Digest the files of one of the `repositories`, with its commit."""
+        return published_weights.folder_identity(self.network_folder(repository), self.files)
 
     def downloads(self) -> list[Download]:
         """List the required files that are not on this disk and can be downloaded."""
-        folders = map(published_weights.missing_folder, self.repositories.values())
+        folders = (published_weights.network_files(name, self.files).missing() for name in self.repositories.values())
         return [download for download in (*folders, *map(published_weights.missing_file, self.checkpoints)) if download]
 
     def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
-        """Return whether images of a prompt can be scored; class labels and codes are no captions."""
+        """Return whether images of a prompt can be scored; by default, not if it is a class label or codes."""
         return not meta.keys() & {"class", "codes"}
 
     def preprocess(self, pixels: np.ndarray) -> Any:
-        """Make the network's input from an image uint8 [H, W, 3]. Scoring calls this in threads while the network
-        runs."""
+        """Make the network's input from an image, uint8 [H, W, 3]. Threads call this while the network runs."""
         return None
 
     def preprocessed(self, samples: Sequence[Sample]) -> list[Any]:
-        """List the network's inputs for samples, and preprocess those that scoring has not preprocessed."""
+        """Return the network's inputs for samples; preprocess samples that scoring has not preprocessed yet."""
         done = ((sample.pixels, sample.preprocessed) for sample in samples)
         return [self.preprocess(pixels) if made is None else made for pixels, made in done]
 
@@ -170,7 +176,7 @@ class Metric:
         return [self.features_of(sample) for sample in samples]
 
     def features_of(self, sample: Sample) -> dict[str, object]:
-        """Compute the values of `columns` of one image, for metrics that do not take several at once."""
+        """Compute the values of `columns` of one image, for metrics that process images one by one."""
         raise NotImplementedError
 
     def statistics(self, features: pd.DataFrame) -> object:
@@ -178,16 +184,16 @@ class Metric:
         return features
 
     def scores(self, statistics: object) -> list[Score]:
-        """Compute the scores, the overall one first."""
+        """Compute the scores, the overall score first."""
         raise NotImplementedError
 
     def captions_cut(self, captions: Sequence[str]) -> tuple[int, int] | None:
-        """Return the number of captions that are cut, and the limit in tokens; None if the metric cuts no captions."""
+        """Return the number of truncated captions, and the limit in tokens; None if the metric never truncates."""
         return None
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        """Subtract a baseline's score over the images that both runs have. `features`, `baseline`: as for `statistics`.
-        Return the difference with a paired interval and the number of images, or None if no difference is defined."""
+        """Compute the score difference between a run and a baseline over common images. Both arguments as for
+        `statistics`. Return the difference with a paired interval, and the number of images; None if undefined."""
         return None
 
 
@@ -206,19 +212,19 @@ class PerImageMetric(Metric):
 def part_scores(
     name: str, rows: pd.DataFrame, by: str, column: str, interval: Callable[..., Estimate] = mean_interval
 ) -> list[Score]:
-    """Scores "name:part": the mean of `column` over the rows of each value (part) of the column `by`."""
+    """Compute a score "name:part" for each value (part) of the column `by`: the mean of `column` over its rows."""
     parts = rows.groupby(by, sort=True, dropna=False)
     return [mean_score(f"{name}:{part}", group, column, interval) for part, group in parts if group[column].count()]
 
 
 def answer_scores(name: str, images: pd.DataFrame, answers: Iterable[list[Any]]) -> list[Score]:
-    """Scores "name:part" of answers about images: a list of [part, value] per image. `n` counts images."""
-    rows = images.assign(answer=[*answers]).explode("answer").dropna(subset="answer")  # keeps the index of the image
+    """Compute scores "name:part" from answers about images: a list of [part, value] per image. `n` counts images."""
+    rows = images.assign(answer=[*answers]).explode("answer").dropna(subset="answer")  # the index is still the image's
     return part_scores(name, rows.assign(part=rows["answer"].str[0], value=rows["answer"].str[1]), "part", "value")
 
 
 def mean_score(name: str, rows: pd.DataFrame, column: str, interval: Callable[..., Estimate] = mean_interval) -> Score:
-    """Mean of a column as a score. Rows without a value are left out, and the score's note has their number."""
+    """Compute the mean of a column as a score. Rows without a value are excluded; the note states their number."""
     kept = rows.dropna(subset=column)
     if kept.empty:
         raise SpecbenchError(f"no image has a value of {name}")
@@ -228,7 +234,7 @@ def mean_score(name: str, rows: pd.DataFrame, column: str, interval: Callable[..
 
 
 def category_scores(name: str, rows: pd.DataFrame, column: str) -> list[Score]:
-    """Scores of verdicts: the proportion of `column` by category, after the unweighted mean of these proportions."""
+    """Compute scores from verdicts: first the unweighted mean over categories, then the proportion per category."""
     parts = part_scores(name, rows, "category", column, proportion_interval)
     if not parts:
         return []
@@ -239,8 +245,8 @@ def category_scores(name: str, rows: pd.DataFrame, column: str) -> list[Score]:
 def column_difference(
     features: pd.DataFrame, baseline: pd.DataFrame, column: str, by_category: bool = False, all_of: Sequence[str] = ()
 ) -> tuple[Difference, int] | None:
-    """Mean paired difference of a column by prompt; if `by_category`, the mean of the categories' means. None if a
-    category in `all_of` is missing."""
+    """Compute the mean paired difference of a column by prompt; if `by_category`, the mean of the categories' means.
+    None if a category in `all_of` is missing."""
     both = paired_features(features, baseline, column, ["category"] if by_category else ())
     both = both.dropna(subset=[column, f"{column}_base"])
     if both.empty or (all_of and set(both["category"]) != set(all_of)):
@@ -255,21 +261,21 @@ def column_difference(
 def paired_features(
     features: pd.DataFrame, baseline: pd.DataFrame, column: str, also: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Features of the images that both runs have: key, `column` of both runs (the baseline's ends in `_base`), and the
+    """Join the features of common images: key, `column` of both runs (`_base` is appended to the baseline's), and the
     columns `also` of the first run."""
     keys = ["prompt_id", "sample"]
     return features[[*keys, column, *also]].merge(baseline[[*keys, column]], on=keys, suffixes=("", "_base"))
 
 
 MEAN_OF_IMAGES = "mean"
-"""Fact of an identity: the score is the mean of a stored `value` per image, so that differences can be paired."""
+"""Key of an identity that marks scores that are means of a stored `value` per image, so that they can be paired."""
 RESULTS_FILE = "results file"
-"""Fact of imported scores that is stored but not in their fingerprint, so that runs can share a fingerprint."""
+"""Key of an imported score's identity that is not in the fingerprint, so that runs can share a fingerprint."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """All that determines the features or the scores of a metric."""
+    """All inputs that determine the features, or the scores, of a metric."""
 
     metric: str
     facts: Mapping[str, str]
@@ -290,14 +296,16 @@ def made_score(metric: Metric) -> Origin:
 
 
 def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
-    """Add the arithmetic of a GPU, and the place and code digest of a plug-in's class."""
-    facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in may have none
-    if settings and settings.device.startswith("cuda"):  # identities without this fact: convolutions were in TF32
+    """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's networks, reference and code."""
+    facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in's class may lack it
+    if settings and settings.device.startswith("cuda"):  # older identities lack this: convolutions used TF32
         facts["float32"] = "without TF32"
     reference = getattr(metric, "class_reference", None)
     if reference is not None:
         code = code_of([reference])
         facts |= {"class": reference, "code": code.digest[:16] if code else "specbench's"}
+        for name, repository in getattr(metric, "repositories", {}).items():
+            facts[name] = metric.network_identity(repository)
         methods = [inspect.unwrap(getattr(type(metric), name, len)) for name in ("scores", "difference")]
         if methods == [PerImageMetric.scores, PerImageMetric.difference]:
             facts["score"] = MEAN_OF_IMAGES
@@ -305,12 +313,12 @@ def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
 
 
 CODE_VERSIONS = {"clean": 2, "center256": 2}
-"""Versions above 1 of functions that preprocess images, by name. A test pins the results of each version; a fix that
-changes results increases the version, so that old features are not used."""
+"""{function that preprocesses images: version, if above 1}. A fix that changes results must increase the version, so
+that old features are not used. A test pins the results of each version."""
 
 
 def described(name: str, function: Callable[..., Any]) -> str:
-    """Name preprocessing for an identity, with the version of its function if above 1."""
+    """Describe preprocessing for an identity: `name`, and the version of its function if above 1."""
     version = CODE_VERSIONS.get(function.__name__, 1)
     return name if version == 1 else f"{name}, code {version}"
 
@@ -324,12 +332,12 @@ MOST_THREADS = 32
 
 
 def read_ahead(load: Callable[[Wanted], Loaded], items: Sequence[Wanted], batch: int) -> Iterator[list[Loaded]]:
-    """Iterate over `load(item)` of all items, in order, in lists of `batch`. Threads load the next two while one is in
-    use, because reading, decoding and resizing release the interpreter lock. The caller's thread loads the first item,
-    so that whatever `load` creates on first use is created only once."""
+    """Yield `load(item)` of all items, in order, in lists of `batch`. Threads load the next two lists while the caller
+    uses a list, because reading, decoding and resizing release the interpreter lock. The first item is loaded in the
+    caller's thread, so that objects created by the first call of `load` are created only once."""
     if not items:
         return
-    import torch  # not needed if everything is scored
+    import torch  # not needed if all images are scored
 
     threads, rest, ahead = torch.get_num_threads(), iter(items[1:]), min(BATCHES_AHEAD * batch, MOST_AHEAD)
     loaded = [load(items[0])]
@@ -346,4 +354,4 @@ def read_ahead(load: Callable[[Wanted], Loaded], items: Sequence[Wanted], batch:
             yield loaded
         finally:
             pool.shutdown(cancel_futures=True)
-            torch.set_num_threads(threads)  # threads that start later take the number that was set last
+            torch.set_num_threads(threads)  # new threads use the number that was set last

@@ -1,5 +1,5 @@
-"""BLIP networks of transformers for ImageReward and BLIP-VQA, with the authors' weights (Li et al. 2022). Sizes follow
-from the weights. Layer norms of the vision network use 1e-6; transformers' default of 1e-5 shifts scores."""
+"""BLIP networks of transformers with the authors' weights (Li et al. 2022), for ImageReward and BLIP-VQA. Sizes are
+derived from the weights. Layer norms of the vision network use 1e-6; transformers' default of 1e-5 shifts scores."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _VISION_NAMES = (
 
 
 def part_of(weights: Weights, prefix: str) -> dict[str, Tensor]:
-    """Select the weights under a prefix and strip it."""
+    """Select the weights whose names begin with a prefix, and strip the prefix."""
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
 def vision_network(weights: Weights) -> BlipVisionModel:
-    """Build the ViT image encoder of `visual_encoder` weights, given without their prefix."""
+    """Build the ViT image encoder from the weights of `visual_encoder`, without this prefix."""
     hidden = weights["pos_embed"].shape[2]
     patch = weights["patch_embed.proj.weight"].shape[2]
     network = BlipVisionModel(
@@ -54,7 +54,7 @@ def vision_network(weights: Weights) -> BlipVisionModel:
 
 
 def text_network(weights: Weights, image_width: int, head: bool = False) -> BlipTextModel | BlipTextLMHeadModel:
-    """Build the BERT with cross-attention to image features from an encoder's weights; if `head`, from a decoder's."""
+    """Build BERT with cross-attention to image features, from the weights of an encoder, or if `head`, of a decoder."""
     body = part_of(weights, "bert.") if head else weights
     hidden = body["embeddings.word_embeddings.weight"].shape[1]
     config = BlipTextConfig(
@@ -66,7 +66,7 @@ def text_network(weights: Weights, image_width: int, head: bool = False) -> Blip
         num_attention_heads=hidden // HEAD_WIDTH,
         max_position_embeddings=body["embeddings.position_embeddings.weight"].shape[0],
         layer_norm_eps=1e-12,
-        is_decoder=True,  # otherwise no cross-attention is built; each call passes the direction of attention
+        is_decoder=True,  # required for cross-attention; each call sets the direction of attention
     )
     network = BlipTextLMHeadModel(config) if head else BlipTextModel(config, add_pooling_layer=False)
     state = network.state_dict()
@@ -78,13 +78,13 @@ def text_network(weights: Weights, image_width: int, head: bool = False) -> Blip
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Load the tensors of an authors' checkpoint without running its code. The caller has checked its digest."""
+    """Load the tensors of the authors' checkpoint without running pickled code. The caller has checked the digest."""
     content = torch.load(path, map_location="cpu", weights_only=True)
     return content.get("model", content)
 
 
 def linear_layers(weights: Weights) -> nn.Sequential:
-    """Build a chain of linear layers from weights named by number; other layers between them act only in training."""
+    """Build a chain of linear layers from numbered weights. The layers between them only act in training."""
     layers = []
     for number in sorted(int(name.removesuffix(".weight")) for name in weights if name.endswith(".weight")):
         weight = weights[f"{number}.weight"]
@@ -94,7 +94,7 @@ def linear_layers(weights: Weights) -> nn.Sequential:
 
 
 class Tokenizer:
-    """Text to BERT token ids and mask, at most 35 tokens."""
+    """BERT's tokenizer, truncated to 35 tokens."""
 
     def __init__(self, vocabulary: Path):
         self._tokenizer = BertTokenizer(vocab=str(vocabulary))
@@ -107,7 +107,7 @@ class Tokenizer:
         return tokens.input_ids, tokens.attention_mask
 
     def cut(self, texts: Sequence[str]) -> tuple[int, int]:
-        """Return the number of texts that are cut, and the limit in tokens."""
+        """Return the number of texts that are truncated, and the limit in tokens."""
         return sum(len(self._tokenizer(text).input_ids) > _TOKENS for text in texts), _TOKENS
 
     def ids(self, text: str) -> list[int]:

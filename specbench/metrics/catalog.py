@@ -1,5 +1,5 @@
-"""Catalogue of metrics, built-in and from plug-ins, and of the papers' protocols. Metrics are imported on use; no torch
-here."""
+"""Catalogue of metrics, built-in and from plug-ins, and of the papers' protocols. Metrics are imported on use. Imports
+no torch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 class MetricEntry(NamedTuple):
     """Catalogue entry of a metric. `target`: "module:class" of its code; `summary`: line of `specbench list metrics`;
-    `variant`: first argument of a class with several variants; `bundled`: needs no external files and is computed by
-    default; `unjudged`: the parts of an image that it does not judge."""
+    `variant`: first argument of a class with several variants; `bundled`: whether the metric needs no external files
+    and is computed by default; `unjudged`: aspects of an image that the metric ignores."""
 
     target: str
     summary: str
@@ -29,9 +29,9 @@ class MetricEntry(NamedTuple):
     unjudged: str = ""
 
 
-def unjudged(metrics: Iterable[str]) -> list[str]:
-    """Sentences that name the parts of an image that these metrics do not judge."""
-    told = {name: METRICS[name].unjudged for name in metrics if name in METRICS}
+def unjudged(scores: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Name the aspects of an image that the metrics of stored scores ignore, in sentences."""
+    told = {score["metric"]: score["unjudged"] for score in scores}
     return [f"{name} does not judge {text}." for name, text in told.items() if text]
 
 
@@ -58,9 +58,9 @@ _CLIPS = {
 # fmt: off
 METRICS: dict[str, MetricEntry] = {
     "shapes-detector": MetricEntry("specbench.metrics.shapes:ShapesDetector",
-        "fraction of images that match their caption by the exact detector of `shapes`, mean over categories",
+        "fraction of images that match their caption according to the detector of `shapes`, mean over categories",
         bundled=True,
-        unjudged="backgrounds, how well objects are drawn, or objects that the caption does not name"),
+        unjudged="backgrounds, how well objects are drawn, or objects that are not in the caption"),
     "shapes-clip": MetricEntry("specbench.metrics.shapes:ShapesClip",
         "cosine similarity of image and caption under the small CLIP of `shapes`, mean over images", bundled=True),
     "shapes-frechet": MetricEntry("specbench.metrics.shapes:ShapesFrechet",
@@ -76,12 +76,12 @@ METRICS: dict[str, MetricEntry] = {
     **{f"hpsv2[{variant}]": MetricEntry("specbench.metrics.preference:Hpsv2",
         f"human preference score {variant}, mean over images", variant) for variant in ("v2.1", "v2.0")},
     "diversity[clip-b16]": MetricEntry("specbench.metrics.diversity:ClipDiversity",
-        "distance between two samples of a prompt, 1 - cosine of CLIP ViT-B/16 features, mean over pairs and prompts",
+        "distance between two samples of a prompt by CLIP ViT-B/16 (1 - cosine), mean over pairs and prompts",
         "clip-b16"),
     "diversity[lpips-alex]": MetricEntry("specbench.metrics.diversity:Lpips",
-        "distance between two samples of a prompt by LPIPS, mean over pairs and prompts; by the package lpips"),
+        "distance between two samples of a prompt by LPIPS, mean over pairs and prompts; needs lpips"),
     "diversity[shapes]": MetricEntry("specbench.metrics.diversity:ClipDiversity",
-        "distance between two samples of a prompt, 1 - cosine of features of the small CLIP of `shapes`", "shapes"),
+        "distance between two samples of a prompt by the small CLIP of `shapes` (1 - cosine)", "shapes"),
     "imagereward": MetricEntry("specbench.metrics.preference:ImageReward",
         "learned human preference reward, mean over images"),
     "pickscore": MetricEntry("specbench.metrics.preference:PickScore",
@@ -89,15 +89,15 @@ METRICS: dict[str, MetricEntry] = {
     "aesthetic[sac+logos+ava1]": MetricEntry("specbench.metrics.preference:Aesthetic",
         "LAION aesthetic predictor V2 on CLIP ViT-L/14, mean over images"),
     "vqascore[clip-flant5-xxl]": MetricEntry("specbench.metrics.packages:VqaScore",
-        "probability that CLIP-FlanT5-XXL sees the caption in the image, mean over images; by the package t2v-metrics"),
+        "probability, by CLIP-FlanT5-XXL, that the image shows the caption, mean over images; needs t2v-metrics"),
     "hpsv3": MetricEntry("specbench.metrics.packages:Hpsv3",
-        "human preference score v3, mean over images; by the package hpsv3"),
+        "human preference score v3, mean over images; needs hpsv3"),
     "geneval[hf-m2f]": MetricEntry("specbench.metrics.geneval:GenEval",
-        "fraction of images that fulfil the GenEval prompt by transformers' Mask2Former, mean over tags",
-        unjudged="how well objects are drawn, or objects that the caption does not name"),
+        "fraction of images that fulfil the GenEval prompt, judged with transformers' Mask2Former; mean over tags",
+        unjudged="how well objects are drawn, or objects that are not in the caption"),
     "geneval2[qwen3-vl-8b]": MetricEntry("specbench.metrics.geneval2:GenEval2",
-        "Soft-TIFA: probability of the right answers by Qwen3-VL-8B, geometric mean over a prompt's atoms, mean over "
-        "images"),
+        "Soft-TIFA: probability that Qwen3-VL-8B gives to the right answers, geometric mean over a prompt's atoms, "
+        "mean over images"),
     "compbench[blip-vqa]": MetricEntry("specbench.metrics.compbench:BlipVqa",
         "T2I-CompBench++: BLIP-VQA probability of the noun phrases of colour, shape and texture prompts, "
         "mean over images"),
@@ -105,31 +105,31 @@ METRICS: dict[str, MetricEntry] = {
         "T2I-CompBench++: cosine similarity under CLIP ViT-B/32 for non-spatial prompts, mean over images"),
 }
 # fmt: on
-"""The built-in metrics by name."""
+"""{name: built-in metric}."""
 _DERIVED = {
     "kid": "unbiased squared MMD to the reference images in Inception features, cubic kernel, mean over subsets",
     "fid-infinity": "FID extrapolated to infinitely many images; no interval up to n = 4096",
     "precision": "fraction of images within a reference image's 3rd nearest neighbour in Inception features",
     "recall": "fraction of reference images within an image's 3rd nearest neighbour in Inception features",
-    "density": "reference images whose 3rd nearest neighbour is farther than an image, over 3, mean over images",
-    "coverage": "fraction of reference images with an image nearer than their 3rd nearest neighbour",
+    "density": "reference images nearer to an image than to their own 3rd nearest neighbour, over 3, mean over images",
+    "coverage": "fraction of reference images that are nearer to some image than to their own 3rd nearest neighbour",
     "inception-score": "exp of the mean KL divergence of class probabilities from their mean, mean over 10 splits",
-    "geneval[official]": "fraction of correct images by the official evaluator, mean over tags",
-    "dpg-bench": "fraction of a prompt's questions that the official judge answers by yes, mean over images; "
-    "[released]: as the released program, which skips a question and takes categories of last images only",
-    "wise[verified]": "WISE of 2026: 0 or 1 by Qwen3.5-35B-A3B as its evaluator asks, mean over images",
-    "wise[legacy]": "WISE of 2025: WiScore of three marks by GPT-4o as its evaluator asks, mean over images",
-    "longtext-bench": "fraction of the words to write that Qwen2.5-VL-7B reads, over all images; [released]: as the "
-    "released program, which leaves phrases of its network in",
+    "geneval[official]": "fraction of images that the official evaluator judges correct, mean over tags",
+    "dpg-bench": "fraction of a prompt's questions that the official judge answers with yes, mean over images; "
+    "[released]: as in the released program, which skips a question, and counts categories only for the last image",
+    "wise[verified]": "WISE of 2026: 0 or 1, judged by Qwen3.5-35B-A3B with its evaluator, mean over images",
+    "wise[legacy]": "WISE of 2025: WiScore of three marks, given by GPT-4o with its evaluator, mean over images",
+    "longtext-bench": "fraction of the requested words that Qwen2.5-VL-7B reads in the images, over all images; "
+    "[released]: as in the released program, which counts stock phrases of the network as words",
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
-"""Scores that appear in tables, but are parts of another metric."""
+"""Names of scores in tables that are parts of another metric."""
 IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[released]",
             "wise[verified]", "wise[legacy]", "longtext-bench", "longtext-bench[released]")  # fmt: skip
-"""Scores from the authors' programs, by `specbench import`."""
+"""Scores that `specbench import` reads from the authors' programs."""
 BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench", "tiif",
               "wise-verified", "wise-legacy", "oneig", "longtext-bench")  # fmt: skip
-"""Benchmarks to whose programs `specbench export` writes images, and whose results `specbench import` reads."""
+"""Benchmarks with an official program: `specbench export` writes its input, `specbench import` reads its results."""
 PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),
     "cool-sd": ("fid[clean+center256]", "clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"),
@@ -137,11 +137,11 @@ PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "mulo-sd": ("geneval[hf-m2f]", "hpsv2[v2.1]"),
     "fid-50k": ("fid[tf1+bicubic256]",),
 }
-"""The metric variants behind published numbers. They differ in nearly every step, so numbers of two protocols are not
-comparable. `sjd`: SJD, GSD, SJD++, which print CLIP times 100. `cool-sd`: Cool-SD, LANTERN, LANTERN++. `zipar` and
-`mulo-sd`: the scores that these papers print; which variants their code computes was not checked.
-DPG-Bench, which MuLo-SD also prints, comes from its program (`IMPORTED`). `fid-50k`: LlamaGen by class and its
-followers, against a folder of ImageNet (`--reference`); their script resizes before it clamps and rounds."""
+"""Metric variants of published numbers. Protocols differ in nearly every step, so their numbers are not comparable.
+`sjd`: SJD, GSD, SJD++, which print CLIP times 100. `cool-sd`: Cool-SD, LANTERN, LANTERN++. `zipar` and `mulo-sd`: the
+scores that these papers print; which variants their code computes was not checked. DPG-Bench, which MuLo-SD also
+prints, comes from its program (`IMPORTED`). `fid-50k`: class-conditional LlamaGen and its followers, with a folder of
+ImageNet as `--reference`; their script resizes before it clamps and rounds."""
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "": PROTOCOLS["sjd"][1:],
@@ -151,8 +151,8 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "imagenet": PROTOCOLS["fid-50k"],
     "t2i-compbench": ("compbench[blip-vqa]", "compbench[clip-b32]"),
 }
-"""Default metrics of models other than `shapes`, by prompt set. "": the scores that papers of protocol `sjd` print for
-every set; the set with reference images also has FID, and a benchmark's prompts have the benchmark's scores."""
+"""{prompt set: default metrics of models other than `shapes`}. "" is for all other sets: the scores that papers of
+protocol `sjd` print for every set. The set with reference images also gets FID; a benchmark's set gets its scores."""
 
 
 def metric_names() -> list[str]:
@@ -160,7 +160,7 @@ def metric_names() -> list[str]:
 
 
 def metric_name(typed: str) -> str:
-    """Return the name of the intended metric, without a variant if none was typed; unknown names are returned as is."""
+    """Resolve a typed name to a metric, without a variant if none was typed; return unknown names unchanged."""
     valid = metric_names()
     bases = dict.fromkeys(name.partition("[")[0] for name in (*valid, *_DERIVED))
     base, bracket, variant = typed.partition("[")
@@ -169,7 +169,7 @@ def metric_name(typed: str) -> str:
 
 
 def require_metric(name: str) -> str:
-    """Return the name of the intended metric without importing it. Raise a SpecbenchError if it is unknown."""
+    """Return the metric's name for a typed name, without importing the metric. Raise a SpecbenchError if unknown."""
     if name in metric_names() or is_reference(name):
         return name
     if (meant := metric_name(name)) in metric_names():
@@ -180,21 +180,21 @@ def require_metric(name: str) -> str:
         metric(name)
     if name in _DERIVED and not variants:
         advice = "for example --metric 'fid[pytorch-fid]' --reference DIR"
-        raise SpecbenchError(f"'{name}' is a number of metric fid", advice)
+        raise SpecbenchError(f"'{name}' is computed by the metric fid", advice)
     if not variants and (protocol := spellings.fitting(name, PROTOCOLS)):
-        raise SpecbenchError(f"unknown metric '{name}'", f"it is a protocol: --protocol {protocol[0]}")
+        raise SpecbenchError(f"'{name}' is a protocol, not a metric", f"use --protocol {protocol[0]}")
     if not variants:
         raise unknown_name("metric", name, metric_names())
     if len(variants) == 1:
-        raise SpecbenchError(f"metric '{name}' has its variant in its name", f"--metric '{variants[0]}'")
+        raise SpecbenchError(f"metric '{name}': the name must include the variant", f"--metric '{variants[0]}'")
     found = ((paper, variant) for paper, names in PROTOCOLS.items() for variant in names if variant in variants)
     papers = [f"{variant} (--protocol {paper})" for paper, variant in found]
-    hint = f"the papers': {', '.join(papers)}" if papers else f"one of {', '.join(variants)}"
+    hint = f"used by papers: {', '.join(papers)}" if papers else f"one of {', '.join(variants)}"
     raise SpecbenchError(f"metric '{name}' has {len(variants)} variants, which give different numbers", hint)
 
 
 def metric(name: str) -> Any:
-    """Load the factory of a metric in the catalogue, of a plug-in, or "package.module:NAME". It takes `Settings`."""
+    """Load a metric of the catalogue, a plug-in, or "package.module:NAME", as a function of `Settings`."""
     name = metric_name(name)
     if name in METRICS:
         entry = METRICS[name]
@@ -206,18 +206,18 @@ def metric(name: str) -> Any:
     if is_reference(name):
         return _foreign(load_user_object(name, "metric"), name)
     if name in IMPORTED:
-        raise SpecbenchError(f"'{name}' comes from its authors' program", "specbench export, then specbench import")
+        raise SpecbenchError(f"'{name}' is computed by its authors' program", "specbench export, then specbench import")
     raise unknown_name("metric", name, metric_names())
 
 
 def _foreign(cls: Any, reference: str) -> Any:
-    """Check a plug-in's metric and its name, and make errors and wrong results of its methods name the metric."""
+    """Check a plug-in's metric class. Wrap its methods, so that errors and wrong results name the metric."""
     whole = isinstance(cls, type) and all(hasattr(cls, part) for part in ("features", "scores", "identity"))
     if not whole:
-        raise SpecbenchError(f"metric '{reference}' is no specbench metric", "subclass specbench.metrics.base.Metric")
+        raise SpecbenchError(f"'{reference}' is not a metric of specbench", "subclass specbench.metrics.base.Metric")
 
     refuse_edited(code_of([reference]))
-    from specbench.metrics.base import Better, Kind, Metric  # already imported by the plug-in
+    from specbench.metrics.base import Better, Kind, Metric  # the plug-in has already imported it
     from specbench.system.downloads import Download
 
     listed = {"missing": tuple, "missing_packages": tuple, "downloads": Download}
@@ -236,15 +236,16 @@ def _foreign(cls: Any, reference: str) -> Any:
     def made(self: Any, *arguments: Any) -> None:
         with naming_plugin("metric", reference, cls.__module__):
             cls.__init__(self, *arguments)
-            range(self.batch)[0]  # a number above 0
+            range(self.batch)[0], range(getattr(self, "samples", 1))[0]  # raises an error unless they are above 0
             for fact, values in (("better", get_args(Better)), ("kind", get_args(Kind))):
                 if (value := getattr(self, fact, values[0])) not in values:
                     raise ValueError(f"{fact} is {value!r:.40}, not {' or '.join(values)}")
-            if not isinstance(unit := getattr(self, "unit", ""), str):
-                raise TypeError(f"unit is {unit!r:.40}, not a text")
+            for fact in ("unit", "unjudged"):
+                if not isinstance(value := getattr(self, fact, ""), str):
+                    raise TypeError(f"{fact} is {value!r:.40}, not a text")
         name = getattr(self, "name", None)
         if not path_component(name) or name in METRICS:
-            taken = "which is a metric of specbench" if path_component(name) else "which is no name"
+            taken = "the name of a built-in metric" if path_component(name) else "not a valid name"
             raise SpecbenchError(f"metric '{reference}' is called {name!r:.100}, {taken}", "letters, digits and .+-[]")
 
     methods = [name for name in vars(Metric) if not name.startswith("_") and callable(getattr(cls, name, None))]
@@ -258,7 +259,7 @@ def downloads(names: Iterable[str], settings: Settings | None = None) -> list[Do
 
 
 def default_metrics(model: str, prompts: str | None = None) -> list[str]:
-    """List the default metrics of a model's images, for a prompt set or for all."""
+    """List the default metrics of a model's images, for a prompt set or for all sets."""
     if model == "shapes":
         return bundled_metrics()
     base = (prompts or "").partition("/")[0]
@@ -272,7 +273,7 @@ def bundled_metrics() -> list[str]:
 
 
 def metric_summary(name: str) -> str:
-    """One-line summary of a score, without importing the code of built-in metrics."""
+    """Return the one-line summary of a score, without importing built-in metrics."""
     if derived := _DERIVED.get(name) or _DERIVED.get(name.partition("[")[0]):
         return derived
     return METRICS[name].summary if name in METRICS else metric(name).summary

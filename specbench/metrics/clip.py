@@ -1,5 +1,5 @@
 """`clip[VARIANT]`: mean cosine of CLIP's image and text embeddings (Hessel et al. 2021). The papers use two
-incomparable ones: `b16` (SJD and its followers, who print it times 100) and `b32+prefix` (LANTERN, Cool-SD)."""
+incomparable variants: `b16` (SJD and its followers, printed times 100) and `b32+prefix` (LANTERN, Cool-SD)."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def bilinear299(pixels: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Variant:
-    """A CLIP score as one paper computes it: a checkpoint of `published_weights`, the text before every caption, and
-    the transform of the uint8 image before CLIP's own resize."""
+    """Variant of the CLIP score: a checkpoint of `published_weights`, a prefix of every caption, and the transform of
+    the uint8 image before CLIP's own resize."""
 
     checkpoint: str
     prefix: str = ""
@@ -57,7 +57,7 @@ VARIANTS: Mapping[str, Variant] = {
 
 class CosineMetric(PerImageMetric):
     """Scaled cosine similarity of image and caption, by a network with open_clip's `encode_image` and `encode_text`.
-    `tokenize` turns texts into ids (CLIP's tokenizer if None); `prefix` is put before every caption."""
+    `tokenize` converts texts to ids (None: CLIP's tokenizer); `prefix` is prepended to every caption."""
 
     packages: ClassVar = openclip.OPENCLIP_PACKAGES
     network: torch.nn.Module
@@ -84,8 +84,8 @@ class CosineMetric(PerImageMetric):
 
 
 class Clip(CosineMetric):
-    """CLIP score (Hessel et al. 2021, without their factor 2.5): cosine of image and caption, -1 to 1. Captions over
-    77 tokens are cut and keep the end token; a note reports it."""
+    """CLIP score (Hessel et al. 2021, without their factor 2.5): cosine of image and caption, -1 to 1. Captions over 77
+    tokens are truncated but keep the end token; a note reports this."""
 
     batch = 32
 

@@ -1,8 +1,8 @@
 """`compbench[...]`: parts of T2I-CompBench++ (Huang et al. 2025) without its programs
 (`specbench.metrics.official_exchange`): `blip-vqa` asks BLIP about every noun phrase of colour, shape and texture
-prompts, parsed by spaCy's small English model as in the paper's programs; `clip-b32` is the cosine for non-spatial
-prompts. The other parts need the paper's detector, which is not included because of its licence: export the images to
-the paper's programs and import their answers."""
+prompts, parsed by spaCy's small English model as in the paper's programs; `clip-b32` is the cosine of non-spatial
+prompts and their images. The other parts need the paper's detector, which is not included because of its licence. For
+these, export the images to the paper's programs and import the answers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ REMOVED = '.!"()*#:;~'
 
 
 def questions(phrases: Sequence[str]) -> list[str]:
-    """Ask BLIP about the noun phrases of a prompt: at most eight questions."""
+    """Make at most eight questions for BLIP from the noun phrases of a prompt."""
     asked = [phrase for phrase in phrases if phrase not in NOT_ASKED][:MOST_QUESTIONS]
     return [f"{phrase}?".lower().translate(str.maketrans("", "", REMOVED)) for phrase in asked]
 
 
 class CategoryMetric(PerImageMetric):
-    """Base class of metrics with a mean per category, "metric:category", and no mean over categories.
-    `categories`: the categories that are scored."""
+    """Base class of metrics with a score "metric:category" for each of `categories`, and no mean over categories."""
 
     categories: Sequence[str]
 
@@ -64,7 +63,7 @@ class CompBenchClip(CategoryMetric, Clip):
 
 
 class VqaNetwork(nn.Module):
-    """BLIP-VQA (Li et al. 2022): probability of "yes" against "no" for questions of equal length about an image."""
+    """BLIP-VQA (Li et al. 2022): probability of "yes", relative to "no", for questions about an image."""
 
     def __init__(self, weights: Mapping[str, Tensor]):
         super().__init__()
@@ -74,8 +73,8 @@ class VqaNetwork(nn.Module):
         self.answerer = blip.text_network(blip.part_of(weights, "text_decoder."), width, head=True)
 
     def forward(self, seen_BSD: Tensor, ids_BT: Tensor) -> Tensor:
-        """Probabilities of "yes", float32 [B], from the images' features. Questions are not padded: cross-attention
-        would look at the padding."""
+        """Compute the probabilities of "yes", float32 [B], from features of images. Questions must have equal lengths,
+        because padding would change the result."""
         states = self.reader(
             input_ids=ids_BT,
             attention_mask=torch.ones_like(ids_BT),
@@ -94,8 +93,8 @@ class VqaNetwork(nn.Module):
 
 
 class BlipVqa(CategoryMetric):
-    """BLIP-VQA score of T2I-CompBench (Huang et al. 2023): product of the probabilities of "yes" over the noun
-    phrases of the prompt, each rounded to four digits; 0 to 1."""
+    """BLIP-VQA score of T2I-CompBench (Huang et al. 2023), 0 to 1: product of the probabilities of "yes" over the noun
+    phrases of the prompt, each rounded to four digits."""
 
     name = "compbench[blip-vqa]"
     categories = ("color", "shape", "texture")
@@ -149,7 +148,7 @@ class BlipVqa(CategoryMetric):
         return [{"value": value} for value in answers]
 
     def _answers(self, seen_BSD: Tensor, asked: Sequence[tuple[int, list[int]]]) -> list[float]:
-        """Return answers in the order of `asked`. Questions in a batch have equal length, so that none is padded."""
+        """Return answers in the order of `asked`. Questions of equal length form a batch, so that none is padded."""
         by_length = defaultdict(list)
         for place, (_, ids) in enumerate(asked):
             by_length[len(ids)].append(place)

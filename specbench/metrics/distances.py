@@ -1,4 +1,4 @@
-"""Distances of two sets of feature vectors, float64 [n, d], and the influence of each image if it is defined: FID,
+"""Distances between two sets of feature vectors, float64 [n, d], and the images' influences if defined: FID,
 FID-infinity, KID (accumulated by torchmetrics), Inception score (Salimans et al. 2016), precision and recall
 (Kynkäänniemi et al. 2019), density and coverage (Naeem et al. 2020)."""
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Imports inside functions: torch, not needed if all images are scored.
+# Imports inside functions: torch is not needed if all images are scored.
 
 _ROWS = 512
 _SPLITS = 4
-KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000  # As published (Binkowski et al. 2018), and torchmetrics' defaults.
+KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000  # As in Binkowski et al. 2018 and torchmetrics
 KID_SEED = 0
-IS_SPLITS = 10  # Of Salimans et al. 2016.
+IS_SPLITS = 10  # As in Salimans et al. 2016
 K_NEAREST = 3  # k of LANTERN's evaluation, and of Kynkäänniemi et al
 
 
@@ -86,14 +86,14 @@ class Gaussian(Moments):
 
     @cached_property
     def centred(self) -> np.ndarray:
-        """Deviations from the mean over sqrt(n - 1), so that centred.T @ centred is the covariance."""
+        """Deviations from the mean, divided by sqrt(n - 1), so that centred.T @ centred is the covariance."""
         return (self.features - self.mean) / np.sqrt(self.n - 1)
 
 
 def frechet_distance(images: Gaussian, reference: Moments) -> float:
-    """Compute |m1 - m2|^2 + Tr S1 + Tr S2 - 2 Tr (S1 S2)^(1/2). The root of the reference's covariance is cached;
-    torchmetrics' last step takes 4 to 35 times the CPU time (values agree to 3e-8) and rounds to float32. With fewer
-    images than dimensions, the trace comes from an n x n matrix with the same eigenvalues."""
+    """Compute |m1 - m2|^2 + Tr S1 + Tr S2 - 2 Tr (S1 S2)^(1/2). The root of the reference's covariance is cached. Not
+    torchmetrics' last step, which takes 4 to 35 times the CPU time (values agree to 3e-8) and rounds to float32. For
+    fewer images than dimensions, an n x n matrix with the same eigenvalues gives the trace."""
     gap = images.mean - reference.mean
     traces = images.trace + reference.trace
     if images.n < images.d:
@@ -106,8 +106,8 @@ def frechet_distance(images: Gaussian, reference: Moments) -> float:
 
 
 def frechet_influence(images: Gaussian, reference: Moments) -> np.ndarray | None:
-    """Influence of each image on the distance, [n] with mean 0; None (undefined) if images.n <= d. The standard error
-    of the distance is sd / sqrt(n). For two runs with the same reference, use the paired differences instead."""
+    """Return the influence of each image on the distance, [n] with mean 0; None (undefined) if images.n <= d. The
+    standard error of the distance is sd / sqrt(n). To compare runs with the same reference, pair their influences."""
     if images.n <= images.d:
         return None
     values, vectors = np.linalg.eigh(reference.root @ images.covariance @ reference.root)
@@ -123,12 +123,12 @@ def frechet_influence(images: Gaussian, reference: Moments) -> np.ndarray | None
 
 
 def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], plug_in: float) -> Estimate | None:
-    """Extrapolate `plug_in`, the FID of all images, to infinitely many images. Return None with fewer than four prompts
-    or reference images; no interval if the halves have no more images than dimensions.
+    """Extrapolate `plug_in`, the FID of all images, to infinitely many images. None for fewer than four prompts or
+    reference images; no interval if the halves have no more images than dimensions.
 
     The plug-in FID has a bias nearly proportional to 1/n. Halves of both sets (in the paper: of the images) have twice
-    the bias, so 2 * FID of all - mean FID of halves is free of it. The interval uses the spread of the halves' FID over
-    four random splits by prompts (t distribution, four degrees of freedom), at least the extrapolated value's spread.
+    the bias, so 2 * FID of all - mean FID of halves has none. The interval uses the spread of the halves' FID over four
+    random splits by prompts (t distribution, four degrees of freedom), or the extrapolated value's if larger.
     """
     rng = np.random.default_rng(0)
     units = np.unique(np.asarray(prompts), return_inverse=True)[1]
@@ -150,7 +150,7 @@ def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], 
 
 
 def kid(images: np.ndarray, reference: np.ndarray) -> float:
-    """KID in float64: mean over 100 pairs of subsets of at most 1000 rows, drawn with a fixed seed."""
+    """Compute KID in float64: mean over 100 pairs of subsets of at most 1000 rows, drawn with a fixed seed."""
     import torch
 
     size = min(KID_SUBSET_SIZE, len(images), len(reference))
@@ -163,9 +163,9 @@ def kid(images: np.ndarray, reference: np.ndarray) -> float:
 
 
 def inception_score(logits: Tensor) -> tuple[float, float]:
-    """Inception score of logits [n, classes], as in the published code (Salimans et al. 2016): mean over 10 splits at
-    i n // 10, in a fixed random order, and their standard deviation with n in the denominator. torchmetrics makes
-    splits of ceil(n / 10) images, which may be fewer than 10 splits."""
+    """Compute the Inception score of logits [n, classes] as in the published code (Salimans et al. 2016): mean and
+    standard deviation (denominator n) over 10 splits at i n // 10, in a fixed random order. Not as in torchmetrics,
+    whose splits of ceil(n / 10) images may be fewer than 10."""
     import torch
 
     n = len(logits)
@@ -179,19 +179,19 @@ def inception_score(logits: Tensor) -> tuple[float, float]:
 
 @contextmanager
 def _torch_apart() -> Iterator[None]:
-    """Context with a fixed seed and the state of torch for features; the user's states are restored afterwards."""
+    """Context with a fixed seed and torch's state for metrics; afterwards both are restored."""
     import torch
 
     from specbench.system.torch_state import PinnedTorch
 
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), PinnedTorch(False):
-        warnings.simplefilter("ignore")  # its warning that features stay in memory: intended here
+        warnings.simplefilter("ignore")  # torchmetrics warns that features stay in memory, which is intended
         torch.manual_seed(KID_SEED)
         yield
 
 
 def _features_as_images(d: int) -> torch.nn.Module:
-    """Identity network for torchmetrics. It gets features [n, d], so that torchmetrics' resize is not used."""
+    """Make an identity network for torchmetrics, whose inputs are then features [n, d] instead of images."""
     from torch import nn
 
     network = nn.Identity()
@@ -201,7 +201,7 @@ def _features_as_images(d: int) -> torch.nn.Module:
 
 @cache
 def _torchmetrics(name: str) -> ModuleType:
-    if importlib.util.find_spec("torch_fidelity"):  # torchmetrics imports it if installed, and it imports torchvision
+    if importlib.util.find_spec("torch_fidelity"):  # torchmetrics would import it and torchvision
         with torchvision_if_it_loads():
             importlib.import_module("torch_fidelity")
     with plain_matplotlib():
@@ -209,15 +209,15 @@ def _torchmetrics(name: str) -> ModuleType:
 
 
 def kid_influence(images: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Influence of each image on KID, the squared MMD under the kernel (x.y / d + 1)^3 (Binkowski et al. 2018): [n]
-    with mean 0. torchmetrics gives only the value, which has no interval over prompts."""
+    """Return the influence of each image on KID, [n] with mean 0, for an interval over prompts. KID is the squared MMD
+    of the kernel (x.y / d + 1)^3 (Binkowski et al. 2018)."""
     images, reference = images.astype(np.float64), reference.astype(np.float64)
     influence = 2 * (_mean_kernel(images, images) - _mean_kernel(images, reference))
     return influence - influence.mean()
 
 
 def _mean_kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Mean of KID's kernel of each row of x with the rows of y, [len(x)]; if x is y, without the row itself."""
+    """Return for each row of x the mean of KID's kernel over the rows of y, [len(x)]; if x is y, without itself."""
     means = np.empty(len(x))
     for start in range(0, len(x), _ROWS):
         block = (x[start : start + _ROWS] @ y.T / x.shape[1] + 1) ** 3
@@ -228,8 +228,8 @@ def _mean_kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 class NearestNeighbours(NamedTuple):
-    """Values of each image, [n], and of each reference image, [m]. The manifold of a set is a union of balls, one
-    around each feature vector; its radius is the distance to the vector's k-th nearest neighbour in the set."""
+    """Values per image, [n], and per reference image, [m]. The manifold of a set is the union of balls around its
+    feature vectors. The radius of a ball is the distance to the k-th nearest neighbour within the set."""
 
     precise: np.ndarray  # whether an image lies in the manifold of the reference images; the mean is the precision
     density: np.ndarray  # number of balls of the reference images around an image, over k; the mean is the density
@@ -238,7 +238,7 @@ class NearestNeighbours(NamedTuple):
 
 
 def neighbourhood(images: np.ndarray, reference: np.ndarray, k: int = K_NEAREST) -> NearestNeighbours | None:
-    """Compare features [n, d] with the reference's, [m, d], in float64; None if a set has at most k."""
+    """Compare features [n, d] with the reference's, [m, d], in float64; None if a set contains at most k vectors."""
     if min(len(images), len(reference)) <= k:
         return None
     images, reference = images.astype(np.float64), reference.astype(np.float64)

@@ -1,5 +1,5 @@
-"""`diversity[VARIANT]`: mean distance of all pairs of a prompt's images. SJD (appendix I, Figure 17) and SJD++ (Figure
-10) show example images as evidence that decoders keep diversity; this metric measures the difference from AR."""
+"""`diversity[VARIANT]`: mean distance over all pairs of a prompt's images. SJD (appendix I, Figure 17) and SJD++
+(Figure 10) only show images as evidence that decoders keep diversity; this metric allows a comparison with AR."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ _SIDE, _ALEXNET = 256, "alexnet-owt-7be5be79.pth"
 class Diversity(Metric):
     """Mean over prompts of the mean distance between two samples of a prompt; subclasses define `distances`."""
 
+    samples = 2
     columns: ClassVar = {"feature": pa.list_(pa.float32())}
 
     def distances(self, features: Sequence[np.ndarray]) -> list[float]:
-        """Distance of each pair of images of the same prompt, as 1 - cosine of their features."""
+        """Return the distance of each pair of images of a prompt, by default 1 - cosine of their features."""
         unit = np.stack(features).astype(np.float64)
         unit /= np.linalg.norm(unit, axis=1, keepdims=True)
         return [1.0 - float(unit[first] @ unit[second]) for first, second in combinations(range(len(unit)), 2)]
 
     def statistics(self, features: pd.DataFrame) -> pd.DataFrame:
-        """A row per prompt of several samples: `prompt_id`, `value`, `images`."""
+        """Return a row per prompt with several samples: `prompt_id`, `value`, `images`."""
         rows = [
             {"prompt_id": prompt, "value": float(np.mean(self.distances([*images]))), "images": len(images)}
             for prompt, images in features.groupby("prompt_id", sort=False)["feature"]
@@ -49,13 +50,12 @@ class Diversity(Metric):
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         if statistics.empty:
-            why = "a prompt with a single image has no distances: run with --samples 2 or more"
-            raise SpecbenchError(f"metric '{self.name}' needs two samples of a prompt", why)
+            return []
         estimate = mean_interval(statistics["value"], statistics["prompt_id"])
         return [Score(self.name, estimate, int(statistics["images"].sum()), prompts=len(statistics))]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        """Difference over the samples that both runs have."""
+        """Compute the difference over the samples that both runs have."""
         common = features[["prompt_id", "sample"]].merge(baseline[["prompt_id", "sample"]])
         mine, theirs = (self.statistics(frame.merge(common)) for frame in (features, baseline))
         both = mine.merge(theirs, on="prompt_id", suffixes=("", "_base"))
@@ -90,7 +90,7 @@ class ClipDiversity(Diversity):
 
 
 class Lpips(Diversity):
-    """LPIPS (Zhang et al. 2018) by the authors' package, AlexNet, images resized to 256."""
+    """LPIPS (Zhang et al. 2018) with AlexNet, from the authors' package, on images resized to 256."""
 
     name = "diversity[lpips-alex]"
     columns: ClassVar = {"feature": pa.list_(pa.uint8())}
@@ -109,12 +109,12 @@ class Lpips(Diversity):
             how = """it downloads them: python -c 'import torchvision; torchvision.models.alexnet(weights="DEFAULT")'"""
             what = f"metric '{self.name}': torchvision's {_ALEXNET} is not on this disk"
             raise SpecbenchError(what, how, MISSING_PREREQUISITE)
-        import lpips  # a package of the user's
+        import lpips  # installed by the user
 
         return lpips.LPIPS(net="alex", verbose=False).to(self.settings.device).eval()
 
     def features_of(self, sample: Sample) -> dict[str, object]:
-        """Return the pixels, because the distance is defined for two images, not for two feature vectors."""
+        """Return the pixels as features, because LPIPS compares images, not feature vectors."""
         return {"feature": squashed(sample.pixels, _SIDE).reshape(-1)}
 
     def distances(self, features: Sequence[np.ndarray]) -> list[float]:

@@ -1,6 +1,6 @@
-"""DPG-Bench (Hu et al. 2024, after DSG, Cho et al. 2024): export of images for its released program, and its scoring
-rule on the answers of the program's judge, mPLUG-large. The program differs from its description in two points: it
-skips the first row of its table, and its category scores use only the last image of each grid."""
+"""DPG-Bench (Hu et al. 2024, after DSG, Cho et al. 2024): export images for the released program, and score the answers
+of the program's judge, mPLUG-large. The program differs from the paper in two points: it skips the first row of its
+table, and category scores use only the last image of each grid."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from specbench.system.images import png_bytes
 
 TABLE_COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natural_language")
 """Columns of the published table that the program reads."""
-GRID_IMAGES = 4  # Images of a grid, row by row
+GRID_IMAGES = 4  # Number of images in a grid, which is filled row by row
 _VERDICT = re.compile(r"(.+), \((\d{1,6}), (\d{1,6}), (\d{1,6}), (\d{1,6})\), (.+), (.*)")
 Question = Mapping[str, Any]
-Answers = Mapping[int, bool]  # Whether the judge said yes, by question id
+Answers = Mapping[int, bool]  # {question id: whether the judge answered yes}
 
 
 def read_verdict(line: str) -> tuple[str, int, str, str]:
     """Parse a line of the released program's `_detail.txt` (path of the grid, crop, question, answer). Return item,
-    number of the image in its grid, question and answer. Raise a ValueError if the line has another form."""
+    number of the image in its grid, question and answer. Raise a ValueError for other lines."""
     match = _VERDICT.fullmatch(line)
     if match is None:
         raise ValueError("every line is: path, (left, top, right, bottom), question, answer")
     left, top, right, bottom = (int(match[place]) for place in range(2, 6))
     side = right - left
     if side <= 0 or bottom - top != side or left not in (0, side) or top not in (0, side):
-        raise ValueError(f"({left}, {top}, {right}, {bottom}) is no quarter of a 2x2 grid")
+        raise ValueError(f"({left}, {top}, {right}, {bottom}) is not a quarter of a 2x2 grid")
     return re.split(r"[/\\]", match[1])[-1].partition(".")[0], (left + 2 * top) // side, match[6], match[7]
 
 
 def dpg_score(questions: Sequence[Question], answers: Answers, strict: bool = False) -> float:
-    """Fraction of yes. A question counts as no if its parent counts as no; if `strict`, a parent without an answer is
-    a KeyError."""
+    """Compute the fraction of yes. A question counts as no if a parent question does. If `strict`, raise a KeyError for
+    a parent without an answer."""
     scores = {question["id"]: answers[question["id"]] for question in questions}
     for question in questions:
         if any(not scores[parent] for parent in question["parents"] if parent and (strict or parent in scores)):
@@ -54,7 +54,7 @@ def dpg_score(questions: Sequence[Question], answers: Answers, strict: bool = Fa
 
 
 def released_score(questions: Sequence[Question], answers: Answers) -> float | None:
-    """The released program's score of an image; None if it fails on the image and leaves it out."""
+    """Compute the released program's score of an image; None if the program fails and skips the image."""
     try:
         return dpg_score(questions, answers, strict=True)
     except (KeyError, ZeroDivisionError):
@@ -62,7 +62,7 @@ def released_score(questions: Sequence[Question], answers: Answers) -> float | N
 
 
 def questions_of(prompt_id: str, meta: Mapping[str, Any]) -> list[Question]:
-    """Questions in a prompt's metadata; if several have the same id, the last, as in the program."""
+    """Return the questions in a prompt's metadata; the last of several with the same id, as in the program."""
     questions = meta["questions"]
     try:
         whole = bool(questions) and all(
@@ -74,20 +74,20 @@ def questions_of(prompt_id: str, meta: Mapping[str, Any]) -> list[Question]:
         whole = False
     if not whole:
         what = f"prompt '{prompt_id}' has no questions of DPG-Bench"
-        raise SpecbenchError(what, "use the prompt set with questions: specbench fetch dpg-bench")
+        raise SpecbenchError(what, "use the prompt set that has questions: specbench fetch dpg-bench")
     return list({question["id"]: question for question in questions}.values())
 
 
 def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
-    """Files that the program reads: `images/<prompt id>.png`, the samples of a prompt in a 2x2 grid row by row, and
-    `questions.csv`, its table for these prompts. `rows`: the samples by prompt, in order, each with `prompt_id`,
+    """Make the program's input files: `images/<prompt id>.png`, a 2x2 grid of a prompt's samples, row by row, and
+    `questions.csv`, the table of these prompts. `rows`: the samples in order, grouped by prompt, each with `prompt_id`,
     `sample`, `meta` and `pixels()`."""
     grids = {name: list(mine) for name, mine in groupby(rows, key=lambda row: row.prompt_id)}
     samples, side = 1 + max(row.sample for row in rows), rows[0].pixels().shape[0]
     for name, mine in grids.items():
         if len(mine) != samples or samples > GRID_IMAGES:
             what = f"prompt '{name}' has {len(mine)} images of {samples}"
-            raise SpecbenchError(what, "a grid has equally many samples of each prompt, at most four: finish the run")
+            raise SpecbenchError(what, "a grid needs equally many samples of each prompt, at most four; finish the run")
     lines = [
         (name, question["id"], ",".join(map(str, question["parents"])), question["tuple"], question["question"])
         for name, mine in grids.items()
@@ -108,9 +108,9 @@ def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
 
 
 class OfficialDpgBench(PerImageMetric):
-    """DPG-Bench's scores from its judge's answers: `dpg-bench` by the rule as described, `dpg-bench[released]` by the
-    released program's rule. `verdicts`: by prompt and number of the image, the answers by question, for all images in
-    the run's `rows`; `digest`: digest of the file of answers."""
+    """DPG-Bench's scores from its judge's answers: `dpg-bench` by the paper's rule, `dpg-bench[released]` by the
+    released program's rule. `verdicts`: for (prompt, number of the image), {question: answer}; for all images in the
+    run's `rows`; `digest`: digest of the file of answers."""
 
     name = "dpg-bench"
     columns: ClassVar = {"value": pa.float32(), "released": pa.float32(), "answers": pa.string()}
@@ -120,8 +120,8 @@ class OfficialDpgBench(PerImageMetric):
         self.digest, self._verdicts = digest, verdicts
         images = {(row.prompt_id, int(row.sample)) for row in rows.itertuples()}
         for name, sample in sorted(verdicts.keys() - images)[:1]:
-            what = f"the results are about image {sample} of '{name}', which the run lacks"
-            raise SpecbenchError(what, "import the results of this run's export")
+            what = f"the results contain image {sample} of '{name}', which the run does not have"
+            raise SpecbenchError(what, "import results that were computed from an export of this run")
 
     def identity(self) -> Mapping[str, str]:
         return {"program": "DPG-Bench's program", "score": MEAN_OF_IMAGES, RESULTS_FILE: self.digest}
@@ -133,10 +133,10 @@ class OfficialDpgBench(PerImageMetric):
         questions = questions_of(sample.prompt_id, sample.meta)
         verdicts, first = self._verdicts.get((sample.prompt_id, sample.sample), {}), sample.meta["line"] == 0
         unanswered = [question["question"] for question in questions if question["question"] not in verdicts]
-        if unanswered and not first:  # the program skips a question of the table's first item
+        if unanswered and not first:  # the program skips a question of the first item
             about = f"image {sample.sample} of '{sample.prompt_id}'"
-            what = f"the results have no answer about {about} to '{unanswered[0]:.80}'"
-            raise SpecbenchError(what, "the program leaves out grids that it cannot read; see what it printed")
+            what = f"for {about}, the results have no answer to '{unanswered[0]:.80}'"
+            raise SpecbenchError(what, "the program skips grids that it cannot read; see its output")
         answered = [question for question in questions if question["question"] in verdicts]
         answers = {question["id"]: verdicts[question["question"]] == "yes" for question in answered}
         kinds = {
@@ -156,7 +156,7 @@ class OfficialDpgBench(PerImageMetric):
             if rows.empty:
                 continue
             left_out = len(statistics) - len(rows)
-            note = f"{left_out} images are left out: the program did not ask all of their questions"
+            note = f"{left_out} images are omitted: the program did not ask all of their questions"
             scores.append(replace(base.mean_score(name, rows, column), note=note if left_out else None))
             if column == "released":
                 rows = rows[rows["sample"] == rows["sample"].max()]
@@ -165,5 +165,5 @@ class OfficialDpgBench(PerImageMetric):
 
 
 def _category(question: Question) -> str:
-    """Category of a question: the beginning of its tuple, without details."""
+    """Return the category of a question: the beginning of its tuple, without details."""
     return str(question["tuple"]).partition("(")[0].partition("-")[0].strip()

@@ -11,16 +11,16 @@ from specbench.system.files import MAX_NAME_BYTES, replacing
 
 
 def export_files(target: Path, files: Iterable[tuple[bytes, *tuple[str, ...]]]) -> None:
-    """Write files to a temporary folder, then move it to `target`, which must be absent or empty; it does not change if
-    that fails or the process is killed. `files`: content, names of the folders, and name of each file."""
-    place = Path(os.path.realpath(target))  # Path.resolve raises a RuntimeError at links that lead in a circle
+    """Write files to a temporary folder, then rename it to `target`, which must be absent or empty. If this fails or
+    the process is killed, `target` does not change. `files`: (content, folder names..., file name)."""
+    place = Path(os.path.realpath(target))  # not Path.resolve, which raises a RuntimeError for circular links
     try:
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
             raise SpecbenchError(f"{target} is not an empty folder", "other programs would also read the files in it")
         if place == Path.cwd():
-            raise SpecbenchError(f"{target} is the current folder", "name another")
+            raise SpecbenchError(f"{target} is the current folder", "name another folder")
         place.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(place, f"{target} is being exported to by another process") as aside:
+        with replacing(place, f"another process is exporting to {target}") as aside:
             aside.mkdir()
             for data, *names in files:
                 _check_names(names)
@@ -36,7 +36,7 @@ def export_files(target: Path, files: Iterable[tuple[bytes, *tuple[str, ...]]]) 
 
 
 def _check_names(names: Iterable[str]) -> None:
-    """Refuse names that would lead out of the folder."""
+    """Reject names of files outside the folder."""
     for name in names:
         if name in ("", ".", "..") or "/" in name or "\0" in name:
             raise SpecbenchError(f"'{name[:80]}' cannot be the name of an exported file", "it would be a path")

@@ -1,5 +1,5 @@
-"""Match external images to prompts: by prompt id, or in the layouts of the papers' programs. A layout fits a folder
-if every file is the image of a prompt and all prompts have the same samples. It is an error if several layouts fit."""
+"""Match external images to prompts, by prompt id or by the layout (rule for file names) of a paper's program. A layout
+fits a folder if every file is the image of a prompt and all prompts have the same samples. Only one layout may fit."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _Pairs = Iterable[tuple[Key, Path]]
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """Names of image files."""
+    """Layout: rule by which file names identify prompt and sample."""
 
-    what: str  # which names, for messages
-    match: Callable[[Path, Sequence[Prompt]], _Pairs]  # finds the images of a folder
-    grid: bool = False  # whether a file holds four images, two rows of two
+    what: str  # description of the names, for messages
+    match: Callable[[Path, Sequence[Prompt]], _Pairs]  # function that matches the images in a folder
+    grid: bool = False  # whether a file contains 2 x 2 images
 
 
 def external_images(
     folder: Path, prompts: PromptSet, out: Path, layout: str | None = None, reporter: ScoreReporter | None = None
 ) -> Images:
     """Match every image file to its prompt; scores go to a separate folder in `out`. `layout`: a name of
-    `IMAGE_LAYOUTS`; None: the layout that fits. A note names the layout and the first pair."""
+    `IMAGE_LAYOUTS`; None: the layout that fits. A note reports the layout and the first pair."""
     layout = layout or ("dataset" if _metadata(folder) else None)
     name = read_name("layout", layout, IMAGE_LAYOUTS) if layout else None
     name, matched = (name, _matched(name, folder, prompts)) if name else _fitting(folder, prompts)
@@ -62,20 +62,23 @@ def external_images(
         meta = with_scene(prompt.text, json.dumps(prompt.meta))
         category = prompt.category or (OWN_CAPTIONS if "scene" in read_meta(meta) else None)
         about = {"prompt": prompt.text, "category": category, "meta": meta}
-        file = {"started_at": _version(path, folder, name), "path": path}
+        # The version of an image is its content, and its name if the name could later match another prompt.
+        place = "" if name == "ids" else f"-{encodable(str(path.relative_to(folder)))}"
+        version = f"{hashlib.sha256(picture_bytes(path)).hexdigest()[:32]}{place}"
+        file = {"started_at": version, "path": path}
         rows.append({"prompt_id": prompt_id, "sample": sample, **about, **file})
-    place = Path(encodable(str(folder.resolve())))
-    digest = hashlib.sha256(f"{place}\n{prompts.sha256}{'#grid' * grid}".encode()).hexdigest()[:8]
-    name = f"{place.name.encode()[:200].decode(errors='ignore')}-{digest}"  # it is also the name of a folder
+    whole = Path(encodable(str(folder.resolve())))
+    digest = hashlib.sha256(f"{whole}\n{prompts.sha256}{'#grid' * grid}".encode()).hexdigest()[:8]
+    name = f"{whole.name.encode()[:200].decode(errors='ignore')}-{digest}"  # also the name of a folder
     return Images(name, out / name, pd.DataFrame(rows), _quarter if grid else lambda row: read_picture(row.path))
 
 
 def prompts_of_images(folder: Path, prompts: str | Path | None, column: str | None = None) -> PromptSet:
-    """Return the prompts of external images, from a set, a file, or the folder's metadata."""
+    """Load the prompts of external images from a set, a file, or the folder's metadata file."""
     if prompts is not None:
         return load_prompts(prompts, column)
     if (about := _metadata(folder)) is None:
-        what = f"{folder} has no metadata.jsonl or metadata.csv that names its prompts"
+        what = f"{folder} has no metadata.jsonl or metadata.csv with its prompts"
         raise SpecbenchError(what, "--prompts SET|FILE" if folder.is_dir() else "check --images")
     by_id: dict[str, Prompt] = {}
     for prompt in read_entries(about, column):
@@ -86,13 +89,13 @@ def prompts_of_images(folder: Path, prompts: str | Path | None, column: str | No
 
 
 def _metadata(folder: Path) -> Path | None:
-    """The file in which Hugging Face's datasets name images and their captions, if it exists."""
+    """Find the file with image names and captions in the format of Hugging Face's datasets, if any."""
     places = (place / f"metadata.{kind}" for place in (folder, folder / "train") for kind in ("jsonl", "csv"))
     return next((path for path in places if path.is_file()), None)
 
 
 def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
-    """Images of one prompt are numbered in the order of their entries."""
+    """Match by metadata file. Images of one prompt are numbered in the order of their entries."""
     if (about := _metadata(folder)) is None:
         raise SpecbenchError(f"{folder} has no metadata.jsonl or metadata.csv")
     ids = {prompt.id for prompt in prompts}
@@ -100,7 +103,7 @@ def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     listed = cache(lambda place: {composed(path.name): path for path in members(place)})
 
     def on_disk(path: Path) -> Path:
-        """Return the path as it is on the disk, whose Unicode composition may differ."""
+        """Find an existing path whose name may have another Unicode composition (NFC or NFD)."""
         return path if path.exists() else listed(on_disk(path.parent)).get(composed(path.name), path)
 
     counts: Counter[str] = Counter()
@@ -111,13 +114,13 @@ def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
         path = about.parent / file
         name = entry.id if entry.id in ids else by_text.get(composed(entry.text))
         if name is None:
-            raise _no_prompt(path, f"its caption, '{entry.text:.60}', is not among them")
+            raise _no_prompt(path, f"its caption, '{entry.text:.60}', is not in the list of prompts")
         yield (name, counts[name]), on_disk(path)
         counts[name] += 1
 
 
 def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
-    """Return the layout that fits, and its images. If none fits, raise the error of the nearest layout or of `ids`."""
+    """Return the fitting layout, and its images. If none fits, raise the error of the nearest layout, else of `ids`."""
     fitting: dict[str, dict[Key, Path]] = {}
     problems: dict[str, SpecbenchError] = {}
     for name in IMAGE_LAYOUTS:
@@ -131,17 +134,17 @@ def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
         raise [*near[0], *reversed(near[1]), problems["ids"]][0]
     first, *others = fitting
     if other := next((name for name in others if fitting[name] != fitting[first]), None):
-        what = f"{folder} fits the layouts '{first}' and '{other}', which pair images and prompts differently"
+        what = f"{folder} fits two layouts, '{first}' and '{other}', which assign different prompts to the images"
         raise SpecbenchError(what, f"--layout {first} or --layout {other}")
     return first, fitting[first]
 
 
 class _Incomplete(SpecbenchError):
-    """Error: all files of a folder fit a layout, but an image is missing."""
+    """All files of a folder fit a layout, but an image is missing."""
 
 
 class _Unlisted(SpecbenchError):
-    """Error: the name of a file fits a layout, but names no prompt in the list."""
+    """The name of a file fits a layout, but its prompt is not in the list."""
 
 
 def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
@@ -153,12 +156,12 @@ def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
             raise SpecbenchError(f"{images[key]} and {path} are both image {key[1]} of prompt '{key[0]}'{how}")
     if not images:
         raise SpecbenchError("no images")
-    samples = sorted({sample for _, sample in images}) if name != "dataset" else [0]  # its metadata name all images
+    samples = sorted({sample for _, sample in images}) if name != "dataset" else [0]  # all are listed
     for prompt in prompts.prompts:
         for sample in samples:
             if (prompt.id, sample) not in images:
                 called = f"'{prompt.text:.60}'" if prompt.id == text_id(prompt.text) else f"prompt '{prompt.id}'"
-                seen_as = f"looked for {prompt.id}-{sample}.png" if name == "ids" else f"taken as layout {name}"
+                seen_as = f"looked for {prompt.id}-{sample}.png" if name == "ids" else f"read as layout {name}"
                 fix = f"remove the prompt from the file if it has no image; {seen_as}"
                 raise _Incomplete(f"{folder} has no image {sample} of {called}", fix)
     return images
@@ -171,12 +174,12 @@ def _by_id(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 
 def _by_line(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
-    """Match by line number in the list, from 0 or 1; for LANTERN's program, in the list of captions that it stored."""
+    """Match by line number, from 0 or 1, in the list of prompts, or in the captions that LANTERN's program stored."""
     paths = pictures_in(folder, _BESIDE)
     if kept := _kept_captions(folder):
         by_text = {composed(prompt.text): prompt.id for prompt in prompts}
         ids = {line: by_text[text] for line, text in kept.items() if text in by_text}
-        return _numbered(paths, ids, "caption {} of its program")
+        return _numbered(paths, ids, "its number {} is not in the list of prompts")
     numbers = [int(number["name"]) for path in paths if (number := _LINE.fullmatch(path.stem))]
     ids = {line: prompt.id for line, prompt in enumerate(prompts, 0 if 0 in numbers else 1)}
     return _numbered(paths, ids, f"the list has {len(prompts)} lines")
@@ -196,13 +199,13 @@ def _by_caption(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 
 def _by_start(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
-    ids = _ids_by(lambda text: composed(text)[:30], prompts)  # as GSD's and SJD's test programs name images
+    ids = _ids_by(lambda text: composed(text)[:30], prompts)  # GSD's and SJD's test programs use these names
 
     def pairs() -> _Pairs:
         for path in pictures_in(folder):
             match = _STARTED.fullmatch(composed(path.stem))
             words = match["name"] if match else ""
-            ends = (at for at, mark in enumerate(words, 1) if mark == "-")  # the model's name also contains "-"
+            ends = (at for at, mark in enumerate(words, 1) if mark == "-")  # the model's name may also contain "-"
             if match is None or (name := next((ids[words[at:]] for at in ends if words[at:] in ids), None)) is None:
                 raise _no_prompt(path)
             yield (name, int(match["sample"] or 0)), path
@@ -211,12 +214,12 @@ def _by_start(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 
 def _by_folder(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
-    """GenEval's `<line>/samples/<sample>.png`, with the caption of the line in the same folder."""
+    """Match GenEval's `<line>/samples/<sample>.png`, and compare the captions stored in these folders."""
     for place in members(folder):
         if not (place / "samples").is_dir() or not place.name.isdecimal() or int(place.name) >= len(prompts):
             raise _no_prompt(place)
         prompt, about = prompts[int(place.name)], place / "metadata.jsonl"
-        with blaming(about, "has no caption 'prompt'", "take it out"):
+        with blaming(about, "has no caption 'prompt'", "remove it"):
             if about.is_file() and composed(_json(about)["prompt"]).strip() != composed(prompt.text).strip():
                 raise SpecbenchError(f"{about} has another caption than line {place.name}, '{prompt.text:.60}'")
         for path in pictures_in(place / "samples"):
@@ -230,7 +233,7 @@ def _as_grids(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 
 def _named(paths: Iterable[Path], ids: Mapping[str, str], plain: Callable[[str], str] = str) -> _Pairs:
-    """Match images whose file name is a name of `ids`, with or without a number after it."""
+    """Match images whose file name is a key of `ids`, optionally followed by a number."""
     for path in paths:
         name = composed(path.stem)
         numbered = _NUMBERED.fullmatch(name)
@@ -251,7 +254,7 @@ def _numbered(paths: Iterable[Path], ids: Mapping[int, str], why: str) -> _Pairs
 
 
 def _ranked(pairs: _Pairs) -> _Pairs:
-    """Number samples in the order of the numbers after the captions, which may count all images or be seeds."""
+    """Renumber samples from 0 in the order of the numbers in file names, which may count all images or be seeds."""
     groups: defaultdict[str, list[tuple[int, Path]]] = defaultdict(list)
     for (name, number), path in pairs:
         groups[name].append((number, path))
@@ -265,15 +268,15 @@ def _ids_by(name_of: Callable[[str], str], prompts: Sequence[Prompt]) -> dict[st
 
 
 def _words(text: str) -> str:
-    """Reduce a caption to the characters that survive in file names: letters and digits."""
+    """Reduce a caption to letters and digits, because file names may lack other characters."""
     return " ".join(re.findall(r"\w+", composed(text).replace("_", " ").lower()))
 
 
 def _kept_captions(folder: Path) -> dict[int, str]:
-    """Captions by number, as LANTERN's program stores them with its images."""
+    """Read the numbered captions that LANTERN's program stores with its images."""
     kept: dict[int, str] = {}
     for path in sorted(folder.glob("global_statistics_*.json")):
-        with blaming(path, "has no captions of 'prompt_0', 'prompt_1', ...", "take it out"):
+        with blaming(path, "has no captions of 'prompt_0', 'prompt_1', ...", "remove it"):
             for name, row in _json(path).items():
                 kept[int(name.removeprefix("prompt_"))] = composed(str(row["prompt"])).strip()
     return kept
@@ -287,7 +290,7 @@ def _quarter(row: Any) -> np.ndarray:
     pixels = read_picture(row.path)
     height, width = pixels.shape[0] // 2, pixels.shape[1] // 2
     if not height or not width or pixels.shape[0] % 2 or pixels.shape[1] % 2:
-        raise SpecbenchError(f"{row.path} is no grid of two rows of two images: {pixels.shape[1]} x {pixels.shape[0]}")
+        raise SpecbenchError(f"{row.path} is not a grid of 2 x 2 images: {pixels.shape[1]} x {pixels.shape[0]}")
     top, left = divmod(row.sample, 2)
     return pixels[top * height : (top + 1) * height, left * width : (left + 1) * width]
 
@@ -304,15 +307,9 @@ IMAGE_LAYOUTS: Mapping[str, ImageLayout] = {
     "dataset": ImageLayout("metadata.jsonl or .csv with file_name and prompt or text; Hugging Face", _by_metadata),
     "grids": ImageLayout("<prompt id>.png is a grid of 2 x 2 images; DPG-Bench", _as_grids, grid=True),
 }
-"""Layouts by name. `grids` is used only if the user names it, because a grid looks like an image."""
+"""{name: layout}. `grids` is used only if the user requests it, because a grid is also a valid image."""
 
 
 def _no_prompt(path: Path, why: str = "") -> SpecbenchError:
-    fix = f"name it <prompt id>.png or <prompt id>-<sample>.png, or take it out; --layout: {', '.join(IMAGE_LAYOUTS)}"
+    fix = f"name it <prompt id>.png or <prompt id>-<sample>.png, or remove it; --layout: {', '.join(IMAGE_LAYOUTS)}"
     return (_Unlisted if why else SpecbenchError)(f"{path} belongs to no prompt" + f": {why}" * bool(why), fix)
-
-
-def _version(path: Path, folder: Path, layout: str) -> str:
-    """Digest the content of a file, and its name if it could later match another prompt."""
-    name = "" if layout == "ids" else f"-{encodable(str(path.relative_to(folder)))}"
-    return f"{hashlib.sha256(picture_bytes(path)).hexdigest()[:32]}{name}"

@@ -1,6 +1,6 @@
-"""`fid[FRONT-END]` and `fid[FRONT-END+CROP]`: Frechet distance to the reference images in Inception features, and other
-scores of these features. A front end is a FID tool's resize to 299 x 299. Scores of different front ends differ by
-several percent, so they are never compared."""
+"""`fid[FRONT-END]` and `fid[FRONT-END+CROP]`: Frechet distance between Inception features of images and reference
+images, and other scores of these features. A front end is a FID tool's resize to 299 x 299. Front ends change scores by
+several percent, so scores of different front ends are never compared."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
     from specbench.metrics.inception_network import Inception
 
-# Imports inside functions: torch, not needed if all images are scored.
+# Imports inside functions: torch is not needed if all images are scored.
 
 INCEPTION_FEATURES = 2048
 INCEPTION_SIZE = 299
 _SIZE = (INCEPTION_SIZE, INCEPTION_SIZE)
 _NO_DISTANCE: Any = {"better": "higher", "kind": "plain"}
 _STATISTICS_ONLY = (
-    "against statistics: right only if these were made with this front end; KID, precision, recall, density, "
-    "coverage and FID-infinity need the reference's images"
+    "compared with statistics: correct only if these were computed with the same resize; KID, precision, recall, "
+    "density, coverage and FID-infinity need reference images"
 )
 
 
 class Fid(Metric):
-    """FID (Heusel et al. 2017) with FID-infinity (Chong & Forsyth 2020) and KID (Binkowski et al. 2018); values of
-    other front ends, crops or n do not compare."""
+    """FID (Heusel et al. 2017), FID-infinity (Chong & Forsyth 2020) and KID (Binkowski et al. 2018). Values are only
+    comparable for the same front end, crop and number of images."""
 
     better, kind = "lower", "distance"
     batch = 32
@@ -126,8 +126,8 @@ class Fid(Metric):
             return Gaussian(self.reference_features)
         mean, covariance = self.reference.statistics
         if len(mean) != INCEPTION_FEATURES:
-            what = f"{self.reference.path} is of {len(mean)} features, not of Inception's {INCEPTION_FEATURES}"
-            raise SpecbenchError(what, "statistics as pytorch-fid and clean-fid keep them")
+            what = f"{self.reference.path} is of {len(mean)} features, but Inception has {INCEPTION_FEATURES}"
+            raise SpecbenchError(what, "use statistics as pytorch-fid and clean-fid store them")
         return Moments(mean, covariance)
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
@@ -146,7 +146,7 @@ class Fid(Metric):
         warning = joined(_warn_of_bias(images, reference, bias), warn_of_points(images, reference))
         scores = [Score(self.name, distance, images.n, warning)]
         if limit is not None:
-            note = None if limit.low is not None else "rough: halves of the images are no more than the features"
+            note = None if limit.low is not None else "rough: half the images are not more than the features"
             scores.append(Score(f"fid-infinity[{self.variant}]", limit, images.n, note))
         note = "unbiased at any number of images" if images.n < reference.n else None
         scores.append(Score(f"kid[{self.variant}]", own_kid, images.n, note))
@@ -157,14 +157,14 @@ class Fid(Metric):
     def _inception_score(self, images: Gaussian) -> list[Score]:
         import torch
 
-        if images.n < 2 * IS_SPLITS:  # a split of one image scores 1, whatever it shows
+        if images.n < 2 * IS_SPLITS:  # the score of a split with one image is always 1
             return []
         mean, deviation = distances.inception_score(self.network.unbiased_logits(torch.from_numpy(images.features)))
         note = f"standard deviation over {IS_SPLITS} splits: {deviation:.3g}"
         return [Score(f"inception-score[{self.variant}]", Estimate(mean, None, None), images.n, note, **_NO_DISTANCE)]
 
     def _neighbour_scores(self, neighbours: NearestNeighbours, prompts: Sequence[str]) -> list[Score]:
-        """Recall and coverage are means over reference images and have no interval over prompts."""
+        """Recall and coverage get no interval over prompts, because they are means over reference images."""
         n, m = len(neighbours.precise), len(neighbours.recalled)
         estimates = {
             "precision": proportion_interval(neighbours.precise.tolist(), prompts),
@@ -172,7 +172,7 @@ class Fid(Metric):
             "density": mean_interval(neighbours.density.tolist(), prompts),
             "coverage": Estimate(float(neighbours.covered.mean()), None, None),
         }
-        sizes = f"k = {K_NEAREST}, {n} images, {m} reference images; other sizes do not compare"
+        sizes = f"k = {K_NEAREST}, {n} images, {m} reference images; compare only equal sizes"
         scores = estimates.items()
         return [Score(f"{name}[{self.variant}]", value, n, sizes, **_NO_DISTANCE) for name, value in scores]
 
@@ -181,13 +181,13 @@ class Fid(Metric):
 
 
 def fid_estimate(images: Gaussian, reference: Moments, prompts: Sequence[str]) -> Estimate:
-    """FID with its 95 % interval over prompts, for a given reference; no interval if images.n <= d."""
+    """Compute FID with its 95 % interval over prompts, for a fixed reference; no interval if images.n <= d."""
     value, influence = distances.frechet_distance(images, reference), distances.frechet_influence(images, reference)
     return Estimate(value, None, None) if influence is None else with_influence(value, influence, prompts)
 
 
 def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Moments) -> tuple[Difference, int] | None:
-    """Paired difference of two runs' FID over common images, and the number of these; None for fewer than two."""
+    """Compute the paired difference of two runs' FID over common images; also return their number. None below two."""
     if len(both := paired_features(features, baseline, "feature")) < 2:
         return None
     mine, theirs = (Gaussian(feature_matrix(both[column], reference.d)) for column in ("feature", "feature_base"))
@@ -199,37 +199,37 @@ def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Mo
 
 
 def _warn_of_bias(images: Gaussian, reference: Gaussian, bias: float | None) -> str | None:
-    """Warn, with the bias if known, if a distance has fewer images than the reference; None if not needed."""
+    """Warn if there are fewer images than reference images, with the bias if known; None otherwise."""
     if images.n >= reference.n:
         return warn_of_few(images)
     size = "an unknown amount" if bias is None else f"about {bias:.3g}"
-    interval = "" if images.n > images.d else f", and no more than its {images.d} features, so it has no interval"
+    interval = "" if images.n > images.d else f", and not more than the {images.d} features, so there is no interval"
     return (
         f"{images.n} images are fewer than the {reference.n} of the reference{interval}: "
-        f"the distance is too large by {size} against infinitely many"
+        f"the distance is too large by {size}, compared with infinitely many images"
     )
 
 
 def warn_of_few(images: Gaussian) -> str | None:
-    """Warn if a distance has no more images than dimensions; None if not needed."""
+    """Warn if the number of images does not exceed the number of dimensions; None otherwise."""
     if images.n > images.d:
         return None
-    return f"{images.n} images are few for {images.d} features: the distance is too large and has no interval"
+    return f"{images.n} images are too few for {images.d} features: the distance is too large, and has no interval"
 
 
 def warn_of_points(images: Moments, reference: Moments) -> str | None:
-    """Warn about sets whose images are all identical; None if not needed."""
+    """Warn about sets whose images are all identical; None otherwise."""
     sets = [name for name, moments in (("images", images), ("reference images", reference)) if moments.is_point]
-    return f"all {' and all '.join(sets)} are identical to each other" if sets else None
+    return f"all {' and all '.join(sets)} are identical" if sets else None
 
 
 def joined(*notes: str | None) -> str | None:
-    """Join the notes of a score that are not empty."""
+    """Join the non-empty notes on a score; None if there are none."""
     return "; ".join(filter(None, notes)) or None
 
 
 def pytorch_fid(pixels: np.ndarray) -> Tensor:
-    """Resize uint8 [H, W, 3] to float32 [3, 299, 299] as pytorch-fid: bilinear without antialiasing, in 0..1."""
+    """Resize uint8 [H, W, 3] to float32 [3, 299, 299] as pytorch-fid: bilinear without antialiasing, scaled to 0..1."""
     from torch.nn import functional as F
 
     x_BCHW = planes(pixels)[None] / 255
@@ -237,7 +237,7 @@ def pytorch_fid(pixels: np.ndarray) -> Tensor:
 
 
 def tf1(pixels: np.ndarray) -> Tensor:
-    """Resize uint8 [H, W, 3] to float32 [3, 299, 299] as TensorFlow 1: bilinear, pixel positions at corners."""
+    """Resize uint8 [H, W, 3] to float32 [3, 299, 299] as TensorFlow 1: bilinear, with pixel positions at corners."""
     x_CHW = planes(pixels)
     top, bottom, down = _corner_grid(x_CHW.shape[1])
     left, right, across = _corner_grid(x_CHW.shape[2])
@@ -264,7 +264,7 @@ def clean(pixels: np.ndarray) -> Tensor:
 
 
 def bicubic256(pixels: np.ndarray) -> np.ndarray:
-    """Resize uint8 [H, W, 3] to [256, 256, 3], bicubic without antialiasing, and truncate as LlamaGen's script."""
+    """Resize uint8 [H, W, 3] to [256, 256, 3] as LlamaGen's script: bicubic without antialiasing, and truncate."""
     import torch
     from torch.nn import functional as F
 
@@ -285,7 +285,7 @@ def _centred(x: Tensor) -> Tensor:
 
 
 def _corner_grid(length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Interpolation indices and weights [299] of a length: pixel before, pixel after, and the share of the latter."""
+    """Return interpolation indices and weights, [299]: pixel before, pixel after, weight of the pixel after."""
     import torch
 
     place = torch.arange(INCEPTION_SIZE, dtype=torch.float32) * (length / INCEPTION_SIZE)

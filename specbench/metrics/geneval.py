@@ -1,6 +1,6 @@
-"""`geneval[hf-m2f]`: GenEval's rules on detections of transformers' Mask2Former, colours by CLIP. The detector has
-other weights than the official one, whose scores are `geneval[official]` (`specbench.metrics.official_exchange`).
-Post-processing is GenEval's: boxes around masks, score = class probability x mean mask probability."""
+"""`geneval[hf-m2f]`: GenEval's rules on detections of transformers' Mask2Former, with colours by CLIP. The official
+detector has other weights; its scores are `geneval[official]` (`specbench.metrics.official_exchange`). Post-processing
+is GenEval's: boxes around masks, score = class probability x mean mask probability."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from specbench.metrics.base import Metric, Sample, Score, category_scores, colum
 from specbench.metrics.clip import clip_versions
 from specbench.metrics.geneval_rules import GENEVAL_COLORS, TAGS, Found, confident, details, judge_image
 from specbench.metrics.openclip import short_side_centre
-from specbench.metrics.published_weights import folder_identity
 from specbench.stats import Difference
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -35,12 +34,12 @@ GENEVAL_REPOSITORY = "facebook/mask2former-swin-small-coco-instance"
 RENAMED = {64: "computer mouse", 65: "tv remote", 66: "computer keyboard"}
 BACKGROUND = 0x99
 TEMPLATES = ("a photo of a {color} {name}", "a photo of a {color}-colored {name}", "a photo of a {color} object")
-KEPT_SCORE = 0.05  # Features keep no detections below it; the rules use none below 0.3
+KEPT_SCORE = 0.05  # Minimum score of stored detections; the rules only use scores above 0.3
 
 
 class JudgedMetric(Metric):
-    """Base class of metrics with a verdict per image: fraction of correct images per tag, and the unweighted mean
-    over the six tags. If the tags are not these six, their mean is named "metric:overall of N tags"."""
+    """Base class of metrics with a verdict per image: fraction of correct images per tag, and the unweighted mean over
+    the six tags of GenEval. If tags are missing, the mean is named "metric:overall of N tags"."""
 
     kind = "proportions"
     columns: ClassVar = {"correct": pa.bool_(), "reason": pa.string(), "details": pa.string()}
@@ -60,7 +59,7 @@ class JudgedMetric(Metric):
 
 
 class GenEval(JudgedMetric):
-    """GenEval (Ghosh et al. 2023): detect objects, classify colours that the prompt names, apply the rules."""
+    """GenEval (Ghosh et al. 2023): detects objects, classifies the colours that the prompt names, applies the rules."""
 
     name = "geneval[hf-m2f]"
     batch = 4
@@ -70,7 +69,7 @@ class GenEval(JudgedMetric):
 
     def identity(self) -> Mapping[str, str]:
         return {
-            "detector": folder_identity(self.network_folder(GENEVAL_REPOSITORY)),
+            "detector": self.network_identity(GENEVAL_REPOSITORY),
             "colors": checkpoints.CHECKPOINTS["clip-l14"].digest,
             "resize": described("short side 800, long side at most 1333, Pillow bilinear, padded", mask2former_input),
             **clip_versions(),
@@ -116,7 +115,7 @@ class GenEval(JudgedMetric):
 
 @dataclass(frozen=True)
 class Instance:
-    """Detected instance: label, confidence, `box` x1, y1, x2, y2 in pixels, `mask` bool [H, W]."""
+    """Detected instance: label, confidence, `box` (x1, y1, x2, y2 in pixels), `mask` (bool [H, W])."""
 
     label: str
     score: float
@@ -125,7 +124,7 @@ class Instance:
 
 
 def mask2former_input(pixels: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
-    """Resize uint8 [H, W, 3] to float32 [3, h, w], padded to multiples of 32; also the size before padding."""
+    """Resize uint8 [H, W, 3] to float32 [3, h, w], padded to multiples of 32; also return the size before padding."""
     height, width = pixels.shape[:2]
     scale = min(SHORT / min(height, width), LONG / max(height, width))
     size = (int(height * scale + 0.5), int(width * scale + 0.5))
@@ -142,8 +141,8 @@ def instances(
     inner: Sequence[int],
     original: Sequence[int],
 ) -> list[Instance]:
-    """Select the hundred best pairs of query and class from logits [Q, classes + 1], whose last class is "nothing", and
-    from masks [Q, h, w] of the padded input. `padded, inner, original`: heights and widths of the padded input, of the
+    """Select the hundred best (query, class) pairs from class logits [Q, classes + 1] (the last class is "nothing") and
+    mask logits [Q, h, w] of the padded input. `padded, inner, original`: heights and widths of the padded input, of the
     resized image in it, and of the original image."""
     probabilities = class_logits.softmax(-1)[:, :-1]
     classes = probabilities.shape[1]
@@ -167,7 +166,7 @@ def instances(
 
 
 def _extent(marked: Tensor) -> tuple[Tensor, Tensor]:
-    """First true index and the index after the last one in each row of bool [n, length]; both 0 in an empty row."""
+    """Return for each row of bool [n, length] the first true index, and the last plus 1; both 0 if no value is true."""
     length = marked.shape[1]
     last = length - marked.flip(1).int().argmax(1)
     return marked.int().argmax(1), torch.where(marked.any(1), last, 0)

@@ -1,5 +1,5 @@
-"""`geneval2[qwen3-vl-8b]`: GenEval 2 (Kamath et al. 2025), Soft-TIFA by Qwen3-VL: one question per atom of the prompt,
-which scores the probability of the right answer as the first token."""
+"""`geneval2[qwen3-vl-8b]`: GenEval 2 (Kamath et al. 2025), Soft-TIFA by Qwen3-VL. Each atom of the prompt has one
+question, scored by the probability of the right answer as the first token."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from PIL import Image
 
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import PerImageMetric, Sample, Score, answer_scores, mean_score, part_scores
-from specbench.metrics.published_weights import GENEVAL2_JUDGE, folder_identity
 
+GENEVAL2_JUDGE = "Qwen/Qwen3-VL-8B-Instruct"
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 Judge = Callable[[np.ndarray, str, Sequence[str]], float]
-"""Function of an image uint8 [H, W, 3], a question and its right answers. Returns the answers' probability."""
+"""Function of an image uint8 [H, W, 3], a question and its right answers; returns the answers' total probability."""
 
 
 def right_answers(question: str, answer: str) -> tuple[str, ...]:
-    """Answers that count as right in the authors' program."""
+    """Return the answers that count as right in the authors' program."""
     if not question.startswith("How many"):
         return "Yes", "yes", " yes", " Yes"
     number = str(_NUMBERS.index(answer) + 1) if answer in _NUMBERS else "other"
@@ -61,17 +61,19 @@ class QwenJudge:
 
 
 class GenEval2(PerImageMetric):
-    """Soft-TIFA: the geometric mean over a prompt's atoms, then the mean over images, also by the prompts' number of
-    atoms (`:3 atoms`). `:atoms` is the arithmetic mean over atoms; the other parts are arithmetic means by skill."""
+    """Soft-TIFA: geometric mean over a prompt's atoms, then mean over images. Parts: the same per number of atoms (`:3
+    atoms`), the arithmetic mean over atoms (`:atoms`), and arithmetic means per skill."""
 
     name = "geneval2[qwen3-vl-8b]"
     batch = 4
     columns: ClassVar = {"value": pa.float32(), "atoms": pa.float32(), "answers": pa.string()}
     repositories: ClassVar = {"judge": GENEVAL2_JUDGE}
+    files = ("config.json", "*.safetensors*", "tokenizer.json", "tokenizer_config.json", "preprocessor_config.json",
+             "chat_template*")  # fmt: skip
     packages: ClassVar = {"torchvision": "pip install torchvision"}
 
     def identity(self) -> Mapping[str, str]:
-        judge = folder_identity(self.network_folder(GENEVAL2_JUDGE))
+        judge = self.network_identity(GENEVAL2_JUDGE)
         return {"judge": judge, **{name: version(name) for name in ("torch", "transformers", "torchvision")}}
 
     def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
@@ -85,7 +87,7 @@ class GenEval2(PerImageMetric):
         asked, skills = sample.meta["vqa_list"], sample.meta["skills"]
         if not asked or len(asked) != len(skills):
             what = f"prompt '{sample.prompt_id}' has {len(asked)} questions and {len(skills)} skills"
-            raise SpecbenchError(what, "take the prompts of: specbench fetch geneval2")
+            raise SpecbenchError(what, "use the prompt set of: specbench fetch geneval2")
         atoms = [self.judge(sample.pixels, question, right_answers(question, answer)) for question, answer in asked]
         with np.errstate(divide="ignore"):
             geometric = float(np.exp(np.mean(np.log(atoms))))

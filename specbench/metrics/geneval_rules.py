@@ -1,5 +1,5 @@
-"""GenEval's rules (Ghosh et al. 2023) on detected objects: pure functions. An image is right if every `include`
-clause holds and no `exclude` clause holds. Counts are exact: an `exclude` clause forbids one object more."""
+"""GenEval's rules (Ghosh et al. 2023) on detected objects: pure functions. An image is correct if every `include`
+clause and no `exclude` clause holds. Counts are exact, because an `exclude` clause forbids an additional object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
-"""Tags of the benchmark; its overall score is the mean over these six."""
+"""The six tags of the benchmark; its overall score is the mean over these tags."""
 GENEVAL_COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 THRESHOLD, COUNTING_THRESHOLD = 0.3, 0.9
 MOST_OBJECTS = 16
@@ -24,22 +24,22 @@ class Found:
 
     box: tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
     score: float  # confidence, 0 to 1
-    color: Callable[[], str] = lambda: ""  # returns the name of its colour
+    color: Callable[[], str] = lambda: ""  # function that returns the colour's name
 
 
-Objects = Mapping[str, Sequence[Found]]  # Detected objects by class name
+Objects = Mapping[str, Sequence[Found]]  # {class name: detected objects}
 
 
 @dataclass(frozen=True)
 class ImageVerdict:
-    """Verdict on an image, with the reason of a failure."""
+    """Verdict on an image, with the reason if the image fails."""
 
     correct: bool
     reasons: tuple[str, ...]
 
 
 def confident(objects: Objects, tag: str) -> dict[str, list[Found]]:
-    """Keep the objects above a tag's threshold, best first, at most 16 per class."""
+    """Keep at most 16 objects per class above a tag's threshold, best first."""
     threshold = COUNTING_THRESHOLD if tag == "counting" else THRESHOLD
     kept = {
         name: sorted((hit for hit in hits if hit.score > threshold), key=lambda hit: -hit.score)[:MOST_OBJECTS]
@@ -49,12 +49,12 @@ def confident(objects: Objects, tag: str) -> dict[str, list[Found]]:
 
 
 def details(objects: Objects) -> str:
-    """Boxes and rounded scores by class name, as JSON."""
+    """Format boxes and rounded scores as a JSON object, keyed by class name."""
     return json.dumps({name: [[*hit.box, round(hit.score, 4)] for hit in hits] for name, hits in objects.items()})
 
 
 def relations(a: Found, b: Found) -> set[str]:
-    """Position of a relative to b: some of "left of", "right of", "above", "below"; empty if they nearly coincide."""
+    """Return the position of a relative to b: some of "left of", "right of", "above", "below"; empty if too close."""
     corners = np.array([a.box, b.box], dtype=np.float64).reshape(2, 2, 2)
     centres, sizes = corners.mean(axis=1), np.abs(corners[:, 1] - corners[:, 0])
     offset = centres[0] - centres[1]
@@ -84,7 +84,7 @@ def judge_image(meta: Mapping[str, Any], objects: Objects) -> ImageVerdict:
 
 
 def _include(clause: Mapping[str, Any], hits: Sequence[Found], matched: Sequence[Sequence[Found] | None]) -> str | None:
-    """Reason why an `include` clause fails, or None. `matched` are the objects of the clauses before it."""
+    """Return the reason why an `include` clause fails, or None. `matched`: objects of the previous clauses."""
     name, count = clause["class"], clause["count"]
     if len(hits) < count:
         return f"expected {name}>={count}, found {len(hits)}"

@@ -1,4 +1,4 @@
-"""The Inception network of FID, and its published file."""
+"""The Inception network of FID, loaded from its published file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _FEATURES = 2048
 
 
 class Inception(nn.Module):
-    """Inception v3 of the FID papers, TensorFlow's network of 2015: average pooling ignores padding, and the last block
-    uses max pooling. Maps images [B, 3, 299, 299], scaled to about -1..1, to features [B, 2048]. Layers are named as
-    in the published file."""
+    """Inception v3 of the FID papers (TensorFlow, 2015): average pooling ignores padding, and the last block uses max
+    pooling. Input: images [B, 3, 299, 299], scaled to about -1..1; output: features [B, 2048]. Layers are named as in
+    the published file."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,12 +49,12 @@ class Inception(nn.Module):
 
     @PinnedTorch()
     def unbiased_logits(self, features_BD: Tensor) -> Tensor:
-        """Return logits [B, 1008] of features on the CPU, without the bias, as in TensorFlow's Inception score."""
+        """Return logits [B, 1008] of features, on the CPU, without bias as in TensorFlow's Inception score."""
         return (features_BD.to(self.fc.weight) @ self.fc.weight.T).cpu()
 
 
 def load_inception(path: Path, device: str = "cpu") -> Inception:
-    """Build the network from a published file. The caller has checked its digest."""
+    """Build the network from its published file. The caller has checked the digest."""
     network = Inception()
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return network.eval().requires_grad_(False).to(device)
@@ -108,8 +108,8 @@ def _block_8(channels: int, pool: Literal["average", "maximum"]) -> _Block:
 
 
 class _Block(nn.Module):
-    """Parallel branches, each a chain of `_Conv` layers, by name and arguments, named by position. Two layers at a
-    chain's last position run in parallel. `pool` begins the last branch; "reduce" is max pooling with stride 2 only."""
+    """Parallel branches of `_Conv` layers. `layers`: {"BRANCH_NUMBER": arguments of a layer}; a branch may end with two
+    parallel layers of one number. `pool` precedes the last branch; "reduce" is max pooling with stride 2 alone."""
 
     def __init__(self, pool: Literal["average", "maximum", "reduce"], layers: Mapping[str, tuple[Any, ...]]):
         super().__init__()
@@ -136,7 +136,7 @@ class _Block(nn.Module):
 
 
 class _Conv(nn.Module):
-    """Convolution that keeps the size if `stride` is 1, unless it is not `padded`."""
+    """Convolution with batch norm. If `padded` and with stride 1, it keeps the image size."""
 
     def __init__(
         self, channels: int, out: int, kernel: int | tuple[int, int], stride: int = 1, padded: bool = True

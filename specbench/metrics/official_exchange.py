@@ -1,7 +1,7 @@
 """Export images to the official programs of benchmarks, and import their results.
 
-Imported scores are named `geneval[official]`, `compbench[official]`, `tiif[official]`, and `dpg-bench` with
-`dpg-bench[released]`; `official_results` has those of further programs.
+Imported scores are named `geneval[official]`, `compbench[official]`, `tiif[official]`, `dpg-bench` and
+`dpg-bench[released]`; see `official_results` for further programs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specbench.metrics.catalog import BENCHMARKS
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
 from specbench.metrics.export_folder import export_files
 from specbench.metrics.geneval import JudgedMetric
-from specbench.metrics.official_results import imported, official_line, read_results, refuse_contradiction
+from specbench.metrics.official_results import imported, json_rows, official_line, read_results, refuse_contradiction
 from specbench.metrics.reference import with_influence
 from specbench.metrics.score_store import forget, scores_to_show
 from specbench.metrics.scoring import run_images, samples_of, score, why_unfit
@@ -38,7 +38,7 @@ from specbench.system.images import png_bytes
 from specbench.system.json_values import parse_json
 
 Files = Iterator[tuple[bytes, *tuple[str, ...]]]
-"""Exported files: the names of the folders and of the file, and the file's content."""
+"""Exported files: (content, folder names..., file name)."""
 _GENEVAL_TEXTS = ("filename", "prompt", "reason", "details")
 _ANSWER = {"question_id", "answer"}
 _LENGTHS = ("short", "long")
@@ -47,7 +47,7 @@ _TIIF_PARTS: Mapping[str, str] = {
     **dict.fromkeys(("2d", "3d", "action", "2d_spatial_relation", "3d_spatial_relation"), "relation"),
     **dict.fromkeys(("numeracy", "negation", "differentiation", "comparison"), "reasoning"),
 }
-"""Subject of each part of a TIIF-Bench kind such as "action+2d". The program groups the kinds by subjects into nine."""
+"""{part of a TIIF-Bench kind such as "action+2d": subject}. The program groups kinds by subjects into nine groups."""
 _GENEVAL_PLACE = re.compile(r"([0-9]{1,9})/samples/([0-9]{1,9})\.png$")
 
 RESULTS: Mapping[str, str] = {
@@ -58,28 +58,28 @@ RESULTS: Mapping[str, str] = {
     "non_spatial": "annotation_clip/vqa_result.json",
     "complex": "annotation_3_in_1/vqa_result.json",
 }
-"""By category: path of the official programs' results, relative to the folder that the images were exported to."""
+"""{category: path of the official program's results, relative to the exported folder}."""
 COMPLEX_PARTS: Mapping[str, str] = {
     "blip": RESULTS["color"],
     "clip": RESULTS["non_spatial"],
     "spatial": RESULTS["spatial"],
 }
-"""The same for the parts of the score of complex prompts. The official program that combines them takes exactly ten
-images per prompt. Without its result, the parts are combined here, for any number of images."""
+"""{part of the score of complex prompts: path of its results}. The official program that combines the parts needs
+exactly ten images per prompt. Without its result, specbench combines them, for any number of images."""
 
 LOWEST: Mapping[str, float] = {"non_spatial": -1.0, "complex": -1.0, "complex/clip": -1.0}
-"""Smallest possible answer of a cosine, or of a mean that contains a cosine. For others it is 0."""
+"""{category: smallest possible answer} for cosines and means that contain a cosine; 0 for other categories."""
 THREE_IN_ONE: Mapping[str, tuple[str, ...]] = {
     "spatial": ("spatial", "blip"),
     "action": ("clip", "blip"),
     "spatialaction": ("spatial", "clip", "blip"),
 }
-"""By kind of complex prompt: the parts whose mean is the prompt's score, which none of the programs computes."""
+"""{kind of complex prompt: parts whose mean is the prompt's score}, if no official program computes this mean."""
 
 
 def export_images(benchmark: str, run: Path, target: Path) -> int:
-    """Export a run's images in the layout of a benchmark's official evaluator, or as a `dataset`; return their
-    number."""
+    """Export a run's images in the layout of a benchmark's official evaluator, or as a `dataset`. Return the number of
+    images."""
     what, fits, files_of = _LAYOUTS[read_name("benchmark", benchmark, _LAYOUTS)]
     stored = RunStore(run).samples(["prompt", "category", "meta", "status", "image", "image_sha256"])
     rows = [
@@ -95,10 +95,10 @@ def export_images(benchmark: str, run: Path, target: Path) -> int:
 
 def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, object]]:
     """Store the results of a benchmark's official evaluator as scores of a run, and return them as `score` does.
-    `results`: GenEval's or LongText-Bench's results file, the folder that T2I-CompBench++ or WISE was exported to,
+    `results`: the results file of GenEval or LongText-Bench, the exported folder for T2I-CompBench++ or WISE,
     DPG-Bench's `_detail.txt`, or the output folder of TIIF-Bench's or OneIG-Bench's program."""
     benchmark = read_name("benchmark", benchmark, BENCHMARKS)
-    # Verdicts need no pixels; image files may be missing.
+    # Imports need no pixels, so image files may be missing.
     images = replace(run_images(run), read=lambda row: np.empty((0, 0, 3), np.uint8))
     readers: Mapping[str, Callable[[], Metric]] = {
         "geneval": lambda: OfficialGenEval(results),
@@ -113,7 +113,7 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     metric = readers[benchmark]()
     if reason := why_unfit(images, metric):
         raise SpecbenchError(f"the results cannot be scores of {images.name}: {reason}")
-    metric.features(samples_of(images, metric))  # raises errors before anything is replaced
+    metric.features(samples_of(images, metric))  # raises errors before scores are replaced
     forget(run, metric)
     score([images], metric).check()
     scores, digest = scores_to_show(run, images.rows["prompt_id"]), made_score(metric).fingerprint
@@ -121,7 +121,7 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
 
 
 def geneval_files(rows: Sequence[_Row]) -> Files:
-    """Files for the official evaluator: `<line>/metadata.jsonl` and `<line>/samples/<sample>.png`."""
+    """Make files for the official evaluator: `<line>/metadata.jsonl` and `<line>/samples/<sample>.png`."""
     _check_lines(rows)
     for line, row in {row.line: row for row in rows}.items():
         yield json.dumps(official_row(row.category, row.prompt, row.meta)).encode(), f"{line:05d}", "metadata.jsonl"
@@ -130,7 +130,7 @@ def geneval_files(rows: Sequence[_Row]) -> Files:
 
 
 def dataset_files(rows: Sequence[_Row]) -> Files:
-    """Images with `metadata.jsonl`, which `datasets.load_dataset("imagefolder", data_dir=...)` reads."""
+    """Make images and a `metadata.jsonl` for `datasets.load_dataset("imagefolder", data_dir=...)`."""
     lines = []
     for row in rows:
         name = image_name(row.prompt_id, row.sample)
@@ -141,7 +141,7 @@ def dataset_files(rows: Sequence[_Row]) -> Files:
 
 
 def compbench_files(rows: Sequence[_Row]) -> Files:
-    """Files for the official scripts: `<category>/samples/<prompt>_<line x images per prompt + sample>.png`."""
+    """Make files for the official scripts: `<category>/samples/<prompt>_<line x images per prompt + sample>.png`."""
     samples = {}
     for category in COMPBENCH_CATEGORIES:
         if mine := [row for row in rows if row.category == category]:
@@ -150,7 +150,7 @@ def compbench_files(rows: Sequence[_Row]) -> Files:
             prompts = 1 + max(row.line for row in mine)
             if len(mine) != prompts * samples[category]:
                 what = f"category '{category}' has {len(mine)} images of {prompts} x {samples[category]}"
-                need = "the official scripts need every sample of every prompt from the first on: finish the run"
+                need = "the official scripts need all samples of all prompts, from the first prompt on; finish the run"
                 raise SpecbenchError(what, need)
     for row in rows:
         number = row.line * samples[row.category] + row.sample
@@ -158,20 +158,20 @@ def compbench_files(rows: Sequence[_Row]) -> Files:
 
 
 def wise_files(rows: Sequence[_Row]) -> Files:
-    """Folders of images for WISE's evaluator, one per sample: `sample-0/<number of the prompt>.png`."""
+    """Make files for WISE's evaluator, with a folder per sample: `sample-0/<number of the prompt>.png`."""
     _check_lines(rows)
     for row in rows:
         yield row.png(), f"sample-{row.sample}", f"{row.line}.png"
 
 
 def dpg_bench_files(rows: Sequence[_Row]) -> Files:
-    """Files for the released program, see `dpg_bench.grid_files`."""
+    """Make files for the released program, see `dpg_bench.grid_files`."""
     _check_lines(rows)
     yield from grid_files(sorted(rows, key=lambda row: (row.line, row.sample)))
 
 
 class OfficialGenEval(JudgedMetric):
-    """Verdicts of the official GenEval evaluator, joined by folder and file name."""
+    """Verdicts of the official GenEval evaluator, matched to images by folder and file name."""
 
     name = "geneval[official]"
 
@@ -189,13 +189,13 @@ class OfficialGenEval(JudgedMetric):
             raise SpecbenchError(f"{self.results} has no result for {key[0]:05d}/samples/{key[1]:04d}.png")
         verdict = self._verdicts[key]
         if (verdict.get("prompt") or sample.prompt) != sample.prompt:
-            raise SpecbenchError(f"{self.results}: {key[0]:05d} is about '{verdict['prompt']}', not '{sample.prompt}'")
+            raise SpecbenchError(f"{self.results}: {key[0]:05d} has '{verdict['prompt']}', not '{sample.prompt}'")
         return {"correct": verdict["correct"], "reason": verdict.get("reason"), "details": verdict.get("details")}
 
 
 class OfficialCompBench(Metric):
-    """Answers of the official T2I-CompBench++ scripts, by category, from the folder that images were exported to.
-    Overall score: plain mean over the categories present. `samples`: images per prompt, for the image numbers."""
+    """Answers of the official T2I-CompBench++ scripts by category, from the exported folder. Overall score: plain mean
+    over the present categories. `samples`: number of images per prompt, from which image numbers follow."""
 
     name = "compbench[official]"
     columns: ClassVar = {"value": pa.float32()}
@@ -210,13 +210,13 @@ class OfficialCompBench(Metric):
             self._files |= parts if all(file.is_file() for file in parts.values()) else {}
         self._answers = {name: _read_answers(file, LOWEST.get(name, 0.0)) for name, file in self._files.items()}
         if not self._answers:
-            raise SpecbenchError(f"{results} holds no official results", "looked for <category>/" + RESULTS["color"])
+            raise SpecbenchError(f"{results} contains no official results", "expected <category>/" + RESULTS["color"])
 
     def identity(self) -> Mapping[str, str]:
         return imported("T2I-CompBench++'s scripts", self.results, self._files.values())
 
     def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
-        # An answer about a complex prompt may be combined from the answers of its parts.
+        # For complex prompts, combine the answers of the parts if the official result is missing.
         parts = category == "complex" and "complex/blip" in self._answers and str(meta.get("kind")) in THREE_IN_ONE
         return "line" in meta and (category in self._answers or parts)
 
@@ -238,9 +238,9 @@ class OfficialCompBench(Metric):
 
 
 class OfficialTiif(Metric):
-    """Answers to TIIF-Bench's questions, scored as by its program, for short and for long descriptions: the share of
-    right answers per kind, the mean over the kinds of each of nine groups, and the mean over groups. `results`: the
-    program's output folder, with `sample-<number>/<kind>/<length>/<line>.json`."""
+    """Answers to TIIF-Bench's questions, scored as in its program, for short and for long descriptions: share of right
+    answers per kind, mean over the kinds in each of nine groups, and mean over groups. `results`: the program's output
+    folder, with `sample-<number>/<kind>/<length>/<line>.json`."""
 
     name = "tiif[official]"
     columns: ClassVar = {"right": pa.int32(), "questions": pa.int32(), "long": pa.bool_()}
@@ -249,7 +249,7 @@ class OfficialTiif(Metric):
         super().__init__()
         self.results, self._files = results, sorted(results.glob("sample-*/*/*/*.json"))
         if not self._files:
-            raise SpecbenchError(f"{results} holds no official results", "looked for sample-0/<kind>/short/0.json")
+            raise SpecbenchError(f"{results} contains no official results", "expected sample-0/<kind>/short/0.json")
 
     def identity(self) -> Mapping[str, str]:
         return imported("TIIF-Bench's program", self.results, self._files)
@@ -269,7 +269,7 @@ class OfficialTiif(Metric):
             keys = ("gt_answers", "model_pred")
             correct, answers = ([str(answer).strip().lower() for answer in content[key]] for key in keys)
             if not correct or len(correct) != len(answers) or {*correct, *answers} - {"yes", "no"}:
-                raise ValueError("gt_answers and model_pred are lists of yes and no, equally long")
+                raise ValueError("gt_answers and model_pred must be lists of yes and no with the same length")
         right = sum(answer == other for answer, other in zip(correct, answers, strict=True))
         return {"right": right, "questions": len(correct), "long": length == "long"}
 
@@ -285,7 +285,7 @@ class OfficialTiif(Metric):
 
     @staticmethod
     def _score(name: str, rows: pd.DataFrame, group: pd.Series) -> Score:
-        """Mean over groups of the means over their kinds; the interval by the influence of each image."""
+        """Average over kinds within groups, then over groups; the interval uses the influence of each image."""
         kinds = rows.groupby("category")
         right, questions = (kinds[column].transform("sum") for column in ("right", "questions"))
         weight = 1 / (group.nunique() * rows["category"].groupby(group).transform("nunique") * questions)
@@ -314,7 +314,7 @@ class _Row(NamedTuple):
 
     @property
     def line(self) -> int:
-        """Number of the prompt in the official file."""
+        """Line number of the prompt in the official file."""
         return official_line(self.prompt_id, self.meta)
 
 
@@ -323,7 +323,7 @@ def _of_tiif(kind: str | None, meta: Mapping[str, Any]) -> bool:
 
 
 def _files(place: Callable[[_Row], tuple[str, ...]]) -> Callable[[Sequence[_Row]], Files]:
-    """Export of each image to a path: the names of its folders and its file name."""
+    """Return an export function that writes each image to the path (folder names..., file name) given by `place`."""
     return lambda rows: ((row.png(), *place(row)) for row in rows)
 
 
@@ -332,7 +332,7 @@ _LAYOUTS: Mapping[str, tuple[str, Callable[[str, dict[str, Any]], bool], Callabl
     "t2i-compbench":
         ("T2I-CompBench", lambda tag, meta: tag in COMPBENCH_CATEGORIES and "line" in meta, compbench_files),
     "dpg-bench": ("DPG-Bench", lambda _, meta: {"questions", "line"} <= meta.keys(), dpg_bench_files),
-    "tiif": ("TIIF-Bench", _of_tiif, _files(lambda row: (  # each sample is a model of the program
+    "tiif": ("TIIF-Bench", _of_tiif, _files(lambda row: (  # for the program, each sample is a model
         row.category, f"sample-{row.sample}", f"{row.meta['length']}_description", f"{row.line}.png"))),
     "wise-verified": ("WISE (verified)", lambda _, meta: meta.get("wise") == "verified" and "line" in meta, wise_files),
     "wise-legacy": ("WISE (legacy)", lambda _, meta: meta.get("wise") == "legacy" and "line" in meta, wise_files),
@@ -343,28 +343,27 @@ _LAYOUTS: Mapping[str, tuple[str, Callable[[str, dict[str, Any]], bool], Callabl
                 _files(lambda row: (f"sample-{row.sample}", *row.category.rsplit("-", 1), f"{row.line}.png"))),
     "dataset": ("any", lambda *_: True, dataset_files),
 }  # fmt: skip
-"""By export: the owner of the prompts, a function that accepts prompts by category and metadata, and the function that
-makes the files. `dataset` is the format of Hugging Face's `datasets`."""
+"""{benchmark: (name, function that accepts a prompt by category and metadata, function that makes the files)}.
+`dataset` is the format of Hugging Face's `datasets`."""
 
 
 def _check_lines(rows: Sequence[_Row]) -> None:
-    """Refuse two prompts with the same line, which the official programs could not distinguish."""
+    """Reject two prompts with the same line number, because official programs could not distinguish them."""
     owners: dict[int, str] = {}
     for row in rows:
         if (owner := owners.setdefault(row.line, row.prompt_id)) != row.prompt_id:
             what = f"prompts '{owner}' and '{row.prompt_id}' have the same line {row.line}"
-            raise SpecbenchError(what, "each needs a separate line")
+            raise SpecbenchError(what, "each prompt needs a separate line")
 
 
 def _read_geneval(path: Path) -> dict[tuple[int, int], dict[str, Any]]:
     verdicts: dict[tuple[int, int], dict[str, Any]] = {}
     with blaming(path, "is not a result of the official GenEval evaluator ({})"):
-        for line in filter(str.strip, read_results(path).split("\n")):
-            row: Any = parse_json(line)
-            valid = isinstance(row, dict) and isinstance(row.get("filename"), str) and "correct" in row
+        for row in json_rows(path):
+            valid = isinstance(row.get("filename"), str) and "correct" in row
             if not valid or not all(isinstance(row.get(name, ""), str | None) for name in _GENEVAL_TEXTS):
-                raise ValueError(f"every line is an object with 'correct' and the texts {', '.join(_GENEVAL_TEXTS)}")
-            "".join(row.get(name) or "" for name in _GENEVAL_TEXTS).encode()  # raises an error at a lone surrogate
+                raise ValueError(f"every line needs 'correct' and the texts {', '.join(_GENEVAL_TEXTS)}")
+            "".join(row.get(name) or "" for name in _GENEVAL_TEXTS).encode()  # raises an error for lone surrogates
             place = _GENEVAL_PLACE.search(row["filename"])
             if place is None:
                 raise ValueError(f"'{row['filename'][-40:]}' does not end in <line>/samples/<sample>.png")
@@ -377,7 +376,7 @@ def _read_geneval(path: Path) -> dict[tuple[int, int], dict[str, Any]]:
 
 
 def _read_dpg_bench(path: Path) -> dict[tuple[str, int], dict[str, str]]:
-    """Answers to questions, by item and number of the image."""
+    """Read the answers as {(item, number of the image): {question: answer}}."""
     verdicts: dict[tuple[str, int], dict[str, str]] = {}
     with blaming(path, "is not a `_detail.txt` of DPG-Bench's program ({})"):
         for line in filter(str.strip, read_results(path).split("\n")):
@@ -390,14 +389,14 @@ def _read_dpg_bench(path: Path) -> dict[tuple[str, int], dict[str, str]]:
 
 
 def _read_answers(path: Path, lowest: float) -> dict[int, float]:
-    """Read answers by question, each between `lowest` and 1."""
+    """Read {question: answer}, with answers between `lowest` and 1."""
     answers: dict[int, float] = {}
     with blaming(path, "is not a result of the official scripts ({})"):
         rows = parse_json(read_results(path))
         if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= _ANSWER for row in rows):
             raise ValueError("not a list of objects with 'question_id' and 'answer'")
         for row in rows:
-            number = int(str(row["question_id"]))  # some of the scripts write numbers as text
+            number = int(str(row["question_id"]))  # some scripts write numbers as text
             answer = math.nan if isinstance(row["answer"], bool) else float(row["answer"])
             if not lowest <= answer <= 1:
                 what = f"{path}: the answer to question {number} is {row['answer']!r:.40}"

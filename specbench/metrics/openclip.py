@@ -1,5 +1,5 @@
-"""CLIP networks through open_clip, and crops and resizes of metrics. open_clip's own preprocessing needs torchvision,
-whose wheels fit one build of torch each. Its import only needs torchvision's names, so empty substitutes suffice."""
+"""CLIP networks of open_clip, and crops and resizes for metrics. open_clip's preprocessing needs torchvision, whose
+wheels fit only one build of torch. Importing open_clip needs only torchvision's names, so empty substitutes suffice."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Imports inside functions: torch, not needed if all images are scored.
+# Imports inside functions: torch is not needed if all images are scored.
 
-Tokenize = Callable[[Sequence[str]], "Tensor"]  # Texts to ids [n, context length]
+Tokenize = Callable[[Sequence[str]], "Tensor"]  # Maps texts to ids [n, context length]
 
 OPENCLIP_PACKAGES = {"open_clip_torch": "pip install open_clip_torch"}
-CONTEXT = 77  # Tokens of a text that the published CLIP networks read
+CONTEXT = 77  # Context length in tokens of the published CLIP networks
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 _NAME = "torchvision"
@@ -63,17 +63,17 @@ def squashed(pixels: np.ndarray, size: int) -> np.ndarray:
 
 @cache
 def import_open_clip() -> ModuleType:
-    """Import open_clip, with a substitute for torchvision if torchvision does not load."""
+    """Import open_clip; if torchvision does not load, with a substitute for it."""
     with torchvision_if_it_loads():
         import open_clip
     return open_clip
 
 
 def load_openai(path: Path, device: str) -> torch.nn.Module:
-    """Load a CLIP of OpenAI in float32, with sizes from its weights. The caller has checked its digest."""
+    """Load OpenAI's CLIP in float32, with sizes derived from the weights. The caller has checked the digest."""
     from specbench.models.script_archive import read_script_tensors
 
-    # The attention mask is not a parameter; open_clip creates it.
+    # Without the attention mask, which open_clip creates.
     weights = {name: tensor for name, tensor in read_script_tensors(path).items() if not name.endswith("attn_mask")}
     model = import_open_clip().model.build_model_from_openai_state_dict(weights, cast_dtype=None)
     return model.float().eval().requires_grad_(False).to(device)
@@ -82,7 +82,7 @@ def load_openai(path: Path, device: str) -> torch.nn.Module:
 def untrained_model(architecture: str) -> torch.nn.Module:
     """Build the network of a named architecture with random weights that the caller replaces."""
     open_clip, nothing = import_open_clip(), logging.Filter("-")
-    logging.getLogger().addFilter(nothing)  # hide its warning that the weights are random; other loggers still warn
+    logging.getLogger().addFilter(nothing)  # hide only open_clip's warning that the weights are random
     try:
         return open_clip.create_model(architecture, pretrained=None, output_dict=True)
     finally:
@@ -127,7 +127,7 @@ def image_embeddings(model: torch.nn.Module, images: Sequence[Tensor], device: s
 
 
 def cut_by_clip(texts: Sequence[str]) -> tuple[int, int]:
-    """Return the number of texts longer than CLIP's context, and its size in tokens including start and end."""
+    """Return the number of texts longer than CLIP's context, and the context length, including start and end."""
     tokens = import_open_clip().tokenize(list(texts), context_length=CONTEXT + 1)
     return int((tokens[:, CONTEXT] != 0).sum()), CONTEXT
 
@@ -135,7 +135,7 @@ def cut_by_clip(texts: Sequence[str]) -> tuple[int, int]:
 def text_embeddings(
     model: torch.nn.Module, texts: Sequence[str], device: str, tokenize: Tokenize | None = None
 ) -> Tensor:
-    """Embed texts: unit vectors float32 [n, d] on the CPU. CLIP's tokenizer cuts to 77 tokens with the end token."""
+    """Embed texts: unit vectors float32 [n, d] on the CPU. CLIP's tokenizer truncates to 77 tokens."""
     import torch
 
     tokenize = tokenize or partial(import_open_clip().tokenize, context_length=model.context_length)
@@ -170,13 +170,13 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextmanager
 def torchvision_if_it_loads() -> Iterator[bool]:
-    """Context in which `import torchvision` works: the real package if it loads (True), else substitutes."""
+    """Context in which `import torchvision` works. It yields True for the real package, False for substitutes."""
     if torchvision_loads():
         yield True
         return
     from transformers.utils import is_torchvision_available  # takes seconds; open_clip imports it anyway
 
-    is_torchvision_available()  # transformers caches the answer: call it before the substitutes exist
+    is_torchvision_available()  # transformers caches the answer, so call it before the substitutes exist
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     try:

@@ -1,5 +1,5 @@
-"""Authors' packages (VQAScore, HPSv3) in separate environments: location, installation, and the program that runs in
-them. This program, `specbench.metrics.authors_programs`, reads and writes JSON objects."""
+"""Authors' packages (VQAScore, HPSv3) in separate environments: their location and installation, and requests to
+`specbench.metrics.authors_programs`, which runs there and exchanges JSON objects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROGRAM = Path(__file__).with_name("authors_programs.py")
 
 @dataclass(frozen=True)
 class Package:
-    """Authors' package, with the arguments of each pip command that installs it into a new environment."""
+    """Authors' package, with the arguments of the pip commands that install it into a new environment."""
 
     environment: str
     install: Sequence[str]
@@ -38,7 +38,7 @@ PACKAGES: dict[str, Package] = {
 
 
 def python_of(package: str) -> Path:
-    """Return the Python that has a package: the running one, or the Python of an environment in the cache folder."""
+    """Return a Python with the package: the running Python, or the Python of an environment in the cache folder."""
     here = any(importlib.metadata.distributions(name=package))
     return Path(sys.executable) if here else _environment(package) / "bin" / "python"
 
@@ -48,14 +48,14 @@ def _environment(package: str) -> Path:
 
 
 def recipe(package: str) -> str:
-    """Commands that create an environment with a package."""
+    """Return the commands that create an environment with a package."""
     folder = _environment(package)
     steps = [f"{folder}/bin/pip install {arguments}" for arguments in PACKAGES[package].install]
     return " && ".join([f"{Path(sys.executable).name} -m venv {folder}", *steps])
 
 
 def ask(python: Path, request: Mapping[str, object], program: Path = PROGRAM) -> dict[str, Any]:
-    """The program's answer: `versions` and its numbers, or `missing` (a package), or `error`."""
+    """Send one request and return the answer: `versions` and numbers, or `missing` (a package), or `error`."""
     if not python.is_file():
         return {"missing": f"{python} (an environment)"}
     done = subprocess.run([python, "-I", program], input=json.dumps(request), capture_output=True, text=True)
@@ -71,12 +71,12 @@ def _answer(text: str, talk: str, python: Path, code: int | None) -> dict[str, A
 
 
 class PackageMetric(PerImageMetric):
-    """Score that an authors' package computes in a separate environment, in a process that keeps the network loaded."""
+    """Score computed by an authors' package in a separate environment, in a process that keeps the network loaded."""
 
-    # package, model: name of the package, and the package's name of the network
+    # package, model: name of the package, and its name for the network
     package: str
     model: str
-    hub: Sequence[str]  # arguments of the `hf download` that gets the weights; the user runs it
+    hub: Sequence[str]  # arguments of the `hf download` with which the user downloads the weights
     batch = 8
     scale: ClassVar[tuple[float, float]] = (-float("inf"), float("inf"))  # smallest and largest possible value
 
@@ -86,7 +86,7 @@ class PackageMetric(PerImageMetric):
 
     @cached_property
     def _about(self) -> dict[str, Any]:
-        """Versions in the package's environment and digest of the weights, or what is missing."""
+        """Answer of the program: versions in its environment and digest of the weights, or what is missing."""
         return ask(self.python, {"package": self.package, "hub": list(self.hub), "versions_only": True})
 
     def missing_packages(self) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Learned human preference: `hpsv2[...]`, `imagereward`, `pickscore`, and `aesthetic[...]`, which ignores captions.
-HPSv2 is computed by open_clip from the authors' checkpoints, ImageReward by BLIP's image-grounded text encoder
-with a small head."""
+HPSv2 loads the authors' checkpoints into open_clip. ImageReward is BLIP's image-grounded text encoder with a small
+head."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hps_input(pixels: np.ndarray) -> Tensor:
 
 
 def load_hpsv2(path: Path, device: str, architecture: str = HPS_ARCHITECTURE) -> torch.nn.Module:
-    """Build the network in float32 from an authors' checkpoint. The caller has checked its digest."""
+    """Build the network in float32 from the authors' checkpoint. The caller has checked the digest."""
     model = untrained_model(architecture)
     model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["state_dict"])
     return model.float().eval().requires_grad_(False).to(device)
@@ -72,7 +72,7 @@ class Hpsv2(CosineMetric):
 
 
 class RewardNetwork(nn.Module):
-    """ImageReward network: images and token ids to rewards."""
+    """ImageReward network; maps images and token ids to rewards."""
 
     def __init__(self, weights: Mapping[str, Tensor]):
         super().__init__()
@@ -81,7 +81,7 @@ class RewardNetwork(nn.Module):
         self.head = linear_layers(part_of(weights, "mlp.layers."))
 
     def forward(self, images_BCHW: Tensor, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        """Rewards [B], normalised as published: mean 0 and standard deviation 1 on the authors' data."""
+        """Compute rewards [B], normalised as published: mean 0 and standard deviation 1 on the authors' data."""
         seen = self.vision(images_BCHW).last_hidden_state
         states_BTD = self.text(
             input_ids=ids_BT,
@@ -131,7 +131,7 @@ class ImageReward(PerImageMetric):
 
 
 class TransformersClip(nn.Module):
-    """transformers' CLIP from a checkpoint folder, with open_clip's interface."""
+    """CLIP of transformers, loaded from a checkpoint folder, with open_clip's interface."""
 
     context_length = 77
 
@@ -158,7 +158,7 @@ class PickScore(CosineMetric):
 
     def identity(self) -> Mapping[str, str]:
         return {
-            "weights": checkpoints.folder_identity(self.network_folder(PICKSCORE_REPOSITORY)),
+            "weights": self.network_identity(PICKSCORE_REPOSITORY),
             "transformers": version("transformers"),
             **super().identity(),
         }
@@ -182,7 +182,7 @@ class Aesthetic(Clip):
         return {**digests, **CosineMetric.identity(self)}
 
     def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
-        return True  # it does not read captions
+        return True  # captions are ignored
 
     def captions_cut(self, captions: Sequence[str]) -> None:
         return None

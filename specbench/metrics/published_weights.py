@@ -1,10 +1,11 @@
-"""Published weights of metrics, single files and model folders of the hub: addresses, digests, downloads. A file's
-digest is checked every time before it is loaded. In folders only weights in safetensors are read."""
+"""Published weights of metrics (single files, and model folders of the hub): addresses, digests, downloads. The digest
+of a file is checked before each loading. Of model folders, only safetensors weights are read."""
 
 from __future__ import annotations
 
 import hashlib
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +16,8 @@ from specbench.models.hub_downloads import REVISIONS, is_pinned_only, on_hub_end
 from specbench.system.digests import cache_folder, digest_of, sha256_of
 from specbench.system.downloads import HUB, Download, Remote, fetch_all, fetch_file, matches, offline, size_of
 
-_FILES = ("config.json", "model.safetensors")  # Of a model folder: no pickles
-GENEVAL2_JUDGE = "Qwen/Qwen3-VL-8B-Instruct"
-_JUDGE_FILES = ("config.json", "*.safetensors*", "tokenizer.json", "tokenizer_config.json", "preprocessor_config.json",
-                "chat_template*")  # fmt: skip
+NETWORK_FILES = ("config.json", "model.safetensors")  # Files of a model folder; no pickles
+_OPTIONAL = ("generation_config.json", "*processor_config.json")
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Checkpoint:
 
 
 def _published() -> dict[str, Checkpoint]:
-    """The files of `published_weights.toml` by name."""
+    """Read `published_weights.toml` as {name: checkpoint}."""
     checkpoints = {}
     for name, entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
         repository, digest = entry.get("repository"), f"sha256:{entry['sha256']}" if "sha256" in entry else ""
@@ -61,14 +60,14 @@ CHECKPOINTS = _published()
 
 
 def missing_file(name: str, forbidden: bool = False) -> Download | None:
-    """The download of a checkpoint's file; None if it is on this disk."""
+    """Return the download of a checkpoint's file; None if the file is on this disk."""
     checkpoint = CHECKPOINTS[name]
     if checkpoint.here:
         return None
     if forbidden or offline():
         raise SpecbenchError(f"{checkpoint.file} is not on this disk", checkpoint.hint, MISSING_PREREQUISITE)
     if not checkpoint.digest and is_pinned_only():
-        what = f"{checkpoint.file} has no published digest, and --pinned-only allows no such file"
+        what = f"{checkpoint.file} has no published digest, which --pinned-only requires"
         raise SpecbenchError(what, f"put it into {checkpoint.path.parent}", MISSING_PREREQUISITE)
     remote = replace(on_hub_endpoint(checkpoint.remote), by_hand=f"or put it into {checkpoint.path.parent}")
     part, size = checkpoint.path.with_name(f"{checkpoint.file}.part"), size_of(remote)
@@ -79,19 +78,19 @@ def missing_file(name: str, forbidden: bool = False) -> Download | None:
 
 
 def require_weights_file(name: str, forbidden: bool = False) -> Path:
-    """Check the digest of a checkpoint's file. Download the file first if it is absent."""
+    """Return a checkpoint's file after checking its digest; download the file first if it is missing."""
     if lacking := missing_file(name, forbidden):
         fetch_all([lacking])
     return CHECKPOINTS[name].path
 
 
 def file_digest(name: str) -> str:
-    """Digest a checkpoint's file on this disk, for files whose publisher names no digest."""
+    """Digest a checkpoint's file on this disk, because the publisher may state no digest."""
     return digest_of(require_weights_file(name, forbidden=True))
 
 
 def problem(name: str) -> tuple[str, str] | None:
-    """Describe why a checkpoint's file cannot be used, and how to get it; None if it can."""
+    """Describe why a checkpoint's file cannot be used, and how to get the file; None if it can be used."""
     checkpoint = CHECKPOINTS[name]
     if checkpoint.here:
         return None
@@ -100,39 +99,33 @@ def problem(name: str) -> tuple[str, str] | None:
     return what, checkpoint.hint
 
 
-def missing_folder(repository: str) -> Download | None:
-    """The download of a repository's configuration and weights; None if they are on this disk."""
-    return WantedFiles(_source(repository)).missing()
+def network_files(repository: str, files: Sequence[str] = NETWORK_FILES) -> WantedFiles:
+    """The files of a metric's network in a repository of the hub; `files`: glob patterns of the required files."""
+    return WantedFiles(Source("the metric's network", repository, tuple(files), "see its card", optional=_OPTIONAL))
 
 
-def hub_folder(repository: str, forbidden: bool = False) -> Path:
-    """Find or download the configuration and weights of a repository in the hub's cache."""
-    files = WantedFiles(_source(repository))
-    folder = (files.find() if forbidden else files.fetch()).paths[0].parent
+def hub_folder(repository: str, files: Sequence[str] = NETWORK_FILES, forbidden: bool = False) -> Path:
+    """Return the folder of a repository in the hub's cache; download required files first if missing."""
+    wanted = network_files(repository, files)
+    folder = (wanted.find() if forbidden else wanted.fetch()).paths[0].parent
     for path in folder.glob("*config.json"):
-        read_json(_source(repository), path)  # raises an error if the repository contains code
+        read_json(wanted.source, path)  # raises an error if the repository contains code
     return folder
 
 
-def hub_problem(repository: str) -> tuple[str, str] | None:
-    """Describe what is missing of a repository on this disk and how to get it; None if complete."""
+def hub_problem(repository: str, files: Sequence[str] = NETWORK_FILES) -> tuple[str, str] | None:
+    """Describe which files of a repository are missing, and how to get them; None if none are missing."""
     try:
-        hub_folder(repository, forbidden=True)
+        hub_folder(repository, files, forbidden=True)
     except SpecbenchError as error:
         return error.what, error.try_this
     return None
 
 
-def folder_identity(folder: Path) -> str:
-    """Digest the files of a model folder, and name its commit in the hub's cache."""
-    several = sorted(path.name for path in folder.glob("*") if path.suffix in (".json", ".jinja", ".safetensors"))
-    names = _FILES if (folder / _FILES[1]).is_file() else several
-    digests = hashlib.sha256("".join(sha256_of(folder / name) for name in names).encode()).hexdigest()
+def folder_identity(folder: Path, files: Sequence[str] = NETWORK_FILES) -> str:
+    """Digest the files of a model folder; for a folder in the hub's cache, with its commit."""
+    patterns = ("*.json", "*.jinja", "*.safetensors", *"|".join(files).split("|"))
+    several = sorted(path for path in folder.glob("*") if any(map(path.match, patterns)))
+    paths = [folder / name for name in files] if files == NETWORK_FILES else several
+    digests = hashlib.sha256("".join(map(sha256_of, paths)).encode()).hexdigest()
     return f"sha256:{digests} at {folder.name}"
-
-
-def _source(repository: str) -> Source:
-    if repository != GENEVAL2_JUDGE:
-        return Source("the metric's network", repository, _FILES, "see its card")
-    optional = ("generation_config.json", "*processor_config.json")
-    return Source("the metric's network", repository, _JUDGE_FILES, "see its card", optional=optional)

@@ -1,4 +1,4 @@
-"""Reference images of Frechet distances and KID, with features cached by fingerprint, and statistics of references."""
+"""Reference images of Frechet distances and KID: their features, cached by fingerprint, and their statistics."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from specbench.system.digests import cache_folder, digest_of
 from specbench.system.files import write_atomically
 from specbench.system.images import pictures_in, read_picture
 
-Preprocess = Callable[[np.ndarray], Any]  # An image uint8 [H, W, 3] to the network's input
-Embed = Callable[[Sequence[Any]], np.ndarray]  # Inputs of n images to features [n, d]
-_MOST_BYTES = 2**26  # Limit for mu or sigma in a file; sigma of Inception features takes 32 MiB
+Preprocess = Callable[[np.ndarray], Any]  # Maps an image uint8 [H, W, 3] to the network's input
+Embed = Callable[[Sequence[Any]], np.ndarray]  # Maps inputs of n images to features [n, d]
+_MOST_BYTES = 2**26  # Maximum size of mu or sigma in a file; sigma of Inception features takes 32 MiB
 
 
 class ReferenceImages:
-    """Reference images: the user's folder or COCO's; or statistics of them from other programs."""
+    """Reference images: the user's folder, or COCO's images, or a file with their statistics from another program."""
 
     def __init__(self, settings: Settings):
         self.path = settings.reference
@@ -40,20 +40,20 @@ class ReferenceImages:
 
     @cached_property
     def statistics(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Mean and covariance of the user's file; None if the reference is images."""
+        """Mean and covariance from the user's file; None if the user gives images."""
         return None if self.path is None or self.path.is_dir() else read_statistics(self.path)
 
     @cached_property
     def pictures(self) -> list[Path]:
         if self.statistics:
-            raise SpecbenchError(f"{self.path} holds statistics (mu, sigma), not images", "--reference DIR, of images")
+            raise SpecbenchError(f"{self.path} contains statistics (mu, sigma), not images", "use --reference DIR")
         if len(pictures := pictures_in(self.folder)) < 2:
-            raise SpecbenchError(f"{self.folder} has 1 reference image", "distances need the spread of 2 or more")
+            raise SpecbenchError(f"{self.folder} has 1 reference image", "distances need at least 2")
         return pictures
 
     @property
     def summary(self) -> str:
-        """Number of the images and their folders, for messages."""
+        """Describe number and folders of the images, for messages."""
         if self.statistics:
             return f"reference: statistics in {self.path}"
         folders = dict.fromkeys(path.parent.relative_to(self.folder) for path in self.pictures)
@@ -67,18 +67,18 @@ class ReferenceImages:
         return [("COCO's images are not on this disk", "specbench fetch coco --images, or --reference DIR")]
 
     def fits(self, meta: Mapping[str, Any]) -> bool:
-        """Return whether these images are the reference of a prompt: the user's, or COCO's for COCO's captions."""
+        """Return whether a prompt has these reference images; COCO's images belong only to COCO's captions."""
         return self.path is not None or str(meta.get("image", "")).endswith(".jpg")
 
     @cached_property
     def identity(self) -> dict[str, str]:
-        """Number of the images and a digest of their names and contents."""
+        """Return the number of images and a digest of their names and contents."""
         lines = [f"{encodable(path.name)} {digest_of(path)}" for path in self.pictures]
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         return {"reference": digest[:16], "reference_n": str(len(lines))}
 
     def features(self, preprocess: Preprocess, embed: Embed, identity: Mapping[str, str], batch: int) -> np.ndarray:
-        """Features [n, d] of all images, cached; `identity` describes the network and the preprocessing."""
+        """Compute or read cached features [n, d] of all images; `identity` describes network and preprocessing."""
 
         def compute() -> np.ndarray:
             inputs = read_ahead(lambda path: preprocess(read_picture(path)), self.pictures, batch)
@@ -88,8 +88,8 @@ class ReferenceImages:
 
 
 def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Mean [d] and covariance [d, d], float64, from `mu` and `sigma` of a .npz file, as pytorch-fid, clean-fid and the
-    reference batches of ImageNet (Dhariwal & Nichol 2021) have them."""
+    """Read mean [d] and covariance [d, d], float64, from `mu` and `sigma` of a .npz file. pytorch-fid, clean-fid and
+    the reference batches of ImageNet (Dhariwal & Nichol 2021) use this format."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("it is no file")
@@ -110,10 +110,10 @@ def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
         spread = np.sqrt(np.diag(covariance))
         if (np.abs(covariance) > 1.001 * np.outer(spread, spread) + 1e-6).any():
             raise ValueError("a sigma with correlations above 1")
-    except Exception as error:  # numpy and zipfile raise various types for damaged files
+    except Exception as error:  # numpy and zipfile raise many types of errors for damaged files
         what = "is not a file of statistics (.npz with mu and sigma)"
         reason = str(getattr(error, "strerror", "") or error).partition("\n")[0][:100] or type(error).__name__
-        raise SpecbenchError(f"--reference {path} {what}: {reason}", "or name a folder of images") from error
+        raise SpecbenchError(f"--reference {path} {what}: {reason}", "use a folder of images") from error
     return mean, (covariance + covariance.T) / 2
 
 
@@ -124,24 +124,24 @@ def feature_matrix(vectors: pd.Series, width: int) -> np.ndarray:
         raise damaged_features(f"not every image has a vector of {width} numbers")
     matrix = np.stack(rows) if rows else np.empty((0, width))
     if not np.isfinite(matrix).all():
-        raise damaged_features("a vector holds a number that is not finite")
+        raise damaged_features("a vector contains a number that is not finite")
     return matrix
 
 
 def damaged_features(problem: str) -> SpecbenchError:
-    """Error for stored features that specbench did not write."""
+    """Make the error for stored features that specbench cannot have written."""
     how = "delete the metric's folder under 'scores' of the run and score again"
     return SpecbenchError(f"the stored features are damaged: {problem}", how)
 
 
 def with_influence(value: float, influence: np.ndarray | pd.Series, prompts: Sequence[str]) -> Estimate:
-    """Estimate with a 95 % interval from its images' influences; prompts are the independent units."""
+    """Make an estimate with a 95 % interval from the influence of each image; prompts are the independent units."""
     around = mean_difference(influence.tolist(), prompts, value)
     return Estimate(value, around.low, around.high)
 
 
 def kept_features(key: object, compute: Callable[[], np.ndarray]) -> np.ndarray:
-    """Return features [n, d] from the cache, or compute and cache them. `key`, plain JSON, determines them."""
+    """Return features [n, d] from the cache, or compute and cache them. `key`: plain JSON of all inputs."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = cache_folder() / "references" / f"{digest[:16]}.npy"
     if path.is_file():
@@ -149,11 +149,11 @@ def kept_features(key: object, compute: Callable[[], np.ndarray]) -> np.ndarray:
             return np.load(path, allow_pickle=False)
     from specbench.system.torch_state import PinnedTorch  # brings torch
 
-    with PinnedTorch(False):  # same state of torch as for the generated images
+    with PinnedTorch(False):  # the same state of torch as for generated images
         features = compute()
     sink = io.BytesIO()
     np.save(sink, features)
-    with suppress(OSError, SpecbenchError):  # without a cache file, the next call computes them again
+    with suppress(OSError, SpecbenchError):  # if not cached, the next call computes the features again
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, sink.getvalue())
     return features

@@ -1,5 +1,5 @@
-"""Stored scores of a run, `scores/<metric>-<fingerprint>.parquet`: reading, writing, tables, and differences between
-runs. `specbench.store.image_scores` stores scores of images."""
+"""Stored scores of runs (`scores/<metric>-<fingerprint>.parquet`): read, write, tabulate and subtract them. For scores
+of single images see `specbench.store.image_scores`."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ _SCORE_TYPES = {
     "cut": float | None,
     "edited": str | None,
     "prompts": int | None,
-    "unit": str | None,
+    **dict.fromkeys(("unit", "unjudged"), str | None),
 }
 _OVER_TAGS = ("geneval[hf-m2f]", "geneval[official]")
-# For scores in older files, which lack it
+# Metrics of kind `distance` and `proportions` in older files, which do not state the kind
 _DISTANCES = ("fid", "fid-infinity", "kid", "shapes-frechet")
 _OLDER_KINDS = dict.fromkeys(("geneval", "shapes-detector"), "proportions")
-_ONE_A_PROMPT = "dpg-bench[released]:"  # These scores use only the last sample of each prompt
+_ONE_A_PROMPT = "dpg-bench[released]:"  # Prefix of scores that use only the last sample of each prompt
 
 
 def read_scores(folder: Path) -> list[dict[str, Any]]:
-    """Read the run-level scores of a run folder: a dict per score with the columns of `RUN_SCORES` but `OWNER`."""
+    """Read the run-level scores in a run folder: a dict per score with the columns of `RUN_SCORES` except `OWNER`."""
     scores: list[dict[str, Any]] = []
     for path in files_named(folder / "scores", "*.parquet"):
         with blaming(path, "is damaged: not readable as scores", "delete it and score again"):
@@ -58,9 +58,11 @@ def read_scores(folder: Path) -> list[dict[str, Any]]:
 
 
 def _known_score(row: dict[str, Any]) -> dict[str, Any]:
-    """Validate a row of a per-run file; a ValueError for one of others. NaN is a missing value. The last columns are
-    absent in old files, whose metrics with another direction or kind than a plug-in's are specbench's."""
-    row = dict.fromkeys(("note", "cut", "edited", "prompts", "unit", "better", "kind")) | row
+    """Validate a row of a run's scores; raise a ValueError if specbench did not write it. NaN means missing. Old files
+    lack the last columns: direction and kind are then defaults, or known for specbench's metrics."""
+    row = dict.fromkeys(("note", "cut", "edited", "prompts", "unit", "unjudged", "better", "kind")) | row
+    if row.get("metric") in catalog.METRICS:
+        row["unjudged"] = catalog.METRICS[row["metric"]].unjudged or None
     row |= {name: None for name in ("value", "low", "high") if row.get(name) != row.get(name)}
     name = str(row.get("metric")).partition(":")[0].partition("[")[0]
     older = ("lower", "distance") if name in _DISTANCES else ("higher", _OLDER_KINDS.get(name, "plain"))
@@ -76,9 +78,9 @@ def _known_score(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, Any]]:
-    """Read scores, and remove the intervals of too few prompts. `too_few`: whether an interval was removed or is
-    undefined; `prompts_needed`: number of prompts that would show a change of 2 %. Notes name the number of reference
-    images. `prompt_ids`: prompt of each image of the run."""
+    """Read scores for tables, without intervals over too few prompts. Added keys: `too_few`, whether an interval was
+    removed or is undefined; `prompts_needed`, number of prompts that detects a change of 2 %. Notes state the number of
+    reference images. `prompt_ids`: prompt of each image of the run."""
     of_run, scores = prompt_ids.nunique(), read_scores(folder)
     for row in scores:
         prompts = row["prompts"]
@@ -95,7 +97,7 @@ def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, Any]]:
 
 def score_frame(rows: Sequence[Mapping[str, object]], long: bool) -> pd.DataFrame:
     """Make a DataFrame of scores: if `long`, one row per score; else one row per run, with `METRIC`, `METRIC_low`,
-    `METRIC_high` and `METRIC_n`. If a run has several fingerprints of a metric, the names contain the fingerprint."""
+    `METRIC_high` and `METRIC_n`. If a metric has several fingerprints, these names include the fingerprint."""
     if long:
         names = dict.fromkeys([*OWNER, *RUN_SCORES.names, "too_few", "prompts_needed"])
         frame = pd.DataFrame(rows, columns=[*names])
@@ -120,17 +122,17 @@ def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
 
 
 def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object] | None:
-    """Paired difference between the scores of a run and a baseline on common images; None if they have none in common.
-    Return `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`. Interval and p-value are
-    paired; they are None for too few prompts."""
+    """Compute the paired difference between the scores of a run and a baseline; None without common images. Return
+    `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`. Interval and p-value are None for too
+    few prompts."""
     common = of_same_captions(folder, baseline)
     features, theirs = (_kept(image_features(path, metric), common) for path in (folder, baseline))
     if features.empty != theirs.empty:
         lacking = folder if features.empty else baseline
-        what = f"{lacking.name} is not scored by '{metric.name}' of fingerprint {made_score(metric).fingerprint}"
-        raise SpecbenchError(what, f"score both again: specbench score --metric '{metric.name}'")
+        what = f"{lacking.name} has no score of '{metric.name}' with fingerprint {made_score(metric).fingerprint}"
+        raise SpecbenchError(what, f"score both runs again: specbench score --metric '{metric.name}'")
     pair = None if features.empty else metric.difference(features, theirs)
-    if pair is None or pair[0].value != pair[0].value:  # no number
+    if pair is None or pair[0].value != pair[0].value:  # NaN
         return None
     shown = difference_to_show(pair[0])
     row = {"run_id": folder.name, "baseline": baseline.name, "metric": metric.name, "difference": shown.value}
@@ -141,16 +143,16 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
 def difference_rows(
     baseline: Path, folders: Sequence[Path], metrics: str | Iterable[str], settings: Settings | None = None
 ) -> list[dict[str, object]]:
-    """Paired differences of runs from a baseline, see `specbench.differences`."""
+    """Compute paired differences of runs from a baseline, see `specbench.differences`."""
     others = [folder for folder in folders if folder.resolve() != baseline.resolve()]
     if not (names := chosen("metric", metrics)):
-        raise SpecbenchError("scores are compared by metric", "name the metrics that the runs were scored with")
+        raise SpecbenchError("--against needs a metric", "name metrics with which both runs were scored")
     made = [catalog.metric(name)(settings) for name in names]
     return [row for folder in others for metric in made if (row := difference(folder, baseline, metric))]
 
 
 def of_same_captions(folder: Path, baseline: Path) -> pd.DataFrame | None:
-    """Keys of the images whose captions two runs share; None if their prompt sets are the same."""
+    """Return the keys of images that have the same caption in two runs; None if both runs have the same prompt set."""
     stores = RunStore(folder), RunStore(baseline)
     if len({store.info().spec.prompts_sha256 for store in stores}) == 1:
         return None
@@ -162,12 +164,18 @@ def _kept(features: pd.DataFrame, keys: pd.DataFrame | None) -> pd.DataFrame:
     return features if keys is None else features.merge(keys, on=list(KEY))
 
 
+def is_mean_of_images(score: Mapping[str, object]) -> bool:
+    """Return whether a stored `value` per image, if there is one, decides a score. Its metric is not imported."""
+    known = score["metric"] in (*catalog.METRICS, *catalog.IMPORTED)
+    return known or json.loads(str(score["identity"])).get("score") == MEAN_OF_IMAGES
+
+
 def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object]) -> tuple[Difference, int] | None:
-    """Subtract a score of `baseline` from the same score of `folder` over their common images, without the metric and
-    its networks. Return the difference and the number of images; None if the score is no plain mean or lacks values."""
-    metric, identity = str(score["metric"]), json.loads(str(score["identity"]))
-    if metric not in (*catalog.METRICS, *_OVER_TAGS) and identity.get("score") != MEAN_OF_IMAGES:
+    """Subtract a score of `baseline` from the same score of `folder`, over common images, from stored values only.
+    Return the difference and the number of images; None if the score is no plain mean or values are missing."""
+    if not is_mean_of_images(score):
         return None
+    metric = str(score["metric"])
     stored = f"{metric}-{score['fingerprint']}"
     mine, theirs = (stored_values(feature_place(path, stored)) for path in (folder, baseline))
     if mine is None or theirs is None:
@@ -179,14 +187,13 @@ def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object])
 
 
 def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estimate | None:
-    """Score the images of several runs together, without the metric and its networks. Takes the score of one run and
-    returns a score for tables; None if the score is not known to be a mean of stored values."""
-    name, identity = str(score["metric"]), json.loads(str(score["identity"]))
-    known = name in (*catalog.METRICS, *catalog.IMPORTED) or identity.get("score") == MEAN_OF_IMAGES
+    """Compute a score over the images of several runs together, from stored values only. `score`: of one of the runs.
+    None if the score is not known to be a mean of stored values."""
+    name, known = str(score["metric"]), is_mean_of_images(score)
     stored = [stored_values(feature_place(path, f"{name}-{score['fingerprint']}")) for path in folders if known]
     if not stored or any(values is None or values.empty for values in stored):
         return None
-    values = pd.concat(stored).dropna(subset="value")  # DPG-Bench: a question without an answer has no value
+    values = pd.concat(stored).dropna(subset="value")  # DPG-Bench: no value for a question without an answer
     estimate = mean_interval(values["value"], values["prompt_id"])
     if score["kind"] == "proportions":
         estimate = base.category_scores(name, values, "value")[0].estimate
@@ -194,8 +201,8 @@ def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estima
 
 
 def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bool:
-    """Return whether the stored scores are of exactly the images in `images`, because a distance may take minutes.
-    Scores with NaN, which is now stored as null, are not current."""
+    """Return whether the stored scores are of exactly these `images`, so that they need not be computed again
+    (distances take minutes). Scores with NaN, which is stored as null today, are not current."""
     path = _scores_file(folder, metric)
     try:
         rows = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES))).read().to_pylist()
@@ -204,13 +211,13 @@ def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bo
     parts = files_named(feature_parts(folder, metric).folder, "*.parquet")
     newest = max((part.stat().st_mtime_ns for part in parts), default=0)
     if not rows or any(rows[0].get(name) not in (None, fact) for name, fact in _declared(metric).items()):
-        return False  # a class in a notebook may now declare another direction
+        return False  # a notebook may have changed the direction of its class
     whole = all("cut" in row and row.get("value") == row.get("value") for row in rows)
     return whole and all(row.get("images") == len(images) for row in rows) and path.stat().st_mtime_ns > newest
 
 
 def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None:
-    """Compute and write the run's scores from the stored features of the images in `images`."""
+    """Compute the run's scores from the stored features of `images`, and write them."""
     features = image_features(folder, metric).merge(images[[*KEY, "started_at"]], on=[*KEY, "started_at"])
     digest, identity = made_score(metric).fingerprint, json.dumps(made_score(metric).facts, sort_keys=True)
     cut, reason = _cut(metric, images["prompt"].tolist())
@@ -231,6 +238,7 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
             "better": item.better or declared["better"],
             "kind": item.kind or declared["kind"],
             "unit": declared["unit"] or None,
+            "unjudged": declared["unjudged"] or None,
             "prompts": item.prompts or (features["prompt_id"].nunique() if item.n == len(features) else None),
         }
         for item in metric.scores(metric.statistics(features))
@@ -242,7 +250,7 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
         if whole != metric.name and (whole in catalog.METRICS or not path_component(whole)):
             raise ValueError(f"a score called {row['metric']!r:.100}")
     target = _scores_file(folder, metric)
-    for leftover in files_named(target.parent, ".*.tmp"):  # from a killed writer; this process holds the lock
+    for leftover in files_named(target.parent, ".*.tmp"):  # of a killed writer, because this process holds the lock
         leftover.unlink()
     if checked:  # readers reject a file without rows
         owner = owner_of(folder)
@@ -252,21 +260,21 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
 
 
 def _declared(metric: Metric) -> dict[str, str]:
-    """Direction, kind and unit of a metric's scores, with defaults: a plug-in's class may have no base of specbench."""
-    return {name: getattr(metric, name, getattr(Metric, name)) for name in ("better", "kind", "unit")}
+    """Return the facts that a metric declares to readers; a plug-in without specbench's base class gets defaults."""
+    return {name: getattr(metric, name, getattr(Metric, name)) for name in ("better", "kind", "unit", "unjudged")}
 
 
 def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | None]:
-    """Return the share of captions that the metric cuts (None if unknown), and a warning if there are any."""
+    """Return the share of captions that the metric truncates (None if unknown), and a warning if it is not 0."""
     cut = metric.captions_cut(captions) if captions and hasattr(metric, "captions_cut") else None
     if cut is None or not cut[0]:
         return (None if cut is None else 0.0), None
     count, tokens = cut
-    return count / len(captions), f"{count} of {len(captions)} captions are cut: it reads {tokens} tokens"
+    return count / len(captions), f"{count} of {len(captions)} captions are truncated, to {tokens} tokens"
 
 
 def forget(folder: Path, metric: Metric) -> None:
-    """Remove all stored scores and features of a metric in a run folder, of every fingerprint."""
+    """Remove a metric's stored scores and features of all fingerprints from a run folder."""
     with writing(folder, ()):
         for path in (path for place in ("scores", "image_scores") for path in files_named(folder / place, "*-*")):
             if path.name.rpartition("-")[0] == metric.name:
@@ -278,13 +286,13 @@ def _scores_file(folder: Path, metric: Metric) -> Path:
 
 
 def feature_parts(folder: Path, metric: Metric) -> ImageScores:
-    """The features that a metric stores per image of a run."""
+    """Return the log of a metric's stored features of a run's images."""
     return ImageScores(folder, metric.name, base.made_features(metric).fingerprint, metric.columns)
 
 
 @contextmanager
 def writing(folder: Path, logs: Sequence[ImageScores]) -> Iterator[None]:
-    """Lock the scores of a run against concurrent scorers, and make the features' logs ready to be written."""
+    """Lock the scores of a run against concurrent scorers, and prepare the logs of features for writing."""
     try:
         (folder / "scores").mkdir(parents=True, exist_ok=True)
         handle = take_lock(folder / "scores" / ".lock", f"{folder} is being scored by another process")

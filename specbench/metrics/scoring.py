@@ -1,5 +1,5 @@
-"""Score stored images: features per image, computed once per feature fingerprint, then the run's scores. Features are
-stored during the work, with the `started_at` of the image's row, so that a redone image is scored again."""
+"""Score stored images: compute features per image, once per feature fingerprint, then the run's scores. Features are
+stored as they are computed, with the `started_at` of the image's row, so that a redone image is scored again."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ from specbench.system.plugins import PluginError, naming_plugin
 
 @dataclass(frozen=True)
 class Images:
-    """Images to score and the folder of their scores."""
+    """Images to score, and the folder that stores their scores."""
 
-    name: str  # of the run, or of the folder of the images
-    folder: Path  # gets a `scores` folder
+    name: str  # name of the run, or of the folder of external images
+    folder: Path  # folder in which `scores` is created
     # `prompt_id, sample, prompt, category, meta` (JSON), `path`, other inputs of `read`, and `started_at`, which
     # changes if the image may have changed
     rows: pd.DataFrame
-    read: Callable[..., np.ndarray]  # pixels of a row's image, uint8 [H, W, 3]
-    model: str = ""  # name of the model that made them; empty for images from elsewhere
+    read: Callable[..., np.ndarray]  # function that returns the pixels of a row's image, uint8 [H, W, 3]
+    model: str = ""  # model that made the images; empty for external images
 
 
 @dataclass(frozen=True)
 class ScoreOutcome:
-    """Score of a run, or the reason why there is none."""
+    """Outcome of scoring a run with a metric: counts of images, or the problem."""
 
     run_id: str
-    metric: str = ""  # empty for a problem of the run
-    computed: int = 0  # images scored now
-    reused: int = 0  # images scored before
+    metric: str = ""  # empty if the problem concerns the whole run
+    computed: int = 0  # number of images scored by this call
+    reused: int = 0  # number of images scored earlier
     problem: SpecbenchError | None = None
-    left_out: bool = False  # not named by the user, while other metrics scored: no error is raised
+    left_out: bool = False  # a problem that raises no error: the user did not name the metric, and other metrics scored
 
 
 @dataclass(frozen=True)
@@ -62,42 +62,42 @@ class Scoring:
     """Result of a call of `score`."""
 
     outcomes: list[ScoreOutcome]
-    images: list[Images]  # of the runs that could be read
-    reference: Path | None = None  # named by the user
+    images: list[Images]  # images of the readable runs
+    reference: Path | None = None  # the user's reference images
 
     def __iter__(self) -> Iterator[ScoreOutcome]:
         return iter(self.outcomes)
 
     @property
     def problems(self) -> list[SpecbenchError]:
-        """Why images were not scored, each reason once."""
+        """Distinct reasons why images were not scored."""
         problems = {id(outcome.problem): outcome.problem for outcome in self.outcomes if not outcome.left_out}
         return [problem for problem in problems.values() if problem]
 
     def problem(self) -> SpecbenchError | None:
-        """One error for all `problems`, plug-ins first; its hint says if other metrics are scored. None if
-        there are no problems."""
+        """Combine all `problems` into one error, plug-ins first; its hint states if other metrics are scored. None
+        without problems."""
         if not (problems := sorted(self.problems, key=lambda problem: not isinstance(problem, PluginError))):
             return None
         first, more = problems[0], len(problems) - 1
         what = first.what + (f"; and {more} more problem{'s' if more > 1 else ''}" if more else "")
         if not self.scored:
             return SpecbenchError(what, first.try_this, first.exit_code)
-        return SpecbenchError(what, "; ".join(filter(None, ("the others are scored", first.try_this))), PARTIAL)
+        return SpecbenchError(what, "; ".join(filter(None, ("all other scores are stored", first.try_this))), PARTIAL)
 
     @property
     def scored(self) -> bool:
         return any(outcome.problem is None for outcome in self.outcomes)
 
     def check(self, partly: bool = False) -> Scoring:
-        """Raise `problem`; if `partly`, only if nothing is scored."""
+        """Raise `problem()` if there is one; if `partly`, only if nothing was scored."""
         if (problem := self.problem()) and not (partly and self.scored):
             raise problem
         return self
 
     def rows(self) -> list[dict[str, object]]:
-        """All stored scores of the images, as dicts. If the user's reference failed, distances to other references are
-        left out."""
+        """Return all stored scores of the images, as dicts. If the user's reference failed, distances to other
+        references are left out."""
         failed = {outcome.run_id for outcome in self.outcomes if outcome.problem and self.reference}
         return [
             {**owner_of(images.folder), "run_id": images.name, **row}
@@ -132,7 +132,7 @@ def score(
     bundled_only: bool = False,
     protocol: str | None = None,
 ) -> Scoring:
-    """Score run folders, or images from anywhere. Networks stay loaded until the last image is scored.
+    """Score run folders or external images. Networks stay loaded until the last image is scored.
 
     Arguments are as for `specbench.score`, except that () as metrics means none. `where_they_fit`: further
     metrics; like the metrics of `protocol`, they skip runs that they cannot score.
@@ -154,8 +154,8 @@ def score(
     shown, outcomes = _readable(runs)
     fitting = [(images, fitting_metrics(images)) for images in shown]
     outcomes += _refused(fitting, required)
-    _tell_edited(fitting, reporter)
     lacking = _fetch(fitting, settings, reporter)
+    _tell_edited(fitting, reporter)
     lacking |= _say_references(fitting, lacking, reporter)
     left_out = not named and any(name not in lacking for _, fits in fitting for name in fits)
     for images, fits in fitting:
@@ -163,12 +163,12 @@ def score(
         outcomes += [ScoreOutcome(images.name, name, problem=why, left_out=left_out) for name, why in absent.items()]
         outcomes += _score_images(images, [metric for name, metric in fits.items() if name not in absent], reporter)
         for name, why in absent.items():
-            reporter.note(f"{name} is left out: {why}")
+            reporter.note(f"{name} is not computed: {why}")
     return Scoring(outcomes, shown, settings.reference if settings else None)
 
 
 def _readable(runs: Iterable[Path | Images]) -> tuple[list[Images], list[ScoreOutcome]]:
-    """Images of the runs that can be read, and the problems of the others."""
+    """Return the images of the readable runs, and the problems of the others."""
     shown, outcomes = [], []
     for run in runs:
         try:
@@ -179,13 +179,15 @@ def _readable(runs: Iterable[Path | Images]) -> tuple[list[Images], list[ScoreOu
 
 
 def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[ScoreOutcome]:
-    """Score images with the metrics that fit. If a plug-in fails, continue with the others."""
-    failed: list[ScoreOutcome] = []
+    """Score images with metrics that apply to them. If a plug-in fails, continue with the other metrics."""
+    lacking = {metric.name: problem for metric in metrics if (problem := _too_few_samples(images, metric))}
+    failed = [ScoreOutcome(images.name, name, problem=problem) for name, problem in lacking.items()]
+    metrics = [metric for metric in metrics if metric.name not in lacking]
     while True:
         try:
             return failed + _score_together(images, metrics, reporter)
         except PluginError as error:
-            # A copy without the traceback, which would keep tensors alive.
+            # A copy, because the traceback would keep tensors alive.
             failed.append(ScoreOutcome(images.name, error.owner, problem=copy(error)))
             metrics = [metric for metric in metrics if metric.name != error.owner]
         except SpecbenchError as error:
@@ -194,24 +196,34 @@ def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreRepo
             return [*failed, ScoreOutcome(images.name, problem=error)]
 
 
-_Fitting = Sequence[tuple[Images, Mapping[str, Metric]]]  # Images with the metrics that can score them, by name
+def _too_few_samples(images: Images, metric: Metric) -> SpecbenchError | None:
+    """Return the error for a metric of several samples of a prompt if no prompt has so many."""
+    needed = getattr(metric, "samples", 1)
+    prompts = images.rows["prompt_id"][[*_accepted(images.rows, metric)]]
+    if prompts.value_counts().max() >= needed:
+        return None
+    what = f"metric '{metric.name}' needs {needed} samples of a prompt"
+    return SpecbenchError(what, f"run with --samples {needed} or more")
+
+
+_Fitting = Sequence[tuple[Images, Mapping[str, Metric]]]  # (images, {name: metric that can score them})
 
 
 def _refused(fitting: _Fitting, required: Sequence[Metric]) -> list[ScoreOutcome]:
-    """Return the problems of required metrics that do not fit. If every run has a problem, raise the first."""
+    """Return the problems of required metrics that cannot score a run; raise the first if every run has one."""
     unfit = [[(images, metric) for metric in required if metric.name not in fits] for images, fits in fitting]
     refused = []
     for images, metric in chain(*unfit):
         what = f"metric '{metric.name}' cannot score {images.name}: {why_unfit(images, metric)}"
         problem = SpecbenchError(what, "omit --metric to score with the metrics that fit")
-        if all(unfit):  # before anything is computed
+        if all(unfit):  # raise before anything is computed
             raise problem
         refused.append(ScoreOutcome(images.name, metric.name, problem=problem))
     return refused
 
 
 def _tell_edited(fitting: _Fitting, reporter: ScoreReporter) -> None:
-    """Note each metric whose code has changed since it scored some of the images."""
+    """Print a note on each metric whose code has changed since it scored some of the images."""
     pairs = [(images, metric) for images, fits in fitting for metric in fits.values()]
     for name in dict.fromkeys(metric.name for images, metric in pairs if _had_other_code(images, metric)):
         kept = "images are scored again; earlier scores keep a separate column"
@@ -219,7 +231,7 @@ def _tell_edited(fitting: _Fitting, reporter: ScoreReporter) -> None:
 
 
 def _fetch(fitting: _Fitting, settings: Settings | None, reporter: ScoreReporter) -> dict[str, SpecbenchError]:
-    """Download the files of all metrics, after a line that lists them. Return why some cannot be downloaded."""
+    """List and download the files of all metrics. Return {metric: error} of failed downloads."""
     metrics = {name: metric for _, fits in fitting for name, metric in fits.items()}
     device = (settings or Settings()).device
     absent = {name: missing for name, metric in metrics.items() if (missing := metric.missing_packages())}
@@ -238,8 +250,8 @@ def _fetch(fitting: _Fitting, settings: Settings | None, reporter: ScoreReporter
 def _say_references(
     fitting: _Fitting, lacking: Mapping[str, SpecbenchError], reporter: ScoreReporter
 ) -> dict[str, SpecbenchError]:
-    """Record the number of reference images and the fingerprints of their scores. Return why metrics cannot use their
-    reference. Raise an error if the user's reference is unusable."""
+    """Report the number of reference images and the fingerprints of the scores. Return {metric: error} if a reference
+    is unusable; raise the error if it is the user's reference."""
     metrics = {name: metric for _, fits in fitting for name, metric in fits.items() if name not in lacking}
     lines: dict[str, list[str]] = {}
     unusable = {}
@@ -247,7 +259,7 @@ def _say_references(
         if isinstance(reference := getattr(metric, "reference", None), ReferenceImages):
             try:
                 with _blamed(metric):
-                    digest = made_score(metric).fingerprint  # raises an error if it needs images and has statistics
+                    digest = made_score(metric).fingerprint  # error if statistics do not suffice
                 lines.setdefault(reference.summary, []).append(digest)
             except SpecbenchError as error:
                 if reference.path:
@@ -259,7 +271,7 @@ def _say_references(
 
 
 def _had_other_code(images: Images, metric: Metric) -> bool:
-    """Return whether a plug-in's metric has scores of these images, but none by its present code."""
+    """Return whether a plug-in's metric has scored these images, but only with earlier versions of its code."""
     if getattr(metric, "class_reference", None) is None:
         return False
     try:
@@ -278,10 +290,10 @@ def _blamed(metric: Metric) -> AbstractContextManager[None]:
 
 
 def why_unfit(images: Images, metric: Metric) -> str | None:
-    """Reason why a metric cannot score any of the images; None if it can."""
+    """Return the reason why a metric cannot score any of the images; None if it can."""
     if any(_accepted(images.rows, metric)):
         return None
-    return "its prompts lack what the metric needs" if len(images.rows) else "it has no images"
+    return "its prompts lack data that the metric needs" if len(images.rows) else "it has no images"
 
 
 def run_images(folder: Path) -> Images:
@@ -289,7 +301,7 @@ def run_images(folder: Path) -> Images:
     info = store.info()
     model = info.spec.model
     if RANDOM in model:
-        what = f"{info.run_id}: {model} has random weights, so its images mean nothing"
+        what = f"{info.run_id}: {model} has random weights, so scores of its images are meaningless"
         raise SpecbenchError(what, "name the runs to score")
     rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image", "image_sha256"])
     rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
@@ -300,7 +312,7 @@ def run_images(folder: Path) -> Images:
     return Images(info.run_id, folder, rows, lambda row: read_image(folder, row.image, row.image_sha256), model)
 
 
-OWN_CAPTIONS = "own captions"  # Category of captions of `shapes` in a user's file without categories
+OWN_CAPTIONS = "own captions"  # Category for captions of `shapes` from a user's file without categories
 
 
 def with_scene(prompt: str, meta: object) -> object:
@@ -308,12 +320,12 @@ def with_scene(prompt: str, meta: object) -> object:
     content = read_meta(meta)
     try:
         return meta if "scene" in content else json.dumps(content | {"scene": parse(prompt).to_json()})
-    except SpecbenchError:  # known words, but not a caption of `shapes`
+    except SpecbenchError:  # all words are known, but it is no caption of `shapes`
         return meta
 
 
 def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[ScoreOutcome]:
-    """Compute what is missing. Each image is read and decoded once for all metrics."""
+    """Compute the missing features and scores. Each image is read and decoded once for all metrics."""
     rows, logs = images.rows.reset_index(drop=True), []
     for metric in metrics:
         metric.prepare()
@@ -327,7 +339,7 @@ def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRe
             try:
                 names = ", ".join(task.metric.name for task in tasks)
                 device = next((metric.settings.device for metric in metrics if hasattr(metric, "settings")), "cpu")
-                advice = "fewer metrics at a time, a smaller --batch, or --device cpu"
+                advice = "use fewer metrics at a time, a smaller --batch, or --device cpu"
                 with memory_for(f"scoring by {names}", device, advice):
                     _add_features(images, rows, tasks, reporter)
             finally:
@@ -337,7 +349,7 @@ def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRe
 
 
 def _pinned(tasks: Sequence[_Task]) -> AbstractContextManager[None]:
-    """Context with the state of torch for features and distances; no-op if there is nothing to compute."""
+    """Context with torch's state for features and distances; no-op if there is nothing to compute."""
     if not any(task.missing for task in tasks):
         return nullcontext()
     from specbench.system.torch_state import PinnedTorch  # brings torch
@@ -346,7 +358,7 @@ def _pinned(tasks: Sequence[_Task]) -> AbstractContextManager[None]:
 
 
 def _finished(images: Images, task: _Task) -> ScoreOutcome:
-    """Store the scores of the stored features. An error of one metric does not affect the others."""
+    """Compute and store a metric's scores from its stored features. An error does not affect other metrics."""
     outcome = ScoreOutcome(images.name, task.metric.name, len(task.missing), len(task.images) - len(task.missing))
     try:
         with _blamed(task.metric):
@@ -363,13 +375,13 @@ def _finished(images: Images, task: _Task) -> ScoreOutcome:
 
 @dataclass(frozen=True)
 class _Task:
-    """Work of one metric on a set of images."""
+    """The work that one metric has to do on a set of images."""
 
     metric: Metric
-    images: pd.DataFrame  # key and `started_at` of the images that it accepts
-    missing: frozenset[int]  # row numbers of those without features
-    kept: int  # number of images with stored features, also images that are no longer requested
-    log: ImageScores  # of its features
+    images: pd.DataFrame  # key and `started_at` of the images that the metric accepts
+    missing: frozenset[int]  # row numbers of images without features
+    kept: int  # number of images with stored features, including images that are no longer requested
+    log: ImageScores  # log of the metric's features
 
 
 def _task(metric: Metric, rows: pd.DataFrame, log: ImageScores) -> _Task:
@@ -386,8 +398,8 @@ def _add_features(images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], re
     todo = [row for row in rows.itertuples() if row.Index in missing]
 
     def load(row: Any) -> tuple[Any, dict[str, Sample]]:
-        # The first image is prepared for every metric: `read_ahead` loads it alone, so that each metric creates only
-        # once what it creates on first use, for example its network.
+        # `read_ahead` loads the first image alone. It is prepared for every metric, so that each metric creates shared
+        # objects, such as its network, only once.
         needing = [task.metric for task in busy if row.Index in task.missing or row is todo[0]]
         return row, _samples(images.read(row), row, needing)
 
@@ -416,13 +428,13 @@ def _feature_rows(metric: Metric, images: Sequence[tuple[Any, Sample]]) -> Itera
 
 
 def samples_of(images: Images, metric: Metric) -> list[Sample]:
-    """Images that a metric can score."""
+    """Return the images that a metric can score."""
     rows = images.rows[[*_accepted(images.rows, metric)]]
     return [_samples(images.read(row), row, [metric])[metric.name] for row in rows.itertuples()]
 
 
 def _accepted(rows: pd.DataFrame, metric: Metric) -> Iterator[bool]:
-    """Return for each image whether a metric can score it."""
+    """Yield for each image whether a metric can score it."""
     return (bool(metric.accepts(_text(row.category), read_meta(row.meta))) for row in rows.itertuples())
 
 

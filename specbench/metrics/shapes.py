@@ -1,6 +1,6 @@
-"""Metrics of the `shapes` world on images whose prompt has a `scene`: the exact detector, a small CLIP through
-open_clip, and FID's formula on features of a small network. Its reference images are renders of every scored caption,
-equally many of each, from a fixed seed. Values are not comparable with another CLIP's or with FID."""
+"""Metrics of the `shapes` world, for images whose prompt has a `scene`: an exact detector, a small CLIP of open_clip,
+and the Frechet distance on features of a small network. Its reference images are renders of the scored captions,
+equally many of each, from a fixed seed. Values are not comparable with other CLIPs or FID."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from specbench.system.json_values import parse_json
 if TYPE_CHECKING:
     import torch
 
-# Imports inside functions: torch and its users, not needed if all images are scored.
+# Imports inside functions: torch is not needed if all images are scored.
 
 CLIP_FOLDER = WEIGHTS / "clip"
 RENDERS = 2048
 _SEED = 0
-# Identities of detector and renderer. Change them if results change; a test pins both.
+# Identities of detector and renderer, which a test pins. Change them if results change.
 _DETECTOR, _RENDERER = "e2aadacd455f76e5", "a6f67b6da33bc51a"
 
 
@@ -77,7 +77,7 @@ def _of_size(metric: str, pixels: np.ndarray) -> np.ndarray:
     height, width = pixels.shape[:2]
     if height != scene.SIZE or width != scene.SIZE:
         what = f"{metric} reads images of {scene.SIZE} x {scene.SIZE} pixels, not of {width} x {height}"
-        raise SpecbenchError(what, "--metric names another; see: specbench list metrics")
+        raise SpecbenchError(what, "choose another --metric; see: specbench list metrics")
     return pixels
 
 
@@ -94,8 +94,6 @@ class ShapesClip(SceneMetric, CosineMetric):
             **super().identity(),
         }
 
-    accepts = ShapesDetector.accepts
-
     @cached_property
     def network(self) -> torch.nn.Module:
         return load_folder_model(CLIP_FOLDER, self.settings.device)
@@ -107,7 +105,7 @@ class ShapesClip(SceneMetric, CosineMetric):
 
 class ShapesFrechet(SceneMetric):
     """`shapes-frechet`: Frechet distance between generated images and renders of their captions, or a folder of
-    reference images; no interval up to 64 images."""
+    reference images; no interval for at most 64 images."""
 
     name = "shapes-frechet"
     better, kind = "lower", "distance"
@@ -123,8 +121,6 @@ class ShapesFrechet(SceneMetric):
 
     def identity(self) -> Mapping[str, str]:
         return {**self.feature_identity(), **(self.reference.identity if self.reference else _rendered())}
-
-    accepts = ShapesDetector.accepts
 
     @cached_property
     def network(self) -> torch.nn.Module:
@@ -146,7 +142,7 @@ class ShapesFrechet(SceneMetric):
             return self.network(x_BCHW.to(self.settings.device)).cpu().numpy()
 
     def reference_features(self, statistics: pd.DataFrame) -> Gaussian:
-        """Features of renders of the scored captions, or of the user's folder."""
+        """Compute the features of renders of the scored captions, or of the images in the user's folder."""
         if self.reference:
             return Gaussian(self.reference.features(whole, self.extract, self.feature_identity(), self.batch))
         scenes = sorted({str(text) for text in statistics["scene"]})
@@ -177,7 +173,7 @@ class ShapesFrechet(SceneMetric):
 
 
 def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:
-    """Render each request in `scenes` (JSON) `copies` times, uint8 [64, 64, 3], independently of the others."""
+    """Render each of `scenes` (JSON) `copies` times as uint8 [64, 64, 3], independent of the other scenes."""
     for text in scenes:
         request = SceneRequest.from_json(json.loads(text))
         rng = np.random.default_rng([_SEED, *hashlib.sha256(text.encode()).digest()])
@@ -186,7 +182,7 @@ def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:
 
 
 def _rendered() -> dict[str, str]:
-    """Identity of the rendered reference, apart from the captions."""
+    """Return the identity of the rendered reference images, without the captions."""
     return {
         "reference": f"renders of the captions, {RENDERS} or a few more",
         "reference_seed": str(_SEED),

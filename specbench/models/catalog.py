@@ -35,7 +35,7 @@ class ModelInfo(ModelFacts):
     resolution: tuple[int, int]
     tokens: int
     licence: str
-    # JSON file with `network.codes`, the image vocabulary, and `sampling`, the default `Sampling`'s fields
+    # JSON file with `network.codes` (size of the image vocabulary) and `sampling` (fields of the default `Sampling`)
     config: Path
     weights: tuple[Path, ...] = ()  # files that must exist before the model can be loaded
     _: KW_ONLY
@@ -51,18 +51,18 @@ class ModelInfo(ModelFacts):
             raise TypeError(f"config = {self.config!r:.40} is no path")
 
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelInfo:
-        """Return the model as chosen; other weights are refused, because these models do not support them."""
+        """Return the model with `choice` applied. Other weights are refused, because these models support no others."""
         for name in choice.released:
-            what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
+            what = f"--{name.replace('_', '-')} released: '{self.name}' has only the official form"
             raise SpecbenchError(what, "omit it")
         if choice.weights or choice.revision or choice.random or choice.tiny or choice.size:
-            what = f"model '{self.name}' has one set of weights and one size"
+            what = f"model '{self.name}' has only one set of weights and one size"
             raise SpecbenchError(what, "omit --weights, --revision, --random-weights, --scale and --size")
         return replace(self, name=choice.name(self.name), choice=choice) if choice.eight_bits else self
 
     @property
     def network(self) -> NetworkSize | None:
-        """Sizes of a Llama without its words; None if the configuration lacks them."""
+        """Sizes of a Llama whose vocabulary is the image tokens; None if the configuration lacks a size."""
         sizes = [self._content["network"].get(name) for name in ("codes", "width", "inner", "layers", "heads", "heads")]
         return None if None in sizes else NetworkSize(*sizes)
 
@@ -75,11 +75,11 @@ class ModelInfo(ModelFacts):
         return self.tokens + self.forced_slots
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
-        """Upper bound on weights in memory: half-precision files, as in the package, are held in float32."""
+        """Upper bound on the bytes of weights in memory: weights stored in half precision become float32."""
         return 2 * sum(path.stat().st_size for path in self.weights)
 
     def load(self, device: str, dtype: str | None = None) -> ImageModel:
-        import torch  # not for `list models`
+        import torch  # takes seconds, and `list models` does not need it
 
         make: Any = plugins.load_object(self.target, f"model {self.name}")
         with plugins.naming_plugin("model", self.name, self.target):
@@ -92,7 +92,7 @@ class ModelInfo(ModelFacts):
             raise SpecbenchError(f"model '{self.name}': {'; '.join(wrong)}", "correct its ModelInfo, or its layout")
         if self.eight_bits:
             if not isinstance(getattr(loaded, "backbone", None), torch.nn.Module):
-                raise SpecbenchError(f"--dtype int8wo: '{self.name}' has no transformer as its backbone", "omit it")
+                raise SpecbenchError(f"--dtype int8wo: the backbone of '{self.name}' is no transformer", "omit --dtype")
             from specbench.models.checkpoint_loading import quantise_network  # imports torch
 
             quantise_network(loaded.backbone)
@@ -107,7 +107,7 @@ class ModelInfo(ModelFacts):
         paths = self.config, *self.weights
         if missing := [path for path in paths if not path.is_file()]:
             what = f"model '{self.name}' is not on this disk: {missing[0]} is missing"
-            hint = "reinstall specbench; a checkout makes the weights with 'make train-shapes'"
+            hint = "reinstall specbench; in a checkout, 'make train-shapes' trains the weights"
             raise SpecbenchError(what, hint, MISSING_PREREQUISITE)
         return paths
 
@@ -133,7 +133,7 @@ class ModelInfo(ModelFacts):
             try:
                 check(prompt.text)
             except ValueError as error:
-                hint = f"'{self.name}' knows a small vocabulary only"
+                hint = f"'{self.name}' knows only a small vocabulary"
                 raise SpecbenchError(f"prompt '{prompt.id}': {error}", hint) from None
 
     @functools.cached_property
@@ -147,7 +147,7 @@ class ModelInfo(ModelFacts):
 
 
 def wrongly_declared(facts: ModelFacts, model: ImageModel) -> list[str]:
-    """Describe the image sizes in which the loaded model differs from its declaration."""
+    """Describe each declared image size that differs from the loaded model's size."""
     layout = model.layout
     pairs = {
         "image tokens": (facts.tokens, len(layout.free_slots())),
@@ -206,7 +206,7 @@ def model_name(typed: str) -> str:
     fitting = _by_words(typed.rpartition("/")[2])
     if "/" in typed:
         model = fitting[0] if len(fitting) == 1 else "NAME"
-        hint = f"a checkpoint goes with the model of its architecture: --model {model} --weights {typed}"
+        hint = f"to load a checkpoint, also name the model of its architecture: --model {model} --weights {typed}"
         raise SpecbenchError(f"unknown model '{typed}'", hint)
     return read_name("model", typed, models(), fallback=fitting)
 
@@ -218,7 +218,7 @@ def _repositories(model: ModelFacts) -> list[str]:
 
 
 def _by_words(typed: str) -> list[str]:
-    """Return the models that match all words of a name and whose family name the text begins with."""
+    """Return the models that match all words of the text and whose family name is the beginning of the text."""
     facts = {
         name: [model.summary.partition(" at ")[0], name, str(model.resolution[0]), *_repositories(model)]
         for name, model in models().items()
@@ -229,13 +229,13 @@ def _by_words(typed: str) -> list[str]:
 
 
 def _users_model(reference: str) -> ModelFacts:
-    """Import a model of the user and register it under its name."""
+    """Import a model from a user's module and register it under the model's name."""
     model = plugins.load_user_object(reference, "model")
     if not isinstance(model, ModelInfo | HubModel):
         raise SpecbenchError(f"model '{reference}' is a {type(model).__name__}, not a specbench ModelInfo")
     if not _is_model(model):
-        raise SpecbenchError(f"model '{reference}' is called {model.name!r}", "letters, digits and .+-[] make a name")
-    again = _references.get(model.name) == reference  # perhaps reloaded
+        raise SpecbenchError(f"model '{reference}' is called {model.name!r}", "use a name of letters, digits and .+-[]")
+    again = _references.get(model.name) == reference  # the module may have been reloaded
     if not again and models().setdefault(model.name, model) is not model:
         raise SpecbenchError(f"model '{reference}' is called '{model.name}', which is already taken")
     _references[model.name] = reference
@@ -249,7 +249,7 @@ _references: dict[str, str] = {}  # Import paths of the models of plug-ins and o
 def default_prompts(model: str) -> str | None:
     """Default prompts: the set with the model's name, class labels for class-conditional models, else PartiPrompts.
     None for a second stage, whose prompts are the images of a first stage."""
-    from specbench.prompts.loading import LABELS, prompt_set_names  # not for `--help`
+    from specbench.prompts.loading import LABELS, prompt_set_names  # `--help` does not need this import
 
     if isinstance(facts := models().get(model), HubModel) and (facts.classes or (facts.codes and not facts.second)):
         return LABELS if facts.classes else None
@@ -271,33 +271,33 @@ def recorded_model(name: str, weights: str | None = None, revision: str | None =
 
 
 def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:
-    """Load a model, given its name or its (configured) facts, ready to decode. `dtype`: None for the model's number
-    format. Exit code 5 if its weights or the device are missing."""
+    """Load a model, given by name or by its (configured) facts, so that it is ready to decode. `dtype`: None for the
+    model's own number format. An error has exit code 5 if the weights or the device are missing."""
     info: Any = find_model(model) if isinstance(model, str) else model
     check_decoding_device(device)
     info.require_weights()
     use_device(device)
-    from specbench.system.torch_state import PinnedTorch  # brings torch
+    from specbench.system.torch_state import PinnedTorch  # imports torch
 
     with PinnedTorch(False):
         if not isinstance(info, HubModel):
             return info.load(device, dtype)
-        from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
+        from specbench.models.families.base import load  # imports torch's networks, which takes seconds
 
         loaded: Any = load(info, device, dtype or info.dtype, info.checkpoint.fetch())
         if not (info.choice.random or info.checkpoint.official):
             from specbench.models.forward_probe import check_own_forward  # imports torch
 
-            long = "a photo of a cup, " * 12  # Longer than most captions: positions may depend on it
+            long = "a photo of a cup, " * 12  # Longer than most captions, because positions may depend on the length
             check_own_forward(loaded, "0" if info.classes else f"{long}<I1>" if info.codes else long)
         return loaded
 
 
 def check_model(info: ModelFacts) -> None:
-    """Check every tensor and token as `load_model` does, from names and shapes only: the weights are not read."""
+    """Check every tensor and token like `load_model`, but only by names and shapes: the weights are not read."""
     if not isinstance(info, HubModel):
         info.require_weights()
     elif not info.choice.random:
-        from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
+        from specbench.models.families.base import load  # imports torch's networks, which takes seconds
 
         load(info, "meta", info.dtype, info.checkpoint.find())

@@ -35,7 +35,7 @@ MAX_LAYERS = 1000
 """Maximum number of layers in a configuration; building a network of 100,000 layers or more takes minutes."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")  # Suffixes of files that hold tensors
 _OF_A_HUB = {"auto_map": "--", "implementation": "/"}
-"""Suffixes of a configuration's names, and marks of values that name code ("owner/name--module.Class") or kernels."""
+"""Suffixes of configuration keys, and the text that marks a value as code ("owner/name--module.Class") or kernel."""
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([^/]+)")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
 
@@ -48,19 +48,19 @@ class Source:
     repo: str  # hub id, "owner/name"
     files: tuple[str, ...]  # glob patterns that must each match; "a|b" takes b if nothing matches a
     licence: str  # licence of their use
-    beside: tuple[str, ...] = ()  # relative paths in a `--weights` folder of files that replace them
+    beside: tuple[str, ...] = ()  # files that replace `files`, as paths relative to a `--weights` folder
     note: str = ""  # further conditions of the download
-    # further folders of a `--weights` folder that may hold its files
+    # further subfolders of a `--weights` folder in which the files are searched
     folders: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()  # files that are read if they exist
 
     @property
     def folder_name(self) -> str:
-        """Name of the subfolder of a `--weights` folder that is searched for its files."""
+        """Name of the subfolder of a `--weights` folder in which the source's files are searched."""
         return self.repo.rpartition("/")[2]
 
     def how_to_get(self, repo: str | None = None, revision: str | None = None) -> str:
-        """Return the command that downloads its files, or the files of another repository."""
+        """Return the command that downloads the source's files, or the same files of another repository."""
         if repo in (None, self.repo) and not revision:
             return f"specbench fetch {self.repo}"
         return f"hf download {repo or self.repo}" + (f" --revision {revision}" if revision else "")
@@ -81,7 +81,7 @@ class Source:
         if is_lfs_pointer(path):
             reason = "it is a Git LFS pointer, not the file itself"
         in_cache = _SNAPSHOT.search(path.absolute().as_posix())  # else a folder of the user, with files of any origin
-        fix = f"get it again: {self.how_to_get()}" if in_cache else f"repair or replace {path.name} in {path.parent}"
+        fix = f"download it again: {self.how_to_get()}" if in_cache else f"repair or replace {path}"
         return read_error(path, error, f"is damaged: {reason}", fix, MISSING_PREREQUISITE)
 
 
@@ -121,13 +121,13 @@ class CheckpointFiles:
 
     @property
     def commits(self) -> dict[str, str]:
-        """Return, by hub repository, the commit in whose cache folder its files are."""
+        """Return the commits of the cached files, by hub repository."""
         places = (_SNAPSHOT.search(path.absolute().as_posix()) for path in self.paths)
         return {f"{place[1]}/{place[2]}": place[3] for place in places if place}
 
     def refusal(self, problem: str, path: Path | None = None) -> SpecbenchError:
         """Return the error for unusable weights, or for an unusable file `path`."""
-        hint = f"is this {self.source.what}? the official: {self.source.how_to_get()}"
+        hint = f"check that this is {self.source.what}; to download the official files: {self.source.how_to_get()}"
         return SpecbenchError(f"{path or self.where}{problem}", hint)
 
     def sha256(self) -> str:
@@ -144,8 +144,8 @@ class WantedFiles:
     """A user's request for the files of a source."""
 
     source: Source
-    weights: str | None = None  # a folder or hub id that replaces the source's; None for the source's
-    revision: str | None = None  # of the hub repository
+    weights: str | None = None  # a folder or hub id that replaces the source; None for the source
+    revision: str | None = None  # revision of the hub repository
     beside: Path | None = None  # folder of a language model; companions are first searched in and next to it
 
     @property
@@ -189,7 +189,7 @@ class WantedFiles:
         return files
 
     def missing(self) -> Download | None:
-        """Return the files that `fetch` downloads; None if all are on this disk. An error if they are not available."""
+        """Return the files that `fetch` downloads; None if all are on this disk. Raise if they are not available."""
         try:
             self.find()
         except SpecbenchError:
@@ -199,7 +199,7 @@ class WantedFiles:
         return None
 
     def _download(self, files: Sequence[str], optional: Sequence[str]) -> Download:
-        licence = self.source.licence if self.repo == self.source.repo else "as its card says"
+        licence = self.source.licence if self.repo == self.source.repo else "see its card"
         return repository_download(self.repo, self.revision, files, licence, optional)
 
 
@@ -241,13 +241,13 @@ def read_json(source: Source, path: Path) -> dict[str, Any]:
     with source.blaming(path):
         content = parse_json(read_regular(path, MAX_JSON_BYTES))
     if not isinstance(content, dict):
-        raise source.damaged(path, ValueError("no JSON object inside"))
+        raise source.damaged(path, ValueError("it contains no JSON object"))
     for part in (content, *(part for part in content.values() if isinstance(part, dict))):
         if any(isinstance(layers := part.get(name), int) and layers > MAX_LAYERS for name in part if "layers" in name):
             raise source.damaged(path, ValueError(f"more than {MAX_LAYERS:,} layers"))
         for name, value in part.items():
             if any(name.endswith(key) and mark in str(value) for key, mark in _OF_A_HUB.items()):
-                what = f"{path} names code of a hub, which is never run: {name} = {str(value)[:80]}"
+                what = f"{path} refers to code on a hub, which specbench never runs: {name} = {str(value)[:80]}"
                 raise SpecbenchError(what, f"remove {name} from the file if the model works without it")
     return content
 
@@ -279,7 +279,7 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
 
 
 def _check_shards(source: Source, folder: Path, paths: Sequence[Path], repo: str | None) -> None:
-    """Refuse an index without all its shards, and shards without an index."""
+    """Refuse an index if a shard is missing, and shards if the index is missing."""
     indices = [path for path in paths if path.name.endswith(".index.json")]
     for index in indices:
         files = read_json(source, index).get("weight_map")

@@ -19,7 +19,7 @@ from specbench.system.json_values import parse_json
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which a model's files are published."""
+    """Files in which a model is published; a model may have several layouts."""
 
     name: str  # a key of `LAYOUTS`
     sources: tuple[Source, ...]  # the language model's files, then other required files
@@ -29,13 +29,13 @@ class Layout:
 class LayoutMark:
     """Test that identifies a folder of a layout."""
 
-    family: str  # module of `specbench.models.families` that reads it
+    family: str  # module of `specbench.models.families` that reads this layout
     models: str  # names for `--model`
     what: str  # for messages
     test: Callable[[Path], bool]  # whether a folder is of this layout
-    # other families whose folders pass the test if a copy lacks their mark; then the user's choice decides
+    # other families: a copy of their folders without their mark passes this test, so the user's choice decides
     shared: tuple[str, ...] = ()
-    unless: tuple[str, ...] = ()  # layouts whose folders also pass the test
+    unless: tuple[str, ...] = ()  # layouts with their own mark whose folders would also pass this test
 
 
 def _model_type(*names: str) -> Callable[[Path], bool]:
@@ -43,7 +43,7 @@ def _model_type(*names: str) -> Callable[[Path], bool]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """Read `config.json`; return an empty dictionary if it cannot be read, because its loader reports the reason."""
+    """Read `config.json`. If it cannot be read, return an empty dictionary; later the loader reports the reason."""
     try:
         return json_object(folder / "config.json")
     except (OSError, ValueError, SpecbenchError):
@@ -51,7 +51,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _chameleon(decodes: bool | None) -> Callable[[Path], bool]:
-    """Recognise Anole (True: it has the image decoder), Lumina-mGPT (False), or 2.0 (None: a larger vocabulary)."""
+    """Recognise Anole (`decodes` True: image decoder), Lumina-mGPT (False), or 2.0 (None: larger vocabulary)."""
 
     def test(folder: Path) -> bool:
         config = _config(folder)
@@ -87,7 +87,7 @@ LAYOUTS = {
     "janus-deepseek": LayoutMark(
         "janus", "janus or janus-7b", "Janus-Pro as deepseek-ai publishes it", _model_type("multi_modality")
     ),
-    # Emu3.5 has the model type of Emu3, which has no norms of queries and keys.
+    # Emu3.5 has Emu3's model type, but only Emu3.5 has norms of queries and keys.
     "emu3.5": LayoutMark(
         "emu35",
         "emu3.5",
@@ -171,16 +171,16 @@ def _refuse_unread(folder: Path, weights: str, family: str) -> None:
     holds = _any("*.safetensors", "*.bin", "*.pt", "*.pth")(folder)
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         what = "is a LoRA adapter, not a model"
-        fix = "merge it into its base and save that: peft's merge_and_unload(), save_pretrained()"
+        fix = "merge it into its base model and save the result: peft's merge_and_unload(), save_pretrained()"
     elif _any("*.gguf")(folder) and not holds:
-        what, fix = "holds GGUF, weights for llama.cpp", "name the safetensors that they were made from"
+        what, fix = "contains GGUF weights for llama.cpp", "use the safetensors from which they were made"
     elif (
         _any("consolidated*.pth")(folder)
         and family != _META.family
         and not _any("config.json", "*.safetensors")(folder)
     ):
-        what = f"holds consolidated.*.pth, Meta's layout, which only --model {_META.models} reads"
-        fix = "convert it with transformers' convert_*_weights_to_hf.py, and name the result"
+        what = f"contains consolidated.*.pth, Meta's layout, which only --model {_META.models} can read"
+        fix = "convert it with transformers' convert_*_weights_to_hf.py, and use the result"
     else:
         return
     raise SpecbenchError(f"--weights {weights} {what}", fix)
@@ -190,8 +190,8 @@ def _refuse_unread(folder: Path, weights: str, family: str) -> None:
 class ModelFiles:
     """A user's request for the files of a model."""
 
-    model: str  # its name, for messages
-    layouts: tuple[Layout, ...]  # possible layouts; the first is the default, and has the family's name
+    model: str  # the model's name, for messages
+    layouts: tuple[Layout, ...]  # possible layouts; the first layout is the default and has the family's name
     choice: ModelChoice
 
     @property
@@ -211,7 +211,7 @@ class ModelFiles:
         return tuple(part.fetch() for part in self._parts(download=True))
 
     def missing(self) -> list[Download]:
-        """List what `fetch` would download; same errors as `fetch`."""
+        """List the downloads of `fetch`; raises the same errors as `fetch`."""
         return [download for part in self._parts(download=True) if (download := part.missing())]
 
     def absent(self) -> list[WantedFiles]:
@@ -286,6 +286,6 @@ class ModelFiles:
         family = usual.name
         _refuse_unread(folder, weights, family)
         if (name := recognise(folder)) and family not in (LAYOUTS[name].family, *LAYOUTS[name].shared):
-            what = f"--weights {weights}: holds {LAYOUTS[name].what}, not '{self.model}'"
+            what = f"--weights {weights} contains {LAYOUTS[name].what}, not '{self.model}'"
             raise SpecbenchError(what, f"use --model {LAYOUTS[name].models}")
         return next((layout for layout in self.layouts if layout.name == name), usual)

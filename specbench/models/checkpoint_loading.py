@@ -25,8 +25,8 @@ _IN_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 
 def read_tensors(files: CheckpointFiles) -> dict[str, Tensor]:
     """Read all tensors of the source's weight files, mapped into memory instead of copied if the format allows it.
-    Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module", "state_dict" or
-    "sd". From a TorchScript archive only the tensors are read."""
+    Pickled files are read with `weights_only=True`; the state dict may be the entry "model", "module", "state_dict"
+    or "sd". From a TorchScript archive only the tensors are read."""
     tensors: dict[str, Tensor] = {}
     for path in files.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit"):
         stored = _read_file(files.source, path)
@@ -48,7 +48,7 @@ def _read_file(source: Source, path: Path) -> dict[str, Tensor]:
         if isinstance(content, dict) and isinstance(content.get(name), dict):
             content = content[name]
     if not isinstance(content, dict):
-        raise source.damaged(path, TypeError("no state dict inside"))
+        raise source.damaged(path, TypeError("it contains no state dict"))
     return {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
 
 
@@ -94,7 +94,7 @@ def named_token(files: CheckpointFiles, *roles: str) -> str:
 
 
 def rename(tensors: Mapping[str, Tensor], names: Callable[[str], str | None]) -> dict[str, Tensor]:
-    """Rename tensors by `names`; a tensor for which it returns None keeps its name."""
+    """Rename tensors by `names`. A tensor keeps its name if `names` returns None for it."""
     return {names(name) or name: tensor for name, tensor in tensors.items()}
 
 
@@ -108,7 +108,7 @@ META_NAMES = {
     "feed_forward.w3.": "mlp.up_proj.",
     "feed_forward.w2.": "mlp.down_proj.",
 }
-"""Prefixes of tensor names in Meta's Llama (without the layer), and in transformers."""
+"""Prefixes of tensor names in Meta's Llama (without the layer number), and the prefixes in transformers."""
 
 
 def meta_name(name: str, names: Mapping[str, str]) -> str:
@@ -124,15 +124,15 @@ def drop(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[str, Te
 
 
 def rotary_halves(matrix: Tensor, head: int) -> Tensor:
-    """Reorder rows [heads * head, d] of rotary pairs from side by side, as authors store them, to half a head apart."""
+    """Reorder rows [heads * head, d]: authors store rotary pairs side by side, transformers half a head apart."""
     return matrix.view(-1, head // 2, 2, matrix.shape[1]).transpose(1, 2).reshape(-1, matrix.shape[1])
 
 
 def build_network(
     kind: Callable[..., nn.Module], *arguments: object, files: CheckpointFiles | None = None
 ) -> nn.Module:
-    """Build a network on the meta device; `fill` assigns or `randomise` draws its parameters. `files`: source of the
-    configuration. If given, a configuration that gives no network is reported as a damaged file."""
+    """Build a network on the meta device; `fill` or `randomise` then sets its parameters. `files`: source of the
+    configuration, if any; a configuration that fails to build a network is then reported as a damaged file."""
     try:
         with torch.device("meta"):
             return kind(*arguments)
@@ -162,11 +162,11 @@ def fill(
         raise _unaccounted(files, "holds unknown", unknown)
     for name, tensor in tensors.items():
         if tensor.shape != built[name].shape:
-            shapes = f"{list(tensor.shape)}, the network wants {list(built[name].shape)}"
+            shapes = f"{list(tensor.shape)}, but the network needs {list(built[name].shape)}"
             raise files.refusal(f": {name} has shape {shapes}")
     for name, source in tied.items():
         if name in tensors and not torch.equal(tensors[name], tensors[source]):
-            raise files.refusal(f": {name} differs from {source}, which the configuration ties it to")
+            raise files.refusal(f": the configuration ties {name} to {source}, but their values differ")
     network.load_state_dict(tensors, strict=False, assign=True)
     _finish(network, device)
     for name, module in network.named_modules() if device != "meta" else ():
@@ -231,12 +231,12 @@ def _unaccounted(files: CheckpointFiles, verb: str, names: Sequence[str]) -> Spe
 
 
 def quantise(module: nn.Module, name: str) -> None:
-    """Store the weight of one module in eight bits, with a scale per row, if it is a matrix of a layer by its `name`.
+    """Store the weight of one module in eight bits, with a scale per row, if `name` is a matrix of a layer.
     Weights are converted individually, so that no device has to hold all of them in sixteen bits."""
     if not _in_layer(module, name):
         return
     require_torchao()
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # an extra
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # package of an extra
 
     quantize_(module, Int8WeightOnlyConfig())
 
@@ -249,7 +249,7 @@ def quantise_network(network: nn.Module) -> nn.Module:
 
 
 def round_to_eight_bits(model: Any) -> None:
-    """Round a model's weights as `quantise_network` does, in their own number format, without torchao."""
+    """Round a model's weights to the values of `quantise_network`, but keep their number format. Needs no torchao."""
     if not isinstance(getattr(model, "backbone", None), nn.Module):
         raise SpecbenchError(f"'{model.name}' has no transformer to round")
     for name, module in model.backbone.named_modules():

@@ -1,6 +1,6 @@
 """EAGLE-1's draft head (Li et al., ICML 2024, arXiv 2401.15077): one layer that extrapolates a target's features.
 
-A feature f_t is the target's last hidden state, which its output matrix reads. Element t combines f_t with the token
+A feature f_t is the target's last hidden state, the input of its output matrix. Element t combines f_t with the token
 after it, and the layer's output predicts the next feature:
 
     input_t = W [e(x_{t+1}); f_t] + b        f^_{t+1} = layer(input_1 .. input_t)        logits = target.head(f^_{t+1})
@@ -43,7 +43,7 @@ class EagleHead(LlamaModel):
     Chameleon does; `published_as`: the `input_type` of LlamaGen's published heads, empty for all others."""
 
     published_as = ""
-    taps: tuple[int, ...] = ()  # the head also reads the hidden states after these numbers of target layers
+    taps: tuple[int, ...] = ()  # the head also reads the target's hidden states after these numbers of layers
 
     def __init__(self, config: LlamaConfig, input_norm: bool = False, query_norm: bool = False):
         super().__init__(config)
@@ -156,7 +156,7 @@ def _of_janus(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class _QueryNormed(ChameleonDecoderLayer):
-    """Chameleon's layer with the return type of Llama's."""
+    """Chameleon's layer, but it returns a tensor like Llama's layer."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         return super().forward(*args, **kwargs)[0]
@@ -183,7 +183,7 @@ def new_head(
 
 Head = TypeVar("Head", bound=nn.Module)
 _LATEST: WeakKeyDictionary[ImageModel, dict[str, tuple[object, Any]]] = WeakKeyDictionary()
-"""For each model and kind of head, the head used last and its source."""
+"""For each model and kind of head: the head used last, and where it was loaded from."""
 
 
 def head_for(model: ImageModel, path: str) -> EagleHead:
@@ -196,11 +196,11 @@ def eagle3_head_for(model: ImageModel, path: str) -> Eagle3Head:
 
 
 def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[CheckpointFiles], Head]) -> Head:
-    """Return a head ready to draft for `model`: from `path` by `load`, or if it is empty by the method `own` of models
-    that are `able`. The latest head is cached, and loaded again if its files or the model's device or dtype change."""
+    """Return a head ready to draft for `model`: `load` reads it from `path`; if `path` is empty, the method
+    `own` of models of type `able` gives it. The latest head is cached until its files, device or dtype change."""
     if not isinstance(model, able):
         what = f"model '{model.name}' cannot be used with a draft head"
-        raise SpecbenchError(what, "choose a decoder without one")
+        raise SpecbenchError(what, "choose a decoder without a draft head")
     files = HeadFiles(path, model.name).find(download=True) if path else None
     states = [(file.resolve(), file.stat()) for file in files.paths] if files else []
     source = [(file, state.st_size, state.st_mtime_ns) for file, state in states], model.device, model.dtype
@@ -211,7 +211,7 @@ def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[Check
             raise no_head(model.name)
         if head.width != model.feature_size:
             what = f"--head {path}: made for features of size {head.width}, but '{model.name}' has {model.feature_size}"
-            raise SpecbenchError(what, "is it a head of another model?")
+            raise SpecbenchError(what, "check that the head was trained for this model")
         head = _adopted(head, model, path) if isinstance(head, EagleHead) else head
         kept[own] = source, head.to(model.device, model.dtype).eval().requires_grad_(False)
     return kept[own][1]
@@ -222,7 +222,7 @@ def _adopted(head: EagleHead, model: Any, path: str) -> EagleHead:
     largest = int(model.table_ids(torch.arange(model.layout.vocab, device=model.device)).max())
     if largest >= head.embed_tokens.num_embeddings:
         what = f"--head {path}: knows {head.embed_tokens.num_embeddings} tokens, '{model.name}' has a token {largest}"
-        raise SpecbenchError(what, "is it a head of another model?")
+        raise SpecbenchError(what, "check that the head was trained for this model")
     return model.adopt_head(head)
 
 
@@ -253,7 +253,7 @@ def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
             elif tapped:
                 taps = tuple(stored.get("taps") or ())
                 if not taps or any(type(tap) is not int for tap in taps):
-                    raise ValueError("no numbers of layers, `taps`, as an EAGLE-3 head has")
+                    raise ValueError("the layer numbers `taps` of an EAGLE-3 head are missing")
                 head = Eagle3Head(config, taps)
             else:
                 norms = ("input_layernorm", "self_attn.q_norm")
@@ -269,12 +269,12 @@ def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
     return head
 
 
-NO_HEAD = ("is not of a draft head: {}", "train one with: specbench train-head")
+NO_HEAD = ("is not the configuration of a draft head: {}", "train one with: specbench train-head")
 """Name of a head's files in the errors of `blaming`."""
 
 
 def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:
-    """Repeat query and key norms that are stored once for all attention heads; norms stored per head stay."""
+    """Repeat query and key norms that are stored once for all attention heads; norms stored per head do not change."""
     largest = max((len(tensor) for tensor in tensors.values() if tensor.dim()), default=0)
     for name, count in (("q_norm", config.num_attention_heads), ("k_norm", config.num_key_value_heads)):
         for norm in (f"layers.0.self_attn.{name}.{part}" for part in ("weight", "bias")):

@@ -76,7 +76,7 @@ class HeadFiles:
 
     @property
     def _on_hub(self) -> bool:
-        """True if OWNER/NAME is meant, not a folder, nor a mistyped path in an existing folder."""
+        """True if `place` is a hub id OWNER/NAME; False for a folder, and for a mistyped path in an existing folder."""
         place = self.place
         named = place.count("/") == 1 and not place.startswith((".", "/", "~")) and not Path(place).is_dir()
         published = {source.repo for source in PUBLISHED_HEADS.values()}
@@ -87,13 +87,13 @@ def no_head(model: str) -> SpecbenchError:
     """Return the error for a model without a draft head; `model` may have endings of its configuration."""
     what = f"model '{model}' has no draft head in the package, and no published head fits"
     train = f"specbench train-head --model {model.partition('+')[0]}"
-    return SpecbenchError(what, f"pass one with --head FOLDER, or train one with '{train}'", MISSING_PREREQUISITE)
+    return SpecbenchError(what, f"use --head FOLDER, or train a head with '{train}'", MISSING_PREREQUISITE)
 
 
 def head_in(folder: Path) -> CheckpointFiles:
     """Return the files of the head in `folder`; a SpecbenchError with exit code 5 if they are missing."""
     weights = [folder / name for name in WEIGHTS if (folder / name).is_file()]
     if not weights or not (folder / CONFIG).is_file():
-        needed = f"it needs {CONFIG} and {' or '.join(WEIGHTS)}; 'specbench train-head' makes one"
+        needed = f"a head consists of {CONFIG} and {' or '.join(WEIGHTS)}; 'specbench train-head' trains a head"
         raise SpecbenchError(f"no draft head in {folder}", needed, MISSING_PREREQUISITE)
     return CheckpointFiles(Source("the draft head", folder.name, (), ""), (folder / CONFIG, weights[0]))

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # Bytes of one number by dtype
 EIGHT_BITS = "int8wo"
-"""Value of `--dtype` for matrices in eight bits; activations and all other weights keep the model's dtype."""
+"""Value of `--dtype` that stores matrices in eight bits; activations and other weights keep the model's dtype."""
 EIGHT_BITS_GAIN = "saves memory, not time"
 """Effect of eight bits. No time is saved, because torchao's product first writes the matrix in the model's dtype."""
 DTYPES = (*BYTES, EIGHT_BITS)  # Values of `--dtype`
 Form = Literal["official", "released"]
-"""Form of a model's prompts or guidance: of its authors, or of released code of decoders."""
+"""Form of a model's prompts or guidance: from its authors, or from the released code of a decoder."""
 
 RANDOM = "+random"  # Part of the name of every model with random weights, so it is in all records of its runs
 TINY_GRID, TINY_BEFORE = (4, 4), (2, 3)
@@ -43,10 +43,10 @@ class ModelChoice:
     """User's choices for a model: its checkpoint, its size, and the prompts of released decoders."""
 
     weights: str | None = None  # folder or hub id that replaces the official checkpoint
-    revision: str | None = None  # of the hub repository
+    revision: str | None = None  # revision of the hub repository
     _: KW_ONLY
     random: bool = False  # the true architecture with random weights
-    # a grid of `TINY_GRID` tokens, checkpoints of any vocabulary size, and with `random` a small network
+    # decode a grid of `TINY_GRID` tokens, accept any vocabulary size; with `random`, use a small network
     tiny: bool = False
     # "official", or "released" for the unconditional prompt of SJD's and GSD's released code
     guidance_rows: Form = "official"
@@ -64,7 +64,7 @@ class ModelChoice:
 
     @property
     def released(self) -> list[str]:
-        """Names of the fields with the released form."""
+        """Names of the fields whose value is "released"."""
         return [field for field in _FORMS if getattr(self, field) == "released"]
 
     def name(self, model: str) -> str:
@@ -103,21 +103,21 @@ class ModelFacts:
 
     name: str  # in records and on the command line
     summary: str  # for people
-    target: str  # "module:function" that loads it
+    target: str  # "module:function" that loads the model
     _: KW_ONLY
-    dtype: str = "float32"  # the number format that the model is intended for
-    guided: bool = True  # whether it has an unconditional prompt, which guidance needs
+    dtype: str = "float32"  # the model's intended number format
+    guided: bool = True  # whether the model has an unconditional prompt, which guidance needs
     heads: Mapping[str, Path] = field(default_factory=dict, hash=False)  # folders of bundled draft heads, by kind
-    slot_numbers: int = 0  # numbers held per row and stream slot to embed image tokens with
+    slot_numbers: int = 0  # numbers in memory per row and stream slot, with which image tokens are embedded
     pixel_numbers: int = 0  # peak float32 numbers per pixel in memory while an image, or a whole batch, is rendered
     choice: ModelChoice = AS_PUBLISHED  # checkpoint, size and prompts that were chosen
 
-    if TYPE_CHECKING:  # facts that subclasses have as a field or as a property
+    if TYPE_CHECKING:  # facts that are fields in some subclasses and properties in others
 
         @property
         def licence(self) -> str: ...  # for people
         @property
-        def hub_id(self) -> str | None: ...  # the hub repository of the weights; None for bundled ones
+        def hub_id(self) -> str | None: ...  # the hub repository of the weights; None for bundled weights
         @property
         def resolution(self) -> tuple[int, int]: ...  # image height and width in pixels
         @property
@@ -127,11 +127,11 @@ class ModelFacts:
         @property
         def v_image(self) -> int: ...  # size of the image vocabulary
         @property
-        def layers(self) -> int: ...  # of the network
+        def layers(self) -> int: ...  # number of layers of the network
         @property
         def network(self) -> NetworkSize | None: ...  # sizes of the language model; None if not known
         @property
-        def parameters(self) -> int | None: ...  # of the language model; None if not counted
+        def parameters(self) -> int | None: ...  # parameters of the language model; None if not counted
         @property
         def renders_together(self) -> bool: ...  # whether a batch is rendered at once
 
@@ -164,7 +164,7 @@ class ModelFacts:
 
     @property
     def size_note(self) -> str | None:
-        """Reason why the size of the weights may differ from this model's size; None if both are known to be equal."""
+        """Reason why the weights may have another size than this model; None if the sizes are known to be equal."""
         return None
 
     def as_stored(self, download: bool = False) -> ModelFacts:
@@ -206,7 +206,7 @@ class ModelFacts:
         raise NotImplementedError
 
     def weights_sha256(self) -> str:
-        """Return the digest of all files, which is also the loaded model's."""
+        """Return the digest of all files; the loaded model has the same digest."""
         raise NotImplementedError
 
     def step_bytes(self, dtype: str | None = None) -> int | None:

@@ -1,5 +1,5 @@
-"""Sizes of each family's language model: parameters that the six common sizes do not determine, sizes that a
-configuration leaves out, and the size of a checkpoint, so that plans use its real size. Imports no torch, unlike the
+"""Sizes of each family's language model: parameters that do not follow from the six common sizes, sizes that a
+configuration may omit, and the size of a checkpoint, so that plans use its real size. Imports no torch, unlike the
 families' modules, except for LlamaGen's tensors."""
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ CHAMELEON_WORDS = 65_536
 
 @dataclass(frozen=True)
 class FamilySizes:
-    # returns further fields of `NetworkSize` from the six sizes and from sizes that only this family has
+    # computes further fields of `NetworkSize` from the six common sizes and from sizes that only this family has
     beside: Callable[..., dict[str, int]]
-    # transformers' values for entries that a configuration leaves out; without the last, kv_heads = heads
+    # transformers' values for entries that a configuration omits; if the last value is missing, kv_heads = heads
     usual: tuple[int, ...] = ()
     head_width: int = 0  # 0 for width / heads
     head_rows: bool = False  # whether the head has rows of its own, unless the configuration ties them to the table
@@ -48,7 +48,7 @@ def llamagen_shape(tensors: Mapping[str, Any], named: NetworkSize) -> tuple[int,
 
 
 def _of_llamagen(folder: Path, source: Source | None, named: NetworkSize) -> NetworkSize | None:
-    """Return the size from the shapes of LlamaGen's tensors, which are mapped, not read: it has no configuration. A
+    """Return the size from the shapes of LlamaGen's mapped tensors, because it has no configuration file. A
     folder holds several models; only the first file of the source belongs to this model."""
     from specbench.models.checkpoint_loading import read_tensors  # imports torch
 
@@ -102,7 +102,7 @@ def _tar_detokenizer(size: NetworkSize, image_tokens: int, features: int = 1152,
 
 
 def _qwen(size: NetworkSize, head_rows: int = 0) -> dict[str, int]:
-    """Qwen2 (SimpleAR, Tar): queries, keys and values have biases; mostly the head shares the token table."""
+    """Qwen2 (SimpleAR, Tar): queries, keys and values have biases; in most models the head shares the token table."""
     return {"layer_extra": size.query_width + 2 * size.key_width, "head_rows": head_rows}
 
 
@@ -130,7 +130,7 @@ FAMILIES: Mapping[str, FamilySizes] = {  # by family
     "simplear": FamilySizes(_qwen, _QWEN),
     "tar": FamilySizes(_qwen, _QWEN, head_rows=True),
     "llamagen": FamilySizes(_llamagen, unconfigured=_of_llamagen),
-    # learned vectors of the classes, and one for no class
+    # learned vectors of the classes, and a vector for the unconditional row
     "llamagen_class": FamilySizes(
         lambda size, classes=1000: {"extra": (classes + 1) * size.width, "head_rows": size.words},
         unconfigured=_of_llamagen,
@@ -165,8 +165,8 @@ CONFIGS = ("config.json", "vision_language_encoder/config.json")
 
 
 def stored_size(family: str, official: NetworkSize, folder: Path, source: Source | None = None) -> NetworkSize | None:
-    """Return the size of the checkpoint in `folder`; None if its files do not show it, because its loader reports the
-    reason. `source`: the language model's files."""
+    """Return the size of the checkpoint in `folder`; None if its files do not show it (later the loader reports the
+    reason). `source`: the language model's files."""
     try:
         return FAMILIES[family].unconfigured(folder, source, official) or _configured_size(family, folder)
     except (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError):
@@ -180,7 +180,7 @@ def _configured_size(family: str, folder: Path) -> NetworkSize:
     numbers = {name: value for name, value in (usual | text).items() if name in SIZES}
     numbers.setdefault("num_key_value_heads", numbers["num_attention_heads"])
     if min(map(int, numbers.values())) < 1 or numbers["hidden_size"] % numbers["num_attention_heads"]:
-        raise ValueError("sizes that make no network")
+        raise ValueError("these sizes are not of a valid network")
     size = network_size(family, *(int(numbers[name]) for name in SIZES))
     if FAMILIES[family].head_rows and not text.get("tie_word_embeddings"):
         size = replace(size, head_rows=size.words)

@@ -1,8 +1,8 @@
-"""Comparison of a model's decoding steps with its own forward. The steps are forwards through the KV cache: of single
-columns, of windows with rejected drafts, and of a draft tree. The own forward processes the whole sequence at once.
+"""Compare a model's decoding steps with the network's own forward. The steps are forwards through the KV cache: single
+columns, windows with rejected drafts, and a draft tree. The own forward processes the whole sequence at once.
 
-Both must give the same log p within rounding. The size of rounding errors is measured: by the own forward of a part of
-the sequence, which has another shape, and by the own forward with a rounding error added to every product.
+Both must give the same log p up to rounding. Two forwards measure the size of rounding errors: the own forward of only
+a part of the sequence, which has another shape, and the own forward with a rounding error added to every product.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from specbench.system.version import __version__
 _ENDS = 12  # Slots at each end of the stream that are probed with short forwards
 _WINDOW, _CHUNK = 4, 64  # Columns of a probed window, and of the forwards between both ends
 _TREE = Tree((-1, 0, 0, 1, 2))  # Two branches of two drafts
-_AHEAD = "its attention looks ahead, or its positions depend on the length: such a model cannot be decoded step by step"
+_AHEAD = "its attention is not causal, or its positions depend on the length, so it cannot be decoded step by step"
 _COMPARED = "own-forward.json"  # in the cache folder: largest differences of checkpoints, in nats
 _SAME = 1e-4  # Differences up to this many nats always pass
-_HINT = "its cache, masks, positions or head are not as specbench applies them; probe=False decodes all the same"
+_HINT = "specbench's cache, masks, positions or head differ from the network's; probe=False skips this test"
 
 
 class Gap(NamedTuple):
@@ -41,7 +41,7 @@ class Gap(NamedTuple):
     mean: float
 
     def exceeds(self, rounding: Gap) -> bool:
-        """Return whether the largest or the mean difference exceeds rounding; in low precision the mean is sharper."""
+        """Return whether the largest or the mean difference exceeds rounding; the mean is stricter in low precision."""
         return any(mine > max(6 * other, _SAME) for mine, other in zip(self, rounding, strict=True))
 
 
@@ -72,7 +72,7 @@ def refusing(name: str) -> Iterator[None]:
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
         what = f"{name} cannot be decoded step by step: {type(error).__name__}: {first:.160}"
-        hint = "decoding needs keys and values in slots that can be written again, and one logit for each word"
+        hint = "decoding needs a KV cache whose slots can be overwritten, and one logit for each word of the vocabulary"
         raise SpecbenchError(what, hint) from error
 
 
@@ -87,15 +87,15 @@ def check_own_forward(model: TransformerModel, text: str) -> None:
         with refusing(model.name):
             result = probe(model, own_forward(model, model.encode([text])))
     except SpecbenchError as error:
-        hint = "its configuration asks for what specbench does not apply in this family of models"
+        hint = "its configuration uses a feature that specbench does not support in this family of models"
         raise SpecbenchError(error.what, hint) from error
-    with suppress(SpecbenchError, OSError):  # then the next load compares again
+    with suppress(SpecbenchError, OSError):  # if the result is not stored, the next load compares again
         remember(_COMPARED, {key: result.gap})
 
 
 @PinnedTorch()
 def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Reference:
-    """Compute log p of random tokens after `prefix`; refuse log p that depends on later tokens, or on chance."""
+    """Compute log p of random tokens after `prefix`; refuse log p that depends on later tokens or is random."""
     slots = slots_to_compare(model, max(map(len, prefix.embeds)))
     generator = torch.Generator().manual_seed(seed)
     forced = torch.tensor(model.layout.forced[:slots])
@@ -103,7 +103,7 @@ def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Refer
     tokens = torch.where(forced < 0, drawn, forced).to(model.device)
     logp, part = own_logp(model, prefix, tokens), -(-2 * slots // 3)
     if logp.isnan().any():
-        raise SpecbenchError(f"{model.name}: its own forward gives NaN", "a number format with a wider range may not")
+        raise SpecbenchError(f"{model.name}: its own forward gives NaN", "try a number format with a wider range")
     with _products_rounded(getattr(model, "network", model.backbone), seed):
         rounding = _gap(own_logp(model, prefix, tokens), logp)
     shapes = _gap(own_logp(model, prefix, tokens[:, :part]), logp[:, : part + 1])
@@ -115,7 +115,7 @@ def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Refer
         what = f"{model.name}: log p of the same tokens differs by {again.largest:.2g} nats between two forwards"
         raise SpecbenchError(what, "the network draws random numbers, even in eval mode")
     if not math.isfinite(rounding.largest):
-        what = f"{model.name}: rounding decides which log p of the network's forward are infinite"
+        what = f"{model.name}: whether log p is infinite in the network's forward depends on rounding"
         raise SpecbenchError(what, "let specbench truncate (top_k, top_p) instead of the network")
     return Reference(prefix.take([*range(len(tokens))] * 2), tokens, logp, Gap(*map(max, rounding, shapes)))
 
@@ -151,8 +151,8 @@ def _compared(model: TransformerModel, steps: Iterable[tuple[str, Tensor, Tensor
 
 
 def slots_to_compare(model: TransformerModel, prompt: int) -> int:
-    """Return the number of stream slots to compare: as many as take seconds, and enough to pass every length in tokens
-    that the configuration names and that an image after a `prompt` of this length reaches."""
+    """Return the number of stream slots to compare: the comparison takes seconds, and passes every length in tokens
+    that the configuration names, if an image after a prompt of `prompt` elements reaches this length."""
     work = 2e10 if model.device.type == "cpu" else 1e13  # parameters times tokens
     parameters = sum(parameter.numel() for parameter in model.backbone.parameters())
     reached = [length - prompt for length in lengths_named(model.backbone.config) if length > prompt]
@@ -188,8 +188,8 @@ def own_logp(model: TransformerModel, prefix: Prefix, tokens: Tensor) -> Tensor:
 
 @contextmanager
 def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
-    """Change every output of a module with a matrix by up to a rounding error: of its number format, or between
-    computing the first column alone and with the others, if that is larger."""
+    """Change every output of a module with a matrix by up to a rounding error: the larger of the number format's error
+    and the difference between computing the first column alone and with the others."""
     generators: dict[torch.device, torch.Generator] = {}
 
     def change(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
@@ -201,7 +201,7 @@ def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
         noise = torch.rand(output.shape, generator=generators[output.device], device=output.device) - 0.5
         computed = (kind for kind in (torch.bfloat16, torch.float16) if torch.equal(output.to(kind).to(output), output))
         size = torch.finfo(next(computed, output.dtype)).eps  # a quantised layer may compute in fewer bits
-        with suppress(Exception):  # and a product of one column may round differently
+        with suppress(Exception):  # the product of a single column may round differently
             apart = module.forward(inputs[0][:, :1]) - output[:, :1]
             size = max(size, float(2 * apart.abs().max() / output.abs().max()))
         return output + (size * noise * output).to(output.dtype)
@@ -223,7 +223,7 @@ def _gap(found: Tensor, expected: Tensor) -> Gap:
 
 
 def _steps(model: TransformerModel, rows: Reference) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Decode the tokens of `rows`. Yield each way in words, own log p and logits, both [R, T, v_image]."""
+    """Decode the tokens of `rows` in several ways. Yield the way's name, own log p and logits, [R, T, v_image] each."""
     slots = rows.tokens.shape[1]
     ends = [*range(min(_ENDS, slots)), *range(max(slots - _ENDS, _ENDS), slots)]
     singly = {slot: 1 for slot in ends}

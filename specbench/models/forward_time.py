@@ -23,7 +23,7 @@ from specbench.system.device_peaks import Peak
 
 @dataclass(frozen=True)
 class Forward:
-    size: Size  # of the model
+    size: Size  # the model's size
     moved: float  # numbers per column that the layers read and write outside their products
     v_image: int  # image vocabulary
     itemsize: int  # bytes per number of weights and cache
@@ -59,7 +59,7 @@ def forward_work(forward: Forward) -> dict[str, Work]:
     attention = size.read(0, rows, seen, forward.itemsize) + forward.itemsize * rows * columns * size.kv
     moved = rows * columns * forward.moved
     logits = rows * columns * forward.v_image
-    mixed = 4 + 4 / 2 if forward.guided else 0  # float32: both rows are read, one is written
+    mixed = 4 + 4 / 2 if forward.guided else 0  # float32: both rows are read, a single row is written
     return {
         "weights": Work(size.read(1, rows, 0, forward.itemsize), size.operations(columns, rows, 0)),
         "attention": Work(attention, size.operations(0, rows, columns * seen)),
@@ -70,7 +70,7 @@ def forward_work(forward: Forward) -> dict[str, Work]:
 
 def forward_ms(forward: Forward, peak: Peak, reached: Reached) -> dict[str, float]:
     """Return milliseconds by part: the larger of its memory time and its arithmetic time. If products were measured by
-    number of columns, the measured time replaces both for the weights."""
+    number of columns, the measured time is used for the weights."""
     work = forward_work(forward)
     spent = {}
     for name, part in work.items():

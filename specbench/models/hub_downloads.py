@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _PINNED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 REVISIONS: Mapping[str, str] = _PINNED["revisions"]
-"""Pinned commits, unless `--revision` or SPECBENCH_REVISIONS names another. Others: `main` in the hub's cache."""
+"""Pinned commits; `--revision` and SPECBENCH_REVISIONS override them. Other repositories: `main` in the hub's cache."""
 _VARIABLE = "SPECBENCH_REVISIONS"
 """Environment variable with revisions chosen by the user: "owner/name@revision", separated by commas."""
 _LOOK_EVERY_S = 0.5
@@ -63,11 +63,11 @@ def hub_endpoint() -> str:
     address = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
     if _ADDRESS.fullmatch(address) and address.isprintable():
         return address
-    raise SpecbenchError(f"HF_ENDPOINT={address}: no address", "write it as https://HOST, or unset it")
+    raise SpecbenchError(f"HF_ENDPOINT={address}: not an address", "write it as https://HOST, or unset it")
 
 
 def is_pinned_only() -> bool:
-    """Return whether downloads are forbidden at commits that neither this project nor the user has named."""
+    """Return whether only commits that this project or the user has named may be downloaded."""
     return is_on("SPECBENCH_PINNED_ONLY")
 
 
@@ -92,7 +92,7 @@ def cached_snapshot(repo: str, revision: str | None) -> Path | None:
 def _storage(repo: str) -> Path:
     try:
         from huggingface_hub import constants
-    except ValueError as error:  # of a number
+    except ValueError as error:  # a variable that must be a number
         raise SpecbenchError(f"an HF_ variable of the environment: {error}", "correct or unset it") from None
     return Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}")
 
@@ -144,7 +144,7 @@ def repository_download(
         with _explained(repo, branch):
             folder = Path(_watched(storage, size, progress, receive))
             _refuse_altered(repo, folder, {name: stated[name] for name in files})
-            if branch != commit:  # as the client stores a branch, but only after the files were checked
+            if branch != commit:  # the client also stores a branch in this way, but before the files are checked
                 (ref := storage / "refs" / branch).parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(ref, commit.encode())
 
@@ -166,7 +166,7 @@ def _ask_hub(repo: str, revision: str, required: bool) -> tuple[str, dict[str, R
     unknown = f"{repo}: the hub does not know commit {revision[:12]}"
     if is_pinned_only():
         fix = f"name one: {_VARIABLE}={repo}@COMMIT"
-        raise SpecbenchError(f"{unknown}, and --pinned-only allows no other", fix, MISSING_PREREQUISITE)
+        raise SpecbenchError(f"{unknown}, and --pinned-only excludes other commits", fix, MISSING_PREREQUISITE)
     info = ask(revision="main")
     return str(info.sha), _stated(info, ""), f"{unknown}; main is used, at {str(info.sha)[:12]}"
 
@@ -189,7 +189,7 @@ def _refuse_altered(repo: str, folder: Path, stated: Mapping[str, Remote]) -> No
     problems = []
     for name, remote in stated.items():
         if not matches(path := folder / name, remote):
-            problems.append(f"{repo}: {name} is not what the hub states: {mismatch(path, remote)}")
+            problems.append(f"{repo}: {name} differs from what the hub states: {mismatch(path, remote)}")
             for file in (path.resolve(), path):
                 file.unlink(missing_ok=True)
     if problems:
@@ -203,11 +203,11 @@ def refuse_changed(paths: Iterable[Path]) -> None:
         kinds = {64: ["sha256"], 40: ["git", "sha1"]}.get(len(blob.name), []) if blob.parent.name == "blobs" else []
         if kinds and not any(matches(path, Remote("", f"{kind}:{blob.name}")) for kind in kinds):
             again = f"to download it again: rm '{path.resolve()}' '{path}'"
-            raise SpecbenchError(f"{path} has another digest than the hub stated", again, MISSING_PREREQUISITE)
+            raise SpecbenchError(f"{path} does not have the digest that the hub states", again, MISSING_PREREQUISITE)
 
 
 def _named(names: Iterable[str], pattern: str) -> list[str]:
-    """Return the names that match a pattern, in its folder only."""
+    """Return the names that match a pattern, without names in subfolders."""
     return [name for name in matching(names, pattern) if name.count("/") == pattern.count("/")]
 
 
@@ -228,7 +228,7 @@ def require_permission(repo: str, revision: str | None) -> None:
         what = f"{repo} is not on this disk, and downloads are disabled"
         raise SpecbenchError(what, f"connect to a network, then: specbench fetch {repo}", MISSING_PREREQUISITE)
     if is_pinned_only() and not (revision or _chosen(repo) or repo in REVISIONS):
-        what = f"{repo} is not on this disk, and --pinned-only allows no commit that nobody has named"
+        what = f"{repo} is not on this disk, and --pinned-only downloads only pinned commits"
         raise SpecbenchError(what, f"name one: {_VARIABLE}={repo}@COMMIT", MISSING_PREREQUISITE)
 
 
@@ -239,7 +239,7 @@ def _explained(repo: str, revision: str) -> Iterator[None]:
 
     try:
         hooks = get_session().event_hooks["response"]
-    except Exception as error:  # of the client's kinds
+    except Exception as error:  # the client may raise errors of several types
         raise SpecbenchError(f"HTTP_PROXY, HTTPS_PROXY or ALL_PROXY: {error}"[:160], "correct or unset it") from None
     if _refuse_long_waits not in hooks:
         hooks.append(_refuse_long_waits)
@@ -282,7 +282,7 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
     if of_kind(errors.RevisionNotFoundError):
         return f"{repo} has no revision '{revision}'", "name another revision", MISSING_PREREQUISITE
     if answers and (status := answers[0].status_code) in (401, 403, 404):
-        what = f"{repo} is not on {place}, or not for you ({status})"
+        what = f"{repo} does not exist on {place}, or you have no access ({status})"
         return what, f"check the name, or: {login}", MISSING_PREREQUISITE
     if answers:
         what = f"{repo}: {place} answers {status}{asked_wait(answers[0].headers)[0]}"
@@ -293,14 +293,14 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
             return what, "free space, or name another folder: HF_HOME", MISSING_PREREQUISITE
     cause = (str(causes[-1]).splitlines() or [""])[0][:90] or type(causes[-1]).__name__
     return (
-        f"{repo}: no answer of a hub from {place}: {cause}",
+        f"{repo}: {place} gives no answer of a hub: {cause}",
         f"{again}; behind a proxy: HF_ENDPOINT, SSL_CERT_FILE",
         FAILURE,
     )
 
 
 def _behind(error: BaseException) -> list[Any]:
-    """Return an error and its causes, the innermost last."""
+    """Return an error and its chain of causes; the first cause is last."""
     causes: list[Any] = [error]
     while True:
         last = causes[-1]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specbench.prompts import Prompt
 
 RELEASED = {"guidance_rows": ("lumina", "anole"), "prompt_form": ("anole",), "guidance_schedule": ("lumina2",)}
-"""By setting, the families for which released code (theirs, SJD's or GSD's) differs from the official form."""
+"""By setting, the families with another form in released code (the family's, SJD's or GSD's) than officially."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Sizes:
             area = f"of the area of {least}x{least} to {most}x{most}" if least else f"up to the area of {most}x{most}"
             valid = f"multiples of {self.unit} {area}, sides at most {self.ratio:g} to 1"
         if not trained:
-            raise SpecbenchError(f"--size {size}: '{model}' was not trained for it", f"valid: {valid}")
+            raise SpecbenchError(f"--size {size}: '{model}' was not trained for this size", f"valid: {valid}")
         return height, width
 
 
@@ -63,18 +63,18 @@ class HubModel(ModelFacts):
 
     v_image: int
     network: NetworkSize
-    family: str  # also the name of its first layout
+    family: str  # the family's name, which is also the name of the first layout
     source: Source  # the language model's files
     grid: tuple[int, int]  # image tokens, height and width
     defaults: Sampling  # the official sampling
     other_bytes: int  # image decoder and text encoder in memory
     companions: tuple[Source, ...] = ()  # other required files: tokenizer, text encoder, image decoder
-    also: tuple[Layout, ...] = ()  # other layouts that `weights` may have
+    also: tuple[Layout, ...] = ()  # other layouts in which `weights` may be
     patch: int = 16  # pixels per image token, each way
     row_ends: bool = False  # whether the grammar closes every row with a forced token
     sizes: Sizes | None = None  # further image sizes, or None
-    # maximum number of caption tokens that it reads; 0 for no limit. With a limit, its module has a `caption_tokenizer`
-    # and `tokens_cut`.
+    # maximum number of caption tokens that the model reads; 0 for no limit. With a limit, the family's module defines
+    # `caption_tokenizer` and `tokens_cut`.
     caption_tokens: int = 0
     classes: int = 0  # number of class labels if these are the prompts; 0 if prompts are texts
     # models of the second stage, which draw the pictures; the first is used
@@ -104,14 +104,14 @@ class HubModel(ModelFacts):
         for name in choice.released:
             if self.family not in RELEASED[name]:
                 what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
-                raise SpecbenchError(what, f"it is for models of these families: {', '.join(RELEASED[name])}")
+                raise SpecbenchError(what, f"families with a released form: {', '.join(RELEASED[name])}")
         grid, second = TINY_GRID if choice.tiny else self.grid, self.second
         if choice.size:
             if choice.tiny:
-                raise SpecbenchError(f"--size {choice.size}: a tiny network has one size", "omit --scale tiny")
+                raise SpecbenchError(f"--size {choice.size}: a tiny network has only one size", "omit --scale tiny")
             only = f"{self.resolution[1]}x{self.resolution[0]}"
             if self.sizes is None and choice.size != only:
-                raise SpecbenchError(f"--size {choice.size}: '{self.name}' has one size, {only}", "omit it")
+                raise SpecbenchError(f"--size {choice.size}: '{self.name}' has only the size {only}", "omit --size")
             asked = self.sizes.check(self.name, choice.size) if self.sizes else self.resolution
             if second:
                 second = tuple(stage for stage in second if stage.resolution == asked)
@@ -202,25 +202,25 @@ class HubModel(ModelFacts):
         return self.checkpoint.missing()
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Accept texts, or only class numbers, or only codes, as the model reads; others refuse a run's codes."""
+        """Accept prompts of the model's kind: texts, class numbers or codes. Other models refuse codes of a run."""
         for prompt in prompts:
             if (codes := codes_in(prompt.text)) and "codes" in prompt.meta and (self.second or not self.codes):
-                what = f"prompt '{prompt.id:.40}': '{self.name}' reads no codes of a run, which are for a second stage"
-                raise SpecbenchError(what, "--prompts SET or FILE with the prompts of that run")
+                what = f"prompt '{prompt.id:.40}': codes of a run are for a second stage, not for '{self.name}'"
+                raise SpecbenchError(what, "use the prompts of that run: --prompts SET|FILE")
             if self.codes and max(codes, default=0 if self.second else self.codes) >= self.codes:
-                what = f"prompt '{prompt.id:.40}': {prompt.text!r:.40} has no codes, or one above {self.codes - 1}"
-                first = "--prompts FOLDER, of a run of the first stage (results/tar-1.5b-...)"
+                what = f"prompt '{prompt.id:.40}': {prompt.text!r:.40} has no codes, or a code above {self.codes - 1}"
+                first = "use the folder of a run of the first stage: --prompts results/tar-1.5b-..."
                 raise SpecbenchError(what, "" if self.second else first)
             if not self.classes and str(prompt.meta.get("class")) == prompt.text:
                 raise SpecbenchError(f"prompt '{prompt.id:.40}' is a class number; '{self.name}' takes captions")
             if self.classes and not (prompt.text.isdecimal() and int(prompt.text) < self.classes):
-                what = f"prompt '{prompt.id:.40}': {prompt.text!r:.40} is no class of '{self.name}'"
-                raise SpecbenchError(what, f"a number from 0 to {self.classes - 1}, as --prompts imagenet has them")
+                what = f"prompt '{prompt.id:.40}': {prompt.text!r:.40} is not a class of '{self.name}'"
+                raise SpecbenchError(what, f"use numbers from 0 to {self.classes - 1}, as in --prompts imagenet")
 
     def captions_cut(self, captions: Iterable[str]) -> tuple[int | None, int] | None:
         if not self.caption_tokens:
             return None
-        # A token has at least one byte, and cleaning adds few, so short captions need no tokenizer and no torch.
+        # A token has at least one byte, and cleaning adds few bytes, so short captions need no tokenizer and no torch.
         long = [text for text in set(captions) if len(text.encode()) > 0.75 * self.caption_tokens]
         if not long or not self.ready:
             return (None if long else 0), self.caption_tokens
@@ -229,14 +229,14 @@ class HubModel(ModelFacts):
         return sum(family.tokens_cut(tokenizer, text) > 0 for text in long), self.caption_tokens
 
     def sampling(self) -> Sampling:
-        """Return the recommended sampling; of the file of generation settings, if the authors use it and it is here."""
+        """Return the recommended sampling: from the generation settings if the authors use them and the file exists."""
         if not self.generates or self.choice.random or not self.ready:
             return self.defaults
         return read_sampling(self.checkpoint.find()[0], self.defaults)
 
     @property
     def size(self) -> Size | None:
-        """See `ModelFacts.size`; None at tiny scale, because its sizes vary."""
+        """See `ModelFacts.size`; None at tiny scale, because sizes vary there."""
         return None if self.choice.tiny else super().size
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
@@ -249,7 +249,7 @@ class HubModel(ModelFacts):
             return None
         at = f" at {self.choice.revision}" if self.choice.revision else ""
         repo = f"{self.choice.weights or self.source.repo}{at}"
-        return f"the size of {repo} is unknown before its download; memory and windows are planned for {self.summary}"
+        return f"the size of {repo} is unknown before its download; memory and windows are estimated for {self.summary}"
 
     def file_facts(self, weights_sha256: str) -> dict[str, object]:
         return self.checkpoint.facts(weights_sha256)
@@ -279,7 +279,7 @@ def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
     with files.blaming("generation_config.json"):
         top_k = sampling.top_k
         if not (sampling.temperature > 0 and top_k >= 0 and top_k % 1 == 0 and 0 < sampling.top_p <= 1):
-            raise ValueError(f"{kept} is no sampling")
+            raise ValueError(f"{kept} are not valid sampling settings")
     return sampling
 
 

@@ -67,7 +67,7 @@ class TokenLayout:
 
     @property
     def length(self) -> int:
-        """Stream slots N."""
+        """Number N of stream slots."""
         return len(self.forced)
 
     @cached_property
@@ -114,7 +114,7 @@ class TokenLayout:
 
 @dataclass(frozen=True)
 class Tree:
-    """Static draft tree. Column 0, the root, consumes the last committed token, each other column a draft."""
+    """Static draft tree. Column 0, the root, consumes the last committed token; each other column consumes a draft."""
 
     parents: tuple[int, ...]  # parent of each column, an earlier column; -1 for column 0
 
@@ -134,7 +134,7 @@ class Tree:
 
     @cached_property
     def is_chain(self) -> bool:
-        """True if every column but the last has one child, the next column."""
+        """True if the only child of each column, except the last column, is the next column."""
         return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     @cached_property
@@ -198,7 +198,7 @@ class FeatureSession(Session, Protocol):
         """Return the prompts of all rows."""
 
     def logits(self, features: Tensor) -> Tensor:
-        """Compute guided logits [B, T, v_image] of features [R, T, d], which may be the target's or a head's."""
+        """Compute guided logits [B, T, v_image] of features [R, T, d] of the target or of a draft head."""
 
     def reduced_head(self, ids: Tensor) -> Any:
         """Return the output head for image ids [B, K] only; its `logits` are [B, T, K]."""
@@ -221,9 +221,9 @@ class ScatteredSession(Protocol):
         Args:
             tokens, positions: [B, T] as in `Session.forward`, in any order. Position N (past the end) marks a column
                 whose logits are not read and whose keys and values are not kept.
-            fed: [B, N + 1] bool, positions fed so far, including this forward's. A column attends to the prompt and, of
-                these, to its own and earlier positions. Or [B, T, N + 1]: positions that each column of this forward
-                may attend to.
+            fed: [B, N + 1] bool, positions fed so far, including this forward's. A column attends to the prompt and
+                to those of these positions that are not after its own. Or [B, T, N + 1]: positions that each column of
+                this forward may attend to.
             aside: [B, T] bool, columns whose token is a placeholder: no other column attends to them, now or later.
 
         Returns:
@@ -239,7 +239,7 @@ class ImageModel(Protocol):
     codebook: Tensor | None  # [v_image, d] float32 embedding of each image token for distance rules, or None
     weights_sha256: str  # digest of the weights
 
-    if TYPE_CHECKING:  # fields or properties; a property here could not be set in subclasses
+    if TYPE_CHECKING:  # fields or properties of subclasses, which could not set properties of this class
 
         @property
         def device(self) -> torch.device: ...
@@ -278,12 +278,12 @@ class CuttingModel(Protocol):
 
 @runtime_checkable
 class FallibleModel(Protocol):
-    """A model that may draw tokens of which no picture can be made."""
+    """A model that may draw tokens that cannot be decoded into a picture."""
 
-    draws: bool  # whether pictures can be drawn; models without this field always can
+    draws: bool  # whether pictures can be drawn; a model without this field can always draw them
 
     def problem(self, tokens: np.ndarray) -> str | None:
-        """Reason why stream tokens [N] make no picture; None if they do."""
+        """Reason why stream tokens [N] cannot be decoded into a picture; None if they can."""
 
 
 @runtime_checkable

@@ -1,8 +1,8 @@
 """A causal language model of transformers that a user has loaded: its own modules, fed through the position-addressed
 KV cache.
 
-The network gets ids, positions and masks in its own form, and its own forward applies its head. So scalings, biases and
-soft caps are kept without a list of architectures. `specbench.models.forward_probe` compares the result with the
+The network gets ids, positions and masks in the form it expects, and its own forward applies its head. So scalings,
+biases and soft caps need no list of architectures. `specbench.models.forward_probe` compares the result with the
 network's own forward.
 """
 
@@ -28,7 +28,7 @@ from specbench.models.transformer.model import Prefix, TransformerModel, Transfo
 from specbench.system.torch_state import PinnedTorch
 
 PromptIds = Callable[[str], tuple[Sequence[int], Sequence[int]]]
-"""Function of a text: vocabulary ids of its prompt up to the first image token, and of the unconditional prompt."""
+"""Function of a text: vocabulary ids of the prompt (up to the first image token), and of the unconditional prompt."""
 
 
 class LoadedModel(TransformerModel):
@@ -60,7 +60,7 @@ class LoadedModel(TransformerModel):
         self.layout = layout if isinstance(layout, TokenLayout) else _grid(layout, len(image_ids))
         if self.layout.vocab != len(image_ids) + len(forced_ids):
             what = f"{len(image_ids)} image ids and {len(forced_ids)} forced ids for a layout of {self.layout.vocab}"
-            raise SpecbenchError(what, "one vocabulary id for each id of the layout")
+            raise SpecbenchError(what, "give one vocabulary id for each id of the layout")
         self.network = network
         inner = unwrapped(network)
         self.name = type(inner).__name__
@@ -69,8 +69,8 @@ class LoadedModel(TransformerModel):
             self._words = len(inner.get_input_embeddings().weight)
         ids = self._ids("image_ids", image_ids), self._ids("forced_ids", forced_ids)
         if not ids[0] or len(set(ids[0])) < len(ids[0]):
-            what = "image_ids names a word twice" if ids[0] else "image_ids is empty"
-            raise SpecbenchError(what, "one vocabulary id for each image token")
+            what = "image_ids contains an id twice" if ids[0] else "image_ids is empty"
+            raise SpecbenchError(what, "give one vocabulary id for each image token")
         with refusing(self.name), PinnedTorch(), _evaluating(inner):
             self.stream_ids = torch.tensor([*ids[0], *ids[1]], device=self.device)
             self._image_ids = self.stream_ids[: len(ids[0])]
@@ -119,7 +119,7 @@ class LoadedModel(TransformerModel):
         for text in prompts:
             pair = self._ids_of(text)
             if not isinstance(pair, Sequence) or len(pair) != 2:
-                raise SpecbenchError("prompt_ids must return two lists of ids", "of the prompt, and of no prompt")
+                raise SpecbenchError("prompt_ids must return two lists of ids", "of the prompt, and without a prompt")
             for ids, part in zip(rows, pair, strict=True):
                 ids.append(self._ids("prompt_ids", part))
         if not all((*rows[0], *rows[1])):
@@ -152,7 +152,7 @@ class LoadedModel(TransformerModel):
         logits = own_logits(self.network, ids)
         if logits.shape[:-1] != ids.shape:
             what = f"{self.name} returns logits {list(logits.shape)} for {ids.shape[1]} tokens"
-            raise SpecbenchError(what, "specbench.decode needs the logits of one word after every token")
+            raise SpecbenchError(what, "specbench.decode needs logits [batch, tokens, vocabulary]")
         return logits[0, first:, self._image_ids]
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
@@ -165,7 +165,7 @@ def _grid(layout: Any, codes: int) -> TokenLayout:
     except (TypeError, ValueError):
         height = width = 0
     if min(height, width) < 1:
-        raise SpecbenchError(f"layout {layout!r:.60}", "height and width of the grid of image tokens, or a TokenLayout")
+        raise SpecbenchError(f"layout {layout!r:.60}", "give (height, width) in image tokens, or a TokenLayout")
     return TokenLayout.plain(height, width, codes)
 
 
@@ -179,7 +179,7 @@ class _Session(TransformerSession):
 
 
 def unwrapped(network: nn.Module) -> Any:
-    """Return the network inside `torch.compile` and PEFT; PEFT's adapters are modules of it."""
+    """Return the network inside the wrappers of `torch.compile` and PEFT. It contains PEFT's adapters as modules."""
     network = getattr(network, "_orig_mod", network)
     inside = getattr(network, "get_base_model", None)
     return network if inside is None else inside()
@@ -224,7 +224,7 @@ class _Columns(NamedTuple):
 
     positions: Tensor  # [R, T]
     held: Tensor  # [R, S] position of each slot's entry
-    visible: Tensor | None  # [R, 1, T, S] bool, slots that each column may attend to; None for all
+    visible: Tensor | None  # [R, 1, T, S] bool, slots that each column may attend to; None means all
 
     def allowed(self, pattern: Callable[..., Tensor]) -> Tensor:
         """Evaluate a network's mask function of (row, head, query position, key position): bool [R, T, S]."""
@@ -235,7 +235,7 @@ class _Columns(NamedTuple):
 
 
 class _Here(threading.local):
-    columns: _Columns | None = None  # of the forward that this thread runs
+    columns: _Columns | None = None  # columns of the forward that this thread runs
 
 
 _here, _lock, _forwards = _Here(), threading.Lock(), 0
@@ -245,7 +245,7 @@ _here, _lock, _forwards = _Here(), threading.Lock(), 0
 def slot_masks(position_ids: Tensor, visible: Tensor | None, cache: PositionCache) -> Iterator[None]:
     """Let this thread's networks compute their masks with the positions of the cache's slots. The network defines by
     position which keys a query attends to (causal, a sliding window, chunks), and its attention defines the form of the
-    mask. Only this module knows the slots in use. `visible`: [R, 1, T, S] bool, None for all slots."""
+    mask. Only specbench knows which slots are in use. `visible`: [R, 1, T, S] bool, None for all slots."""
     global _forwards
     read, slots = cache.placement.visible, cache.placement.slots
     held = torch.arange(read, device=slots.device).repeat(len(slots), 1).scatter(1, slots, position_ids)
@@ -268,7 +268,7 @@ def slot_masks(position_ids: Tensor, visible: Tensor | None, cache: PositionCach
                 _before.clear()
 
 
-_before: dict[str, Callable[..., Any]] = {}  # the mask functions that ours replace for now
+_before: dict[str, Callable[..., Any]] = {}  # original mask functions, while ours replace them
 
 
 def _by_position(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -289,7 +289,7 @@ def _by_position(make: Callable[..., Any]) -> Callable[..., Any]:
 class _Known(NamedTuple):
     attention: str  # attention implementation for which the steps agree
     result: Probe
-    prompt: int  # longest prompt
+    prompt: int  # length of the longest prompt compared
     start: Reference  # reference of the first slots, to detect changes of the network
 
 
@@ -300,8 +300,8 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Known]] = WeakKeyDictionary()
 @contextmanager
 def decoding(model: LoadedModel, texts: Sequence[str], guided: bool, check: bool) -> Iterator[Probe | None]:
     """Set eval mode and an attention implementation with which decoding steps agree with the network's own forward.
-    Both are restored afterwards. Yields the comparison, None without `check`. It runs once for a network and a kind of
-    stream, and again if the network has changed or a longer prompt passes a length that its configuration names."""
+    Both are restored afterwards. Yields the comparison's result, None without `check`. A network is compared once per
+    kind of stream, and again if it has changed or a longer prompt passes a length that its configuration names."""
     network = unwrapped(model.network)
     own = network.config._attn_implementation
     with _evaluating(network):
@@ -329,7 +329,7 @@ def _holds(known: _Known, model: LoadedModel, prompt: int) -> bool:
 
 def _compare(model: LoadedModel, network: nn.Module, prefix: Prefix, own: str) -> _Known:
     """Find the first attention implementation whose decoding steps agree with the network's own forward. If the
-    network's implementation takes any mask, only it is tried; otherwise it is tried last."""
+    network's own implementation accepts any mask, only this one is tried; otherwise it is tried last."""
     reference, refused = own_forward(model, prefix), list[SpecbenchError]()
     for implementation in [own] if own in _ANY_MASK else [*_ANY_MASK, own]:
         try:

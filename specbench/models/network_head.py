@@ -49,7 +49,7 @@ def own_head(network: Any, image_ids: Tensor, hidden: Tensor) -> OwnHead:
 
 
 def _is_product(network: Any, output: nn.Module, matrix: Tensor, bias: Tensor | None, sample: Tensor) -> bool:
-    """Return whether the head is only the product with its matrix, tested by its forward in float32."""
+    """Return whether the head is only the product with its matrix, by a test of the network's forward in float32."""
     exact = _linear(matrix.float(), None if bias is None else bias.float())
     with suppress(Exception):  # layers before the matrix may not take float32
         return _agree(after_base(network, {output: exact})(sample), sample @ matrix.float().T, 1e-5)
@@ -75,7 +75,7 @@ class _Hidden(nn.Module):
 
     def __init__(self, base: nn.Module):
         super().__init__()
-        self.__dict__.update(base=base, hidden=None)  # not a module of this module
+        self.__dict__.update(base=base, hidden=None)  # so `base` is no submodule
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(vars(self)["base"], name)
@@ -97,7 +97,7 @@ def base_of(network: Any) -> nn.Module:
     for base in (network.base_model, getattr(network, "model", network)):
         if base is not network:
             return base
-    raise TypeError("it has no base model below its head")
+    raise TypeError("the network has no base model below its head")
 
 
 def after_base(network: Any, replaced: dict[nn.Module, nn.Module] | None = None) -> Callable[[Tensor], Tensor]:
@@ -135,7 +135,7 @@ def _with_modules(module: nn.Module, replaced: dict[nn.Module, nn.Module]) -> nn
         return module
     twin = copy.copy(module)
     twin.__dict__ = dict(vars(module), _modules=children, _compiled_call_impl=None)
-    if "forward" in vars(twin):  # set on the instance, by a library that patches or places networks
+    if "forward" in vars(twin):  # a library that patches or places networks has set it on the instance
         patched = vars(twin).pop("forward")
         if isinstance(patched, MethodType):
             twin.forward = MethodType(patched.__func__, twin)

@@ -38,8 +38,8 @@ class Size:
         return forwards * weights + itemsize * rows * visible * self.kv
 
     def operations(self, columns: float, rows: int, seen: float) -> float:
-        """Return the floating-point operations of the matrix products, two for each weight and each number of a query's
-        keys and values. `columns`: per row; `seen`: tokens that they attend to; both summed over forwards."""
+        """Return the floating-point operations of the matrix products: two per weight, and two per number of the keys
+        and values of a query. `columns`: columns of a row; `seen`: tokens that they attend to; sums over forwards."""
         return rows * (2 * columns * self.weights + 4 * seen * self.attention)
 
 
@@ -58,7 +58,7 @@ class NetworkSize:
     head_width: int = 0  # width of a head; 0 for width / heads
     head_norms: int = 0  # norms of a layer that are as wide as a head
     layer_extra: int = 0  # parameters of a layer other than its six or seven matrices and two norms
-    # parameters outside the layers, the token table and the head: all (extra), and those read in a step (step_extra)
+    # parameters outside layers, token table and head: `extra` of them in total, `step_extra` of them read in each step
     extra: int = 0
     step_extra: int = 0
     head_rows: int = 0  # stored rows of the output matrix; 0 if it shares the token table
@@ -109,7 +109,7 @@ class NetworkSize:
         return (self.words + self.head_rows) * self.width + self.trunk + self.extra
 
     def step_parameters(self, codes: int) -> int:
-        """Return the parameters that a forward reads: no token table, and the head's rows for `codes` image tokens."""
+        """Return the parameters that a forward reads: not the token table, only the head's rows for `codes` tokens."""
         return self.trunk + codes * self.width + self.step_extra
 
     @property
@@ -135,7 +135,7 @@ def vertical_hidden(width: int) -> int:
 
 def first_layer_weights(width: int) -> int:
     """Return the weights of a vertical draft head's first layer, which is read once for a run of drafts."""
-    return 6 * width * vertical_hidden(width)  # of three features and three embeddings
+    return 6 * width * vertical_hidden(width)  # inputs: three features and three embeddings
 
 
 def draft_weights(width: int) -> int:
@@ -154,11 +154,11 @@ class HeadSize(NamedTuple):
 
     weights: Callable[[NetworkSize], int]
     cached_layers: int = 0  # layers with a KV cache as wide as the target's
-    projected: int = 0  # size of its projections over the square of the width
+    projected: int = 0  # size of its projections, divided by the square of the width
 
 
 def _eagle(projected: int) -> HeadSize:
-    """A layer of the target, its projections, and a token table."""
+    """Size of an EAGLE head: a layer of the target, projections, and a token table."""
     return HeadSize(lambda size: size.layer_weights + projected * size.width**2 + size.table * size.width, 1, projected)
 
 

@@ -23,7 +23,7 @@ _DTYPES = {
 _PLAIN = ("GLOBAL", "BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT")
 """Opcodes whose argument is the value; names of classes and functions remain names."""
 _EMPTY = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (), "EMPTY_LIST": None}
-_PICKLE_BYTES, _MODULES, _NAME_LENGTH = 2**24, 10_000, 1_000  # Limits: a published archive has a hundredth of them
+_PICKLE_BYTES, _MODULES, _NAME_LENGTH = 2**24, 10_000, 1_000  # Limits: a published archive needs about 1 % of them
 
 
 def read_script_tensors(path: Path) -> dict[str, Tensor]:
@@ -33,7 +33,7 @@ def read_script_tensors(path: Path) -> dict[str, Tensor]:
         name = next((name for name in records if name.count("/") == 1 and name.endswith("/data.pkl")), None)
         stored = [info for info in records.values() if info.compress_type == zipfile.ZIP_STORED]
         if name is None or records[name].file_size > _PICKLE_BYTES:
-            raise ValueError("no TorchScript archive")
+            raise ValueError("it is not a TorchScript archive")
         if sum(info.file_size for info in stored) > path.stat().st_size:
             raise ValueError("its records overlap")
         return _named_tensors(_unpickle(archive.read(name), _Storages(archive, name.removesuffix(".pkl"))))

@@ -33,7 +33,7 @@ _FEATURES = _TOKENS = 3
 
 
 class VerticalHead(nn.Module):
-    """The network above, of features and embeddings of `width` numbers, with `hidden` units in each layer."""
+    """The network above. `width`: size of features and embeddings; `hidden`: units of each layer."""
 
     def __init__(self, width: int, hidden: int):
         super().__init__()

@@ -24,24 +24,24 @@ from specbench.store.run_store import read_audit
 
 RATIOS_TO_AR = ("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead")
 _STALLING = ("latency_ms", "latency_e2e_ms", "step_ms", "speedup", "speedup_e2e")
-"""Numbers that a stalled image changes."""
+"""Numbers that are distorted by stalled images."""
 TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "speedup_e2e", "window_cost", "overhead")
 """Hardware-dependent numbers."""
 NOT_SCORED = "not scored"
-OVER_BASELINE = "over_baseline"  # Key of the column of speed-ups over a row of the table; no file can name it
-_BIASED = "The distance is over other images than the paper's, so no difference from the paper is given."
+OVER_BASELINE = "over_baseline"  # Key of the added column of speed-ups over a row; not allowed in table files
+_BIASED = "The distance was computed over other images than in the paper, so no difference from the paper is printed."
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Run of a row, as input of its cells."""
+    """A run that measures a row of the table; input of the row's cells."""
 
     run: Run
     row: ReportRow  # with `real`
     ar: Run | None  # the AR baseline run, if any
-    unlike: tuple[str, ...]  # differences from the paper's configuration; if there are any, no `difference`
+    unlike: tuple[str, ...]  # differences from the paper's configuration; if any, cells have no `difference`
     same_machine: bool | None  # whether the run used the paper's hardware; None if the paper names no hardware
-    expected: int | None = None  # images that the table asks for; None if unknown
+    expected: int | None = None  # number of images that the table requires; None if unknown
 
     @property
     def prompts(self) -> int:
@@ -50,7 +50,7 @@ class Measured:
 
     @property
     def partial(self) -> bool:
-        """Whether the number of images differs from the number that the table asks for."""
+        """Whether the number of images differs from the number that the table requires."""
         return self.expected is not None and self.row.n != self.expected
 
 
@@ -70,8 +70,8 @@ class Cell:
     outside: bool = False  # whether the printed value, including its rounding error, lies outside the measured interval
     # whether the value differs from AR's by `specbench.stats.RULE`; False for numbers that are not tested
     real: bool = False
-    too_few: bool = False  # whether the interval is left out because there are too few prompts
-    why: str | None = None  # reason for a missing value
+    too_few: bool = False  # whether the interval is omitted because of too few prompts
+    why: str | None = None  # reason why the measured value is missing
     mark: str = ""  # whether the value differs from a baseline's, see `specbench.reporting.compare.marks`
     # printed_notes, notes: notes on the printed and on the measured value
     printed_notes: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Cell:
 
 
 def make_cell(row: Row, column: Column, measured: Measured | None, why: str | None, fingerprint: str | None) -> Cell:
-    """Make the cell of a row and a column. `why`: reason for a missing run; `fingerprint`: that scores must have."""
+    """Make the cell of a row and a column. `why`: reason for a missing run; `fingerprint`: required for scores."""
     remarks = tuple(note for note in (row.notes.get(column.name), _above_steps(row.paper, column)) if note)
     printed, spread = row.paper.get(column.name), row.spread.get(column.name)
     as_printed = Cell(printed, spread, printed_notes=remarks, bold=column.name in row.bold)
@@ -113,7 +113,7 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
 
 
 def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
-    """Return the most common metric fingerprint of a column; if tied, of the code edited last, or else the first."""
+    """Return the most common metric fingerprint of a column. A tie is resolved by the latest code, else the first."""
     scores = [score for measured in runs for score in _scores(column, measured)]
     edits, digests = (
         {score.fingerprint: score.edited or "" for score in scores},
@@ -123,7 +123,7 @@ def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
 
 
 def same_hardware(printed: str | None, run: Run) -> bool | None:
-    """Return whether all machines of a run have a processor that the paper names; None if the paper names none."""
+    """Return whether all machines of a run have the processor that the paper names; None if the paper names none."""
     if printed is None:
         return None
     names = [_words(part) for part in re.sub(r"\(.*?\)", "", printed).split(",")]
@@ -132,13 +132,13 @@ def same_hardware(printed: str | None, run: Run) -> bool | None:
 
 
 def _number(column: Column, measured: Measured) -> Cell:
-    """Return the measured number of a column without a score, or the reason why it is missing."""
+    """Return the cell of a column that shows no score: the measured number, or the reason why it is missing."""
     row, key = measured.row, column.key
     estimate, over = row.number(key), row.over_ar
     if estimate is None:
         return _missing(column, measured)
     if key == "speedup" and over.step_ratio and estimate.value > over.step_ratio:
-        notes = [f"Measured latency ratio above the step ratio ({over.step_ratio:.2f}): {_SUSPICIOUS}"]
+        notes = [f"The measured latency ratio is above the step ratio ({over.step_ratio:.2f}): {_SUSPICIOUS}"]
     else:
         notes = [f"Compared {over.speedup_note}."] if key in RATIOS_TO_AR and over.speedup_note else []
     if key in _STALLING and not notes and (stall := stall_note(row.stalled, row.n, row.latency_p50_ms)):
@@ -149,7 +149,7 @@ def _number(column: Column, measured: Measured) -> Cell:
 
 
 def _missing(column: Column, measured: Measured) -> Cell:
-    """Return a missing number, with the reason as a short text and as a sentence."""
+    """Return a cell without a number, with the reason as a short text and as a sentence."""
     if column.key in RATIOS_TO_AR:
         unlike = mismatched_fields(measured.run.info, measured.ar.info) if measured.ar else []
         if unlike:
@@ -176,8 +176,8 @@ def _score(column: Column, measured: Measured, fingerprint: str | None) -> Cell:
     if not scores:
         return Cell(why=NOT_SCORED)
     note = (
-        f"{column.header} was computed with {scores[0].fingerprint} here, but with {fingerprint} in other rows of the "
-        f"column: the scores are not comparable."
+        f"The fingerprint of {column.header} is {scores[0].fingerprint} in this row, but {fingerprint} in other rows: "
+        "the scores are not comparable."
     )
     return Cell(why="other fingerprint", notes=(note,))
 
@@ -187,7 +187,7 @@ def _scores(column: Column, measured: Measured) -> list[ShownScore]:
 
 
 def _interval(key: str, measured: Measured, estimate: stats.Estimate) -> tuple[float | None, float | None, bool]:
-    """Return the 95 % interval of a report row's number, if available, and whether too few prompts exclude it."""
+    """Return the 95 % interval of a report row's number, if any, and whether it is omitted for too few prompts."""
     if key == "speedup":
         return estimate.low, estimate.high, estimate.low is None
     if key == "step_ratio" and measured.ar is not None:
@@ -206,7 +206,7 @@ def _above_steps(paper: Mapping[str, float], column: Column) -> str | None:
     ratios = [paper[name] for name in STEP_RATIOS if name in paper]
     if column.key != "speedup" or column.name not in paper or not ratios or paper[column.name] <= ratios[0]:
         return None
-    return f"Printed latency ratio above the printed step ratio: {_SUSPICIOUS}"
+    return f"The printed latency ratio is above the printed step ratio: {_SUSPICIOUS}"
 
 
 def _processors(call: Invocation) -> list[str]:
@@ -220,14 +220,14 @@ def _words(text: str) -> frozenset[str]:
 
 SEEDS = (
     "Rows of several seeds: numbers are over the images of all seeds. The independent units are prompts, each with all "
-    "its seeds. Scores and their bounds are means over the seeds, so these intervals are too wide rather than too "
+    "its seeds. Scores and their bounds are means over the seeds, so their intervals are rather too wide than too "
     "narrow."
 )
 
 
 @dataclass(eq=False)
 class _Seeds(Run):
-    """Runs that differ only in the seed: their images are samples of the same prompts."""
+    """Combined run of several seeds: its images are samples of the same prompts."""
 
     runs: Sequence[Run] = ()
 
@@ -245,7 +245,7 @@ class _Seeds(Run):
         return self._together(lambda run: run.traced)
 
     def _together(self, read: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:
-        """Return the rows of all runs; sample names contain the seed, so that they match samples of other decoders."""
+        """Concatenate the rows of all runs. The seed is part of the sample name, for pairing with other decoders."""
         parts = [(run.info.spec.seed, read(run)) for run in self.runs]
         named = [
             rows.assign(sample=[f"{seed}/{sample}" for sample in rows["sample"]]) for seed, rows in parts if len(rows)
@@ -254,13 +254,13 @@ class _Seeds(Run):
 
 
 def seeds_of(run: Run) -> Sequence[Run]:
-    """Return the single runs of a run that may combine several seeds."""
+    """Return the runs of single seeds; a run that does not combine seeds is returned alone."""
     return run.runs if isinstance(run, _Seeds) else [run]
 
 
 def runs_as_one(members: Sequence[tuple[Run, Sequence[Run]]]) -> tuple[Run, ReportRow, Run | None]:
-    """Return the run (or the runs of several seeds as one), its report row, and the nearest AR run among the AR runs
-    given with each run. `real` of the row lists the numbers that differ from AR's; for several seeds, those that differ
+    """Return the run (several seeds become one run), its report row, and the most similar of the AR runs that are given
+    with each run. `real` of the row lists the numbers that differ from AR's; for several seeds, the numbers that differ
     with every seed."""
     nearest = [nearest_ar(run, beside) for run, beside in members]
     run, beside = members[0]
@@ -284,7 +284,7 @@ def runs_as_one(members: Sequence[tuple[Run, Sequence[Run]]]) -> tuple[Run, Repo
 
 
 def _mean_scores(runs: Sequence[Run]) -> list[ShownScore]:
-    """Return the scores that all runs have; values and bounds are means over the runs."""
+    """Average the scores that all runs have: values and bounds are means over the runs."""
     by_seed = [
         {(score["metric"], score["fingerprint"]): score for score in scores_to_show(run.folder, run.rows["prompt_id"])}
         for run in runs

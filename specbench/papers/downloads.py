@@ -1,4 +1,4 @@
-"""Downloads by name (`specbench fetch`): of a model, a paper's table, a prompt set, a metric, or a repository."""
+"""Downloads (`specbench fetch`) for models, papers' tables, prompt sets, metrics or hub repositories, by name."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def fetch(
     images: bool = False,
     scores: bool = False,
 ) -> list[dict[str, object]]:
-    """Download the files for names (`specbench fetch`), after a check of sizes and free disk space.
+    """Download the files that the named items need (`specbench fetch`), after a check of free disk space.
 
     Args:
         names: models, tables, prompt sets, metrics, hub repositories or weight files that specbench reads.
         metrics: names of metrics.
-        protocol: "sjd" or "cool-sd": the metrics of that protocol.
+        protocol: "sjd" or "cool-sd": also the metrics of that protocol.
         images: with prompt sets, also their reference images.
         scores: with models, also the networks of the metrics that score their images by default.
 
@@ -44,7 +44,7 @@ def fetch(
     Raises:
         SpecbenchError: an unknown name, a disk that is too small, or a file that cannot be downloaded.
     """
-    names, metrics = chosen("name", names), chosen("metric", metrics)
+    names, metrics = [*map(str, chosen("name", names))], chosen("metric", metrics)
     needs = [lacking for name in names for lacking in downloads_of(name, images)]
     for model in (name for name in names if scores and name in models()):
         metrics = [*metrics, *metric_catalog.default_metrics(model, default_prompts(model))]
@@ -62,7 +62,7 @@ def fetch(
 
 
 def downloads_of(name: str, images: bool = False) -> list[Download]:
-    """Return the missing files for a name; arguments and errors as in `fetch`."""
+    """Return the missing files of a named item; arguments and errors as in `fetch`."""
     if name in models():
         prompt_set = default_prompts(name)
         return find_model(name).downloads() + (missing_set(prompt_set) if prompt_set else [])
@@ -77,7 +77,7 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
         return [missing for missing in [missing_file(files[name])] if missing]
     if name in (sources := _sources()):
         return [missing for source in sources[name] if (missing := WantedFiles(source).missing())]
-    for metric in metric_catalog.METRICS:
+    for metric in metric_catalog.metric_names():
         if name in metric_catalog.metric(metric)(Settings()).repositories.values():
             return metric_catalog.downloads([metric], Settings())
     valid = [*models(), *table_names(), *public_sets(), *metric_catalog.metric_names()]
@@ -101,7 +101,7 @@ def table_downloads(table: Table) -> list[Download]:
 
 
 def _sources() -> dict[str, list[Source]]:
-    """Return the files of models and draft heads, by hub repository."""
+    """Return {hub repository: files of models and draft heads}."""
     sources: dict[str, list[Source]] = {}
     for model in models().values():
         if isinstance(model, HubModel):

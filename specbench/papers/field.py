@@ -1,4 +1,4 @@
-"""Printed speeds of all papers by model and prompt set, side by side, with their contradictions."""
+"""Printed speeds of all papers, grouped by model and prompt set, with their contradictions."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from specbench.store.run_folders import Names, find_runs
 from specbench.system.device_peaks import SHORT_NAMES
 
 FIGURE = "field"
-APART = 1.2  # AR seconds of a model on a GPU contradict each other if they differ by a larger factor
+APART = 1.2  # Two papers' AR seconds of a model on a GPU contradict each other if their ratio is larger
 _FASTEST = ("A100", "H100", "H200")
 AR_SECONDS, MORE_LATENCY = "AR seconds", "latency ratio above step ratio"
 UNEXPLAINED, NO_GPU = "not explained by the papers", "one of the two papers names no GPU"
 
 
 def field() -> list[dict[str, object]]:
-    """Printed speeds of all papers' tables, with contradictions; figures of the papers are left out.
+    """List the printed speeds of all papers' tables (not of figures), with contradictions.
 
     Returns:
         One dict per row with seconds of AR or a latency ratio: `model, prompts, paper, table, source, row, gpu` (None
         if none is named), `decoder` (with the options that its table varies), `seconds`, `latency_ratio`,
         `step_ratio` (printed, or else from printed NFE), `ar_step_ms`, `step_ms`, `contradiction`
-        (`AR seconds`: above 1.2 times the model's lowest seconds, over all prompt sets, on this kind of GPU or on an
-        unnamed GPU; or `latency ratio above step ratio`), its `reason`, for AR `times_lowest`. None if unknown.
+        (`AR seconds`: above 1.2 times the lowest AR seconds of the model, over all prompt sets, on this kind of GPU or
+        an unnamed GPU; or `latency ratio above step ratio`), its `reason`, for AR `times_lowest`. None if unknown.
 
     Raises:
         SpecbenchError: a damaged table.
@@ -61,13 +61,13 @@ def field_figure(runs: Names = (), out: str | Path = "results", width: str = "co
 
 
 def chart_of_field(measured: Sequence[ReportRow]) -> Chart:
-    """Make the chart of all printed rows with both ratios, by paper, and of the report rows."""
+    """Chart all printed rows that have both ratios, grouped by paper, and the given report rows."""
     printed = [row for row in field() if row["decoder"] != "ar" and row["latency_ratio"] and row["step_ratio"]]
     return field_chart(printed, [row for row in measured if row.decoder != "ar" and row.over_ar.speedup is not None])
 
 
 def _speeds(table: Table) -> Iterator[dict[str, object]]:
-    """Yield the rows of a table with seconds of AR or a latency ratio."""
+    """Yield the rows of a table that print AR's seconds or a latency ratio."""
     for row in table.rows:
         printed = printed_values(table, row)
         ar = next((printed_values(table, one) for one in table.rows if _is_ar(one) and _place(one) == _place(row)), {})
@@ -106,7 +106,7 @@ def _over(value: float | None, by: float | None) -> float | None:
 
 
 def _name(table: Table, row: Row) -> str:
-    """Return the decoder with the options that the table varies; the row's label if the row cannot be run."""
+    """Name the decoder of a row, with the options that the table varies; the row's label if it cannot be run."""
     if not (name := row.decoder):
         return row.label
     alike = [one.settings.options for one in table.rows if (one.decoder, one.model) == (name, row.model)]
@@ -121,7 +121,7 @@ def _name(table: Table, row: Row) -> str:
 
 
 def _contradiction(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    """Return the kind of a row's contradiction (None if there is none), and its reason."""
+    """Return the kind of contradiction of a row (None without a contradiction), and the reason."""
     if row["decoder"] == "ar":
         family = gpu_family(row["gpu"])
         alike = [one for one in rows if (one["decoder"], one["model"]) == ("ar", row["model"])]
@@ -137,5 +137,5 @@ def _contradiction(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) ->
 
 
 def gpu_family(gpu: str | None) -> str | None:
-    """Return the GPU without its variant, such as "A100"; None if the GPU is unknown."""
+    """Remove the variant from a GPU's name, as in "A100"; None if the GPU is unknown."""
     return next((short for short in SHORT_NAMES if gpu and re.search(rf"\b{short}\b", gpu)), None)

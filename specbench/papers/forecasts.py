@@ -1,4 +1,4 @@
-"""Forecasts of speed from runs or from printed values of a paper."""
+"""Forecasts of speed from the tokens per step of runs or of papers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from specbench.store.run_folders import Names, find_runs
 from specbench.system.device_peaks import peak_of
 
 BANDWIDTH, FLOPS, OVERHEAD_MS = (0.6, 0.9), (0.4, 0.75), (0.5, 5.0)
-"""Default assumptions: shares of the data sheet's peaks that are reached, and overhead in milliseconds per step."""
-OWN_OVERHEAD = "run"  # Value of --overhead-ms for the overhead that each run measured
+"""Default assumptions: reached fractions of the data sheet's peaks, and overhead in milliseconds per step."""
+OWN_OVERHEAD = "run"  # Value of --overhead-ms: use the measured overhead of each run
 MOST_IMAGES, MOST_MS = 65_536, 60_000  # Largest batch and overhead of a step in a forecast
 
 
@@ -54,9 +54,9 @@ def forecast(
             default.
         model: a name of `specbench list models`; if None, the sources' model.
         batch, dtype: images decoded together, and number format; if None, the model's format.
-        bandwidth, flops: shares of the device's peaks that are reached, from low to high.
+        bandwidth, flops: lowest and highest fraction of the device's peaks that is reached.
         overhead_ms: milliseconds of a step outside forward and drafting; None: as measured in each run.
-        threads: number of threads of a measured CPU.
+        threads: number of threads, if the device is this machine's CPU.
 
     Returns:
         One dict per source with `kind` "forecast", see `specbench.reporting.forecast.forecast_rows`.
@@ -76,7 +76,7 @@ def forecast(
         raise SpecbenchError(f"no runs in {out}", "name a run, or a paper's table: specbench list tables")
     models = sorted({entry.model for entry in accepted})
     if not model and len(models) > 1:
-        raise SpecbenchError(f"the sources have several models ({', '.join(models)})", "choose one with --model")
+        raise SpecbenchError(f"the sources belong to several models ({', '.join(models)})", "choose one with --model")
     name, choice = ModelChoice.of_name(model or models[0])
     facts = find_model(name).configured(replace(choice, eight_bits=choice.eight_bits or dtype == EIGHT_BITS))
     accepted = [
@@ -101,7 +101,7 @@ def _check_ranges(batch: int, dtype: str | None, bandwidth: Range, flops: Range,
 
 
 def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
-    """Return the tokens per step that a table prints. If it has rows of `model`, only these rows count."""
+    """Return the tokens per step that a table prints; only from rows of `model` if the table contains such rows."""
     lengths = []
     for row in table.rows:
         settings = row_settings(table, row)
@@ -116,8 +116,8 @@ def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
 
 
 def printed_elsewhere(accepted: Accepted) -> tuple[Printed, ...]:
-    """Return the tokens per step that papers print for this decoder on models other than the measured model, or for
-    exact decoders with its kind of draft head."""
+    """Return the tokens per step that papers print for this decoder on models other than the measured model. For exact
+    decoders with a draft head, values of all decoders with this kind of head are included."""
     elsewhere = [
         Printed(tokens, settings.model, f"{table.name}, {row.label}")
         for table in load_tables()
@@ -136,12 +136,12 @@ def row_settings(table: Table, row: Row) -> RunSettings | None:
 
 
 def decoder_of(settings: RunSettings) -> DecoderSpec:
-    """Decoder of a cell."""
+    """Resolve the decoder of a cell."""
     return resolve(settings.decoder[0], settings.options)
 
 
 def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float | None:
-    """Return it from the first printed number of NFE, step ratio, step compression, accepted length; 1 for AR."""
+    """Derive it from the first printed number of: NFE, step ratio, step compression, accepted length. 1 for AR."""
     printed = printed_values(table, row)
     if row.decoder == "ar":
         return 1.0
@@ -151,7 +151,7 @@ def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float 
 
 
 def printed_values(table: Table, row: Row) -> dict[str, float]:
-    """Return the printed values by key, in the unit of the measured values."""
+    """Return {key: printed value}, in the unit of the measured values."""
     return {column.key: row.paper[column.name] / column.scale for column in table.columns if column.name in row.paper}
 
 
@@ -171,8 +171,8 @@ _SPEEDS = {"nfe": "NFE", "latency_ms": "latency", "speedup": "speed-up", "step_c
 
 
 def printed_beside(rows: Sequence[ReportRow]) -> list[str]:
-    """Return a line for each of up to three cells of papers with the decoder, options and model of a report row. Cells
-    with most speeds come first; there are no lines for models that no paper has."""
+    """Describe up to three cells of papers with the decoder, options and model of a report row, one line each. Cells
+    that print most speeds come first. Empty if no paper uses the model."""
     models = {model.name for model in MODELS}
     ours = [row for row in rows if row.decoder != "ar" and RANDOM not in row.model]
     ours = [row for row in ours if row.model.partition("+")[0] in models]
@@ -180,19 +180,19 @@ def printed_beside(rows: Sequence[ReportRow]) -> list[str]:
     like_ours.sort(key=lambda cell: -cell[0])
     lines, seen = [], set()
     for _, name, numbers, line in like_ours:
-        if (name, numbers[0]) not in seen:  # otherwise, the line would repeat a cell of this or another paper
+        if (name, numbers[0]) not in seen:  # other tables may repeat a cell
             lines.append(line)
         seen |= {(name, text) for text in numbers}
     return lines[:_MOST]
 
 
 def _cells(table: Table, ours: ReportRow) -> Iterator[tuple[int, str, list[str], str]]:
-    """Yield number of printed speeds, our label, printed numbers and line of each cell that is like our row."""
+    """Yield (number of printed speeds, our label, printed numbers, line) of each cell with the settings of our row."""
     for row in table.rows:
         try:
             settings = None if row.own or not row.paper else row_settings(table, row)
             theirs = decoder_of(settings) if settings else None
-        except SpecbenchError:  # a missing head or file
+        except SpecbenchError:  # a head or file is missing
             continue
         if not settings or not theirs or theirs.name != ours.decoder or settings.model != ours.model.partition("+")[0]:
             continue
@@ -204,7 +204,7 @@ def _cells(table: Table, ours: ReportRow) -> Iterator[tuple[int, str, list[str],
 
 
 def _line(table: Table, row: Row, label: str, window: object, numbers: Sequence[str]) -> str:
-    """Return the line with the printed values of a cell for our row with this label."""
+    """Format the line that compares a cell's printed values with our row `label`."""
     place = f"{table.paper}, {table.source}{f', {row.group}' if row.group else ''}"
     place += f", window {window}" if window is not None else ""
     on = f"; on {hardware.partition(' (')[0]}" if (hardware := row.hardware or table.hardware) else ""
@@ -212,7 +212,7 @@ def _line(table: Table, row: Row, label: str, window: object, numbers: Sequence[
 
 
 def _numbers(table: Table, row: Row) -> list[str]:
-    """Return the printed NFE, latency, speed-up and scores."""
+    """Format the printed NFE, latency, speed-up and scores of a row."""
     printed = {column.key: column for column in table.columns if column.name in row.paper}
     shown = []
     for key in (*_SPEEDS, *[key for key in printed if key.startswith(SCORE)][:_MOST_SCORES]):

@@ -1,6 +1,6 @@
-"""Joined tables for writers: a table of texts, or records.
+"""Joined tables as input of writers: tables of texts, or records.
 
-As texts, each row has up to three lines: printed, measured, difference.
+In a table of texts, a row has up to three lines: printed, measured, difference.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CELL_NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")
 
 
 def text_table(joined: PaperTable, footnoted: bool = True, intervals_apart: bool = False) -> TextTable:
-    """Return the joined table as texts for any format (see `row_texts`); footnotes, definitions and notes below."""
+    """Convert the joined table to texts (see `row_texts`), with footnotes, definitions and notes below."""
     headings = ["", "", *map(heading, joined.table.columns)]
     groups = [
         (group, [line for row in members for line in row_texts(joined, row, intervals_apart, footnoted)])
@@ -41,9 +41,9 @@ def text_table(joined: PaperTable, footnoted: bool = True, intervals_apart: bool
 
 
 def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
-    """Return the joined table with only the named columns, in that order, in any case. Names are those of numbers in
-    reports ("NFE"), headings of the table, or names of columns, numbers or metrics in the table's file. Speed-ups over
-    a baseline stay."""
+    """Select columns of the joined table, in the order of `names`. A name, in any case, is a heading of the table, the
+    name of a number in reports ("NFE"), or of a column, number or metric in the table's file. Speed-ups over a baseline
+    stay."""
     usual = {plain_name(column): column for column in joined.table.columns}
     by_name = {
         text.lower(): column
@@ -65,8 +65,8 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
 
 
 def records(joined: PaperTable) -> list[dict[str, Any]]:
-    """Return a dict per row: `table, group, label, runs, images, notes, chosen`, and `cells`: by column name, a dict of
-    `header, paper, spread, measured, low, high, difference, n, why, notes`."""
+    """Return a dict per row: `table, group, label, runs, images, notes, chosen`, and `cells`, which maps each column
+    name to a dict of `header, paper, spread, measured, low, high, difference, n, why, notes`."""
     return [
         {
             "table": joined.table.name,
@@ -100,19 +100,19 @@ def flat(joined: PaperTable) -> list[dict[str, object]]:
 
 
 def by_group(lines: Sequence[Line]) -> Iterator[tuple[str | None, list[Line]]]:
-    """Group consecutive lines of one group."""
+    """Yield each group's name with its consecutive lines."""
     return ((group, list(members)) for group, members in groupby(lines, key=attrgetter("group")))
 
 
 def row_texts(
     joined: PaperTable, line: Line, intervals_apart: bool = False, footnoted: bool = True
 ) -> list[list[TextCell]]:
-    """Return the lines of a row: label (only in the first line), kind of value, a text for each column. Lines without
-    values are omitted, but a row without any values keeps its printed line."""
+    """Return the text lines of a row: label (only in the first line), kind of value, a text for each column. Lines
+    without values are omitted, except the printed line of a row without any values."""
     notes, columns = joined.footnotes if footnoted else (), joined.table.columns
     cells = [(column, line.cells[column.name]) for column in columns]
     some = any(cell.low is not None for other in joined.lines for cell in other.cells.values())
-    if not some and not joined.table.whole:  # a note below the table says so
+    if not some and not joined.table.whole:  # a note below the table states this
         cells = [(column, replace(cell, too_few=False)) for column, cell in cells]
     kinds = {
         PAPER: [_printed(column, cell) + _marks(cell.printed_notes, notes) for column, cell in cells],
@@ -125,7 +125,7 @@ def row_texts(
         kinds = {kind: kinds[kind]}
     shown = {kind: values for kind, values in kinds.items() if kind in (PAPER, HERE) or any(values)}
     if HERE in shown and all(text == MISSING for text in shown.get(PAPER, ("",))):
-        del shown[PAPER]  # the paper prints no values, as for most figures
+        del shown[PAPER]  # most figures print no values
     label = line.label + _marks(line.notes, notes)
     part = "" if line.expected is None else f"{line.images:,} of {line.expected:,} images"
     labels = {HERE: part} | {next(iter(shown)): label}
@@ -147,7 +147,7 @@ def row_texts(
 
 
 def _best_measured(joined: PaperTable, group: str | None, column: Column) -> list[Line]:
-    """Return the rows of a group with the best measured value, if it differs from AR's; empty for untested numbers."""
+    """Return the rows with the best measured value of a group, if it differs from AR's; empty if it is not tested."""
     pairs = [(line, line.cells[column.name]) for line in joined.lines if line.group == group]
     values = [cell.value for _, cell in pairs if cell.value is not None]
     if column.better == "none" or not values:

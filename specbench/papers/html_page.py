@@ -40,7 +40,7 @@ def _shown(joined: PaperTable) -> dict[str, Any]:
     undrawn = [f"{name} is not drawn: neither the paper nor a run has numbers for it." for name in empty]
     if joined.table.maps and not maps:
         names = ", ".join(_MAP_NAMES[name] for name in joined.table.maps)
-        undrawn.append(f"No map of {names}: the paper prints a picture without numbers, and no run has the map.")
+        undrawn.append(f"No map of {names}: the paper prints only a picture, and no run has the map.")
     table = text_table(joined)
     return {
         "name": joined.table.name,
@@ -79,7 +79,7 @@ def figure_curves(joined: PaperTable, axes: Mapping[str, str]) -> list[charts.Cu
 
 
 def _place(axis: str, row: Row, line: Line, measured: bool) -> Estimate | str | None:
-    """Return the position of a row on the x axis: a number, or a label."""
+    """Return the position of a row on an axis: a number, or a label."""
     kind, _, name = axis.partition(":")
     if axis == "model":
         return line.label

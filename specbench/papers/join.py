@@ -1,4 +1,4 @@
-"""A paper's table joined with measured runs: printed values next to measured values, with notes below."""
+"""Join a paper's table with runs: printed values next to measured values, with notes."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
 
-Prompts = frozenset[tuple[str, str]]  # Ids with their texts
+Prompts = frozenset[tuple[str, str]]  # (id, text) of each prompt
 NOT_RUN = "not run"
 _BESIDE = {
-    "speedup_e2e": "End-to-end speed-up: the same ratio as speed-up, of end-to-end latencies.",
+    "speedup_e2e": "End-to-end speed-up: as speed-up, but with end-to-end latencies.",
     OVER_BASELINE: f"the ratio of latencies over the images in common with that row. {MARKED}",
 }
 
@@ -55,11 +55,11 @@ class Line:
     group: str | None
     cells: Mapping[str, Cell]  # by column name
     runs: tuple[str, ...]  # ids of its runs
-    images: int | None  # number of images of its run; the fewest if there are several runs
+    images: int | None  # number of images; if there are several runs, of the smallest run
     notes: tuple[str, ...]  # remarks on the whole row
     # chosen, own: see `specbench.papers.table.Row`
     chosen: tuple[str, ...] = ()
-    expected: int | None = None  # number of images that the table asks for, if it differs
+    expected: int | None = None  # number of images that the table requires, if different
     folders: tuple[Path, ...] = ()  # folders of these runs
     own: bool = False
 
@@ -73,7 +73,7 @@ class PaperTable:
     lines: tuple[Line, ...]
     remarks: tuple[str, ...]  # remarks on the whole table
     definitions: tuple[str, ...]  # meaning of each column, a line each
-    problem: SpecbenchError | None = None  # error of a run of the table; the table is still shown
+    problem: SpecbenchError | None = None  # error of a run; the table is shown nevertheless
 
     @property
     def footnotes(self) -> list[str]:
@@ -87,14 +87,14 @@ class PaperTable:
 
 
 def join(table: Table, measured_in: Mapping[RunSettings, Path | str]) -> PaperTable:
-    """Join a table with its measured values. `measured_in`: the run folder of each cell, or a short reason why it is
-    missing."""
+    """Join a table with measured values. `measured_in`: for the settings of each cell the run folder, or a short reason
+    why the run is missing."""
     every = [folder for folder in (*measured_in.values(), *(row.run for row in table.rows)) if isinstance(folder, Path)]
     read, joined = with_ar_runs(every), cache(lambda folders: runs_as_one([read[folder] for folder in folders]))
 
     @cache
     def asked_prompts(name: str, limit: int | None) -> Prompts | None:
-        """Ids and texts of the prompts that a cell asks for; None if the set cannot be read here."""
+        """Return ids and texts of the prompts that a cell requires; None if the prompt set is not on this disk."""
         try:
             return frozenset((prompt.id, prompt.text) for prompt in prompts.select(prompts.load_prompts(name), limit))
         except SpecbenchError:
@@ -135,7 +135,7 @@ def _measured(
 
 
 def _other_prompts(asked: Prompts | None, measured: Measured, settings: RunSettings) -> tuple[str, ...]:
-    """Return how the decoded prompts differ from the requested prompts; a partial run may have fewer."""
+    """Describe how the decoded prompts differ from the required prompts; fewer prompts are no difference."""
     if asked is None:
         return ()
     rows = pd.concat(RunStore(run.folder).samples(["status", "prompt"]) for run in seeds_of(measured.run))
@@ -143,11 +143,11 @@ def _other_prompts(asked: Prompts | None, measured: Measured, settings: RunSetti
     if decoded == asked or (decoded < asked and measured.partial):
         return ()
     first = f"the first {len(asked):,}" if settings.limit else f"all {len(asked):,}"
-    return (f"other prompts than {first} of {settings.prompts}",)
+    return (f"prompts other than {first} of {settings.prompts}",)
 
 
 def _expected(settings: RunSettings) -> int | None:
-    """Return the number of images that a cell asks for; None if the size of its prompt set is unknown here."""
+    """Return the number of images that a cell requires; None if the size of its prompt set is unknown."""
     if settings.prompts is None:
         return None
     try:
@@ -163,7 +163,7 @@ def _expected(settings: RunSettings) -> int | None:
 
 
 def _unlike(settings: RunSettings, info: RunInfo) -> tuple[str, ...]:
-    """Return differences of a run from the settings of the table, each as "model shapes instead of lumina"."""
+    """List settings of a run that differ from the table's, each as "model shapes instead of lumina"."""
     spec = info.spec
     forms, light = (settings.guidance_rows, settings.prompt_form), settings.dtype == EIGHT_BITS
     choice = ModelChoice(guidance_rows=forms[0], prompt_form=forms[1], eight_bits=light)
@@ -218,13 +218,13 @@ def _line(
 
 
 def _mixed(there: Sequence[Measured]) -> list[str]:
-    """Return a note if the cells of a row are measured over different images."""
+    """Return a note if the runs of a row's cells decoded different images."""
     sets = {frozenset(measured.run.rows[list(KEY)].itertuples(index=False, name=None)) for measured in there}
     if len(sets) < 2:
         return []
     few, many = min(map(len, sets)), max(map(len, sets))
     which = f"{few:,} to {many:,} images" if few < many else f"{few:,} images each, but different images"
-    return [f"Its cells come from several runs over different images: {which}."]
+    return [f"The cells of this row come from several runs over different images: {which}."]
 
 
 def _heading(table: Table) -> str:
@@ -245,19 +245,19 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
         remarks.append(f"Images per row measured here: {fewest_most}.")
     unlike = dict.fromkeys(text for measured in used for text in measured.unlike)
     if unlike and any(cell.paper is not None for line in lines for cell in line.cells.values()):
-        remarks.append(f"Run with {', '.join(unlike)}: such rows show no difference from the paper.")
+        remarks.append(f"Some rows were run with {', '.join(unlike)}; they show no difference from the paper.")
     if any(cell.why == NOT_SCORED for line in lines for cell in line.cells.values()):
         remarks.append("To add missing scores, if the metric is installed: specbench score --metric NAME.")
     remarks += [SEEDS] if any(len(seeds_of(measured.run)) > 1 for measured in used) else []
     remarks += captions_cut([measured.row for measured in used])
     if any(measured.row.failed for measured in used):
-        remarks.append("Failed images are left out; `specbench show` lists them.")
+        remarks.append("Failed images are omitted; `specbench show` lists them.")
     return remarks
 
 
 def with_baseline(joined: PaperTable, name: str) -> PaperTable:
-    """Add a column of speed-ups over a row of each group, and marks on scores and speed-ups that differ from the values
-    of that row. `name`: the row's label, its decoder, or the start of its run's id."""
+    """Use one row of each group as baseline: add a column of speed-ups over it, and mark scores and speed-ups that
+    differ from its values. `name`: the baseline's label or decoder, or the start of its run id."""
     if SEEDS in joined.remarks:
         what = f"--baseline {name}: {joined.table.name} has rows of several seeds"
         raise SpecbenchError(what, f"choose a single seed: specbench bench {joined.table.name} --seed N")
@@ -266,7 +266,7 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
         named = name.lower() in (line.label.lower(), str(row.decoder).lower())
         if len(line.folders) == 1 and (named or line.runs[0].startswith(name)):
             bases.setdefault(line.group, line)
-    for line in joined.lines if bases else ():  # a stored run may have a separate group
+    for line in joined.lines if bases else ():  # an added run may be in a separate group
         if line.own and line.group not in bases:
             bases[line.group] = next(iter(bases.values()))
     others = {place: line for place, line in enumerate(joined.lines) if line.group in bases and len(line.folders) == 1}
@@ -298,13 +298,13 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
 
 
 def definition(column: Column) -> str:
-    """Return the definition of a column, after its heading unless the definition begins with the heading."""
+    """Return the definition of a column, preceded by its heading unless it begins with the heading."""
     text = _meaning(column) + ("" if column.scale == 1 else f" Shown times {column.scale:g}.")
     return text if text.lower().startswith(f"{column.header.lower()}:") else f"{column.header}: {text}"
 
 
 def plain_name(column: Column) -> str:
-    """Return the name of a number as in reports of runs, not as in the paper: "nfe", "speed-up", "clip"."""
+    """Return the name that reports of runs use for a column's number: "nfe", "speed-up", "clip"."""
     if column.score or not column.measurable:
         return column.name.removeprefix("score:")
     return _meaning(column).partition(":")[0].lower()
@@ -316,7 +316,7 @@ def _meaning(column: Column) -> str:
     if column.score and column.metric:
         try:
             summary = metric_catalog.metric_summary(column.metric)
-        except SpecbenchError:  # scored by a plug-in that is not installed here
+        except SpecbenchError:  # the metric's plug-in is not installed
             summary = "a score"
         part = f", the part {column.score.partition(':')[2]}" if ":" in column.score else ""
         return f"{column.metric}: {summary}{part}."

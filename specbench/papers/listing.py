@@ -17,7 +17,7 @@ from specbench.system.json_values import nonfinite_as_text
 # Imports inside functions: each list imports only what it needs.
 
 _Rows = list[dict[str, object]]
-OURS = "ours"  # Source of a value that neither a paper nor released code states for the model
+OURS = "ours"  # Source of a value that neither papers nor released code state for the model
 
 
 def available(
@@ -33,8 +33,8 @@ def available(
         kind: "models", "decoders", "metrics", "prompts", "tables" or "runs".
         out: the results folder whose runs are listed.
         warn: called with a line for each damaged run.
-        name: a decoder, to list its options on `model` instead; or another item, to list only this item (a prompt set
-            with its categories).
+        name: a decoder, to list its options on `model`; or another item, to list only this item (and a prompt set's
+            categories).
 
     Returns:
         One dict per item, with its `name` first. For a decoder, one dict per option (`name, value, source`) and per
@@ -57,7 +57,7 @@ def available(
 
 
 def kind_named(typed: str) -> str:
-    """Return the kind of items to list; the singular is also accepted."""
+    """Resolve a typed kind of items; the singular is also accepted."""
     also = {kind: [kind.removesuffix("s"), f"{kind.removesuffix('s')} sets"] for kind in LISTABLE}
     if (meant := names.SYNONYMS["thing to list"].get(typed.casefold())) is not None:
         raise SpecbenchError(f"unknown thing to list '{typed}'", f"specbench list {meant}")
@@ -86,7 +86,7 @@ def decoder_rows() -> _Rows:
 
 
 def _option_rows(name: str, model: str) -> _Rows:
-    """List the options of a decoder on a model, then the settings that all decoders of a run share, with sources."""
+    """List the options of a decoder on a model, then the settings common to all decoders, with their sources."""
     from specbench.models.catalog import default_prompts, find_model
     from specbench.models.draft_head_files import published_head
     from specbench.runs.decoder_args import plan_decoders
@@ -203,7 +203,7 @@ def table_rows() -> _Rows:
 
 
 def _images(folder: Path) -> int:
-    """Count the images: pictures, which is faster than rows in many parts; rows, if a pack left out the pictures."""
+    """Count the image files, which is faster than reading rows; count rows if the files were not packed."""
     if (pictures := folder / "images").is_dir():
         return sum(1 for _ in pictures.glob("*.png"))
     from specbench.store.run_store import RunStore  # imports pandas

@@ -1,4 +1,4 @@
-"""The cells of a table as runs: settings, plans, and the stored runs that measured them.
+"""Cells of a table as runs: their settings, plans and stored runs.
 
 A cell's settings come from the table. Flags override the table, for example to use a smaller model.
 """
@@ -34,17 +34,17 @@ _NOT_FOUND = "not in the results"
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """The settings of one or more cells, with the plan of their run or the problem that prevents the run."""
+    """Settings that one or more cells share, with the plan of the run or the problem that prevents the run."""
 
     settings: RunSettings  # from the table
-    values: RunSettings | None  # with flags and environment applied; None if they are rejected
+    values: RunSettings | None  # with flags and environment applied; None if the result is invalid
     plan: Plan | None = None
     problem: SpecbenchError | None = None
 
 
 def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, str] | None = None) -> list[PlannedCell]:
-    """Return the distinct cells of a table with their settings, without plans. `flags`: by setting of `specbench run`;
-    None means not given. `env`: environment, by default of the process; the table overrides it."""
+    """Return the distinct cells of a table with their settings, without plans. `flags`: {setting of `specbench run`:
+    value, None if not given}. `env`: environment variables, by default of the process; the table overrides them."""
     settings, env = run_settings(), os.environ if env is None else env
     head_of(str(flags.get("head") or ""), "")
     every = table.all_settings()
@@ -82,7 +82,7 @@ def _resolve(
 
 
 def head_of(text: str, model: str) -> str | None:
-    """Return the head that `--head` names for a model: a folder or hub id for all models, or MODEL=PATH,MODEL=PATH."""
+    """Return a model's head from `--head`: a folder or hub id for all models, or a list MODEL=PATH,MODEL=PATH."""
     if "=" not in text:
         return text
     named = dict(piece.partition("=")[::2] for piece in text.split(","))
@@ -92,7 +92,7 @@ def head_of(text: str, model: str) -> str | None:
 
 
 def _settings(asked: RunSettings, model: object) -> dict[str, object]:
-    """Return the cell's values by setting name; a substituted model also changes prompts, top-k and guidance."""
+    """Return {setting: value} of a cell; if `model` replaces its model, prompts, top-k and guidance change too."""
     inline = ",".join(f"{name}={value}" for name, value in sorted(asked.options.items()))
     values = {name: value for name, value in asked.by_name.items() if name not in asked.options}
     values |= {"decoder": [f"{asked.decoder[0]}:{inline}" if inline else asked.decoder[0]]}
@@ -142,8 +142,8 @@ def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[RunSett
 
 
 def wanted_fields(settings: RunSettings) -> dict[str, object]:
-    """Return the fields of the `RunSpec` that the settings ask for: dtype, device and threads only if given, and
-    without the draft head, which may be any."""
+    """Return the fields of `RunSpec` that the settings determine. Dtype, device and threads are included only if given;
+    the draft head is not included, because any head is accepted."""
     model, (planned,) = plan_model(settings), plan_decoders(settings)
     fields = {name: getattr(settings, name) for name in ("prompts", "seed", "batch")} | {"model": model.name}
     fields |= {"sampling": plan_sampling(model, settings), "decoder": without_options(planned.spec, "head")}
@@ -153,20 +153,20 @@ def wanted_fields(settings: RunSettings) -> dict[str, object]:
 
 
 def replaced_settings(cell: PlannedCell) -> set[str]:
-    """Return the names of the settings whose values differ from the table."""
+    """Return the names of the settings in which a cell's run differs from the table."""
     stated = _settings(cell.settings, None)
     values = cell.values.by_name if cell.values else {}
     return {name for name, value in values.items() if name in stated and value != stated[name]} - {"decoder"}
 
 
 def as_run_here(table: Table, cells: Sequence[PlannedCell], model: object, folders: Iterable[Path]) -> Table:
-    """Return the table without replaced choices; with `--model`, if given, instead of the paper's model."""
+    """Return the table without replaced choices; if --model is given, for this `model` (see `with_model`)."""
     table = without_replaced_choices(table, cells)
     return table if model is None else with_bundled_scores(with_model(table, cells, str(model)), folders)
 
 
 def without_replaced_choices(table: Table, cells: Sequence[PlannedCell]) -> Table:
-    """Return the table without the choices for settings that a flag or another model replaces."""
+    """Remove the choices of settings that a flag or another model replaces."""
     replaced = {cell.settings: replaced_settings(cell) for cell in cells}
 
     def kept(row: Row) -> tuple[str, ...]:
@@ -178,8 +178,8 @@ def without_replaced_choices(table: Table, cells: Sequence[PlannedCell]) -> Tabl
 
 
 def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
-    """Return the table of the distinct runs with another model, named by decoder and without values of the paper. Rows
-    that the paper prints for this model keep their values. Rows that cannot be run are left out."""
+    """Return a table with a row per distinct run of another model, labelled by decoder and without the paper's values.
+    Rows that the paper prints for this model keep their values. Rows that cannot be run are left out."""
     by_settings = {cell.settings: cell for cell in cells}
     alike: dict[str, list[tuple[Row, list[PlannedCell]]]] = {}
     planned = ((row, [by_settings[asked] for asked in table.runs_of_row(row)]) for row in table.rows)
@@ -213,16 +213,16 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     models = " and ".join(dict.fromkeys(row.model for row, _ in printed if row.model and row.model != model))
     left_out, added = len(table.rows) - len(printed), sum(row.own for row, _ in printed)
     note = (
-        f"With {model} instead of {models or 'the model as printed'}, no value of the paper is comparable, so its rows "
-        f"have no paper values; {len(printed) - added} rows of the paper are "
+        f"With {model} instead of {models or 'the model as printed'}, no value of the paper is comparable, so none is "
+        f"printed; the {len(printed) - added} rows of the paper become "
         f"{len(rows) - sum(row.own for row in rows)} rows here"
-        + (f", and {left_out} rows that cannot be run are left out." if left_out else ".")
+        + (f", and {left_out} rows that cannot be run are omitted." if left_out else ".")
     )
     return replace(table, rows=tuple(rows), notes=(note,), hardware=None, whole=False)
 
 
 def _labels(runs: Sequence[PlannedCell]) -> list[str]:
-    """Name each run by its decoder with its options, and by the settings in which runs of the same name differ."""
+    """Label each run by its decoder and options, and if labels are equal, by the settings that differ."""
     names, facts = [], []
     for run in runs:
         if run.values:
@@ -244,8 +244,8 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
 
 
 def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
-    """For a substituted model, add a column for each bundled metric that scored any of the runs. If columns sweep a
-    setting, a metric has a column for each value. A figure also gets panels with these columns."""
+    """For a substituted model, add a column for each bundled metric that scored any of the runs. If the table's columns
+    vary a setting, each metric gets a column per value. A figure also gets panels of these columns."""
     scored = {str(score["metric"]): str(score["better"]) for folder in folders for score in read_scores(folder)}
     names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
     swept: dict[object, Column] = {}
@@ -262,7 +262,7 @@ def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
 
 
 def _panels(table: Table, columns: Sequence[Column]) -> Iterator[Mapping[str, str]]:
-    """For each panel with a score as y, yield a panel with the first of `columns` with the same better direction."""
+    """For each panel with a score as y, yield a panel of the first of `columns` that has the same better direction."""
     columns_by_name = {column.name: column for column in table.columns}
     for axes in table.axes:
         y = columns_by_name[axes["y"]]

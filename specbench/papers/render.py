@@ -1,4 +1,4 @@
-"""Joined tables in any of the formats, and on a terminal."""
+"""Write joined tables in each format, and lay them out on a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from specbench.system.text_tables import (
 
 
 def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown", notes: bool = False) -> str | bytes:
-    """Render the tables in one of `FORMATS`, parquet as bytes. LaTeX has footnotes, definitions only with `notes`."""
+    """Render the tables in one of `FORMATS`; parquet gives bytes. LaTeX omits definitions unless `notes` is true."""
     fmt = format_name("tables", fmt)
     if FORMATS[fmt].one_table and len(tables) > 1:
         raise SpecbenchError(f"--format {fmt} can hold only one table", "name one table")
@@ -45,7 +45,7 @@ def tables_markdown(tables: Sequence[PaperTable], notes: bool = True) -> str:
 
 
 def tables_latex(tables: Sequence[PaperTable], notes: bool = False) -> str:
-    """Format each table as a booktabs `tabular` in a `table*`; with `notes`, footnotes and notes follow it."""
+    """Format each table as a booktabs `tabular` in a `table*`, with `notes` followed by footnotes and notes."""
     blocks = []
     for joined in tables:
         table = text_table(joined, notes)

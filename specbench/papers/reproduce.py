@@ -1,5 +1,5 @@
 """Reproduce a paper's table: plan, run, score and join its cells (`specbench bench`), or only join the stored runs of a
-results folder, without planning or running anything. For settings see `specbench.papers.planned_cells`."""
+results folder. For settings see `specbench.papers.planned_cells`."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def bench_table(
     warn: Warn = lambda text: None,
     runs: Sequence[Path] = (),
 ) -> PaperTable:
-    """Measure and join a table, see `specbench.bench`; stored images are not decoded again. `env`: environment, by
-    default of the process. `runs`: stored runs; each gets a row."""
+    """Measure and join a table, see `specbench.bench`; stored images are not decoded again. `env`: environment
+    variables, by default of the process. `runs`: stored runs to add as rows."""
     model = flags.get("model")
     _fetch_prompts(resolve_cells(table, flags, env), warn)
     planned = plan_table(table, flags, env)
     planned, problems = _fetch(planned, () if model is not None or scoring.offline else table.metrics())
     done = run_table(planned, reporter, warn)
-    if not flags.get("shard") and not done.stopped:  # the merged run has other scores than a shard
+    if not flags.get("shard") and not done.stopped:  # scores need the images of all shards
         score_table(table, done, scoring, model is not None, score_reporter, warn, problems)
     table = as_run_here(table, planned, model, done.folders.values())
     elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
@@ -78,13 +78,13 @@ def measured_table(
     out: Path | str = "results",
     runs: Sequence[Path] = (),
 ) -> PaperTable:
-    """Join a table with the runs of a results folder. `model` and `prompts` replace the table's. Each of `runs`, stored
-    anywhere, gets a row."""
+    """Join a table with the runs of a results folder. `model` and `prompts` replace the table's. Each of `runs`, from
+    any folder, is added as a row."""
     if prompts is not None:
         try:
             load_prompts(prompts)
         except SpecbenchError as error:
-            if error.exit_code == BAD_INPUT:  # runs may exist although the prompt set is not on this disk
+            if error.exit_code == BAD_INPUT:  # runs may be stored although the prompt set is missing
                 raise
     cells = resolve_cells(table, {"model": model, "prompts": prompts, "out": str(out)}, env={})
     measured = find_measured(cells, out)
@@ -96,10 +96,10 @@ def measured_table(
 class TableRun:
     """The outcome of running a table."""
 
-    folders: dict[RunSettings, Path] = field(default_factory=dict)  # run folder by cell settings
+    folders: dict[RunSettings, Path] = field(default_factory=dict)  # {cell settings: run folder}
     problems: dict[RunSettings, SpecbenchError] = field(
         default_factory=dict
-    )  # by cell settings: reason for a missing run
+    )  # {cell settings: reason for a missing run}
     # an error to raise after the table is shown, such as failed images
     trouble: SpecbenchError | None = None
 
@@ -110,12 +110,12 @@ class TableRun:
 
     @property
     def found(self) -> dict[RunSettings, Path | str]:
-        """Run folders, and reasons for missing runs; argument of `specbench.papers.join.join`."""
+        """{cell settings: run folder, or reason for a missing run}; argument of `specbench.papers.join.join`."""
         return {**{cell: problem.what for cell, problem in self.problems.items()}, **self.folders}
 
 
 def _fetch_prompts(cells: Iterable[PlannedCell], warn: Warn) -> None:
-    """Download the prompts of cells; a failed download is a warning here, and a problem when cells are planned."""
+    """Download the prompts of cells. A failed download only gives a warning; planning reports it as a problem."""
     for name in dict.fromkeys(str(cell.values.prompts) for cell in cells if cell.values):
         try:
             fetch_all(() if offline() else missing_set(name))
@@ -126,7 +126,7 @@ def _fetch_prompts(cells: Iterable[PlannedCell], warn: Warn) -> None:
 def _fetch(
     planned: Sequence[PlannedCell], metrics: Iterable[str]
 ) -> tuple[list[PlannedCell], dict[Any, SpecbenchError]]:
-    """Download all files for cells and metrics before the first image; return the cells, and problems of metrics."""
+    """Download all files of cells and metrics before the first image. Return the cells, and the errors by metric."""
     plans = {cell.settings: cell.plan for cell in planned if cell.plan is not None}
     needs: dict[object, Callable[[], Sequence[Download]]] = {
         name: partial(metric_catalog.downloads, [name]) for name in (metrics if plans else ())
@@ -145,14 +145,14 @@ def _fetch(
 def run_table(
     planned: Sequence[PlannedCell], reporter: Reporter | None = None, warn: Warn = lambda text: None
 ) -> TableRun:
-    """Decode the missing images; cells that share model and prompts take turns. Cells that cannot run are left out."""
+    """Decode the missing images; decoders that share model and prompts alternate. Cells that cannot run are skipped."""
     done = TableRun(problems={cell.settings: cell.problem for cell in planned if cell.problem is not None})
     by_plan = {id(cell.plan): cell.settings for cell in planned if cell.plan is not None}
     waiting = together(cell.plan for cell in planned if cell.plan is not None)
     while waiting and not done.stopped:
         waiting += _run_together(waiting.pop(0), by_plan, done, reporter)
     stopped = None
-    if not done.folders:  # first, a problem that an installation or download solves
+    if not done.folders:  # first problems that an installation or download solves
         problems = done.problems.values()
         stopped = min(problems, key=lambda problem: problem.exit_code != MISSING_PREREQUISITE, default=None)
     left_out: dict[tuple[str, str], dict[str, None]] = {}
@@ -169,7 +169,7 @@ def run_table(
 def _run_together(
     plans: list[Plan], by_plan: Mapping[int, RunSettings], done: TableRun, reporter: Reporter | None
 ) -> list[list[Plan]]:
-    """Run plans that share their work; if one is rejected, return the plans as separate groups."""
+    """Run plans that share model and prompts. If a plan is rejected, return each plan as a separate group."""
     from specbench.runs.runner import run_plans  # imports torch, which plans and estimates do not need
 
     try:
@@ -179,7 +179,7 @@ def _run_together(
             return [[plan] for plan in plans]
         if error.exit_code not in (BAD_INPUT, MISSING_PREREQUISITE):
             raise
-        # A copy, because the traceback would keep the model in memory, which the next model may need.
+        # A copy without the traceback, which would keep the model in memory.
         done.problems |= {by_plan[id(plan)]: copy(error) for plan in plans}
         return []
     weights = plans[0].model.weights_sha256()
@@ -199,9 +199,9 @@ def score_table(
     warn: Warn = lambda text: None,
     problems: Mapping[str, SpecbenchError] = MappingProxyType({}),
 ) -> None:
-    """Score the runs with the metrics of the table's columns that are available and apply to their prompts. `trial`:
-    whether the paper's model was substituted; then nothing is downloaded, and bundled metrics are added. `problems`:
-    reasons for unavailable metrics, by name."""
+    """Score the runs with those metrics of the table's columns that are available and apply to the prompts. `trial`:
+    whether another model replaced the paper's; then nothing is downloaded, and bundled metrics are added. `problems`:
+    {metric: reason why it is unavailable}."""
     from specbench.metrics import scoring  # imports pandas and the metrics
 
     settings, fitting = replace(settings, offline=settings.offline or trial), []
@@ -240,13 +240,13 @@ def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = N
     for place, settings in enumerate(rows):
         row = _row(cells[settings], rows[settings], shared)
         same = by_run.setdefault(row["run_id"] or place, row)
-        if same is not row:  # cells of several columns or groups may share a run
+        if same is not row:  # a run may be shared by cells of several columns or groups
             same["rows"] = ", ".join(dict.fromkeys((*str(same["rows"]).split(", "), *str(row["rows"]).split(", "))))
     return list(by_run.values())
 
 
 def seeds_together(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
-    """Merge rows that differ only in the seed, with sums of their costs, for a terminal."""
+    """Merge rows that differ only in the seed, and add up their costs, for a terminal."""
     merged: dict[str, dict[str, Any]] = {}
     for row in rows:
         alike = {name: value for name, value in row.items() if name not in (*_SUMS, "run_id", "seed")}
@@ -279,14 +279,14 @@ _ELSEWHERE, _SUMS = ("decoder", "seed", "quiet", "json"), ("images", "done", "se
 
 
 def _words(name: str, value: object) -> list[str]:
-    """Return the words of a setting on the command line; empty for a flag that is off."""
+    """Format a setting as words of the command line; empty for a flag that is off."""
     if isinstance(value, bool):
         return [f"--{name}"] * value
     return [f"--{name}", ",".join(map(str, value)) if isinstance(value, tuple) else plain(value)]
 
 
 def scoring_needs(table: Table) -> list[str]:
-    """Return a line on each metric of a table whose networks or reference images are not on this disk."""
+    """List the metrics of a table whose networks or reference images are not on this disk, one line each."""
     lines = []
     for name in table.metrics():
         try:
@@ -298,7 +298,7 @@ def scoring_needs(table: Table) -> list[str]:
 
 
 def total(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the total cost in one sentence; rows that share a run count once."""
+    """Return the total cost in one sentence, counting a run that rows share once."""
     blocked = sum(row["problem"] is not None for row in rows)
     rest = f"{blocked} of {len(rows)} rows cannot run here"
     if blocked == len(rows):
@@ -312,7 +312,7 @@ def total(rows: Sequence[Mapping[str, Any]]) -> str:
         unknown = len(once) - len(seconds)
         time = f"about {duration(sum(seconds))}, plus {unknown} run{'s' if unknown > 1 else ''} of unknown time"
     disk = math.ceil(sum(row["megabytes"] or 0 for row in once))
-    return f"{images} image{'s' * (images != 1)}{more} to make, {time}, at most {disk:,} MB" + (
+    return f"{images} image{'s' * (images != 1)}{more} to decode, {time}, at most {disk:,} MB" + (
         f"; {rest}" if blocked else ""
     )
 
@@ -333,6 +333,6 @@ def _row(cell: PlannedCell, rows: Sequence[Row], shared: Costs) -> dict[str, obj
     named = {"model": stated.model, "decoder": stated.decoder[0], "prompts": stated.prompts}
     try:
         row = outlooks(cell.values, shared)[0].row if cell.values else row_of(filter(None, [cell.problem]), **named)
-    except SpecbenchError as error:  # rejected settings: only the reason is known
+    except SpecbenchError as error:  # settings were rejected: only the reason is known
         row = row_of([error], **named)
     return about | row | {"on_disk": row["weights"] == ON_DISK, "problem": next(iter(row["obstacles"]), None)}

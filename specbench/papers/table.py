@@ -24,18 +24,18 @@ NUMBER_KEYS = (
     *("acceptance", "acceptance_length", "speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead"),
     *("logp_mean", "logp_std", "perplexity", "image_perplexity", "nll_gap", "top1", "draft_tv", "draft_top1"),
 )
-"""Keys of a report row (`specbench.reporting.report_rows`) that a column may show."""
+"""Keys of report rows (`specbench.reporting.report_rows`) that are allowed in a column."""
 STEP_RATIOS = ("step_ratio", "step_compression", "acceptance_length")
-"""Keys of ratios of steps; a row uses the first of them that is printed."""
+"""Keys of step ratios, in order of preference: the first key that a row prints is used."""
 MAPS = ("accepted", "top1", "draft_top1", "draft_tv")
-"""Quantities per token that a map over the image may show; see `specbench.reporting.image_tiles`."""
+"""Quantities per token that can be drawn as a map over the image; see `specbench.reporting.image_tiles`."""
 SCORE, PRINTED = "score:", "printed:"
 BETTER = ("higher", "lower", "none")
 _CHOSEN = "Chosen: "
 
 
 class PrintedNumber(float):
-    """A number with as many decimals as the paper prints."""
+    """A number that keeps the paper's number of decimals."""
 
     decimals: int
 
@@ -55,13 +55,13 @@ class Column:
     score: str | None  # the displayed score, "metric" or "metric:part"; None for other columns
     precision: int  # printed decimals
     better: str  # one of `BETTER`
-    scale: float  # factor from the measured to the printed unit
-    settings: RunSettings  # stated for the cells of the column
+    scale: float  # factor that converts the measured to the printed unit
+    settings: RunSettings  # settings that the file states for the column
     seeds: tuple[int, ...] = ()  # stated seeds
 
     @property
     def metric(self) -> str | None:
-        """Name of the metric of its score."""
+        """Name of the metric of the column's score; None without a score."""
         if self.score is None:
             return None
         asked = self.key.removeprefix(SCORE).partition("/")[0]
@@ -78,17 +78,17 @@ class Row:
 
     label: str
     group: str | None
-    settings: RunSettings  # stated for the cells of the row, including the file's defaults
-    paper: Mapping[str, float]  # printed values by column name; values not given in the paper are absent
-    spread: Mapping[str, float]  # printed spreads (in brackets or after a plus-minus sign) by column name
-    notes: Mapping[str, str]  # remarks on printed values by column name, and on the whole row under "row"
+    settings: RunSettings  # settings that the file states for the row, merged over its defaults
+    paper: Mapping[str, float]  # {column: printed value}, without values that the paper omits
+    spread: Mapping[str, float]  # {column: printed spread} (in brackets or after a plus-minus sign)
+    notes: Mapping[str, str]  # {column: remark on the printed value}, and "row": remark on the whole row
     not_runnable_reason: str | None  # reason why specbench cannot run the row; None if it can
     hardware: str | None  # hardware of the printed values
-    # settings that the paper does not state, with value and reason, one line each
+    # choices for settings that the paper does not state: a line with value and reason per choice
     chosen: tuple[str, ...] = ()
     own: bool = False  # whether the user added the row
     run: Path | None = None  # the run folder of an added row; None if the settings define its run
-    bold: tuple[str, ...] = ()  # columns whose printed value is bold in the paper, if its text marks bold values
+    bold: tuple[str, ...] = ()  # columns whose printed value is bold, if the paper's source shows this
     seeds: tuple[int, ...] = ()  # stated seeds
 
     @property
@@ -115,7 +115,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     maps: tuple[str, ...] = ()  # quantities that a figure shows as a map over the image; names in `MAPS`
-    whole: bool = True  # whether all printed values are included; otherwise the best value is unknown
+    whole: bool = True  # whether all printed values are included; if not, the best value is unknown
 
     def runs_of(self, row: Row, column: Column) -> tuple[RunSettings, ...]:
         """Return the settings of a cell's runs, one per seed; empty if the cell cannot be run or is a stored run."""
@@ -146,15 +146,15 @@ class Table:
 def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
     """Add a row for each of the given decoders at the end of each group of the table.
 
-    A row has the settings of its group's SJD, or else of the group's first decoder that drafts: prompts, sampling,
-    and the options that the decoder takes. Inline options take precedence.
+    An added row copies prompts, sampling and applicable options from SJD in its group, or else from the group's first
+    decoder with drafts. Inline options take precedence.
     """
     drafting = [row for row in table.rows if row.not_runnable_reason is None and takes(row.decoder, {})]
     likes: dict[str | None, Row] = {}
     for row in sorted(drafting, key=lambda row: row.decoder != "sjd"):
         likes.setdefault(row.group, row)
     if decoders and not likes:
-        raise SpecbenchError(f"--decoder: {table.name} has no row of a decoder that drafts", "use specbench run")
+        raise SpecbenchError(f"--decoder: no decoder in {table.name} has drafts", "use specbench run")
     rows = list(table.rows)
     for reference, inline in parse_decoders(decoders):
         name = decoder_name(reference)
@@ -170,7 +170,7 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
 
 
 def with_runs(table: Table, runs: Sequence[Path]) -> Table:
-    """Add a row for each run folder to the table, in the group with the same prompts, or in a separate group."""
+    """Add a row for each run folder, to the group with the same prompts, or else in a separate group."""
     rows = list(table.rows)
     for folder in runs:
         spec = read_info(folder).spec
@@ -192,7 +192,7 @@ def choice(setting: str, value: object, reason: str) -> str:
 
 
 def chosen_setting(line: str) -> str:
-    """Return the name of the flag whose setting a line of `Row.chosen` explains."""
+    """Return the flag of the setting that a line of `Row.chosen` is about."""
     return line.removeprefix(_CHOSEN).partition(" = ")[0]
 
 
@@ -204,7 +204,7 @@ def merge_settings(defaults: RunSettings, stated: RunSettings) -> RunSettings:
 
 
 def takes(decoder: str | None, overrides: Mapping[str, object]) -> set[str]:
-    """Return options and component kinds that a decoder accepts with the given components; empty for AR."""
+    """Return the options and kinds of components that a decoder accepts, given its components; empty for AR."""
     preset = PRESETS.get(decoder_name(decoder)) if decoder else None
     if preset is None or preset.choices["drafter"] == "none":
         return set()

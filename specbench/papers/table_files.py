@@ -1,6 +1,6 @@
 """Reader of the papers' tables and figures: `benchmarks/<name>.toml`, see `benchmarks/README.md`. Imports no torch.
 
-Unknown, missing, mistyped and meaningless fields, and mistyped names of tables, are rejected by name.
+An unknown, missing, mistyped or meaningless field, or a mistyped table name, raises an error that names it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from specbench.system.plugins import is_reference
 _OF_CELLS = {"model", "prompts", "limit", "samples", "seed", "batch", "dtype", "guidance-rows", "prompt-form"}
 _SETTINGS = {**{setting.name.replace("-", "_"): setting for setting in run_settings(_OF_CELLS)}, **SAMPLING}
 _CASE: dict[str, Any] = {"decoder": str, "options": dict, "sampling": dict}
-_CASE |= dict.fromkeys(_SETTINGS.keys() - SAMPLING.keys(), object)  # the record checks their values
+_CASE |= dict.fromkeys(_SETTINGS.keys() - SAMPLING.keys(), object)  # `RunSettings` checks their values
 _COLUMN: dict[str, Any] = {"key": str, "name": str, "header": str, "precision": int, "better": str, "scale": float}
 _COLUMN |= _CASE
 _ROW: dict[str, Any] = dict.fromkeys(("label", "group", "why", "hardware"), str)
@@ -63,7 +63,7 @@ _NOUNS[list] = "an array"
 
 
 def table_names() -> list[str]:
-    """List the bundled tables, in the order of their numbers in the papers."""
+    """List the names of the bundled tables in natural order."""
     names = (path.stem for path in data_folder("benchmarks").glob("*.toml") if path.name != _PAPERS)
     return sorted(names, key=_natural)
 
@@ -76,12 +76,12 @@ def _natural(name: str) -> tuple[object, ...]:
 
 
 def is_table(name: str) -> bool:
-    """Return whether a name belongs to a bundled table, or to a file with the user's table."""
+    """Return whether a name is a bundled table, or the file of a user's table."""
     return name.endswith(".toml") or table_name(name) in table_names()
 
 
 def table_name(typed: str) -> str:
-    """Return the table for a text such as "SJD++ Table 2" or "2410.01699 fig. 6"; the text itself if none matches."""
+    """Return the name of the table that a text such as "SJD++ Table 2" or "2410.01699 fig. 6" means; else the text."""
     valid = table_names()
     if typed in valid:
         return typed
@@ -92,7 +92,7 @@ def table_name(typed: str) -> str:
 
 
 def _paper_names(table: str) -> list[str]:
-    """Return names of a table's paper: short name, decoder, arXiv number, and title up to a colon."""
+    """Return the accepted names of a table's paper: short name, decoder, arXiv number, and title up to a colon."""
     paper = table.rpartition("-")[0]
     entry = papers().get(paper, {})
     title = str(entry.get("title", paper)).partition(":")[0]
@@ -100,7 +100,7 @@ def _paper_names(table: str) -> list[str]:
 
 
 def load_table(name: str) -> Table:
-    """Load a table by name, or from the user's file."""
+    """Load a bundled table by name, or a user's table from its file."""
     if name.endswith(".toml"):
         return read_table(Path(name))
     name = table_name(name)
@@ -119,7 +119,7 @@ def load_tables() -> list[Table]:
 
 
 def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
-    """Reject a name of no run in `out` that resembles a table's name, or is a paper's name with another number."""
+    """Reject a name of no run in `out` that is similar to a table's name, or a paper's name with an unknown number."""
     runs, tables = [folder.name for folder in runs_in(Path(out))], table_names()
     papers = {table.rpartition("-")[0] for table in tables}
     for name in names:
@@ -135,7 +135,7 @@ def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
 
 @functools.cache
 def papers() -> Mapping[str, Mapping[str, object]]:
-    """Return bibliographic data of each paper by short name: `title`; if known, `authors, venue, year, arxiv, url`."""
+    """Return {short name of a paper: `title`, and if known `authors, venue, year, arxiv, url`}."""
     path = data_folder("benchmarks") / _PAPERS
     content = {name: entry for name, entry in _read_toml(path).items() if name != _CONVENTIONS}
     for name, entry in content.items():
@@ -145,7 +145,7 @@ def papers() -> Mapping[str, Mapping[str, object]]:
 
 @functools.cache
 def conventions() -> Mapping[str, object]:
-    """Return default `options` of all tables, the reasons (`chosen`), and `effects` of other readings by setting."""
+    """Return default `options` of all tables, their reasons (`chosen`), and {setting: `effects` of another reading}."""
     path = data_folder("benchmarks") / _PAPERS
     content = _read_toml(path)[_CONVENTIONS]
     _check(
@@ -155,8 +155,8 @@ def conventions() -> Mapping[str, object]:
 
 
 def read_table(path: Path) -> Table:
-    """Read a table from its file. A user's table needs no `name`, `paper` and `source`. The conventions apply only to
-    tables of papers.
+    """Read a table from its file. In a user's table, `name`, `paper` and `source` are optional. `conventions()` apply
+    only to papers' tables.
     """
     content, file = _read_toml(path), path.name
     axes = content.pop("axes", [])
@@ -181,7 +181,7 @@ def read_table(path: Path) -> Table:
     names = [column.name for column in columns]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise _wrong(file, "columns", f"two columns are called '{repeated[0]}'; give one of them another `name`")
-    valid = names if len(columns) == len(read) else None  # rows may name a column with a mistake
+    valid = names if len(columns) == len(read) else None  # if a column was rejected, its name is unknown
     rows_read = _each(
         content["rows"], mistakes, lambda entry, i: _row(entry, valid, stated, content, file, f"rows[{i}]")
     )
@@ -214,7 +214,7 @@ def read_table(path: Path) -> Table:
 
 
 def _each(entries: Sequence[Any], mistakes: list[SpecbenchError], read: Callable[[Any, int], object]) -> list[Any]:
-    """Apply `read` to each entry. An entry with a mistake gives None, and its error is added to `mistakes`."""
+    """Apply `read` to each entry. If it raises an error, the result is None, and the error is added to `mistakes`."""
     entries_read: list[Any] = []
     for place, entry in enumerate(entries):
         try:
@@ -228,7 +228,7 @@ def _each(entries: Sequence[Any], mistakes: list[SpecbenchError], read: Callable
 def _check_default_options(
     defaults: Mapping[str, Any], rows: Sequence[Row | None], mistakes: list[SpecbenchError], file: str
 ) -> None:
-    """Reject default options that no decoder of the rows takes; only if all rows could be read."""
+    """Reject default options that no decoder of the rows accepts, unless a row could not be read."""
     runnable = [row for row in rows if row and row.not_runnable_reason is None]
     taken = set().union(*(takes(row.decoder, row.settings.options) for row in runnable))
     for name in defaults.get("options", {}) if taken and all(rows) else ():
@@ -252,7 +252,7 @@ def _column(entry: Any, protocol: str | None, file: str, place: str) -> Column:
 
 
 def _score(text: str, protocol: str | None, file: str, place: str) -> str:
-    """Return the stored name of a score: "fid" in the protocol's variant, "geneval[hf-m2f]/counting" with a colon."""
+    """Return the stored name of a score: ":" replaces "/", and "fid" becomes the protocol's variant of FID."""
     metric, _, part = text.partition("/")
     try:
         if is_reference(metric):
@@ -277,7 +277,7 @@ def _row(
     _check(entry, _ROW, ("label",), file, place)
     runnable = entry.get("runnable", True)
     if runnable == ("why" in entry):
-        raise _wrong(file, f"{place}.why", "`why` is required with `runnable = false`, and allowed only there")
+        raise _wrong(file, f"{place}.why", "`why` is required with `runnable = false`, and not allowed otherwise")
     (shared, shared_seeds), (stated, seeds) = defaults, _stated(entry, file, place)
     _check_reasons(entry.get("chosen", {}), file, place)
     for needed in ("model", "decoder") if runnable else ():
@@ -306,7 +306,7 @@ def _row(
 
 
 def _stated(entry: Mapping[str, Any], file: str, place: str) -> tuple[RunSettings, tuple[int, ...]]:
-    """Read the settings that an entry states into a record; also return its seeds, which may be several."""
+    """Read the settings that an entry states; also return the stated seeds."""
     values: dict[str, object] = {"decoder": (entry["decoder"],)} if "decoder" in entry else {}
     seeds: tuple[int, ...] = ()
     for name, value in {**entry, **entry.get("sampling", {})}.items():
@@ -321,7 +321,7 @@ def _stated(entry: Mapping[str, Any], file: str, place: str) -> tuple[RunSetting
         except SpecbenchError as error:
             raise _wrong(file, f"{place}.{'sampling.' * (name in SAMPLING)}{name}", str(error)) from None
     for name, value in entry.get("options", {}).items():
-        if name in _NO_OPTIONS:  # the record would take it for the setting of this name
+        if name in _NO_OPTIONS:  # `RunSettings` would read it as a setting of the same name
             raise _wrong(file, f"{place}.options", str(unknown_name("option", name, _OPTIONS)))
         if name in CHOICES and str(value) not in CHOICES[name]:
             raise _wrong(file, f"{place}.options", str(unknown_name(name, str(value), CHOICES[name])))
@@ -330,7 +330,7 @@ def _stated(entry: Mapping[str, Any], file: str, place: str) -> tuple[RunSetting
 
 
 def _settings(defaults: RunSettings, stated: RunSettings, runnable: bool, file: str, place: str) -> RunSettings:
-    """Merge the settings of a row over the defaults; reject an unknown decoder, and options that it lacks."""
+    """Merge the settings of a row over the defaults; reject an unknown decoder and unknown options."""
     try:
         settings = merge_settings(defaults, stated)
         if runnable and decoder_name(settings.decoder[0]) not in PRESETS:
@@ -358,7 +358,7 @@ def _check_reasons(
 def _chosen(
     row: Row, shared: Mapping[str, object], reasons: Mapping[str, str], stated: Mapping[str, str], readings: Set[str]
 ) -> tuple[str, ...]:
-    """Return the choices of a row. A choice for the whole table is left out if the row's decoder has no such option."""
+    """Return the choices of a row; without choices of the whole table for options that the row's decoder lacks."""
     if row.not_runnable_reason is not None:
         return ()
     options = row.settings.options

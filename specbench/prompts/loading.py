@@ -19,7 +19,7 @@ LABELS, _LABEL_SEED = "imagenet", 0  # Name of the set of class labels, and the 
 
 
 def prompt_set_names() -> list[str]:
-    """List the prompt sets known by name; public sets must be fetched once."""
+    """List the names of all prompt sets, including public sets that are not downloaded yet."""
     return sorted({*_shipped(), *plugins.plugins("prompts"), *public.public_names(), LABELS})
 
 
@@ -36,14 +36,14 @@ def set_name(typed: str) -> str:
     base = next(iter(names.fitting(whole, (name for name in valid if "/" not in name), "prompt set", facts)), whole)
     page = [name for name in facts if sets[name].page.lower().endswith(f"/{typed.lower()}")]
     if len(page) > 1 and base == whole and not all(name.startswith(page[0]) for name in page):
-        raise SpecbenchError(f"'{typed}' may be any of {len(page)} prompt sets", f"name one: {', '.join(page)}")
+        raise SpecbenchError(f"'{typed}' may mean {len(page)} prompt sets", f"use one of: {', '.join(page)}")
     if page:
         return page[0]
     return next(iter(names.fitting(f"{base}{slash}{part}", valid, "prompt set")), base if not slash else typed)
 
 
 def downloadable(name: str) -> public.PublicSet:
-    """Find the public prompt set of a name."""
+    """Find a public prompt set by name."""
     name = set_name(name)
     if name not in public.public_names():
         if name in prompt_set_names():
@@ -91,8 +91,8 @@ def fetched_prompts(name_or_path: str | Path, column: str | None = None) -> Prom
 
 
 def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptSet:
-    """Load a prompt set by name, from a file in the format of its suffix, from stdin ("-"), or from the file whose path
-    is "package.module:NAME". `column`: the column of a file that holds the texts."""
+    """Load a prompt set by name, from a file in the format of its suffix, from stdin ("-"), or from a file whose path
+    is the Python object "package.module:NAME". `column`: the column of a file that holds the texts."""
     name = set_name(str(name_or_path))
     if column and name in prompt_set_names():
         raise SpecbenchError(f"--prompt-column {column}: '{name}' is a prompt set, whose columns are known", "omit it")
@@ -113,7 +113,7 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
             return build_prompt_set(name, read_file(_path_of(plugins.load_user_object(name, "prompt set"), name)))
         if any(character.isspace() for character in name.strip()) and not path.suffix:
             what = f"'{name}' is neither a prompt set nor a file; is it a caption?"
-            raise SpecbenchError(what, "write your captions into a text file, one per line: --prompts mine.txt")
+            raise SpecbenchError(what, "write captions into a text file, one per line: --prompts mine.txt")
         if parts := [name for name in public.public_names() if name.startswith(f"{path.parts[0]}/")]:
             raise unknown_name("prompt set", name, parts)
         if path.suffix or len(path.parts) > 1:
@@ -121,7 +121,7 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
         raise unknown_name("prompt set", name, prompt_set_names())
     if of := next((entry for entry in public.public_sets().values() if path.name in entry.files), None):
         get = f"specbench fetch {of.name} --from {path if len(of.files) == 1 else path.parent}"
-        better = f"--prompts {of.name} has its categories and facts, after {get}"
+        better = f"to use its categories and metadata: {get}, then --prompts {of.name}"
         console.say(f"{path.name} is a file of {of.name}: {better}")
     read = build_prompt_set(name, read_file(path, column))
     if repeated := len(read.prompts) - len({prompt.text for prompt in read.prompts}):
@@ -131,8 +131,8 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
 
 
 def class_labels(count: int = 50_000, classes: int = 1000) -> list[Prompt]:
-    """Draw labels independently, as LlamaGen's `sample_c2i_ddp.py` does for FID-50k (with another generator), so that
-    classes are not equally frequent."""
+    """Draw independent labels, so that classes are not equally frequent, as in LlamaGen's `sample_c2i_ddp.py` for
+    FID-50k (but with another generator)."""
     draw = random.Random(_LABEL_SEED).random
     labels = [int(classes * draw()) for _ in range(count)]
     return [Prompt(f"{number:05d}", str(label), meta={"class": label}) for number, label in enumerate(labels)]
@@ -143,7 +143,7 @@ def _shipped() -> dict[str, Path]:
 
 
 def _path_of(target: object, name: str) -> Path:
-    """The file that a plug-in names, or that its function returns."""
+    """Return the file of a plug-in's prompt set: `target`, or the result of the function `target`."""
     with plugins.naming_plugin("prompt set", name, getattr(target, "__module__", "")):
         place = target() if callable(target) else target
     if not isinstance(place, str | os.PathLike):

@@ -20,8 +20,8 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str).e
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt. `id`: stable name within the set, never a position; `text`: stripped, except in public sets that are
-    published with white space; `category`: the tested ability; `meta`: further facts, such as a caption's scene."""
+    """A prompt. `id`: stable name within the set, not a position; `text`: stripped, except in public sets published
+    with white space; `category`: the tested ability; `meta`: further facts, such as a caption's scene."""
 
     id: str
     text: str
@@ -41,8 +41,8 @@ class PromptSet:
 @dataclass(frozen=True)
 class Drawing:
     """Selection of prompts, applied in the order of the attributes (empty: all). Selected prompts keep the order of the
-    file. `sample`: size of a random sample that depends on the ids only, so that all decoders and orders of the file
-    give the same sample. A larger sample contains all smaller samples."""
+    file. `sample`: size of a random sample. It depends only on the ids, so that it is the same for all decoders and
+    orders of the file. A larger sample contains all smaller samples."""
 
     ids: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
@@ -73,11 +73,13 @@ class Drawing:
             chosen = [prompt for prompt in chosen if prompt.id in drawn]
         chosen = chosen[: self.limit]
         if not chosen:
-            raise SpecbenchError(f"no prompt of '{prompts.name}' is left", "use a smaller --offset or other categories")
+            raise SpecbenchError(
+                f"no prompt of '{prompts.name}' is selected", "use a smaller --offset or other categories"
+            )
         return chosen
 
     def text(self, prompts: PromptSet) -> str | None:
-        """Describe the selection in words, unless it is the whole set."""
+        """Describe the selection in words; None for the whole set."""
         parts = [f"ids {listed(self.ids)}"] if self.ids else []
         parts += [f"category {listed(self.categories)}"] if self.categories else []
         parts += [f"without the first {self.offset}"] if self.offset else []
@@ -90,8 +92,8 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Request:
-    """One image to decode. `text`, `category`, `meta`: from the prompt. `prompt_id` and `sample` (its number among the
-    prompt's images) determine its noise, together with the seed of the run."""
+    """An image to decode. `text`, `category`, `meta`: from the prompt. `sample`: the image's number among the images of
+    the prompt. `prompt_id`, `sample` and the run's seed determine the noise."""
 
     text: str
     prompt_id: str
@@ -110,7 +112,7 @@ class Request:
 
 
 def second_stage_id(prompt_id: str, sample: int) -> str:
-    """Id of an image's codes as a prompt of the second stage."""
+    """Return the prompt id of an image whose codes are the prompt of a second stage."""
     return f"{prompt_id}#{sample} (stage 2)"
 
 
@@ -173,5 +175,5 @@ def _check(name: str, prompt: Prompt) -> None:
 
 
 def _draw(prompt: Prompt) -> bytes:
-    """Random number of a prompt, which depends on its id only."""
+    """Return a random sort key of a prompt that depends only on its id."""
     return hashlib.sha256(f"{_DRAWING_SEED}\n{prompt.id}".encode()).digest()

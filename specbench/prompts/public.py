@@ -26,7 +26,7 @@ from specbench.system.downloads import Download, Progress, Remote, fetch_file, m
 from specbench.system.files import check_regular, data_folder
 
 MIRROR = "SPECBENCH_PROMPTS_MIRROR"
-"""Environment variable with the address of a copy of the public sets, one folder per set."""
+"""Environment variable: address of a mirror of the public sets, with one folder per set."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class PublishedImages:
 
 @dataclass(frozen=True)
 class PublicSet:
-    """Manifest entry of a public set, available before its download. `prompts`: number of prompts. `files`: by name; if
-    there is an `archive`, `url` is the path in it. `categories`: number of prompts of each category that is a set."""
+    """Manifest entry of a public set, also before its download. `prompts`: number of prompts. `files`: {name: file}; in
+    an `archive`, `url` is a path. `categories`: number of prompts of each category that is itself a set."""
 
     name: str
     summary: str
@@ -97,19 +97,19 @@ def _entry(name: str, entry: dict[str, Any]) -> PublicSet:
 
 
 def public_names() -> list[str]:
-    """List the public sets, and their categories that are also sets."""
+    """List the names of the public sets, and of their categories that can be used as sets."""
     sets = public_sets().values()
     return [name for entry in sets for name in (entry.name, *(f"{entry.name}/{part}" for part in entry.categories))]
 
 
 def find(name: str) -> tuple[PublicSet, str | None]:
-    """Find the set of a name of `public_names()`, and the category if the name ends with it."""
+    """Return the set that a name of `public_names()` means, and the category if the name includes a category."""
     base, _, category = name.partition("/")
     return public_sets()[base], category or None
 
 
 def read(name: str) -> list[Prompt]:
-    """Read the prompts of a public set or of a category of it."""
+    """Read the prompts of a public set, or of one of its categories."""
     entry, category = find(name)
     if entry.missing:
         what = f"the prompts of '{entry.name}' are not on this disk"
@@ -130,7 +130,7 @@ def read_set(entry: PublicSet) -> list[Prompt]:
 
 
 def missing_set(name: str, images: bool = False) -> list[Download]:
-    """The download of a public set, or of its images; empty if it is on this disk, or for other names."""
+    """List the download of a public set, or of its images; empty if it is on this disk, or for other names."""
     if name not in public_names():
         return []
     entry, _ = find(name)
@@ -157,15 +157,15 @@ def fetch_set(entry: PublicSet, progress: Progress | None = None, forbidden: boo
 
 
 def _mirrored(entry: PublicSet, remote: Remote, name: str) -> Remote:
-    """The address to download a file from: its publisher's, or `<mirror>/<set>/<name>`."""
+    """Return a file with the address to download it from: the publisher's, or `<mirror>/<set>/<name>`."""
     mirror = os.environ.get(MIRROR)
     return replace(remote, url=f"{mirror.rstrip('/')}/{entry.name}/{quote(name)}") if mirror else remote
 
 
 def adopt_set(entry: PublicSet, source: Path) -> Path:
-    """Import a set from a local copy (archive, file, or folder with the files), verified by digest."""
+    """Import a set from a local copy (archive, file, or folder with the files), and verify the digests."""
     if source.exists() and not source.is_dir():
-        check_regular(source)  # opening a pipe would block
+        check_regular(source)  # rejects pipes, whose opening would block
     candidates = [path for path in sorted(source.rglob("*")) if path.is_file()] if source.is_dir() else [source]
     if entry.archive is not None and len(candidates) == 1 and zipfile.is_zipfile(candidates[0]):
         _require_right(entry.archive, candidates[0])
@@ -208,7 +208,7 @@ def fetch_images(
     _unpack_images(archive, folder)
     if _count(folder) != published.count:
         what = f"{folder} contains {_count(folder)} images instead of {published.count}"
-        raise SpecbenchError(what, "delete it and fetch again")
+        raise SpecbenchError(what, "delete the folder and fetch again")
     if source is None:
         archive.unlink()
     return folder
@@ -236,7 +236,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _unpack(entry: PublicSet, archive: Path) -> None:
-    """Extract the files of a set; zipfile checks their CRC, and the manifest their digest."""
+    """Extract the files of a set. zipfile checks each file's CRC, and `matches` the digest of the manifest."""
     with _writing(entry.folder), zipfile.ZipFile(archive) as content:
         for name, remote in entry.files.items():
             part = entry.folder / f"{name}.part"

@@ -1,4 +1,4 @@
-"""Readers of the public prompt sets' files, by the name of the set."""
+"""Readers of the files of public prompt sets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBERS = {"a": 1, "an": 1} | {
 }
 ONEIG_CATEGORIES = {"anime": "Anime_Stylization", "human": "Portrait", "object": "General_Object",
                     "text": "Text_Rendering", "reasoning": "Knowledge_Reasoning"}  # fmt: skip
-"""Categories of OneIG-Bench by the name of their folders in its program."""
+"""{folder in OneIG-Bench's program: category}."""
 _WISE_FIELDS = {"Cultural knowledge": "culture", "Physical Knowledge": "physics"}  # the other names differ only in case
 _COMPLEX_KINDS = ("spatial", "action", "spatialaction")
 
@@ -33,12 +33,12 @@ def read_coco(folder: Path) -> list[Prompt]:
 
 
 def read_coco_train(folder: Path) -> list[Prompt]:
-    """As `read_coco`, but without the names of the images, because they are no reference images."""
+    """As `read_coco`, but `meta` does not name the image, because these images are not reference images."""
     return [replace(prompt, meta={"annotation": prompt.meta["annotation"]}) for prompt in read_coco(folder)]
 
 
 def longest_captions(content: Mapping[str, Any]) -> list[Prompt]:
-    """The longest caption of each image of a COCO file of captions, see `read_coco`."""
+    """Return the longest caption of each image in a COCO captions file, see `read_coco`."""
     names = {image["id"]: image["file_name"] for image in content.get("images", ()) if "file_name" in image}
     longest: dict[int, dict[str, Any]] = {}
     for annotation in content["annotations"]:
@@ -53,7 +53,7 @@ def longest_captions(content: Mapping[str, Any]) -> list[Prompt]:
 
 
 def read_parti(folder: Path) -> list[Prompt]:
-    """Read PartiPrompts in file order, as published, quotes included; challenge and note become metadata."""
+    """Read PartiPrompts in file order, as published, including quotes; challenge and note become metadata."""
     prompts = []
     for row in _table(folder / "PartiPrompts.tsv", delimiter="\t", quoting=csv.QUOTE_NONE):
         meta = {"challenge": row["Challenge"]} | ({"note": row["Note"]} if row["Note"] else {})
@@ -62,9 +62,8 @@ def read_parti(folder: Path) -> list[Prompt]:
 
 
 def read_geneval(folder: Path) -> list[Prompt]:
-    """Read the GenEval prompts in file order. `meta` has the official `include` and `exclude` clauses (objects, counts,
-    colours and positions that an image must have), and `line`, the number by which the official evaluator identifies
-    the prompt."""
+    """Read the GenEval prompts in file order. Keys of `meta`: the official `include` and `exclude` clauses (required or
+    forbidden objects, counts, colours and positions); `line`, the official evaluator's number of the prompt."""
     return [
         Prompt(f"{row['tag']}-{text_id(row['prompt'])}", row["prompt"], row["tag"], {"line": line} | _clauses(row))
         for line, row in enumerate(_json_lines(folder / "evaluation_metadata.jsonl"))
@@ -82,8 +81,8 @@ def _clauses(row: dict[str, Any]) -> dict[str, Any]:
 
 def read_t2i_compbench(folder: Path) -> list[Prompt]:
     """Read the prompts of T2I-CompBench++: 300 validation prompts per category, in the order of `COMPBENCH_CATEGORIES`.
-    `meta` has `line`, the prompt's number in its file, for complex prompts `kind`, which selects the parts of their
-    score, and for numeracy prompts `counts`, the requested number of each object."""
+    Keys of `meta`: `line`, the prompt's number in its file; for complex prompts `kind`, which selects the parts of the
+    score; for numeracy prompts `counts`, the requested number of each object."""
     kinds = {text: kind for kind in _COMPLEX_KINDS for text in _lines(folder / f"complex_val_{kind}.txt")}
     pairs = [line.split(" - ") for line in _lines(folder / "new_objects.txt")]
     names = {word: singular for singular, plural in pairs for word in (singular, plural)}
@@ -101,17 +100,17 @@ def read_t2i_compbench(folder: Path) -> list[Prompt]:
 
 def read_dpg_bench(folder: Path) -> list[Prompt]:
     """Read the prompts of DPG-Bench, one for each item of the published table. The id is the name of the image file.
-    `meta` has `line`, the item's position in the table, and `questions`: for each its id, the ids it depends on (0:
-    none), a tuple that begins with its category, and its text."""
+    Keys of `meta`: `line`, the item's position in the table; `questions`, each with its id, the ids of its parent
+    questions (0: none), a tuple that begins with its category, and its text."""
     return dpg_prompts(_table(folder / "dpg_bench.csv"))
 
 
 DPG_COLUMNS = {"item_id", "text", "proposition_id", "dependency", "tuple", "question_natural_language"}
-"""Columns that identify a file of DPG-Bench."""
+"""Columns of DPG-Bench's table; a file with all of them is read as such a table."""
 
 
 def dpg_prompts(rows: Iterable[Mapping[str, str]]) -> list[Prompt]:
-    """The prompts of the rows of DPG-Bench's table, see `read_dpg_bench`."""
+    """Make the prompts from rows of DPG-Bench's table, see `read_dpg_bench`."""
     items: dict[str, Prompt] = {}
     for row in rows:
         name, parents = row["item_id"], [int(parent) for parent in row["dependency"].split(",")]
@@ -133,8 +132,8 @@ def read_geneval2(folder: Path) -> list[Prompt]:
 
 
 def read_oneig(folder: Path) -> list[Prompt]:
-    """Read the English prompts of OneIG-Bench in file order; ids are the names of its images, by category. `meta` has
-    the non-empty columns among `type`, `prompt_length` and `class`."""
+    """Read the English prompts of OneIG-Bench in file order. An id consists of category and image number. `meta` has
+    the columns `type`, `prompt_length` and `class`, without empty values."""
     prompts = []
     for row in _table(folder / "OneIG-Bench.csv"):
         meta = {name: row[name] for name in ("type", "prompt_length", "class") if row[name] not in (None, "", "None")}
@@ -143,8 +142,8 @@ def read_oneig(folder: Path) -> list[Prompt]:
 
 
 def read_wise(folder: Path) -> list[Prompt]:
-    """Read the prompts of a release of WISE by their numbers, which are names of its images; categories are the fields
-    of its scores. `meta` has `line` (the number), `wise` (the release), `subcategory` and `explanation`."""
+    """Read the prompts of a release of WISE, ordered by their numbers, which also name images; categories are the
+    fields of WISE's scores. Keys of `meta`: `line` (the number), `wise` (the release), `subcategory`, `explanation`."""
     rows = [row for file in folder.glob("*.json") for row in _json(file)]
     release = "verified" if [*folder.glob("*_verified.json")] else "legacy"
     prompts = []
@@ -167,13 +166,13 @@ def read_longtext_bench(folder: Path) -> list[Prompt]:
 
 
 def read_coco_30k(folder: Path) -> list[Prompt]:
-    """Read the 30,000 captions of COCO-30K in file order; ids are ids of COCO's images, which are not included."""
+    """Read the 30,000 captions of COCO-30K in file order. Ids are ids of COCO's images; the images are not included."""
     return [Prompt(row["image_id"], row["prompt"].strip()) for row in _table(folder / "coco_30k.csv")]
 
 
 def read_tiif(folder: Path) -> list[Prompt]:
-    """Read the prompts of TIIF-Bench, a short and a long prompt per instruction; `meta` has the length, and `line`, the
-    number among prompts of the same type."""
+    """Read the prompts of TIIF-Bench, a short and a long prompt per instruction. Keys of `meta`: the length, and
+    `line`, the prompt's number within its type."""
     return [
         Prompt(f"{row['type']}-{line:02d}-{length}", row[f"{length}_description"], row["type"], about)
         for file in sorted(folder.glob("*_prompts.jsonl"))
@@ -184,8 +183,8 @@ def read_tiif(folder: Path) -> list[Prompt]:
 
 
 def read_cvtg_2k(folder: Path) -> list[Prompt]:
-    """Read the prompts of CVTG-2K from its files. A file's folder and number of texts are the category; `meta` has
-    `line`, the index in the file."""
+    """Read the prompts of CVTG-2K from its files. The category consists of the file's folder and number of texts;
+    `meta` has `line`, the index in the file."""
     return [
         Prompt(f"{kind}-{row['index']:03d}", row["prompt"], kind, {"line": row["index"]})
         for file in sorted(folder.glob("CVTG*/[2-5].json"))
@@ -238,4 +237,4 @@ READERS = {
     "tiif": read_tiif,
     "cvtg-2k": read_cvtg_2k,
 }
-"""By the name of a public set, the function that reads its prompts from the folder of its files."""
+"""{public set: function that reads its prompts from the folder of its files}."""

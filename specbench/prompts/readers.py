@@ -2,8 +2,8 @@
 
 Text files have one prompt per line. The other formats need a column `text`, `prompt` or `caption` (if there is no exact
 match, also in the plural and in any case), or the column given by the caller. `id` (or `prompt_id`) and `category` are
-optional, and every other column becomes metadata. A JSON file holds a list of texts or of objects with such keys, or
-an object of these by id, or COCO's captions. Files of public sets have separate readers.
+optional, and every other column becomes metadata. A JSON file contains a list of texts or of objects with such keys, an
+object that maps ids to these, or COCO's captions. `public_files` reads public sets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LINE = re.compile(rb"[^\r\n]+(?:\r\n|[\r\n])?|\r\n|[\r\n]")
 
 
 def read_file(path: Path, column: str | None = None) -> list[Prompt]:
-    """Read the prompts of a file, in order, and print every choice that was made. `column`: the column of the texts."""
+    """Read the prompts of a file, in order, and print notes on ambiguous columns. `column`: the column of the texts."""
     source = TableFile(path, column, {})
     prompts = _once_an_item(source, _entries(source))
     _refuse_repeated(path, prompts)
@@ -56,7 +56,7 @@ def read_file(path: Path, column: str | None = None) -> list[Prompt]:
 
 
 def read_entries(path: Path, column: str | None = None) -> list[Prompt]:
-    """As `read_file`, with a prompt for every entry of the file, also for repeated entries."""
+    """As `read_file`, but repeated entries of the file give repeated prompts."""
     return [prompt for _, prompt in _entries(TableFile(path, column, {}))]
 
 
@@ -71,10 +71,10 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
     if reader is None:
         raise SpecbenchError(f"prompt file '{path}' has the unknown suffix {suffix}", _FORMATS)
     if column and reader in (_read_run, _read_text):
-        raise SpecbenchError(f"--prompt-column {column}: '{path}' has no columns", "omit it")
+        raise SpecbenchError(f"--prompt-column {column}: '{path}' has no columns", "omit --prompt-column")
     try:
         if reader is not _read_run:
-            check_regular(path)  # a pipe may block, and cannot be read again when a run resumes
+            check_regular(path)  # not a pipe, which may block and cannot be read again on resume
             if is_lfs_pointer(path):
                 what = f"prompt file '{path}' is a Git LFS pointer, not the file itself"
                 raise SpecbenchError(what, "git lfs pull, or download the file from its page")
@@ -88,12 +88,12 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
 
 
 def _suffix(path: Path) -> str:
-    """Ending of a file, or of the content of a compressed file."""
+    """Return the suffix of a file name; for a compressed file, the suffix before ".gz"."""
     return (Path(path.stem) if path.suffix.lower() == ".gz" else path).suffix.lower()
 
 
 def _once_an_item(source: TableFile, rows: list[tuple[str, Prompt]]) -> list[tuple[str, Prompt]]:
-    """Remove repeated rows with the same id and text, as in files with a row per question."""
+    """Remove rows that repeat the id and text of another row, as in files with a row per question."""
     first = {(item.id, item.text): where for where, item in reversed(rows) if item.id != text_id(item.text)}
     kept = [(where, item) for where, item in rows if first.get((item.id, item.text), where) == where]
     if len(kept) < len(rows):
@@ -161,18 +161,18 @@ def _content(path: Path) -> bytes:
             raise _refused(path, f"larger than {MAX_FILE_BYTES:,} bytes", "split it")
     else:
         content = read_regular(path, MAX_FILE_BYTES)
-    with suppress(UnicodeDecodeError):  # the line is reported later
+    with suppress(UnicodeDecodeError):  # readers report the invalid line later
         return text_of(content).encode()
     return content
 
 
 def _read_run(source: TableFile) -> Iterator[tuple[str, Prompt]]:
-    """The images of a first stage's run as prompts of the second stage: their tokens as codes ("<I5>")."""
+    """Read the images of a first stage's run as prompts of the second stage: each token becomes a code ("<I5>")."""
     import pyarrow.parquet as pq  # needed for runs only
 
     folder = source.path
     names = ["prompt_id", "sample", "status", "category", "meta", "tokens", "facts"]
-    with blaming(folder / "samples", "holds no images of a run: {}"):
+    with blaming(folder / "samples", "contains no images of a run: {}"):
         rows = pq.read_table(folder / "samples", columns=names).to_pylist()
         facts: list[Any] = [parse_json(row["facts"] or "{}") for row in rows]
         if not any("stage2_nfe" in of_image for of_image in facts):
@@ -227,7 +227,7 @@ def _read_json(source: TableFile) -> Iterator[tuple[str, Prompt]]:
 
 
 def _listed(content: dict[str, Any], source: TableFile) -> object:
-    """Rows of an object that holds a single list, or a row or text for each id."""
+    """Return the rows of a JSON object that contains either a single list, or a row or text per id."""
     lists = [name for name, value in content.items() if isinstance(value, list)]
     if len(lists) == 1:
         source.notes[f"prompts are read from the list '{lists[0]}'"] = None
@@ -241,7 +241,7 @@ def _listed(content: dict[str, Any], source: TableFile) -> object:
 
 
 def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
-    """In CSV files quotes enclose fields. In TSV files quotes around a part of a field are text."""
+    """Read CSV, in which quotes enclose fields, or TSV, in which quotes around a part of a field are text."""
     delimiter, above = _delimiter(source)
     try:
         rows = _rows(source, delimiter, True, above)
@@ -253,8 +253,8 @@ def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
 
 
 def _delimiter(source: TableFile) -> tuple[str, int]:
-    """Return the delimiter of the headings and the number of lines above them. It is from Excel's line "sep=;", else
-    from the file's ending, unless only another delimiter gives a heading for texts."""
+    """Return the delimiter and the number of lines above the headings. Excel's line "sep=;" states the delimiter.
+    Otherwise the file's suffix implies it, unless only another delimiter yields a heading of a column of texts."""
     usual = "\t" if _suffix(source.path) == ".tsv" else ","
     filled = ((number, line) for number, line in _lines(source.path) if line.strip())
     first, header = next(filled, (1, ""))
@@ -331,11 +331,11 @@ _READERS = {
 TEXT_KEYS = ("text", "prompt", "caption")
 ID_KEYS = ("id", "prompt_id")
 OUR_COLUMNS = (*TEXT_KEYS, *ID_KEYS, "category", "meta")
-"""Columns that the header of a CSV or TSV file may name in any case."""
+"""Columns that are recognised in any case in the header of a CSV or TSV file."""
 
 
 class TableFile(NamedTuple):
-    """A file with columns. `column`: the column of texts, if given by the caller. `notes`: choices to report."""
+    """A file with columns. `column`: the column of texts, if the caller gives it. `notes`: collected notes to print."""
 
     path: Path
     column: str | None
@@ -343,7 +343,7 @@ class TableFile(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Keys of a row by role. `others`: metadata; `rivals`: text keys in another case or in the plural."""
+    """The keys of a row for each role. `others`: metadata; `rivals`: further text keys, in another case or plural."""
 
     text: tuple[str, ...]
     rivals: tuple[str, ...]
@@ -355,7 +355,7 @@ class _Columns(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _columns(keys: tuple[str, ...], column: str | None = None) -> _Columns:
-    """The columns of rows with these keys; cached, because a file may have a million rows with the same keys."""
+    """Assign the keys of a row to their roles; cached, because a million rows of a file may have the same keys."""
     named = {str(key).strip(): key for key in keys}
     if column is not None:
         text = tuple(named.pop(name) for name in fitting(column, list(named))[:1])
@@ -370,7 +370,7 @@ def _columns(keys: tuple[str, ...], column: str | None = None) -> _Columns:
 
 
 def singular(name: str, taken: Iterable[str]) -> str:
-    """Our column name for a heading in another case or in the plural; other headings are returned unchanged."""
+    """Return our column name for a heading in another case or in the plural; return other headings unchanged."""
     ours = {"categories": "category", **{f"{key}s": key for key in (*TEXT_KEYS, *ID_KEYS)}}
     ours_by_case = ours.get(name.lower(), name.lower())
     return ours_by_case if ours_by_case in OUR_COLUMNS and ours_by_case not in taken else name
@@ -401,10 +401,10 @@ def prompt_of(source: TableFile, where: str, row: dict[str, Any]) -> Prompt:
 
 
 def _text(source: TableFile, row: dict[str, Any], columns: _Columns) -> object:
-    """The text of a row: the first of `prompt`, `text` and `caption` if they differ; the first text of a list."""
+    """Return a row's text: the first of `prompt`, `text` and `caption` if they differ; of a list, its first text."""
     filled, rivals = ([key for key in keys if row[key] not in (None, "")] for keys in (columns.text, columns.rivals))
     if filled and len({str(row[key]) for key in (*filled, *rivals)}) > 1:
-        # Texts for generation have precedence over descriptions.
+        # `prompt` and `text` are for generation; `caption` may be a description.
         filled.sort(key=lambda key: ("prompt", "text", "caption").index(singular(str(key).strip(), ())))
         other = next(key for key in (*filled, *rivals) if str(row[key]) != str(row[filled[0]]))
         source.notes[f"texts are read from '{filled[0]}', not from '{other}'; to choose: --prompt-column"] = None
@@ -420,13 +420,13 @@ def _metadata(path: Path, where: str, row: dict[str, Any], columns: _Columns) ->
     if columns.meta and isinstance(row[columns.meta], dict):
         meta |= row[columns.meta]
     try:
-        return meta and json.loads(json.dumps(meta, default=str, allow_nan=False))  # JSON lacks some types of parquet
+        return meta and json.loads(json.dumps(meta, default=str, allow_nan=False))  # no types that JSON lacks
     except ValueError:
         raise SpecbenchError(f"prompt file '{path}': {where}: metadata has NaN or infinity", "write null") from None
 
 
 def _single(path: Path, where: str, row: dict[str, Any], keys: tuple[str, ...]) -> object:
-    """Value of the first of these equivalent columns, if there are any. Rows in which they differ are rejected."""
+    """Return the value that equivalent columns share, None without such columns. Reject a row in which they differ."""
     if len(keys) > 1:
         filled = [key for key in keys if row[key] not in (None, "")]
         if any(row[key] != row[filled[0]] for key in filled):

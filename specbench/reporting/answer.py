@@ -1,4 +1,4 @@
-"""The answer of a report in sentences: speed-up, loss of quality, unclear differences, disturbed timings."""
+"""Summary of a report in sentences: speed-up, loss of quality, unclear differences, disturbed timings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from specbench.system.monitor import BUSY_CORES
 
 _COSTLY_WINDOW = 1.1
 _IMPLAUSIBLE_WINDOW = 0.8
-"""Smallest plausible window cost. A smaller ratio shows that the machine changed between the runs."""
+"""Smallest plausible window cost. A smaller cost shows that the machine changed between the runs."""
 
 
 class _Timed(NamedTuple):
-    """A row with a speed-up that a sentence may quote."""
+    """A report row and the speed-up that sentences quote."""
 
     row: ReportRow
     quoted: Quoted
@@ -44,7 +44,7 @@ class _Timed(NamedTuple):
 
 
 def answer(rows: Sequence[ReportRow]) -> list[str]:
-    """Sentences about the report rows of one section, the most important first; empty if there is only AR."""
+    """Summarise the report rows of one section, the most important sentence first; empty if AR is the only decoder."""
     against_ar = [_Timed(row, row.quoted) for row in rows if row.quoted and row.decoder != "ar"]
     apart = [timed.row for timed in against_ar if (timed.row.over_ar.window_cost or 1) < _IMPLAUSIBLE_WINDOW]
     timed = [run for run in against_ar if (run.row.over_ar.window_cost or 1) >= _IMPLAUSIBLE_WINDOW]
@@ -60,14 +60,14 @@ def answer(rows: Sequence[ReportRow]) -> list[str]:
         *map(_apart, apart),
         *_other_calls([run.row for run in timed]),
         *([] if against_ar else _untimed(rows)),
-        *(f"{_name(row)}: {copy} is a copy of this run and is left out." for row in rows for copy in row.copies or ()),
+        *(f"{_name(row)}: {copy} is a copy of this run and is omitted." for row in rows for copy in row.copies or ()),
         *_unequal_windows(rows),
         *disturbances(rows),
     ]
 
 
 def _unequal_windows(rows: Sequence[ReportRow]) -> list[str]:
-    """Name the windows if decoders were compared with unequal windows, unless the windows are a sweep."""
+    """Name the windows if decoders have unequal windows, unless one decoder was run with several windows (a sweep)."""
     windows: dict[str, set[int]] = {}
     for row in rows:
         if isinstance(window := row.options.get("window"), int):
@@ -79,7 +79,7 @@ def _unequal_windows(rows: Sequence[ReportRow]) -> list[str]:
 
 
 def disturbances(rows: Sequence[ReportRow]) -> list[str]:
-    """Sentences on disturbed measurements: stalled images, batches that did not fit, and other processes."""
+    """Describe disturbed measurements: stalled images, batches that did not fit in memory, and other processes."""
     lines = _stalls(rows)
     lines += [
         f"{_name(row)}: {row.one_by_one} of {row.n} images were decoded in smaller batches."
@@ -88,17 +88,17 @@ def disturbances(rows: Sequence[ReportRow]) -> list[str]:
     ]
     lines += [
         f"{_name(row)}: {count} of {row.n} images were decoded under {stack}"
-        f"{f', not {row.versions}' * (str(row.versions) not in stack)}; their times are left out."
+        f"{f', not {row.versions}' * (str(row.versions) not in stack)}; their times are omitted."
         for row in rows
         for stack, count in (row.untimed or {}).items()
     ]
     cores = max((row.disturbed or 0 for row in rows), default=0)
     if cores > BUSY_CORES and any(row.latency_ms is not None for row in rows):
-        taken = f"Other processes took up to {number(cores, 1)} CPU cores from these runs"
-        lines += [f"{taken}: repeat timings on a quiet machine."]
+        taken = f"Other processes used up to {number(cores, 1)} CPU cores that these runs needed"
+        lines += [f"{taken}: repeat the timings on an idle machine."]
     lines += [f"{_name(row)}: {'; '.join(row.gpu_disturbed)}." for row in rows if row.gpu_disturbed]
     lines += [
-        f"{_name(row)}: its run.json was edited after the run: its settings do not match the run id."
+        f"{_name(row)}: its run.json was edited after the run, so the settings do not match the run id."
         for row in rows
         if row.settings_changed
     ]
@@ -106,7 +106,7 @@ def disturbances(rows: Sequence[ReportRow]) -> list[str]:
 
 
 def _versions(rows: Sequence[ReportRow]) -> list[str]:
-    """The versions of specbench that decoded the rows, if there are several."""
+    """Name the versions of specbench that decoded the rows, if there are several."""
     by: dict[str, list[str]] = {}
     for row in rows:
         for version in dict.fromkeys(re.findall(r"specbench ([^,]+)", ", ".join(row.environment))):
@@ -116,7 +116,7 @@ def _versions(rows: Sequence[ReportRow]) -> list[str]:
 
 
 def _stalls(rows: Sequence[ReportRow]) -> list[str]:
-    """Describe the decoder with the slowest stalled image, and mention other decoders with stalled images."""
+    """Describe the slowest stalled image and its decoder, and name other decoders with stalled images."""
     stalled = [(row.stalled.slowest_ms, row) for row in rows if row.stalled]
     if not stalled:
         return []
@@ -133,7 +133,7 @@ def _name(row: ReportRow) -> str:
 
 
 def _fastest(exact: Sequence[_Timed]) -> str:
-    """Name the fastest lossless decoder and those whose intervals overlap; p-values are corrected for the selection."""
+    """Name the fastest lossless decoder, and others with overlapping intervals; p is corrected for this selection."""
     best, *others = exact
     p = dict(zip((run.row.run_id for run in exact), holm([run.quoted.speedup_p for run in exact]), strict=True))
     corrected = p[best.row.run_id]
@@ -147,8 +147,7 @@ def _fastest(exact: Sequence[_Timed]) -> str:
         )
     elif speed.low is None:
         sentence = (
-            f"{name} ran {value} times as fast as {ar} in {images}: too few for an interval or for calling it the "
-            "fastest"
+            f"{name} ran {value} times as fast as {ar} in {images}: too few for an interval, and to call it the fastest"
         )
     elif speed.value > 1 and best_is_real:
         sentence = f"{name} is the fastest lossless decoder: {value} times as fast as {ar} {interval} over {images}"
@@ -173,7 +172,7 @@ def _fastest(exact: Sequence[_Timed]) -> str:
 
 
 def _with_loss(run: _Timed) -> str:
-    """The fastest decoder, if it is not lossless."""
+    """Describe the fastest decoder, which is not lossless."""
     quoted, value = run.quoted, run.quoted.speedup.value
     kind = f"is declared lossless and {FAILED_AUDIT}" if failed_audit(run.row) else "is lossy"
     slower = ", and slower" if value < 1 and run.real else ", not shown to be faster"
@@ -183,31 +182,31 @@ def _with_loss(run: _Timed) -> str:
 
 
 def _apart(row: ReportRow) -> str:
-    """Reason why the speed-up of a run over AR is not meaningful."""
+    """Explain why the speed-up of a run over AR is not meaningful."""
     return (
-        f"The speed-up of {_name(row)} is not meaningful: its forwards took {number(row.over_ar.window_cost)} times "
+        f"The speed-up of {_name(row)} is meaningless: its forwards took {number(row.over_ar.window_cost)} times "
         "as long as AR's forwards of a single token, so AR ran on a slower or busy machine. Decode both in one "
         "command, with another --out."
     )
 
 
 def _other_calls(timed: Sequence[ReportRow]) -> list[str]:
-    """Name the runs not decoded in turn with AR. Their intervals do not include changes of the machine."""
+    """Name the runs decoded in another call than AR: the intervals exclude changes of the machine between calls."""
     if not (names := [_name(row) for row in timed if row.over_ar.decoded_apart]):
         return []
     listed = f"{names[0]} and {len(names) - 1} others" if len(names) > 3 else enumerated(names)
     return [
-        f"{listed}: decoded in another call than AR; the intervals do not include changes of the machine between the "
-        "calls. One command decodes all in turn (with another --out)."
+        f"{listed}: not decoded in the same call as AR; the intervals do not include changes of the machine between "
+        "the calls. To decode all in turn, use one command, with another --out."
     ]
 
 
 def _free_window(row: ReportRow) -> str | None:
-    """The speed-up if a wide forward took as long as a forward of a single token."""
+    """Predict the speed-up if a wide forward took as long as a forward of a single token; None if it nearly does."""
     cost, steps, overhead = row.over_ar.window_cost, row.over_ar.step_ratio, row.over_ar.overhead
     if not cost or cost <= _COSTLY_WINDOW or not steps or not overhead or not row.nfe or not row.tokens_per_step:
         return None
-    length = round(row.nfe.value * row.tokens_per_step.value)  # of an image; no window is wider
+    length = round(row.nfe.value * row.tokens_per_step.value)  # number of tokens of an image, which limits the window
     window = window_of(row.options)
     fed = columns_fed({**row.options, "window": min(window, length)}) if window else "several"
     return (
@@ -241,10 +240,10 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
         for who, score, gap in compared
         if score.real
     ]
-    sentences += [f"{who} has the same scores as AR, image by image, in {', '.join(of)}." for who, of in equal.items()]
+    sentences += [f"{who} and AR have the same {', '.join(of)} on every image." for who, of in equal.items()]
     if not unclear:
         return sentences
-    # The prompts needed to detect a change: of the unclear differences if known, else of AR's scores.
+    # Number of prompts that detects a change: from the unclear differences if known, else from AR's scores.
     needed = [score.prompts_needed for score in open_scores if score.prompts_needed]
     of_ar = [score for row in rows if row.decoder == "ar" for score in row.scores if score.metric in names]
     needed = needed or [score.prompts_needed for score in of_ar if score.prompts_needed]
@@ -256,23 +255,23 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
 
 
 def _untimed(rows: Sequence[ReportRow]) -> list[str]:
-    """The reason if no decoder of the section has a speed-up."""
+    """If no decoder of the section has a speed-up, give the reason."""
     missing = [row for row in rows if row.over_ar.speedup is None and row.decoder != "ar"]
     if not missing:
         return []
     reasons = dict.fromkeys(re.sub(r"\s+", " ", str(row.over_ar.speedup_note)) for row in missing)
     sentences = [f"No speed-up can be given: {'; '.join(reasons)}."]
-    decoded = [row for row in missing if not row.imported]  # the times of another program are not comparable with AR's
+    decoded = [row for row in missing if not row.imported]  # times of other programs are not comparable
     if decoded and all(row.over_ar.baseline is None for row in missing):
         folder = decoded[0].folder
         if all(row.over_ar.unlike_ar for row in missing) and any(row.decoder == "ar" for row in rows):
-            return [*sentences, "To compare: decode both in one command, with another --out."]  # AR is stored already
+            return [*sentences, "To compare: decode both in one command, with another --out."]  # AR is stored
         sentences.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")
     return sentences
 
 
 def _interval(quoted: Quoted, p: float | None, tests: int = 1) -> str:
-    """Format the interval; add `p` if it disagrees, the p-value after correction for `tests` tests."""
+    """Format the interval. If p, corrected for `tests` tests, disagrees with the interval, add p."""
     low, high = quoted.speedup.low, quoted.speedup.high
     if low is None or high is None:
         return ""

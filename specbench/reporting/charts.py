@@ -2,8 +2,8 @@
 figures.
 
 A chart is a dict: `title`, `caption`, `label` (for screen readers), `scales` (of x, y, fy, colours and shapes) and
-`layers`. A layer is a dict with `points`, `mark` (a `LayerMark`; "one" is the line at 1), `by` (the key of a point that
-decides its colour; None: black), for dots also `hollow` and `size`, for lines `dash`.
+`layers`. A layer is a dict with `points`, `mark` (a `LayerMark`; "one" is the line at 1), `by` (key of the points'
+value that determines the colour; None: black), for dots `hollow` and `size`, for lines `dash`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from specbench.system.console import printable
 _SPAN_LABELS = dict(zip(STEP_SPANS, ("target forward", "draft", "verify + sample", "host gap"), strict=True))
 _PARTS = ("steps saved", "window cost", "overhead", "speed-up")
 PART_COLOURS = ("#00694b", "#d27869", "#b469b4", "#0096ff")
-DASH = "5,4"  # Line style of values that are not measured times: from a paper, or steps saved
-_ROOM = 0.1  # Margin on both sides of an axis with a single value, as a fraction of the value
-MOST_NUMBERS = 100  # Points in the list of numbers of a chart
+DASH = "5,4"  # Line style of values that are no measured times: printed by a paper, or step ratios
+_ROOM = 0.1  # Margin of an axis with a single value, on each side, as a fraction of the value
+MOST_NUMBERS = 100  # Maximum number of points in a chart's list of numbers
 Chart = dict[str, Any]
 LayerMark = Literal["dot", "line", "interval", "bar", "total", "name", "one"]
 Points = Sequence[Mapping[str, Any]]
@@ -42,8 +42,8 @@ class Curve:
 
 
 def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Sequence[str] = ()) -> Chart:
-    """A paper's figure: printed values hollow and dashed, measured values filled with intervals. `order`: order of
-    the categories on the x axis, if any; other categories follow in order of appearance."""
+    """Make the chart of a paper's figure: printed values hollow and dashed, measured values filled, with intervals.
+    `order`: first categories of the x axis; other categories follow in order of appearance."""
     groups = list(dict.fromkeys(curve.label for curve in curves))
     named = {group: group or "all rows" for group in groups}
     met = dict.fromkeys(x for curve in curves for x, _ in curve.points if isinstance(x, str))
@@ -78,7 +78,7 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Seq
 
 
 def _figure_caption(curves: Sequence[Curve]) -> str:
-    """Legend sentence: how printed and measured values are drawn."""
+    """Explain how printed and measured values are drawn."""
     measured = [point for curve in curves if curve.measured for point in curve.points]
     printed = any(not curve.measured for curve in curves)
     bounded = any(isinstance(place, Estimate) and place.low is not None for point in measured for place in point)
@@ -89,7 +89,7 @@ def _figure_caption(curves: Sequence[Curve]) -> str:
 
 
 def field_chart(printed: Points, measured: Sequence[ReportRow]) -> Chart:
-    """Latency ratio against step ratio: printed rows by paper are hollow, report rows are filled."""
+    """Latency ratio against step ratio. Hollow points: printed rows, grouped by paper; filled points: report rows."""
     hollow = [
         {"x": row["step_ratio"], "y": row["latency_ratio"], "run": row["paper"], "row": f"{row['table']}: {row['row']}"}
         for row in printed
@@ -105,7 +105,7 @@ def field_chart(printed: Points, measured: Sequence[ReportRow]) -> Chart:
     marks |= {point["run"]: Mark("#000000", "circle") for point in filled}
     return _chart(
         "The field",
-        "Above the dotted line the latency ratio exceeds the step ratio; fewer forwards alone cannot explain that.",
+        "Above the dotted line, the latency ratio exceeds the step ratio, which fewer forwards alone cannot explain.",
         {"x": _axis("step ratio"), "y": _axis("latency ratio"), **_scales(marks, legend=True)},
         [
             _layer("line", [{"x": end, "y": end} for end in (0, top)], None, dash=DASH),
@@ -132,7 +132,7 @@ def pareto_chart(points: Sequence[Point], metric: str, marks: Marks) -> Chart:
     lower = any(point.better == "lower" for point in points)
     return _chart(
         f"{metric} against speed",
-        "Bars: 95 % confidence intervals. Hollow: dominated, that is slower and worse than another run, with intervals "
+        "Bars: 95 % confidence intervals. Hollow: dominated, i.e. slower and worse than another run, with intervals "
         f"that do not overlap. {verdict}",
         {
             "x": _axis("speed-up over AR"),
@@ -151,8 +151,8 @@ def pareto_chart(points: Sequence[Point], metric: str, marks: Marks) -> Chart:
 def prompts_chart(
     ratios: Mapping[str, Sequence[tuple[str, float]]], speed: Mapping[str, Estimate], marks: Marks
 ) -> Chart:
-    """Speed-up of every prompt, a row of points per run, from (prompt, speed-up) pairs by run; a bar marks `speed`, the
-    run's speed-up over all prompts."""
+    """Speed-up of every prompt, with a row of points per run. `ratios`: (prompt, speed-up) pairs of each run; `speed`:
+    the run's speed-up over all prompts, marked by a bar."""
     points = [
         {"x": ratio, "y": name, "run": name, "told": f"{_cut(prompt, 60)}\n{name}: {number(ratio)}x"}
         for name, pairs in ratios.items()
@@ -172,7 +172,7 @@ def prompts_chart(
 
 
 def parts_chart(rows: Mapping[str, ReportRow]) -> Chart:
-    """Factors of the speed-up of each run (report rows by name): steps saved, window cost and overhead."""
+    """Factors of each run's speed-up: steps saved, window cost and overhead. `rows`: {name: report row}."""
     points, bounds = [], []
     for name, row in rows.items():
         speed, steps = row.over_ar.speedup, row.over_ar.step_ratio
@@ -191,8 +191,8 @@ def parts_chart(rows: Mapping[str, ReportRow]) -> Chart:
             bounds.append({"x1": speed.low, "x2": speed.high, "y": _PARTS[-1], "fy": name})
     return _chart(
         "The parts of the speed-up",
-        "From AR's speed (1): the steps saved multiply it, the cost of a wider forward and the overhead divide it; the "
-        "last bar is the speed-up that remains, with its 95 % interval. Logarithmic axis.",
+        "Starting from AR's speed (1): the steps saved multiply the speed; the cost of a wider forward and the "
+        "overhead divide it. The last bar is the resulting speed-up with its 95 % interval. Logarithmic axis.",
         {
             "x": {"label": "times as fast as AR", "type": "log", "grid": True, "ticks": 6, "tickFormat": "~g"},
             "y": {"label": None, "domain": list(_PARTS), "axis": None},
@@ -205,8 +205,8 @@ def parts_chart(rows: Mapping[str, ReportRow]) -> Chart:
 
 
 def sweep_chart(option: str, curves: Sweep, marks: Marks) -> Chart:
-    """Speed-up against a swept option, a line per decoder: (value of the option, speed-up, step ratio) triples; the
-    dashed line is the ratio of steps."""
+    """Speed-up against a swept option, with a line per decoder; dashed lines are step ratios. `curves`: (value of the
+    option, speed-up, step ratio) triples of each line."""
     text = any(isinstance(value, str) for points in curves.values() for value, _, _ in points)
     solid, dashed = [], []
     for name, points in curves.items():
@@ -217,8 +217,8 @@ def sweep_chart(option: str, curves: Sweep, marks: Marks) -> Chart:
             dashed.append({"x": x, "y": steps, "run": name, "told": tip})
     return _chart(
         f"Sweep of {option}",
-        "Solid: speed-up over AR, with 95 % intervals. Dashed: steps saved, the speed-up if a wide forward took as "
-        "long as a forward of one token.",
+        "Solid: speed-up over AR, with 95 % intervals. Dashed: steps saved, which would be the speed-up if a wide "
+        "forward took as long as a forward of one token.",
         {
             "x": {"label": option, **({"type": "point"} if text else {})},
             "y": {"label": "times AR", "grid": True, "nice": True},
@@ -232,7 +232,7 @@ def sweep_chart(option: str, curves: Sweep, marks: Marks) -> Chart:
 
 
 def offsets_chart(rates: Mapping[str, Sequence[float | None]], marks: Marks) -> Chart:
-    """Acceptance at each window offset, one line per run with drafts; None if no draft was verified."""
+    """Acceptance at each window offset, one line per run with drafts. A rate is None if no draft was verified."""
     points = [
         {"x": place, "y": value, "run": name, "told": f"{name}\noffset {place}: {number(value, 3)}"}
         for name, values in rates.items()
@@ -252,7 +252,7 @@ def offsets_chart(rates: Mapping[str, Sequence[float | None]], marks: Marks) -> 
 
 
 def time_chart(step_ms: Mapping[str, Mapping[str, float]]) -> Chart:
-    """Milliseconds per step by span, one bar per run."""
+    """Milliseconds per step, one bar per run, divided by span."""
     points = [
         {"x": spans[span], "y": name, "span": _SPAN_LABELS[span],
          "told": f"{name}\n{_SPAN_LABELS[span]}: {number(spans[span])} ms of {number(sum(spans.values()))} ms"}
@@ -286,7 +286,7 @@ def logp_chart(shares: Mapping[str, np.ndarray], marks: Marks) -> Chart:
         "Log-probability of the tokens",
         "Natural log of the target probability of each free token.",
         {
-            "x": {"label": "log p in nats (first bin: and below)"},
+            "x": {"label": "log p in nats (the first bin includes all lower values)"},
             "y": {"label": "% of free tokens", "type": "log", "grid": True, "ticks": 4, "tickFormat": "~g"},
             **_scales(marks, shares),
         },
@@ -295,7 +295,7 @@ def logp_chart(shares: Mapping[str, np.ndarray], marks: Marks) -> Chart:
 
 
 def numbers(chart: Chart) -> list[str]:
-    """The points of a chart in words, at most `MOST_NUMBERS`: shown on the page if scripts do not run."""
+    """Describe at most `MOST_NUMBERS` points of a chart in words, for pages whose scripts do not run."""
     lines = dict.fromkeys(
         str(point["told"]).replace("\n", ": ", 1).replace("\n", ", ")
         for layer in chart["layers"]
@@ -307,7 +307,7 @@ def numbers(chart: Chart) -> list[str]:
 
 
 def _chart(title: str, caption: str, scales: Mapping[str, Any], layers: Points, rows: float | None = None) -> Chart:
-    """A chart; `rows` is the number of rows of bars or points if the height depends on it."""
+    """Make a chart; `rows`: number of rows of bars or points, if it determines the height."""
     opened = {axis: _room(axis, scale, layers) for axis, scale in scales.items()}
     return {"title": title, "caption": caption, "label": title, "scales": opened, "layers": list(layers), "rows": rows}
 
@@ -325,7 +325,7 @@ def _room(axis: str, scale: Mapping[str, object], layers: Points) -> Mapping[str
 
 
 def _axis(label: str, **more: object) -> dict[str, object]:
-    """The scale of an axis of numbers."""
+    """Make the scale of a numeric axis."""
     return {"label": label, "nice": True, "grid": True, **more}
 
 
@@ -334,13 +334,13 @@ def _layer(mark: LayerMark, points: Sequence[object], by: str | None = "run", **
 
 
 def _bars(points: Points) -> list[dict[str, object]]:
-    """Intervals of the points that have them."""
+    """Make the layer of the points' intervals, without points that have no interval."""
     bounded = [point for point in points if point.get("x1") is not None or point.get("y1") is not None]
     return [_layer("interval", bounded)] if bounded else []
 
 
 def _curves(points: Points, marks: Marks, size: float) -> list[dict[str, object]]:
-    """A line per run, with its dots and its name."""
+    """Make the layers of a line per run, with the run's dots and name."""
     by_dash: dict[str | None, list[Mapping[str, object]]] = {}
     for point in points:
         by_dash.setdefault(marks[point["run"]].dash, []).append(point)
@@ -353,7 +353,7 @@ def _dots(points: Points, hollow: bool = False, size: float = 4.5) -> dict[str, 
 
 
 def _ends(points: Points) -> dict[str, object]:
-    """The run's name at the end of its line; the page's script moves names that would cover each other."""
+    """Make the layer with the runs' names at the ends of their lines; the page's script moves overlapping names."""
     return _layer("name", list({point["run"]: point for point in points}.values()))
 
 
@@ -366,7 +366,7 @@ def _told(estimate: Estimate, digits: int = 2) -> str:
 
 
 def _scales(marks: Marks, shown: Container[str] | None = None, legend: bool = False) -> dict[str, object]:
-    """Scales of colours and shapes of all runs, or of the runs in `shown`; a page has one legend of decoders."""
+    """Make the scales of colours and shapes, of all runs or only of runs in `shown`."""
     kept = {name: mark for name, mark in marks.items() if shown is None or name in shown}
     return {
         "color": {"domain": list(kept), "range": [mark.colour for mark in kept.values()], "legend": legend},

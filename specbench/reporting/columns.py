@@ -20,7 +20,7 @@ from specbench.system.foreign_code import edited_text
 
 MISSING = "-"
 MARK = "†"  # Marks a difference that is real by `specbench.stats.RULE`
-TOO_FEW = "too few"  # Replaces the interval below `specbench.stats.intervals.FEW_UNITS` prompts
+TOO_FEW = "too few"  # Text instead of an interval below `specbench.stats.intervals.FEW_UNITS` prompts
 FEW_PROMPTS = f"{TOO_FEW.capitalize()}: below {FEW_UNITS} prompts, no interval is printed."
 
 
@@ -32,8 +32,8 @@ class ReportColumn:
     cell: Callable[[ReportRow], str]  # formats a report row as text
     source: Callable[..., Any] | str | None = None  # the definition, or a function whose docstring is the definition
     better: int = 0  # 1 if higher is better, -1 if lower is better, 0 if neither
-    tested: str = ""  # name of its number if a difference from AR is tested: "speedup" or a metric
-    value: Callable[[ReportRow], float | None] = lambda row: None  # that number as printed
+    tested: str = ""  # name of the number, "speedup" or a metric, if its difference from AR is tested
+    value: Callable[[ReportRow], float | None] = lambda row: None  # the tested number, rounded as printed
 
     @property
     def title(self) -> str:
@@ -42,12 +42,12 @@ class ReportColumn:
         return f"{name}{('', ' ↑', ' ↓')[self.better]}{bracket}{interval}"
 
     def best(self, rows: Sequence[ReportRow]) -> float:
-        """Best number of the column, as printed; NaN if it has no numbers."""
+        """Return the best number of the column, as printed; NaN if there are no numbers."""
         values = [value for row in rows if (value := self.value(row)) is not None and math.isfinite(value)]
         return max(values, key=lambda value: self.better * value, default=math.nan)
 
     def definition(self) -> str | None:
-        """Definition of the column on one line after its heading, from a text or the first paragraph of a docstring."""
+        """One line: heading and definition of the column, from `source` (a text or a function's docstring)."""
         text = self.source if isinstance(self.source, str | None) else definition_of(self.source)
         return text and f"{self.heading}: {' '.join(text.partition(': ')[2].split())}"
 
@@ -56,7 +56,7 @@ def definition_of(number: Callable[..., Any]) -> str:
     """First paragraph of the docstring of a function of `specbench.stats`, on one line."""
     if not (text := inspect.getdoc(number)):
         raise SpecbenchError(
-            "python removed the docstrings, from which the definitions are printed", "set PYTHONOPTIMIZE=1, not 2"
+            "Python removed the docstrings, which are the printed definitions", "set PYTHONOPTIMIZE=1, not 2"
         )
     return " ".join(text.split("\n\n")[0].split())
 
@@ -101,11 +101,11 @@ def value_of(estimate: Estimate | None) -> float | None:
     return None if estimate is None else estimate.value
 
 
-_Define = Callable[[Any], Any]  # A function of `specbench.stats`, which names a number and defines it
+_Define = Callable[[Any], Any]  # Function of `specbench.stats` that defines a number and whose name is the number's key
 
 
 def _plain(heading: str, define: _Define, digits: int, better: int = 0, unit: str = "") -> ReportColumn:
-    """A number without its interval."""
+    """Make the column of a number without its interval."""
 
     def cell(row: ReportRow) -> str:
         estimate = row.number(define.__name__)
@@ -115,7 +115,7 @@ def _plain(heading: str, define: _Define, digits: int, better: int = 0, unit: st
 
 
 def _bounded(heading: str, define: _Define, digits: int, better: int = 0, key: str = "") -> ReportColumn:
-    """A number with its interval, if it has one. `key`: the number of the category that `define` finds."""
+    """Make the column of a number with its interval, if any. `key`: key of the number, if `define` finds a category."""
 
     def cell(row: ReportRow) -> str:
         estimate = row.number(key or define.__name__)
@@ -127,7 +127,7 @@ def _bounded(heading: str, define: _Define, digits: int, better: int = 0, key: s
 
 
 def _beside_ar(key: str, digits: int) -> Callable[[ReportRow], str]:
-    """Difference from AR, marked if it is real."""
+    """Return a function that formats the difference from AR, with `MARK` if it is real."""
 
     def cell(row: ReportRow) -> str:
         if not (difference := row.beside_ar.get(key)):
@@ -139,7 +139,7 @@ def _beside_ar(key: str, digits: int) -> Callable[[ReportRow], str]:
 
 
 def _series(heading: str, define: _Define) -> ReportColumn:
-    """The first five values of a list."""
+    """Make the column of the first five values of a list."""
 
     def cell(row: ReportRow) -> str:
         values = row.series(define.__name__)
@@ -168,7 +168,7 @@ def _speedup(row: ReportRow) -> str:
 
 
 def _short_speedup(row: ReportRow) -> str:
-    """The speed-up without the images, which a note below the table names."""
+    """Format the speed-up without the number of images, because a note below the table states the number."""
     reason = str(row.over_ar.speedup_note or "").partition(" (")[0]
     note = None if row.over_ar.speedup is not None else reason
     return _speedup(replace(row, over_ar=replace(row.over_ar, speedup_note=note)))
@@ -193,46 +193,46 @@ def _gap(row: ReportRow) -> str:
 
 
 _FASTEST = (
-    "vs fastest AR: speed-up over the fastest AR configuration among the runs on this machine (in brackets: number "
-    "format, threads, compiled)."
+    "vs fastest AR: speed-up over the fastest AR configuration among the runs on this machine (in brackets: its "
+    "number format, its threads, whether compiled)."
 )
 _BY_DEPTH = (
     "Acceptance by depth: acceptance at each draft depth, counted from 1; in a draft tree a depth counts as accepted "
     "if one of the siblings verified there is accepted."
 )
 _WINDOW = (
-    "Window: tokens per target forward, without siblings and further paths (for a static draft tree: its nodes and "
-    "the root token); varies for ZipAR."
+    "Window: tokens per target forward, not counting siblings and further paths; for a static draft tree: its nodes "
+    "and the root token; varies for ZipAR."
 )
 _BESIDE_AR = "difference from AR over the images in common, with its 95 % interval over prompts."
 _LATENCY = "Latency: seconds per image from the start of prefill to the last token, mean over images decoded alone."
 _LOSSLESS = (
-    "Lossless: the joint distribution of the image tokens equals AR sampling; theirs: tokens and times come from "
-    "another program."
+    "Lossless: yes if the joint distribution of the image tokens equals AR sampling; theirs: tokens and times come "
+    "from another program."
 )
 
 FAILED_AUDIT = "NOT LOSSLESS: fails its audit"
 
 
 def failed_audit(row: ReportRow) -> bool:
-    """Whether the decoder is declared lossless but the audit of this run found a deviation."""
+    """Return whether the decoder is declared lossless but the audit of this run found a deviation."""
     return bool(row.lossless and row.audit and row.audit.failed)
 
 
 def _label(row: ReportRow) -> str:
-    """Label of a decoder, with a failed audit. For a lossy decoder it means: recorded values are not the model's."""
+    """Label of a decoder, with a remark if its audit failed (lossy decoders: recorded values are not the model's)."""
     if not (row.audit and row.audit.failed):
         return row.label
     return f"{row.label} ({FAILED_AUDIT if row.lossless else row.audit.verdict})"
 
 
 def audit_cell(row: ReportRow) -> str:
-    """The verdict of the stored audit in one line."""
+    """Format the verdict of the stored audit in one line."""
     if not (audit := row.audit):
         return MISSING
     if audit.verdict == "deviates":
         bound = with_interval(audit.tv, 3)
-        cell = f"deviates, TV >= {bound}" if value_of(audit.tv) else "deviates (too few images for its size)"
+        cell = f"deviates, TV >= {bound}" if value_of(audit.tv) else "deviates (too few images to measure its size)"
     elif audit.verdict != "consistent":
         cell = audit.verdict
     else:
@@ -251,7 +251,7 @@ def _declared(row: ReportRow) -> str:
 
 
 def _exactness(row: ReportRow) -> str:
-    """Whether a decoder is lossless, and the result of the audit of its run."""
+    """Format whether a decoder is lossless, and the result of its run's audit."""
     cell = _declared(row)
     if not (audit := row.audit):
         return cell
@@ -328,7 +328,7 @@ FIRST = (
     TOKENS_PER_STEP,
     IMAGES_PER_HOUR,
 )
-_SHOWN = "Audited runs add the lower bound on the per-token total variation (TV), or the smallest detectable TV."
+_SHOWN = "For audited runs, also the lower bound on the per-token total variation (TV), or the smallest detectable TV."
 EXACTNESS = ReportColumn("lossless", _exactness, f"{_LOSSLESS} {_SHOWN}")
 
 DRAFTS = (
@@ -340,7 +340,7 @@ DRAFTS = (
     _series("TV(P, Q) by depth", stats.draft_tv_by_depth),
     _plain("Theorem 2 bound", stats.theorem2_bound, 2),
 )
-"""Columns of decoders with a draft head or relaxed acceptance."""
+"""Columns that apply to decoders with a draft head or relaxed acceptance."""
 
 TAILS = (
     DECODER,
@@ -351,7 +351,7 @@ TAILS = (
     _bounded("tokens per step p95", stats.tokens_per_step_p95, 2, 1),
     _bounded("its slowest category", stats.fewest_tokens_category, 2, key="fewest_tokens_per_step"),
 )
-"""Columns on the slow images of a run."""
+"""Columns about the slowest images of a run."""
 
 STAGES = (
     DECODER,
@@ -361,30 +361,30 @@ STAGES = (
     _duration("stage 2 ms", stats.stage2_ms),
     _duration("both stages ms", stats.both_stages_ms),
 )
-"""Columns of models with a second stage."""
+"""Columns that apply to models with a second stage."""
 
 TRACED = (
     _plain("TV(p, q)", stats.draft_tv, 3),
     _bounded("top-1 of p", stats.top1, 3),
     _plain("top-1 of q", stats.draft_top1, 3),
 )
-"""Columns of runs with --trace."""
+"""Columns that apply to runs with --trace."""
 
 AUDIT = (
     ReportColumn(
         "audit",
         audit_cell,
-        "Audit: whether the tokens are exact samples of the model (specbench audit --run). If they deviate, a lower "
-        "bound on the mean total variation per token with its 95 % interval; else the deviation that the audit detects "
-        "with probability 0.95.",
+        "Audit: whether the tokens are exact samples of the model (specbench audit --run). If they deviate: lower "
+        "bound on the mean total variation per token, with its 95 % interval; otherwise: the deviation that the audit "
+        "detects with probability 0.95.",
     ),
 )
-"""Shown if a run was audited."""
+"""Column that is shown if a run was audited."""
 
 
 def first_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
-    """Return the columns of the first table, as in a paper; later tables have the others. Times of another program are
-    shown as tokens per second, because its number of steps may be unknown."""
+    """Return the columns of the first table, as in a paper. With imported tokens, tokens per second are added, because
+    the number of steps may be unknown."""
     pace = [TOKENS_PER_SECOND] if any(row.imported for row in rows) else []
     return [*FIRST, *pace, *score_columns(rows), EXACTNESS]
 
@@ -398,7 +398,7 @@ def score_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
 
 
 def part_columns(rows: Sequence[ReportRow]) -> dict[str, list[ReportColumn]]:
-    """Build the columns for the parts of metrics ("metric:part"), by metric; headings are the part names."""
+    """Build {metric: columns of its parts}, for scores "metric:part"; headings are the names of the parts."""
     columns: dict[str, list[ReportColumn]] = {}
     for name in dict.fromkeys(score.metric for row in rows for score in row.scores if not score.whole):
         metric, _, part = name.partition(":")
@@ -426,7 +426,7 @@ def _columns_of(name: str, heading: str, rows: Sequence[ReportRow], definition: 
 
 
 def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
-    """By fingerprint, a text that distinguishes scores of a metric: edit time of plug-in code, or the fingerprint."""
+    """Map fingerprints of a metric to texts that distinguish its scores: edit time of plug-in code, or fingerprint."""
     scores = [score for row in rows for score in row.scores if score.metric == name]
     edits = {score.fingerprint: edited_text(score.edited) if score.edited else "" for score in scores}
     alone = {digest for digest, text in edits.items() if text and list(edits.values()).count(text) == 1}
@@ -435,11 +435,11 @@ def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
 
 
 def _summary(metric: str, bounded: Kind | None) -> str | None:
-    """Definition of a metric; `bounded`: the kind of its scores if they have intervals."""
+    """Return the definition of a metric. `bounded`: the kind of its scores, if the scores have intervals."""
     interval = ", with 95 % confidence interval" if bounded else ""
     if bounded == "proportions":
         interval += " (Wilson of each part, its n from the variance over prompts with n - 1; combined by MOVER)"
     try:
         return f"{metric}: {metric_catalog.metric_summary(metric)}{interval}."
-    except SpecbenchError:  # the metric belongs to a plug-in that is not installed
+    except SpecbenchError:  # the metric's plug-in is not installed
         return None

@@ -1,4 +1,4 @@
-"""Runs as reports read them, and the fields that must agree between two runs for a speed-up."""
+"""Read runs for reports, and compare the fields that must agree between two runs for a speed-up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specbench.system.foreign_code import edited_text
 _WORK = ("model", "weights_sha256", "model_code", "prompts_sha256", "seed", "batch", "device")
 _CONFIGURATION = ("dtype", "threads", "compiled")
 _TIME = ("threads", "compiled", "batch", "device", "mode", "hardware", "versions")
-"""Fields that do not change the number of steps, except by rounding."""
+"""Fields that change the number of steps at most by rounding."""
 _COLUMNS = (
     *("status", "category", "nfe", "batch", "tested", "accepted", *SUMS.names),
     *(f"{span}_ms" for span in (*SPANS, "latency", "latency_e2e")),
@@ -42,7 +42,7 @@ class Run:
 
     @cached_property
     def info(self) -> RunInfo:
-        """Description of the run. `stack`: the versions of libraries that decoded most images."""
+        """Description of the run, with `stack`: the library versions that decoded most images."""
         info, store = RunStore(self.folder).info(), RunStore(self.folder)
         if len(set(info.stacks)) > 1:
             started = store.samples(["started_at", "status"])
@@ -53,12 +53,12 @@ class Run:
 
     @property
     def untimed(self) -> dict[str, int]:
-        """Number of images whose times do not count, by the versions that decoded them."""
+        """{versions: number of images}, for images that other versions decoded, whose times are not used."""
         return self.rows.attrs.get("untimed", {})
 
     @property
     def rows(self) -> pd.DataFrame:
-        """Rows of the decoded images, with the decoder's additional statistics as columns."""
+        """Rows of the decoded images, with the numbers in `facts` as columns."""
         return self._read[0]
 
     @property
@@ -68,7 +68,7 @@ class Run:
 
     @cached_property
     def _read(self) -> tuple[pd.DataFrame, int]:
-        """`rows` and `failed`, read in one pass over the parts."""
+        """(`rows`, `failed`), read in one pass over the parts."""
         pieces, failed = [], 0
         for piece in RunStore(self.folder).batches_with_facts((*_COLUMNS, "started_at")):
             failed += pc.sum(pc.equal(piece["status"], "failed")).as_py() or 0
@@ -83,7 +83,7 @@ class Run:
 
     @cached_property
     def speed_up(self) -> Callable[[Run], stats.SpeedUp | None]:
-        """Function that computes the speed-up over another run, once for each."""
+        """Function that computes the speed-up over another run; results are cached."""
         return cache(lambda other: stats.speed_up(self.rows, other.rows))
 
     @property
@@ -93,14 +93,14 @@ class Run:
 
     @cached_property
     def traced(self) -> pd.DataFrame:
-        """Traces of the traced images, with the step that committed each token."""
+        """Traces of images that have one, with the step that committed each token."""
         store = RunStore(self.folder)
         traces = store.traces()
         return traces.merge(store.samples(["committed_step"]), on=KEY) if len(traces) else traces
 
 
 def _stacks(info: RunInfo, started: Iterable[str]) -> list[str]:
-    """The versions that decoded each image; "A or B" if calls with different versions ran at the same time."""
+    """Return the versions that decoded each image: "A or B" if calls with different versions overlapped in time."""
     calls = [(str(call.started_at), str(call.finished_at or "")) for call in info.invocations]
     known, starts, stacks = info.stacks, sorted(start for start, _ in calls), []
     for at in (max(str(text), starts[0]) for text in started):
@@ -111,8 +111,8 @@ def _stacks(info: RunInfo, started: Iterable[str]) -> list[str]:
 
 
 def decoded_apart(run: Run, other: Run) -> bool:
-    """Return whether most images that two runs share come from calls that do not overlap in time, so that the machine
-    may have changed. Older versions stored a start time per run, not per call."""
+    """Return whether most common images of two runs were decoded in calls that do not overlap in time, so that the
+    machine may have changed. Older versions stored one start time per run, not per call."""
     mine, theirs = map(_calls, (run, other))
     common = mine.keys() & theirs.keys()
     apart = (max(mine[key][0], theirs[key][0]) > min(mine[key][1], theirs[key][1]) for key in common)
@@ -120,7 +120,7 @@ def decoded_apart(run: Run, other: Run) -> bool:
 
 
 def _calls(run: Run) -> dict[tuple[str, int], tuple[str, str]]:
-    """Start and end of the call that decoded each image: the last call that began before the image."""
+    """Return for each image start and end of the call that decoded it: the last call that began before the image."""
     calls = sorted((str(call.started_at), str(call.finished_at or call.started_at)) for call in run.info.invocations)
     starts = [start for start, _ in calls]
     rows = zip(*(run.rows[name] for name in (*KEY, "started_at")), strict=True)
@@ -128,7 +128,7 @@ def _calls(run: Run) -> dict[tuple[str, int], tuple[str, str]]:
 
 
 def is_ar(info: RunInfo) -> bool:
-    """Whether a run is AR sampling by specbench: without drafts and not imported."""
+    """Return whether a run is AR sampling by specbench: without drafts, and not imported."""
     return info.spec.decoder.drafter == "none" and info.spec.tokens_sha256 is None
 
 
@@ -136,8 +136,8 @@ def mismatched_fields(
     info: RunInfo, baseline: RunInfo, any_configuration: bool = False, other: str = "AR", steps_alone: bool = False
 ) -> list[str]:
     """List the fields that must agree for a speed-up but differ, each as "dtype (bfloat16, AR float32)".
-    `any_configuration`: allow different dtype, threads and compilation (same work on the same machine); `other`: name
-    of the baseline in the output; `steps_alone`: list the fields that must agree for a ratio of steps."""
+    `any_configuration`: ignore dtype, threads and compilation (same work on the same machine); `other`: name of the
+    baseline in the output; `steps_alone`: list only fields that must agree for a step ratio."""
     free = _TIME if steps_alone else _CONFIGURATION if any_configuration else ()
     mine, theirs = _fields(info), _fields(baseline)
     mine["versions"], theirs["versions"] = _apart(info.stack, baseline.stack)
@@ -146,7 +146,7 @@ def mismatched_fields(
 
 
 def _apart(mine: str, theirs: str) -> tuple[str, str]:
-    """Return the versions that differ between two lists, for the packages that both lists name."""
+    """Return the versions that differ between two lists, only of packages that are in both lists."""
     if " or " in mine + theirs:
         return mine, theirs
     these, those = (dict(part.rsplit(" ", 1) for part in text.split(", ") if part) for text in (mine, theirs))
@@ -168,7 +168,7 @@ def _fields(info: RunInfo) -> dict[str, object]:
     fields = {name: identity.get(name) for name in (*_WORK, *_CONFIGURATION)} | {"mode": spec.mode or "latency"}
     fields["compiled"] = "yes" if info.compiled else "no"
     fields |= asdict(spec.sampling)
-    if fields["threads"] is None:  # on a GPU
+    if fields["threads"] is None:  # the identity on a GPU
         del fields["threads"]
     return fields | {"hardware": " and ".join(info.machines)}
 
@@ -179,7 +179,7 @@ def _short(value: object) -> str:
 
 
 def with_ar_runs(folders: Iterable[Path]) -> dict[Path, tuple[Run, list[Run]]]:
-    """By folder, the run and the AR runs of its results folder, each read once."""
+    """Map each folder to its run and the AR runs in the same results folder; each run is read once."""
     runs = {folder: Run(folder) for folder in folders}
     pools: dict[Path, list[Run]] = {}
     for place in dict.fromkeys(folder.parent for folder in runs):
@@ -189,7 +189,7 @@ def with_ar_runs(folders: Iterable[Path]) -> dict[Path, tuple[Run, list[Run]]]:
 
 
 def copies(runs: Sequence[Run]) -> dict[Path, Path]:
-    """Return folders with a copy of another folder's run (same run id, same start of an image), and that folder."""
+    """Find copies of runs (same run id, same start of an image); map the folder of each copy to the original's."""
     groups: dict[str, list[Run]] = {}
     copied: dict[Path, Path] = {}
     for run in sorted(runs, key=lambda run: run.folder.name != run.info.run_id):
@@ -203,14 +203,14 @@ def copies(runs: Sequence[Run]) -> dict[Path, Path]:
 
 
 def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None:
-    """Find the AR run of the same model with the fewest mismatched fields. Return (mismatched fields, run)."""
+    """Return (mismatched fields, AR run) for the AR run of the same model with the fewest mismatched fields."""
     model = run.info.spec.model
     candidates = [(mismatched_fields(run.info, ar.info), ar) for ar in ar_runs if ar.info.spec.model == model]
     return min(candidates, key=lambda pair: (len(pair[0]), pair[1].folder.name), default=None)
 
 
 def code_text(info: RunInfo, kind: Literal["decoder", "model"] = "decoder") -> str:
-    """Edit time of the code of the decoder or model, in the local time zone."""
+    """Format the edit time of the plug-in code of a run's decoder or model, in the local time zone."""
     digest = getattr(info.spec, f"{kind}_code")
     if digest is None:
         return "code not recorded"

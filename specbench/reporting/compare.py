@@ -33,7 +33,7 @@ from specbench.system.foreign_code import code_of, edited_text
 from specbench.system.plugins import is_reference
 
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
-"""Note of a number whose interval is left out."""
+"""Note on a number whose interval is omitted."""
 OTHER_CAPTIONS = "no images of the same captions: the runs share only the ids of their prompts"
 _UNPAIRED = "no images in common, or no paired difference is defined for this metric"
 HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
@@ -48,7 +48,7 @@ _NAMES = {
     "latency_b_ms": "latency of B, ms",
     "median_b_ms": "latency p50 of B, ms",
 }
-"""Printed names of the numbers about speed, "" if not printed. All other rows are score differences."""
+"""{key of a number about speed: printed name, "" if not printed}. Other numbers are score differences."""
 MARKED = f"{MARK}: differs from the baseline. {stats.RULE}"
 _LEAST_P = 0.0001
 _BOUNDS = {"": "value", ".low": "low", ".high": "high"}
@@ -61,25 +61,25 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None, may_be_one:
     `speedup` is B over A, `speedup_reverse` A over B, followed by the factors of `speedup` and the latencies per image,
     `latency_a_ms, median_a_ms, latency_b_ms, median_b_ms`, if runs have latencies; other names are metrics.
     `p` is the two-sided p-value of no difference, `p_holm` its correction (`specbench.stats.holm`),
-    `prompts_needed` the number of prompts needed to detect a change of 2 % (of the speed-up, or of A's score). Values
-    that cannot be compared are None, with the reason in `note`.
+    `prompts_needed` the number of prompts that detects a change of 2 % (of the speed-up, or of A's score). If values
+    cannot be compared, the number is None and `note` gives the reason.
     """
     if a.resolve() == b.resolve() and not may_be_one:
-        raise SpecbenchError(f"both names mean the run '{a.name}'", "name two runs: specbench list runs")
+        raise SpecbenchError(f"both names refer to the run '{a.name}'", "name two runs: specbench list runs")
     runs = Run(a), Run(b)
     latencies = (row for name, run in zip("ab", runs, strict=True) for row in _latency_rows(name, run))
     return corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
 
 
 def against(baseline: Path, run: Path) -> dict[str, Compared]:
-    """Compare a run with a baseline: return the speed-up and the score differences by name."""
+    """Compare a run with a baseline; return {name: speed-up or score difference}."""
     rows = compare_runs(baseline, run, may_be_one=True)
     return {row.name: row for row in rows if row.name == "speedup" or row.name not in _NAMES}
 
 
 def compare_rows(rows: Sequence[ReportRow], baseline: str) -> list[ReportRow]:
-    """Add to report rows the numbers `against` a baseline of the same model and setting. `baseline`: the name of a row,
-    of its decoder, or the start of a run id."""
+    """Set `against` of report rows: numbers compared with the baseline in the same model and setting. `baseline`: name
+    of a row or decoder, or the start of a run id."""
     alike: dict[object, list[ReportRow]] = {}
     for row in rows:
         alike.setdefault((row.model, row.setting), []).append(row)
@@ -110,23 +110,23 @@ def _base(named: Mapping[str, ReportRow], baseline: str) -> tuple[str, ReportRow
 
 
 def marks(numbers: Mapping[str, Compared]) -> dict[str, str]:
-    """By name: the mark of each number in `against` that differs from the baseline's number."""
+    """Return {name: mark} of the numbers in `against` that differ from the baseline's."""
     return {name: MARK for name, row in numbers.items() if row.real}
 
 
 def stall_note(stalled: Stalled | None, images: int, median: stats.Estimate | None) -> str | None:
-    """Sentence about the stalled images of a run, with the median latency; None if no image stalled."""
+    """Describe the stalled images of a run, with the median latency; None if no image stalled."""
     if stalled is None or median is None:
         return None
     return (
         f"{stalled.images} of {images} images stalled: the slowest took {number(stalled.slowest_ms / 1e3)} s, "
-        f"the median is {number(median.value / 1e3)} s; the mean latency and the speed-up include it"
+        f"the median is {number(median.value / 1e3)} s; the mean latency and the speed-up include these images"
     )
 
 
 def corrected(rows: Sequence[Compared]) -> list[Compared]:
-    """Add corrected p-values, `p_holm`, to the numbers of one pair of runs, for the tests of one question (see
-    `specbench.stats.RULE`). Distances do not count as tests: reports lack them, and the verdicts must be the same."""
+    """Add corrected p-values, `p_holm`, to the numbers of a pair of runs, corrected within each family of tests (see
+    `specbench.stats.RULE`). Distances are no tests here: reports lack them, and verdicts must agree with reports."""
     p_values: dict[str, list[float | None]] = {}
     for row in rows:
         p_values.setdefault(_question(row), []).append(row.p)
@@ -139,8 +139,7 @@ def _question(row: Compared) -> str:
 
 
 def real_differences(folder: Path, over_ar: OverAR) -> set[str]:
-    """Names of the numbers of a run, "speedup" and metrics, that differ from AR's; without distances to reference
-    images."""
+    """Return which numbers of a run ("speedup" and metrics) differ from AR's, without distances to reference images."""
     if over_ar.ar_folder in (None, folder):
         return set()
     speed = Compared("speedup", p=over_ar.speedup_p)
@@ -148,19 +147,19 @@ def real_differences(folder: Path, over_ar: OverAR) -> set[str]:
 
 
 def scores_beside(a: Path, b: Path) -> list[Compared]:
-    """`quality_rows` without distances to reference images, which take long."""
+    """Compute `quality_rows` without distances to reference images, because these take long."""
     return quality_rows(a, b, distances=False)
 
 
 def _speed_rows(a: Run, b: Run) -> list[Compared]:
-    """Compute the speed-up in both directions, and its factors. If times are not comparable, compute only the steps."""
+    """Compute the speed-up in both directions, and its factors; if times are not comparable, only the step ratio."""
     names = ("speedup", "speedup_reverse", "step_ratio", "window_cost", "overhead")
     differing = mismatched_fields(b.info, a.info, other="A")
     result = None if differing else stats.speed_up(b.rows, a.rows)
     if result is None:
         why = "latency is measured at batch 1 only" if a.info.spec.batch > 1 else "no timed images in common"
         why = f"differs in {', '.join(differing)}" if differing else why
-        # The ratio of steps needs no times.
+        # The step ratio does not depend on times.
         differing = mismatched_fields(b.info, a.info, other="A", steps_alone=True)
         common = stats.paired(b.rows, a.rows)
         if differing or common.empty:
@@ -175,7 +174,7 @@ def _speed_rows(a: Run, b: Run) -> list[Compared]:
     back = stats.ratio_of_totals(pairs["latency_ms"], pairs["latency_ms_base"], pairs["prompt_id"])
     total, back = (stats.without_few(estimate, result.prompts) for estimate in (result.total, back))
     notes = [] if result.pairs == len(a.rows) == len(b.rows) else ["over the images in common"]
-    notes += ["decoded in different calls, between which the machine may have changed"] if decoded_apart(a, b) else []
+    notes += ["decoded in different calls; the machine may have changed between them"] if decoded_apart(a, b) else []
     notes += [eager] if is_ar(a.info) and (eager := eager_ar(a)) else []
     note = "; ".join(notes if total.low is not None else [*notes, FEW_NOTE]) or None
     factors = zip(names[2:], (result.steps, result.window_cost, result.overhead), strict=True)
@@ -191,7 +190,7 @@ def _estimate(value: float | None) -> stats.Estimate | None:
 
 
 def _latency_rows(name: str, run: Run) -> list[Compared]:
-    """Mean and median latency of all images of a run, with a note on stalled images; empty if not measured."""
+    """Compute mean and median latency of a run's images, with a note on stalled images; empty if not measured."""
     images, median = len(run.rows), stats.latency_p50_ms(run.rows)
     if median is None:
         return []
@@ -203,9 +202,9 @@ def _latency_rows(name: str, run: Run) -> list[Compared]:
 
 
 def quality_rows(a: Path, b: Path, settings: Settings | None = None, distances: bool = True) -> list[Compared]:
-    """Compute the paired differences of overall scores, B minus A; of distances only if `distances`."""
+    """Compute the paired differences of overall scores, B minus A. `distances`: whether to include distances."""
     own, other = ({(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b))
-    every: Mapping[Any, Mapping[str, Any]] = own | other | own  # if both runs have a score, the first run's
+    every: Mapping[Any, Mapping[str, Any]] = own | other | own  # if both runs have a score: a's
     whole = {key: row for key, row in every.items() if ":" not in key[0] and (distances or row["kind"] != "distance")}
     named = {row["metric"]: {fact: row[fact] for fact in ("better", "kind")} for row in whole.values()}
     common = of_same_captions(a, b) if whole else None
@@ -234,7 +233,7 @@ def quality_rows(a: Path, b: Path, settings: Settings | None = None, distances: 
 
 
 def _nothing_common(a: Path, b: Path) -> str:
-    """Reason why no images of two runs are paired: pairs need the same id, number and caption."""
+    """Explain why no images of two runs form pairs: a pair needs the same prompt id, sample and caption."""
     mine, theirs = (RunStore(folder).samples([*KEY, "prompt"]) for folder in (a, b))
     if not mine.merge(theirs, on=[*KEY]).empty:
         return OTHER_CAPTIONS
@@ -249,7 +248,7 @@ def _nothing_common(a: Path, b: Path) -> str:
 
 
 def _plain_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Compared | None:
-    """Difference of two distances without interval, from the stored scores alone."""
+    """Compute the difference of two distances from the stored scores alone, without an interval."""
     whole = mine["kind"] == "distance" and mine["images"] == theirs["images"] == mine["n"] == theirs["n"]
     if not whole or any(score["low"] is not None or score["value"] is None for score in (mine, theirs)):
         return None
@@ -262,11 +261,11 @@ def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings 
     if (stored := stored_difference(b, a, score)) is not None:
         return _difference(name, stats.difference_to_show(stored[0]), stored[1], score)
     reference = name if name in metric_catalog.metric_names() else identity.get("class")
-    if reference is None:  # imported
+    if reference is None:  # imported score
         return Compared(name, note=_UNPAIRED)
     code = code_of([reference]) if reference != name and is_reference(reference) else None
     if reference != name and (code is None or code.digest[:16] != identity.get("code")):
-        return Compared(name, note=f"its class {reference} is missing or has changed since it scored")
+        return Compared(name, note=f"its class {reference} is missing, or changed since the runs were scored")
     try:
         settings = settings or Settings()
         settings = replace(settings, device="cuda") if "float32" in identity else settings
@@ -289,7 +288,7 @@ def _difference(name: str, estimate: stats.Difference, n: int, score: Mapping[st
 
 
 def _name(folder: Path, other: Path) -> str:
-    """Id of a run, or its folder if the other run has the same id."""
+    """Return the id of a run, or its folder if the other run has the same id."""
     return folder.name if folder.name != other.name else str(folder)
 
 
@@ -311,13 +310,13 @@ class Gate:
 
     @classmethod
     def parse(cls, text: str) -> Gate:
-        """Parse NAME SIGN NUMBER; raises a SpecbenchError."""
+        """Parse NAME SIGN NUMBER; raise a SpecbenchError for other texts."""
         match = re.fullmatch(r"\s*(.+?)(\.low|\.high)?\s*(<=|>=|<|>)\s*(\S+)\s*", text)
         try:
             bound = float(match[4]) if match else math.nan
         except ValueError:
             bound = math.nan
-        if not match or math.isnan(bound):  # comparisons with NaN are always false, so the gate would never fail
+        if not match or math.isnan(bound):  # a gate with NaN would never fail, because comparisons with NaN are false
             raise SpecbenchError(
                 f"'{text}' is not a condition", "write a name, one of < <= > >=, and a number: speedup<0.98"
             )
@@ -337,7 +336,7 @@ class Gate:
 
 
 def verdict(rows: Sequence[Compared]) -> str:
-    """One sentence on the rows of `compare_runs` with real differences at the 5 % level."""
+    """Summarise the real differences among the rows of `compare_runs` in one sentence."""
     real, unclear = [], []
     tests = Counter(_question(row) for row in rows if row.p_holm is not None)
     for row in rows:
@@ -364,27 +363,27 @@ def _told(row: Compared, estimate: stats.Estimate) -> str:
 
 
 def _open(row: Compared, estimate: stats.Estimate, tests: int) -> str:
-    """Describe a number without a real difference; give the p-value if the interval excludes "no difference"."""
+    """Describe a number whose difference is not real; add the p-value if the interval excludes "no difference"."""
     name, none = ("speed", 1) if row.name == "speedup" else (row.name, 0)
     corrected = ""
     low, high = estimate.low, estimate.high
     if low is not None and high is not None and row.p_holm is not None and not low <= none <= high:
         corrected = f"; p = {_p(row.p_holm)}"
-        corrected += f" once corrected for {tests} scores" if name != "speed" and tests > 1 else ""
+        corrected += f" after correction for {tests} scores" if name != "speed" and tests > 1 else ""
     return f"{name} ({_value(row.name, estimate.value)}{bracketed(estimate, _digits(row.name))}{corrected})"
 
 
 def directions(a: str, b: str) -> list[str]:
-    """Lines that name run A and run B, and explain the signs."""
+    """Return lines that name run A and run B, and explain the signs of differences."""
     return [
         f"A (baseline): {a}",
         f"B: {b}",
-        "Speeds are B over A, score differences B minus A; ↑: higher is better for B.",
+        "Speed-ups are B over A, score differences are B minus A; ↑: higher values favour B.",
     ]
 
 
 def comparison_lines(rows: Sequence[Compared]) -> list[tuple[str, ...]]:
-    """One line per compared number, in the order of `HEADINGS`. `reasons` describes numbers without a value."""
+    """Format each compared number as cells in the order of `HEADINGS`; `reasons` describes numbers without a value."""
     return [
         (
             _title(row),
@@ -400,13 +399,13 @@ def comparison_lines(rows: Sequence[Compared]) -> list[tuple[str, ...]]:
 
 
 def reasons(rows: Sequence[Compared]) -> list[str]:
-    """Reasons for missing or restricted numbers, and the meaning of the last column."""
+    """Explain missing or restricted numbers, and the last column."""
     titles: dict[str, list[str]] = {}
     for row in rows:
         if row.note and _title(row):
             titles.setdefault(row.note, []).append(_title(row))
     needed = (
-        f"Prompts needed: to detect a change of {100 * CHANGE:g} % of the speed-up or of A's score, with 80 % power."
+        f"Prompts needed: to detect, with 80 % power, a change of the speed-up or of A's score by {100 * CHANGE:g} %."
     )
     return [
         *(f"{'; '.join(names)}: {note}." for note, names in titles.items()),

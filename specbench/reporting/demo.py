@@ -20,12 +20,12 @@ from specbench.system.console import counted
 from specbench.system.torch_device import AUTO, chosen_device
 
 _WINDOW = 8
-"""Window of all decoders, so that their forwards have the same shape. It is the fastest window of the decoder with a
-head, by the mean over AVX-512 and AVX2 (`results/speed/README.md`)."""
-HEAD = "vertical:siblings=1"  # The decoder with a draft head, whose draft is a chain as in SJD
-# The papers' distance threshold is for another codebook. With this codebook, each cluster would have one token.
+"""Window of all decoders, so that their forwards have the same shape. For the decoder with a head, this window is the
+fastest on average over AVX-512 and AVX2 (`results/speed/README.md`)."""
+HEAD = "vertical:siblings=1"  # The decoder with a draft head; with one sibling, its draft is a chain as in SJD
+# d=inf: the papers' distance threshold is for another codebook; here each cluster would have a single token.
 SHOWN = ("ar", "sjd", "gsd:G=10,d=inf", HEAD)
-THREADS = 1  # a model this small gains little from more threads, and is slowed down when other processes use the cores
+THREADS = 1  # such a small model gains little from more threads, and with them is slower if other processes use cores
 PICTURE, TABLES, FIRST = "grid.png", "report.md", "first-look"
 _FIRST_IMAGES = 2  # images of AR and of the decoder with a head, decoded eagerly before compilation starts
 
@@ -43,10 +43,10 @@ def demo(
     Args:
         out: folder of the runs, `report.md` and `grid.png`.
         limit: number of prompts of the set `shapes`.
-        compile: whether to compile the steps, "on" or "off"; "auto": if there is a compiler, because a speed-up over
-            an eager AR is misleading.
+        compile: "on" or "off"; "auto" compiles the steps if a compiler is installed, because a speed-up over eager AR
+            is misleading.
         reporter, score_reporter: receive progress; silent if None.
-        tell: receives a line about two images that are decoded before the steps are compiled.
+        tell: called with a line about two images that are decoded before the compilation.
 
     Returns:
         One dict per run, with the columns of `report`.
@@ -70,7 +70,7 @@ def demo(
 
 
 def _first_look(out: Path, flags: dict[str, Any], limit: int) -> str:
-    """Decode `limit` prompts eagerly with AR and the decoder with a head. Return a line on their speed and images."""
+    """Decode `limit` prompts eagerly with AR and with `HEAD`. Return a line on speed and image files."""
     eager = {"decoder": ["ar", HEAD], "limit": limit, "compile": "off", "out": str(out / FIRST)}
     rows = report_rows(run_plans(_plan(flags | eager), Reporter()).folders)
     write_pictures({name: row.folder for name, row in unique_names(rows).items()}, out / PICTURE)

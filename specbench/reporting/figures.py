@@ -1,4 +1,4 @@
-"""Charts of the page as figures of a paper: pdf, svg or png by matplotlib, in one style, with their numbers as csv.
+"""Draw the charts of the HTML page as figures for papers: pdf, svg or png by matplotlib, with the numbers as csv.
 
 Fonts are embedded as TrueType. Runs differ in marker and line style, bars in hatching, so that a figure reads in grey.
 """
@@ -28,14 +28,14 @@ Places = Mapping[str, list[Any]]
 
 
 class Drawn(Figure):
-    """Figure that notebooks display even if pyplot was not imported."""
+    """Figure that notebooks display without an import of pyplot."""
 
     def _repr_png_(self) -> bytes:
         return saved(self, "png")
 
 
 def figure_names(charts: Sequence[Chart]) -> dict[str, Chart]:
-    """Charts by short names, which are made from the titles. Repeated titles are numbered."""
+    """Return {short name made of the title: chart}. Repeated titles are numbered."""
     named: dict[str, Chart] = {}
     for chart in charts:
         name = slug = re.sub(r"[^a-z0-9]+", "-", str(chart["title"]).lower()).strip("-")
@@ -73,9 +73,9 @@ def chart_figure(chart: Chart, width: str = "column") -> Drawn:
 
 
 def saved(figure: Figure, fmt: str) -> bytes:
-    """The bytes of a figure's file, deterministic; `fmt` is pdf, svg or png."""
+    """Return the content of a figure's file, which is deterministic; `fmt` is pdf, svg or png."""
     sink = io.BytesIO()
-    epoch = os.environ.pop("SOURCE_DATE_EPOCH", None)  # matplotlib would parse it, even for a file without a date
+    epoch = os.environ.pop("SOURCE_DATE_EPOCH", None)  # matplotlib fails on an invalid value, even without a date
     try:
         with styled():
             figure.savefig(sink, format=fmt, metadata=_UNDATED.get(fmt))
@@ -85,7 +85,7 @@ def saved(figure: Figure, fmt: str) -> bytes:
 
 
 def _places(chart: Chart) -> dict[str, list[Any]]:
-    """Ordered categories of an axis: x, y, or pairs of facet and y."""
+    """Return the ordered categories of each axis: of x, and of y or (facet, y)."""
     places: dict[str, list[Any]] = {}
     for axis in ("x", "y"):
         scale = chart["scales"].get(axis, {})
@@ -100,7 +100,7 @@ def _places(chart: Chart) -> dict[str, list[Any]]:
 
 
 def _place(point: Datum, channel: str, places: Places) -> Any:
-    """Position of a point on an axis: a number, or the place of its category."""
+    """Return the position of a point on an axis: its number, or the index of its category."""
     value, axis = point.get(channel), channel[0]
     if isinstance(value, str):
         return places[axis].index((point["fy"], value) if "fy" in point else value)
@@ -108,12 +108,12 @@ def _place(point: Datum, channel: str, places: Places) -> Any:
 
 
 def _draw_layer(axes: Axes, layer: Mapping[str, Any], looks: Mapping[str, Look], places: Places) -> None:
-    """Draw the points of a layer, each run or part in its own colour and line."""
+    """Draw the points of a layer, with a colour and a line style per run or part."""
     mark = layer["mark"]
     if mark == "one":
         axes.axvline(1, color="0.5", linewidth=0.6, linestyle=":")
         return
-    stacked: dict[Any, float] = {}  # the present end of stacked bars, at which the next bar starts
+    stacked: dict[Any, float] = {}  # start of the next bar in each stack
     for name in dict.fromkeys(point.get(layer["by"]) for point in layer["points"]):
         points = [point for point in layer["points"] if point.get(layer["by"]) == name]
         look = looks.get(str(name), _BLACK)
@@ -175,7 +175,7 @@ def _axes(axes: Axes, scales: Mapping[str, Mapping[str, Any]], places: Places) -
 
 
 def figure_csv(chart: Chart) -> str:
-    """The numbers of a chart, a line per point: `layer`, its mark, and the point's values."""
+    """Format the numbers of a chart as csv, a line per point: `layer` (its number), its mark, the point's values."""
     rows = [
         {"layer": place, "mark": layer["mark"], **{name: value for name, value in point.items() if name != "told"}}
         for place, layer in enumerate(chart["layers"], 1)

@@ -4,7 +4,7 @@
     seconds  = (prefill + NFE x step) / 1000,   NFE = stream slots / tokens per step
     speed-up = seconds of AR / seconds of the decoder, both by this model
 
-All numbers are computed, not measured. The rows say so, are never stored, and enter no table with measurements.
+All numbers are computed, not measured. The rows state this, are never stored, and are never in a table of measurements.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from specbench.stats.speed import with_times
 from specbench.system.device_peaks import Peak
 
 FORECAST = "forecast"  # The `kind` of every row
-PROMPT_TOKENS = 128  # Assumed elements of a prompt
+PROMPT_TOKENS = 128  # Assumed prompt length
 Range = tuple[float, float]
 
 
 class Printed(NamedTuple):
-    """Tokens per step that a paper prints, with the model and the place in the paper."""
+    """Tokens per step printed by a paper, with the model and the place in the paper."""
 
     tokens_per_step: float
     model: str
@@ -43,17 +43,17 @@ class Printed(NamedTuple):
 
 @dataclass(frozen=True)
 class Accepted:
-    """Tokens that a decoder commits per target forward, and the source of this number."""
+    """Tokens per target forward of a decoder, and the source of this number."""
 
     source: str  # the run, or the row of a paper's table
     model: str  # the model of the measurement
     decoder: DecoderSpec
     label: str
     tokens_per_step: float  # stream tokens over target forwards
-    # milliseconds of a step without forward and drafting, if the run was timed; else None
+    # milliseconds of a step without forward and drafting; None if the run was not timed
     overhead_ms: float | None = None
-    # values that papers print for this kind of decoder on other models; if the forecast is for a model other than
-    # `model`, its range spans these values and `tokens_per_step`
+    # values printed by papers for this kind of decoder on other models. A forecast for another model than `model` has a
+    # range that spans these values and `tokens_per_step`
     printed: tuple[Printed, ...] = ()
 
     @property
@@ -72,10 +72,10 @@ class ForecastSetting:
     dtype: str
     guidance: float  # scale; 1: no guidance
     batch: int  # images decoded together
-    # bandwidth, flops: fractions of the device's peaks that are reached, low and high
+    # bandwidth, flops: lowest and highest fraction of the device's peak that is reached
     bandwidth: Range
     flops: Range
-    overhead_ms: Range | None  # of a step, low and high; None: measured by each run, for AR by the AR run
+    overhead_ms: Range | None  # of a step, lowest and highest; None: as measured in each run, for AR in the AR run
 
     @property
     def network(self) -> NetworkSize:
@@ -86,11 +86,11 @@ class ForecastSetting:
 
     @property
     def size(self) -> Size:
-        """Sizes of a forward. Eight-bit weights are converted to sixteen bits before they are multiplied."""
+        """Sizes of a forward; eight-bit weights count as sixteen-bit, because they are converted before products."""
         return self.network.size(self.model.v_image)
 
     def forward(self, columns: float, context: float | None = None, slots: int | None = None) -> Forward:
-        """Forward at a context; None: the mean context of an image. The KV cache keeps at most `slots` of it."""
+        """Make a forward with a context length. None: the mean over an image, with at most `slots` in the KV cache."""
         slots = slots or self.model.stream
         mean = PROMPT_TOKENS + slots * (1 - slots / self.model.stream / 2) if context is None else context
         guided = self.guidance != 1
@@ -99,16 +99,16 @@ class ForecastSetting:
 
 
 def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
-    """Tokens committed per target forward by the images of runs."""
+    """Compute the tokens per target forward of runs."""
     lengths = []
     for run in map(Run, folders):
         spec, name, tokens = run.info.spec, run.info.run_id, stats.tokens_per_step(run.rows)
         if RANDOM in spec.model:
-            what = f"{name}: {spec.model} has random weights, so its step counts are meaningless"
+            what = f"{name}: {spec.model} has random weights, so its numbers of steps are meaningless"
             raise SpecbenchError(what, "name other runs to forecast")
         if tokens is None:
-            raise SpecbenchError(f"run {name} has no image yet", "decode images, or name another run")
-        # The overhead of a run excludes drafting by a head, which is modelled separately.
+            raise SpecbenchError(f"run {name} has no images yet", "decode images, or name another run")
+        # The overhead excludes drafting by a head, which has a separate model.
         spans = ["verify_ms", "host_ms", *([] if spec.decoder.head_kind else ["draft_ms"])]
         timed = with_times(run.rows)
         beside = timed[spans].sum().sum() / timed["nfe"].sum() if spec.batch == 1 and len(timed) else None
@@ -117,14 +117,14 @@ def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
 
 
 def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> list[dict[str, object]]:
-    """Forecast rows, one for each accepted length.
+    """Compute a forecast row for each accepted length.
 
     Returns:
         One dict each: `kind` ("forecast"), `source, decoder, label, window, model, device, dtype, batch, nfe`,
         `tokens_per_step` with the range of `Accepted.range`; as low, middle and high value `forward_ms, step_ms,
         seconds, ar_seconds, speed_up, window_cost, images_per_hour` (`NAME_low`, `NAME`, `NAME_high`; low is the
-        smaller number), seconds of a batch's images together; `parts_ms` of the middle forward; `assumptions`, a
-        sentence each.
+        smaller number), seconds for all images of a batch together; `parts_ms` of the middle forward; `assumptions`,
+        sentences.
     """
     ar = next((length.overhead_ms for length in accepted if length.decoder.name == "ar"), None)
     overheads = [_overheads(length, setting, ar) for length in accepted]
@@ -132,13 +132,13 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
 
 
 def _overheads(length: Accepted, setting: ForecastSetting, ar: float | None) -> list[Range]:
-    """Milliseconds of overhead of the decoder's step and of AR's: as measured, or the extreme assumptions. A decoder's
-    step never has less overhead than a step of AR."""
+    """Return (overhead of a decoder's step, overhead of an AR step) in milliseconds: as measured, or both extreme
+    assumptions. A decoder's overhead is at least AR's."""
     if setting.overhead_ms is not None:
         low, high = setting.overhead_ms
         return [(low, low), (high, high)] + [(high, low)] * (length.decoder.name != "ar")
     if ar is None or length.overhead_ms is None:
-        what = "--overhead-ms run needs runs timed one image at a time, one of them ar"
+        what = "--overhead-ms run needs runs that were timed one image at a time, including a run of ar"
         raise SpecbenchError(what, "--overhead-ms LOW,HIGH")
     return [(length.overhead_ms, ar)]
 
@@ -178,8 +178,8 @@ def _row(length: Accepted, setting: ForecastSetting, overheads: Sequence[Range])
 def _numbers(
     length: Accepted, setting: ForecastSetting, reached: Reached, overhead: Range, tokens: float
 ) -> dict[str, float]:
-    """The forecast under one set of assumptions: shares reached, overhead of the decoder's step and of AR's, and tokens
-    per step."""
+    """Compute the forecast under one set of assumptions: reached fractions of the peaks, overheads of the decoder and
+    of AR, and tokens per step."""
     model, columns = setting.model, most_columns(length.decoder, setting.model)
 
     def ms(forward: Forward) -> float:
@@ -205,7 +205,7 @@ def _numbers(
 
 
 def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
-    """Forwards of a draft head in one step, each with the output matrix. EAGLE: a forward per tree level (a layer and a
+    """Forwards of a draft head per step, each with the output matrix. EAGLE: a forward per tree level (a layer and a
     projection of 2d x d). Vertical head: a forward per draft, plus its first layer once per step without the matrix."""
     model, network = setting.model, setting.network
     if decoder.head_kind == "vertical":
@@ -225,8 +225,8 @@ def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
 
 
 def _head_columns(options: Mapping[str, Any]) -> list[int]:
-    """By depth: number of columns that an EAGLE head extrapolates, the columns with children."""
-    if "paths" in options or "tree" not in options:  # several paths, or an adaptive tree, at its maximum depth
+    """Return for each depth the number of columns that an EAGLE head extrapolates: columns with children."""
+    if "paths" in options or "tree" not in options:  # several paths, or an adaptive tree of maximum depth
         depth = int(options["window"]) - 1
         return [1, *[int(options.get("paths", 1))] * (depth - 1)][:depth]
     paths = node_paths(str(options["tree"]))
@@ -234,25 +234,25 @@ def _head_columns(options: Mapping[str, Any]) -> list[int]:
 
 
 def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[str]:
-    """The assumptions of a forecast, a sentence each."""
+    """Describe the assumptions of a forecast, a sentence each."""
     model, peak, size = setting.model, setting.peak, setting.size
     rows = "1 row" if setting.guidance == 1 else f"2 rows (guidance {setting.guidance:g})"
     others = list(dict.fromkeys(length.model for length in accepted if length.model != model.name))
     if setting.overhead_ms is None:
-        overhead = "as measured by each run (for AR by the AR run) on its own machine; on another device it may differ"
+        overhead = "per step as measured in each run (for AR in the AR run) on its machine; elsewhere it may differ"
     else:
         overhead = (
-            f"{_span(*setting.overhead_ms)} ms per step without forward and drafting, assumed; for AR at most that"
+            f"{_span(*setting.overhead_ms)} ms per step outside forward and drafting (assumed; for AR at most the same)"
         )
     lines = [
         f"This is a forecast: nothing was measured on {peak.name}.",
         f"Device: {peak.bandwidth(2**40) / 1e9:,.0f} GB/s and {peak.flops / 1e12:,.4g} TFLOP/s in {setting.dtype} "
         f"({peak.source}); assumed to reach {_percent(setting.bandwidth)} and {_percent(setting.flops)} of these.",
-        f"Model: {model.name} in {setting.dtype}; a forward reads {_counted(size.weights)} weights once and "
-        f"each row's KV cache, {size.kv * BYTES[setting.dtype] / 1024:,.0f} KiB per token; {rows} per image, batch "
+        f"Model: {model.name} in {setting.dtype}; a forward reads {_counted(size.weights)} weights once, and the KV "
+        f"cache of each row ({size.kv * BYTES[setting.dtype] / 1024:,.0f} KiB per token); {rows} per image, batch "
         f"{setting.batch}.",
-        f"An image has {model.stream:,} stream slots after a prompt of {PROMPT_TOKENS}; every step is computed at "
-        "the mean context, with its full window.",
+        f"An image has {model.stream:,} stream slots after a prompt of {PROMPT_TOKENS}; every step is computed with "
+        "the mean context and its full window.",
         f"Overhead: {overhead}.",
         "The text encoder and the image decoder are left out.",
     ]
@@ -263,31 +263,31 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
     if peak.products:
         lines.append("Products with weights take the time measured there for this number of columns, at that share.")
     else:
-        lines.append("Steps are compiled: eager steps take several times as long on a GPU, which waits for the host.")
+        lines.append("Steps are compiled; eager steps take several times as long on a GPU, which waits for the host.")
     if any(length.decoder.head_kind == "eagle" for length in accepted):
-        lines.append("A draft head is one layer, a projection and the output matrix, run once for each level.")
+        lines.append("A draft head is one layer, a projection and the output matrix; it runs once per tree level.")
     if any(length.decoder.head_kind == "vertical" for length in accepted):
         lines.append(
-            "A vertical head is three small layers and the output matrix, run once for each draft; most of the first "
-            "layer runs once per step (a few times if the window is wider than an image row)."
+            "A vertical head is three small layers and the output matrix; it runs once for each draft, but most of "
+            "the first layer runs once per step (a few times if the window is wider than an image row)."
         )
     if others:
         lines.append(f"Tokens per step were measured on {', '.join(others)}, not on {model.name}.")
         elsewhere = [length for length in accepted if length.decoder.name != "ar" and length.model != model.name]
         lines += _printed_sentences(elsewhere)
-    lines += ["Rows of a batch that finish are refilled at once."] if setting.batch > 1 else []
+    lines += ["A batch row that finishes is refilled at once."] if setting.batch > 1 else []
     return lines
 
 
 def _printed_sentences(accepted: Sequence[Accepted]) -> list[str]:
-    """Tokens per step that papers print for these decoders on other models."""
+    """Describe the tokens per step that papers print for these decoders on other models."""
     lines = []
     for name, printed in {length.label: length.printed for length in accepted if length.printed}.items():
         low, high = (pick(printed, key=lambda entry: entry.tokens_per_step) for pick in (min, max))
         texts = dict.fromkeys(f"{entry.tokens_per_step:.3g} on {entry.model} ({entry.source})" for entry in (low, high))
         lines.append(f"{name}: papers print {' to '.join(texts)}; the ranges include these values.")
     if unknown := dict.fromkeys(length.decoder.name for length in accepted if not length.printed):
-        lines.append(f"Without a range: {', '.join(unknown)}; we know no paper with tokens per step on another model.")
+        lines.append(f"Without a range: {', '.join(unknown)}; no known paper prints tokens per step on another model.")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""HTML report (`specbench report --html`): one self-contained file for small and large screens, light, dark and paper.
+"""HTML report (`specbench report --html`): one self-contained file for all screen sizes, dark mode and printing.
 
 The template escapes all text. The content security policy lists the digests of the page's scripts; it forbids all
 other scripts and any loading.
@@ -53,12 +53,12 @@ from specbench.system.text_tables import TextTable, distinct_columns, plain_tabl
 from specbench.system.version import __version__
 
 PROMPTS = 12  # Number of prompts in the image gallery
-MOST_POINTS = 300  # Images of a run in the chart of each prompt's speed-up
+MOST_POINTS = 300  # Maximum number of images per run in the chart of the prompts' speed-ups
 LONGEST_SIDE = 256
-_LONGEST_NAME = 34  # Characters of a run's name next to a bar or above a column of images
+_LONGEST_NAME = 34  # Maximum length of a run's name next to a bar or above images
 _LONG_WORD = 16
 _EXACT_SIDE = 128  # Images up to this size are embedded losslessly; larger ones as small JPEGs
-_NAMED = 4  # Decoders named in the title
+_NAMED = 4  # Maximum number of decoders in the title
 
 
 def write_page(folders: Sequence[Path], path: Path) -> Path:
@@ -85,7 +85,7 @@ def page(rows: Sequence[ReportRow]) -> str:
 
 
 def _repeat(rows: Sequence[ReportRow]) -> TextTable:
-    """The table of the runs: command, options, hardware, versions and folder."""
+    """Make the table for repeating the runs: command, options, hardware, versions and folder."""
     lines = []
     for row in rows:
         folder = row.folder
@@ -97,7 +97,7 @@ def _repeat(rows: Sequence[ReportRow]) -> TextTable:
 
 
 def _title(rows: Sequence[ReportRow]) -> str:
-    """Title of the page: the decoders, AR last, and the models."""
+    """Make the title of the page from the decoders, AR last, and the models."""
     decoders, models = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("decoder", "model"))
     others = [name for name in decoders if name != "ar"]
     some = others[:_NAMED] if len(others) > _NAMED + 1 else others
@@ -107,7 +107,7 @@ def _title(rows: Sequence[ReportRow]) -> str:
 
 
 def page_charts(rows: Sequence[ReportRow]) -> list[charts.Chart]:
-    """The charts of the page of these report rows, in its order."""
+    """Make the charts of these report rows in the order of the page."""
     shown = [_names(section.runs) for section in sections(rows)]
     return [chart for names in shown for of in (_main_charts, _step_charts) for chart in of(names, _marks(names))]
 
@@ -124,20 +124,20 @@ def template(name: str) -> jinja2.Template:
 
 
 def breakable(text: str) -> Markup:
-    """Escape a name so that long words, such as `package.module:NAME`, break only after punctuation."""
+    """Escape a name, and allow line breaks in long words, such as `package.module:NAME`, only after punctuation."""
     words = (re.split(r"(?<=[.:,;/_=])(?=\w)", word) if len(word) > _LONG_WORD else [word] for word in text.split(" "))
     return Markup(" ").join(Markup("<wbr>").join(map(escape, parts)) for parts in words)
 
 
 def scripts(shown: Sequence[charts.Chart], *others: str) -> dict[str, object]:
-    """Variables of the base template for these charts and other scripts: `scripts`, their `digests` for the content
-    security policy, and `charts` as JSON.
+    """Return variables of the base template: `scripts`, their `digests` for the content security policy, `charts` as
+    JSON.
 
-    A page without charts has no plotting library. Each chart gets its `place` in the list.
+    Without charts, the plotting library is not included. Each chart gets its index in the list as `place`.
     """
     for place, chart in enumerate(shown):
         chart["place"] = place
-    # The licences of the library require their texts in every copy, such as a page.
+    # The library's licences must be included in every copy of the library.
     library = f"/*\n{_script('observable-plot.licences.txt')}*/\n{_script('observable-plot.min.js')}"
     texts = [*([library, _script("charts.js")] if shown else []), *map(_script, others)]
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
@@ -162,7 +162,7 @@ def _section(section: Section) -> dict[str, Any]:
     folded = [
         page_table(table, section.runs)
         for table in section.tables
-        # Of the parts of a metric, only parts with enough images for an interval.
+        # Show only parts of metrics that have enough images for an interval.
         if not table.title
         or any("[" in text and TOO_FEW not in text for row in table.texts(section.runs).rows for text, _ in row)
     ]
@@ -187,10 +187,10 @@ def _section(section: Section) -> dict[str, Any]:
 
 
 def page_table(table: ReportTable, runs: Sequence[ReportRow], best: bool = False) -> TextTable:
-    """The table without empty columns; values that all rows share move below it. `best`: bold by `BOLD_RULE`."""
+    """Remove empty columns, and move values that all rows share below the table. `best`: bold by `BOLD_RULE`."""
     columns = table.columns
     if all(value_of(row.speedup_fastest) in (None, value_of(row.over_ar.speedup)) for row in runs):
-        columns = [column for column in columns if column is not FASTEST]  # this column repeats the speed-up
+        columns = [column for column in columns if column is not FASTEST]  # it would repeat the speed-up
     texts = replace(table, columns=columns, title=table.title or table.topic).texts(runs, best)
     texts = distinct_columns(replace(texts, headings=[column.heading for column in columns]), KEPT)
     titles = {column.heading: column.title.replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓") for column in columns}
@@ -199,16 +199,16 @@ def page_table(table: ReportTable, runs: Sequence[ReportRow], best: bool = False
 
 
 class _Measure(NamedTuple):
-    """A number of the first lines of a section."""
+    """A number of all runs, for the lines at the top of a section."""
 
     heading: str
     digits: int
-    values: Mapping[str, Estimate]  # by run
+    values: Mapping[str, Estimate]  # by name of the run
     ar: float | None
-    too_few: Set[str]  # runs with too few prompts for an interval
+    too_few: Set[str]  # names of runs with too few prompts for an interval
 
     def cell(self, name: str) -> list[Any]:
-        """Value, bounds and AR's value of a run, as positions on a line in percent, and the text; empty if missing."""
+        """Return value, bounds and AR's value as positions on a line in percent, and the text; empty if missing."""
         if (shown := self.values.get(name)) is None:
             return []
         every = [end for estimate in self.values.values() for end in (estimate.value, estimate.low, estimate.high)]
@@ -224,8 +224,8 @@ class _Measure(NamedTuple):
 
 
 def _headline(names: Mapping[str, ReportRow], marks: Marks) -> dict[str, Any]:
-    """Speed and up to two scores of each run. Groups: lossless, not lossless, other programs; the fastest run of a
-    group is first."""
+    """Collect speed and up to two scores of each run, grouped as lossless, not lossless, and other programs. In a
+    group, the fastest run is first."""
     measures = [_speed(names), *_two_scores(names)]
     speeds = measures[0].values
     groups: dict[str, list[Any]] = {"lossless": [], "not lossless": [], "other programs": []}
@@ -239,10 +239,10 @@ def _headline(names: Mapping[str, ReportRow], marks: Marks) -> dict[str, Any]:
 
 
 def _speed(names: Mapping[str, ReportRow]) -> _Measure:
-    """The speed-up; if no run has a speed-up, images per hour; else tokens per step."""
+    """Return the first available measure of speed: speed-up, images per hour, or tokens per step."""
     speeds = {name: speed for name, row in names.items() if (speed := row.over_ar.speedup) and speed.value}
     baselines = {name for name in speeds if names[name].over_ar.baseline == names[name].run_id}
-    speeds |= {name: Estimate(1.0) for name in baselines}  # 1 by definition, without an interval
+    speeds |= {name: Estimate(1.0) for name in baselines}  # 1 by definition
     if speeds:
         few = {name for name in speeds if speeds[name].low is None} - baselines
         return _Measure("speed-up ↑ [95 %]", 2, speeds, 1.0, few)
@@ -253,7 +253,7 @@ def _speed(names: Mapping[str, ReportRow]) -> _Measure:
 
 
 def _two_scores(names: Mapping[str, ReportRow]) -> list[_Measure]:
-    """The two scores that the largest number of runs have."""
+    """Return the two scores that most runs have."""
     by_version: dict[tuple[str, str], dict[str, ShownScore]] = {}
     for name, row in names.items():
         for score in row.scores:
@@ -271,7 +271,7 @@ def _two_scores(names: Mapping[str, ReportRow]) -> list[_Measure]:
 
 
 def _names(runs: Sequence[ReportRow]) -> dict[str, ReportRow]:
-    """Runs by unique names that are short enough for a page."""
+    """Return {unique name that is short enough for a page: run}."""
     names: dict[str, ReportRow] = {}
     for name, row in unique_names(runs).items():
         digest = row.run_id.rpartition("-")[2]
@@ -281,7 +281,7 @@ def _names(runs: Sequence[ReportRow]) -> dict[str, ReportRow]:
 
 
 def _main_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Chart]:
-    """Each score against speed, the parts of the speed-up, the speed-up of each prompt, and sweeps."""
+    """Chart each score against speed, the factors of the speed-up, the speed-up of each prompt, and sweeps."""
     runs = [replace(row, label=name) for name, row in names.items()]
     metrics = dict.fromkeys(score.metric for row in runs for score in row.scores if score.whole)
     versions = [(metric, *version_of) for metric in metrics for version_of in score_versions(metric, runs).items()]
@@ -301,7 +301,7 @@ def _main_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Ch
 
 
 def _step_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Chart]:
-    """Acceptance, time and log-probabilities of the steps."""
+    """Chart acceptance, time and log-probabilities of the steps."""
     data = {name: step_data(row.folder) for name, row in names.items()}
     rates = {name: row.series("acceptance_by_offset") for name, row in names.items() if row.acceptance is not None}
     times = {name: drawn.step_ms for name, drawn in data.items() if drawn.step_ms}
@@ -312,8 +312,8 @@ def _step_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Ch
 
 
 def _differences(names: Mapping[str, ReportRow]) -> list[TextTable]:
-    """Paired score differences of every run from AR, corrected for each run: a table of the real differences,
-    and a sentence about the others. Distances to reference images are left to `specbench score --against`."""
+    """Compare each run's scores with AR's (paired, corrected per run): a table of the real differences, and a sentence
+    about the others. Distances to reference images are excluded, see `specbench score --against`."""
     baselines = {row.over_ar.baseline for row in names.values()} - {None}
     baseline = next((row for row in names.values() if row.run_id in baselines), None)
     tested = [
@@ -352,7 +352,7 @@ def _gallery(names: Mapping[str, ReportRow], marks: Marks) -> dict[str, Any]:
         "rows": rows,
         "left_out": max(0, most - len(rows)),
         "columns": len(columns),
-        "unjudged": unjudged(score.metric for row in names.values() for score in row.scores),
+        "unjudged": unjudged(score.stored for row in names.values() for score in row.scores),
         "categories": categories if len(categories) > 1 else [],
     }
 
@@ -384,5 +384,5 @@ def _picture(pixels: np.ndarray) -> str:
 
 
 def data_url(picture: bytes, kind: str = "png") -> str:
-    """A picture as a data URL."""
+    """Encode a picture as a data URL."""
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"

@@ -1,7 +1,7 @@
 """Images of a run with their numbers, scores and token maps.
 
-A token map shows the commit step or the origin (accepted draft or sampled) of each token on the token grid, as a PNG
-with one pixel per token.
+A token map is a PNG with one pixel per token of the token grid. It shows the commit step or the origin (accepted draft
+or sampled) of each token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from PIL import Image
 
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics.score_store import read_scores
+from specbench.metrics.score_store import is_mean_of_images, read_scores
 from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import IMAGE_TABLE, KEY, SAMPLES, with_units
@@ -35,16 +35,16 @@ _COLUMNS = (
 
 @dataclass
 class Tile:
-    """One image of a run with its numbers."""
+    """An image of a run with its numbers."""
 
     problem: str | None = None  # reason for a missing image
     pixels: np.ndarray | None = None  # uint8 [H, W, 3]
     nfe: int | None = None  # target forwards; None if unknown
     latency_ms: float | None = None
-    # steps, origins: see `specbench.reporting.image_tiles`; None if the token grid is unknown
+    # steps, origins: token maps, see `commit_steps` and `origins`; None if the token grid is unknown
     steps: np.ndarray | None = None
     origins: np.ndarray | None = None
-    scores: Mapping[str, float] = field(default_factory=dict)  # value by metric
+    scores: Mapping[str, float] = field(default_factory=dict)  # {metric: value}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Shown:
 
 
 def first_prompts(folder: Path, limit: int) -> dict[str, Shown]:
-    """Read the first prompts of a run by prompt id."""
+    """Read the first prompts of a run as {prompt id: text and category}."""
     prompts: dict[str, Shown] = {}
     for piece in RunStore(folder).batches(["prompt", "category"]):
         rows = piece.filter(pc.equal(piece["sample"], 0)).slice(0, limit - len(prompts))
@@ -68,7 +68,7 @@ def first_prompts(folder: Path, limit: int) -> dict[str, Shown]:
 
 
 def tiles(folder: Path, prompts: Sequence[str], sample: int = 0) -> dict[str, Tile]:
-    """Read the tiles of a run by prompt id; prompts without a row are absent."""
+    """Read the tiles of a run as {prompt id: tile}, without prompts that have no row."""
     scores: dict[str, dict[str, float]] = {}
     for name, values in values_per_image(folder).items():
         shown = values[values["prompt_id"].isin(prompts) & (values["sample"] == sample)]
@@ -90,7 +90,7 @@ def _tile(folder: Path, row: Any, scores: Mapping[str, float]) -> Tile:
     if not isinstance(row.image, str) or not os.path.lexists(folder / row.image):
         return Tile(problem="no image file")
     pixels = read_image(folder, row.image, row.image_sha256)
-    counted = not pd.isna(row.nfe)  # steps of imported tokens are unknown
+    counted = not pd.isna(row.nfe)  # for imported tokens, steps are unknown
     grid = grid_of(row.forced, pixels.shape[:2]) if counted else None
     return Tile(
         pixels=pixels,
@@ -103,7 +103,7 @@ def _tile(folder: Path, row: Any, scores: Mapping[str, float]) -> Tile:
 
 
 def sample_frame(folders: Sequence[Path]) -> pd.DataFrame:
-    """One row per image of runs: the columns of `specbench.store.schema.IMAGE_TABLE`, then a column per metric."""
+    """Make a DataFrame with a row per image: columns of `specbench.store.schema.IMAGE_TABLE`, then one per metric."""
     frame = pd.concat([_sample_rows(folder) for folder in folders], ignore_index=True)
     metrics = [name for name in frame if name not in IMAGE_TABLE.names]
     return with_units(frame[[*IMAGE_TABLE.names, *metrics]], IMAGE_TABLE)
@@ -126,32 +126,32 @@ def _sample_rows(folder: Path) -> pd.DataFrame:
 
 
 def values_per_image(folder: Path) -> dict[str, pd.DataFrame]:
-    """By metric, `prompt_id, sample, category, value` of each scored image; other metrics are left out."""
+    """Map each metric with a value per image to a frame of `prompt_id, sample, category, value`."""
     by_metric: dict[str, pd.DataFrame] = {}
     for score in sorted(read_scores(folder), key=lambda score: str(score["edited"] or "")):
         values = stored_values(feature_place(folder, f"{score['metric']}-{score['fingerprint']}"))
-        if values is not None and score["metric"] in metric_catalog.metric_names():
+        if values is not None and (is_mean_of_images(score) or score["metric"] in metric_catalog.metric_names()):
             by_metric[str(score["metric"])] = values.dropna(subset=["value"])
     return by_metric
 
 
 DRAWN, ACCEPTED = 0, 1
-DRAWN_COLOUR, ACCEPTED_COLOUR = (224, 134, 42), (61, 139, 212)  # Distinguishable on light and on dark
+DRAWN_COLOUR, ACCEPTED_COLOUR = (224, 134, 42), (61, 139, 212)  # Distinguishable on light and dark backgrounds
 
 
 def commit_steps(committed_step: Sequence[int], forced: Sequence[bool], grid: tuple[int, int]) -> np.ndarray:
-    """Map the 1-based target forward that committed each image token; [height, width]."""
+    """Return for each image token the number (from 1) of the target forward that committed it; [height, width]."""
     return np.asarray(committed_step)[~np.asarray(forced, dtype=bool)].reshape(grid)
 
 
 def origins(
     committed_step: Sequence[int], forced: Sequence[bool], accepted: Sequence[int] | None, grid: tuple[int, int]
 ) -> np.ndarray:
-    """Map the origin of each image token: `ACCEPTED` draft, or `DRAWN` from p or a residual; [height, width].
+    """Return the origin of each image token: `ACCEPTED` draft, or `DRAWN` from p or a residual; [height, width].
 
-    A step commits its accepted drafts and then one drawn token, except that the last step may end the image with an
-    accepted draft; the total of `accepted` (per window offset) distinguishes the two. Without drafts, as in AR, every
-    token was drawn.
+    A step commits its accepted drafts and then one drawn token, but the last token of the image may be an accepted
+    draft. The total of `accepted` (per window offset) shows which case it is. Without drafts, as in AR, every token was
+    drawn.
     """
     step, free = np.asarray(committed_step), ~np.asarray(forced, dtype=bool)
     total = 0 if accepted is None else int(np.sum(accepted))
@@ -171,8 +171,8 @@ def grid_of(forced: Sequence[bool], pixels: tuple[int, int]) -> tuple[int, int] 
 
 
 def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
-    """Mean over images at each grid position, [height, width]; NaN if no image has a value there. None if the run did
-    not record the quantity, the token grid is unknown, or there were no drafts.
+    """Compute the mean over images at each grid position, [height, width]; NaN at positions without values. None if the
+    run did not record the quantity, the token grid is unknown, or there were no drafts.
 
     `quantity`: "accepted" (whether the token is an accepted draft), "top1" (largest probability of the target),
     "entropy" (of the target, in nats), or of traced runs "draft_top1" (largest probability of the draft) and "draft_tv"
@@ -184,7 +184,7 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
     if traces is not None and traces.empty:
         return None
     total, seen, grid = 0.0, 0, None
-    for piece in store.batches(columns):  # constant memory for runs of any size
+    for piece in store.batches(columns):  # in batches, for constant memory
         rows = piece.filter(pc.equal(piece["status"], "ok")).to_pandas()
         rows = rows if traces is None else rows.merge(traces[[*KEY, quantity]], on=list(KEY))
         for row in rows.itertuples(index=False):

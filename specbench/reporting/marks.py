@@ -14,18 +14,18 @@ from specbench.specs.options import SettingSource, plain
 from specbench.specs.presets import PRESETS, DecoderSpec, published, resolve
 
 PALETTE = ("#0096ff", "#874b0f", "#5a4bb4", "#d27869", "#c32d5a", "#00694b", "#788700", "#b469b4", "#645f82", "#cd8cb4")
-"""Colours that differ on white and black, also with protanopia or deuteranopia (CIEDE2000 above 12)."""
+"""Colours that are distinguishable on white and black, also with protanopia or deuteranopia (CIEDE2000 above 12)."""
 _SYMBOLS = {"circle": "●", "square": "■", "triangle": "▲", "diamond": "◆", "star": "★", "cross": "✚"}
-"""Shapes of a point by their names in Observable Plot: each decoder has its own pair of colour and shape."""
+"""{shape in Observable Plot: character}. Each decoder has a distinct pair of colour and shape."""
 _FIRST = ("sjd", "jacobi", "sjd-isp", "sjd++", "gsd", "scd-mc", "scd-gs", "predictive", "eagle", "vertical")
-"""Decoders in the order of colours and shapes, which both change at each decoder; the other presets follow in order."""
+"""First decoders that get a mark; the other presets follow in order. Colour and shape both change at each decoder."""
 _DASHES = (None, "9,3", "3,2", "9,3,2,3", "1,2", "14,4")
-"""Line styles by shape, so that decoders of the same colour have different line styles."""
+"""Line style of each shape, so that decoders of the same colour have different line styles."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Colour and shape of a decoder's points, with the shape as a character and the dashes of its lines."""
+    """Marks of a decoder in charts: colour and shape of points, the shape as a character, and dashes of lines."""
 
     colour: str
     symbol: str
@@ -39,16 +39,16 @@ class Mark:
         return _DASHES[list(_SYMBOLS).index(self.symbol)]
 
 
-Marks = Mapping[str, Mark]  # Marks by name of a run, in the order of the runs
+Marks = Mapping[str, Mark]  # {name of a run: mark}, in the order of the runs
 
 
 def mark_of(decoder: str) -> Mark:
-    """The mark of a decoder regardless of other decoders, see `marks_of`; AR is grey."""
+    """Return the mark of a decoder, independent of other decoders (compare `marks_of`); AR is grey."""
     return Mark("#7d8087", "circle") if decoder == "ar" else mark_at(_place(decoder))
 
 
 def marks_of(decoders: Iterable[str]) -> dict[str, Mark]:
-    """Marks of a page's decoders, by decoder name (see `mark_of`). A colour repeats only if all colours are taken."""
+    """Return {decoder: mark} for the decoders of a page. A colour is repeated only if all colours are used."""
     marks: dict[str, Mark] = {}
     named = sorted({*decoders}, key=_place)
     for decoder in named:
@@ -65,15 +65,15 @@ def _place(decoder: str) -> int:
 
 
 def mark_at(place: int) -> Mark:
-    """The mark at an index in the order of colours and shapes."""
+    """Return the mark with an index in the order of colours and shapes."""
     symbols, shift = list(_SYMBOLS), place // math.lcm(len(PALETTE), len(_SYMBOLS))
     return Mark(PALETTE[place % len(PALETTE)], symbols[(place + shift) % len(symbols)])
 
 
 def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model: str = "") -> str:
-    """Name of the decoder, with the components and options that differ from its preset, except the window. `origins`:
-    origins of the run's settings, used to omit the preset's options if the preset is not installed. `model`: the run's
-    model; options published for the decoder on this model count as options of the preset."""
+    """Name the decoder, with the components and options that differ from its preset, except the window. `origins`:
+    origins of the run's settings; they show which options are the preset's if the preset is not installed. `model`: the
+    run's model; options published for the decoder on this model count as the preset's."""
     name, options = decoder.name, decoder.options
     usual = resolve(name) if name in PRESETS else None
     choices = {kind: getattr(decoder, kind) for kind in CHOICES}
@@ -93,13 +93,13 @@ def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model:
 
 
 def window_of(options: Mapping[str, Any]) -> int | None:
-    """Tokens per target forward, without siblings and further paths; None if it varies."""
+    """Return the number of tokens per target forward, without siblings and further paths; None if it varies."""
     if "tree" in options:
         return columns_fed(options)
     return None if {"rows-window", "rounds"} & options.keys() else options.get("window", 1)
 
 
 def natural(text: str) -> list[str | float]:
-    """Sort key with numbers compared as numbers ("G=3" before "G=25"): alternating text and number."""
+    """Return a sort key that compares numbers in the text as numbers ("G=3" before "G=25")."""
     pieces = re.split(r"(\d+(?:\.\d+)?)", text)
     return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]

@@ -1,4 +1,4 @@
-"""The methods paragraph of a paper and its BibTeX entries, from `run.json` and the stored scores alone."""
+"""Methods paragraph of a paper and its BibTeX entries, made only from `run.json` and stored scores."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _SELF = (
 
 
 def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
-    """A paragraph in LaTeX that describes how the runs were made, and the BibTeX entries that it cites.
+    """Return a LaTeX paragraph that describes how the runs were made, and the BibTeX entries that it cites.
 
-    The paragraph contains only facts from `run.json`; plug-in decoders have no entry.
+    The paragraph contains only stored facts; plug-in decoders have no entry.
     """
     stored = [read_info(folder) for folder in folders]
     infos = [info for info in stored if info.spec.tokens_sha256 is None]
     theirs = [rf"\texttt{{{tex(info.spec.decoder.name)}}}" for info in stored if info.spec.tokens_sha256]
     if not infos:
-        what = "a methods paragraph describes what specbench decoded"
+        what = "a methods paragraph describes only runs that specbench decoded"
         raise SpecbenchError(what, "these runs are tokens of other programs")
     presets = {info.spec.decoder.name: PRESETS.get(info.spec.decoder.name) for info in infos}
     papers = {name: _published(preset) if preset else None for name, preset in presets.items()}
@@ -45,7 +45,7 @@ def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
         *_each("Sampling used {}.", _samplings(infos)),
         *_each("The prompts were from {}.", map(_prompts, infos)),
         f"The decoders were {enumerated(_decoders(infos, papers))}.",
-        *([f"The tokens of {enumerated(theirs)} were drawn by these programs on other machines."] if theirs else []),
+        *([f"These programs drew the tokens of {enumerated(theirs)} on other machines."] if theirs else []),
         *_metrics(folders),
         *_each("We measured on {}.", (_machine(info) for info in infos)),
         _statistics(infos),
@@ -61,7 +61,7 @@ def _published(preset: Preset) -> str | None:
 
 
 def _each(sentence: str, texts: Iterable[str]) -> list[str]:
-    """One sentence for each distinct text."""
+    """Format the sentence with each distinct text."""
     return [sentence.format(text) for text in dict.fromkeys(texts)]
 
 
@@ -76,7 +76,7 @@ def _model(info: RunInfo) -> str:
 
 
 def _samplings(infos: Sequence[RunInfo]) -> list[str]:
-    """Each sampling setting, with all its seeds."""
+    """Describe each sampling setting, with all its seeds."""
     seeds: dict[str, set[int]] = {}
     for info in infos:
         seeds.setdefault(_sampling(info), set()).add(info.spec.seed)
@@ -128,7 +128,7 @@ def _decoders(infos: Sequence[RunInfo], papers: Mapping[str, str | None]) -> Ite
 
 
 def _options(info: RunInfo) -> dict[str, str]:
-    """Options that the user gave or that differ from the decoder's usual options, and the window."""
+    """Return the options that the user gave or that differ from the decoder's defaults, and the window."""
     decoder = info.spec.decoder
     usual = resolve(decoder.name).options if decoder.name in PRESETS else {}
     names = {"window", *(info.origins or ())}
@@ -136,7 +136,7 @@ def _options(info: RunInfo) -> dict[str, str]:
 
 
 def _metrics(folders: Sequence[Path]) -> list[str]:
-    """Metrics of the stored scores, with their identities; parts of scores are left out."""
+    """Describe the metrics of the stored scores by their identities, without parts of scores."""
     stored = (score for folder in folders for score in read_scores(folder))
     identities = {(str(score["metric"]), score["fingerprint"]): str(score["identity"]) for score in stored}
     texts = []
@@ -165,11 +165,11 @@ def _statistics(infos: Sequence[RunInfo]) -> str:
 
 
 def _key(paper: str) -> str:
-    """A citation key: the method's name or first words, and the year or number if there is one."""
+    """Make a citation key: the method's name or first words, and the year or arXiv number if known."""
     source = _SOURCE.fullmatch(paper)
     title = source["title"] if source else paper
     number = (source["year"] or source["eprint"] or "") if source else ""
-    name = title.partition(":")[0].replace("+", "p")  # SJD++ is not SJD
+    name = title.partition(":")[0].replace("+", "p")  # distinguishes SJD++ from SJD
     return re.sub(r"[^a-z0-9]+", "-", f"{name}-{number}".lower()).strip("-")[:60]
 
 
@@ -179,7 +179,7 @@ def _entry(key: str, paper: str) -> str:
     fields = {name: value if name == "eprint" else tex(value) for name, value in found.items() if value}
     if "author" in fields:
         fields["author"] = fields["author"].replace(" et al.", " and others")
-    fields["title"] = f"{{{fields['title']}}}"  # otherwise the style "plain" prints "Lantern"
+    fields["title"] = f"{{{fields['title']}}}"  # braces keep capitals, which BibTeX's style "plain" changes
     fields |= {"archiveprefix": "arXiv"} if "eprint" in fields else {}
     kind = "inproceedings" if "booktitle" in fields else "misc"
     body = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items())

@@ -23,7 +23,7 @@ from specbench.store.schema import with_units
 
 
 class Figures(dict[str, Figure]):
-    """Figures by name. A notebook shows them one below the other."""
+    """{name: figure}. A notebook displays the figures one below the other."""
 
     def _repr_html_(self) -> str:
         pictures = (base64.b64encode(saved(figure, "png")).decode() for figure in self.values())
@@ -32,11 +32,11 @@ class Figures(dict[str, Figure]):
 
 
 class PageCharts(PlotAccessor):
-    """Charts of a report: `plot()` draws the charts of the page (`specbench report --html`), `plot(NAME, ...)` some of
-    them; `plot(x=..., y=...)` and `plot.scatter(...)` are the plots of pandas."""
+    """Charts of a report. `plot()` draws all charts of the HTML page, `plot(NAME, ...)` the named charts; `plot(x=...,
+    y=...)` and `plot.scatter(...)` are the plots of pandas."""
 
     def __call__(self, *names: str, width: str = "page", **of_pandas: object) -> object:
-        """Figures by name.
+        """Draw charts; return {name: figure}.
 
         Raises:
             SpecbenchError: an unknown name.
@@ -50,7 +50,7 @@ class PageCharts(PlotAccessor):
 
 
 class Report(pd.DataFrame):
-    """Numbers of runs, see `specbench.report`; shown as in a paper. Selections from it are plain DataFrames."""
+    """Result of `specbench.report`, displayed like a table of a paper. Selections from it are plain DataFrames."""
 
     _rows: Sequence[ReportRow] = ()
 
@@ -71,10 +71,10 @@ class Report(pd.DataFrame):
         return PageCharts(self)
 
     def images(self, prompts: str | Sequence[str] = (), width: str = "page") -> Figure:
-        """Pictures of each run for the same prompts, a row per prompt and a column per run.
+        """Draw the runs' images of the same prompts: a row per prompt and a column per run.
 
         Args:
-            prompts: beginnings of ids or words of texts; the first ones if empty.
+            prompts: beginnings of ids, or words of texts; the first prompts if empty.
 
         Raises:
             SpecbenchError: no such prompt, or an image that is missing or damaged.
@@ -85,7 +85,7 @@ class Report(pd.DataFrame):
 
 
 def report_frame(folders: Sequence[Path], long: bool = False) -> pd.DataFrame:
-    """`report_arrow` of runs as a DataFrame: a `Report`, or plain if `long`."""
+    """Convert `report_arrow` of runs to a `Report`, or to a plain DataFrame if `long`."""
     rows = report_rows(folders)
     table = report_arrow(rows, long)
     frame = with_units(table.to_pandas(), table.schema)

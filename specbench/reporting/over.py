@@ -1,4 +1,4 @@
-"""Tables of several runs together: over seeds, with swept options as columns (`specbench report --over seed`)."""
+"""Tables of runs pooled over seeds, with varied options as columns (`specbench report --over seed`)."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ from specbench.system.text_tables import TextTable, latex_label, latex_table, ma
 
 NOTE = (
     "Runs that differ only in the seed are one row. Value: over the images of all seeds; ±: standard deviation of the "
-    "values per seed; in brackets: 95 % interval with prompts as the independent units, each with all its seeds. "
+    "values per seed; in brackets: 95 % interval, with prompts as the independent units (a prompt has all its seeds). "
     "Speed-up: ratio of the summed latencies; geometric mean: of the ratios per image."
 )
 
 
 @dataclass(frozen=True)
 class Pooled(stats.Estimate):
-    """Number over the images of all seeds. `spread`: standard deviation of the values per seed."""
+    """Estimate over the images of all seeds. `spread`: standard deviation of the seeds' values."""
 
     spread: float | None = None
 
 
 @dataclass(frozen=True)
 class SeedsRow:
-    """Runs that differ only in the seed."""
+    """Row of runs that differ only in the seed."""
 
     model: str
     decoder: str
-    options: Mapping[str, object]  # options and settings in which runs of the same decoder differ
+    options: Mapping[str, object]  # options and settings that vary among the rows of the decoder
     seeds: Sequence[int]
     images: int
     numbers: Mapping[str, Pooled]
-    copies: Sequence[str] = ()  # folders with a copy of a run; the copies are left out
+    copies: Sequence[str] = ()  # folders of copies of a run, which are not counted
 
     @property
     def record(self) -> dict[str, object]:
-        """Plain values, for writers of data."""
+        """Convert to plain values, for json."""
         parts = ("value", "spread", "low", "high")
         numbers = {name: {part: getattr(own, part) for part in parts} for name, own in self.numbers.items()}
         return {key: value for key, value in vars(self).items() if value or key != "copies"} | {"numbers": numbers}
 
 
 def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
-    """Pool runs over their seeds; raises a SpecbenchError for a damaged run."""
+    """Pool runs that differ only in the seed; raise a SpecbenchError for a damaged run."""
     groups: dict[str, list[Run]] = {}
     every = [Run(folder) for folder in folders]
     left_out = copies(every)
@@ -96,7 +96,7 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
 
 
 def _scores(runs: Sequence[Run]) -> dict[str, Pooled]:
-    """Overall scores that all runs have, of metrics that are means over images or categories."""
+    """Pool the overall scores that all runs have, if they are means over images or categories."""
     scored = [{(row["metric"], row["fingerprint"]): row for row in read_scores(run.folder)} for run in runs]
     common: list[Any] = sorted(set.intersection(*map(set, scored)))
     numbers: dict[str, Pooled] = {}
@@ -112,7 +112,7 @@ def _scores(runs: Sequence[Run]) -> dict[str, Pooled]:
 
 
 def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled]:
-    """The speed-up over AR and its geometric mean; missing if a run has no images in common with a comparable AR."""
+    """Pool the speed-up over AR, and compute its geometric mean; empty if a run has no comparable AR images."""
     pairs = []
     for run in runs:
         nearest = nearest_ar(run, baselines)
@@ -133,7 +133,7 @@ def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled
 
 
 def _pooled(estimate: stats.Estimate, every: pd.DataFrame, own: Sequence[float | None]) -> Pooled:
-    """Estimate over all images. `own`: the estimate of each seed."""
+    """Make a `Pooled` from the estimate over all images. `own`: the value of each seed."""
     shown = stats.without_few(estimate, every["prompt_id"].nunique())
     return Pooled(shown.value, shown.low, shown.high, _spread(own))
 
@@ -143,7 +143,7 @@ def _spread(values: Sequence[float | None]) -> float | None:
 
 
 def over_table(rows: Sequence[SeedsRow]) -> TextTable:
-    """The rows of `over_seeds` as texts."""
+    """Format the rows of `over_seeds` as a table of texts."""
     options = _option_names(rows)
     numbers = list(dict.fromkeys(name for row in rows for name in row.numbers))
     named = {"nfe": "NFE", "speedup": "speed-up", "speedup_geometric": "geometric mean"}
@@ -155,7 +155,7 @@ def over_table(rows: Sequence[SeedsRow]) -> TextTable:
         lines.append([row.decoder, *chosen, str(len(row.seeds)), str(row.images), *cells])
     headings = ["decoder", *options, "seeds", "images", *(named.get(name, name) for name in numbers)]
     return plain_table(
-        headings, lines, NOTE, [f"{copy} is a copy and is left out." for row in rows for copy in row.copies]
+        headings, lines, NOTE, [f"{copy} is a copy and is omitted." for row in rows for copy in row.copies]
     )
 
 

@@ -1,4 +1,4 @@
-"""Figures of pictures (`specbench figure`): images of several runs for chosen prompts, and token maps."""
+"""Figures of images (`specbench figure`): images of several runs for chosen prompts, and token maps."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ TOKEN_MAPS = {
     "map-of-draft-top-1": ("draft_top1", "largest probability of q"),
     "map-of-draft-tv": ("draft_tv", "total variation of p and q"),
 }
-"""Quantity of `specbench.reporting.image_tiles.mean_map` and label of the colour bar, by name of a figure."""
+"""{figure: (quantity of `specbench.reporting.image_tiles.mean_map`, label of the colour bar)}."""
 PICTURE_FIGURES = (_GRID, *TOKEN_MAPS)
 _PROMPTS, _ANY_PROMPTS, _LABEL = 4, 100_000, 0.3
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Pictures by row and column, [H, W, 3] pixels or [H, W] numbers with a colour bar; None if missing. `bar`: label
-    of the colour bar; `numbers`: lines of the csv file, as dicts."""
+    """Pictures in rows and columns: [H, W, 3] pixels, [H, W] numbers with a colour bar, or None if missing. `bar`:
+    label of the colour bar; `numbers`: lines of the csv file, as dicts."""
 
     columns: Sequence[str]
     rows: Sequence[str]
@@ -48,8 +48,8 @@ class Grid:
 
 
 def find_grid(runs: Mapping[str, Path], name: str) -> Grid:
-    """Make the grid that `PICTURE_FIGURES` names, from run folders by label. "pictures:WORDS,..." chooses prompts by
-    the start of an id or a part of the text."""
+    """Make the grid of the figure `name` in `PICTURE_FIGURES`. `runs`: {label: run folder}. "pictures:WORDS,..."
+    selects prompts by the start of an id or a part of the text."""
     kind, _, words = name.partition(":")
     if not runs:
         raise SpecbenchError(f"figure {kind}: no runs")
@@ -83,7 +83,7 @@ def _token_map(runs: Mapping[str, Path], kind: str) -> Grid:
     quantity, bar = TOKEN_MAPS[kind]
     maps = {label: shown for label, folder in runs.items() if (shown := mean_map(folder, quantity)) is not None}
     if not maps:
-        needs = "run with --trace" if quantity.startswith("draft") else "decode images with a decoder that drafts"
+        needs = "run with --trace" if quantity.startswith("draft") else "use a run of a decoder with drafts"
         raise SpecbenchError(f"figure {kind}: no run here has this map", needs)
     numbers = [
         {"run": label, "row": row, "column": column, "value": value}
@@ -94,7 +94,7 @@ def _token_map(runs: Mapping[str, Path], kind: str) -> Grid:
 
 
 def write_pictures(runs: Mapping[str, Path], path: Path) -> Path:
-    """Write the pictures of the first prompts, one column for each of `runs` (folders by label), as a PNG file."""
+    """Write the pictures of the first prompts as a PNG file, with a column per run. `runs`: {label: run folder}."""
     write_output(path, saved(grid_figure(_images(runs, ""), "page"), "png"))
     return path
 

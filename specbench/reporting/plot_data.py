@@ -1,5 +1,5 @@
-"""Data behind the plots of a report: time and log-probabilities of a run's steps, speed-up of each prompt, quality
-against speed with its Pareto front, and sweeps (runs of one decoder that differ in a single option)."""
+"""Data of a report's charts: time and log-probabilities of steps, speed-up of each prompt, quality against speed with
+the Pareto front, and sweeps (runs of a decoder that differ in a single option)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from specbench.store.schema import KEY
 
 STEP_SPANS = ("target", "draft", "verify", "host")
 """Timing spans of a decode step, as in `specbench.decoding.generation.SPANS`."""
-LOGP_EDGES = np.arange(-12.0, 0.001, 0.5)  # Histogram bins of log p in nats; smaller values count in the first bin
+LOGP_EDGES = np.arange(-12.0, 0.001, 0.5)  # Histogram bins of log p in nats; the first bin includes smaller values
 _NO_SWEEP = {"head", "tree"}
 Sweep = dict[str, list[tuple[Any, Estimate, float | None]]]
 
 
 @dataclass
 class StepData:
-    """Aggregates over the decoded images of a run: `step_ms` per target forward by span, a ratio of totals (None for
-    batch sizes above 1), and the fraction of the free tokens in each bin of `LOGP_EDGES`."""
+    """Aggregates over the decoded images of a run: `step_ms`, milliseconds per target forward of each span (a ratio of
+    totals; None for batch sizes above 1), and `logp`, the fraction of free tokens in each bin of `LOGP_EDGES`."""
 
     step_ms: dict[str, float] | None
     logp: np.ndarray | None
@@ -54,7 +54,7 @@ def step_data(folder: Path) -> StepData:
 
 
 def speed_by_prompt(folder: Path, baseline: Path, most: int) -> list[tuple[str, float]]:
-    """(prompt, speed-up) of the first `most` images that a run and its AR baseline both decoded one at a time."""
+    """Return (prompt, speed-up) of the first `most` images that both a run and its AR baseline decoded singly."""
     mine, theirs = (Run(path).rows[[*KEY, "latency_ms"]].dropna(subset=["latency_ms"]) for path in (folder, baseline))
     pairs = mine.merge(theirs, on=list(KEY), suffixes=("", "_base")).head(most)
     pairs = pairs.merge(RunStore(folder).samples(["prompt"]), on=list(KEY))
@@ -77,8 +77,8 @@ class Point:
 def pareto(runs: Sequence[ReportRow], metric: str, fingerprint: str) -> list[Point]:
     """Build a point for each report row with a speed-up and this score, and mark Pareto-dominated points.
 
-    A point is dominated by another that is faster and scores better, both with intervals that do not overlap. A
-    point without both intervals is neither dominated nor dominates.
+    A point dominates another point if it is faster and scores better, and neither the two speed intervals nor the two
+    score intervals overlap. Points that lack an interval are ignored.
     """
     points = []
     for row in runs:
@@ -101,7 +101,7 @@ def _above(estimate: Estimate, other: Estimate, sign: int) -> bool:
 
 
 def sweeps(rows: Sequence[ReportRow]) -> dict[str, Sweep]:
-    """By swept option and curve, (value, speed-up, step ratio) triples in the order of the values.
+    """Return {swept option: {curve: (value, speed-up, step ratio) triples in the order of the values}}.
 
     A curve is a decoder with fixed values of its other varied options. Runs without a speed-up are left out.
     """

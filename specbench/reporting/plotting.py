@@ -1,4 +1,4 @@
-"""Matplotlib in the package's style, whatever the user's settings are."""
+"""Matplotlib in specbench's style, independent of the user's settings."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ STYLE = {
 
 
 def styled() -> AbstractContextManager[None]:
-    """The style of all figures, whatever the user's matplotlibrc says."""
+    """Context with the style of all figures, independent of the user's matplotlibrc."""
     return matplotlib.style.context(["default", STYLE])

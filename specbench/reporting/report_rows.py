@@ -26,20 +26,20 @@ from specbench.store.schema import REPORT
 from specbench.system.json_values import nonfinite_as_text
 from specbench.system.monitor import gpu_disturbances, taken_cores
 
-_MOST_READINGS = 20_000  # With more images, machine readings are not read, because they are long
+_MOST_READINGS = 20_000  # For more images, the readings of the machine are skipped, because they are large
 
 ROOFLINE_WRONG = (
-    "the roofline is wrong: decoding was faster than it allows. The device was measured while the machine was busy, or "
+    "the roofline is invalid: decoding was faster than it allows. The device was measured on a busy machine, or "
     "its cache holds the weights; measure it again on an idle machine (specbench doctor --measure), then run again"
 )
-"""Replaces a roofline ratio below 1, which is impossible."""
+"""Note instead of a roofline ratio below 1, which is impossible."""
 
-EAGER_RATIO = 2.0  # Above this roofline ratio, eager AR is limited by call overhead, not arithmetic
+EAGER_RATIO = 2.0  # Above this roofline ratio, eager AR is limited by call overhead
 
 
 def report_rows(folders: Sequence[Path]) -> list[ReportRow]:
-    """Compute the report rows of the runs in `folders`, in the order of the presets (AR first). AR baselines are
-    searched in the same results folders."""
+    """Compute the report rows of the runs in `folders`, in the order of the presets (AR first). AR baselines are taken
+    from the same results folders."""
     runs = comparability.with_ar_runs({folder.resolve(): folder for folder in folders}.values())
     copied = comparability.copies([run for run, _ in runs.values()])
     runs = {folder: with_ar for folder, with_ar in runs.items() if folder not in copied}
@@ -54,7 +54,7 @@ _UNKNOWN = ("device", "threads", "seed", "batch", "mode", "compiled")  # Unknown
 
 
 def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
-    """Return the rows; imported tokens get the setting of runs with the same prompts and sampling."""
+    """Give rows of imported tokens the setting of runs with the same prompts and sampling; return all rows."""
     unknown: dict[str, Any] = dict.fromkeys((*_UNKNOWN, "prompts"))
 
     def shared(row: ReportRow) -> object:
@@ -65,7 +65,7 @@ def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
 
 
 def _with_versions(rows: Sequence[ReportRow], infos: Sequence[RunInfo]) -> list[ReportRow]:
-    """Add the edit time to equal labels with different plug-in code ("power, edited 26 Nov 14:02"). Return the rows."""
+    """If rows have equal labels but different plug-in code, add its edit time ("power, edited 26 Nov 14:02")."""
     groups: dict[object, dict[str | None, str]] = {}
     keys = [(row.model, row.setting, row.label, str(row.options)) for row in rows]
     for key, info in zip(keys, infos, strict=True):
@@ -81,7 +81,7 @@ def _with_versions(rows: Sequence[ReportRow], infos: Sequence[RunInfo]) -> list[
 
 
 def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
-    """Compute the row of one run, with its speed-up over the comparable AR runs."""
+    """Compute the row of one run, with its speed-up over AR runs."""
     info, rows = run.info, run.rows
     spec, batched = info.spec, info.spec.batch > 1
     slow, few = stats.slowest_category(rows) or (None, None), stats.fewest_tokens_category(rows) or (None, None)
@@ -133,14 +133,14 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
 
 
 def _numbers(run: Run) -> dict[str, Any]:
-    """Compute `stats.RUN_NUMBERS` as fields of a `ReportRow`. Means over enough prompts have intervals."""
+    """Compute `stats.RUN_NUMBERS` as fields of a `ReportRow`, with intervals of means if there are enough prompts."""
     rows, enough = run.rows, run.rows["prompt_id"].nunique() >= FEW_UNITS
     numbers: dict[str, Any] = {}
     there = {IMAGES: True, TOKENS: stats.tokens_measured(rows), TRACES: len(run.traced) > 0}
     there |= {SECOND_STAGE: "stage2_nfe" in rows, ACCEPTANCE_BIAS: not run.info.spec.decoder.biased_elsewhere}
     for name, number in stats.RUN_NUMBERS.items():
         value: Any = number.compute(run.traced if number.of == TRACES else rows) if there[number.of] else None
-        if number.of == SECOND_STAGE and value is None:  # models without a second stage have no such keys
+        if number.of == SECOND_STAGE and value is None:  # rows of models without a second stage lack these keys
             continue
         if name in stats.MEANS and value is not None:
             bounded = stats.interval(name, rows) if enough else None
@@ -152,7 +152,7 @@ def _numbers(run: Run) -> dict[str, Any]:
 
 
 def _beside_ar(run: Run, ar_runs: Sequence[Run]) -> dict[str, Difference]:
-    """Token statistics minus AR's, of the AR run with the most images. Times and machines of the runs may differ."""
+    """Subtract AR's token statistics, from the AR run with the most images. The runs' machines may differ."""
     others = [ar for ar in ar_runs if ar.folder.resolve() != run.folder.resolve()]
     alike = [ar for ar in others if not mismatched_fields(run.info, ar.info, steps_alone=True)]
     if is_ar(run.info) or not alike:
@@ -165,13 +165,13 @@ def _beside_ar(run: Run, ar_runs: Sequence[Run]) -> dict[str, Difference]:
 
 
 def stalled_images(rows: pd.DataFrame) -> Stalled | None:
-    """The decoded images that stalled."""
+    """Summarise the decoded images that stalled; None if no image stalled."""
     images = stats.stalled(rows)
     return Stalled(len(images), float(images["latency_ms"].max())) if len(images) else None
 
 
 def _disturbances(folder: Path | None) -> dict[str, Any]:
-    """Mean number of needed cores that other processes took, and disturbances of the GPU; None if not measured."""
+    """Return the mean `taken_cores`, and what disturbed the GPU; None if not measured."""
     batches = RunStore(folder).batches(["machine"]) if folder else ()
     readings = [json.loads(text) for rows in batches for text in rows["machine"].to_pylist() if text]
     cores = [taken for reading in readings if (taken := taken_cores(reading)) is not None]
@@ -187,7 +187,7 @@ def _audit(run: Run) -> ShownAudit | None:
 
 
 def shown_audit(stored: Mapping[str, Any], current: bool = True) -> ShownAudit:
-    """Summary of a stored audit."""
+    """Summarise a stored audit."""
     tv = Estimate(stored["tv"], stored.get("tv_low"), stored.get("tv_high")) if stored.get("tv") is not None else None
     kept: dict[str, Any] = {field.name: stored.get(field.name) for field in fields(ShownAudit)}
     return ShownAudit(**kept | {"tv": tv, "current": current})
@@ -206,7 +206,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:
         apart = [name for name in (nearest or [()])[0] if name.split()[0] not in (*_UNKNOWN, "hardware", "versions")]
         apart = ["the prompt set (import --prompts)" if "prompts_sha256" in name else name for name in apart]
         why = f"; not compared with AR, which differs in {', '.join(apart)}" if apart else ""
-        return OverAR(speedup_note=f"times of another program{why}")
+        return OverAR(speedup_note=f"the times are of another program{why}")
     if nearest is None:
         return OverAR(speedup_note="no AR run")
     differing, ar = nearest
@@ -216,7 +216,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:
         how = f"batch {spec.batch}" if spec.batch > 1 else "throughput mode"
         untimed = not stats.paired(run.rows, ar.rows).empty and (run.untimed or ar.untimed)
         lacking = "no image was decoded" if run.rows.empty else "no images in common with AR"
-        why = "differs in versions between images" if untimed else lacking
+        why = "its images were decoded under different versions" if untimed else lacking
         why = why if spec.timed else f"{how}: latency is not measured"
         return OverAR(speedup_note=why, unlike_ar=bool(spec.timed and untimed))
     shared = f"{result.pairs} images" if result.pairs > 1 else "one image"
@@ -228,7 +228,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:
 
 
 def _over_fastest(run: Run, ar_runs: Sequence[Run]) -> dict[str, Any]:
-    """Speed-up over the fastest comparable AR, and the speed-up to quote: over the fastest AR in the same dtype."""
+    """Compute the speed-up over the fastest comparable AR, and the one to quote: over the fastest of the same dtype."""
     comparable = [ar for ar in ar_runs if not mismatched_fields(run.info, ar.info, any_configuration=True)]
     results = [(run.speed_up(ar), ar) for ar in comparable]
     pairs = sorted(((r, ar) for r, ar in results if r is not None), key=lambda pair: pair[0].total.value)
@@ -250,9 +250,9 @@ def _shown(result: stats.SpeedUp) -> Estimate:
 
 
 def eager_ar(ar: Run) -> str | None:
-    """Warning on a speed-up over an AR run that was not compiled; None if the AR run is near its roofline."""
+    """Warn about a speed-up over an AR run that was not compiled; None if the AR run is near its roofline."""
     ratio = None if ar.info.compiled else stats.roofline_ratio(ar.rows, ar.info.roofline)
     if ar.info.compiled or (ratio is not None and ratio <= EAGER_RATIO):
         return None
     takes = f" and takes {ratio:.2g} times its roofline" if ratio else ""
-    return f"AR is not compiled{takes}: compile before you quote the speed-up (--compile on)"
+    return f"AR is not compiled{takes}: before you quote the speed-up, run with --compile on"

@@ -1,4 +1,4 @@
-"""A row of a report: values and estimates, unformatted until a writer prints them.
+"""A row of a report: values and estimates that writers format.
 
 Numbers are named after the function of `specbench.stats` that defines them.
 """
@@ -19,12 +19,12 @@ from specbench.stats.intervals import is_real
 SIGNS: Mapping[Better, int] = {"lower": -1, "higher": 1}
 ARROWS: Mapping[Better, str] = {"lower": "↓", "higher": "↑"}
 NumberValue = Estimate | float | Sequence[float | None] | None
-"""Number of a run: with or without an interval, a list by depth or position, or missing."""
+"""Number of a run: with or without an interval, a list per depth or position, or None if missing."""
 
 
 @dataclass(frozen=True)
 class ShownScore:
-    """A stored score of a run; `too_few`: the interval is left out because there are too few prompts."""
+    """A stored score of a run; `too_few`: whether the interval is omitted because of too few prompts."""
 
     metric: str
     fingerprint: str
@@ -34,26 +34,26 @@ class ShownScore:
     too_few: bool = False
     prompts_needed: int | None = None
     note: str | None = None
-    edited: str | None = None  # edit time of the code of a plug-in metric
+    edited: str | None = None  # edit time of the metric's code, for plug-ins
     better: Better = "higher"
     kind: Kind = "plain"
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> ShownScore:
-        """A score from a row of `specbench.metrics.score_store.scores_to_show`."""
+        """Make a score from a row of `specbench.metrics.score_store.scores_to_show`."""
         estimate = Estimate(stored["value"], stored["low"], stored["high"])
         given = {field.name: stored[field.name] for field in fields(cls) if stored.get(field.name) is not None}
         return cls(**given, estimate=estimate, stored=stored)
 
     @property
     def whole(self) -> bool:
-        """Whether the score belongs to a whole metric, not to a part of a metric."""
+        """Whether this is the overall score of a metric, not a part."""
         return ":" not in self.metric
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A compared number of two runs, see `specbench.reporting.compare.compare_runs`."""
+    """A number compared between two runs, see `specbench.reporting.compare.compare_runs`."""
 
     name: str
     estimate: Estimate | None = None
@@ -76,7 +76,7 @@ class Compared:
 
     @property
     def record(self) -> dict[str, object]:
-        """Plain values, for writers of data."""
+        """Convert to plain values, for csv, json and parquet."""
         bounds = {part: getattr(self.estimate, part, None) for part in _ENDS.values()}
         others = ("p", "p_holm", "n", "prompts_needed", "note")
         return {"name": self.name} | bounds | {name: getattr(self, name) for name in others}
@@ -84,7 +84,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Against:
-    """Numbers of a run compared with a baseline that the reader chose, by name."""
+    """{name: number of a run compared with a baseline}, for a baseline that the user chose."""
 
     baseline: str  # label of the baseline
     numbers: Mapping[str, Compared]
@@ -100,13 +100,13 @@ class OverAR:
     window_cost: float | None = None
     overhead: float | None = None
     speedup_e2e: float | None = None
-    pairs: int | None = None  # images that both decoded
-    baseline: str | None = None  # run id of AR
-    decoded_apart: bool | None = None  # whether other calls decoded AR's images
-    ar_folder: Path | None = None  # folder of the AR run, whose name may differ from its id; not in reports
-    eager_ar: str | None = None  # warning about an AR that was not compiled
+    pairs: int | None = None  # number of images that both runs decoded
+    baseline: str | None = None  # run id of the AR run
+    decoded_apart: bool | None = None  # whether AR's images were decoded in other calls
+    ar_folder: Path | None = None  # folder of the AR run, because its name may differ from the run id; not in reports
+    eager_ar: str | None = None  # warning that the AR run was not compiled
     speedup_note: str | None = None
-    unlike_ar: bool = False  # whether an AR run is stored, but its settings or versions differ; not in reports
+    unlike_ar: bool = False  # whether the only stored AR runs differ in settings or versions; not in reports
 
 
 @dataclass(frozen=True)
@@ -140,13 +140,13 @@ class ShownAudit:
     detectable: float | None
     images: int
     recomputed: bool
-    current: bool  # whether the audit covers the present images of the run
+    current: bool  # whether the images have not changed since the audit
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRow:
-    """Numbers and settings of a run. An interval is missing below `FEW_UNITS` prompts; `record` has no keys for empty
-    fields with a default."""
+    """Numbers and settings of a run. Intervals are missing below `FEW_UNITS` prompts. `record` omits fields with a
+    default if they are empty."""
 
     run_id: str
     folder: Path
@@ -167,7 +167,7 @@ class ReportRow:
     step_compression: Estimate | None
     latency_ms: Estimate | None
     stalled: Stalled | None
-    disturbed: float | None  # mean number of cores that the run needed and other processes took
+    disturbed: float | None  # mean number of needed cores that other processes used
     gpu_disturbed: Sequence[str] | None = None
     latency_e2e_ms: Estimate | None
     latency_p50_ms: Estimate | None
@@ -182,7 +182,7 @@ class ReportRow:
     throughput: float | None
     images_per_hour: float | None
     over_floor: float | None
-    roofline_note: str | None  # reason for a missing roofline ratio
+    roofline_note: str | None  # reason why the roofline ratio is missing
     floor: Mapping[str, Any] | None  # inputs of the roofline
     over_ar: OverAR
     speedup_fastest: Estimate | None  # over the fastest comparable AR configuration
@@ -190,47 +190,47 @@ class ReportRow:
     quoted: Quoted | None
     acceptance: Estimate | None
     acceptance_by_offset: Sequence[float | None] | None
-    numbers: Mapping[str, NumberValue]  # other `specbench.stats.RUN_NUMBERS` that the run can have
+    numbers: Mapping[str, NumberValue]  # further `specbench.stats.RUN_NUMBERS` that apply to the run
     nll_gap: Estimate | None
     nll_gap_se: float | None
     zero_probability: int | None
     beside_ar: Mapping[str, Difference]  # token statistics minus AR's, with corrected p-values
     scores: Sequence[ShownScore]
     audit: ShownAudit | None = None
-    settings_changed: bool | None = None  # whether the settings in run.json do not match the run id
-    drawn: Sequence[str] | None = None  # how prompts were selected from the set
-    model_edited: str | None = None  # edit time of the code of a plug-in model
-    untimed: Mapping[str, int] | None = None  # number of images without times, by versions
+    settings_changed: bool | None = None  # whether the settings in run.json contradict the run id
+    drawn: Sequence[str] | None = None  # descriptions of the selected prompts
+    model_edited: str | None = None  # edit time of the model's code, for plug-ins
+    untimed: Mapping[str, int] | None = None  # {versions: number of images without times}
     versions: str | None = None  # versions that decoded the timed images
-    captions_cut: int | None = None  # images with a caption that was too long for the model
-    one_by_one: int | None = None  # images in smaller batches than requested
+    captions_cut: int | None = None  # number of images whose caption was too long for the model
+    one_by_one: int | None = None  # number of images in smaller batches than requested
     load: Sequence[float | None]
     environment: Sequence[str]
-    copies: Sequence[str] | None = None  # folders with a copy of the run; the copies are left out
+    copies: Sequence[str] | None = None  # folders of copies of the run, which are not shown
     against: Against | None = None
     real: Collection[str] | None = None  # names of the numbers that differ from AR's
 
     @cached_property
     def by_key(self) -> Mapping[str, Any]:
-        """All values by key, also the values of `over_ar` and `numbers`; in the order of writers of data."""
+        """{key: value} in the order of csv and json, including the values of `over_ar` and `numbers`."""
         nested = {"over_ar": vars(self.over_ar), "numbers": self.numbers}
         named = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {key: item for name, value in named for key, item in nested.get(name, {name: value}).items()}
 
     def number(self, name: str) -> Estimate | None:
-        """A number of the run by its name, with or without an interval."""
+        """Return a number of the run by its name, with or without an interval."""
         value = self.value(name)
         if isinstance(value, int | float):
             return Estimate(value)
         return value if isinstance(value, Estimate) else None
 
     def series(self, name: str) -> Sequence[float | None]:
-        """A number of the run by depth or position; empty if missing."""
+        """Return a list-valued number of the run (by depth or position); empty if missing."""
         value = self.value(name)
         return value if isinstance(value, Sequence) else ()
 
     def value(self, name: str) -> NumberValue:
-        """The value of a number of the run, which may be a list."""
+        """Return the value of a number of the run, which may be a list."""
         return self.by_key.get(name)
 
     def score(self, metric: str, fingerprint: str) -> ShownScore | None:
@@ -239,7 +239,7 @@ class ReportRow:
 
 
 def unique_names(rows: Sequence[ReportRow]) -> dict[str, ReportRow]:
-    """Rows by unique name: the label, followed by model, window or run id if labels are equal."""
+    """Return {unique name: row}. The name is the label, followed by model, window or run id if labels are equal."""
     names: dict[str, ReportRow] = {}
     for row in rows:
         name, alike = row.label, [other for other in rows if other.label == row.label]
@@ -256,7 +256,7 @@ _RARE = {field.name for field in fields(ReportRow) if field.default is None}
 
 
 def record(row: ReportRow) -> dict[str, object]:
-    """The row as plain values by the keys of `specbench.store.schema.REPORT`, for writers of data."""
+    """Convert a row to plain values with the keys of `specbench.store.schema.REPORT`, for csv, json and parquet."""
     means = {name: row.number(name) for name in MEANS}
     bounds = {name: [mean.low, mean.high] for name, mean in means.items() if mean and mean.low is not None}
     values: dict[str, Any] = {}
@@ -268,22 +268,22 @@ def record(row: ReportRow) -> dict[str, object]:
 
 _BOUNDED = {"slowest_category_ms", "fewest_tokens_per_step", "speedup", "speedup_fastest", "tv"}
 _BOUNDED |= {name for name, number in RUN_NUMBERS.items() if number.bounded}
-"""Estimates with separate keys for their bounds. Bounds of means are under `intervals`."""
+"""Estimates whose bounds have separate keys in a record. Bounds of means are in `intervals`."""
 
 
 def with_bounds(name: str, estimate: Estimate | None) -> dict[str, float | None]:
-    """Value and bounds of an estimate as three keys."""
+    """Convert an estimate to three keys: value and bounds."""
     return {name + end: getattr(estimate, part, None) for end, part in _ENDS.items()}
 
 
 def _by_key(values: Mapping[str, Any]) -> dict[str, object]:
-    """Plain values by key."""
+    """Convert values to plain values, with separate keys for bounds."""
     plain = (with_bounds(name, value) if name in _BOUNDED else {name: _plain(value)} for name, value in values.items())
     return {key: value for keys in plain for key, value in keys.items()}
 
 
 def _plain(value: object) -> object:
-    """A value as writers of data print it, by its type."""
+    """Convert a value to plain values according to its type."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -23,15 +23,15 @@ READING = (
     "with the tokens per step relative to AR over the same images."
 )
 BOLD_RULE = (
-    f"Bold: the best value of its column, if its difference from AR is real. {RULE} Other columns are not tested, and "
-    "have no bold type."
+    f"Bold: the best value of its column, if its difference from AR is real. {RULE} Columns that are not tested have "
+    "no bold values."
 )
 
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Columns over the runs of a section; columns of a table with a `title` have no definitions. `topic`:
-    name of the folded table on a page if there is no title."""
+    """Table of the runs of a section. If it has a `title`, its columns have no definitions. `topic`: name of the folded
+    table on a page, if there is no title."""
 
     columns: Sequence[ReportColumn]
     title: str = ""
@@ -39,7 +39,7 @@ class ReportTable:
     topic: str = ""
 
     def texts(self, runs: Sequence[ReportRow], best: bool = False) -> TextTable:
-        """The table of these runs. `best`: bold by `BOLD_RULE`."""
+        """Format the table for these runs. `best`: bold by `BOLD_RULE`."""
         real = [real_differences(row.folder, row.over_ar) if best else () for row in runs]
         columns = []
         for column in self.columns:
@@ -53,8 +53,8 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class Section:
-    """Runs (report rows) of one model and setting: the first table, further tables, and the answer in sentences.
-    `notes`: a few lines below the first table; `circumstances` has all notes; `machines`: hardware in words."""
+    """Report rows of one model and setting, with the first table, further tables, and the answer in sentences. `notes`:
+    the most important notes, for the first table; `circumstances`: all notes; `machines`: hardware in words."""
 
     heading: str
     runs: Sequence[ReportRow]
@@ -65,7 +65,7 @@ class Section:
     machines: str = ""
 
     def shown(self, everything: bool) -> Sequence[ReportTable]:
-        """The first table, or all tables."""
+        """Return the first table, or all tables if `everything`."""
         return (self.first, *self.tables) if everything else (self.first,)
 
 
@@ -77,7 +77,7 @@ def sections(rows: Sequence[ReportRow]) -> list[Section]:
 
 
 def _told_apart(section: Section, others: Sequence[Section]) -> str:
-    """Heading of a section. If sections share a heading, it gets their differing settings, except the drawn prompts."""
+    """Make the heading of a section. To equal headings, add the settings that differ, except the drawn prompts."""
     plain = _heading(section.runs, drawn=False)
     alike = [other.runs[0].setting.content() for other in others if _heading(other.runs, drawn=False) == plain]
     setting_here, edited = section.runs[0].setting.content(), section.runs[0].model_edited or ""
@@ -90,20 +90,20 @@ _MOST_NOTES = 3
 
 
 def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
-    """Notes that are needed to read the first table, at most `_MOST_NOTES` lines."""
+    """List the notes needed to understand the first table, at most `_MOST_NOTES` lines."""
     over = [row.over_ar.pairs or 0 for row in runs if row.over_ar.speedup is not None and row.over_ar.speedup_note]
     images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
     common = [f"The speed-up is over the {images} images in common with AR."] if over else []
     few = [col.FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
-    wrong = ["A roofline is wrong; see specbench report --all"] if any(row.roofline_note for row in runs) else []
+    wrong = ["A roofline is invalid; see specbench report --all"] if any(row.roofline_note for row in runs) else []
     lines = [*common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
     left = len(lines) - _MOST_NOTES
     return lines if left <= 0 else [*lines[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]
 
 
 def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Section]:
-    """The sections with one table each: the decoder, then the named columns in their order. `names`: headings, in any
-    case and without "[95 %]", or their short names."""
+    """Reduce each section to one table: the decoder, then the named columns in the given order. `names`: headings, in
+    any case and without "[95 %]", or short names (`_short_names`)."""
     by_heading = list(map(_by_heading, grouped))
     short = [_short_names(columns) | columns for columns in by_heading]
     headings = [name.strip().lower() for name in names if name.strip().lower() != col.DECODER.heading]
@@ -112,7 +112,7 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
             raise unknown_name("column", name, dict.fromkeys(name for columns in by_heading for name in columns))
     shown = []
     for section, columns in zip(grouped, short, strict=True):
-        # Columns of a chosen baseline are always kept.
+        # Keep the columns that compare with a chosen baseline.
         over = (heading for heading in columns if heading.startswith("over "))
         wanted = (col.DECODER.heading.lower(), *headings, *over)
         kept = list(dict.fromkeys(columns[name] for name in wanted if name in columns))
@@ -122,8 +122,8 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
 
 
 def _by_heading(section: Section) -> dict[str, ReportColumn]:
-    """Columns of all tables by name. If several have a name, the first, which is the shortest, is used; for decoders
-    the last, whose label has no window, if it distinguishes the runs."""
+    """Return {name: column} of all tables. Of columns with the same name, use the first, which is the shortest. Of the
+    decoder columns, use the last, whose label has no window, if its labels distinguish the runs."""
     columns = [column for table in section.shown(True) for column in table.columns]
     labels = [column for column in columns if column.heading == col.DECODER.heading]
     alike = len(set(map(labels[-1].cell, section.runs))) < len(section.runs)
@@ -132,13 +132,13 @@ def _by_heading(section: Section) -> dict[str, ReportColumn]:
 
 
 def _short_names(columns: Mapping[str, ReportColumn]) -> dict[str, ReportColumn]:
-    """Further names of columns: the key of the number ("nfe", "speedup"), or a metric without its variant."""
+    """Return {further name: column}: the key of the number ("nfe", "speedup"), or a metric without its variant."""
     keys = {column.source.__name__: column for column in columns.values() if callable(column.source)}
     plain = {heading.partition("[")[0]: column for heading, column in columns.items() if "[" in heading}
     return plain | keys | {_FORMER[name]: column for name, column in columns.items() if name in _FORMER}
 
 
-_FORMER = {"nfe": "steps", "latency s": "latency"}  # Further names of columns, by their headings
+_FORMER = {"nfe": "steps", "latency s": "latency"}  # {heading: further name of the column}
 
 
 def definitions(shown: Sequence[Section], everything: bool = True) -> list[str]:
@@ -155,7 +155,7 @@ def definitions(shown: Sequence[Section], everything: bool = True) -> list[str]:
 
 
 def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
-    """List what was left out, machines, versions, roofline inputs and, with `load`, load averages of the rows."""
+    """Describe omitted data, machines, versions, roofline inputs and, with `load`, load averages of the rows."""
     machines = dict.fromkeys(line for row in rows for line in row.environment)
     floors = dict.fromkeys(
         f"Roofline of {floor['device']}: {floor['bytes_per_s'] / 1e9:,.1f} GB/s, {floor['flops'] / 1e12:,.3g} TFLOP/s "
@@ -177,13 +177,13 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
         + list(dict.fromkeys(f"Steps: {row.steps}." for row in rows if tells_steps(row)))
         + list(floors)
         + list(wrong)
-        + ([f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}; its roofline counts one byte a weight."] if light else [])
+        + ([f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}; its roofline counts one byte per weight."] if light else [])
         + [*(f"{text}." for text in parts_of_one), *(_load(rows) if load else ())]
     )
 
 
 def captions_cut(rows: Sequence[ReportRow]) -> list[str]:
-    """Report captions that were too long: a sentence per model, from the run with the most of them."""
+    """Report captions that were too long for the model: a sentence per model, for the run with most such captions."""
     cut = sorted((row for row in rows if row.captions_cut), key=lambda row: row.captions_cut or 0)
     return [
         f"{model} truncated the captions of {row.captions_cut:,} of {row.n:,} images."
@@ -192,12 +192,12 @@ def captions_cut(rows: Sequence[ReportRow]) -> list[str]:
 
 
 def tells_steps(row: ReportRow) -> bool:
-    """Return whether a report prints how steps ran. Eager steps on a CPU are usual and not printed."""
+    """Return whether to print how steps ran (`row.steps`): not for eager steps on a CPU, which are usual."""
     return not row.imported and (row.steps != "eager" or row.setting.device != "cpu")
 
 
 def lacks_interval(rows: Sequence[ReportRow], parts: bool = True) -> bool:
-    """Return whether an interval was left out because there are too few prompts."""
+    """Return whether an interval was omitted because there are too few prompts. `parts`: also of parts of metrics."""
     speed = any(row.over_ar.speedup is not None and row.over_ar.speedup.low is None for row in rows)
     return speed or any(score.too_few for row in rows for score in row.scores if parts or score.whole)
 
@@ -227,7 +227,7 @@ def _section(runs: list[ReportRow]) -> Section:
 
 
 def _remarks(runs: Sequence[ReportRow], metrics: Set[str] | None = None) -> str:
-    """Notes of all scores, or of the scores of the given metrics or parts, as sentences."""
+    """Join the notes on scores as sentences: on all scores, or only on the given metrics and parts."""
     scores = [score for row in runs for score in row.scores if score.note]
     noted = dict.fromkeys((score.note, score.metric, score.fingerprint) for score in scores)
     shown = [
@@ -240,7 +240,7 @@ def _remarks(runs: Sequence[ReportRow], metrics: Set[str] | None = None) -> str:
 
 
 def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list[ReportColumn]:
-    """The columns with marks on scores that differ from the baseline, and a column with the speed-up over it."""
+    """Mark scores that differ from the chosen baseline's, and add a column with the speed-up over this baseline."""
     base = next(row.against.baseline for row in runs if row.against)
 
     def numbers(row: ReportRow) -> Mapping[str, Compared]:
@@ -259,7 +259,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
     for column in columns:
         with_marks.append(column if column.tested in ("", "speedup") else marked(column))
         if column.tested == "speedup":
-            meaning = f"Over: latency of {base} divided by the latency of the run. {MARKED}"
+            meaning = f"Over: speed-up over {base}, its latency divided by the latency of the run. {MARKED}"
             with_marks.append(ReportColumn(f"over {base} [95 %]", over, meaning, 1))
     return with_marks
 
@@ -267,7 +267,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
 def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     row = runs[0]
     setting, sampling = row.setting, row.setting.sampling
-    drafting = [run for run in runs if run.decoder != "ar"]  # an AR run may have fewer prompts
+    drafting = [run for run in runs if run.decoder != "ar"]  # an AR baseline may have fewer prompts
     which = "; ".join(dict.fromkeys(text for run in drafting or runs for text in run.drawn or ()))
     ours = not all(run.imported for run in runs)
     parts = [f"prompts {setting.prompts}" + (f" ({which})" if which and drawn else "")]
@@ -281,7 +281,7 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     parts += [setting.dtype, *([setting.device] if ours else [])]
     parts += [f"{threads} thread{'s' * (threads != 1)}"] if threads else []
     parts += dict.fromkeys(row.steps.partition(" ")[0] for row in runs if tells_steps(row))
-    # Imported images without a latency have an unknown batch size.
+    # For imported images without a latency, the batch size is unknown.
     told = ours or setting.batch > 1 or any(run.value("latency_ms") for run in runs)
     parts += [f"batch {setting.batch}"] if told else []
     source = f" from {row.source}" if row.source else ""
@@ -289,7 +289,7 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
 
 
 def _load(rows: Sequence[ReportRow]) -> list[str]:
-    """Format the range of load averages, because other load makes latencies noisy."""
+    """Format the range of load averages, because load by others makes latencies noisy."""
     if not (loads := [load for row in rows for load in row.load if isinstance(load, int | float)]):
         return []
     span = f"{min(loads):.1f}" if min(loads) == max(loads) else f"{min(loads):.1f} to {max(loads):.1f}"

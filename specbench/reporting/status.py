@@ -23,13 +23,13 @@ from specbench.system.console import duration
 from specbench.system.text_tables import distinct_columns, plain_table, terminal_table
 
 _SILENT_S, _SILENT_IMAGES = 60.0, 10
-"""A run is silent if nothing was written for this many seconds and for the time of this many images."""
+"""A run is silent if nothing was written for this number of seconds and in the usual time of this number of images."""
 STATUS_COLUMNS = ("model", "part", "decoder", "window", "images", "failed", "tokens per second", "speed-up [95 %]",
                   "left", "state")  # fmt: skip
 
 
 def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Progress of the runs of a results folder and its shards; another process may be decoding them.
+    """Return the progress of the runs in a results folder and its shards, also while other processes decode.
 
     Args:
         out: the results folder.
@@ -53,7 +53,7 @@ def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict[s
 
 
 def _merged(rows: Sequence[dict[str, Any]], lacking: str) -> list[dict[str, Any]]:
-    """The rows without shards whose images are in a merged run; a merged run is done if no shard is `lacking`."""
+    """Remove shards whose images are in a merged run. A merged run is done if `lacking` is empty."""
     shown = []
     for row in rows:
         shards = [other for other in rows if other["part"] and other["run_id"] == row["run_id"]]
@@ -69,7 +69,7 @@ def _merged(rows: Sequence[dict[str, Any]], lacking: str) -> list[dict[str, Any]
 
 
 def status_of(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """`status` of these run folders; folders without rows are left out."""
+    """Return `status` of these run folders, without folders that contain no rows."""
     runs = with_ar_runs(folder for folder in folders if folder in runs_in(folder.parent))
     return [_status(run, ar_runs) for run, ar_runs in runs.values()]
 
@@ -109,7 +109,7 @@ def _state(info: RunInfo, rows: pd.DataFrame, left: int, silent_s: float | None)
 
 
 def _seconds_left(run: Run, left: int) -> float | None:
-    """Seconds that `left` images take at the speed of this call, including the other runs that take turns with them."""
+    """Estimate the seconds for `left` images at this call's pace, which includes runs that alternate with this run."""
     call = run.info.invocations[-1]
     if not left or call.finished_at is not None:
         return None
@@ -120,7 +120,7 @@ def _seconds_left(run: Run, left: int) -> float | None:
 
 
 def _written(folder: Path) -> float:
-    """Time of the last write of the run's rows, in seconds since 1970."""
+    """Return the time of the last write of the run's rows, in seconds since 1970."""
     return (folder / "samples").stat().st_mtime
 
 
@@ -129,7 +129,7 @@ def _now() -> float:
 
 
 def status_table(rows: Sequence[Mapping[str, Any]], width: int) -> Group:
-    """The rows of `status` as a table for a terminal of this width."""
+    """Format the rows of `status` as a table for a terminal of this width."""
     lines = [list(status_line(row).values()) for row in rows]
     cells = [[MISSING if cell is None else str(cell) for cell in line] for line in lines]
     table = distinct_columns(plain_table(STATUS_COLUMNS, cells), ("decoder", "images", "state"))
@@ -141,9 +141,9 @@ def status_table(rows: Sequence[Mapping[str, Any]], width: int) -> Group:
 
 
 def status_line(row: Mapping[str, Any]) -> dict[str, object]:
-    """A row of `status` as cells of a table with `STATUS_COLUMNS`."""
+    """Format a row of `status` as cells of the columns `STATUS_COLUMNS`."""
     low, high = row["speedup_low"], row["speedup_high"]
-    interval = f" [{TOO_FEW if low is None else between(low, high)}]" if row["decoder"] != "ar" else ""  # AR's is 1
+    interval = f" [{TOO_FEW if low is None else between(low, high)}]" if row["decoder"] != "ar" else ""  # AR: always 1
     wanted = f" of {row['wanted']}" if (row["wanted"] or 0) >= row["images"] else ""
     state = f"silent for {duration(row['silent_s'])}" if row["state"] == "silent" else row["state"]
     return {

@@ -1,4 +1,4 @@
-"""Terminal output of `specbench report` and `specbench show`; cards of runs and of images as plain values."""
+"""Terminal output of `specbench report` and `specbench show`; facts of runs and images ("cards") as plain values."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from specbench import stats
 from specbench.decoding.generation import SPANS
 from specbench.errors import SpecbenchError
 from specbench.metrics.catalog import unjudged
+from specbench.metrics.score_store import read_scores
 from specbench.reporting import columns as col
 from specbench.reporting.answer import disturbances
 from specbench.reporting.columns import MISSING, QUALITY, SPEED, THROUGHPUT, number, score_columns
@@ -34,12 +35,12 @@ from specbench.store.schema import SAMPLES, read_facts
 from specbench.system.console import one_line
 from specbench.system.text_tables import distinct_columns, panel_count, terminal_table
 
-_IN_THE_TITLE = (col.DECODER, col.WINDOW, col.IMAGES, col.LOSSLESS)  # Columns that the view of a run already shows
-_MORE = "specbench report --all: every number; --explain: what the columns mean"
+_IN_THE_TITLE = (col.DECODER, col.WINDOW, col.IMAGES, col.LOSSLESS)  # Columns shown in a card's title
+_MORE = "specbench report --all: every number; --explain: definitions of the columns"
 _LEFT = ("lossless", "audit")
 KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")  # Columns that are shown even if all rows have the same value
 _ESSENTIAL = ("decoder", "NFE", "latency s", "speed-up [95 %]", "lossless")
-"""Columns of the demonstration's table, and the number of its scores."""
+"""Columns, and maximum number of scores, in the table of `specbench demo`."""
 
 
 def report_view(
@@ -50,9 +51,9 @@ def report_view(
     printed: Sequence[str] = (),
     columns: Sequence[str] = (),
 ) -> Group:
-    """Lay out the rows of `report_rows` in `width` characters. `explain` adds definitions, `everything` all tables and
-    notes, `printed` lines with the values that papers print for the same cells. `columns`: the only columns, if
-    given."""
+    """Lay out the rows of `report_rows` in `width` characters. `explain`: add definitions; `everything`: all tables and
+    notes; `printed`: lines to add with the values that papers print for the same cells; `columns`: if given, only these
+    columns."""
     parts: list[RenderableType] = []
     grouped = with_columns(sections(rows), columns) if columns else sections(rows)
     for section in grouped:
@@ -69,12 +70,12 @@ def report_view(
 
 
 def first_table(runs: Sequence[ReportRow], width: int) -> Group:
-    """The first table of a report: one line per run; values that all runs share are in a line below."""
+    """Lay out the first table of a report: one line per run, and a line below with the values that all runs share."""
     return _table(ReportTable(col.first_columns(runs)), runs, width)
 
 
 def narrow_table(runs: Sequence[ReportRow], width: int) -> Group:
-    """The essential columns of `first_table`, with a few scores."""
+    """Lay out the essential columns of `first_table`, with a few scores."""
     shown = [*_ESSENTIAL]
 
     def table() -> ReportTable:
@@ -153,7 +154,7 @@ def image_view(card: Mapping[str, Any]) -> RenderableType:
         _block("numbers", [*_numbers(shown), *by_offset]),
         _block("time", spans),
         _block("decoder statistics", _numbers(card["facts"])),
-        _block("scores", [*_numbers(card["scores"]), *(("remark", text) for text in unjudged(card["scores"]))]),
+        _block("scores", [*_numbers(card["scores"]), *(("remark", text) for text in card["unjudged"])]),
         Text(card["image"] or "no image file"),
     )
 
@@ -163,7 +164,7 @@ def _title(text: str, under: str) -> RenderableType:
 
 
 def _block(title: str, lines: Iterable[tuple[object, object]]) -> RenderableType:
-    """Names and values under a title; empty if there are no lines."""
+    """Lay out names and values below a title; empty if there are no lines."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
@@ -178,7 +179,7 @@ def _numbers(values: Mapping[str, float | None]) -> list[tuple[str, str]]:
     return [(name, MISSING if value is None else f"{value:,.4g}") for name, value in values.items()]
 
 
-_MOST_NAMED = 5  # Prompt ids that an error lists
+_MOST_NAMED = 5  # Maximum number of prompt ids in an error
 
 
 def card(folder: Path) -> dict[str, Any]:
@@ -229,8 +230,8 @@ def image_card(folder: Path, prompt: str, sample: int = 0) -> dict[str, Any]:
     Keys: `run_id, prompt_id, sample, prompt, category, seed, status, error, started_at, image` (a path), the numbers of
     `specbench.stats` for this image alone (`nfe, step_compression, latency_ms, latency_e2e_ms, acceptance,
     acceptance_by_offset, logp_mean, logp_std, perplexity, nll_gap, top1`), `spans_ms`, `facts` (additional statistics
-    of the decoder), `scores` by metric, `committed_step` and `accepted_draft` (rows of the token grid; None if the grid
-    is unknown).
+    of the decoder), `scores` by metric, `unjudged` (what they do not judge), `committed_step` and `accepted_draft`
+    (rows of the token grid; None if the grid is unknown).
 
     Args:
         prompt: prompt id, unique prefix of an id, or part of the prompt text.
@@ -249,6 +250,7 @@ def image_card(folder: Path, prompt: str, sample: int = 0) -> dict[str, Any]:
         "spans_ms": {span: stored[f"{span}_ms"] for span in SPANS if stored[f"{span}_ms"] is not None},
         "facts": json.loads(stored["facts"] or "{}"),
         "scores": dict(tile.scores),
+        "unjudged": unjudged(score for score in read_scores(folder) if score["metric"] in tile.scores),
         "committed_step": None if tile.steps is None else tile.steps.tolist(),
         "accepted_draft": None if tile.origins is None else tile.origins.astype(bool).tolist(),
     }
@@ -260,9 +262,9 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
     names = store.samples(["prompt"])
     highest = names["sample"].max()
     names = names[names["sample"] == sample]
-    if names.empty and highest == highest:  # NaN for a run without images
+    if names.empty and highest == highest:  # false for NaN: no images
         raise SpecbenchError(f"--sample {sample}: this run has no such sample", f"its samples are 0 to {highest}")
-    prompt = prompt.encode("utf-8", "replace").decode()  # bytes that are not UTF-8 become "?"; they match no prompt
+    prompt = prompt.encode("utf-8", "replace").decode()  # invalid UTF-8 becomes "?", which matches no prompt
     ids, texts, folded = names["prompt_id"], names["prompt"], prompt.casefold()
     for matches in (ids == prompt, ids.str.startswith(prompt), texts.str.casefold().str.contains(folded, regex=False)):
         if matches.any():

@@ -30,13 +30,13 @@ from specbench.system.json_values import json_text, nonfinite_as_null
 from specbench.system.table_formats import FORMATS, format_name, formats_with, writer
 from specbench.system.text_tables import LATEX_NEEDS, TextTable, escape, latex_label, prose, tex
 
-_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # First characters of formulas, also of full width
-REPORT_SCHEMA = 2  # Incremented if a key of a report row is removed or changes its meaning, but not for new keys
+_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # First characters of formulas, also full-width
+REPORT_SCHEMA = 2  # Increment if a key of a report row is removed or changes its meaning, not for new keys
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Options of a report; formats for programs always contain everything."""
+    """Options of a report. csv, json and parquet always contain all data."""
 
     columns: Sequence[str] = ()  # markdown, LaTeX: only these columns, see `specbench.reporting.sections.with_columns`
     notes: bool = False  # LaTeX: the answer, definitions and machines below the tables
@@ -80,7 +80,7 @@ def report_markdown(rows: Sequence[ReportRow], options: ReportOptions) -> str:
 
 
 def _texts(section: Section, table: ReportTable, best: bool = False) -> TextTable:
-    """The columns that are not empty, or all chosen columns. `best`: bold by `BOLD_RULE`."""
+    """Format a table without empty columns, or with all columns that the user chose. `best`: bold by `BOLD_RULE`."""
     texts = table.texts(section.runs, best)
     return text_tables.distinct_columns(texts, kept=texts.headings) if section.tables else texts
 
@@ -91,7 +91,7 @@ def report_csv(rows: Sequence[ReportRow], options: ReportOptions) -> str:
 
 
 def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows as CSV, with a column for each key; text that a spreadsheet would evaluate as a formula is quoted."""
+    """Format rows as CSV, with a column per key. Text that a spreadsheet would evaluate as a formula is quoted."""
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines: list[list[Any]] = [[*names], *([row.get(name, "") for name in names] for row in rows)]
@@ -102,8 +102,8 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def report_json(rows: Sequence[ReportRow], options: ReportOptions) -> str:
-    """Format as one JSON array of objects that carry `schema`, the version of their keys; missing and non-finite
-    numbers are null."""
+    """Format as a JSON array of objects. `schema` is the version of their keys; missing and non-finite numbers are
+    null."""
     return json_text(long_rows(rows) if options.long else [{"schema": REPORT_SCHEMA, **row} for row in _records(rows)])
 
 
@@ -115,7 +115,7 @@ def report_html(rows: Sequence[ReportRow], options: ReportOptions) -> bytes:
 
 
 def _records(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
-    """The rows as plain values. `real` holds the verdicts that tables and sentences show."""
+    """Convert the rows to plain values. `real` contains the verdicts that tables and sentences show."""
     real = (sorted(real_differences(row.folder, row.over_ar)) for row in rows)
     return [record(replace(row, real=names)) for row, names in zip(rows, real, strict=True)]
 
@@ -145,19 +145,19 @@ def _compared(rows: Sequence[Compared], title: str = "") -> TextTable:
 
 
 def comparison_latex(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
-    """The compared numbers as a booktabs `table`, with the verdict as its caption."""
+    """Format the compared numbers as a booktabs `table`, with the verdict as its caption."""
     caption = f"{b} (B) compared with {a} (A). {verdict(rows)}"
     return LATEX_NEEDS + text_tables.latex_table(_compared(rows, caption), latex_label(label, a, b))
 
 
 def comparison_markdown(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
-    """The compared numbers as markdown, below the verdict in sentences."""
+    """Format the verdict in sentences, and the compared numbers as a markdown table."""
     text = "\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows), *reasons(rows)))
     return f"{text}\n\n{text_tables.markdown_table(_compared(rows), aligned=True)}\n"
 
 
 def comparison_json(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
-    """The compared numbers as JSON."""
+    """Format the compared numbers as JSON."""
     return json_text(row.record for row in rows)
 
 
@@ -167,7 +167,7 @@ def report_parquet(rows: Sequence[ReportRow], options: ReportOptions) -> bytes:
 
 
 def report_arrow(rows: Sequence[ReportRow], long: bool = False) -> pa.Table:
-    """Report rows as a table of `specbench.store.schema.REPORT`, or of `LONG_REPORT`, a row per run and number."""
+    """Convert report rows to a table with schema `REPORT`, or if `long`, `LONG_REPORT` (a row per run and number)."""
     if long:
         return pa.Table.from_pylist(long_rows(rows), schema=LONG_REPORT)
     texts = {field.name for field in REPORT if pa.types.is_string(field.type)}
@@ -176,13 +176,13 @@ def report_arrow(rows: Sequence[ReportRow], long: bool = False) -> pa.Table:
 
 
 def _json(value: object) -> object:
-    """Nested values as JSON, other values unchanged."""
+    """Convert nested values to JSON; return other values unchanged."""
     nested = isinstance(value, Mapping | list | tuple)
     return json.dumps(nonfinite_as_null(value), sort_keys=True, ensure_ascii=False) if nested else value
 
 
 def long_rows(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
-    """The numbers and scores of report rows, a row for each, with the columns of `LONG_REPORT`."""
+    """Make a row with the columns of `LONG_REPORT` for each number and score of report rows."""
     units = {name: facts["unit"] for name, facts in column_facts(REPORT).items()}
     names = [field.name for field in REPORT if pa.types.is_floating(field.type)]
     numbers = []

@@ -1,4 +1,4 @@
-"""Use of this machine by a run: compiled steps, number format, CPU threads. Imports no torch."""
+"""Choice of compilation, number format and CPU threads for this machine. Imports no torch."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _Result = TypeVar("_Result")
 CompileMode = Literal["auto", "on", "off"]
 MODES = get_args(CompileMode)
 COMPILING_TORCH = {"cuda": (2, 11), "cpu": (2, 13)}
-"""First version of torch that compiles every step, by kind of device; earlier versions fail."""
+"""{kind of device: first version of torch that compiles every step}; earlier versions fail."""
 _CALLS_S, _SAVED = 4e-4, 0.5
-"""Seconds that the calls of an eager layer take on a CPU of 2023, and steps of a decoder as a share of AR's steps."""
+"""Assumptions: call overhead of an eager layer in seconds, on a CPU of 2023; ratio of a decoder's steps to AR's."""
 _FIRST_S, _LAYER_S, _DECODER_S = 20.0, 2.5, 15.0
-"""Seconds to compile the forwards, each of their layers, and the functions of a decoder."""
+"""Assumed seconds to compile: the forwards, in addition each layer, and the functions of a decoder."""
 _LOADED_S = 1.5
-"""Seconds to load stored code, for the forwards and for each decoder."""
-_KEPT = "compiled/kept.json"  # deleted together with the code
+"""Assumed seconds to load stored code: of the forwards, and again of each decoder."""
+_KEPT = "compiled/kept.json"  # in the folder of the code, to be deleted with it
 
 
 def should_compile(mode: CompileMode, device: str) -> tuple[bool, str | None]:
-    """Decide whether to compile for `device`; the second value is a note if compilation was requested but cannot run.
-    "auto" compiles on CUDA; for a CPU, `worth_compiling` decides."""
+    """Decide whether to compile for `device`; also return a note if compilation was requested but is impossible. "auto"
+    compiles on CUDA; for a CPU, `worth_compiling` decides."""
     if mode == "off" or (mode == "auto" and not device.startswith("cuda")):
         return False, None
     reason = missing(device)
@@ -50,9 +50,9 @@ def should_compile(mode: CompileMode, device: str) -> tuple[bool, str | None]:
 
 
 def worth_compiling(stored: Sequence[bool], layers: int, steps: int, keys: Sequence[str]) -> tuple[bool, str | None]:
-    """Return whether "auto" compiles on a CPU, where compiling takes minutes, and a note if it does. `stored`: whether
-    each stored run of the model was compiled; after one eager run, new runs are eager, to be comparable. `steps`:
-    target forwards of all images at one token each. `keys`: `code_key` of each decoder."""
+    """Return whether "auto" compiles on a CPU, and a note if it does (compiling takes minutes). `stored`: for each
+    stored run of the model, whether it was compiled; if one was eager, new runs are eager, to be comparable. `steps`:
+    target forwards of all images if each commits one token. `keys`: `code_key` of each decoder."""
     if stored and all(stored):
         return should_compile("on", "cpu")
     saved, cost = steps * layers * _CALLS_S * _SAVED, _FIRST_S + layers * _LAYER_S + len(keys) * _DECODER_S
@@ -61,17 +61,17 @@ def worth_compiling(stored: Sequence[bool], layers: int, steps: int, keys: Seque
     if stored or saved <= cost or missing("cpu"):
         return False, None
     gain = f"saves about {duration(saved)} and costs about {duration(cost)}"
-    return True, f"compiling, which {gain} (--compile off: eager)"
+    return True, f"compiling the steps {gain} (--compile off omits it)"
 
 
 def code_key(model: str, dtype: str, threads: int, batch: int, guidance: float, decoder: DecoderSpec) -> str:
-    """Digest of everything that the compiled code of a decoder depends on."""
+    """Digest all inputs on which the compiled code of a decoder depends."""
     versions = own_code(), metadata.version("torch")
     return sha256(repr((model, dtype, threads, batch, guidance, decoder, versions)).encode()).hexdigest()[:32]
 
 
 def remember_compiled(specs: Sequence[RunSpec]) -> None:
-    """Record the folder of the compiled code of runs on a CPU, so that "auto" counts only the time to load it."""
+    """Record the folder with the compiled code of CPU runs. For these runs, "auto" only counts the time to load it."""
     runs = [it for it in specs if it.device == "cpu"]
     keys = [code_key(it.model, it.dtype, it.threads, it.batch, it.sampling.guidance, it.decoder) for it in runs]
     with suppress(SpecbenchError, OSError):
@@ -80,7 +80,7 @@ def remember_compiled(specs: Sequence[RunSpec]) -> None:
 
 
 def _is_kept(keys: Sequence[str]) -> bool:
-    """Return whether all code is in a folder that still exists; if the environment names a folder, in that folder."""
+    """Return whether the code of all `keys` is still stored, in the folder of the environment variable if it is set."""
     folders, named = [remembered(_KEPT).get(key) for key in keys], os.environ.get(COMPILED)
     return all(isinstance(folder, str) and os.path.isdir(folder) and named in (None, folder) for folder in folders)
 
@@ -88,15 +88,15 @@ def _is_kept(keys: Sequence[str]) -> bool:
 def settle_precision(
     asked: str | None, default: str, mode: CompileMode, device: str
 ) -> tuple[str, bool, tuple[str, ...]]:
-    """Decide number format and compilation on `device`; also return notes on requests that cannot be
-    met. `asked`: the number format that the user wants; None: the model's `default`, which "int8wo" also has except
-    for its matrices."""
+    """Decide number format and compilation on `device`; also return notes on requests that cannot be met. `asked`: the
+    requested number format; None: the model's `default`. With "int8wo", all but the matrices have the default
+    format."""
     asked = None if asked == EIGHT_BITS else asked
     dtype = asked or default
     if not emulates_bfloat16(device):
         compiled, note = should_compile(mode, device)
         return dtype, compiled, (note,) if note else ()
-    # torch cannot compile steps in emulated bfloat16, and no steps at all for the oldest of these GPUs.
+    # torch cannot compile steps in emulated bfloat16. For the oldest of these GPUs it cannot compile at all.
     dtype = asked or ("float32" if default == "bfloat16" else default)
     compiled, note = should_compile(mode, device) if mode == "on" and dtype != "bfloat16" else (False, None)
     how = f"decoding in {dtype}{'' if compiled else ', eagerly'}"
@@ -107,19 +107,19 @@ def settle_precision(
 def compiled_or_eagerly(
     mode: CompileMode, compiled: bool, work: Callable[[bool], _Result], tell: Callable[[str], object]
 ) -> _Result:
-    """Do work with steps compiled or not; if compilation fails under "auto", print a line and repeat it eagerly."""
+    """Call `work(compiled)`. If compilation fails under "auto", report a line and call `work(False)`."""
     try:
         return work(compiled)
     except CompileError as error:
         if mode != "auto":
             raise
         reason = error.what
-    tell(f"{reason}; running eagerly")  # outside `except`, because the traceback holds the model
+    tell(f"{reason}; running eagerly")  # outside `except`, because the traceback references the model
     return work(False)
 
 
 def missing(device: str) -> str | None:
-    """Name the missing prerequisite for compiling on `device`; None if compilation can run."""
+    """Name the missing prerequisite for compiling on `device`; None if compiling is possible."""
     kind = device.partition(":")[0]
     if kind == "mps":
         return "compilation is not supported on mps"
@@ -136,7 +136,7 @@ def missing(device: str) -> str | None:
     torch = find_spec("torch")
     # From 2.14 on, torch quotes the path of its libraries for the linker.
     if kind == "cpu" and torch and " " in str(torch.origin) and _minor_version("torch") < (2, 14):
-        return f"torch before 2.14 cannot compile from a path with spaces: {torch.origin}"
+        return f"torch before 2.14 cannot compile if its path has spaces: {torch.origin}"
     return None
 
 
@@ -146,8 +146,8 @@ def _minor_version(package: str) -> tuple[int, int]:
 
 
 def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
-    """Return the number of threads, and a note if it is below the maximum. Stored runs, to be resumed or compared,
-    give the number. Otherwise it is the number of free cores, because more threads make a step many times slower."""
+    """Return the number of threads, and a note if it is below the maximum. If runs of the model are stored, use their
+    number, to resume or to compare. Otherwise use the free cores, because more threads slow down steps many times."""
     most = available_threads()
     if most == 1 or device != "cpu" or asked_threads():
         return most, []
@@ -158,7 +158,7 @@ def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
         if SettingSource.of((info.origins or {}).get("threads")) is SettingSource.DEFAULT
     ]
     if unnamed and 0 < unnamed[-1] <= most:
-        threads, why = unnamed[-1], f"as in the runs in {out}"
+        threads, why = unnamed[-1], f"the number of the runs in {out}"
     else:
         threads = min(most, max(1, round(most - cores_in_use())))
         why = f"because other processes use {cores_in_use():.1f} of {most} cores"

@@ -1,4 +1,4 @@
-"""Decoder arguments of the command line, resolved to checked `DecoderSpec`s. Imports no torch."""
+"""Resolve the decoders and options of the command line to checked `DecoderSpec`s. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from specbench.specs.presets import (
 )
 from specbench.system import plugins
 
-BASELINE_PROMPTS = 8  # Prompts of the AR baseline of a run, the fewest for an interval
+BASELINE_PROMPTS = 8  # Prompts of an added AR baseline; the minimum for an interval
 
 
 @dataclass(frozen=True)
 class PlannedDecoder:
     """A decoder of a plan."""
 
-    spec: DecoderSpec  # the decoder to run; with `auto_window`, its window is still the default
-    auto_window: bool  # the window is chosen by measuring, once the model is loaded
+    spec: DecoderSpec  # the decoder to run; with `auto_window`, its window is a placeholder
+    auto_window: bool  # whether the window is chosen by measurements after the model is loaded
     origins: Mapping[str, str]  # source of each option or choice, by name
-    # with `auto_window`, the windows to measure; they are no wider than an image and fit in memory
+    # with `auto_window`, the windows to measure: at most as wide as an image, and they fit in memory
     windows: tuple[int, ...] = ()
-    # only for an added baseline: number of prompts, from the first, of which it decodes one image each
+    # only for an added baseline: it decodes one image for each of this number of first prompts
     first: int | None = None
 
     @property
     def chosen(self) -> dict[str, str]:
-        """Components that the user or a paper chose in place of the preset's, by kind."""
+        """{kind: component} for the components that the user or a paper chose instead of the preset's."""
         return {kind: getattr(self.spec, kind) for kind in CHOICES if kind in self.origins}
 
     @property
     def widest(self) -> DecoderSpec:
-        """The decoder with the widest window that it may get, for which memory is planned."""
+        """The decoder with the widest window to be measured, for the memory estimate."""
         return with_window(self.spec, max(self.windows)) if self.windows else self.spec
 
 
@@ -54,11 +54,11 @@ def with_window(decoder: DecoderSpec, window: int) -> DecoderSpec:
 
 
 def plan_decoders(settings: RunSettings) -> list[PlannedDecoder]:
-    """Read decoders such as "gsd:G=50", "window=16", "ar", and apply the plain options: each option applies to every
-    decoder that has it, but to `ar` only if no other decoder takes it. An option that is not given has the value
-    published for the decoder on the model, or else the preset's."""
+    """Read decoders such as "gsd:G=50", "window=16", "ar", and apply options that are set by flags. A flag applies to
+    every decoder with this option, but to `ar` only if no other decoder has the option. Options that are not given have
+    the value published for the decoder on the model, or else the preset's."""
     if not (requests := parse_decoders(settings.decoder)):
-        raise SpecbenchError("no decoder given", f"--decoder takes: {', '.join(sorted(PRESETS))}")
+        raise SpecbenchError("no decoder given", f"valid: --decoder with one of {', '.join(sorted(PRESETS))}")
     planned: dict[tuple[DecoderSpec, bool], PlannedDecoder] = {}
     for reference, inline in requests:
         decoder = _plan_decoder(reference, inline, settings)
@@ -73,16 +73,16 @@ def plan_decoders(settings: RunSettings) -> list[PlannedDecoder]:
         if name not in used and not any(name in inline for _, inline in requests):
             decoders = [decoder.spec.name for decoder in planned.values()]
             valid = sorted({option for decoder in decoders for option in options_of(PRESETS[decoder])})
-            takes = f"they take: {', '.join(f'--{option}' for option in valid)}" if valid else "they take no options"
+            takes = f"options: {', '.join(f'--{option}' for option in valid)}" if valid else "they have no options"
             owners = sorted(owner for owner, preset in PRESETS.items() if name in options_of(preset))
             hint = f"; --{name} belongs to {', '.join(owners)}" if owners else ""
-            what = f"--{name}: none of the chosen decoders ({', '.join(decoders)}) takes it"
+            what = f"--{name}: not an option of the chosen decoders ({', '.join(decoders)})"
             raise SpecbenchError(what, takes + hint)
     return list(planned.values())
 
 
 def with_ar(decoders: Sequence[PlannedDecoder], settings: RunSettings) -> list[PlannedDecoder]:
-    """Return the decoders of a run. If AR is not among them, add it on the first prompts, for the speed-ups."""
+    """Return the decoders of a run. If AR is missing, add AR on the first prompts, as baseline of speed-ups."""
     untimed = settings.batch != 1 or settings.mode == "throughput" or settings.workers or settings.ray
     timed = settings.mode == "latency" or not untimed
     prompts = settings.baseline if settings.baseline is not None else BASELINE_PROMPTS * timed
@@ -107,7 +107,9 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
             decoder, options = requests[-1]
             run_on = re.search(r":([\w-]+)=", value)
             if run_on and run_on[1] in (setting.name for setting in decoder_settings()):
-                raise SpecbenchError(f"--decoder {piece}: commas separate options", f"{run_on[0].replace(':', ',')}...")
+                raise SpecbenchError(
+                    f"--decoder {piece}: use commas between options", f"{run_on[0].replace(':', ',')}..."
+                )
             if option in options:
                 raise SpecbenchError(f"--decoder {piece}: '{decoder}' has two values of {option}", "set it once")
             options[option] = value
@@ -115,8 +117,8 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
 
 
 def labelled_decoders(names: Sequence[str]) -> list[tuple[str, Any]]:
-    """Read decoders to audit or check: names with inline options, or a user's own as "module:Name". Return labels
-    such as "gsd:G=50", each with a `DecoderSpec`, or with the reference if the object is not a preset."""
+    """Read decoders to audit or check: names with inline options, or a user's "module:Name". Return (label, decoder)
+    pairs: labels such as "gsd:G=50", and a `DecoderSpec`, or the reference if it does not name a preset."""
     decoders: list[tuple[str, Any]] = []
     for name, inline in parse_decoders([piece for text in names for piece in split_list(text)]):
         label = ",".join([name, *(f"{key}={value}" for key, value in inline.items())]).replace(",", ":", 1)
@@ -138,7 +140,7 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], settings: RunSettin
     auto_window = chosen.get("window") == "auto" and bool(chosen.pop("window"))
     valid = options_of(preset, choices_of(preset, chosen))
     usual = options_of(preset)
-    meant = {  # a published value is for the preset's option, not for another component's option of that name
+    meant = {  # a published value applies to the preset's component, not to another component's option of the same name
         option for option in valid if option in asked or (option in usual and usual[option].help == valid[option].help)
     }
     options = {option: plain[option] for option in valid if option in meant & plain.keys() - inline.keys()}
@@ -150,7 +152,7 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], settings: RunSettin
 
 
 def _open_choices(preset: Preset, inline: Mapping[str, str], plain: Mapping[str, Any]) -> list[str]:
-    """Return the choices that plain flags make for this decoder: none for AR, else those that its drafter uses."""
+    """List the kinds of components that flags may choose for this decoder: none for AR, else those its drafter uses."""
     if preset.choices["drafter"] == "none":
         return []
     drafter = inline.get("drafter") or plain.get("drafter") or preset.choices["drafter"]

@@ -39,26 +39,26 @@ ROW = (
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """Expected facts of one run; None if not known yet."""
+    """Expected facts of one run; a fact that is not known yet is None."""
 
     draft: Draft
     planned: PlannedDecoder
     spec: RunSpec | None
     images: int | None
     done: int  # number of stored images
-    seconds: float | None  # for the missing images: from rows of this run, else of its model, decoder and device
+    seconds: float | None  # for the missing images; measured in this run, else in runs of its model, decoder and device
     megabytes: float | None  # upper bound of the images on disk
     memory_gib: float | None  # estimate
     captions: str | None  # see `caption_note`
     # weights, head: "on disk", or the command that downloads them
     weights: str
     head: str | None
-    # what must be installed or changed before the run; files that it downloads itself do not count
+    # problems to solve before the run; the run itself downloads missing files, so these are no problem
     obstacles: tuple[SpecbenchError, ...]
 
     @property
     def row(self) -> dict[str, Any]:
-        """The values by name, with obstacles as texts."""
+        """Convert to {name: value}, with obstacles as texts."""
         draft, planned, asked = self.draft, self.planned, self.draft.settings
         plan = draft if isinstance(draft, Plan) else None
         options = planned.chosen | planned.spec.options | ({"window": "auto"} if planned.auto_window else {})
@@ -77,7 +77,7 @@ class Outlook:
         )
 
     def of_seed(self, settings: RunSettings) -> Outlook | None:
-        """Return the same run with the seed of `settings`; None if either run is stored."""
+        """Return this outlook with the seed of `settings`; None if one of the two runs is stored."""
         spec = self.spec and replace(self.spec, seed=settings.seed)
         if self.done or (spec and run_folder(self.draft.out, spec).is_dir()):
             return None
@@ -85,12 +85,12 @@ class Outlook:
 
 
 def row_of(obstacles: Iterable[SpecbenchError], **known: object) -> dict[str, Any]:
-    """Make a row of a dry run; values that are not known yet are None."""
+    """Make a row of a dry run from the known values; other values are None."""
     return {name: known.get(name) for name in ROW} | {"obstacles": list(map(str, obstacles))}
 
 
 class Costs(Shared):
-    """Further facts that the outlooks of one command share."""
+    """Facts that the outlooks of one command share, in addition to those of its plans."""
 
     def __init__(self, load: Callable[[str, str | None], PromptSet] = load_prompts):
         super().__init__(load)
@@ -102,7 +102,7 @@ class Costs(Shared):
 
 
 def outlooks(settings: RunSettings, shared: Costs | None = None) -> list[Outlook]:
-    """Return the runs of settings, one per decoder. `shared`: facts that a caller with several settings reuses."""
+    """Return an outlook for each decoder of the settings. `shared`: facts to reuse in calls with other settings."""
     shared = shared or Costs()
     draft = draft_plan(settings, shared, ahead=True)
     cut = None
@@ -113,20 +113,20 @@ def outlooks(settings: RunSettings, shared: Costs | None = None) -> list[Outlook
 
 
 def distinct_outlooks(swept: Iterable[RunSettings], shared: Costs | None = None) -> list[Outlook]:
-    """Return the distinct runs of several settings; work that does not depend on the seed is done once."""
+    """Return the distinct outlooks of several settings; work that does not depend on the seed is done once."""
     shared, by_key, runs = shared or Costs(), dict[str, list[Outlook]](), list[Outlook]()
     for settings in swept:
         key = repr(replace(settings, seed=0))
         first = by_key.get(key, [])
         alike = [outlook for each in first if (outlook := each.of_seed(settings))]
-        if len(alike) < len(first) or not first or settings.batch == "auto":  # an earlier run may have chosen the batch
+        if len(alike) < len(first) or not first or settings.batch == "auto":  # a stored run may have chosen the batch
             alike = by_key[key] = outlooks(settings, shared)
         runs += alike
     return list({json.dumps(outlook.row, default=str): outlook for outlook in reversed(runs)}.values())[::-1]
 
 
 def obstacle(runs: Iterable[Outlook]) -> SpecbenchError | None:
-    """The problem that blocks the runs, or the number of problems; None if there is none."""
+    """Return the only problem that blocks the runs, or an error with the number of problems; None without problems."""
     errors = list({str(error): error for outlook in runs for error in outlook.obstacles}.values())
     if len(errors) < 2:
         return errors[0] if errors else None
@@ -136,7 +136,7 @@ def obstacle(runs: Iterable[Outlook]) -> SpecbenchError | None:
 def _outlook(draft: Draft, planned: PlannedDecoder, cut: str | None, shared: Costs) -> Outlook:
     model, settings, spec = draft.model, draft.settings, None
     plan = draft if isinstance(draft, Plan) else None
-    with suppress(SpecbenchError):  # if its draft head is not on disk
+    with suppress(SpecbenchError):  # the draft head may not be on this disk
         known = plan and model.ready and not planned.auto_window
         spec = plan.spec(planned.spec, shared.digest(model)) if plan and known else None
     folder = run_folder(draft.out, spec) if spec else None
@@ -148,7 +148,7 @@ def _outlook(draft: Draft, planned: PlannedDecoder, cut: str | None, shared: Cos
     alike = Path(settings.out), model.name, planned.spec.name, settings.device
     pace = seconds_per_image(*alike, folder.name) if folder and done else None
     pace = pace or shared.pace(*alike)
-    # Upper bound for an image on disk: an incompressible PNG, and the lists in its row.
+    # Upper bound of an image on disk: an incompressible PNG and the lists of its row.
     image_bytes = math.prod(model.resolution) * 3 + model.tokens * 32 + 4096
     megabytes = None if missing is None else image_bytes * missing / 1e6
     batch = plan.compute.batch if plan else settings.batch
@@ -172,7 +172,7 @@ def _outlook(draft: Draft, planned: PlannedDecoder, cut: str | None, shared: Cos
 
 
 def _expected_images(settings: RunSettings, first: int | None) -> int | None:
-    """Return the number of images for a public set that is not downloaded (`first`: of a baseline); None if unknown."""
+    """Return the number of images from a public set before its download; None if unknown. `first`: of a baseline."""
     name, drawing = str(settings.prompts), plan_drawing(settings)
     if name not in public_names() or drawing.ids or drawing.categories or drawing.per_category:
         return None
@@ -184,17 +184,17 @@ def _expected_images(settings: RunSettings, first: int | None) -> int | None:
 
 
 def caption_note(model: ModelFacts, captions: Sequence[str]) -> str | None:
-    """Return a note on the number of captions that the model truncates; None if it truncates none."""
+    """Return a note on captions that the model truncates; None if it truncates no caption."""
     if not (cut := model.captions_cut(captions)) or cut[0] == 0:
         return None
-    how_many = "the number of cut captions is known once its files are here"
+    how_many = "the number of truncated captions is unknown until the model's files are on this disk"
     if cut[0] is not None:
         how_many = f"{cut[0]:,} of {len(set(captions)):,} are cut"
-    return f"{model.name} reads {cut[1]} tokens of a caption: {how_many}"
+    return f"{model.name} reads at most {cut[1]} tokens of a caption; {how_many}"
 
 
 def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: str | None = None) -> float | None:
-    """Return mean seconds per image from stored rows: of one run, or of all runs of a model, decoder and device."""
+    """Return the mean seconds per image of stored runs: of `run_id`, or of all runs of a model, decoder and device."""
     if not out.is_dir():
         return None
     if run_id and (pace := _pace([out / run_id])) is not None:
@@ -205,7 +205,7 @@ def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: 
 def _pace(folders: Sequence[Path]) -> float | None:
     images, seconds, columns = 0, 0.0, ("status", "batch", *(f"{span}_ms" for span in SPANS))
     for folder in (folder for folder in folders if folder.is_dir()):
-        from specbench import stats  # half a second of imports, only if such a run is stored
+        from specbench import stats  # takes half a second; only needed if such a run is stored
 
         pieces = [rows.filter(pc.equal(rows["status"], "ok")) for rows in RunStore(folder).batches(columns)]
         rows = stats.as_frame(pa.concat_tables(pieces)) if pieces else ()
@@ -226,17 +226,17 @@ def _where(files: Callable[[], object]) -> str:
 
 
 _SHORT_S, _LONG_S = 5.0, 3600.0
-"""Seconds per image below which no forecast is printed, and above which alternatives are proposed."""
+"""Thresholds in seconds per image: print a forecast above the first, and alternatives above the second."""
 
 
 def cost_note(plan: Plan) -> str | None:
-    """Return the roofline estimate of the time per AR image; None if short, unknown, or measured by earlier runs."""
+    """Format the roofline estimate of the time per AR image; None if short, unknown, or measured in stored runs."""
     model, network, size, compute = plan.model, plan.model.network, plan.model.size, plan.compute
     earlier = seconds_per_image(plan.out, model.name, "ar", compute.device)
     if not (size and network) or plan.workers.elsewhere or earlier is not None:
         return None
     machine = compute.device, compute.dtype, compute.threads
-    peak = find_peak(*machine) or glimpse_peak(*machine)[0]  # also measured on a busy machine: the run will be as slow
+    peak = find_peak(*machine) or glimpse_peak(*machine)[0]  # even on a busy machine, because the run will be as slow
     guided, context = plan.sampling.guidance != 1, model.stream / 2
     forward = Forward(size, network.moved, model.v_image, BYTES[compute.dtype], 1, 1, guided, context)
     seconds = model.stream * sum(forward_ms(forward, peak, Reached()).values()) / 1e3
@@ -244,8 +244,8 @@ def cost_note(plan: Plan) -> str | None:
 
 
 def cost_text(steps: int, seconds: float, device: str, source: str) -> str:
-    """Return the forecast for AR's `steps` as text."""
+    """Format the forecast for an image of AR with this number of `steps`."""
     forecast, where = f"forecast: {duration(seconds)} per image with ar", f"on {device} ({source})"
     if seconds > _LONG_S:
-        return f"{forecast} {where}; instead: a GPU, --model janus, or to try it --random-weights --scale tiny"
-    return f"{forecast} ({steps:,} steps) {where}; k tokens per step divide the steps by k"
+        return f"{forecast} {where}; faster: a GPU, --model janus, or for a first try --random-weights --scale tiny"
+    return f"{forecast} ({steps:,} steps) {where}; with k tokens per step, a decoder needs 1/k of the steps"

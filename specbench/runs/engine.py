@@ -1,8 +1,8 @@
 """Image tokens from a serving engine at an address, by vLLM's `/v1/completions` or SGLang's `/generate`.
 
-Prompts are sent as the ids that the model's template makes. A request asks for ids: as many as the image has, and only
-ids of the image. It names every sampling parameter, so that no default of the engine applies. An image is one request.
-If its grammar forces tokens, or its grids have different ids, each stretch of free slots is a further request.
+Prompts are sent as token ids, with the model's template applied. A request asks for the tokens of an image, allows only
+image ids, and sets every sampling parameter, so that no default of the engine applies. If the grammar forces tokens, or
+grids have different ids, each stretch of free slots with the same allowed ids is a separate request.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from specbench.system import console
 from specbench.system.downloads import DOWNLOAD_ATTEMPTS, PAUSE_S, TRANSIENT, send
 from specbench.system.json_values import parse_json
 
-_QUICK_S, _IMAGE_S = 10.0, 3600.0  # Timeouts of requests for facts, and for images
+_QUICK_S, _IMAGE_S = 10.0, 3600.0  # Timeouts in seconds of requests for facts, and for images
 _VLLM, _SGLANG = "vLLM", "SGLang"
-_PROGRAMS = {"vllm": _VLLM, "sglang": _SGLANG}  # Program by the owner of the listed models
-_BARRED = -1e4  # Logit bias of ids outside the image, for engines without a list of allowed ids
-_ROUNDING = 0.01  # Nats by which log p may exceed 0, due to rounding
+_PROGRAMS = {"vllm": _VLLM, "sglang": _SGLANG}  # {owner of the listed models: program}
+_BARRED = -1e4  # Logit bias of forbidden ids, for engines without a list of allowed ids
+_ROUNDING = 0.01  # log p may exceed 0 by this much due to rounding
 _SGLANG_FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "weight_version")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A program that answers at an address."""
+    """The serving engine at an address."""
 
     address: str
     program: str
     version: str
-    model: str  # the name under which it serves the model
-    fingerprint: str | None = None  # fingerprint of its configuration, as returned
+    model: str  # the engine's name for the model
+    fingerprint: str | None = None  # fingerprint of the engine's configuration, as returned by the engine
 
     @property
     def label(self) -> str:
@@ -52,7 +52,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Answer:
-    """Token ids by prompt, and their log p as the engine returns it, NaN if it returns none."""
+    """Token ids of each prompt, and their log p as returned by the engine (NaN if it returns none)."""
 
     tokens: list[list[int]]
     logp: list[list[float]]
@@ -60,36 +60,36 @@ class Answer:
 
 
 def find_engine(address: str, expected: Sequence[str], served: str | None = None) -> Engine:
-    """Identify the engine at an address. `expected`: names of the model's checkpoint, of which only the last part is
-    compared; `served`: the engine's name for the model, if it differs."""
+    """Identify the engine at an address. `expected`: names of the model's checkpoint, compared by their last part;
+    `served`: the engine's name for the model, if it differs."""
     address = address.rstrip("/").removesuffix("/v1")
     try:
         cards = [dict(card) for card in ask_engine(f"{address}/v1/models", None, _QUICK_S)["data"]]
         program = _PROGRAMS.get(owner := str(cards[0]["owned_by"]), owner)
         names = {str(card["id"]): {str(card["id"]), str(card.get("root"))} for card in cards}
     except (LookupError, TypeError, ValueError):
-        raise SpecbenchError(f"{address} lists no models at /v1/models", "is it vLLM or SGLang?") from None
+        raise SpecbenchError(f"{address} lists no models at /v1/models", "give the address of vLLM or SGLang") from None
     info: dict[str, Any] = {}
     if program == _SGLANG:
-        # The earlier names of both pages begin with "get_".
+        # In older versions both names begin with "get_".
         for page in ("server_info", "model_info"):
             info |= _facts(address, page) or _facts(address, f"get_{page}")
         names = {name: {*others, str(info.get("model_path"))} for name, others in names.items()}
     elif program == _VLLM:
         info = _facts(address, "version")
     else:
-        console.warn(f"{address}: models of '{owner}', neither vLLM nor SGLang; requests are sent as to vLLM")
+        console.warn(f"{address}: models of '{owner}', not of vLLM or SGLang; it gets the same requests as vLLM")
     wanted = {_last_part(name) for name in expected}
     fitting = [name for name, others in names.items() if served == name or wanted & set(map(_last_part, others))]
     if not fitting or served not in (None, *fitting):
         what = f"{address} serves {', '.join(names)}, not {served or ' or '.join(sorted(wanted))}"
-        raise SpecbenchError(what, "--served NAME if the model has another name there")
+        raise SpecbenchError(what, "if the engine has another name for the model: --served NAME")
     facts = ", ".join(f"{name} {info[name]}" for name in _SGLANG_FACTS if info.get(name))
     return Engine(address, program, str(info.get("version", "")), served or fitting[0], facts or None)
 
 
 def _facts(address: str, page: str) -> dict[str, Any]:
-    """Return a page of facts about an engine, which only reports show; empty if the page does not exist."""
+    """Return a page of facts about an engine, which are only shown in reports; empty if the page does not exist."""
     try:
         facts = ask_engine(f"{address}/{page}", None, _QUICK_S)
     except Unanswered:
@@ -104,18 +104,18 @@ def _last_part(name: str) -> str:
 
 
 class EngineModel:
-    """A model served by an engine. `seconds`: time of the answers in the last call of `draw`."""
+    """A model served by an engine. `seconds`: duration of the requests of the last `draw`."""
 
     def __init__(self, engine: Engine, model: ImageModel, sampling: Sampling):
         if not isinstance(model, FamilyModel) or type(model).prompt_ids is FamilyModel.prompt_ids:
-            raise SpecbenchError(f"{model.name} does not take prompts as token ids, as engines do")
+            raise SpecbenchError(f"an engine takes prompts as token ids, but {model.name} does not")
         self._ids: list[int] = model.table_ids(torch.arange(model.layout.vocab, device=model.device)).tolist()
         self._words = model.backbone.embed_tokens.num_embeddings
         if max(self._ids) >= self._words:
             raise SpecbenchError(f"the image tokens of {model.name} are not in the served model's vocabulary")
         if sampling.guidance != 1:
-            what = f"{model.name} is drawn with guidance {sampling.guidance:g}, which {engine.program} does not offer"
-            raise SpecbenchError(what, "--cfg 1: only the conditional row")
+            what = f"{engine.program} does not offer guidance, here {sampling.guidance:g} for {model.name}"
+            raise SpecbenchError(what, "--cfg 1 uses only the conditional row")
         if any(getattr(sampling, name) for name in UNSERVED):
             missing = " nor ".join(f"--{SAMPLING[name].name}" for name in UNSERVED)
             raise SpecbenchError(f"{engine.program} offers neither {missing}", "omit them")
@@ -129,13 +129,13 @@ class EngineModel:
         }
 
     def probe(self, text: str) -> str | None:
-        """Draw the first tokens of an image to warm up the engine; return its fingerprint."""
+        """Generate the first tokens of an image to warm up the engine; return the engine's fingerprint."""
         slots, ids = next(stretch for stretch in _stretches(self._model.layout) if stretch[1])
         prompt = self._model.prompt_ids(text)[0]
         return self._continued([prompt], self._ids[slice(*ids)], min(4, len(slots))).fingerprint
 
     def draw(self, texts: Sequence[str]) -> Answer:
-        """Draw an image of each prompt, all at once; return whole streams, including tokens that the grammar forces."""
+        """Generate an image per prompt in one batch; return whole streams, including tokens that the grammar forces."""
         layout, prompts = self._model.layout, [self._model.prompt_ids(text)[0] for text in texts]
         tokens: list[list[int]] = [[] for _ in texts]
         logp: list[list[float]] = [[] for _ in texts]
@@ -153,7 +153,7 @@ class EngineModel:
         return Answer(tokens, logp)
 
     def _continued(self, prompts: list[list[int]], allowed: Sequence[int], count: int) -> Answer:
-        """Request `count` tokens after each prompt, only of the ids `allowed`."""
+        """Request `count` tokens after each prompt, restricted to the ids `allowed`."""
         address, model = self.engine.address, self.engine.model
         if self.engine.program == _SGLANG:
             barred = dict.fromkeys(map(str, sorted({*range(self._words)} - {*allowed})), _BARRED)
@@ -170,7 +170,7 @@ class EngineModel:
         except (LookupError, TypeError, ValueError, AttributeError):
             if reason := _reason(content):
                 raise SpecbenchError(f"{address} returned an error: {reason}") from None
-            raise SpecbenchError(f"{address}: no token ids in the answer", "vLLM returns them from 0.10.2 on") from None
+            raise SpecbenchError(f"{address}: no token ids in the answer", "vLLM returns ids since 0.10.2") from None
         if len(answer.tokens) != len(prompts):
             raise SpecbenchError(f"{address} returned {len(answer.tokens)} images for {len(prompts)} prompts")
         if wrong_ids := [number for ids in answer.tokens for number in ids if type(number) is not int]:
@@ -183,7 +183,7 @@ class EngineModel:
         return answer
 
     def _tried(self, url: str, body: Mapping[str, object]) -> Any:
-        """Return the first complete answer of several attempts; only its time is counted."""
+        """Return the answer of the first successful attempt; add only its duration to `seconds`."""
         for number in range(1, DOWNLOAD_ATTEMPTS + 1):
             started = time.perf_counter()
             try:
@@ -198,15 +198,15 @@ class EngineModel:
 
 
 def _stretches(layout: TokenLayout) -> list[tuple[list[int], Any]]:
-    """Split the slots of an image into stretches with the same ids; return each with its first id and the id after its
-    last; None instead of ids for forced tokens."""
+    """Split the slots of an image into runs of slots with the same allowed ids. Return (slots, (first id, last id + 1))
+    for each; None instead of ids for forced tokens."""
     bounds = layout.bounds
     kinds = groupby(range(layout.length), lambda slot: bounds[slot] if layout.forced[slot] < 0 else None)
     return [(list(slots), ids) for ids, slots in kinds]
 
 
 def _of_openai(content: Any) -> tuple[Answer, list[list[int] | int]]:
-    """Read the answer of `/v1/completions`, and the ids of the prompts in it."""
+    """Parse the answer of `/v1/completions`; also return the ids (or the number) of the prompts' tokens."""
     choices = sorted(content["choices"], key=lambda choice: choice["index"])
     tokens = [list(choice["token_ids"]) for choice in choices]
     values = [(choice.get("logprobs") or {}).get("token_logprobs") for choice in choices]
@@ -215,7 +215,7 @@ def _of_openai(content: Any) -> tuple[Answer, list[list[int] | int]]:
 
 
 def _of_sglang(content: Any) -> tuple[Answer, list[list[int] | int]]:
-    """Read the answer of `/generate`, and the lengths of the prompts in it."""
+    """Parse the answer of `/generate`; also return the lengths of the prompts."""
     rows = content if isinstance(content, list) else [content]
     tokens = [list(row["output_ids"]) for row in rows]
     pairs = [row["meta_info"].get("output_token_logprobs") for row in rows]
@@ -230,7 +230,7 @@ def _numbers(tokens: Sequence[Sequence[int]], values: Sequence[Sequence[float] |
 
 
 def _check_logp(address: str, answer: Answer) -> None:
-    """Reject numbers that are not log p of the answer's tokens; set values that rounding put above 0 to 0."""
+    """Reject values that cannot be log p of the answer's tokens; set values slightly above 0 (rounding) to 0."""
     for ids, row in zip(answer.tokens, answer.logp, strict=True):
         if len(row) != len(ids) or any(p > _ROUNDING for p in row):
             what = (
@@ -241,11 +241,11 @@ def _check_logp(address: str, answer: Answer) -> None:
 
 
 class Unanswered(SpecbenchError):
-    """A request that was interrupted or met a busy server; the next request may be answered."""
+    """A request failed because of an interruption or a busy server; another attempt may succeed."""
 
 
 def ask_engine(url: str, body: Mapping[str, object] | None, timeout: float) -> Any:
-    """Send JSON, or request a page if `body` is None, and return the JSON of the answer."""
+    """Send `body` as JSON, or a GET request if it is None, and return the JSON of the answer."""
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
@@ -254,20 +254,20 @@ def ask_engine(url: str, body: Mapping[str, object] | None, timeout: float) -> A
     except urllib.error.HTTPError as error:
         kind = Unanswered if error.code >= 500 or error.code == 429 else SpecbenchError
         raise kind(f"{url} returned status {error.code}: {_message(error.read())}") from None
-    except (ValueError, InvalidURL) as error:  # InvalidURL is also one of TRANSIENT
+    except (ValueError, InvalidURL) as error:  # before TRANSIENT, which includes InvalidURL
         raise SpecbenchError(f"{url}: {error}") from None
     except TRANSIENT as error:
         reason = getattr(error, "reason", "") or error
         what = f"{url} does not answer: {getattr(reason, 'strerror', '') or reason}"
-        raise Unanswered(what, "start the engine, or name its address", FAILURE) from None
+        raise Unanswered(what, "start the engine, or give its address", FAILURE) from None
     try:
         return parse_json(content)
     except ValueError as error:
-        raise SpecbenchError(f"{url} returned no valid JSON: {error}", "is this the address of an engine?") from None
+        raise SpecbenchError(f"{url} returned no valid JSON: {error}", "give the address of an engine") from None
 
 
 def _message(body: bytes) -> str:
-    """Return the reason in the JSON of an error response, or else its text."""
+    """Return the error message in an error response: from its JSON, or else the whole text."""
     try:
         reason = _reason(parse_json(body))
     except ValueError:
@@ -276,7 +276,7 @@ def _message(body: bytes) -> str:
 
 
 def _reason(content: Any) -> str | None:
-    """Return the message of an answer that reports an error; None if there is no error or no message."""
+    """Return the error message in the JSON of an answer; None if it contains no error or no message."""
     fields = content if isinstance(content, dict) else {}
     error = fields.get("error") or fields.get("detail") or fields.get("message")
     reason = error.get("message") or error if isinstance(error, dict) else error

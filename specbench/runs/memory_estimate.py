@@ -41,8 +41,8 @@ from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system.limits import available_memory
 
-ASSUMED_PROMPT_TOKENS = 256  # Assumed prompt length in elements; the families use up to about 130
-NEIGHBOURS = 1000  # Entries per token in LANTERN's table of int32
+ASSUMED_PROMPT_TOKENS = 256  # Assumed prompt length in elements; prompts of the model families have up to about 130
+NEIGHBOURS = 1000  # Entries (int32) per token in LANTERN's table of neighbours
 TREES = 256  # Number of trees whose tables are cached; see `specbench.decoding.draft_tree.routes`
 MARGIN = 0.9  # Share of the free memory that may be used
 _MOST = 4096
@@ -51,8 +51,8 @@ WINDOWS = (2, 4, 8, 16, 32, 64, 96, 128)  # Windows that `--window auto` tries
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of memory: `weights` once; `cache`, `inputs` and `step` (the largest of prefill, target, verify) per image
-    of the batch; `picture` per image drawn at once (if `together`, the whole batch)."""
+    """Memory in bytes: `weights` once; `cache`, `inputs` and `step` (the largest of prefill, target, verify) per image
+    of the batch; `picture` for the image that is rendered, or if `together`, per image of the batch."""
 
     weights: int
     cache: int
@@ -63,7 +63,7 @@ class Footprint:
 
     @property
     def per_image(self) -> int:
-        """Bytes per additional image in a large batch."""
+        """Additional bytes per image in a large batch."""
         return self.cache + self.inputs + max(self.step, self.picture * self.together)
 
     def total(self, batch: int) -> int:
@@ -105,7 +105,7 @@ def footprint(
 
 
 def _needs(decoder: DecoderSpec) -> Counter[str]:
-    """Memory needs that its components declare, summed by name."""
+    """Sum the memory needs that the decoder's components declare, for each kind of memory."""
     return sum((Counter(part.memory) for part in decoder.components), Counter())
 
 
@@ -116,17 +116,17 @@ def single_image_bytes(model: ModelFacts) -> int | None:
 
 
 def table_bytes(columns: int) -> int:
-    """Return bytes of tables of trees up to `columns` wide: ancestors, earlier siblings (float32), routes (int64)."""
+    """Return the bytes of all tables of draft trees with up to `columns` nodes (ancestors, siblings, routes)."""
     return 16 * sum(width**2 for width in range(max(1, columns - TREES + 1), columns + 1))
 
 
 def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) -> int:
     """Return the peak number of float32 distributions per column during verification; an int64 tensor counts as two.
-    `forced`: whether the grammar forces slots. Alive are the last p, q and guided logits, the tensors that components
-    keep, and the largest of these: truncated logits and p; p padded for forced slots, one-hots and combined p;
+    `forced`: whether the grammar forces slots. At the peak there are the last p, q and guided logits, the tensors that
+    components keep, and the largest of: truncated logits and p; with forced slots, padded p, one-hots and combined p;
     temporaries of top-p (scaled, sorted and summed logits); temporaries of components."""
     drawing = 3 if forced else 2
-    # [scaled,] ranked, order (2), sum, sum before
+    # scaled (if temperature is not 1), sorted, order (int64: 2), cumulative sum, previous sum
     top_p = 5 + (sampling.temperature != 1) if sampling.top_p < 1 else 0
     temporary = max(drawing, top_p, *(part.memory.get("temporary", 0) for part in decoder.components))
     return 3 + _needs(decoder)["kept"] + temporary
@@ -169,7 +169,7 @@ def fitting_windows(
 def settle_batch(
     batch: int | str, model: ModelFacts, decoders: Iterable[DecoderSpec], sampling: Sampling, dtype: str, device: str
 ) -> tuple[int, dict[str, object] | None]:
-    """Resolve the batch size ("auto": the largest that fits); also return the memory estimate, if one was made."""
+    """Resolve the batch size ("auto": the largest that fits); also return the memory estimate, if any."""
     if batch == 1:
         return 1, None
     needs = [need for decoder in decoders if (need := footprint(model, decoder, sampling, dtype, device))]
@@ -180,7 +180,7 @@ def settle_batch(
         return int(batch), None
     most = largest_batch(needs, free)
     heaviest = max(needs, key=lambda need: need.per_image)
-    drawing = "" if heaviest.together or not heaviest.picture else f" ({_gib(heaviest.picture)} to draw one)"
+    drawing = "" if heaviest.together or not heaviest.picture else f" ({_gib(heaviest.picture)} to render one)"
     if most < (1 if batch == "auto" else int(batch)):
         raise SpecbenchError(
             f"--batch {batch}: {_gib(heaviest.weights)} of weights and {_gib(heaviest.per_image)} per image{drawing} "

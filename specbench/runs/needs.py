@@ -1,4 +1,4 @@
-"""Missing files that a run and its scores read, with sizes and licences; no network is needed to list them."""
+"""Missing files that a run and its scores need, with sizes and licences, listed without network access."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _KILO, _UNITS = 1000, ("bytes", "kB", "MB", "GB", "TB")
 
 
 class Need(NamedTuple):
-    """Files from one source: content; repository, set or file; bytes (None: unknown here); licence; and whether the
-    bytes are the size in memory."""
+    """Missing files of one source: content; repository, set or file; bytes (None: unknown); licence; whether the bytes
+    are the size in memory, not of the download."""
 
     what: str
     name: str
@@ -49,7 +49,7 @@ def needs_of(model: ModelFacts, prompts: str | None) -> list[Need]:
 
 
 def score_needs(model: ModelFacts, prompts: str | None) -> list[Need]:
-    """Return the missing files of the model's default metrics; each network once."""
+    """Return the missing files of the model's default metrics, without repetition of shared networks."""
     needs: dict[str, Need] = {}
     for name in metric_catalog.default_metrics(model.name.partition("+")[0], prompts):
         if name in metric_catalog.IMPORTED:
@@ -59,20 +59,20 @@ def score_needs(model: ModelFacts, prompts: str | None) -> list[Need]:
             if not (weights := CHECKPOINTS[key]).here:
                 needs[weights.file] = Need(f"network of {name}", weights.file, weights.remote.size, weights.licence)
         for repository in metric.repositories.values():
-            if hub_problem(repository):
-                needs[repository] = Need(f"network of {name}", repository, None, "licence as its card says")
+            if hub_problem(repository, metric.files):
+                needs[repository] = Need(f"network of {name}", repository, None, "licence: see its card")
     return list(needs.values())
 
 
 def fetch_command(model: ModelFacts, prompts: str | None, scores: bool = False) -> str:
-    """Return the command that downloads all of it."""
+    """Return the command that downloads the model, the prompts and, if `scores`, the networks of the metrics."""
     name = model.name.partition("+")[0]
     other = [prompts.partition("/")[0]] if prompts and prompts != default_prompts(name) and missing_set(prompts) else []
     return " ".join(["specbench", "fetch", name, *other, *(["--scores"] if scores else [])])
 
 
 def naming_all(error: SpecbenchError, model: ModelFacts, prompts: str) -> SpecbenchError:
-    """Return the error for a file that cannot be obtained, with a list of all missing files."""
+    """Add a list of all missing files to the error about a file that cannot be obtained."""
     if error.exit_code == BAD_INPUT or len(needs := needs_of(model, prompts)) < 2:
         return error
     listed = "not on this disk: " + "; ".join(f"{need.what} {need.name}" for need in needs)

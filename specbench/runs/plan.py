@@ -1,5 +1,5 @@
-"""Validated plan of a `run` from its settings: all user errors are found here, before a model is loaded. Imports no
-torch."""
+"""Make and validate the plan of a `run` from its settings. All user errors are found here, before a model is loaded.
+Imports no torch."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ MAX_IMAGES = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A run before its prompts are read and its memory is estimated, with all problems that block it."""
+    """Plan without prompts and memory estimate, with all problems that block the run."""
 
     settings: RunSettings
     model: ModelFacts
     decoders: tuple[PlannedDecoder, ...]
     sampling: Sampling
-    compute: Compute  # of a draft, batch and threads are not known yet
-    out: Path  # of this shard
+    compute: Compute  # in a draft, batch and threads are not final
+    out: Path  # folder of this shard's runs
     workers: Workers
     shard: tuple[int, int]
     problems: tuple[Problem, ...] = ()
@@ -55,7 +55,7 @@ class Draft:
     def obstacles(
         self, planned: PlannedDecoder, memory: int | None, megabytes: float | None, shared: Shared
     ) -> tuple[SpecbenchError, ...]:
-        """Return the problems of one decoder's run. `memory`: bytes; `megabytes`: on disk; None if unknown."""
+        """Return the problems of one decoder's run. `memory`: bytes; `megabytes`: of disk; None means unknown."""
         problems = Problems(each for each in self.problems if each.of is planned or isinstance(each.of, str))
         if memory is not None and "memory" not in [each.of for each in problems]:
             free = shared.free_memory(self.settings.device)
@@ -70,9 +70,9 @@ class Plan(Draft):
     """Complete input of `specbench.runs.runner.run_plans`."""
 
     prompts: PromptSet
-    chosen: tuple[Prompt, ...]  # the prompts of `prompts` to generate
-    drawn: str | None  # which prompts these are, in words; None for the whole set
-    notes: tuple[str, ...]  # unsupported requests, one sentence each
+    chosen: tuple[Prompt, ...]  # the selected prompts
+    drawn: str | None  # description of the selection; None for the whole set
+    notes: tuple[str, ...]  # notes on unsupported requests, one sentence each
     # the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`
     memory: Mapping[str, object] | None = None
 
@@ -80,11 +80,11 @@ class Plan(Draft):
     def work(self) -> tuple[object, ...]:
         """Key shared by plans whose decoders can alternate on one loaded model."""
         images = (self.chosen, self.settings.samples, self.shard, self.settings.trace, self.out)
-        workers = self.workers if self.workers.elsewhere else None  # only these import decoders by their references
+        workers = self.workers if self.workers.elsewhere else None  # `references` matter only if workers import them
         return self.model, replace(self.compute, batch=1, mode=None), workers, images
 
     def asked_of(self, decoder: PlannedDecoder) -> dict[str, object]:
-        """Return the user's settings except the decoder's. For a baseline they select only its images."""
+        """Return the user's settings without decoder options; for an added baseline, with its limits."""
         names = (*RUN_ORIGINS, "samples", "out", *DRAWN)
         given = self.settings.given
         flags = {name: given[name] for name in names if name in given}
@@ -102,12 +102,12 @@ class Plan(Draft):
 
     @property
     def requests(self) -> list[Request]:
-        """Images to generate; for shard I of N, every N-th image."""
+        """Images to decode; for shard I of N, every N-th image."""
         number, shards = self.shard
         return requests_for(self.chosen, self.settings.samples)[number - 1 :: shards]
 
     def requests_of(self, decoder: PlannedDecoder) -> list[Request]:
-        """Return the requests that a decoder decodes; for a baseline, only some of `requests`."""
+        """Return the requests of a decoder: all `requests`, or for an added baseline only some of them."""
         if decoder.first is None:
             return self.requests
         first = {prompt.id for prompt in self.chosen[: decoder.first]}
@@ -117,13 +117,13 @@ class Plan(Draft):
         return self.images if decoder.first is None else len(self.requests_of(decoder))
 
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
-        """Return the origin of each value of one decoder's run, by setting name."""
+        """Return {setting: origin of its value} for one decoder's run."""
         shared = {name: str(origin) for name, origin in self.settings.origins.items() if name in RUN_ORIGINS}
         options = {name: f"default of {decoder.spec.name}" for name, _ in decoder.spec.options.items()}
         return shared | options | dict(decoder.origins)
 
     def spec(self, decoder: DecoderSpec, weights_sha256: str) -> RunSpec:
-        """Return the run spec of one decoder; its draft head must be on disk."""
+        """Return the run spec of one decoder. A draft head must be on this disk."""
         head = self.head(decoder)
         return RunSpec(
             model=self.model.name,
@@ -155,7 +155,7 @@ class Plan(Draft):
 
 
 def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
-    """Return the files of the draft head: given, bundled with the model, or published; None if there is no head."""
+    """Return the files of the draft head that is given, bundled with the model, or published; None without a head."""
     if not decoder.head_kind:
         return None
     head, bundled = decoder.options.get("head"), model.heads.get(decoder.head_kind)
@@ -163,7 +163,7 @@ def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
 
 
 class Shared:
-    """Facts that the plans of one command share, each determined once. `load`: function that loads prompts."""
+    """Cached facts that the plans of one command share. `load`: function that loads prompts."""
 
     def __init__(self, load: Callable[[str, str | None], PromptSet] = load_prompts):
         self.load = cache(load)
@@ -185,8 +185,8 @@ def make_plan(settings: RunSettings, shared: Shared | None = None) -> Plan:
 
 
 def draft_plan(settings: RunSettings, shared: Shared | None = None, ahead: bool = False) -> Draft:
-    """Return the plan, or a draft if the prompts are not downloaded or a problem blocks every run. `ahead`: whether to
-    add problems that occur only at run time. Only wrong settings raise an error."""
+    """Return the plan, or a draft if the prompts are not downloaded or a problem blocks all runs. `ahead`: also look
+    for problems that would only occur at run time. Only wrong settings raise an error."""
     (draft, unmet, alone), shared, problems = _draft(settings), shared or Shared(), Problems()
     model, drawing = draft.model, plan_drawing(settings)
     named = str(settings.prompts), settings.prompt_column
@@ -223,7 +223,7 @@ def draft_plan(settings: RunSettings, shared: Shared | None = None, ahead: bool 
 
 
 def _draft(settings: RunSettings) -> tuple[Draft, tuple[str, ...], str]:
-    """Read the settings; also return the notes on number format and compilation, and on the shard."""
+    """Read the settings; also return notes on number format and compilation, and a note on the shard."""
     model, decoders = plan_model(settings), with_ar(plan_decoders(settings), settings)
     for code in (model_code(model), *(decoder_code(planned.spec) for planned in decoders)):
         refuse_edited(code)
@@ -247,7 +247,7 @@ def _draft(settings: RunSettings) -> tuple[Draft, tuple[str, ...], str]:
 
 
 def _threads(draft: Draft, shared: Shared) -> tuple[int, list[str]]:
-    """Return the CPU threads of each worker, and a note if they are not all threads of the machine."""
+    """Return the CPU threads of each worker, and a note if they are fewer than the machine's."""
     if draft.settings.threads:
         return draft.settings.threads, []
     threads, busy = shared.free_threads(draft.out, draft.model.name, draft.settings.device)
@@ -255,7 +255,7 @@ def _threads(draft: Draft, shared: Shared) -> tuple[int, list[str]]:
 
 
 def _draw(draft: Draft, named: tuple[str, str | None], drawing: Drawing, shared: Shared) -> tuple[Prompt, ...]:
-    """Return the selected prompts; reject more images than a run can list."""
+    """Return the selected prompts; raise an error if there are too many images for a run."""
     chosen = shared.chosen(named, drawing)
     samples, shards = draft.settings.samples, draft.shard[1]
     if (images := -(-len(chosen) * samples // shards)) > MAX_IMAGES:
@@ -265,25 +265,25 @@ def _draw(draft: Draft, named: tuple[str, str | None], drawing: Drawing, shared:
 
 
 def _look_ahead(draft: Draft, problems: Problems) -> None:
-    """Add problems that occur only at run time, and drop missing prompts that the run will download."""
+    """Add problems that occur only at run time; remove missing prompts, if the run will download them."""
     if not offline() and missing_set(str(draft.settings.prompts)):
         problems[:] = [problem for problem in problems if problem.of != "prompts"]
     problems.check("device", require_device, draft.settings.device)
     if draft.workers.elsewhere:
         problems.check("workers", require_ray, draft.workers.address)
-    if draft.settings.weights and draft.model.ready:  # unlike official weights, these files were never checked
+    if draft.settings.weights and draft.model.ready:  # unlike official weights, a user's files are unchecked
         problems.check("weights", check_model, draft.model)
 
 
 def _rows_note(model: ModelFacts, settings: RunSettings) -> str | None:
-    """Return a note on the form of the unconditional prompt, if `run` and `bench` differ and the user chose none."""
+    """Return a note on the form of the unconditional prompt if `run` and `bench` differ and the user did not choose."""
     source = settings.origins["guidance-rows"].source
     family = model.family if isinstance(model, HubModel) else None
     if family not in RELEASED["guidance_rows"] or source in (SettingSource.FLAG, SettingSource.ENVIRONMENT):
         return None
     if settings.guidance_rows == "released":
-        return "unconditional rows are as released, not as in run (--guidance-rows official)"
-    return "unconditional rows are official, not bench gsd-1's (--guidance-rows released)"
+        return "unconditional rows are those of the released code; run's default is --guidance-rows official"
+    return "unconditional rows are official; bench gsd-1 uses --guidance-rows released"
 
 
 def plan_drawing(asked: RunSettings) -> Drawing:
@@ -292,7 +292,7 @@ def plan_drawing(asked: RunSettings) -> Drawing:
 
 
 def _settle_windows(plan: Plan) -> Plan:
-    """Set the windows to measure, if the window is chosen by measuring."""
+    """Set the windows that `--window auto` measures."""
     facts = plan.sampling, plan.compute.dtype, plan.compute.device
     return replace(
         plan,
@@ -306,7 +306,7 @@ def _settle_windows(plan: Plan) -> Plan:
 
 
 def _settle_steps(plan: Plan, shared: Shared) -> Plan:
-    """Under "auto" on a CPU, compile if there are enough images to save time."""
+    """With `--compile auto` on a CPU, compile if the number of images is large enough to save time."""
     if plan.settings.compile != "auto" or plan.settings.device != "cpu" or model_code(plan.model):
         return plan
     steps = plan.model.stream * sum(len(plan.requests_of(planned)) for planned in plan.decoders)
@@ -320,7 +320,7 @@ def _settle_steps(plan: Plan, shared: Shared) -> Plan:
 
 
 def _settle_batch(plan: Plan) -> Plan:
-    """Set a batch size that fits into memory; "auto" reuses the earlier choice for the same run."""
+    """Set a batch size that fits into memory; "auto" reuses the batch size of a stored run."""
     specs, asked, compute = [planned.widest for planned in plan.decoders], plan.settings.batch, plan.compute
     earlier = _earlier_batch(plan) if asked == "auto" else None
     batch, estimate = settle_batch(earlier or asked, plan.model, specs, plan.sampling, compute.dtype, compute.device)
@@ -333,7 +333,7 @@ def _settle_batch(plan: Plan) -> Plan:
 
 
 def _earlier_batch(plan: Plan) -> int | None:
-    """Return the batch size that `--batch auto` chose before for a run of the plan, so that repetition resumes it."""
+    """Return the batch size that `--batch auto` chose for a stored run of the plan, to resume that run."""
     if not plan.model.ready:
         return None
     weights, runs = plan.model.weights_sha256(), read_infos(plan.out)
@@ -341,13 +341,13 @@ def _earlier_batch(plan: Plan) -> int | None:
         fields = vars(plan.spec(planned.spec, weights))
         fields = {name: value for name, value in fields.items() if name not in ("batch", "mode")}
         for info in find_runs_like(runs, **fields).values():
-            if "images" in (info.memory or {}):  # written by --batch auto alone
+            if "images" in (info.memory or {}):  # only written by --batch auto
                 return info.spec.batch
     return None
 
 
 def earlier_window(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int | None:
-    """Return the window that `--window auto` chose before for the same run, so that repetition resumes it."""
+    """Return the window that `--window auto` chose for the same stored run, to resume that run."""
     fields = vars(plan.spec(decoder, weights_sha256)) | {"decoder": without_options(decoder, "window")}
     for info in find_runs_like(plan.out, **fields).values():
         if info.window_curve is not None:
@@ -367,7 +367,7 @@ def together(plans: Iterable[Plan]) -> list[list[Plan]]:
 
 
 def plan_model(settings: RunSettings) -> ModelFacts:
-    """Return the model with the weights and size of the settings."""
+    """Return the model that the settings name, with their weights and image size."""
     choice = ModelChoice(
         weights=settings.weights,
         revision=settings.revision,
@@ -388,7 +388,7 @@ def plan_sampling(model: ModelFacts, settings: RunSettings) -> Sampling:
     off = {name: None for name in OFF_IF_NONE if not values[name]}
     sampling = Sampling(**values | off)
     if sampling.guidance != 1 and not model.guided:
-        raise SpecbenchError(f"--cfg {sampling.guidance:g}: {model.name} has no unconditional prompt", "omit it")
+        raise SpecbenchError(f"--cfg {sampling.guidance:g}: {model.name} has no unconditional prompt", "omit --cfg")
     if sampling.top_k > model.v_image:
         what = f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens"
         raise SpecbenchError(what, "0 disables the filter")

@@ -1,5 +1,5 @@
-"""Preparation of a run (model or workers, the window of `--window auto`, facts for run.json), and decoding without a
-run."""
+"""Prepare runs: load the model or start workers, choose the window of `--window auto`, collect facts for run.json. Also
+decode images without a run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from specbench.system.torch_state import PinnedTorch
 
 @contextmanager
 def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, ImageModel | None]]:
-    """Load the plan's model here, or start its workers; yield the executor, and the model if this process has it."""
+    """Load the plan's model here, or start workers; yield the executor, and the model if this process loaded it."""
     model, device, dtype = plan.model, plan.compute.device, plan.compute.dtype
     load = functools.partial(_load_in_worker, plan.workers.references, model_code(model), model, plan.compute)
     where = f"{model.name} ({dtype}, {device})"
@@ -77,7 +77,7 @@ def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, Im
 
 
 def load_for_run(model: ModelFacts, compute: Compute) -> ImageModel:
-    """Load a model with the number of threads of a run, and compile it if the run is compiled."""
+    """Load a model, set the run's number of threads, and compile the model if the run is compiled."""
     release_memory()
     torch.set_num_threads(compute.threads or available_threads())
     with memory_for(f"model '{model.name}' ({compute.dtype})", compute.device, "a smaller --dtype or model"):
@@ -93,7 +93,7 @@ def load_for_run(model: ModelFacts, compute: Compute) -> ImageModel:
 
 
 def _load_in_worker(references: Sequence[str], code: Code | None, model: ModelFacts, compute: Compute) -> ImageModel:
-    """Call `load_for_run` in a worker, after importing the plan's own decoders and checking the model's code."""
+    """In a worker, import the plan's user-defined decoders, check the model's code, and call `load_for_run`."""
     add_plugin_decoders()
     plugins.search_current_folder()
     for reference in references:
@@ -105,13 +105,13 @@ def _load_in_worker(references: Sequence[str], code: Code | None, model: ModelFa
 def work_of(
     plans: Sequence[Plan], model: ImageModel | None, reporter: Reporter, tell: bool = True
 ) -> tuple[dict[RunSpec, list[Request]], dict[str, dict[str, Any]]]:
-    """Resolve every decoder of the plans to its run spec; return the images of each, and fields of run.json by run id.
-    `model`: the loaded model, None if workers have it. `tell`: whether to report how new runs differ from stored
+    """Resolve every decoder of the plans to its run spec. Return {spec: images} and {run id: fields of run.json}.
+    `model`: the loaded model, None if workers load it. `tell`: whether to report how new runs differ from stored
     runs."""
     weights_sha256 = model.weights_sha256 if model else plans[0].model.weights_sha256()
     by_run: dict[str, tuple[RunSpec, list[Request]]] = {}
     facts: dict[str, dict[str, Any]] = {}
-    # Files downloaded while loading may give sizes and a revision that were unknown while planning.
+    # Loading may have downloaded files that contain sizes and a revision unknown to the plan.
     for plan in (replace(plan, model=plan.model.as_stored()) for plan in plans):
         memory, processors = plan.memory and dict(plan.memory), logits_processors(plan.model)
         for name, value in processors.items():
@@ -133,7 +133,7 @@ def work_of(
             codes = {"decoder": decoder_code(decoder), "model": model_code(plan.model)}
             fields |= {"code": {kind: code.to_json() for kind, code in codes.items() if code}}
             facts[spec.run_id] = {name: value for name, value in fields.items() if value}
-            if not plan.workers.elsewhere:  # this machine decodes, so its peaks count
+            if not plan.workers.elsewhere:  # this machine decodes, so use its peaks
                 facts[spec.run_id]["roofline"] = roofline_facts(plan.model, plan.sampling.guidance, plan.compute)
     specs = [spec for spec, _ in by_run.values()]
     for text in (*_twins(plans[0].out, specs), *_older_code(plans[0].out, specs, facts)) if tell else ():
@@ -142,17 +142,17 @@ def work_of(
 
 
 def _twins(out: Path, specs: Sequence[RunSpec]) -> list[str]:
-    """Return notes on stored runs that differ only in the thread count, usually a resume on another node."""
+    """Return notes on stored runs that differ from new runs only in the thread count, as after a change of the node."""
     new = {spec.run_id: spec.identity() for spec in specs if not run_folder(out, spec).exists()}
     try:
         stored = {info.run_id: info.spec.identity() for info in read_infos(out).values()} if new else {}
-    except SpecbenchError:  # a damaged run of another call
+    except SpecbenchError:  # another run is damaged
         return []
     return [text for text in same_but_for_threads(stored | new) if stored and any(name in text for name in new)]
 
 
 def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Notes on stored runs that differ from new ones only in the code of a plug-in, with the edited files."""
+    """Return notes on stored runs that differ from new runs only in plug-in code, with the edited files."""
     lines = []
     for spec in specs:
         if not (spec.decoder_code or spec.model_code) or run_folder(out, spec).exists():
@@ -163,15 +163,15 @@ def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping
             names = [name for kind in code for name in changed_modules(last.get(kind) or {}, code[kind])]
             places = f" ({', '.join(names)})" if older[-1].code else ""
             lines.append(
-                f"the code of {spec.decoder.name} has changed{places}: this is another run; earlier images "
-                f"stay in {' and '.join(info.run_id for info in older)}"
+                f"the code of {spec.decoder.name} has changed{places}, so this is a new run; the earlier images stay "
+                f"in {' and '.join(info.run_id for info in older)}"
             )
     return lines
 
 
 def roofline_facts(model: ModelFacts, guidance: float, compute: Compute) -> dict[str, object] | None:
-    """Return roofline inputs of a model on a device, for "floor" of `run.json`; None if the model's size is unknown, or
-    if the device's peaks are unknown and other processes prevent a measurement."""
+    """Return the roofline inputs of a model on a device, stored as "floor" in `run.json`. None if the model's size is
+    unknown, or the device's peaks are unknown and other processes prevent their measurement."""
     if (size := model.size) is None:
         return None
     machine = compute.device, compute.dtype, compute.threads
@@ -194,14 +194,12 @@ def roofline_facts(model: ModelFacts, guidance: float, compute: Compute) -> dict
 def _choose_window(
     model: ImageModel | None, weights_sha256: str, plan: Plan, planned: PlannedDecoder, reporter: Reporter
 ) -> tuple[DecoderSpec, list[dict[str, Any]] | None]:
-    """Return the decoder with the fastest window, and the measured curve; None if an earlier call chose the window."""
+    """Return the decoder with the fastest window, and the measured curve (None if a stored run gave the window)."""
     decoder = planned.spec
     if earlier := earlier_window(plan, decoder, weights_sha256):
         return with_window(decoder, earlier), None
     if model is None:
-        raise SpecbenchError(
-            "--window auto: cannot be measured with --workers or --ray", "omit these, or give a number"
-        )
+        raise SpecbenchError("--window auto cannot be measured with --workers or --ray", "omit these, or give a number")
     window, curve = _tuned_window(model, plan, decoder, planned.windows, reporter)
     return with_window(decoder, window), curve
 
@@ -209,9 +207,9 @@ def _choose_window(
 def _tuned_window(
     model: ImageModel, plan: Plan, decoder: DecoderSpec, windows: Sequence[int], reporter: Reporter
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Run `tune_window` on the prompts of a plan and report its findings."""
+    """Call `tune_window` with the prompts of a plan and report the result."""
     monitor = MachineMonitor(plan.settings.device)
-    what, most = f"windows tried with {decoder.name}", len(windows) + 1
+    what, most = f"windows tested with {decoder.name}", len(windows) + 1
     try:
         reporter.part(what, 0, most)
         arguments = model, plan.chosen, decoder, plan.sampling, plan.settings.seed, windows
@@ -222,10 +220,10 @@ def _tuned_window(
     for point in curve:
         reporter.note(f"{decoder.name}, window {point['window']}: {describe_point(point)}")
     fastest = max(curve, key=lambda point: point["speed_up"])
-    ahead = "" if fastest["window"] == window else "; AR is faster than every window tried"
+    ahead = "" if fastest["window"] == window else "; AR is faster than every tested window"
     reporter.note(f"{decoder.name}: window {window} is the fastest here, measured with pilot images{ahead}")
     if company:
-        reporter.note(f"{decoder.name}: {company} meanwhile; on an idle machine another window may be the fastest")
+        reporter.note(f"{decoder.name}: meanwhile {company}; on an idle machine another window may be the fastest")
     return window, curve
 
 
@@ -268,7 +266,7 @@ def decode_loaded(
     probe: bool = True,
     **settings: object,
 ) -> Generation | list[Generation]:
-    """Decode images with a model object that is loaded already; nothing is stored.
+    """Decode images with a loaded model object; nothing is stored.
 
     Args:
         model: a causal language model of transformers on any device, which is not changed; or a
@@ -277,8 +275,8 @@ def decode_loaded(
         decoder: a name of `specbench list decoders`, with inline options if wanted.
         layout: height and width of the grid of image tokens, or a `specbench.models.interface.TokenLayout`.
         image_ids: vocabulary id of each image token.
-        prompt_ids: function of a text that returns two lists of vocabulary ids, both up to the first image token: for
-            the prompt, and for the unconditional prompt (for guidance).
+        prompt_ids: function that maps a text to two lists of vocabulary ids, each up to the first image token: of the
+            prompt, and of the unconditional prompt (for guidance).
         forced_ids: vocabulary ids of the tokens that the layout forces, such as row ends.
         codebook: [image tokens, d] embedding of each image token, for the distances of GSD and LANTERN.
         render: function that draws image tokens [B, height * width] as uint8 [B, 3, H, W].
@@ -346,7 +344,7 @@ def _decoded(
     return images
 
 
-_PILOTS = 2  # Images with which a window is chosen
+_PILOTS = 2  # Number of images for choosing a window
 
 
 def tune_window(
@@ -360,8 +358,8 @@ def tune_window(
 ) -> tuple[int, list[dict[str, Any]]]:
     """Choose the window with the lowest latency on the pilots; also return the measured curve, see `_point`.
     Windows are tried in growing order until two in a row are slower than the best; `tell` gets the number of windows
-    tried. For a compiled model only the forwards are compiled and counted, with an overhead of 1, because compiling all
-    functions of every window would take minutes."""
+    tried. For a compiled model only the forwards are compiled and timed (overhead is taken as 1), because compiling all
+    functions for every window would take minutes."""
     if decoder.options.get("window") is None:
         raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "omit --window")
     requests = [Request(prompts[number % len(prompts)].text, "(pilot)", number) for number in range(_PILOTS)]
@@ -385,7 +383,7 @@ def tune_window(
 def _measure(
     model: ImageModel, requests: Sequence[Request], decoder: DecoderSpec, sampling: Sampling, seed: int, compiles: bool
 ) -> list[Generation]:
-    """Decode the pilots one at a time, as in latency mode, after compilation."""
+    """Compile, then decode the images one at a time, as in latency mode."""
     if compiles:
         decode(model, requests[:1], decoder, sampling, seed, render=False)
     images: list[Any] = [decode(model, [request], decoder, sampling, seed, render=False)[0] for request in requests]
@@ -398,8 +396,8 @@ def _measure(
 
 
 def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation], alone: bool) -> dict[str, Any]:
-    """Make a point of the curve, which begins with AR as window 1. Tokens per step count target forwards; acceptance is
-    accepted over tested drafts. Window cost (time per forward) and overhead (latency over forward time): AR is 1."""
+    """Make a point of the curve; AR is its point at window 1. Tokens per step: per target forward. Acceptance: accepted
+    over tested drafts. Window cost (time per forward) and overhead (latency over forward time) are relative to AR."""
     forward_ms, overhead, latency_ms = _costs(images, alone)
     ar_forward_ms, ar_overhead, ar_latency_ms = _costs(ar, alone)
     tested = sum(int(image.tested.sum()) for image in images)
@@ -415,7 +413,7 @@ def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation], 
 
 
 def _costs(images: Sequence[Generation], alone: bool) -> tuple[float, float, float]:
-    """Return milliseconds per forward, latency over forward time, milliseconds per image. `alone`: only forwards."""
+    """Return milliseconds per forward, latency over forward time, milliseconds per image. `alone`: of forwards only."""
     target = sum(image.spans_ms["target"] for image in images)
     latency = target if alone else sum(image.spans_ms.get(span, 0.0) for image in images for span in AR_SPANS)
     return target / sum(image.nfe for image in images), latency / target, latency / len(images)

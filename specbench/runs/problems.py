@@ -1,4 +1,4 @@
-"""Problems that block a run, and checks of this machine."""
+"""Problems that block a run, and checks of folder, memory and disk."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _T = TypeVar("_T")
 
 
 class Problem(NamedTuple):
-    """Something that must be installed, downloaded or changed before a run."""
+    """Error to resolve before a run, by installing, downloading or changing something."""
 
-    of: object  # "prompts", "weights" and so on, or the only affected decoder
+    of: object  # subject such as "prompts" or "weights", or the affected decoder
     error: SpecbenchError
 
 
 class Problems(list[Problem]):
-    """Problems that checks find."""
+    """List of problems that collects errors of checks."""
 
     def check(self, of: object, work: Callable[..., _T], *given: object) -> _T | None:
-        """Call `work` and return its result; record a SpecbenchError as a problem and return None."""
+        """Call `work` and return its result. If it raises a SpecbenchError, record the error and return None."""
         try:
             return work(*given)
         except SpecbenchError as error:
@@ -33,7 +33,7 @@ class Problems(list[Problem]):
 
 
 def check_writable(out: Path) -> None:
-    """Reject an unwritable results folder, tested with an unnamed temporary file."""
+    """Raise an error if the results folder is not writable, tested with an unnamed temporary file."""
     try:
         existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
         if not existing.is_dir():
@@ -46,14 +46,14 @@ def check_writable(out: Path) -> None:
 
 
 def check_memory(need: int, free: int | None, device: str) -> None:
-    """Reject a need of more bytes than are free, if the free bytes are known."""
+    """Raise an error if more bytes are needed than are free. `free`: None (no check) if unknown."""
     if free is not None and need > free:
         what = f"memory: the estimate exceeds the {free // 2**30} GiB free on {device}"
         raise SpecbenchError(what, "another device, a smaller batch or a smaller model")
 
 
 def check_disk(megabytes: float, out: Path) -> None:
-    """Reject images that do not fit on the disk of the results folder."""
+    """Raise an error if the images do not fit on the disk of the results folder."""
     there = next((folder for folder in (out, *out.absolute().parents) if folder.is_dir()), None)
     if there is not None and (free := shutil.disk_usage(there).free / 1e6) < megabytes:
         what = f"disk: up to {megabytes:,.0f} MB needed, {free:,.0f} MB free in {out}"

@@ -1,4 +1,4 @@
-"""Progress of runs and scoring: a bar on a terminal, a plain line every few seconds elsewhere."""
+"""Progress of runs and scoring: a bar on a terminal, otherwise a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from specbench.metrics.scoring import ScoreReporter
     from specbench.runs.run_progress import Reporter
 else:
-    Reporter = ScoreReporter = object  # their modules import pandas
+    Reporter = ScoreReporter = object  # not imported at run time, because their modules import pandas
 
 
 class ProgressReporter(Reporter):
-    """Progress of a runner (`specbench.runs.run_progress.Reporter`). `what`: name of the items; `quick_s`: seconds
-    below which the end is not reported; `notes`: whether the runner's notes are printed."""
+    """Shows progress of a runner (`specbench.runs.run_progress.Reporter`). `what`: name of the items; `quick_s`: the
+    end is not reported for shorter runs; `notes`: whether the runner's notes are printed."""
 
     def __init__(self, what: str = "images", quick_s: float = 0.0, notes: bool = True):
         self.what, self._quick_s, self._notes = what, quick_s, notes
@@ -58,7 +58,7 @@ class ProgressReporter(Reporter):
         if not self._total and console.has_bars(self._console):
             self._show(description=what, total=total, completed=done, ahead=self._part.ahead())
         elif self._bar is not None:
-            left = self._ahead().rpartition(", ")[2]  # a terminal's line is short
+            left = self._ahead().rpartition(", ")[2]  # only the time left, as the bar's line is short
             ahead = f"{left}; {self._part}" if left else str(self._part)
             self._bar.update(self._task, completed=self._images_done(), ahead=ahead)
         else:
@@ -87,7 +87,7 @@ class ProgressReporter(Reporter):
         self._total, self._done, self._resumed, self._part = 0, 0, 0, _Part()
 
     def _show(self, **shown: Any) -> None:
-        """Update the bar, and open it before the first update; do nothing without a terminal."""
+        """Update the bar, which the first update opens; do nothing without a terminal."""
         if not console.has_bars(self._console):
             return
         if self._bar is None:
@@ -97,7 +97,7 @@ class ProgressReporter(Reporter):
         self._bar.update(self._task, **shown)
 
     def _line(self, text: Callable[[], str]) -> None:
-        """Print a plain line, if the last line is old enough."""
+        """Print a plain line if the last line was printed some seconds ago."""
         if console.progress_shown() and time.monotonic() - self._last_line > console.LINE_EVERY_S:
             self._last_line = time.monotonic()
             console.say(text(), self._console)
@@ -111,13 +111,13 @@ class ProgressReporter(Reporter):
         return f"{self._done}/{self._total} {self.what}{failed}{self._ahead()}"
 
     def _ahead(self) -> str:
-        """Pace of the images, and the time left."""
+        """Format the pace of the images and the time left."""
         return _ahead(self._images_done() - self._resumed, self._total - self._images_done(), self._started)
 
 
 @dataclass
 class _Part:
-    """Progress of the images being decoded or of a warm-up, and the time of its start."""
+    """Progress of the images that are being decoded, or of a warm-up, with its start time."""
 
     what: str = ""
     total: int = 0
@@ -131,12 +131,12 @@ class _Part:
         return f"{self.done}/{self.total} {self.what}{f', {ahead}' if ahead else ''}"
 
     def ahead(self) -> str:
-        """Pace, and the time left."""
+        """Format the pace and the time left."""
         return _ahead(self.done - self.first, self.total - self.done, self.since).removeprefix(", ")
 
 
 def _ahead(done: float, left: float, since: float) -> str:
-    """Return the pace of `done` items since a time, and the time left at this pace; empty if nothing is done."""
+    """Format the pace of `done` items since a time, and the time left at this pace; empty if nothing is done."""
     if not done:
         return ""
     each = (time.monotonic() - since) / done
@@ -157,7 +157,7 @@ def _bar(screen: Console) -> Bar:
 
 
 class ScoreProgress(ScoreReporter):
-    """Progress of scoring a run: of the metric with the most images left, as metrics share a pass over images."""
+    """Shows progress of scoring a run: of the metric with most images left, as all metrics share a pass over images."""
 
     def __init__(self) -> None:
         self._printed: set[str] = set()

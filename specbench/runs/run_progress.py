@@ -21,17 +21,17 @@ class Reporter:
     """Progress callbacks of a run; no-ops by default. Implementations must be fast and must not raise."""
 
     def start(self, total: int, done: int, folders: Sequence[Path] = ()) -> None:
-        """Decoding starts: `total` images over all decoders; `done` of them are already in the run folders."""
+        """Decoding starts. `total`: number of images over all decoders; `done`: images already in the run folders."""
 
     def row(self, run_id: str, row: Mapping[str, object]) -> None:
         """A further row of a run is on disk."""
 
     def part(self, what: str, done: int, total: int, images: int = 0) -> None:
-        """Part of a row or preparation is done: steps of a warm-up, compiled forms, windows tried, or tokens of the
+        """Progress within a row or a preparation: steps of a warm-up, compiled forms, windows tried, or tokens of the
         `images` in progress."""
 
     def stopping(self, within_s: float | None) -> None:
-        """The run was asked to end; images may take `within_s` more seconds. Called from a signal handler."""
+        """A signal requested the end; images in progress may take `within_s` seconds. Called from a signal handler."""
 
     def note(self, text: str) -> None:
         """Show a line to the user."""
@@ -45,23 +45,23 @@ class RunSummary:
     """Outcome of one call of `run`."""
 
     folders: list[Path]  # run folders, in the order of the specs
-    # total, resumed: images requested over all decoders, and images that were stored before
+    # total, resumed: number of requested images over all decoders, and of images stored by earlier calls
     total: int
     resumed: int
     # done, failed: rows written by this call
     done: int = 0
     failed: int = 0
     errors: list[str] = field(default_factory=list)  # distinct errors of the failed rows
-    interrupted: int = 0  # number of the signal that stopped it before the end; 0 if none did
+    interrupted: int = 0  # number of the signal that stopped the run; 0 if it was not stopped
 
     def problem(self) -> SpecbenchError | None:
-        """Return the error with the exit code of an incomplete run; None if the run is complete."""
+        """Return the error of an incomplete run, with its exit code; None if the run is complete."""
         if self.interrupted:
             return signals.stopped(f" with {self.resumed + self.done} of {self.total} images done", self.interrupted)
         if self.failed:
             return SpecbenchError(
                 f"{self.failed} of {self.total} images failed; the first one: {self.errors[0]}",
-                "their rows contain the error; run the same command again to retry them",
+                "the rows of these images contain their errors; run the same command again to retry",
                 PARTIAL,
             )
         return None
@@ -84,7 +84,7 @@ class RunSummary:
 
 
 def machine_warnings(machines: Sequence[dict[str, Any]]) -> list[str]:
-    """Describe the disturbances of latencies measured in these machine states, one sentence each."""
+    """Describe what disturbed the latencies in these readings of `MachineMonitor`, one sentence each."""
     others = [cores for state in machines if (cores := taken_cores(state)) is not None]
     busy = bool(others) and np.mean(others) > BUSY_CORES
     lines = [f"other processes took {np.mean(others):.1f} of the cores"] if busy else []
@@ -92,6 +92,6 @@ def machine_warnings(machines: Sequence[dict[str, Any]]) -> list[str]:
     clocks = [float(state["gpu_mhz"]) for state in machines if state.get("gpu_mhz")]
     if clocks and min(clocks) < STEADY_CLOCK * max(clocks):
         lines.append(
-            f"the GPU's clock moved between {min(clocks):.0f} and {max(clocks):.0f} MHz (nvidia-smi -lgc locks it)"
+            f"the GPU's clock varied from {min(clocks):.0f} to {max(clocks):.0f} MHz (nvidia-smi -lgc fixes it)"
         )
     return lines

@@ -29,18 +29,18 @@ from specbench.system import console, environment, signals
 from specbench.system.downloads import fetch_all
 from specbench.system.torch_device import require_device
 
-# Imports inside functions: torch, only if images are missing. The first line and complete runs do not wait for it.
+# Imports inside functions: torch, only if images are missing, so that the first line and complete runs are fast.
 
 if TYPE_CHECKING:
     from specbench.runs.executors.local import Chunk, Executor
 
 _Item = TypeVar("_Item")
-_AT_ONCE = 100  # Runs with open folders at once, of five files each
-_MOST_NAMED = 3  # Number of disturbances that are reported individually
+_AT_ONCE = 100  # Maximum number of runs with open folders, of five files each
+_MOST_NAMED = 3  # Maximum number of disturbances that are reported one by one
 
 
 def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) -> RunSummary:
-    """Run plans; those that share their work (`specbench.runs.plan.Plan.work`) take turns on one loaded model."""
+    """Run plans. Plans that share their `specbench.runs.plan.Plan.work` alternate on one loaded model."""
     reporter = reporter or Reporter()
     summary = RunSummary([], total=0, resumed=0)
     groups = together([plans] if isinstance(plans, Plan) else plans)
@@ -67,7 +67,7 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
 
 
 def _complete(group: Sequence[Plan]) -> RunSummary | None:
-    """Return the outcome of plans whose images are all stored; None if work is left."""
+    """If all images of the plans are stored, return the outcome; otherwise None."""
     first = group[0]
     if not (first.model.ready and runs_in(first.out)):
         return None
@@ -90,8 +90,8 @@ def _complete(group: Sequence[Plan]) -> RunSummary | None:
 
 
 def _run_group(group: Sequence[Plan], reporter: Reporter, compiled: bool) -> RunSummary:
-    """Run plans on one loaded model. Nothing refers to the model on return, because the next model may need its memory.
-    If there are very many runs, only some at a time take turns: the first image need not wait for all folders."""
+    """Run plans on one loaded model, which is freed on return, because the next model may need its memory. Very many
+    runs are divided into parts, so that the first image need not wait until all folders are open."""
     group = [replace(plan, compute=replace(plan.compute, compiled=compiled or None)) for plan in group]
     summary, first, executor, model = RunSummary([], total=0, resumed=0), group[0], None, None
     size = len(group) if first.workers.elsewhere else max(1, _AT_ONCE // len(first.decoders))
@@ -134,9 +134,9 @@ def run(
 ) -> RunSummary:
     """Decode every image of `requests` with every spec, interleaved, except those already stored.
 
-    `executor` decodes here or in other processes; only this function writes, below `out`. `specs`: all of one model.
-    `run_facts`: fields of `specbench.store.run_info.RunInfo` by run id. With `trace`, images stored without one are
-    decoded again. `fewer`: the images of specs that decode only some of `requests`.
+    `executor` decodes, here or in other processes; only this function writes below `out`. `specs`: of a single model.
+    `run_facts`: fields of `specbench.store.run_info.RunInfo` by run id. With `trace`, images stored without a trace are
+    decoded again. `fewer`: {spec: its images}, if it decodes only some of `requests`.
     """
     reporter = reporter or Reporter()
     by_spec = {spec: fewer.get(spec, requests) for spec in {spec.run_id: spec for spec in specs}.values()}
@@ -158,7 +158,7 @@ def run(
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
         reporter.start(total, summary.resumed, summary.folders)
         stop = writing.enter_context(signals.finishing(reporter.stopping))
-        # Chunks that are being decoded when `stop` is set are finished and written.
+        # When `stop` is set, chunks in progress are finished and written.
         chunks = takewhile(lambda _: not stop.is_set(), _chunks(executor, work, by_spec, trace))
         for done in executor.decode(chunks, reporter) if todo else ():
             stores[done.spec].append(done.rows, done.images, done.traces)
@@ -170,16 +170,16 @@ def run(
         summary.interrupted = stop.number if summary.done + summary.failed < todo else 0
     disturbed = _disturbances([stores[spec] for spec in work if work[spec] and spec.timed])
     for text in disturbed[:_MOST_NAMED]:
-        reporter.note(f"{text}: repeat on an idle machine, with another --out")
+        reporter.note(f"{text}: repeat the run on an idle machine, with another --out")
     if (more := len(disturbed) - _MOST_NAMED) > 0:
-        reporter.note(f"{more} more such disturbance{'s' * (more > 1)}; specbench report shows the worst")
+        reporter.note(f"{more} more such disturbance{'s' * (more > 1)}; specbench report prints the largest")
     return summary
 
 
 def _lock(
     store: RunStore, spec: RunSpec, requests: Sequence[Request], trace: bool, writing: ExitStack
 ) -> list[Request]:
-    """Lock the folder of an incomplete run and list its remaining images; leave a complete run untouched."""
+    """List the missing images of a run. If there are any, lock the folder; a complete run is not changed."""
     if not _pending(store, requests, trace) and not store.unfinished():
         return []
     writing.enter_context(store.lock(spec))
@@ -210,8 +210,8 @@ def _chunks(
     by_spec: Mapping[RunSpec, Sequence[Request]],
     trace: bool,
 ) -> Iterator[Chunk]:
-    """Split the work into chunks. At batch 1 the decoders take turns image by image, so that slow drifts of the machine
-    affect all decoders equally. Larger batches stay with one decoder, so that their rows can be refilled."""
+    """Split the work into chunks. At batch 1 the decoders alternate image by image, so that slow drifts of the machine
+    affect all decoders equally. Larger batches do not alternate, so that rows can be refilled."""
     from specbench.runs.executors.local import Chunk
 
     for spec, requests in work.items():
@@ -221,7 +221,7 @@ def _chunks(
     single = [spec for spec in work if spec.batch == 1]
     left = {spec: {request.key: request for request in work[spec]} for spec in single}
     longest = sorted(single, key=lambda spec: len(by_spec[spec]), reverse=True)
-    rounds = dict.fromkeys(request.key for spec in longest for request in by_spec[spec])  # stored images count
+    rounds = dict.fromkeys(request.key for spec in longest for request in by_spec[spec])  # also stored ones
     for number, key in enumerate(rounds):
         missing = [spec for spec in balanced_order(single, number) if key in left[spec]]
         for turn, spec in enumerate(missing, 1):
@@ -229,7 +229,7 @@ def _chunks(
 
 
 def balanced_order(items: Sequence[_Item], number: int) -> list[_Item]:
-    """Return the order of round `number`. Over a cycle, each item has each place and follows each other item equally
+    """Return the order of round `number`. In a cycle, each item is at each position and after each other item equally
     often (Williams 1949: a Latin square; for an odd number of items, also its mirror image)."""
     count = len(items)
     zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
@@ -245,7 +245,7 @@ def _disturbances(stores: Sequence[RunStore]) -> list[str]:
 
 
 def announcement(plans: Sequence[Plan]) -> list[str]:
-    """Return a line on what plans that share their work will do, and a line on their baseline, if they add AR."""
+    """Return a line on the work that the plans share, and if they add AR as a baseline, a line on AR."""
     first = plans[0]
     runs = {
         (plan.sampling, plan.settings.seed, plan.compute.batch, planned.spec): (plan, planned, plan.images_of(planned))
@@ -271,7 +271,7 @@ def announcement(plans: Sequence[Plan]) -> list[str]:
 
 
 def _stored(plan: Plan, decoder: PlannedDecoder) -> bool:
-    """Return whether a run of these settings already has the images of a decoder."""
+    """Return whether the images of a decoder are already stored in a run of these settings."""
     alike = {name: getattr(plan.compute, name) for name in ("batch", "dtype", "device", "threads")}
     alike |= {"sampling": plan.sampling, "seed": plan.settings.seed, "prompts_sha256": plan.prompts.sha256}
     folders = find_runs_like(plan.out, model=plan.model.name, decoder={"name": decoder.spec.name}, **alike)
@@ -279,7 +279,7 @@ def _stored(plan: Plan, decoder: PlannedDecoder) -> bool:
 
 
 def _time(runs: Sequence[tuple[Plan, PlannedDecoder, int]]) -> str:
-    """Return the expected time of the images of runs, estimated from earlier runs."""
+    """Format the expected time of (plan, decoder, number of images), estimated from stored runs."""
     alike = [(plan.out, plan.model.name, planned.spec.name, plan.settings.device) for plan, planned, _ in runs]
     paces = {key: seconds_per_image(*key) for key in dict.fromkeys(alike)}
     known = [pace * run[2] for key, run in zip(alike, runs, strict=True) if (pace := paces[key]) is not None]

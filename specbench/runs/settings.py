@@ -26,21 +26,21 @@ from specbench.system.torch_device import AUTO, chosen_device
 
 MAX_SEED = 2**63 - 1
 OTHER_VARIABLES = {
-    "SPECBENCH_CONFIG": "settings file, as with `--config`",
-    "SPECBENCH_CACHE": "folder of downloads and of this machine's measurements",
+    "SPECBENCH_CONFIG": "file of settings, as with `--config`",
+    "SPECBENCH_CACHE": "folder for downloads and for measurements of this machine",
     "SPECBENCH_OFFLINE": "1: download nothing",
     "SPECBENCH_PROMPTS_MIRROR": "address of a copy of the [public prompt sets](prompts.md)",
     "SPECBENCH_REVISIONS": "[revisions of hub repositories](weights.md#pinned-commits), `owner/name@COMMIT`, separated "
     "by commas",
-    "SPECBENCH_PINNED_ONLY": "1: download hub repositories only at commits that specbench or you have named, as with "
+    "SPECBENCH_PINNED_ONLY": "1: download hub repositories only at pinned commits, of specbench or your own, as with "
     "`--pinned-only`",
     "SPECBENCH_DEBUG": "1: show tracebacks, as with `--debug`",
 }
-"""Environment variables that are no settings, with their meaning, for docs/commands.md."""
+"""{environment variable that is no setting: meaning}, for docs/commands.md."""
 
 
 def _in(panel: str, usual_unset: str = "") -> Callable[..., Any]:
-    """Return a function that makes the settings of one help panel, as fields of a record."""
+    """Return a function that makes dataclass fields for the settings of one help panel."""
 
     def setting(default: Any, help: str, metavar: str = "", unset: str = usual_unset, **more: Any) -> Any:
         made = Setting("", default, help, panel=panel, metavar=metavar, unset=unset, **more)
@@ -56,10 +56,10 @@ _draw = partial(_what, draws=True)
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Settings of a run; flags, environment, files, sweeps and cells of papers' tables are read into this record.
+    """Settings of a run, from flags, environment, config files, sweeps or cells of papers' tables.
 
     The field `top_k` is the flag `--top-k`, the variable `SPECBENCH_TOP_K` and the key `top-k`; its metadata has help,
-    bounds and default. A value is None if another source sets it, for example the model.
+    bounds and default. A value of None is determined later, for example by the model.
     """
 
     # fmt: off
@@ -69,11 +69,11 @@ class RunSettings:
     prompts: str | None = _what("",
         "prompt set or file; by default the model's own set, else parti", "SET|FILE", "the model")
     prompt_column: str | None = _what("",
-        "column of the prompt file that holds the texts", "NAME", "text, prompt or caption")
+        "column of the prompt file with the texts", "NAME", "text, prompt or caption")
     limit: int | None = _draw(1, "use only the first N prompts", "N", "all prompts", minimum=1)
-    offset: int = _draw(0, "leave out the first N prompts", "N", minimum=0)
+    offset: int = _draw(0, "skip the first N prompts", "N", minimum=0)
     sample: int | None = _draw(1,
-        "use only a random sample of N prompts, the same one every time", "N", "all prompts", minimum=1)
+        "use only a random sample of N prompts; the sample is the same in every run", "N", "all prompts", minimum=1)
     per_category: int | None = _draw(1, "use only the first N prompts of each category", "N", "all prompts", minimum=1)
     category: tuple[str, ...] = _draw("",
         "use only the prompts of these categories; quote a name with a comma", "NAME,...", many=True)
@@ -81,7 +81,7 @@ class RunSettings:
     samples: int = _what(1, "images per prompt", "N", minimum=1, maximum=10**6)
     seed: int = _what(0, "random seed", "N", minimum=0, maximum=MAX_SEED)
     baseline: int | None = _what(8,
-        "if no decoder is AR, also decode AR on the first N prompts, for the speed-up; 0: never", "N",
+        "if no decoder is AR, also decode the first N prompts with AR, to compute the speed-up; 0: never", "N",
         "8; none with a batch or workers, whose latencies are not measured", minimum=0)
     batch: int | Literal["auto"] = _what(1,
         "images decoded together; auto: as many as fit in memory (always 1 in latency mode)", "N|auto", minimum=1,
@@ -94,51 +94,51 @@ class RunSettings:
     shard: str | None = _where("",
         "decode only part I of N equal parts; auto: as set by SLURM, LSF, MPI or torchrun", "I/N", "all")
     mode: Mode | None = _where("",
-        "purpose of the run; latency: one image at a time, alone on the device; throughput: no latency is reported",
+        "latency: decode one image at a time, alone on the device; throughput: report no latency",
         "MODE", "latency for one worker and batch 1", choices=_MODES)
 
-    model: str = _model("shapes", "model, a name of 'specbench list models'", "NAME")
+    model: str = _model("shapes", "name of a model, see 'specbench list models'", "NAME")
     weights: str | None = _model("", "checkpoint to load instead of the official one", "DIR|OWNER/NAME", "the model")
     revision: str | None = _model("", "revision of the checkpoint's Hugging Face repository", "REF", "the hub")
     guidance_rows: Form = _model("official",
-        "unconditional prompt of lumina and anole: official (as the model's authors), or released (as SJD's and GSD's "
-        "code, which keeps the last token of the prompt)", "NAME", choices=_FORMS)
+        "unconditional prompt of lumina and anole: official (of the model's authors), or released (of SJD's and GSD's "
+        "code: it keeps the last token of the prompt)", "NAME", choices=_FORMS)
     prompt_form: Form = _model("official",
         "prompt of anole: official (the bare text), or released (SJD's script: 'Generate an image of ' before it)",
         "NAME", choices=_FORMS)
     guidance_schedule: Form = _model("official",
-        "guidance of lumina2: official (the requested scale), or released (its code raises every scale below 4 to 4; "
-        "a scale above 4 falls back to 4 within the first row)", "NAME", choices=_FORMS)
-    size: str | None = _model("", "image size in pixels, for models that were trained with several", "WIDTHxHEIGHT",
+        "guidance of lumina2: official (the requested scale), or released (as in its code: scales below 4 are raised "
+        "to 4; scales above 4 fall to 4 within the first row)", "NAME", choices=_FORMS)
+    size: str | None = _model("", "image size in pixels, for models trained with several sizes", "WIDTHxHEIGHT",
         "the model", reads=names.size, check=parse_size)
-    random_weights: bool = _model(False, "use random weights in the true architecture, to measure only speed")
+    random_weights: bool = _model(False, "use random weights in the true architecture, to measure the speed only")
     scale: Literal["full", "tiny"] = _model("full",
-        "model size; tiny: 4 x 4 tokens, with --random-weights a small network", "SIZE", choices=("full", "tiny"))
+        "tiny: images of 4 x 4 tokens; with --random-weights, also a small network", "SIZE", choices=("full", "tiny"))
     dtype: str | None = _model("float32",
-        f"number format of the weights: {', '.join(DTYPES)} (matrices in eight bits by torchao: another target; "
-        f"{EIGHT_BITS_GAIN})", "TYPE", "the model", choices=DTYPES)
+        f"number format of the weights: {', '.join(DTYPES)} (int8wo: matrices in eight bits by torchao; it changes "
+        f"the target distribution and {EIGHT_BITS_GAIN})", "TYPE", "the model", choices=DTYPES)
     device: str = _model(AUTO, "torch device: cpu, cuda, cuda:1, or auto (CUDA if torch finds a GPU)", "DEVICE")
     threads: int = _model(0,
-        "CPU threads; 0: one per core that other processes leave free", "N", minimum=0, maximum=1024)
+        "CPU threads; 0: one per core that no other process uses", "N", minimum=0, maximum=1024)
     compile: compiler.CompileMode = _model("auto",
-        "compile the decode step before timing; auto: on CUDA, and on a CPU if there are enough images to save time",
+        "compile the decode step before timing; auto: on CUDA, and on a CPU if the run is long enough to gain from it",
         "WHEN", choices=compiler.MODES)
 
-    # sampling: given fields of `specbench.specs.run_spec.Sampling`; options: given components and options of decoders
+    # sampling: given fields of `specbench.specs.run_spec.Sampling`. options: given components and decoder options
     sampling: Mapping[str, Any] = field(default_factory=dict, hash=False)
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     out: str = _output("results", "results folder", "DIR")
     trace: bool = _output(False,
-        "record per-token total variation between draft and target distributions, and the draft's top-1 probability")
+        "record the total variation between draft and target and the draft's top-1 probability for each token")
     quiet: bool = _output(False, "print only errors")
     json: bool = _output(False, "print one JSON array on stdout")
 
-    origins: Mapping[str, SettingOrigin] = field(default_factory=dict, repr=False, compare=False)  # of what was read
+    origins: Mapping[str, SettingOrigin] = field(default_factory=dict, repr=False, compare=False)  # of read settings
     # fmt: on
 
     def value(self, name: str) -> Any:
-        """Return the value of a setting by its name; None if it is left open."""
+        """Return the value of a setting by its name; None if it is not given."""
         if name in _OWN:
             return getattr(self, name.replace("-", "_"))
         return self.sampling.get(_SAMPLED[name]) if name in _SAMPLED else self.options.get(name)
@@ -148,7 +148,7 @@ class RunSettings:
 
     @property
     def by_name(self) -> dict[str, Any]:
-        """Values of the settings that were read, by name."""
+        """{setting that was read: value}."""
         return {name: self.value(name) for name in self.origins}
 
     @property
@@ -157,7 +157,7 @@ class RunSettings:
         return {name: value for name, value in self.by_name.items() if self.origins[name].given}
 
     def changed(self, values: Mapping[str, Any], origins: Mapping[str, SettingOrigin]) -> RunSettings:
-        """Return the record with other values and origins, by name."""
+        """Return a copy with the given values and origins of settings, keyed by name."""
         own = {name.replace("-", "_"): value for name, value in values.items() if name in _OWN}
         sampling = {**self.sampling, **{kept: values[name] for name, kept in _SAMPLED.items() if name in values}}
         options = {**self.options, **{name: values[name] for name in values if name not in (*_OWN, *_SAMPLED)}}
@@ -176,20 +176,20 @@ DRAWN = tuple(setting.name for setting in _OWN.values() if setting.draws)
 """Settings that select prompts of a set, see `specbench.prompts.prompt_set.Drawing`."""
 _OF_MODEL = tuple(setting.name for setting in _OWN.values() if setting.panel == "Model")
 RUN_ORIGINS = (*_OF_MODEL, *_SAMPLED, "prompts", "seed", "batch")
-"""Settings, other than the decoder's, that distinguish runs."""
+"""Settings that distinguish runs, without decoder options."""
 OPEN_IN_TABLES = {*_OWN, *_SAMPLED, "head"} - {
     *("decoder", "prompt-column", "baseline", "trace", "workers", "ray", "mode"),
     *("guidance-rows", "prompt-form", "guidance-schedule"),
 }
-"""Settings of `specbench run` that a paper's table leaves open, or whose values may override the table's."""
+"""Settings of `specbench run` that a paper's table does not state, or that may override the table."""
 
 
 OF_TOKENS = {*_OF_MODEL, *_SAMPLED, "prompts"} - {"threads", "compile"}
-"""Settings of `specbench run` for an import of tokens: the model, and the claimed sampling."""
+"""Settings of `specbench run` that apply to an import of tokens: the model, and the claimed sampling."""
 OF_ENGINES = OF_TOKENS | {"limit", "batch"}
-"""Settings for images that a serving engine draws."""
+"""Settings for images from a serving engine."""
 OF_IMAGES = OF_TOKENS - {"prompts"} | {"threads", "compile", "decoder", "seed", "trace"}
-"""Settings of `specbench run` for images that are not stored, in addition to the options of their decoder."""
+"""Settings of `specbench run` that also apply to images that are not stored, without decoder options."""
 
 
 def decoder_settings() -> tuple[Setting, ...]:
@@ -199,7 +199,7 @@ def decoder_settings() -> tuple[Setting, ...]:
 
 @cache
 def _settings_of(*_known: str | Component) -> tuple[Setting, ...]:
-    """Return `decoder_settings` of these presets and components; plug-ins and notebook cells may add some."""
+    """Return `decoder_settings`, cached for these presets and components, to which plug-ins and notebooks add."""
     kinds = (
         Setting(
             kind, "", f"{COMPONENT_KINDS[kind]}: {', '.join(values)}", choices=tuple(values), panel="Decoder choices",
@@ -250,7 +250,7 @@ def read_config(path: str | Path, keys: Iterable[str]) -> dict[str, object]:
 
 
 def setting_name(kind: str, typed: str, keys: Iterable[str]) -> str:
-    """Return the setting that a key of a file or an argument names."""
+    """Return the setting that a key of a config file or a Python argument means."""
     keys = list(keys)
     name = names.option(typed, keys)
     if name is None and (advice := names.advice(typed)):
@@ -267,8 +267,8 @@ def merge(
     config: Mapping[str, object] | None = None,
     config_name: str = "config file",
 ) -> RunSettings:
-    """Read settings into a record. A flag comes first (None and () mean not given), then the environment (the process's
-    if None), then the config file (as `read_config` returns it), then the default."""
+    """Read settings into a record. A flag (None and () mean not given) takes precedence over `env` (None: of the
+    process), then `config` (as returned by `read_config`), then the default."""
     env = os.environ if env is None else env
     keys = [setting.name for setting in settings]
     given = {flag: value for flag, value in flags.items() if not (isinstance(value, tuple) and not value)}
@@ -282,7 +282,7 @@ def merge(
 
 
 def _with_prompts(read: RunSettings) -> RunSettings:
-    """Return the record with the full name of the prompt set, by default the model's own set."""
+    """Return the settings with the full name of the prompt set, by default the model's default set."""
     from specbench.models.catalog import default_prompts  # not for `--help`
     from specbench.prompts import set_name
 
@@ -290,13 +290,13 @@ def _with_prompts(read: RunSettings) -> RunSettings:
         return replace(read, prompts=set_name(read.prompts))
     model = _model_named(read.model)
     if (prompts := default_prompts(model)) is None:
-        what = f"'{model}' is a second stage; its prompts are the images of a first stage"
+        what = f"'{model}' is a second-stage model, so its prompts are images of a first-stage run"
         raise SpecbenchError(what, "use --prompts results/RUN with a run of tar-1.5b or tar-7b")
     return read.changed({"prompts": prompts}, {"prompts": SettingOrigin(SettingSource.DEFAULT, f"of {model}")})
 
 
 def _model_named(typed: str) -> str:
-    """Return the catalogue's name of a model; an unknown name stays as typed, and loading the model rejects it."""
+    """Return the catalogue's name of a model. An unknown name is returned unchanged; `plan_model` rejects it later."""
     from specbench.models.catalog import model_name, models  # not for `--help`
 
     with suppress(SpecbenchError):
@@ -328,7 +328,7 @@ def _pick(
                 return setting.parse(raw), origin
             except SpecbenchError as error:
                 if setting.panel == "Decoder options" and ":" in str(flags.get("decoder")):
-                    return raw, origin  # checked later by the decoder's option, which may be from a user's file
+                    return raw, origin  # checked later by the decoder's option, which a user's file may define
                 if origin.source is SettingSource.FLAG:
                     raise
                 raise SpecbenchError(f"{error.what} ({origin})", error.try_this, error.exit_code) from None

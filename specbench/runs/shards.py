@@ -1,4 +1,4 @@
-"""The part of the images that a process decodes: given by `--shard I/N`, or by its scheduler or launcher."""
+"""Shards: the part of the images that a process decodes, given by `--shard I/N`, scheduler or launcher."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ _TASKS = (
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
-"""Variables of a task's index, from 0, and the number of tasks, innermost launcher first: torchrun, mpirun, srun."""
+"""Variables with a task's index, from 0, and the number of tasks. Inner launchers first: torchrun, mpirun, srun."""
 _ARRAYS = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX")
 _FROM_1 = "number the array from 1: --array=1-N, -J 1-N or [1-N]"
 
 
 def plan_shard(text: str | None, env: Mapping[str, str]) -> tuple[tuple[int, int], str]:
-    """Return the part of a process, the number of parts, and a note for the user. `text`: "2/8"; "auto" (from variables
-    of SLURM, LSF, MPI and torchrun); "auto/8" also for job arrays without a variable for their size, such as PBS."""
+    """Return the part of this process, the number of parts, and a note for the user. `text`: "2/8"; "auto" (variables
+    of SLURM, LSF, MPI and torchrun); "auto/8" for job arrays without a variable for their size, such as PBS."""
     if not text:
         return (1, 1), ""
     if text == _AUTO or text.startswith(f"{_AUTO}/"):
         return _automatic(text, env)
     number, slash, shards = text.partition("/")
     if not (slash and 1 <= whole_number(number) <= whole_number(shards) <= MOST_SHARDS):
-        advice = "for example 2/8, the second of eight parts; auto takes it from SLURM, LSF, MPI or torchrun"
+        advice = "for example 2/8, the second of eight parts; auto reads the part from SLURM, LSF, MPI or torchrun"
         raise SpecbenchError(f"--shard {text}: expected I/N with 1 <= I <= N, or auto", advice)
     return (int(number), int(shards)), ""
 
 
 def shard_folder(number: int, shards: int) -> str:
-    """Return the folder of a shard's runs inside --out; shards never write to the same folder."""
+    """Return the folder of a shard's runs inside --out, because shards must not write to the same folder."""
     return f"shard-{number}-of-{shards}" if shards > 1 else ""
 
 
 def _automatic(text: str, env: Mapping[str, str]) -> tuple[tuple[int, int], str]:
-    """Return the part of a task within the part of its array job."""
+    """Return the part of this process from its index in the job array and its task index within the job."""
     size = text.partition("/")[2]
     array, task = _array(text, size, env), _task(env)
     if size and array is None:
@@ -69,11 +69,11 @@ def _array(text: str, size: str, env: Mapping[str, str]) -> tuple[int, int] | No
     """Return the number of a job in its array, from 1, and the array's size."""
     name = next((name for name in _ARRAYS if _number(env, name) is not None), None)
     number = _number(env, name) if name else None
-    if number is None or (name == "LSB_JOBINDEX" and number == 0):  # LSF: no array
+    if number is None or (name == "LSB_JOBINDEX" and number == 0):  # 0 in LSF: no array
         return None
     if size:
         jobs, first = whole_number(size), 1
-    elif name == "SLURM_ARRAY_TASK_ID":  # if only part of an array is resubmitted, the count is too small
+    elif name == "SLURM_ARRAY_TASK_ID":  # the count is too small if only a part of an array is resubmitted
         first, last = _number(env, "SLURM_ARRAY_TASK_MIN") or 0, _number(env, "SLURM_ARRAY_TASK_MAX") or 0
         jobs = _number(env, "SLURM_ARRAY_TASK_COUNT") or 0
         jobs = jobs if first in (0, 1) and last - first + 1 == jobs else 0

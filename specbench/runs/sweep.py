@@ -15,7 +15,7 @@ from specbench.runs.settings import RUN_ORIGINS, RunSettings, decoder_settings, 
 from specbench.specs.options import SettingOrigin, SettingSource, split_list
 from specbench.system import console
 
-_MANY = 1000  # Runs that are planned without a progress line; each takes a millisecond
+_MANY = 1000  # Maximum number of runs planned without a progress line; each takes a millisecond
 
 
 def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -30,14 +30,14 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def sweep_plans(settings: RunSettings, axes: Mapping[str, Sequence[object]]) -> list[Plan]:
-    """Make one plan per combination of the axes' values; one plan without axes. Missing prompts are downloaded."""
+    """Make one plan per combination of the axes' values (one plan without axes). Download missing prompts."""
     shared = Shared(fetched_prompts)
     check_effects(settings, axes, shared)
     made: dict[tuple[object, ...], Plan] = {}
     plans = []
     for chosen in sweep_values(settings, axes):
         key = tuple(chosen.value(name) for name in axes if name != "seed")
-        if key not in made or chosen.batch == "auto":  # an earlier run may have chosen the batch
+        if key not in made or chosen.batch == "auto":  # a stored run may have chosen the batch
             made[key] = make_plan(chosen, shared=shared)
         plans.append(replace(made[key], settings=chosen))
     return plans
@@ -62,7 +62,7 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
         if not axes[name]:
             raise SpecbenchError(f"--sweep {name}: no values", "write it as --sweep G=3,10,25")
         if name not in swept:
-            what = f"--sweep {name}: this setting does not distinguish runs"
+            what = f"--sweep {name}: runs do not differ in this setting"
             raise SpecbenchError(what, f"set it once, with --{name}")
     return {name: list(dict.fromkeys(map(settings[name].parse, values))) for name, values in axes.items()}
 
@@ -75,8 +75,8 @@ def check_effects(settings: RunSettings, axes: Mapping[str, Sequence[object]], s
         two = sweep_values(settings, {**first, name: choices[:2]})
         first_runs, *other_runs = (_runs(make_plan(each, shared)) for each in two)
         if first_runs in other_runs:
-            what = f"--sweep {name}: its values make no difference"
-            raise SpecbenchError(what, f"--decoder already sets {name}; omit it there")
+            what = f"--sweep {name}: its values have no effect"
+            raise SpecbenchError(what, f"omit {name} in --decoder, which already sets it")
 
 
 def _runs(plan: Plan) -> tuple[object, ...]:

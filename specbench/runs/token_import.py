@@ -1,7 +1,7 @@
-"""Import of image tokens that another program has drawn, as a run in which unknown values are missing. The tokens come
-from a file or from a serving engine at an address. A file has the columns `prompt` and `tokens`, and may have
-`prompt_id`, `seed`, `logp` (log p of each token), `seconds` (of the call that drew the image) and `batch` (images of
-that call)."""
+"""Import image tokens of another program as a run; values that are unknown are null. The tokens come from a file or
+from a serving engine at an address. A file has the columns `prompt` and `tokens`. Optional columns: `prompt_id`,
+`seed`, `logp` (log p of each token), `seconds` (duration of the call that generated the image), `batch` (images per
+call)."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ _TOGETHER = 8
 
 @dataclass(frozen=True)
 class _Image:
-    """One image; `seconds` and `batch` are None if unknown."""
+    """An imported image; `seconds` and `batch` are None if unknown."""
 
     request: Request
     tokens: np.ndarray
     logp: np.ndarray
-    seconds: float | None  # duration of its call
-    batch: int | None  # number of images of its call
+    seconds: float | None  # duration of the call that generated the image
+    batch: int | None  # number of images of this call
     seed: int = 0
 
     @property
@@ -77,12 +77,12 @@ class _Image:
 def import_run(
     source: str, program: str | None, flags: Mapping[str, object], out: Path, ids: str | None, served: str | None
 ) -> Path:
-    """Make a run from tokens in a file, or from tokens that an engine at an address draws now; see
+    """Make a run from tokens in a file, or from tokens that an engine at an address generates; see
     `specbench.import_tokens`."""
     by_address = source.startswith(("http://", "https://"))
     names = OF_ENGINES if by_address else OF_TOKENS
     if others := sorted(OF_ENGINES.intersection(flags) - names):
-        raise SpecbenchError(f"--{others[0]} requires the address of an engine", f"omit it; {source} is read as a file")
+        raise SpecbenchError(f"--{others[0]} requires the address of an engine", f"omit it; {source} is a file")
     settings = merge(run_settings(names), flags, env={})
     if by_address:
         if ids:
@@ -90,7 +90,7 @@ def import_run(
         return run_of_engine(source, program, settings, out, served)
     if not program or served:
         raise SpecbenchError(
-            "the program of the tokens in a file is missing", "--program 'NAME VERSION', and no --served"
+            "tokens of a file need the name of their program", "add --program 'NAME VERSION', and omit --served"
         )
     return run_of_tokens(Path(source), program, settings, out, ids)
 
@@ -98,7 +98,7 @@ def import_run(
 @PinnedTorch(False)
 def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, ids: str | None = None) -> Path:
     """Make a run of the tokens of a file, and return its folder; images that are already stored are skipped.
-    `program`: label of the run; `settings`: named in `OF_TOKENS`; `ids`: one of `ID_KINDS`, or None for the kind that
+    `program`: label of the run; `settings`: settings in `OF_TOKENS`; `ids`: one of `ID_KINDS`; None: the kind that
     fits."""
     model, columns = plan_model(settings), _columns(path)
     prompts, requests = _requests(path, columns, settings)
@@ -113,7 +113,7 @@ def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, id
     digest = hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest()
     images = []
     for row, image in enumerate(tokens):
-        with blaming(path, f"image {row + 1} has a seed, log p, seconds or batch that cannot be one ({{}})"):
+        with blaming(path, f"image {row + 1} has an invalid seed, log p, seconds or batch ({{}})"):
             images.append(_image(columns, row, requests[row], image, loaded.layout))
     images = _alone(images)
     usual = sorted(image.batch or 1 for image in images)[len(images) // 2]
@@ -132,14 +132,14 @@ def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, id
 def run_of_engine(
     address: str, program: str | None, settings: RunSettings, out: Path, served: str | None = None
 ) -> Path:
-    """Let a serving engine draw the images of a prompt set, `batch` at a time, and return the run's folder. Images are
-    stored as they arrive; stored images are not drawn again.
+    """Generate the images of a prompt set with a serving engine, `batch` at a time, and return the run's folder. Images
+    are stored as they arrive; stored images are not generated again.
 
     Args:
-        address: as http://127.0.0.1:8000; see `specbench.runs.engine`.
+        address: for example http://127.0.0.1:8000; see `specbench.runs.engine`.
         program: label of the run; if None, the name and version that the engine returns.
         settings: named in `OF_ENGINES`.
-        served: the engine's name for the model, if it is not the checkpoint's.
+        served: the engine's name for the model, if it differs from the checkpoint's name.
     """
     model, batch = plan_model(settings), settings.batch
     if batch == "auto":
@@ -190,7 +190,7 @@ def _claimed(
     tokens_sha256: str,
     batch: int,
 ) -> RunSpec:
-    """Return the spec of a run of another program's tokens, with the sampling that it claims."""
+    """Return the spec of a run of another program's tokens, with the sampling that the user claims for the program."""
     if not program.strip() or not program.isprintable():
         raise SpecbenchError(f"--program {program!r}: not a name", "give name and version of the program")
     dtype, _, _ = compiler.settle_precision(settings.dtype, model.dtype, "off", settings.device)
@@ -213,7 +213,7 @@ def _claimed(
 def _begin(
     store: RunStore, spec: RunSpec, model: ModelFacts, images: Mapping[Key, _Item], **facts: object
 ) -> list[_Item]:
-    """Open a locked run, and return the images that it lacks. `facts`: further fields of `run.json`."""
+    """Open a locked run, and return the images that are not stored yet. `facts`: further fields of `run.json`."""
     claim = ", ".join(f"{name} {plain(value)}" for name, value in spec.content()["sampling"].items())
     console.say(f"claimed: {claim}, {spec.dtype} (--cfg, --temperature, --top-k, --top-p, --dtype)")
     where = {
@@ -240,7 +240,7 @@ def _tell_copies(images: Sequence[np.ndarray]) -> None:
 
 
 def _tables(model: ImageModel) -> dict[str, np.ndarray]:
-    """Return the ids of stream tokens by kind: one or both of `ID_KINDS`."""
+    """Return {kind of ids: id of each stream token}, for one or both of `ID_KINDS`."""
     codes = np.arange(model.layout.vocab)
     ids = getattr(model, "table_ids", lambda tokens: tokens)(torch.from_numpy(codes).to(model.device)).cpu().numpy()
     return {"codes": codes} if np.array_equal(ids, codes) else {"codes": codes, "model": ids}
@@ -250,7 +250,7 @@ def read_stream(images: Sequence[np.ndarray], model: ImageModel, path: Path | st
     """Return the stream tokens [N] of images, from ids of either kind, with or without forced grammar tokens."""
     layout, tables = model.layout, _tables(model)
     if ids not in (None, *tables):
-        raise SpecbenchError(f"--ids {ids}: the ids of this model are codebook indices", "omit it")
+        raise SpecbenchError(f"--ids {ids}: this model has only codebook indices", "omit --ids")
     tables = tables if ids is None else {ids: tables[ids]}
     streams: dict[str, list[np.ndarray]] = {}
     problems: list[tuple[float, str]] = []
@@ -266,15 +266,15 @@ def read_stream(images: Sequence[np.ndarray], model: ImageModel, path: Path | st
         )
     if streams:
         return next(iter(streams.values()))
-    raise SpecbenchError(f"{path}: {max(problems)[1]}")  # the kind that fits most ids is probably meant
+    raise SpecbenchError(f"{path}: {max(problems)[1]}")  # report the kind that fits most ids
 
 
 def _stream(image: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str) -> np.ndarray | tuple[float, str]:
-    """Return the stream tokens of an image, or the share of its ids that fit, with the problem."""
+    """Return the stream tokens of an image, or (share of its ids that fit, problem)."""
     forced, free = np.array(layout.forced), layout.free_slots()
     if len(image) not in (layout.length, len(free)):
         whole = f", or {layout.length:,} with row ends" if layout.length != len(free) else ""
-        return 0.0, f"{len(image):,} tokens, but an image of the model has {len(free):,}{whole}"
+        return 0.0, f"{len(image):,} tokens, but an image of this model has {len(free):,}{whole}"
     slots = np.arange(layout.length) if len(image) == layout.length else np.array(free)
     order = np.argsort(table, kind="stable")
     place = np.searchsorted(table[order], image).clip(max=len(table) - 1)
@@ -289,7 +289,7 @@ def _stream(image: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str
         elif kind == "model":
             why = "a token of text or grammar, not of the image"
         else:
-            why = f"outside the image's ids {low[index]:,} to {high[index] - 1:,}"
+            why = f"not an image id ({low[index]:,} to {high[index] - 1:,})"
         return float(fits.mean()), f"{token}, {why}"
     tokens = np.where(forced >= 0, forced, 0)
     tokens[slots] = code
@@ -301,7 +301,7 @@ def _columns(path: Path) -> dict[str, list[Any]]:
     readers = {".parquet": _parquet, ".npz": _npz, ".jsonl": _json_lines, ".ndjson": _json_lines}
     if (read := readers.get(path.suffix.lower())) is None:
         raise SpecbenchError(f"{path}: unknown suffix '{path.suffix}'", f"valid: {', '.join(readers)}")
-    with blaming(path, "cannot be read as images' tokens ({})"):
+    with blaming(path, "is not a valid file of image tokens ({})"):
         check_regular(path)
         columns = read(path)
         if others := [name for name in columns if name not in _COLUMNS]:
@@ -309,10 +309,10 @@ def _columns(path: Path) -> dict[str, list[Any]]:
             console.say(f"{path.name}: ignored columns: {unread} (known columns: {', '.join(_COLUMNS)})")
         columns = {name: columns[name] for name in _COLUMNS if name in columns}
         if scalars := [name for name, values in columns.items() if not isinstance(values, list)]:
-            raise ValueError(f"'{scalars[0]}' is one value")
+            raise ValueError(f"'{scalars[0]}' is a single value, not one value per image")
     lengths = set(map(len, columns.values()))
     if missing := [name for name in _COLUMNS[:2] if name not in columns]:
-        what = f"has no column '{missing[0]}'" if any(lengths) else f"holds none of the columns {', '.join(_COLUMNS)}"
+        what = f"has no column '{missing[0]}'" if any(lengths) else f"has none of the columns {', '.join(_COLUMNS)}"
         raise SpecbenchError(f"{path} {what}", "'prompt' and 'tokens' are required, with one entry per image")
     if len(lengths) != 1 or not any(lengths):
         raise SpecbenchError(f"{path} holds no images, or columns of different lengths")
@@ -340,7 +340,7 @@ def _npz(path: Path) -> dict[str, list[Any]]:
 def _json_lines(path: Path) -> dict[str, list[Any]]:
     rows = []
     for number, line in enumerate(text_of(read_regular(path, _MAX_BYTES)).encode().splitlines(), 1):
-        with blaming(path, f"cannot be read: line {number} is no JSON ({{}})"):
+        with blaming(path, f"cannot be read: line {number} is not JSON ({{}})"):
             rows += [parse_json(line)] if line.strip() else []
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError("each line must be one object")
@@ -352,11 +352,11 @@ def _whole(path: Path, row: int, tokens: object) -> np.ndarray:
     array = np.asarray(tokens if isinstance(tokens, list) else [])
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise SpecbenchError(f"{path}: image {row + 1}: tokens are not a list of whole numbers")
-    return array if array.dtype == np.uint64 else array.astype(np.int64)  # ids above 2**63 are reported unchanged
+    return array if array.dtype == np.uint64 else array.astype(np.int64)  # errors then report ids above 2**63 correctly
 
 
 def _requests(path: Path, columns: Mapping[str, list[Any]], settings: RunSettings) -> tuple[PromptSet, list[Request]]:
-    """Find the images' prompts in the requested set, else in a set made of them; samples are counted per prompt."""
+    """Find the images' prompts in the requested set, or make a set of the prompts. Samples are numbered per prompt."""
     texts, named = columns["prompt"], columns.get("prompt_id") or [None] * len(columns["prompt"])
     for row, text in enumerate(texts):
         if not isinstance(text, str):
@@ -369,7 +369,7 @@ def _requests(path: Path, columns: Mapping[str, list[Any]], settings: RunSetting
             before = first.setdefault(text_id(text) if name is None else str(name), row)
             if texts[before].strip() != text.strip():
                 places = f"image {before + 1} and {row + 1}"
-                raise SpecbenchError(f"{path}: prompt_id '{name}' names two prompts, at {places}")
+                raise SpecbenchError(f"{path}: prompt_id '{name}' has two different prompts, in {places}")
         prompts = build_prompt_set(path.stem, [Prompt(name, texts[row]) for name, row in first.items()])
     by_id = {prompt.id: prompt for prompt in prompts.prompts}
     by_text = {prompt.text.strip(): prompt for prompt in prompts.prompts}
@@ -408,8 +408,8 @@ def _image(
 
 
 def _alone(images: Sequence[_Image]) -> list[_Image]:
-    """Return images with their `batch`. If the file has none, it is 1, unless other images have the same `seconds` and
-    so probably shared a call. If it does not match the number of images with the same `seconds`, it is unknown."""
+    """Set `batch` of images. Without a stated value: 1, or None if other images have the same `seconds` and so probably
+    shared a call. A stated value becomes None if the number of images with the same `seconds` contradicts it."""
     alike = Counter(image.seconds for image in images)
 
     def known(image: _Image) -> bool:
@@ -424,7 +424,7 @@ def _alone(images: Sequence[_Image]) -> list[_Image]:
 
 
 def _say_times(images: Sequence[_Image]) -> None:
-    """Report the latency, and the images without a latency because their calls drew several."""
+    """Report the latency, and the number of images without a latency because their calls generated several images."""
     if times := [image.latency_ms for image in images if image.latency_ms]:
         console.say(f"'seconds': {console.duration(float(np.median(times)) / 1e3)} per image (median)")
     if known := [image.seconds / image.batch for image in images if image.seconds and image.batch and image.batch > 1]:
@@ -436,7 +436,7 @@ def _say_times(images: Sequence[_Image]) -> None:
 
 
 def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: RunStore) -> None:
-    """Render images and store them together; values that were not measured are missing in their rows."""
+    """Render images and store them together; values that were not measured are null."""
     tokens = torch.from_numpy(np.stack([image.tokens for image in images])).long().to(model.device)
     with PinnedTorch():
         pictures = drawn(model, tokens, [image.request for image in images], spec.decoder, spec.seed)
@@ -447,7 +447,7 @@ def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: Ru
             place = f"images/{image_name(*image.request.key)}"
             files[place] = pixels
         unknown: np.ndarray = np.full(len(image.tokens), np.nan, np.float32)
-        whole_ms = image.seconds and image.batch and 1e3 * image.seconds  # the time of another program has no parts
+        whole_ms = image.seconds and image.batch and 1e3 * image.seconds  # the time has no spans
         rows.append(
             base_row(image.request, image.seed, now())
             | {"status": "ok", "image": place, "batch": image.batch or 1, "target_ms": whole_ms}

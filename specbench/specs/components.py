@@ -23,7 +23,7 @@ COMPONENT_KINDS = {
     "refine": "refinement of unverified draft tokens",
 }
 """Description of each kind of component, for help texts."""
-ANY_TAIL = "any-tail"  # Option that lets a verifier keep drafts at which it has looked ahead, which is lossy
+ANY_TAIL = "any-tail"  # Option with which a verifier that looks ahead may keep the later drafts, which is lossy
 WRITTEN = tomllib.loads(Path(__file__).with_name("decoders.toml").read_text(encoding="utf-8"))
 """Contents of `decoders.toml`: components, options, papers, presets and EAGLE-1's static draft trees."""
 NAMED_TREES: Mapping[str, str] = WRITTEN["tree"]
@@ -51,7 +51,7 @@ def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 BRANCHING = {"tree", "siblings", "paths"}
-"""Options that make drafts branch. `eagle-paths.paths` does not, because only a single path is verified."""
+"""Options that make drafts branch, except `eagle-paths.paths`, of which only a single path is verified."""
 
 
 def _is_chain(option: str) -> Callable[[Mapping[str, object]], bool]:

@@ -60,10 +60,10 @@ class Option:
     above: float | None = None  # exclusive lower bound of a number
     maximum: float | None = None
     choices: tuple[str, ...] = ()  # the accepted values; empty if there is no list
-    check: Callable[[str], object] | None = None  # raises a SpecbenchError for a value it does not accept
+    check: Callable[[str], object] | None = None  # raises a SpecbenchError for an invalid value
     reads: Callable[[str], str] | None = None  # normalises the spelling of a value
     outside: str = ""  # hint for a number outside the bounds; if empty, the help is the hint
-    # whether runs were stored before it existed; specs then omit its default value, so that run ids do not change
+    # whether runs were stored before this option existed; specs omit its default value, so that run ids do not change
     later: bool = False
     # values that need no codebook of the model; None if no value needs a codebook
     without_codebook: tuple[object, ...] | None = None
@@ -103,9 +103,9 @@ class Option:
 
 @dataclass(frozen=True)
 class Setting(Option):
-    """An option of `specbench run` and its presentation in help."""
+    """An option of `specbench run`, with its presentation in help texts."""
 
-    panel: str = ""  # the help panel it belongs to
+    panel: str = ""  # the help panel that lists the setting
     metavar: str = ""  # placeholder of its value in help screens; empty for switches
     unset: str = ""  # source of the value when it is not set, for example "the model"; empty when `default` applies
     draws: bool = False  # selects prompts of the set, see `specbench.prompts.prompt_set.Drawing`
@@ -116,7 +116,7 @@ class Setting(Option):
 
     @property
     def env(self) -> str:
-        """Its environment variable."""
+        """Name of the setting's environment variable."""
         return ENV_PREFIX + self.name.replace("-", "_").upper()
 
     @property
@@ -174,10 +174,10 @@ class Component:
 
     target: str  # "module:attribute" of its implementation, imported only when a decoder is built
     summary: str  # one line for `specbench list`
-    options: tuple[Option, ...] = ()  # options it adds to the decoder
+    options: tuple[Option, ...] = ()  # options that the component adds to the decoder
     lossless: bool = True  # whether the joint distribution of the image tokens equals AR sampling
     only_with: tuple[str, ...] = ()  # components of other kinds it requires; empty if it combines with all
-    ignores: tuple[str, ...] = ()  # component kinds that have no effect with it
+    ignores: tuple[str, ...] = ()  # kinds of components that have no effect together with this component
     loop: str = "specbench.decoding.loop:Loop"  # "module:attribute" of the decode loop that runs it; only for drafters
     head_kind: str = ""  # kind of draft head that a drafter uses, if it is not the drafter's name
     # whether the drafts form a chain with these option values; only for drafters
@@ -193,7 +193,7 @@ class Component:
     def __post_init__(self) -> None:
         if unknown := set(self.memory) - MEMORY:
             raise SpecbenchError(
-                f"component '{self.target}' needs unknown memory '{min(unknown)}'", ", ".join(sorted(MEMORY))
+                f"component '{self.target}': unknown kind of memory '{min(unknown)}'", ", ".join(sorted(MEMORY))
             )
 
 

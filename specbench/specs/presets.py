@@ -35,7 +35,7 @@ class Preset:
     equation: str
     choices: Mapping[str, str]  # value of each choice (drafter, init, verifier, residual, refine)
     defaults: Mapping[str, object] = field(default_factory=dict)  # option defaults that differ from the components' own
-    own: bool = False  # whether it is this project's method, so that `paper` names only related papers
+    own: bool = False  # whether this project invented the method; `paper` then names only related papers
     released: bool = False  # whether it decodes as the authors' released code, where this differs from their paper
 
 
@@ -43,7 +43,7 @@ class Preset:
 class DecoderSpec:
     """Fully resolved decoder with every option explicit.
 
-    `lossless` holds when every chosen component is lossless.
+    `lossless` is True if every chosen component is lossless.
     """
 
     name: str
@@ -64,12 +64,12 @@ class DecoderSpec:
 
     @property
     def head_kind(self) -> str:
-        """Kind of the draft head that the decoder would use; empty without one."""
+        """Kind of the draft head that the decoder uses; empty if it uses no head."""
         return (DRAFTERS[self.drafter].head_kind or self.drafter) if "head" in self.options else ""
 
     @property
     def biased_elsewhere(self) -> bool:
-        """Whether it may be lossy for reasons other than its acceptance probability, as plug-in components may be."""
+        """Whether the decoder may be lossy for another reason than its acceptance probability, as with plug-ins."""
         if self.lossless:
             return False
         if unknown := [kind for kind in CHOICES if getattr(self, kind) not in CHOICES[kind]]:
@@ -79,7 +79,7 @@ class DecoderSpec:
 
     @property
     def components(self) -> list[Component]:
-        """Its components that are in effect."""
+        """The decoder's components that have an effect."""
         return _components(vars(self))
 
     def refuse_without_codebook(self, model: str) -> None:
@@ -139,8 +139,8 @@ def choices_of(preset: Preset, overrides: Mapping[str, object]) -> dict[str, str
     for kind in CHOICES.keys() & overrides.keys():
         choices[kind] = read_name(kind, str(overrides[kind]), CHOICES[kind])
     if preset.choices["drafter"] == "none" != choices["drafter"]:
-        what = f"decoder '{preset.name}' has no drafts, which excludes --drafter {choices['drafter']}"
-        raise SpecbenchError(what, "start from a preset that drafts, such as sjd")
+        what = f"--drafter {choices['drafter']}: decoder '{preset.name}' has no drafts to replace"
+        raise SpecbenchError(what, "use a decoder with drafts, such as sjd")
     return choices
 
 
@@ -218,7 +218,7 @@ def decoder_name(reference: str) -> str:
         raise SpecbenchError(f"decoder '{reference}' is a {type(preset).__name__}, not a specbench Preset")
     if unfit := _unfit(preset):
         raise SpecbenchError(f"decoder '{reference}': {unfit}", "specbench list components")
-    again = _imported.get(reference) == preset.name  # its module may be reloaded
+    again = _imported.get(reference) == preset.name  # the module may have been reloaded
     if not again and PRESETS.setdefault(preset.name, preset) is not preset:
         raise SpecbenchError(f"decoder '{reference}' is called '{preset.name}', which is already taken")
     PRESETS[preset.name], _imported[reference] = preset, preset.name
@@ -226,26 +226,26 @@ def decoder_name(reference: str) -> str:
 
 
 def _unfit(preset: Preset) -> str:
-    """Return the error in a user's combination of components, or an empty string."""
-    missing = [f"its choices lack '{kind}'" for kind in CHOICES if kind not in preset.choices]
+    """Describe why a user's combination of components is invalid; return an empty string if it is valid."""
+    missing = [f"its choices have no '{kind}'" for kind in CHOICES if kind not in preset.choices]
     unknown = (
-        f"there is no {kind} '{part}'" for kind, part in preset.choices.items() if part not in CHOICES.get(kind, ())
+        f"{kind} '{part}' does not exist" for kind, part in preset.choices.items() if part not in CHOICES.get(kind, ())
     )
     return next(iter([*missing, *unknown]), "")
 
 
 def decoder_code(decoder: DecoderSpec) -> Code | None:
-    """Return the code outside specbench of the decoder's components and preset, if any."""
+    """Return the code from outside specbench that defines the decoder's components and preset, if any."""
     parts = [CHOICES[kind][getattr(decoder, kind)] for kind in CHOICES]
     presets = [reference for reference, name in _imported.items() if name == decoder.name]
     return code_of([*(part.target for part in parts), DRAFTERS[decoder.drafter].loop, *presets])
 
 
 def require_decoders(pieces: Sequence[str]) -> None:
-    """Reject misspelt names of decoders before anything else is loaded; the rest is checked with the options."""
+    """Reject misspelt decoder names before anything else is loaded. Options are checked later."""
     for piece in pieces:
         name, colon, rest = piece.split(",")[0].partition(":")
-        plain = not colon or ("=" in rest and ":" not in rest)  # not a plug-in as package.module:NAME
+        plain = not colon or ("=" in rest and ":" not in rest)  # else a plug-in, package.module:NAME
         if plain:
             read_name("decoder", name, PRESETS, _cited())
         if not plain:
@@ -273,7 +273,7 @@ def _names_in(paper: str) -> list[str]:
 
 
 def _kinds(choices: Mapping[str, str]) -> list[str]:
-    """Return the component kinds in effect, because some drafters ignore other kinds."""
+    """Return the component kinds that have an effect: some drafters ignore other kinds."""
     return [kind for kind in CHOICES if kind not in DRAFTERS[choices["drafter"]].ignores]
 
 
@@ -298,20 +298,18 @@ def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str
         return
     verifier, refine = choices["verifier"], choices["refine"]
     if not DRAFTERS[choices["drafter"]].is_chain(values):
-        what = (
-            f"decoder '{name}': --verifier {verifier} verifies a chain of drafts, but the drafts of this drafter branch"
-        )
+        what = f"decoder '{name}': --verifier {verifier} needs a chain of drafts, but this drafter makes a tree"
         raise SpecbenchError(what, "use --drafter jacobi, or eagle with --tree chain")
     if not CHOICES["refine"][refine].redraws and not values.get(ANY_TAIL):
         raise SpecbenchError(
-            f"decoder '{name}': --verifier {verifier} looks at later drafts, which --refine {refine} keeps",
+            f"decoder '{name}': --verifier {verifier} is biased by later drafts, which --refine {refine} keeps",
             f"use --refine {' or '.join(refine for refine, part in CHOICES['refine'].items() if part.redraws)}, or "
-            "--any-tail for biased images (lossy)",
+            "--any-tail to accept biased images (lossy)",
         )
 
 
 def _keeps_seen_drafts(choices: Mapping[str, str]) -> bool:
-    """Return whether drafts are kept after the step although the verifier looked at them, which biases the images."""
+    """Return whether later steps keep drafts that the verifier has looked at, which biases the images."""
     return _looks_ahead(choices) and not CHOICES["refine"][choices["refine"]].redraws
 
 

@@ -48,7 +48,7 @@ class Sampling:
         "classifier-free guidance scale; 1 disables guidance", "X", 1.0, minimum=0.0, maximum=1e4)
     temperature: float = _sampling(1.0, "temperature",
         "sampling temperature, applied after guidance", "X", 1.0, minimum=1e-6, maximum=1e4,
-        outside="use --top-k 1: it always takes the most probable token, as temperature 0 would", engine="temperature")
+        outside="use --top-k 1, which is the same as temperature 0 (greedy)", engine="temperature")
     top_k: int = _sampling(0, "top-k",
         "sample from the K most probable tokens; 0 disables the filter", "K", 0, minimum=0,
         engine="top_k", audited=2, typed=(1, 5, 10, 20, 40, 50, 64, 100, 200, 250, 500, 1000, 1200, 2000))
@@ -57,13 +57,13 @@ class Sampling:
         above=0.0, maximum=1.0, engine="top_p", audited=0.8,
         typed=(0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 0.98, 0.99))
     entropy_scale: float | None = _sampling(None, "entropy-scale",
-        "multiply the temperature by 2.5 exp(-H/X) + 0.6, H the entropy after top-k; 0 disables it", "X", 0.0,
+        "multiply the temperature by 2.5 exp(-H/X) + 0.6 (H: entropy in nats after top-k); 0 disables this", "X", 0.0,
         minimum=0.0, maximum=1e4)
     min_p: float | None = _sampling(None, "min-p",
-        "sample from the tokens of at least P times the largest probability; 0 disables the filter", "P", 0.0,
+        "sample only from tokens with at least P times the largest probability; 0 disables the filter", "P", 0.0,
         minimum=0.0, maximum=1.0, engine="min_p", audited=0.4, typed=(0.01, 0.02, 0.05, 0.1, 0.2))
     top_n_sigma: float | None = _sampling(None, "top-n-sigma",
-        "sample from the logits within N standard deviations of the largest one, after top-k; 0 disables the filter",
+        "after top-k, sample only from logits within N standard deviations of the largest logit; 0 disables the filter",
         "N", 0.0, minimum=0.0, maximum=1e4, audited=1.2)
     # fmt: on
 
@@ -85,7 +85,7 @@ UNSERVED = tuple(name for name, setting in SAMPLING.items() if name != "guidance
 
 @dataclass(frozen=True)
 class Compute:
-    """How a run decodes on which device; `RunSpec` has the same fields."""
+    """Device and way of decoding of a run; `RunSpec` has the same fields."""
 
     batch: int
     dtype: str
@@ -123,7 +123,7 @@ class RunSpec:
     """Full specification of a run; two runs are the same if and only if their digests agree. On a GPU, the digest omits
     the device index and the threads of the host.
 
-    `prompts` is a set's name or a file; `prompts_sha256` its content. `head_sha256` is the digest of the draft head's
+    `prompts` is a set's name or a file; `prompts_sha256` is its digest. `head_sha256` is the digest of the draft head's
     files, None for decoders without a head; `decoder_code` and `model_code` are digests of code outside specbench
     (`specbench.system.foreign_code`). `mode` is "throughput" if images decoded one at a time shared the machine with
     other workers (no latency is measured), else None. `compiled` is True if the target's steps were compiled,

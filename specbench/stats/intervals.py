@@ -15,11 +15,11 @@ import pandas as pd
 from scipy.special import bdtrik, nctdtr, ndtr, ndtri, stdtr, stdtrit  # importing scipy.stats takes as long as a report
 
 UPPER_QUANTILE = 0.975
-BOOTSTRAP_RESAMPLES = 10_000  # With 2,000 the printed second decimal of a bound would depend on the seed
+BOOTSTRAP_RESAMPLES = 10_000  # With 2,000 resamples, the printed second decimal would depend on the seed
 FEW_UNITS = 8
 """With fewer clusters the bootstrap has too few distinct resamples for its nominal coverage; no interval is printed."""
 MOST_UNITS = 2000
-"""If there are more clusters, random groups of about equal size are resampled; groups are also independent."""
+"""More clusters are randomly divided into this number of groups, which are resampled and also independent."""
 MOST_PROMPTS = 10**7
 CHANGE = 0.02  # Relative change to detect, for `prompts_needed` and `prompts_for_change`
 _POWER = 0.8
@@ -29,7 +29,7 @@ RULE = (
     f"prompts (at least {FEW_UNITS}). The speed-up is one test; the scores are corrected together (Holm), and so are "
     "distances to reference images, and log p and entropy."
 )
-"""The rule of `is_real` in words, on which all sentences and marks are based."""
+"""The rule of `is_real` in words; all sentences and marks in reports follow this rule."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -
 
 def quantile_interval(values: pd.Series, clusters: pd.Series, share: float) -> Estimate | None:
     """Quantile of the non-missing values, with the 95 % interval between order statistics for tables; no interval if no
-    value is beyond a bound. Images of a prompt are correlated: ranks are computed for the effective number of images by
-    the share below the quantile, or below the median, which is more stable (Korn and Graubard 1998)."""
+    value is beyond a bound. Images of a prompt are correlated, so ranks use the effective number of images: the smaller
+    one of its estimates at the quantile and at the median, which is more stable (Korn and Graubard 1998)."""
     values = values.dropna().astype("float64")
     if values.empty:
         return None
@@ -145,7 +145,7 @@ def quantile_interval(values: pd.Series, clusters: pd.Series, share: float) -> E
 
 
 def _independent(ones: pd.Series, clusters: pd.Series) -> float:
-    """Return the effective sample size: the number of independent values whose share of ones has the same error."""
+    """Return the effective sample size: the number of independent values that give the share of ones the same error."""
     share, error, prompts = clustered_mean(ones, clusters)
     if not error:
         return prompts
@@ -166,7 +166,7 @@ def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:
 
 def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: float | None = None) -> Difference:
     """Compute the mean of paired differences, with Student's t interval and p-value. `gaps`: difference of each image;
-    `clusters`: prompt of each image. If `value` is given, it is the estimate, and `gaps` are influences on it."""
+    `clusters`: prompt of each image. A given `value` replaces the mean; `gaps` are then influences on it."""
     mean, error, n = clustered_mean(gaps, clusters)
     value = mean if value is None else value
     if error is None:
@@ -210,8 +210,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def is_real(p: float | None) -> bool:
-    """Return whether a difference is real, see `RULE`. `p` is corrected by `holm` over a family of tests of a pair of
-    runs: all scores, all token statistics, or only the speed-up."""
+    """Return whether a difference is real, see `RULE`. `p`: corrected by `holm` over one family of tests of two runs:
+    all their scores, all their token statistics, or the speed-up alone."""
     return p is not None and p < SIGNIFICANT
 
 
@@ -237,9 +237,9 @@ def prompts_needed(spread: float | None, change: float) -> int | None:
 
 
 def prompts_for_change(estimate: Estimate, prompts: float) -> int | None:
-    """Return the prompts per run that show a relative change of `CHANGE` in a score between two runs with different
-    prompts, see `prompts_needed`. Runs with the same prompts need fewer. `estimate`: the score; its interval over
-    `prompts` prompts gives the spread."""
+    """Return the number of prompts per run that detects a relative change of `CHANGE` in a score between two runs with
+    different prompts, see `prompts_needed`. Runs with the same prompts need fewer. `estimate`: the score; its interval
+    over `prompts` prompts gives the spread."""
     if estimate.low is None or estimate.high is None or prompts < 2:
         return None
     error = (estimate.high - estimate.low) / 2 / float(stdtrit(prompts - 1, UPPER_QUANTILE))
@@ -247,7 +247,7 @@ def prompts_for_change(estimate: Estimate, prompts: float) -> int | None:
 
 
 def _power(effect: float, n: int) -> float:
-    """Power of the paired t test at the 5 % level, with correct sign; `effect`: in standard deviations."""
+    """Power of the paired t test at the 5 % level to find the correct sign. `effect`: in standard deviations."""
     return 1 - float(nctdtr(n - 1, effect * math.sqrt(n), stdtrit(n - 1, UPPER_QUANTILE)))
 
 
@@ -261,5 +261,5 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tup
 
 
 def _keys(clusters: Sequence[Hashable]) -> pd.api.extensions.ExtensionArray | np.ndarray:
-    """Convert clusters to keys of a group-by. A column of a frame keeps its format, without an object per row."""
+    """Convert clusters to keys of a group-by. A data frame's column keeps its format, which needs less memory."""
     return clusters.array if isinstance(clusters, pd.Series) else np.asarray(clusters, dtype=object)

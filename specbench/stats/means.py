@@ -1,6 +1,6 @@
 """Means over images, tokens or rounds as ratios of two totals: their intervals, and paired differences of runs.
 
-Prompts are the independent units. Errors come from the linearised ratio, with Student's t.
+Prompts are the independent units. Standard errors are those of the linearised ratio; intervals use Student's t.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from specbench.stats.tokens import TOKEN_NUMBERS
 
 _KEY = ["prompt_id", "sample"]
 RUN_NUMBERS = {number.name: number for number in (*SPEED_NUMBERS, *TOKEN_NUMBERS, *DRAFT_NUMBERS)}
-"""Numbers of a run that need only its rows."""
+"""Numbers that are computed from the rows of the run alone."""
 MEANS = (
     *(name for kind in ("per_image", "ratio", "totals") for name, of in RUN_NUMBERS.items() if getattr(of, kind)),
     "perplexity",
 )
 """Numbers of a run with an `interval`, in the order of the key `intervals` of reports."""
 TOKEN_MEANS = ("logp_mean", "entropy_mean")
-"""Token statistics whose differences from AR are one family of tests; the first also decides the perplexity."""
+"""Token statistics whose differences from AR form one family of tests. The test of log p is also the perplexity's."""
 
 
 def interval(name: str, rows: pd.DataFrame) -> Estimate | None:
@@ -44,7 +44,7 @@ def interval(name: str, rows: pd.DataFrame) -> Estimate | None:
 
 
 def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Difference | None:
-    """Compute a difference in one of `MEANS`, run minus baseline, over common images; None if there are none."""
+    """Compute a difference in one of `MEANS`, run minus baseline, over common images; None without common images."""
     common = rows[_KEY].merge(baseline[_KEY], on=_KEY)
     first, second = (_influences(name, common.merge(side, on=_KEY)) for side in (rows, baseline))
     if first is None or second is None:
@@ -57,7 +57,7 @@ def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Di
 
 
 def _influences(name: str, rows: pd.DataFrame) -> tuple[float, pd.Series] | None:
-    """Return the ratio, and each image's influence on it."""
+    """Return the ratio of totals, and the influence of each image on the ratio."""
     top, bottom = (side.astype("float64") for side in RUN_NUMBERS[name].sides(rows))
     defined = top.notna() & bottom.notna()
     top, bottom = top[defined], bottom[defined]

@@ -16,13 +16,13 @@ class Number:
     """A number of a run, named after the function that defines it; its unit is in `store/schema.toml`."""
 
     compute: Callable[[pd.DataFrame], object]  # function of `specbench.stats`
-    # A mean has an interval. One of these defines it: values per image, a ratio of two columns, or two other totals.
+    # A mean has an interval, and exactly one of these: values per image, a ratio of two columns, or two other totals.
     per_image: Callable[[pd.DataFrame], pd.Series] | None = None
     ratio: tuple[str, str] | None = None
     totals: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]] | None = None
     bounded: bool = False  # whether `compute` returns an Estimate
-    # required rows: all, with measured tokens, with traces, with a second stage, or of a decoder whose only bias is its
-    # acceptance
+    # rows that the number needs: all, with measured tokens, with traces, with a second stage, or of a decoder whose
+    # only bias is its acceptance
     of: str = IMAGES
 
     @property
@@ -31,7 +31,7 @@ class Number:
         return self.compute.__name__
 
     def sides(self, rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
-        """Return the two totals of a mean, per image."""
+        """Return numerator and denominator of a mean, per image."""
         if self.per_image:
             return self.per_image(rows), pd.Series(1.0, rows.index)
         if self.totals:

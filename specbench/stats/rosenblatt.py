@@ -1,9 +1,9 @@
 """Tests of the Rosenblatt transform: independence and uniformity of a run's u_i, and the size of deviations.
 
-For an exact sampler every u_i is uniform given the past (see `specbench.decoding.uniforms`). So the u_i of every subset
-chosen by the past must also be uniform: all tokens, or the tokens at a place of the window, in a range of entropy, or
-in a part of the image. In addition, u_i must not depend on the u of earlier tokens or of the previous image. All tests
-of a run form one family, corrected by Holm's method.
+For an exact sampler every u_i is uniform given the past (see `specbench.decoding.uniforms`). So the u_i must also be
+uniform in every group of tokens that is selected by the past: all tokens, or tokens at one place of the window, in one
+range of entropy, or in one part of the image. In addition, u_i must not depend on the u of earlier tokens or of the
+previous image. All tests of a run form one family, corrected by Holm's method.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from scipy.stats import kstwo
 
 from specbench.stats.intervals import holm
 
-LEVEL = 0.001  # Family-wise error rate of the verdict, which is the share of exact runs that are flagged
+LEVEL = 0.001  # Family-wise error rate of the verdict: the share of exact runs that are flagged
 _POWER = 0.95
 FEWEST = 200  # Minimum number of tokens for testing a group
 PLACES = (0, 1, 2, 4, 8, 16, 32, 64)
 ENTROPIES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
 """Lower bounds of the groups by place in the window, and by entropy of p in nats."""
-_PARTS = 4  # Groups of consecutive slots
+_PARTS = 4  # Number of groups of consecutive slots
 LAGS = (1, 2, 4, 8, 16, 32)  # Distances between compared tokens; they include common window sizes
 _MEAN_NULL_DISTANCE = 0.8687
 """Mean of the Kolmogorov distribution: expected sqrt(n) times the distance for uniform values."""
@@ -38,7 +38,7 @@ class Tokens:
     """The free tokens of a run's images. K images of M tokens each, in stream order."""
 
     u: Mapping[str, np.ndarray]  # [K, M] by order; NaN for tokens without a value in that order
-    # [K, M] place in the window of the step that committed the token; None for decoders without windows
+    # [K, M] each token's place in the window that committed the token; None for decoders without windows
     place: np.ndarray | None
     entropy: np.ndarray  # [K, M] of p, in nats
 
@@ -67,7 +67,7 @@ class Deviation:
 
     # value, low, high: cross-fitted estimate of the bound and its 95 % interval over images, None with fewer than two
     # images per half. The total variation is at least `low` with 97.5 % confidence; it may be larger than `high`,
-    # because an order shows only a part of it.
+    # because one order shows only a part of the deviation.
     value: float
     low: float | None
     high: float | None
@@ -127,7 +127,7 @@ def all_tests(tokens: Tokens) -> Iterator[Test]:
 
 
 def groupings(tokens: Tokens) -> dict[str, tuple[Sequence[str], np.ndarray]]:
-    """Return, by kind, the groups' names and each token's group number [K, M], which is a function of the past."""
+    """Return for each kind the names of the groups and each token's group number [K, M], a function of the past."""
     groups: dict[str, Any] = {"all": ([""], np.zeros(tokens.entropy.shape, int))}
     if tokens.place is not None:
         groups["place"] = (_names(PLACES, whole=True), np.searchsorted(PLACES, tokens.place, side="right") - 1)
@@ -147,7 +147,7 @@ def uniform_distance(values: np.ndarray) -> tuple[float, float, int]:
     high, low = int(above.argmax()), int(below.argmax())
     if above[high] >= below[low]:
         return float(above[high]), float(ordered[high]), 1
-    # t is just below the value at which the distribution function is too low.
+    # The empirical distribution function is too low just below this value.
     return float(below[low]), float(np.nextafter(ordered[low], -1)), -1
 
 
@@ -155,9 +155,9 @@ def deviation(tokens: Tokens, candidates: Sequence[tuple[str, str]]) -> Deviatio
     """Compute a cross-fitted lower bound on the mean total variation per token.
 
     P(u_i <= t | past) - t is the difference between the probabilities of a set of tokens under the decoder and under p.
-    So for any t its mean is at most the mean total variation, also with a separate t per group. One half of the images
-    selects an (order, grouping) of `candidates`, the points t and their signs; the other half measures. So chance does
-    not look like a deviation: for an exact sampler the estimate is 0 on average. Tokens without a value count as 0.
+    So its mean is at most the mean total variation for any t, also with a separate t per group. One half of the images
+    selects an (order, grouping) of `candidates`, the points t and their signs; the other half measures. This avoids
+    selection bias: for an exact sampler the estimate is 0 on average. Tokens without a value count as 0.
     """
     half: np.ndarray = np.arange(len(tokens.entropy)) % 2
     groups = groupings(tokens)
@@ -180,7 +180,7 @@ def deviation(tokens: Tokens, candidates: Sequence[tuple[str, str]]) -> Deviatio
 
 
 def _choose(u: np.ndarray, group: np.ndarray) -> tuple[dict[int, tuple[float, int]], float]:
-    """Return each group's point and sign, and the distance per token minus the average distance of uniform values."""
+    """Return each group's point t and sign, and the distance per token minus its expectation for uniform values."""
     points, score = {}, 0.0
     for number in np.unique(group):
         if len(values := u[(group == number) & ~np.isnan(u)]) >= FEWEST // 2:
@@ -191,7 +191,7 @@ def _choose(u: np.ndarray, group: np.ndarray) -> tuple[dict[int, tuple[float, in
 
 
 def _measure(u: np.ndarray, group: np.ndarray, points: Mapping[int, tuple[float, int]]) -> np.ndarray:
-    """Return, per image, the mean [K] over its tokens of sign (1(u <= t) - t)."""
+    """Return for each image, [K], the mean of sign * (1(u <= t) - t) over the image's tokens."""
     gain: np.ndarray = np.zeros(u.shape)
     for number, (t, sign) in points.items():
         here = (group == number) & ~np.isnan(u)
@@ -201,8 +201,8 @@ def _measure(u: np.ndarray, group: np.ndarray, points: Mapping[int, tuple[float,
 
 
 def detectable(tokens: Tokens, level: float) -> float:
-    """Return the mean deviation in a single order, over all tokens, that the test of all tokens at `level` misses with
-    probability at most 1 - `_POWER`.
+    """Return the smallest mean deviation in one order that the test of all tokens at `level` detects with probability
+    `_POWER`.
 
     Whole images are the independent units: the variance is multiplied by the ratio of the variance between images to
     the variance for independent tokens, measured at the median.
@@ -217,7 +217,7 @@ def detectable(tokens: Tokens, level: float) -> float:
 
 
 def _correlation(order: str, kind: str, group: str, first: np.ndarray, second: np.ndarray) -> Iterator[Test]:
-    """Test products of centred pairs: uncorrelated, with mean 0 and variance 1/144, if values are independent."""
+    """Test for correlation: products of independent, centred values have mean 0 and variance 1/144."""
     products = (first - 0.5) * (second - 0.5)
     if len(products := products[~np.isnan(products)]) >= FEWEST:
         correlation = 12 * float(products.mean())
@@ -226,7 +226,7 @@ def _correlation(order: str, kind: str, group: str, first: np.ndarray, second: n
 
 
 def _names(bounds: Sequence[float], whole: bool = False) -> list[str]:
-    """Return the names of the groups that begin at `bounds`."""
+    """Name the groups that begin at `bounds`."""
     ranges = [(low, high - whole) for low, high in pairwise(bounds)]
     names = [f"{low:g}" if whole and low == high else f"{low:g}-{high:g}" for low, high in ranges]
     return [*names, f"{bounds[-1]:g}+"]

@@ -97,10 +97,10 @@ class SpeedUp:
     steps: float | None
     window_cost: float
     overhead: float
-    end_to_end: float | None  # the same ratio for the end-to-end latency
+    end_to_end: float | None  # speed-up of the end-to-end latency
     pairs: int  # images that both runs decoded
     prompts: int  # prompts of these images, which are the independent units of the interval
-    p: float | None  # of `specbench.stats.speed_difference`; None below `FEW_UNITS` prompts
+    p: float | None  # p-value of `specbench.stats.speed_difference`; None below `FEW_UNITS` prompts
 
 
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
@@ -214,7 +214,7 @@ def fewest_tokens_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
 
 
 def _least_favourable(rows: pd.DataFrame, values: pd.Series, sign: int) -> tuple[str, Estimate] | None:
-    """Return the category with the largest mean of `sign` times `values`; None below two categories."""
+    """Return the category with the largest mean of `sign` times `values`; None for less than two categories."""
     if "category" not in rows or (means := values.groupby(rows["category"]).mean().dropna()).size < 2:
         return None
     name = (sign * means).idxmax()
@@ -224,7 +224,7 @@ def _least_favourable(rows: pd.DataFrame, values: pd.Series, sign: int) -> tuple
 
 
 def with_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """Select the rows with times. Images decoded under other versions than most of the run have no times."""
+    """Select the rows with times. Images that were decoded under other versions than most images have no times."""
     return rows.dropna(subset=["target_ms"])
 
 

@@ -1,5 +1,5 @@
-"""Conversion of stored rows for statistics, with sums per image instead of per-token lists, and log-probability
-statistics of the committed tokens under the target distribution, in nats."""
+"""Convert stored rows for statistics: sums per image replace per-token lists. Compute statistics of log-probabilities
+of the committed tokens under the target distribution, in nats."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def condense(rows: pa.Table) -> pd.DataFrame:
 
 
 def as_frame(rows: pa.Table) -> pd.DataFrame:
-    """Convert rows that already contain their sums; lists stay Arrow lists. Memory that only `rows` uses is freed."""
+    """Convert rows with sums to a data frame; lists stay Arrow lists. `rows` is freed and must not be used again."""
 
     def keep_lists(kind: pa.DataType) -> pd.ArrowDtype | None:
         return pd.ArrowDtype(kind) if pa.types.is_list(kind) else None
@@ -31,14 +31,14 @@ def as_frame(rows: pa.Table) -> pd.DataFrame:
 
 
 def copies_among(images: Iterable[np.ndarray]) -> dict[int, int]:
-    """Find exact copies of earlier images. Return the earlier image's number, by the copy's number."""
+    """Find exact copies of earlier images; map the index of each copy to the index of the earlier image."""
     first: dict[bytes, int] = {}
     seen = [first.setdefault(np.asarray(tokens).tobytes(), number) for number, tokens in enumerate(images)]
     return {number: before for number, before in enumerate(seen) if before != number}
 
 
 def tokens_measured(rows: pd.DataFrame) -> bool:
-    """Return whether there are free tokens with measured p, which all numbers below need."""
+    """Return whether there are free tokens with measured p; the functions below need them."""
     return bool(rows["free_tokens"].sum()) and not rows[["logp_sum", "entropy_sum"]].isna().any(axis=None)
 
 

@@ -1,6 +1,6 @@
 """Scores per image: `image_scores/<metric>-<feature fingerprint>/*.parquet`. All metrics share a schema: `value` (or
 `correct`) and `feature` have columns, other columns of a metric are a JSON object in `details`. Schema versions 1 to 4
-used `scores/<metric>-<feature fingerprint>/`. It can be read; the next scoring or `specbench merge` rewrites it."""
+used `scores/<metric>-<feature fingerprint>/`. Such folders are readable; the next scoring or merge rewrites them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _FIXED = pa.schema([IMAGE_SCORES.field(name) for name in (*KEY, "started_at", "c
 
 
 def owner_of(folder: Path) -> dict[str, str | None]:
-    """Columns of every row of a folder with scores; images from elsewhere have neither model nor decoder."""
+    """Return the columns that identify the run of every score row; for external images, model and decoder are None."""
     if (folder / RUN_JSON).is_file():
         return read_info(folder).owner
     return {"run_id": folder.name, "model": None, "decoder": None}
 
 
 class ImageScores:
-    """Scores per image of one metric in a run folder, as a parquet log whose rows have the metric's `columns`."""
+    """Scores per image of one metric in a run folder: a parquet log of rows with the metric's `columns`."""
 
     def __init__(self, run: Path, metric: str, fingerprint: str, columns: Mapping[str, pa.DataType]):
         if taken := [name for name in _FIXED.names if name in columns]:
@@ -68,7 +68,7 @@ class ImageScores:
         return pa.table(read)
 
     def _place(self, name: str) -> str:
-        """The stored column that holds a column of the metric."""
+        """Return the stored column that contains the values of a metric's column."""
         if name in _FIXED.names:
             return name
         return next((place for place, column in _places(self._own).items() if column == name), "details")
@@ -118,7 +118,7 @@ def rewrite_older(run: Path) -> None:
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
-    """A table as a parquet file."""
+    """Encode a table as a parquet file."""
     sink = io.BytesIO()
     pq.write_table(table, sink)
     return sink.getvalue()
@@ -131,14 +131,14 @@ def feature_place(run: Path, name: str) -> Path:
 
 
 def stored_values(folder: Path) -> pd.DataFrame | None:
-    """Key, category and `value` of each image in one of `feature_folders`; None without such values."""
+    """Read key, category and `value` of each image from one of `feature_folders`; None if it stores no `value`."""
     if (part := next(iter(files_named(folder, "*.parquet")), None)) is None:
         return None
     try:
         check_regular(part)
         schema = pq.read_schema(pa.OSFile(os.fsencode(part)))
     except (pa.ArrowException, OSError, SpecbenchError):
-        return None  # damage is reported when the metric reads the part
+        return None  # the metric reports the damage when it reads the part
     place = _places(schema).get("value")
     if place is None or not {"category", *KEY} <= set(schema.names) or not _is_number(schema.field(place).type):
         return None
@@ -152,7 +152,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _places(schema: pa.Schema) -> dict[str, str]:
-    """By stored column: the metric's column that is in it."""
+    """Map each stored column to the metric's column that it contains."""
     kinds = {field.name: field.type for field in schema}
     numbers = [name for name in ("value", "correct") if name in kinds and _is_number(kinds[name])]
     exact = getattr(kinds.get("feature"), "value_type", None) in _AS_FLOAT32

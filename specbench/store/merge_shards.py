@@ -1,6 +1,6 @@
-"""Merge shards: concatenate the runs of several results folders. Rows do not depend on the worker, so they are copied;
-existing rows are kept, and repeating an interrupted merge completes it. Scores are not copied, because scores of all
-images differ from the scores of a shard. Files of older schema versions in `out` are rewritten."""
+"""Merge shards: copy the rows of runs from several results folders into one. A row does not depend on the worker that
+decoded it. Existing rows are kept, and repeating an interrupted merge completes it. Scores are not copied, because
+scores of a shard are not scores of the whole run. Files of older schema versions in `out` are rewritten."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
         folders: results folders, or run folders; every `shard-*-of-*` in `out` by default.
 
     Returns:
-        By run: its folder, the number of rows copied, and the total number of rows.
+        Per run: its folder, the number of rows copied, and the total number of rows.
 
     Raises:
-        SpecbenchError: a folder without runs, a damaged or busy one, or two different runs with one name.
+        SpecbenchError: a folder without runs, a damaged or locked run, or two different runs with the same name.
     """
     out = Path(out)
     if not (sources := list(map(Path, chosen("folder", folders))) or shards_in(out)):
@@ -62,7 +62,7 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
 
 def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
     """Describe missing shards: parts without a folder, and parts with too few images. The parts of a run differ in size
-    by at most one image; a part of a baseline may be smaller."""
+    by at most one image, except that a part of a baseline may be smaller."""
     images: dict[int, dict[int, dict[str, tuple[int, int]]]] = {}
     for folder in map(Path, folders):
         if shard := _SHARD.search(str(folder)):
@@ -76,7 +76,7 @@ def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
             name: max(part.get(name, (0,))[0] for part in parts.values()) for part in parts.values() for name in part
         }
         absent = [part for part in range(1, of + 1) if part not in parts]
-        # A part may have no images of a baseline.
+        # A part may contain no images of a baseline.
         whole = [name for name in most if most[name] >= max(1, max(most.values()) - 1)]
         behind = [
             part
@@ -84,8 +84,8 @@ def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
             if any(name not in runs for name in whole)
             or any(done < min(most[name] - 1, size) for name, (done, size) in runs.items())
         ]
-        lines += [f"shards not there: {_spans(absent)} of {of}"] * bool(absent)
-        lines += [f"shards not finished: {_spans(behind)} of {of}"] * bool(behind)
+        lines += [f"missing shards: {_spans(absent)} of {of}"] * bool(absent)
+        lines += [f"unfinished shards: {_spans(behind)} of {of}"] * bool(behind)
     return lines
 
 
@@ -97,7 +97,7 @@ def _spans(numbers: Sequence[int]) -> str:
 
 
 def _copy_rows(source: RunStore, target: RunStore) -> int:
-    """Copy rows missing in `target`; successful images replace failed ones, never the reverse."""
+    """Copy rows that are missing in `target`. Successful images replace failed images, never the reverse."""
     there = target.samples(["status"])
     stored = set(zip(there["prompt_id"], there["sample"], strict=True))
     done = target.completed()

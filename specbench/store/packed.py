@@ -1,6 +1,6 @@
 """Packed runs: run folders in one zip file with the SHA-256 of each member. The file is untrusted: a member is read
-only if a run folder may have a file of its name and its size is within bounds. Members are stored uncompressed, so that
-a small file cannot unpack to a large one. Reading unpacks into the cache folder once per content."""
+only if a run folder can contain a file with its name, and its size is within bounds. Members are stored uncompressed,
+so that a small file cannot unpack to a large one. Reading unpacks into the cache folder once per content."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MEMBER = re.compile(
 _MOST_MEMBERS, _MOST_BYTES = 2_000_000, 2**32
 _CHUNK = 2**20
 _DAMAGED = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, struct.error)
-"""Errors that zipfile raises on damaged files; RuntimeError also for encrypted and patched members."""
+"""Errors of zipfile on damaged files. RuntimeError: encrypted or patched members."""
 
 
 def pack(folders: str | Path | Iterable[str | Path], target: str | Path, pictures: bool = True) -> int:
@@ -42,7 +42,7 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
         pictures: whether to pack the images as well.
 
     Returns:
-        The number of its members.
+        The number of files in the pack.
 
     Raises:
         SpecbenchError: two runs with the same id, a run that cannot be packed, or a file that cannot be written.
@@ -52,16 +52,16 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
     runs = [Path(folder) for folder in chosen("run", folders)]
     names = [run.name for run in runs]
     if repeated := [name for name in names if names.count(name) > 1]:
-        raise SpecbenchError(f"two runs are called {repeated[0]}", "pack one of them")
+        raise SpecbenchError(f"two runs have the name {repeated[0]}", "pack only one of them")
     if str(target) in STDOUT:
         raise SpecbenchError(f"--to {target}: a packed file is not written to stdout", "name a file")
     place, digests = Path(os.path.realpath(target)), {}
     try:
-        if os.path.lexists(place):  # follow links, and write into devices
+        if os.path.lexists(place):  # it may be a pipe or a device
             check_regular(place)
         busy = f"{place} is being packed by another process"
         with (
-            replacing(place, busy) as aside,  # zip has no times before 1980 or after 2107: use the nearest
+            replacing(place, busy) as aside,  # zip has no times before 1980 or after 2107: it gets the nearest
             zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED, strict_timestamps=False) as archive,
         ):
             for folder in runs:
@@ -72,7 +72,7 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
                         archive.write(path, name)
                         digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
             about = {"specbench_pack": PACK_VERSION, "pictures": "png" if pictures else "none", "files": digests}
-            member = zipfile.ZipInfo(MANIFEST)  # dated 1980, the earliest date that an archive can hold
+            member = zipfile.ZipInfo(MANIFEST)  # dated 1980, the earliest date in the zip format
             member.external_attr = 0o644 << 16
             archive.writestr(member, json.dumps(about, indent=1))
     except OSError as error:
@@ -81,19 +81,19 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
 
 
 def unpacked(path: Path) -> Path:
-    """The results folder with the runs of a packed file."""
+    """Return a results folder with the runs of a packed file; unpack the file first if necessary."""
     folder = cache_folder() / "packs" / sha256_of(path)[:32]
     if folder.is_dir():
         return folder
     if problems := list(changed_members(path)):
-        raise SpecbenchError(f"{path}: {problems[0]}", "it was changed after it was packed; see: specbench verify")
+        raise SpecbenchError(f"{path}: {problems[0]}", "changed after it was packed; for details: specbench verify")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
             extract(path, Path(aside, "runs"))
             Path(aside, "runs").replace(folder)
     except OSError as error:
-        if folder.is_dir():  # another process has unpacked it
+        if folder.is_dir():  # another process has unpacked the file
             return folder
         what = f"{path} cannot be unpacked into {folder.parent}: {error.strerror or error}"
         raise SpecbenchError(what, "name another folder: SPECBENCH_CACHE=DIR") from error
@@ -101,7 +101,7 @@ def unpacked(path: Path) -> Path:
 
 
 def extract(path: Path, folder: Path) -> None:
-    """Write the runs of a packed file to a new folder, after its digests were verified."""
+    """Verify the digests of a packed file, and write its runs to a new folder."""
     with _opened(path) as archive:
         for name in _manifest(path, archive)["files"]:
             place = folder / name
@@ -160,7 +160,7 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
         raise SpecbenchError(f"{path} is not a packed file: {MANIFEST}: {error}", "specbench pack writes one") from None
     names = [member.filename for member in members if member.filename != MANIFEST]
     if len(set(names)) != len(names) or set(names) - set(files):
-        raise SpecbenchError(f"{path}: it has members that {MANIFEST} does not name", "do not trust this file")
+        raise SpecbenchError(f"{path} has members that {MANIFEST} does not list", "do not trust this file")
     parents = {str(parent) for name in files for parent in PurePosixPath(name).parents}
     for name in files:
         too_long = any(len(part.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES for part in name.split("/"))
@@ -168,5 +168,5 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
             what = "not a file of a run" if name not in parents else "a file and a folder at once"
             raise SpecbenchError(f"{path}: {MANIFEST} names '{name:.80}', {what}", "do not trust this file")
     if not any(name.endswith(f"/{RUN_JSON}") for name in files):
-        raise SpecbenchError(f"{path} holds no run: no member is called {RUN_JSON}", "specbench pack writes one")
+        raise SpecbenchError(f"{path} contains no run: it has no member {RUN_JSON}", "specbench pack writes one")
     return about

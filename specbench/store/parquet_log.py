@@ -1,7 +1,7 @@
-"""Append-only parquet log: a folder of parts that has every row once and stays valid if a writer is killed.
+"""Append-only parquet log: a folder of parquet files ("parts") that stays valid if a writer is killed.
 
-The name of a part has the range of appends in it and the digest of its bytes (`00000003-00000003-<digest>.parquet`).
-It is written to a temporary file, synced and renamed. A part within another part's range is left over from a merge and
+The name of a part consists of its range of appends and its digest (`00000003-00000003-<digest>.parquet`). A part is
+written to a temporary file, synced and renamed. A part within another part's range is left over from a merge and
 ignored. There is one writer at a time (the caller holds the lock) and any number of readers.
 """
 
@@ -31,23 +31,23 @@ _DERIVED_KEY = b"specbench.derived"
 _NAME = re.compile(r"(\d{8,})-(\d{8,})(?:-([0-9a-f]{16}))?\.parquet")  # the first schema version has no digest
 _DAMAGED = (
     "is damaged: not a readable parquet part",
-    "it was changed after specbench wrote it; delete it and run again: only its rows are decoded again",
+    "the file was changed after specbench wrote it; delete it and run again: only its rows are decoded again",
 )
 _FAN_IN = 64
 _LEVELS = (_FAN_IN, _FAN_IN**2)
 _REREADS = 20
 _CHUNK = 2**20
 _FEW = 1000  # Up to this many rows, a set of keys is faster than a data frame
-_COMPUTED_AT_ONCE = 4096  # Rows per batch of derived columns, because the source columns are much larger
+_COMPUTED_AT_ONCE = 4096  # Rows per batch when derived columns are computed, because their source columns are large
 
 
 @dataclass(frozen=True)
 class Derived:
-    """Columns computed from other columns of the same row. Every part stores them, under the same digest, so that
-    readers need not compute them. They are not in the schema, and are read only by name.
+    """Columns computed from other columns of the same row. Every part also stores these columns, so that readers need
+    not compute them. They are not in the schema, and are read only if a reader requests them by name.
     """
 
-    # version of `compute`; missing columns and columns of other versions are computed again
+    # version of `compute`; columns of other versions are computed again
     version: str
     schema: pa.Schema  # schema of the derived columns
     sources: tuple[str, ...]  # the columns that `compute` needs
@@ -56,8 +56,8 @@ class Derived:
 
 class ParquetLog:
     """Parquet log in `folder`. Rows have the columns of `schema`, and a later row replaces an earlier row with the same
-    `key`. The columns of `derived` can be read as well. `owner` returns the columns that are equal in all rows, which
-    parts of older versions lack."""
+    `key`. Readers can also request the columns of `derived`. `owner` returns the columns that have the same value in
+    all rows; parts of older versions lack these columns."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class ParquetLog:
         return pa.concat_tables([self.no_rows(names), *self.batches(names)])
 
     def no_rows(self, columns: Sequence[str]) -> pa.Table:
-        """Empty table with the columns that `batches` yields."""
+        """Make an empty table with the columns that `batches` yields."""
         return self._with_key(columns).empty_table()
 
     def batches(self, columns: Sequence[str], size: int = 65_536) -> Iterator[pa.Table]:
@@ -222,10 +222,10 @@ class ParquetFile:
 
     def __init__(self, path: Path, owner: Callable[[], Mapping[str, object]] = dict):
         self._path, self._owner = path, owner
-        os.stat(path)  # raises a FileNotFoundError if a writer has merged the part: not damage
+        os.stat(path)  # FileNotFoundError if a writer has merged the part, which is no damage
         with blaming(self._path, *_DAMAGED):
             check_regular(path)
-            file = pa.OSFile(os.fsencode(path))  # not mapped: a failing disk raises an error, not a signal
+            file = pa.OSFile(os.fsencode(path))  # not mapped: a bad disk raises an error, no signal
             name: Any = _NAME.fullmatch(path.name)
             if name[3] and name[3] != _digest(iter(lambda: file.read(_CHUNK), b"")):
                 raise ValueError("its digest differs from the digest in its name")
@@ -243,16 +243,16 @@ class ParquetFile:
         self._file.close()
 
     def check_owner(self) -> None:
-        """Raise an error if the rows are of another run, because an intact part may have been moved between folders."""
+        """Raise an error if the rows are of another run: somebody may have moved an intact part between folders."""
         owner = self._owner()
-        if owner.get("model") is None or "run_id" not in self._file.schema_arrow.names:  # images from elsewhere
+        if owner.get("model") is None or "run_id" not in self._file.schema_arrow.names:  # external images
             return
         run_id = owner["run_id"]
         with blaming(self._path, *_DAMAGED):
             others = set(pc.unique(self._file.read(columns=["run_id"])["run_id"]).to_pylist()) - {run_id}
         if others:
             what = f"{self._path} holds rows of the run {min(map(str, others))}, not of {run_id}"
-            raise SpecbenchError(what, "put it back into that run's folder, or delete it and run again")
+            raise SpecbenchError(what, "move the file to that run's folder, or delete it and run again")
 
     def read(self, schema: pa.Schema) -> pa.Table:
         with blaming(self._path, *_DAMAGED):
@@ -264,7 +264,7 @@ class ParquetFile:
                 yield self._current(pa.Table.from_batches([batch]), schema)
 
     def _stored(self, schema: pa.Schema) -> list[str]:
-        """Return the columns by their names in the file."""
+        """Return the names that the columns of the schema have in the file."""
         former = FORMER_NAMES if self.version < SCHEMA_VERSION else {}
         return [former.get(name, name) for name in schema.names]
 
@@ -304,7 +304,7 @@ def _joined(left: pa.Table, right: pa.Table) -> pa.Table:
 
 
 def _last_of_each(keys: Sequence[pa.Table]) -> np.ndarray:
-    """Mask of rows not replaced by a later row of the same key."""
+    """Return a mask of the rows that no later row with the same key replaces."""
     if not keys:
         return np.empty(0, bool)
     every = pa.concat_tables(keys)

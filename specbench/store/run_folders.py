@@ -1,4 +1,4 @@
-"""Run folders by name and by settings. Imports nothing heavy, for `list` and `--help`."""
+"""Find run folders by name or by settings. Imports nothing heavy, for `list` and `--help`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from specbench.system.files import files_named
 
 SHARDS = "shard-*-of-*"
 Names = str | Path | Iterable[str | Path]
-"""Names of runs as users give them: a run id or its unique beginning, a decoder, or a folder; a list or column of
-these; or the result of `run`."""
+"""Runs as users name them: a run id or its unique prefix, a decoder, or a folder; a list or column of these; or the
+result of `run`."""
 
 
 def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
@@ -31,7 +31,7 @@ def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
         return list(dict.fromkeys(folder for name in called for folder in _find(str(name), runs)))
     if not runs and shards_in(out):
         place = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
-        raise SpecbenchError(f"no runs in {out}, only shards of some", f"merge them first: specbench merge{place}")
+        raise SpecbenchError(f"no runs in {out}, only shards of runs", f"merge them first: specbench merge{place}")
     if not runs:
         advice = "create one with `specbench run`, or name the results folder with --out"
         raise SpecbenchError(f"no runs in {out}", _pack_in(out) or advice)
@@ -39,7 +39,7 @@ def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
 
 
 def _pack_in(folder: Path) -> str:
-    """Advice if a folder without runs contains packed runs."""
+    """Return a hint if a folder without runs contains packed runs."""
     packs = [shlex.quote(str(file)) for file in files_named(folder, "*.zip")] if os.path.isdir(folder) else []
     return f"read packed runs: --out {enumerated(packs[:5], 'or')}" if packs else ""
 
@@ -59,7 +59,7 @@ def find_run(out: Path | str, name: str | Path) -> Path:
 def _find(name: str, runs: Sequence[Path]) -> list[Path]:
     if exact := [folder for folder in runs if folder.name == name]:
         return exact
-    with suppress(OSError, ValueError):  # not a possible path
+    with suppress(OSError, ValueError):  # the name is no valid path
         if inside := [Path(name)] if (Path(name) / RUN_JSON).is_file() else runs_in(Path(name)):
             return inside
     near = [folder for folder in runs if folder.name.startswith(name)]
@@ -74,13 +74,13 @@ def _find(name: str, runs: Sequence[Path]) -> list[Path]:
         raise SpecbenchError(f"run '{name}' is ambiguous", f"it could be {ids}")
     if os.sep in name or name.endswith(".zip"):
         what = "holds no runs" if os.path.exists(name) else "does not exist"
-        advice = "name a results folder, a run in it, or a file of: specbench pack"
+        advice = "give a results folder, a run in it, or a file of specbench pack"
         raise SpecbenchError(f"{name} {what}", _pack_in(Path(name)) or advice)
     raise unknown_name("run", name, [folder.name for folder in runs])
 
 
 def _is_named(folder: Path, name: str) -> bool:
-    """Return whether `name` is a run id without its hash. "shapes-sjd" does not match a run of sjd-isp."""
+    """Return whether `name` is the folder's run id without its hash ("shapes-sjd" does not match a run of sjd-isp)."""
     try:
         return folder.name.rpartition("-")[0] == name == read_info(folder).spec.run_id.rpartition("-")[0]
     except SpecbenchError:  # damaged; reported when it is read
@@ -100,7 +100,7 @@ def run_folder(out: Path | str, spec: RunSpec) -> Path:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The run folders directly inside `folder`, or in a packed file, by name."""
+    """List the run folders directly inside `folder`, or in a packed file, sorted by name."""
     if folder.is_file():
         from specbench.store.packed import unpacked  # brings zipfile
 
@@ -114,8 +114,8 @@ def runs_in(folder: Path) -> list[Path]:
 
 def find_runs_like(out: Path | str | Mapping[Path, RunInfo], **fields: object) -> dict[Path, RunInfo]:
     """Find the runs whose `RunSpec` has the given field values, by run folder. `out`: a results folder, or the
-    descriptions of its runs if several searches share them. A dict matches part of a field: only its entries must
-    agree, as in `decoder={"name": "gsd", "options": {"G": 10}}`."""
+    descriptions of its runs, for several searches. If a value is a dict, only its entries must agree, as in
+    `decoder={"name": "gsd", "options": {"G": 10}}`."""
     infos = out if isinstance(out, Mapping) else read_infos(out)
     if str(fields.get("device")).startswith("cuda"):  # GPU number and host threads are not part of a run's identity
         fields = {name: value for name, value in fields.items() if name not in ("device", "threads")}
@@ -124,7 +124,7 @@ def find_runs_like(out: Path | str | Mapping[Path, RunInfo], **fields: object) -
 
 
 def _agrees(stored: object, expected: object) -> bool:
-    """Return whether a spec's value equals the wanted value, or has the entries of the wanted dict."""
+    """Return whether a spec's value equals the wanted value, or contains the entries of the wanted dict."""
     if not isinstance(expected, Mapping):
         return stored == expected
     parts = stored if isinstance(stored, Mapping) else vars(stored)
@@ -132,13 +132,13 @@ def _agrees(stored: object, expected: object) -> bool:
 
 
 def without_options(decoder: DecoderSpec, *names: str) -> dict[str, object]:
-    """Return a decoder's part without the named options, which `find_runs_like` then ignores."""
+    """Return a decoder as a dict without the named options, so that `find_runs_like` does not compare these options."""
     return {**vars(decoder), "options": {name: value for name, value in decoder.options.items() if name not in names}}
 
 
 def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
     """Describe runs that differ only in the number of CPU threads, one sentence for each group.
-    `runs`: by run id, its `RunSpec.identity`, which on a GPU has no threads."""
+    `runs`: `RunSpec.identity` of each run id; on a GPU it does not include the threads."""
     groups: dict[str, dict[str, object]] = {}
     for name, content in runs.items():
         rest = {key: value for key, value in content.items() if key != "threads"}
@@ -146,14 +146,14 @@ def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
             groups.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[name] = content["threads"]
     return [
         " and ".join(f"{name} ({threads})" for name, threads in sorted(group.items()))
-        + " differ only in threads; --threads N makes them one run"
+        + " differ only in the number of threads; with the same --threads N they would be one run"
         for group in groups.values()
         if len(group) > 1
     ]
 
 
 def distinctions(infos: Mapping[str, RunInfo]) -> dict[str, str]:
-    """By run: the decoder options or the settings in which it differs from the other runs."""
+    """Map each run to the decoder options or settings in which it differs from the other runs."""
     settings = {run: setting_texts(info.spec) for run, info in infos.items()}
     options = {run: info.spec.decoder.options for run, info in infos.items()}
     texts = {}
@@ -165,7 +165,7 @@ def distinctions(infos: Mapping[str, RunInfo]) -> dict[str, str]:
 
 
 def setting_texts(spec: RunSpec) -> dict[str, str]:
-    """The identity of a run without its decoder, as text by name."""
+    """Return the settings that identify a run, except its decoder, as {name: text}."""
     left_out = ("decoder", "sampling", "prompts_sha256", "weights_sha256", "head_sha256", "decoder_code", "model_code")
     flat = {name: value for name, value in spec.identity().items() if name not in left_out}
     flat |= {name: value for name, value in vars(spec.sampling).items() if value is not None}
@@ -176,11 +176,11 @@ def setting_texts(spec: RunSpec) -> dict[str, str]:
 
 
 def _differing(values: Mapping[str, object], others: Iterable[Mapping[str, object]]) -> list[str]:
-    """Return the entries of `values` that at least one of the `others` lacks."""
+    """Return the entries of `values`, as "name=value", that differ in at least one of the `others`."""
     others = list(others)
     return [f"{name}={plain(values[name])}" for name in values if any(o.get(name) != values[name] for o in others)]
 
 
 def read_infos(out: Path | str) -> dict[Path, RunInfo]:
-    """The description of every run in a results folder, by run folder."""
+    """Return {run folder: description} of every run in a results folder."""
     return {folder: read_info(folder) for folder in runs_in(Path(out))}

@@ -27,7 +27,7 @@ _MAX_BYTES = 2**26  # A description grows by a few kilobytes with each invocatio
 SCHEMA_VERSION = 6
 """Version of everything specbench stores. Version 2 added the sample columns `attempts` and `machine`, version 3 the
 columns of the Rosenblatt transform (`u_id`, `u_p`, `u_pq`, `u_qq`), version 4 `image_sha256`, version 5 the owner of
-every row, and one schema for the scores of all metrics; version 6 renamed what is in `FORMER_NAMES`."""
+every row, and one schema for the scores of all metrics; version 6 renamed the columns in `FORMER_NAMES`."""
 FORMER_NAMES = {"latency_ms": "ar_ms", "latency_e2e_ms": "e2e_ms"}  # Names of columns before schema version 6
 OLDEST_VERSION = 1  # Oldest readable version; the next run that writes to the folder upgrades its files
 
@@ -66,7 +66,7 @@ class Invocation:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Invocation:
-        """An invocation from its JSON object; LookupError, TypeError or ValueError for a malformed one."""
+        """Build an invocation from JSON; raise a LookupError, TypeError or ValueError if the JSON is malformed."""
         if not all(isinstance(content[name], dict) for name in ("versions", "git", "hardware")):
             raise TypeError("invocation")
         list(content["hardware"].get("gpus") or ())
@@ -82,7 +82,7 @@ class Invocation:
         return cls(**facts, stored=content)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object. Unknown optional facts are left out."""
+        """Return the JSON object without optional facts that are None."""
         return _merged(self, always=("started_at", "versions", "git", "hardware", "load", "finished_at"))
 
     @property
@@ -96,14 +96,14 @@ class Invocation:
 
     @property
     def gpus(self) -> list[str]:
-        """The GPU that decoded; empty for the CPU. A worker sees only its own GPU, which is then the first."""
+        """List the GPU that decoded; empty for the CPU. A worker sees a single GPU, so that its GPU is the first."""
         seen = list(map(str, self.hardware.get("gpus") or ()))
         kind, _, number = (self.device or "cuda").partition(":")
         return (seen[int(number or 0) :] or seen)[:1] if kind == "cuda" else []
 
     @property
     def stack(self) -> dict[str, str]:
-        """Known versions that determine the speed of the forward; with a GPU, also the host's threads."""
+        """Return the versions that determine the speed of a forward, if known; with a GPU, also the host's threads."""
         python = str(self.versions.get("python") or "").split(".")[:2]
         parts: dict[str, Any] = {"python": ".".join(python)}
         parts |= {name: self.versions.get(name) for name in ("torch", "transformers")}
@@ -113,7 +113,7 @@ class Invocation:
 
     @property
     def machine(self) -> str:
-        """Platform, processor, cores and the GPU that decoded as one line: equal lines mean comparable latencies."""
+        """Platform, processor, cores and decoding GPU as one line. If lines are equal, latencies are comparable."""
         platform, cpu, cores = (self.hardware.get(name) or "unknown" for name in ("platform", "cpu", "cores"))
         return ", ".join([str(platform), str(cpu), core_count(cores), *self.gpus])
 
@@ -126,11 +126,11 @@ class RunInfo:
     run_id: str = ""
     invocations: list[Invocation] = field(default_factory=list)  # the calls that wrote rows, oldest first
     origins: Mapping[str, str] | None = None  # source of each setting, by name
-    # the measurements behind `--window auto`, a dict per window tried
+    # the measurements of `--window auto`, a dict per window
     window_curve: list[dict[str, float]] | None = None
-    # under the key "floor", see `specbench.runs.preparation.roofline_facts`; None if unknown
+    # stored under the key "floor", see `specbench.runs.preparation.roofline_facts`; None if unknown
     roofline: Mapping[str, object] | None = None
-    # the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`
+    # the memory estimate that determined the batch size, see `specbench.runs.memory_estimate.settle_batch`
     memory: Mapping[str, object] | None = None
     # weights, revision, layout and sha256 of an unofficial checkpoint; None for the official one
     source: Mapping[str, object] | None = None
@@ -141,17 +141,17 @@ class RunInfo:
     # logits processors of the checkpoint's `generation_config.json` that are part of the target distribution, for
     # example {"repetition_penalty": 1.1}; None without any
     processors: Mapping[str, object] | None = None
-    # values given by the user, by setting of `specbench run`, without the decoder's
+    # settings of `specbench run` that the user gave, without decoder options
     asked: Mapping[str, object] | None = None
-    # code of the decoder and of the model that is not specbench's, `specbench.system.foreign_code.Code.to_json` by
-    # "decoder" and "model"; None without any
+    # plug-in code: {"decoder": ..., "model": ...} with the result of `specbench.system.foreign_code.Code.to_json`; None
+    # if decoder and model are specbench's
     code: Mapping[str, Mapping[str, Any]] | None = None
-    # the serving engine that drew the tokens, `specbench.runs.engine.Engine` as an object; None without any
+    # the serving engine that generated the tokens, `specbench.runs.engine.Engine` as an object; None if specbench did
     engine: Mapping[str, str] | None = None
     schema: int = SCHEMA_VERSION  # version of the files in the folder
     # the object as read from the file, with keys of other versions
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
-    # the stack (versions) whose times count, if invocations differ; not in the file
+    # the `Invocation.stack` whose times are used, if invocations differ; not in the file
     stack: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class RunInfo:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RunInfo:
-        """A run's description from its JSON object; LookupError, TypeError or ValueError for a malformed one."""
+        """Build a run's description from JSON; raise a LookupError, TypeError or ValueError if malformed."""
         if not _RUN_ID.fullmatch(content["run_id"]) or not content["invocations"]:
             raise ValueError("run_id or invocations")
         _check_optional(content)
@@ -174,7 +174,7 @@ class RunInfo:
     def command(self, decoder: str, out: Path) -> str:
         """The command that decodes the same images with another decoder into the results folder `out`."""
         asked = {"model": self.spec.model.partition("+")[0], **(self.asked or {"prompts": self.spec.prompts})}
-        asked.pop("out", None)  # the folder may have been moved since
+        asked.pop("out", None)  # the folder may have been moved
         asked |= {} if out == Path("results") else {"out": str(out)}
         words = ["specbench", "run", "--decoder", decoder]
         for name, value in asked.items():
@@ -183,7 +183,7 @@ class RunInfo:
         return " ".join(words)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object: keys that were read stay in place, new ones follow."""
+        """Return the JSON object: keys from the file keep their order, new keys follow."""
         content = _merged(self, always=("schema", "run_id", "spec", "invocations", "roofline"))
         content["spec"] = self.stored.get("spec") or spec_json(self.spec)
         content["invocations"] = [call.to_json() for call in self.invocations]
@@ -227,7 +227,7 @@ class RunInfo:
 
     @property
     def stacks(self) -> list[str]:
-        """`stack` of each invocation, without facts that one of them lacks; equal lines mean comparable latencies."""
+        """Return one line per `Invocation.stack`, with the facts that all of them have; if equal, latencies compare."""
         of_matrices = ("torchao",) if self.spec.dtype == EIGHT_BITS else ()
         stacks = [
             call.stack | {name: str(version) for name in of_matrices if (version := call.versions.get(name))}
@@ -249,7 +249,7 @@ class RunInfo:
         return list(dict.fromkeys(call.drawn for call in self.invocations if call.drawn))
 
 
-_KEYS = {"roofline": "floor"}  # Attributes whose key in the file has another name
+_KEYS = {"roofline": "floor"}  # {attribute: key in the file}, if they differ
 
 
 _NAMES: Mapping[type, tuple[str, ...]] = {
@@ -259,7 +259,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
 
 
 def _merged(item: Invocation | RunInfo, always: tuple[str, ...]) -> dict[str, Any]:
-    """Update the object from the file with a description's fields. None is written only for `always` and old keys."""
+    """Update the object from the file with the fields. A None is stored only for keys in `always` or in the file."""
     content = dict(item.stored)
     for name in _NAMES[type(item)]:
         key, value = _KEYS.get(name, name), getattr(item, name)
@@ -292,7 +292,7 @@ def spec_json(spec: RunSpec) -> dict[str, object]:
 
 
 def identity_json(spec: RunSpec) -> dict[str, object]:
-    """The part of `spec_json` that identifies a run: two runs are the same if it is equal."""
+    """The part of `spec_json` that identifies a run: if it is equal, two runs are the same."""
     identity = spec.identity()
     kept = {name: value for name, value in spec_json(spec).items() if name in identity}
     return kept | {"device": identity["device"]}
@@ -368,7 +368,7 @@ def _build(kind: Callable[..., _Spec], content: Mapping[str, Any]) -> _Spec:
 
 @cache
 def _types(kind: Any) -> tuple[tuple[str, Any, bool, bool], ...]:
-    """For each field of a spec's dataclass: name, accepted type, whether it may be absent, whether it is a float."""
+    """List for each field of a spec's dataclass: name, accepted type, whether it is optional, whether it is a float."""
     return tuple(
         (kept.name, _PLAIN.get(str(kept.type), object), kept.default is None, kept.type == "float")
         for kept in fields(kind)
@@ -386,12 +386,12 @@ def _flat(content: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 
 
 def describe_point(point: Mapping[str, float | None]) -> str:
-    """One point of the curve that `--window auto` measured, in words."""
+    """Describe a point of the curve that `--window auto` measured, in words."""
     rate = point.get("acceptance")
     accepted = "" if rate is None else f", {rate:.2f} of the drafts accepted"
     speed = f", {point['speed_up']:.2f} times AR's speed" if "speed_up" in point else ""
-    tokens = point.get("tokens_per_step", point.get("step_compression"))  # its key until version 0.3
+    tokens = point.get("tokens_per_step", point.get("step_compression"))  # the key until version 0.3
     return (
-        f"{tokens:.2f} tokens per forward, which costs {point['window_cost']:.2f} times one "
-        f"token's{accepted}: {point['latency_ms']:,.0f} ms per image{speed}"
+        f"{tokens:.2f} tokens per forward; a forward takes {point['window_cost']:.2f} times as long as with one "
+        f"token{accepted}: {point['latency_ms']:,.0f} ms per image{speed}"
     )

@@ -1,6 +1,6 @@
 """Results folders: `<out>/<run id>/` with `run.json`, `samples/*.parquet`, `images/*.png` and `scores/`. A row is on
-disk before the next image starts, a rerun continues after the existing rows, and one process writes at a time. Rows
-are checked, because a folder may come from others. Imports no torch."""
+disk before the next image starts, a rerun continues after the existing rows, and one process writes at a time. Stored
+rows are validated, because a folder may come from another person. Imports no torch."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ _NOT_NEGATIVE = re.compile(r"nfe|prefills|batch|attempts|logp_spread|.*_ms")
 _ALWAYS = (*KEY, "prompt", "status", *SUMS.names)
 _DECODED = ("batch", "tokens", "forced", "logp")
 _STEPS = ("nfe", "prefills", "committed_step", "drafted", "tested", "accepted")
-"""Columns with a value in every row; those with a value in every decoded row; and those that are all null for imported
-tokens and have values otherwise."""
-_REDO = "delete the file if it is there, and run again to redo it"
-_WAIT = "wait until it is done; to share the images: --shard auto in tasks of a job, --shard I/N in other processes"
+"""Columns without nulls: in every row; in every decoded row; and in every row decoded by specbench (for imported
+tokens, all of `_STEPS` are null)."""
+_REDO = "delete the file if it exists; running again decodes its images again"
+_WAIT = "wait until it is done; to split the images: --shard auto in tasks of a job, --shard I/N in other processes"
 
 
 class RunStore:
@@ -72,7 +72,7 @@ class RunStore:
         self._known_owner: dict[str, str | None] = {}
 
     def lock(self, spec: RunSpec) -> RunStore:
-        """Lock the folder against other writers until `close`. If `begin` does not follow, a new folder is removed."""
+        """Lock the folder against other writers until `close`, which removes a new folder if `begin` was not called."""
         self.check(spec)
         self._take_lock()
         with self.undone_on_error():
@@ -82,7 +82,7 @@ class RunStore:
         return self
 
     def _check_place(self) -> None:
-        """Raise an error if the locked folder was replaced, because new rows would be in another folder."""
+        """Raise an error if the locked folder was replaced, because new rows would land in the new folder."""
         for folder in (self.folder, *(self.folder / name for name in ("samples", "images", "traces"))):
             if folder not in self._held:
                 with suppress(FileNotFoundError):
@@ -95,11 +95,11 @@ class RunStore:
             where = f"it is now {now_at.readlink()}" if locked.st_nlink and now_at.exists() else "it is no longer there"
             raise SpecbenchError(
                 f"{folder} was moved or removed while this run wrote to it: {where}",
-                "the same command decodes what is missing, with --out for a folder that was moved",
+                "the same command decodes the missing images; if the folder was moved, name the new place with --out",
                 PARTIAL,
             )
         if self._began and not (self.folder / RUN_JSON).exists():
-            advice = "put it back, and the same command decodes what is missing"
+            advice = "restore the file and run the same command again; it decodes the missing images"
             raise SpecbenchError(f"{self.folder / RUN_JSON} was removed while this run wrote", advice, PARTIAL)
 
     @contextmanager
@@ -123,8 +123,8 @@ class RunStore:
             raise SpecbenchError(what, "choose another folder with --out") from error
 
     def begin(self, spec: RunSpec, provenance: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> RunStore:
-        """Write `run.json` into the locked folder, or add an invocation if it has the same run. `provenance`:
-        of this invocation; `facts`: fields of `specbench.store.run_info.RunInfo` that it determines, as `origins`."""
+        """Write `run.json` into the locked folder, or add an invocation if it has the same run. `provenance`: fields of
+        this `Invocation`; `facts`: fields of `specbench.store.run_info.RunInfo`, such as `origins`."""
         info = self.info() if (self.folder / RUN_JSON).exists() else RunInfo(spec)
         where = {"device": spec.device, "threads": spec.threads}
         call = Invocation.from_json({**provenance, **where, "finished_at": None})
@@ -143,7 +143,7 @@ class RunStore:
             self._write_info(replace(info, invocations=[*before, other, call]))
 
     def adopt(self, infos: Sequence[RunInfo]) -> RunStore:
-        """Lock the folder to receive rows of other folders of the same run, described by `infos`."""
+        """Lock the folder to receive rows from other folders of the same run. `infos`: their descriptions."""
         self._take_lock()
         with self.undone_on_error():
             self._clean()
@@ -158,7 +158,7 @@ class RunStore:
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        """Close without having finished if the block fails."""
+        """Call `close(finished=False)` if the block raises an error."""
         try:
             yield
         except BaseException:
@@ -170,7 +170,7 @@ class RunStore:
         if (self.folder / RUN_JSON).exists():
             check_same_run(self.folder, self.info(), spec)
         elif self._samples.read(columns=[]).num_rows:
-            what = f"{self.folder} holds images but its run.json is missing"
+            what = f"{self.folder} contains images, but no run.json"
             raise SpecbenchError(what, "move the folder away and run again, or put its run.json back")
 
     @property
@@ -193,7 +193,7 @@ class RunStore:
 
     def completed(self, traced: bool = False) -> set[Key]:
         """Keys of the finished images; if `traced`, of those with a trace. Failed images and images without their file
-        are decoded again. A folder without any image files keeps only numbers, so that no file counts as missing."""
+        are decoded again. A run without a folder `images` keeps only numbers, and no file counts as missing."""
         rows = self._checked(self._samples.read(["status", "image"]))
         done = pc.equal(rows["status"], "ok")
         if (self.folder / "images").is_dir():
@@ -238,7 +238,7 @@ class RunStore:
         return map(self._checked, self._samples.batches(SAMPLES.names if columns is None else columns, size))
 
     def batches_with_facts(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """`batches` of these columns, with each number in `facts` as a column; at least one batch."""
+        """Yield `batches` of these columns, with a column per number in `facts`; at least one batch."""
         columns = [*columns, "facts"]
         for rows in chain([self._samples.no_rows(columns)], self._samples.batches(columns)):
             try:
@@ -269,7 +269,7 @@ class RunStore:
                     wrong.append(name)
         for name in filter(_NOT_NEGATIVE.fullmatch, rows.column_names):
             least, most = pc.min_max(rows[name]).as_py().values()
-            # A token of probability 0 makes the spread of log p infinite or NaN.
+            # `logp_spread` may be infinite or NaN, if a token has probability 0.
             bound = math.inf if name == "logp_spread" else sys.float_info.max
             wrong += [name] * (least is not None and (least < (name == "nfe") or most > bound))
         wrong += _uneven(rows)
@@ -281,11 +281,11 @@ class RunStore:
         return token_sums.token_sums(self._checked(rows))
 
     def _foreign(self, column: str) -> SpecbenchError:
-        what = f"{self._samples.folder}: rows that specbench did not write, see their column '{column}'"
+        what = f"{self._samples.folder}: specbench did not write these rows; see their column '{column}'"
         return SpecbenchError(what, "move the run's folder away and run again")
 
     def trace_rows(self) -> list[dict[str, object]]:
-        """The traces as `append` takes them."""
+        """Read the traces in the form that `append` accepts."""
         return self._traces.read().to_pylist()
 
     def traces(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
@@ -316,7 +316,7 @@ class RunStore:
             self._leave()
 
     def _finish(self) -> None:
-        """Record in `run.json` when this invocation ended, for each kind of worker."""
+        """Record the end of this call in `run.json`, in all its invocations (one per kind of worker hardware)."""
         info, ended = self.info(), now()
         for call in info.invocations:
             if call.started_at == info.invocations[-1].started_at:
@@ -327,7 +327,7 @@ class RunStore:
         """Unlock the folder, and remove it if it was created for a run that never began."""
         if self._made:
             (self.folder / ".lock").unlink(missing_ok=True)
-            with suppress(OSError):  # it contains other files
+            with suppress(OSError):  # the folder contains other files
                 for folder in self._made:
                     folder.rmdir()
             self._made = []
@@ -343,7 +343,7 @@ class RunStore:
         self.close(finished=kind is None)
 
     def _upgraded(self, info: RunInfo) -> RunInfo:
-        """Rewrite the parquet files of an older schema version. Return the description of the result."""
+        """Rewrite the parquet files of an older schema version; return the updated description of the run."""
         if info.schema < SCHEMA_VERSION:
             self._samples.upgrade()
             self._traces.upgrade()
@@ -375,12 +375,12 @@ def _uneven(rows: pa.Table) -> list[str]:
 
 
 def read_image(folder: Path, image: str, sha256: object) -> np.ndarray:
-    """Pixels of a stored image, uint8 [H, W, 3], by the columns of its row; old rows have no `image_sha256`."""
+    """Read a stored image, uint8 [H, W, 3]. `image`, `sha256`: columns of its row; old rows have no `image_sha256`."""
     return read_picture(folder / image, _REDO, _digest(sha256), folder)
 
 
 def image_bytes(folder: Path, image: str, sha256: object) -> bytes:
-    """Bytes of a stored image, not decoded. Raises the errors of `read_image`, except for damage."""
+    """Read a stored image's file without decoding it. Raises the errors of `read_image` except decoding errors."""
     return picture_bytes(folder / image, _REDO, _digest(sha256), folder)
 
 
@@ -393,7 +393,7 @@ _MAX_BYTES = 2**26
 
 
 def images_fingerprint(rows: pd.DataFrame) -> str:
-    """Digest of the audited images: the key and `started_at` of all `rows`."""
+    """Digest the key and `started_at` of all `rows`, to detect that the audited images have changed."""
     stamps = sorted(zip(*(rows[name].astype(str) for name in (*KEY, "started_at")), strict=True))
     return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:16]
 
@@ -408,7 +408,7 @@ def write_audit(folder: Path, result: Mapping[str, object]) -> None:
 
 
 def read_audit(folder: Path) -> dict[str, Any] | None:
-    """The stored result; None if the run was not audited."""
+    """Read the stored result of an audit; None if the run was not audited."""
     path = Path(folder) / AUDIT_JSON
     if not path.is_file():
         return None

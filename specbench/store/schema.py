@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, int]
 KEY = ("prompt_id", "sample")
-AR_SPANS = ("prefill", "target", "draft", "verify", "host")  # Spans of the `ar` latency; `e2e` has all spans
+AR_SPANS = ("prefill", "target", "draft", "verify", "host")  # Spans in `ar_ms`; `e2e_ms` includes all spans
 
 _FACT = r'"(?:[^"\\]|\\.)*": (?:null|-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)'
 _FACTS = rf"^\{{(?:{_FACT}(?:, {_FACT})*)?\}}$"
@@ -38,7 +38,7 @@ LENGTHS = (
     ("tokens", "forced", "logp", "entropy", "top1", "committed_step", *ORDERS),
     ("drafted", "tested", "accepted"),
 )
-"""Groups of columns whose lists have the same length in a row: by stream slot, and by window offset."""
+"""Two groups of lists: values per stream slot, and per window offset. A row's lists of a group are equally long."""
 
 OWNER = ("run_id", "model", "decoder")  # Columns of every file that identify the run of a row
 
@@ -56,7 +56,7 @@ def with_units(frame: pd.DataFrame, *schemas: pa.Schema) -> pd.DataFrame:
 
 
 def _declared(kind: str, columns: str) -> pa.Schema:
-    """Schema of a kind of file from a table `name | type | unit | meaning`; the file's metadata keep all of it."""
+    """Make the schema of a kind of file from a table `name | type | unit | meaning`, which is kept as its metadata."""
     text = columns.replace("OWNER\n", _OWNER)
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line]
     about = {name: {"unit": unit, "meaning": meaning} for name, _, unit, meaning in lines}
@@ -77,18 +77,18 @@ _OWNER = _TABLES.pop("OWNER")
 
 IMAGE_TABLE = _declared(**_TABLES.pop("samples"))
 FILE_KINDS = {place: _declared(**table) for place, table in _TABLES.items()}
-"""Every kind of parquet file, by the glob of its paths. A glob matches files of one kind only."""
+"""{glob of the paths: schema} of every kind of parquet file. A glob matches files of one kind only."""
 TABLES = {kind.metadata[b"specbench.kind"].decode(): kind for kind in (*FILE_KINDS.values(), IMAGE_TABLE)}
-"""Declared tables by name, whether they are files or not."""
+"""{name: schema} of all declared tables, including tables that are not files."""
 SAMPLES, TRACES, IMAGE_SCORES = (TABLES[name] for name in ("images", "traces", "image scores"))
 RUN_SCORES, REPORT, LONG_REPORT = (TABLES[name] for name in ("run scores", "report", "numbers"))
 """In `SAMPLES` all but `schema`, the key, `prompt`, `seed`, `status`, `started_at` and `OWNER` may be null. The store
-itself fills in `OWNER`. `run_info.SCHEMA_VERSION` lists what older versions lack. `run --trace` writes
-`TRACES`; an image's trace has the `started_at` of its sample row."""
+adds `OWNER`. `run_info.SCHEMA_VERSION` lists the columns that older versions lack. `run --trace` writes `TRACES`; an
+image's trace has the `started_at` of its sample row."""
 
 
 def sample_row(base: Mapping[str, Any], generation: Generation, timed: bool) -> dict[str, Any]:
-    """The row of a decoded image. `timed`: the run's batch is 1, so that its spans are latencies."""
+    """Make the row of a decoded image. `timed`: whether its spans are latencies, because the run's batch is 1."""
     spans = generation.spans_ms
     arrays = {name: np.asarray(getattr(generation, name)).tolist() for name in _ARRAYS}
     return {
@@ -121,11 +121,11 @@ def failed_row(base: Mapping[str, object], error: str) -> dict[str, Any]:
 
 
 def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """The numbers in the column `facts`, each as a float64 column, null for images without it; else a ValueError."""
+    """Parse the column `facts` to a float64 column per number, null for images that lack it, or raise a ValueError."""
     if not len(texts):
         return pa.table({})
     texts = pc.fill_null(texts, "{}")
-    if not pc.all(pc.match_substring_regex(texts, _FACTS)).as_py():  # others may crash Arrow's reader: "null" does
+    if not pc.all(pc.match_substring_regex(texts, _FACTS)).as_py():  # Arrow's reader may crash, as on "null"
         raise ValueError("not a JSON object of numbers")
     every = (texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts).cast(pa.string())
     [lines] = pc.binary_join(pa.ListArray.from_arrays([0, len(every)], every), "\n")
@@ -134,7 +134,7 @@ def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
 
 
 def read_meta(text: object) -> dict[str, Any]:
-    """The object in the column `meta`, empty if null; a ValueError if it is not an object."""
+    """Parse a value of the column `meta`; {} for null. Raise a ValueError if the JSON is not an object."""
     meta = parse_json(text) if isinstance(text, str) else {}
     if not isinstance(meta, dict):
         raise ValueError("not a JSON object")
@@ -147,8 +147,8 @@ def read_metas(texts: pa.ChunkedArray) -> list[dict[str, Any]]:
 
 
 def read_machines(texts: pa.ChunkedArray) -> list[dict[str, Any]]:
-    """The readings in the column `machine`, of the images that have one: numbers, nulls, and texts for the host and
-    what slowed its GPU; else a ValueError."""
+    """Parse the non-null values of the column `machine`. Each reading has numbers, nulls, and as texts the host and
+    what slowed its GPU. Raise a ValueError for other content."""
     readings = [parse_json(text) for text in pc.drop_null(texts).to_pylist()]
     for reading in readings:
         if not isinstance(reading, dict):
@@ -163,7 +163,7 @@ def read_machines(texts: pa.ChunkedArray) -> list[dict[str, Any]]:
 
 
 def with_facts(rows: pa.Table) -> pa.Table:
-    """Replace the column `facts` by a column for each number in it that is not named like another column."""
+    """Replace the column `facts` by a column per number; leave out numbers that have the name of another column."""
     noted, rows = read_facts(rows["facts"]), rows.drop_columns("facts")
     for name in noted.column_names:
         if name not in rows.column_names:
@@ -190,7 +190,7 @@ def base_row(
 
 
 def image_name(prompt_id: str, sample: int) -> str:
-    """File name of an image: a short plain id unchanged, else a slug and a hash of the id."""
+    """Make the file name of an image: its prompt id if short and plain, else a slug and a hash of the id."""
     if re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,59}", prompt_id):
         return f"{prompt_id}-{sample}.png"
     slug = re.sub(r"[^a-z0-9]+", "-", prompt_id.lower())[:40].strip("-")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 LISTS = ("forced", "logp", "entropy", "top1", "committed_step", "drafted")
-"""Columns of stored rows that `token_sums` sums."""
+"""Columns of lists whose values `token_sums` adds up."""
 SUMS = pa.schema(
     [
         ("stream_tokens", pa.int64()),
@@ -32,8 +32,8 @@ VERSION = "token sums 1"
 def token_sums(rows: pa.Table) -> pa.Table:
     """Sum the `LISTS` of stored rows: one row of `SUMS` per image.
 
-    Over an image's free tokens: `free_tokens`, `logp_sum`, `logp_spread` (squared deviations from the image's own
-    mean), `entropy_sum`, `top1_sum` and `impossible` (tokens of target probability 0). Over all tokens:
+    Sums over the free tokens of an image: `free_tokens`, `logp_sum`, `logp_spread` (squared deviations from the image's
+    own mean), `entropy_sum`, `top1_sum` and `impossible` (tokens of target probability 0). Over all tokens:
     `stream_tokens` and `committed_step_sum`. Over window offsets: `drafted_sum`. An image without tokens has zeros.
     """
     forced, logp, entropy, top1 = (_flat(rows[name]) for name in ("forced", "logp", "entropy", "top1"))

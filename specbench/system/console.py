@@ -40,18 +40,18 @@ class _LossyStream(io.TextIOWrapper):
 
 
 def prepare_streams() -> None:
-    r"""Make stdout and stderr accept every text, also if closed. Characters outside the encoding become \uXXXX.
-    Names of files that are not UTF-8 keep their bytes if the stream passes bytes on."""
+    r"""Make stdout and stderr accept every text, even if they are closed. Characters outside the encoding become
+    \uXXXX. Bytes of file names that are not UTF-8 are written unchanged if the stream's error handler allows it."""
     codecs.register_error("specbench", _escaped)
     codecs.register_error("specbench+bytes", _as_given)
     instead = {"strict": "specbench", "backslashreplace": "specbench", "surrogateescape": "specbench+bytes"}
     for name in ("stdout", "stderr"):
         if (stream := getattr(sys, name)) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the rest of the process
-            warn(f"{name} is closed: what belongs there is not printed")
+            warn(f"{name} is closed, so output to it is not printed")
         elif isinstance(stream, io.TextIOWrapper) and stream.errors in instead:
             stream.reconfigure(errors=instead[stream.errors])
-    if (raw := sys.stderr) is sys.__stderr__ and isinstance(raw, io.TextIOWrapper):  # not a test's stream
+    if (raw := sys.stderr) is sys.__stderr__ and isinstance(raw, io.TextIOWrapper):  # not replaced by a test
         sys.stderr = _LossyStream(raw.buffer, raw.encoding, raw.errors, line_buffering=True)
 
 
@@ -67,7 +67,7 @@ def _as_given(error: UnicodeError) -> tuple[bytes | str, int]:
 
 
 def show_progress(shown: bool) -> None:
-    """Choose whether progress of images, scores and downloads is printed. Results and warnings always are."""
+    """Set whether progress of images, scores and downloads is printed. Results and warnings are always printed."""
     _progress["shown"] = shown
 
 
@@ -80,7 +80,7 @@ def stderr() -> Console:
 
 
 def stdout() -> Console:
-    """Console for results that are laid out for a terminal."""
+    """Return the console for results that are laid out for a terminal."""
     return Console(highlight=False)
 
 
@@ -95,8 +95,8 @@ def has_bars(screen: Console) -> bool:
 
 @contextmanager
 def transfer(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show the progress of downloads: a bar on a terminal, a line every few seconds elsewhere. Yield a function of the
-    bytes received and the total bytes (None if unknown)."""
+    """Show the progress of downloads: a bar on a terminal, otherwise a line every few seconds. Yield a function to be
+    called with the bytes received and the total bytes (None if unknown)."""
     terminal = stderr()
     if not has_bars(terminal):
         yield _transfer_lines(what)
@@ -111,7 +111,7 @@ def transfer(what: str) -> Iterator[Callable[[int, int | None], None]]:
 
 
 def _transfer_lines(what: str) -> Callable[[int, int | None], None]:
-    """Download progress as a line every few seconds."""
+    """Show the progress of downloads as a line every few seconds, see `transfer`."""
     began = last = time.monotonic()
     first: int | None = None
 
@@ -128,12 +128,12 @@ def _transfer_lines(what: str) -> Callable[[int, int | None], None]:
 
 
 def counted(number: int, noun: str) -> str:
-    """Format a number of things."""
+    """Format a count with its noun: "1 image", "2 images"."""
     return f"{number:,} {noun}{'s' if number != 1 else ''}"
 
 
 def say(text: str, screen: Console | None = None) -> None:
-    """Print one line for the user, on `screen` if it shows a progress bar."""
+    """Print one line for the user; `screen`: the console whose progress bar is shown, if any."""
     _print_line(screen or stderr(), one_line(text))
 
 
@@ -153,7 +153,7 @@ def printable(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a time in the unit that people would use: "8 s", "12 min", "3.5 hours", "10 days"."""
+    """Format a time in a suitable unit: "8 s", "12 min", "3.5 hours", "10 days"."""
     for unit, length in (("days", 86400), ("hours", 3600), ("min", 60)):
         if seconds >= 2 * length:
             count = seconds / length
@@ -168,7 +168,7 @@ def one_line(text: str, limit: int = 2000) -> str:
 
 
 def _print_line(console: Console, line: str) -> None:
-    """Print a line. On a terminal it is broken between words, but long words and errors stay whole, to be copied."""
+    """Print a line. A terminal's line wraps between words; long words and errors are not wrapped, to be copied."""
     if console.is_terminal:
         line = textwrap.fill(line, console.width, break_long_words=False, break_on_hyphens=False)
     text = Text(line)

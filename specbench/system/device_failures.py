@@ -1,4 +1,4 @@
-"""Failures of a device as one-line errors: too little memory, and errors after which it cannot compute."""
+"""Device failures as one-line errors: out of memory, and errors after which the device cannot compute."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from specbench.errors import FAILURE, SpecbenchError
 from specbench.system.console import one_line
 from specbench.system.monitor import gpu_users
 
-# Imports inside functions: torch, which commands load only if needed.
+# Imports inside functions: torch, because many commands do not need it.
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
 def release_memory() -> None:
-    """Free unreferenced memory, such as a deleted model and its compiled steps, and return it to the device."""
+    """Free the memory of unreferenced objects, such as a deleted model and its compiled steps."""
     import torch
 
     gc.collect()
@@ -30,7 +30,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(what: str, device: object, error: BaseException, advice: str) -> SpecbenchError:
-    """Make the error for a failed allocation: what did not fit, which processes use the device, and a remedy."""
+    """Make the error for a failed allocation. It names `what` did not fit, the device's processes and a remedy."""
     others = f"; {users}" if (users := gpu_users(str(device))) else ""
     reason = one_line(str(error), 200).partition(". GPU ")[0] or type(error).__name__
     return SpecbenchError(f"{what} does not fit into the memory of {device}: {reason}{others}", advice, FAILURE)
@@ -41,7 +41,7 @@ def memory_for(what: str, device: object, advice: str) -> Iterator[None]:
     """Raise a SpecbenchError if an allocation in the block fails."""
     try:
         yield
-    except SpecbenchError:  # a plug-in's error, which names the plug-in
+    except SpecbenchError:  # PluginError, which already names the plug-in
         raise
     except Exception as error:
         if not is_out_of_memory(error):
@@ -49,7 +49,7 @@ def memory_for(what: str, device: object, advice: str) -> Iterator[None]:
         problem = out_of_memory(what, device, error, advice)
     else:
         return
-    raise problem  # without the error, whose traceback keeps tensors alive
+    raise problem  # without `from`, because the traceback keeps tensors alive
 
 
 def check_alive(device: object, error: BaseException) -> None:
@@ -61,7 +61,7 @@ def check_alive(device: object, error: BaseException) -> None:
         if is_out_of_memory(answer):
             return
         raise SpecbenchError(
-            f"{device} cannot compute any more after: {one_line(str(error).partition(chr(10))[0])}",
+            f"{device} stopped working after: {one_line(str(error).partition(chr(10))[0])}",
             "finished images are kept; run the same command again to resume; if it recurs, see 'dmesg | grep Xid'",
             FAILURE,
         ) from None

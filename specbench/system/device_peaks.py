@@ -1,6 +1,6 @@
 """Peak memory bandwidth and FLOP/s of devices, from data sheets or measured here (roofline inputs).
 
-Measurements are stored in the cache folder by device, number format and thread count.
+The cache folder stores one measurement per device, number format and thread count.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from specbench.system.monitor import MachineMonitor, others_at_work
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Imports inside functions: torch takes seconds, and tables of peaks are read without it.
+# Imports inside functions: torch takes seconds, and known peaks do not need it.
 
 _SHEETS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 KNOWN: dict[str, tuple[float, float, float, str]] = {
     name: (sheet["gb_per_s"], sheet["half"], sheet["single"], sheet["source"]) for name, sheet in _SHEETS.items()
 }
-"""By name that the driver reports: GB/s; TFLOP/s in half precision and in float32; source."""
+"""{name that the driver reports: (GB/s, TFLOP/s in half precision, TFLOP/s in float32, source)}."""
 SHORT_NAMES = {short: name for name, sheet in _SHEETS.items() for short in sheet.get("short", ())}
-"""By name without a variant: the fastest variant in `KNOWN`."""
+"""{name without a variant: name of the fastest variant in `KNOWN`}."""
 _GIVEN = re.compile(r"\s*([\d.]+)\s*([GT])B/s\s*,\s*([\d.]+)\s*([TP])FLOP/s\s*", re.IGNORECASE)
 _RATES_FORM = "bandwidth and operations, for example 2039GB/s,312TFLOP/s"
 COPIES_MIB = (1, 4, 16, 64, 256)
 COLUMNS, SIDE = (1, 2, 4, 8, 16, 32, 64, 128), 1024
-"""Numbers of columns in the measured products, and the size of their square weight matrices."""
+"""Measured matrix products: numbers of columns, and side of the square weight matrix."""
 _MEASURED = "devices.json"
 _SECONDS, _CALLS, _GLIMPSE_S = 0.4, 8, 0.08  # Minimum duration and number of calls of each measurement
 
@@ -46,15 +46,14 @@ class Peak:
     """Peak rates of a device in one number format."""
 
     name: str
-    bytes_per_s: dict[int, float]  # memory bandwidth by buffer size in bytes; small buffers may be served from a cache
+    bytes_per_s: dict[int, float]  # {buffer size in bytes: bandwidth}; small buffers may be in a cache
     flops: float  # floating-point operations per second of a matrix product
-    source: str  # the data sheet, or the date of the measurement
-    # by number of columns, FLOP/s of products with weights larger than the caches; empty if only the two peaks are
-    # known
+    source: str  # data sheet, or date of the measurement
+    # {number of columns: FLOP/s of products with weights larger than the caches}; empty if only the two peaks are known
     products: dict[int, float] = field(default_factory=dict)
 
     def bandwidth(self, size: float) -> float:
-        """Bytes per second for reading `size` bytes repeatedly: the rate of the largest copy up to this size."""
+        """Return the bytes per second of repeated reads of `size` bytes: the rate of the largest copy up to `size`."""
         fitting = [copied for copied in self.bytes_per_s if copied <= size]
         return self.bytes_per_s[max(fitting, default=min(self.bytes_per_s))]
 
@@ -72,14 +71,14 @@ def find_peak(device: str, dtype: str, threads: int) -> Peak | None:
 
 
 def known_peak(name: str, dtype: str) -> Peak:
-    """The data sheet's peak of a device in `KNOWN`."""
+    """Return the peak of a device in `KNOWN`, from its data sheet."""
     bandwidth, half, single, source = KNOWN[name]
     return Peak(name, {0: bandwidth * 1e9}, (single if dtype == "float32" else half) * 1e12, source)
 
 
 def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
-    """Peak of a device, which may be on another machine: a name in `KNOWN` or `SHORT_NAMES`, "2039GB/s,312TFLOP/s", or
-    a device of this machine such as "cpu" or "cuda:0"."""
+    """Return the peak of the device that `text` describes: a name in `KNOWN` or `SHORT_NAMES`, "2039GB/s,312TFLOP/s",
+    or a device of this machine such as "cpu" or "cuda:0"."""
     text = text.strip()
     if match := _GIVEN.fullmatch(text):
         try:
@@ -88,7 +87,7 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
         except ValueError:
             bandwidth = flops = 0.0
         if not (bandwidth and flops):
-            raise SpecbenchError(f"--on {text}: a rate is missing", _RATES_FORM)
+            raise SpecbenchError(f"--on {text}: two rates above 0 are needed", _RATES_FORM)
         return Peak(f"{bandwidth:g} GB/s, {flops:g} TFLOP/s", {0: bandwidth * 1e9}, flops * 1e12, "given")
     if text == "cpu" or re.fullmatch(r"cuda(:\d+)?", text):
         if (peak := find_peak(text, dtype, threads)) is None:
@@ -97,7 +96,7 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
     names = {_folded(name): name for name in KNOWN} | {_folded(name): full for name, full in SHORT_NAMES.items()}
     if _folded(text) not in names:
         if re.match(r"[\d.]+\s*[GTP](B|FLOP)", text, re.IGNORECASE):
-            raise SpecbenchError(f"--on {text}: not two rates", _RATES_FORM)
+            raise SpecbenchError(f"--on {text}: not a known device, and not two rates", _RATES_FORM)
         raise unknown_name("device", text, [*SHORT_NAMES, *KNOWN, "cpu", "2039GB/s,312TFLOP/s"])
     return known_peak(names[_folded(text)], dtype)
 
@@ -108,8 +107,8 @@ def _folded(name: str) -> str:
 
 
 def measure_peak(device: str, dtype: str, threads: int) -> Peak:
-    """Time copies of several sizes and matrix products, and store the fastest of each, unless other processes used the
-    machine meanwhile. `threads`: number of threads on a CPU."""
+    """Time copies of several sizes and matrix products. Store the fastest of each, unless other processes used the
+    machine during the measurement. `threads`: number of threads on a CPU."""
     import torch
 
     before, monitor = torch.get_num_threads(), MachineMonitor(device)
@@ -121,7 +120,7 @@ def measure_peak(device: str, dtype: str, threads: int) -> Peak:
     finally:
         torch.set_num_threads(before)
     if company := others_at_work(monitor.read()):
-        raise SpecbenchError(f"measured while {company}, so not kept", "measure again on an idle machine")
+        raise SpecbenchError(f"the measurement was discarded, because {company}", "measure again on an idle machine")
     peak = Peak(device_name(device), bytes_per_s, flops, f"measured {now()[:10]}", products)
     remember(_MEASURED, {_key(device, dtype, threads): asdict(peak)})
     return peak
@@ -129,8 +128,8 @@ def measure_peak(device: str, dtype: str, threads: int) -> Peak:
 
 @cache
 def glimpse_peak(device: str, dtype: str, threads: int) -> tuple[Peak, bool]:
-    """Measure the peak of a device for half a second, once per process. Return it and whether the machine was idle;
-    nothing is stored. `threads`: number of threads on a CPU; None: torch's number."""
+    """Measure the peak of a device for half a second, once per process. Return the peak and whether the machine was
+    idle; nothing is stored. `threads`: threads of a CPU; None: torch's number."""
     import torch
 
     before, monitor = torch.get_num_threads(), MachineMonitor(device)
@@ -151,7 +150,7 @@ def device_name(device: str) -> str:
 
 
 def _measure(device: str, dtype: Any, seconds: float = _SECONDS) -> tuple[dict[int, float], float]:
-    """Bytes/s of copies of several sizes and FLOP/s of a product, each timed for `seconds`."""
+    """Measure bytes/s of copies of several sizes and FLOP/s of a matrix product, each for `seconds`."""
     import torch
 
     speeds = {}
@@ -166,8 +165,8 @@ def _measure(device: str, dtype: Any, seconds: float = _SECONDS) -> tuple[dict[i
 
 
 def measure_products(device: str, dtype: Any) -> dict[int, float]:
-    """FLOP/s of products of square matrices with each number of columns (few, as in AR). The matrices have the total
-    size of the largest copy and are read in sequence, as a model reads its weights."""
+    """Measure the FLOP/s of square matrices times each number of `COLUMNS`. Like a model's weights, the matrices are
+    read in sequence; together they are as large as the largest copy."""
     import torch
 
     from specbench.system.matrix_products import product  # imports torch

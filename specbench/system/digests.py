@@ -1,4 +1,4 @@
-"""Digests of files, and values that are stored in this machine's cache folder. Imports no torch."""
+"""Digests of files, and small JSON files in this machine's cache folder. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from specbench.errors import SpecbenchError
 
-# Imports inside functions: specbench.system.files imports rich, which only writers need.
+# Imports inside functions: specbench.system.files imports rich, which only writing needs.
 
 _DIGESTS = "digests.json"
 _SMALL_BYTES = 2**24  # For files up to this size, caching a digest costs more than it saves
@@ -21,7 +21,7 @@ _LARGE_BYTES = 2**30  # From this size on, users notice the time of a digest
 
 
 def digest_of(path: Path, kind: str = "sha256") -> str:
-    """Compute the digest of a file as "kind:hex"; kind is one of hashlib, or "git", the id of a blob."""
+    """Compute the digest of a file as "kind:hex". `kind`: an algorithm of hashlib, or "git" for git's id of a blob."""
     with path.open("rb") as file:
         if kind == "git":
             header = b"blob %d\0" % os.fstat(file.fileno()).st_size
@@ -30,10 +30,9 @@ def digest_of(path: Path, kind: str = "sha256") -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content. For a large file it is read from the cache folder, if the file's inode and times
-    have not changed since it was computed.
+    """Return the SHA-256 of a file's content. The digests of large files are cached in the cache folder.
 
-    The cache key consists of facts that change with the content; the file's name is not part of it.
+    The cache key contains the file's inode and times, which change with the content, but not the file's name.
     """
     from specbench.system.console import say
 
@@ -46,7 +45,7 @@ def sha256_of(path: Path) -> str:
         say(f"computing the digest of {path} ({path.stat().st_size / 1e9:.1f} GB), once on this machine")
     digest = digest_of(path).partition(":")[2]
     if _file_state(path) == key:
-        with suppress(SpecbenchError, OSError):  # without a cache, it is computed again
+        with suppress(SpecbenchError, OSError):  # if not stored, the next call computes the digest again
             remember(_DIGESTS, {key: digest})
     return digest
 
@@ -66,7 +65,7 @@ def _file_state(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Folder of downloads: SPECBENCH_CACHE, else `specbench` in the user's cache folder."""
+    """Return the cache folder: SPECBENCH_CACHE if set, else `specbench` in the user's cache folder."""
     from specbench.system.surroundings import settle_home
 
     if named := os.environ.get("SPECBENCH_CACHE"):
@@ -77,7 +76,7 @@ def cache_folder() -> Path:
 
 
 def remembered(name: str) -> dict[str, Any]:
-    """Content of the file `name` in this machine's cache folder; empty if it cannot be read."""
+    """Read the JSON object in the file `name` of the cache folder; empty if it cannot be read."""
     try:
         content = json.loads((cache_folder() / name).read_text())
     except (OSError, ValueError):
@@ -86,7 +85,7 @@ def remembered(name: str) -> dict[str, Any]:
 
 
 def remember(name: str, entries: Mapping[str, object]) -> None:
-    """Add `entries` to the content that `remembered` returns; a SpecbenchError if the cache cannot be written."""
+    """Add `entries` to the object that `remembered` returns; raise a SpecbenchError if the cache is not writable."""
     from specbench.system.files import write_atomically
 
     write_atomically(cache_folder() / name, json.dumps({**remembered(name), **entries}, indent=1).encode())

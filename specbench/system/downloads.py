@@ -1,8 +1,8 @@
-"""Published files over the network: resumable downloads verified by digest.
+"""Resumable downloads of published files, verified by digest.
 
-A download of a single file uses TLS, is written to `<target>.part`, is aborted above its expected size, and is renamed
-only after its digest was verified, so a file under its final name is complete and correct. Offline mode forbids
-downloads. Imports no torch.
+A download uses TLS and is aborted if it exceeds the expected size. It is written to `<target>.part` and renamed after
+its digest was verified, so that a file with its final name is complete and correct. Offline mode forbids downloads.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, Specbench
 from specbench.system.digests import digest_of, sha256_of
 from specbench.system.version import __version__
 
-# Imports inside functions: specbench.system.files imports rich, which only writers need.
+# Imports inside functions: specbench.system.files imports rich, which only writing needs.
 
 
 K = TypeVar("K")
@@ -36,18 +36,18 @@ Progress = Callable[[int, int | None], None]
 """Progress callback with (bytes received, total bytes or None)."""
 TIMEOUT_S = 30.0
 DOWNLOAD_ATTEMPTS = 4
-"""Consecutive tries without new bytes after which a download is given up."""
+"""A download fails after this number of consecutive requests without new bytes."""
 PAUSE_S = 1.0
 PATIENCE_S = 10
-"""Longest wait that a server may ask for. If it asks for more, the download fails with a message."""
+"""Longest wait in seconds that a server may request. If it requests more, the download fails with a message."""
 HUB = "https://huggingface.co"
 OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _CHUNK = 1 << 20
 _MAX_BYTES = 32 * 2**30
-"""Size limit of files whose size is not known in advance."""
+"""Size limit in bytes for files whose size is not known in advance."""
 _HERE = ("127.0.0.1", "::1", "localhost")
 TRANSIENT = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
-"""Errors after which another try may succeed."""
+"""Errors after which another request may succeed."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ class Remote:
         digest: "sha256:...", "md5:..." or "git:..." (id of a file in a git repository), as recorded by the publisher or
             this project; empty if unknown.
         size: bytes, if known.
-        by_hand: advice for a user who cannot download the file.
+        by_hand: advice if the file cannot be downloaded automatically.
     """
 
     url: str
     digest: str
     size: int | None = None
-    by_hand: str = "or put it there yourself"
+    by_hand: str = "or put the file there yourself"
 
     @property
     def place(self) -> str:
@@ -76,8 +76,8 @@ class Remote:
 
 @dataclass(frozen=True)
 class Download:
-    """Published files of a repository (at a `commit`), prompt set or address that are not on this disk yet. `get`:
-    stores them in `folder`; `size`: number of bytes to receive, None if the publisher does not state it."""
+    """Missing published files of a repository (at a `commit`), a prompt set or an address. `get`: function that stores
+    them in `folder`; `size`: bytes to receive, None if the publisher does not state it."""
 
     name: str
     files: tuple[str, ...]
@@ -89,9 +89,9 @@ class Download:
 
 
 def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchError] | None = None) -> list[Download]:
-    """Download missing files with one progress bar, after a line for each part; equal parts are downloaded once. If
-    they do not fit on the disk, nothing is downloaded, with exit code 5. `failed` receives the errors of parts; if it
-    is None, the first error is raised."""
+    """Print a line per download, then download with one progress bar; equal downloads are done once. If the files do
+    not fit on the disk, download nothing (exit code 5). Errors are added to `failed`; if `failed` is None, the first
+    error is raised."""
     from rich.filesize import decimal
 
     from specbench.system import console
@@ -127,8 +127,8 @@ def fetch_what_can_be_had(
     needs: Mapping[K, Callable[[], Sequence[Download]]],
     announce: Callable[[Mapping[K, Sequence[Download]]], None] = lambda needed: None,
 ) -> dict[K, SpecbenchError]:
-    """Download the files of several things together. Return the errors of things whose files cannot be downloaded.
-    `announce` is called before the downloads with the needs of each thing."""
+    """Download the files of several items, such as metrics, together. `needs`: functions that list an item's downloads.
+    `announce` is called with these lists before the downloads. Return the error of each item that failed."""
     problems: dict[K, SpecbenchError] = {}
     downloads: dict[K, Sequence[Download]] = {}
     for thing, ask in needs.items():
@@ -143,7 +143,7 @@ def fetch_what_can_be_had(
 
 
 def _that_fit(downloads: Iterable[Download], failed: dict[Download, SpecbenchError] | None) -> list[Download]:
-    """Return the downloads that fit on their disk. The others are added to `failed`, or raise an error if None."""
+    """Return the downloads that fit on their disk. Add the others to `failed`; if it is None, raise an error."""
     from rich.filesize import decimal
 
     needed: dict[int, int] = {}
@@ -158,7 +158,7 @@ def _that_fit(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
             continue
         error = SpecbenchError(
             f"{part.name}: {decimal(size)} do not fit into {existing}, {decimal(free)} are free",
-            "free space, or name another disk: HF_HOME, SPECBENCH_CACHE",
+            "free space, or set HF_HOME and SPECBENCH_CACHE to another disk",
             MISSING_PREREQUISITE,
         )
         if failed is None:
@@ -216,7 +216,7 @@ def _digest(path: Path, remote: Remote) -> str:
 
 
 def size_of(remote: Remote) -> int | None:
-    """Size of a published file in bytes, asked from its server if not known; None if unknown."""
+    """Return the size of a published file in bytes; if not recorded, request it from the server. None if unknown."""
     if remote.size is not None or offline():
         return remote.size
     with suppress(*TRANSIENT, ValueError), _open_url(remote.url, {}, "HEAD") as response:
@@ -226,24 +226,24 @@ def size_of(remote: Remote) -> int | None:
 
 
 def require_certificates() -> None:
-    """Raise an error if SSL_CERT_FILE contains no certificates, because no server could be verified with it."""
+    """Raise an error if SSL_CERT_FILE contains no certificates, because no server could then be verified."""
     if path := os.environ.get("SSL_CERT_FILE"):
         try:
             _read_certificates(path)
         except OSError as error:
             reason = "no certificates in it" if isinstance(error, ssl.SSLError) else error.strerror
-            fix = "name your CA bundle; 'python -m certifi' prints one"
+            fix = "give the path of your CA bundle; 'python -m certifi' prints one"
             raise SpecbenchError(f"SSL_CERT_FILE={path}: {reason}", fix) from None
 
 
 @functools.cache
 def _read_certificates(path: str) -> None:
-    """Read a file of certificates, which takes 20 ms, once for all downloads that a plan checks."""
+    """Read a file of certificates; cached, because this takes 20 ms and a plan checks several downloads."""
     ssl.create_default_context(cafile=path)
 
 
 def asked_wait(headers: Any) -> tuple[str, bool]:
-    """Return the wait that a server asks for, as the end of a message, and whether it exceeds `PATIENCE_S`."""
+    """Return the wait that a server requests, as text that ends a message, and whether it exceeds `PATIENCE_S`."""
     limit = re.search(r"\bt=(\d+)", headers.get("RateLimit") or "")
     after = headers.get("Retry-After") or (limit[1] if limit else "")
     if after.isdecimal():
@@ -257,12 +257,12 @@ def offline() -> bool:
 
 
 def is_on(variable: str) -> bool:
-    """Return whether an environment variable is set to anything but 0, false, no or off."""
+    """Return whether an environment variable is set and not empty, 0, false, no or off."""
     return os.environ.get(variable, "").lower() not in ("", "0", "false", "no", "off")
 
 
 def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
-    """Download the rest of `part` and verify it; restart once if a resumed file does not verify."""
+    """Download the rest of `part` and verify it. If a resumed file is wrong, restart once."""
     resumed = part.exists()
     _receive(remote, part, progress)
     if matches(part, remote):
@@ -301,15 +301,15 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
     try:
         response = _open_url(remote.url, {"Range": f"bytes={start}-"} if start else {})
     except urllib.error.HTTPError as error:
-        if error.code == 416 and start:  # the file is complete; its digest is verified by the caller
+        if error.code == 416 and start:  # the file is complete; the caller verifies its digest
             return
         raise
     with response:
         if response.status != 206:
             start = 0
         if not remote.digest and response.headers.get_content_type() == "text/html":
-            raise _altered(f"{remote.place}: a web page came instead, perhaps to log in to this network")
-        length = response.length  # None if it is not a number
+            raise _altered(f"{remote.place}: a web page came instead, perhaps the login page of this network")
+        length = response.length  # None if the header is not a number
         total = remote.size or (start + length if length else None)
         with part.open("ab" if start else "wb") as file:
             done = start
@@ -326,13 +326,13 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
 
 
 def _open_url(url: str, headers: Mapping[str, str], method: str = "GET") -> http.client.HTTPResponse:
-    """Send one request, over TLS unless the server is on this machine. Raises urllib's error if it is refused."""
+    """Send one request, over TLS unless the server is on this machine. Raises urllib's error if the request fails."""
     _require_tls(url)
     return send(urllib.request.Request(url, method=method, headers=dict(headers)), TIMEOUT_S)
 
 
 def send(request: urllib.request.Request, timeout: float) -> http.client.HTTPResponse:
-    """Send a request; servers on this machine are reached without a proxy. Raises urllib's error if it is refused."""
+    """Send a request, without a proxy to servers on this machine. Raises urllib's error if the request fails."""
     request.add_header("User-Agent", f"specbench/{__version__}")
     return _opener(urllib.parse.urlsplit(request.full_url).hostname in _HERE).open(request, timeout=timeout)
 
@@ -340,7 +340,7 @@ def send(request: urllib.request.Request, timeout: float) -> http.client.HTTPRes
 def _require_tls(url: str) -> None:
     """Reject addresses without TLS, except servers on this machine."""
     parts = urllib.parse.urlsplit(url)
-    chosen = url.startswith(os.environ.get("HF_ENDPOINT") or HUB)  # digests are checked anyway
+    chosen = url.startswith(os.environ.get("HF_ENDPOINT") or HUB)  # http is allowed: digests are checked
     if parts.scheme != "https" and not (parts.scheme == "http" and (chosen or parts.hostname in _HERE)):
         raise SpecbenchError(f"{url:.100}: not an https address", "name an https address")
 
@@ -353,7 +353,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 @functools.cache
 def _opener(direct: bool) -> urllib.request.OpenerDirector:
-    """Opener that also trusts certifi's certificates (some Pythons have none), unless SSL_CERT_FILE names others."""
+    """Make an opener that also trusts certifi's certificates (some Pythons have none), if SSL_CERT_FILE is unset."""
     import certifi
 
     require_certificates()
@@ -365,9 +365,9 @@ def _opener(direct: bool) -> urllib.request.OpenerDirector:
 
 
 def _transient_reason(remote: Remote, error: Exception) -> str:
-    """Describe why a try failed. Raise a SpecbenchError if the next try would fail in the same way."""
+    """Describe why a request failed. Raise a SpecbenchError if another request would fail in the same way."""
     if isinstance(error, urllib.error.HTTPError):
-        text = str(error.reason).partition("\n")[0]  # urllib's text may have three lines
+        text = str(error.reason).partition("\n")[0]  # urllib's reason may have three lines
         wait, too_long = asked_wait(error.headers)
         reason = f"it answers {error.code} {text}{wait}"
         if too_long or (error.code < 500 and error.code not in (408, 429)):

@@ -20,8 +20,8 @@ from specbench.system.limits import available_cores, pages_bytes
 from specbench.system.version import __version__
 
 BUILD_RECORD = Path(__file__).with_name("build.json")
-"""Added to wheels and source distributions by `dev/release/build_hook.py`; absent in a checkout."""
-DISTRIBUTION = "specbench-image"  # What pip installs; `specbench` on the index is another project
+"""File that `dev/release/build_hook.py` adds to wheels and source distributions; absent in a checkout."""
+DISTRIBUTION = "specbench-image"  # Name for pip; `specbench` on the package index is another project
 
 
 def now() -> str:
@@ -41,7 +41,7 @@ def environment_facts() -> dict[str, object]:
 
 
 def versions() -> dict[str, str | None]:
-    # The metadata of an editable installation keep the version at the time of the installation.
+    # The metadata of an editable installation contain the version of the day of its installation.
     present: dict[str, str | None] = {"python": platform.python_version(), "specbench": __version__}
     for package in ("torch", "transformers", "numpy", "pandas", "pyarrow", "safetensors", "torchao"):
         try:
@@ -52,8 +52,8 @@ def versions() -> dict[str, str | None]:
 
 
 def requirements() -> list[str]:
-    """Declared requirements of the installed package with its extras; empty if it is not installed."""
-    for name in (DISTRIBUTION, "specbench"):  # checkouts that were installed before 0.4.0
+    """List the declared requirements of the package and its extras; empty if the package is not installed."""
+    for name in (DISTRIBUTION, "specbench"):  # the second name: checkouts installed before 0.4.0
         with suppress(metadata.PackageNotFoundError):
             return metadata.requires(name) or []
     return []
@@ -85,8 +85,8 @@ def checkout_state() -> dict[str, object] | None:
 
 
 def hardware() -> dict[str, object]:
-    """CPU model, cores available to this process, memory and GPUs. With a GPU also CUDA, driver, and whether TF32 is
-    used."""
+    """Return CPU model, cores available to this process, memory and GPUs; with a GPU also CUDA, driver, and whether
+    TF32 is used."""
     torch: Any = sys.modules.get("torch")
     memory = pages_bytes("SC_PHYS_PAGES")
     gpus = torch.cuda.device_count() if torch and torch.cuda.is_available() else 0
@@ -168,7 +168,7 @@ def _cpu_model() -> str | None:
 
 @cache
 def cpu_features() -> str:
-    """Processor features that compiled code depends on, as text: name, and on Linux the instruction sets."""
+    """Describe the processor features on which compiled code depends: name, and on Linux the instruction sets."""
     try:
         table = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Files on disk: atomic writes, locks between processes, reads of foreign or damaged files, and paths of data files.
+"""Files on disk: atomic writes, locks between processes, reads of untrusted or damaged files, and data folders.
 
-Network and user-space file systems may lack locks or the syncing of folders. Work continues there, after a warning,
-once per process, about the missing guarantee.
+Network and user-space file systems may lack locks or the syncing of folders. Writes continue without this guarantee,
+after one warning per process.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from specbench.system.console import one_line, say, warn
 
 PACKAGE = Path(__file__).parents[1]
 _LACKING = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
-"""Errors of a file system that does not support a call; every other error is a failure of the call."""
+"""Error numbers of a file system that does not support a call; any other number is a failure of the call."""
 FULL = {errno.ENOSPC, errno.EDQUOT}  # Errors of a full disk, or of a quota that is used up
 MAX_NAME_BYTES = 255  # Longest name of a file or folder on Linux file systems
-STDOUT = ("-", "/dev/stdout")  # Paths of output that mean stdout
+STDOUT = ("-", "/dev/stdout")  # Output paths that mean stdout
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PROBE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # with it, opening a pipe does not wait for a writer
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",  # UTF-16's mark is a prefix of it
+    codecs.BOM_UTF32_LE: "utf-32",  # first, because UTF-16's mark is a prefix
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# Keys: which of the first bytes are not 0.
+# Keys: for each of the first four bytes, 1 if it is not 0.
 _UNMARKED: Mapping[tuple[int, ...], str] = {(1, 0, 1, 0): "utf-16-le", (0, 1, 0, 1): "utf-16-be"}
-_warned: set[str] = set()  # Missing features that were reported
+_warned: set[str] = set()  # Missing features that were already reported
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically and sync it to disk. Creates the folder, and replaces a symbolic link. If
-    several processes write at once, the last to finish wins. Nobody reads a part of it; a failed write leaves none."""
+    several processes write at once, the last to finish wins. No reader sees a partial file, even if the write fails."""
     aside = _hidden(path, f"{uuid.uuid4().hex}.tmp")  # unique to this writer
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,23 +63,23 @@ def write_atomically(path: Path, data: bytes) -> None:
         helps = "free some space and " if error.errno in FULL else ""
         raise SpecbenchError(
             f"cannot write {path}: {error.strerror}",
-            f"earlier results are complete; {helps}run the same command again to resume",
+            f"earlier results are kept; {helps}run the same command again to resume",
             FAILURE,
         ) from error
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write `data` to the user's path: atomically to a file, also through a symbolic link; directly into a device, a
-    pipe or a mounted file; to stdout for "-". Raise a SpecbenchError if it cannot be written."""
+    """Write `data` to the user's path: atomically to a file, or the target of a symbolic link; directly into a device,
+    a pipe or a mounted file; to stdout for "-". Raise a SpecbenchError if writing fails."""
     if str(path) in STDOUT:  # opening it by name would truncate a redirected stdout
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
         return
     place = Path(os.path.realpath(path))
-    if place.is_file() or not os.path.lexists(place):  # circular links exist, but cannot be opened
+    if place.is_file() or not os.path.lexists(place):  # false for circular links, whose opening fails below
         try:
             return write_atomically(place, data)
-        except SpecbenchError as error:  # a mounted file cannot be replaced by another
+        except SpecbenchError as error:  # a mounted file cannot be replaced, only written
             if getattr(error.__cause__, "errno", None) != errno.EBUSY:
                 raise
     try:
@@ -99,16 +99,16 @@ def sync_folder(folder: Path) -> None:
 
 
 def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> int:
-    """Lock the file `path` as long as the returned handle is open. If another process holds the lock, raise a
-    SpecbenchError: `busy`, with `advice`."""
+    """Lock the file `path` until the returned handle is closed. If another process holds the lock, raise a
+    SpecbenchError with the text `busy` and the hint `advice`."""
     while True:
-        # Do not wait for a pipe. The umask decides who else may lock, because groups share folders.
+        # O_NONBLOCK: do not wait for a pipe. 0o666: the umask decides who else may lock, because groups share folders.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = ""
-            with suppress(OSError):  # only information for the message
+            with suppress(OSError):  # only needed for the message
                 owner = os.read(handle, 32).decode(errors="replace").strip()
             os.close(handle)
             raise SpecbenchError(f"{busy}{f' ({owner})' if owner else ''}", advice) from None
@@ -120,7 +120,7 @@ def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> i
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             break
         os.close(handle)  # the previous owner removed the file between open and lock
-    with suppress(OSError):  # the process id is only information
+    with suppress(OSError):  # the process id is only needed for messages
         os.ftruncate(handle, 0)
         os.write(handle, f"pid {os.getpid()}".encode())
     return handle
@@ -128,8 +128,8 @@ def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> i
 
 @contextmanager
 def replacing(place: Path, busy: str) -> Iterator[Path]:
-    """Yield a path that replaces `place` at the end, for one writer at a time. Other writers get the error `busy`. The
-    path has a fixed name, so that leftovers of a killed process are found and removed."""
+    """Yield a temporary path, which replaces `place` at the end of the block. Only one process may write at a time;
+    others get the error `busy`. The temporary name is fixed, so that leftovers of a killed process are removed."""
     aside, lock_path = _hidden(place, "tmp"), _hidden(place, "lock")
     lock = take_lock(lock_path, busy)
     try:
@@ -143,7 +143,7 @@ def replacing(place: Path, busy: str) -> Iterator[Path]:
 
 
 def _hidden(path: Path, ending: str) -> Path:
-    """Path of a temporary file next to `path`. Its name is short enough if `path`'s name is."""
+    """Make the path of a temporary file next to `path`, with a name of at most `MAX_NAME_BYTES`."""
     name = path.name.encode(errors="ignore")[:160].decode(errors="ignore")
     return path.with_name(f".{name}.{ending}")
 
@@ -156,7 +156,7 @@ def _remove(path: Path) -> None:
 
 
 def lock_when_free(path: Path, name: str) -> int:
-    """Lock a file, after waiting for its holder. `name`: subject of a note on waiting; empty: no note."""
+    """Lock a file; if another process holds the lock, wait. `name`: subject of the note on waiting; empty: no note."""
     while True:
         try:
             return take_lock(path, "")
@@ -168,9 +168,9 @@ def lock_when_free(path: Path, name: str) -> int:
 
 
 def read_regular(path: Path, limit: int, inside: Path | None = None) -> bytes:
-    """All bytes of a regular file of at most `limit` bytes. Pipes and devices raise an error: reading might block.
-    `inside`: folder that no symbolic link may leave; None allows links anywhere."""
-    # realpath and not Path.resolve, which raises a RuntimeError at links that lead in a circle.
+    """Read a regular file of at most `limit` bytes. Raise an error for pipes and devices, on which a read may block.
+    `inside`: folder that symbolic links must not leave; None allows all links."""
+    # Not Path.resolve, which raises a RuntimeError for circular links.
     place = Path(os.path.realpath(path)) if inside is not None else path
     if inside is not None and not place.is_relative_to(os.path.realpath(inside)):
         raise SpecbenchError(f"{path} is a link that leads out of {inside}", "put the file itself there")
@@ -182,14 +182,14 @@ def read_regular(path: Path, limit: int, inside: Path | None = None) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Raise an error for a pipe or a device, on which a read may block; an OSError if it cannot be examined."""
+    """Raise a SpecbenchError for a pipe or a device, on which a read may block, or an OSError if `stat` fails."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise SpecbenchError(f"{path} is not a regular file")
 
 
 def text_of(data: bytes) -> str:
-    """Text of a file in UTF-8, in the encoding of its byte-order mark (written by programs on Windows), or in UTF-16
-    that begins with ASCII characters. A UnicodeDecodeError for anything else."""
+    """Decode a file from UTF-8, from the encoding of its byte-order mark (Windows programs write it), or from UTF-16
+    that begins with ASCII characters. Raise a UnicodeDecodeError for other encodings."""
     marked = (encoding for mark, encoding in _MARKS.items() if data.startswith(mark) and data != mark)
     return data.decode(next(marked, _UNMARKED.get(tuple(map(bool, data[:4])), "utf-8")))
 
@@ -210,19 +210,19 @@ def files_named(folder: Path, pattern: str) -> list[Path]:
 
 @contextmanager
 def blaming(path: Path, damaged: str, try_this: str = "", exit_code: int = BAD_INPUT) -> Iterator[None]:
-    """Turn every error of the block, which reads `path`, into a SpecbenchError that names the file, see `read_error`.
-    "{}" in `damaged` is replaced by the reader's message."""
+    """Convert every error of the block, which reads `path`, to a SpecbenchError that names the file, see `read_error`.
+    "{}" in `damaged` is replaced by the original message."""
     try:
         yield
     except SpecbenchError:
         raise
-    except Exception as error:  # readers raise various types for damaged files
+    except Exception as error:  # readers raise many types of errors for damaged files
         reason = one_line(str(error).partition("\n")[0], 120) or type(error).__name__
         raise read_error(path, error, damaged.replace("{}", reason), try_this, exit_code) from error
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Return whether the content is a placeholder of Git LFS instead of the file."""
+    """Return whether a file is a placeholder of Git LFS instead of the real content."""
     start = b"version https://git-lfs.github.com/spec/"
     try:
         with path.open("rb") as file:
@@ -234,9 +234,9 @@ def is_lfs_pointer(path: Path) -> bool:
 def read_error(
     path: Path, error: BaseException, damaged: str, try_this: str = "", exit_code: int = BAD_INPUT
 ) -> SpecbenchError:
-    """Make the error of a failed read of `path`. Only if the cause is the content, not the operating system, the file
-    is called `damaged` ("is damaged: not readable as scores") with the advice `try_this`. Raise an
-    ImportError or a NameError itself, because no content can be its cause."""
+    """Make the error of a failed read of `path`. If the content is the cause, the message calls the file `damaged` ("is
+    damaged: not readable as scores") and advises `try_this`; otherwise it gives the system's reason. An ImportError or
+    a NameError is raised again, because no content can be its cause."""
     if isinstance(error, ImportError | NameError):
         raise error
     if (reason := refusal(path, error)) is not None:
@@ -245,11 +245,11 @@ def read_error(
 
 
 def refusal(path: Path, error: BaseException) -> str | None:
-    """The operating system's reason behind `error`; None if the error is about the content of `path`.
+    """Return the operating system's reason for `error`; None if the content of `path` is the cause.
 
-    Libraries drop error numbers. If there is no number, the file's first byte is read to find the cause.
+    Libraries may drop the error number. Then a read of the file's first byte reveals the cause.
     """
-    if isinstance(error, OSError) and error.errno and error.errno != errno.EINVAL:  # torch seeks before a cut file
+    if isinstance(error, OSError) and error.errno and error.errno != errno.EINVAL:  # EINVAL: torch in a truncated file
         return os.strerror(error.errno)
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return "not enough memory"
@@ -267,7 +267,7 @@ def refusal(path: Path, error: BaseException) -> str | None:
 
 
 def data_folder(name: str) -> Path:
-    """Path of the data folder `name` ("prompts", ...): outside the package in a checkout, inside it once installed."""
+    """Return the data folder `name` ("prompts", ...). A checkout has it next to the package, an installation inside."""
     installed = PACKAGE / "_data" / name
     return installed if installed.is_dir() else PACKAGE.parent / name
 
@@ -278,7 +278,7 @@ def _sync(handle: int, folder: Path) -> None:
     except OSError as error:
         if error.errno not in _LACKING:
             raise
-        _warn(folder, "syncing: the last results may be lost in a power failure")
+        _warn(folder, "syncing to disk: a power failure may destroy the latest results")
 
 
 def _warn(folder: Path, missing: str) -> None:

@@ -1,8 +1,8 @@
-"""Identity of code that is not specbench's: the syntax trees of a plug-in's module and of all user modules that it
-imports, and the versions of the packages that it imports.
+"""Identity of plug-in code: the syntax trees of a plug-in's module and of all user modules that it imports, and the
+versions of the packages that it imports.
 
 Two texts are the same code if they differ only in comments, white space and docstrings. Imports are found in the syntax
-trees, so that other loaded modules do not matter. The identity is of the text that was imported, which is what runs.
+trees, so that other loaded modules do not matter. The text is read at its import, because this version runs.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ import sysconfig
 import textwrap
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from specbench.errors import SpecbenchError
 from specbench.system.environment import DISTRIBUTION, requirements
 
 _OURS = __name__.partition(".")[0]
-_SUFFIXES = (".py", "/__init__.py", ".so", ".abi3.so", sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 
 @dataclass(frozen=True)
 class Code:
-    """Code of one plug-in, as kept in `run.json`.
+    """Code of one plug-in, as stored in `run.json`.
 
     Attributes:
-        modules: digest of each module by name, and of each further file.
-        packages: versions of the installed packages among the modules, and of the packages that they import, without
-        specbench's requirements. edited: time of the last change of a file, UTC; None without a file.
+        modules: digest of each module, by module name, and of each data file.
+        packages: versions of the installed packages that contain or are imported by the modules, except specbench's
+        requirements. edited: time of the last change of a file, UTC; None if there are no files.
     """
 
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -56,8 +57,7 @@ class Code:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """Text of a module: its digest, the names that it imports, and its file."""
 
     digest: str
@@ -66,13 +66,13 @@ class _Source:
 
 
 _seen: dict[str, tuple[object, _Source]] = {}
-"""By name of an imported module: its `__spec__`, which a reload replaces, and its text as first read."""
+"""{imported module: (its `__spec__`, which a reload replaces, its text when first read)}."""
 
 
 def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code | None:
-    """Code behind references "package.module:NAME"; None if all of them are specbench's. Nothing is imported, because
-    references from another person's results folder must be compared before their code runs. `files`: data files whose
-    content counts as code."""
+    """Return the code behind references "package.module:NAME"; None if all references are to specbench. Nothing is
+    imported, because the code must be compared before it runs: a reference may come from another person's results
+    folder. `files`: data files whose content counts as code."""
     if not (foreign := sorted({target for target in targets if target and _top(target) != _OURS})):
         return None
     modules = {f"file {path.name}": _sha256(path.read_bytes()) for path in files if path.is_file()}
@@ -89,7 +89,7 @@ def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code |
             modules[name], paths = source.digest, [*paths, place]
             todo += [imported for imported in source.imports if imported not in done and _top(imported) != _OURS]
     for target in foreign:
-        if target.partition(":")[0] not in modules:  # from a notebook or an interactive session
+        if target.partition(":")[0] not in modules:  # object of a notebook or an interactive session
             modules[target] = _in_memory(target)
     times = [os.stat(path).st_mtime for path in paths if os.path.isfile(path)]
     edited = datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds") if times else None
@@ -97,28 +97,28 @@ def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code |
 
 
 def refuse_edited(code: Code | None) -> None:
-    """Raise an error if files of code were edited after this process imported them: it is unknown which version ran."""
+    """Raise an error if code was edited after this process imported it, because it is unknown which version ran."""
     for name in code.modules if code else ():
         if name in _seen and os.path.isfile(path := _seen[name][1].path) and _read(name, path) != _seen[name][1]:
-            what = f"{path} was edited after this process had imported it, which still runs the old code"
+            what = f"{path} was edited after this process had imported it; the process still runs the old code"
             raise SpecbenchError(what, f"restart Python, or importlib.reload({name})")
 
 
 def require_code(who: str, planned: str | None, here: Code | None) -> None:
-    """Raise an error if a plug-in's code in this process differs from the plan's, for example on another machine."""
+    """Raise an error if a plug-in's code here differs from the `planned` code, for example on another machine."""
     if planned != (here and here.digest):
-        what = f"{who}: its code on this worker differs from the command's"
-        raise SpecbenchError(what, "give all machines the same files and packages")
+        what = f"{who}: its code on this worker differs from its code in the process of the command"
+        raise SpecbenchError(what, "install the same files and packages on all machines")
 
 
 def changed_modules(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Modules, files and packages in which two stored codes (`Code.to_json`) differ."""
+    """List modules, files and packages in which two results of `Code.to_json` differ."""
     pairs = [(dict(old.get(part) or {}), dict(new.get(part) or {})) for part in ("modules", "packages")]
     return [name for a, b in pairs for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)]
 
 
 def edited_text(edited: str) -> str:
-    """Format `edited` of a code in the local time zone: "edited 26 Nov 14:02"."""
+    """Format `Code.edited` in the local time zone: "edited 26 Nov 14:02"."""
     return f"edited {datetime.fromisoformat(edited).astimezone():%d %b %H:%M}"
 
 
@@ -136,51 +136,42 @@ def _locate(name: str) -> str | None:
         return os.path.abspath(path) if isinstance(path := getattr(module, "__file__", None), str) else None
     if name in sys.builtin_module_names or _top(name) in sys.stdlib_module_names:
         return None
-    parent, _, last = name.rpartition(".")
-    candidates = (os.path.join(folder, last) + suffix for folder in _folders(parent) for suffix in _SUFFIXES)
-    path = next(filter(os.path.isfile, candidates), None)
-    return path and os.path.abspath(path)
+    spec = _spec(name)
+    return os.path.abspath(spec.origin) if spec and spec.origin else None
 
 
-def _folders(package: str) -> list[str]:
-    """Folders from which modules of a package are imported, "" for top-level modules. A package may have no file."""
-    if package in sys.modules or not package:
-        places = getattr(sys.modules[package], "__path__", ()) if package else sys.path
-        return [folder or os.curdir for folder in places]
-    if place := _locate(package):
-        return [os.path.dirname(place)] if os.path.basename(place).startswith("__init__.") else []
-    parent, _, last = package.rpartition(".")
-    return list(filter(os.path.isdir, (os.path.join(folder, last) for folder in _folders(parent))))
+def _spec(name: str) -> ModuleSpec | None:
+    """Find a module without importing its packages, which may have no files."""
+    package, _, last = name.rpartition(".")
+    parent: Any = sys.modules.get(package) or (_spec(package) if package else None)
+    folders = getattr(parent, "__path__", None) or getattr(parent, "submodule_search_locations", None) or ()
+    return PathFinder.find_spec(last, [*folders] if package else None)
 
 
 def _source(name: str, path: str) -> _Source:
-    module = sys.modules.get(name)
+    if (module := sys.modules.get(name)) is None:
+        return _read(name, path)
     spec = getattr(module, "__spec__", None) or module
-    if module is not None and name in _seen and _seen[name][0] is spec:
-        return _seen[name][1]
-    source = _read(name, path)
-    if module is not None:
-        _seen[name] = spec, source
-    return source
+    if name not in _seen or _seen[name][0] is not spec:
+        _seen[name] = spec, _read(name, path)
+    return _seen[name][1]
 
 
 def _read(name: str, path: str) -> _Source:
-    if path.endswith((".so", ".pyd", ".pyc")) and os.path.isfile(path):
-        return _Source(_sha256(Path(path).read_bytes()), (), path)
     if os.path.isfile(path):
         text: bytes | str = Path(path).read_bytes()
     else:  # in a zip file
         text = "".join(linecache.getlines(path, vars(sys.modules.get(name, ModuleType(name)))))
     try:
         tree = ast.parse(text)
-    except (ValueError, SyntaxError, RecursionError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # also of compiled modules
         return _Source(_sha256(text), (), path)
     package = name if os.path.basename(path) == "__init__.py" else name.rpartition(".")[0]
     return _Source(_sha256("\n".join(_tokens(tree))), tuple(_imports(tree, name, package)), path)
 
 
 def _tokens(tree: ast.AST) -> Iterator[str]:
-    """The nodes of a syntax tree level by level, without positions, docstrings and fields that Python versions add."""
+    """Yield the nodes of a syntax tree level by level, without positions, docstrings and fields of newer Pythons."""
     todo, documented = deque([tree]), ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     while todo:
         node = todo.popleft()
@@ -197,7 +188,7 @@ def _tokens(tree: ast.AST) -> Iterator[str]:
 
 
 def _imports(tree: ast.AST, name: str, package: str) -> Iterator[str]:
-    """Names that may be modules: the parent packages, and all names in the import statements of a module."""
+    """Yield names that may be modules: a module's parent packages, and all names in its import statements."""
     names = [name]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -216,7 +207,7 @@ def _imports(tree: ast.AST, name: str, package: str) -> Iterator[str]:
 
 @functools.cache
 def _versions(tops: frozenset[str]) -> dict[str, str]:
-    """Distribution and version of installed packages by imported name, without specbench's requirements."""
+    """Return the versions of the distributions that contain the imported packages, without specbench's requirements."""
     if not tops:
         return {}
     needed = {re.split(r"[ ;<>=\[]", line)[0].replace("_", "-").lower() for line in requirements()}
@@ -227,11 +218,9 @@ def _versions(tops: frozenset[str]) -> dict[str, str]:
 
 
 def _in_memory(target: str) -> str:
-    """Digest of an object without a file, such as a notebook cell: its source or bytecode, and the objects it names."""
+    """Digest an object without a file, as in a notebook: its source or bytecode, and the objects that it refers to."""
     module, _, names = target.partition(":")
-    value = sys.modules.get(module)
-    for name in names.split("."):
-        value = getattr(value, name, None)
+    value = functools.reduce(lambda part, name: getattr(part, name, None), names.split("."), sys.modules.get(module))
     return _sha256("\n".join(_parts(value, module, set())))
 
 
@@ -247,10 +236,15 @@ def _parts(value: Any, module: str, seen: set[int]) -> Iterator[str]:
                 yield from _parts(part, module, seen)
     elif isinstance(code := getattr(value, "__code__", None), CodeType) and value.__module__ == module:
         yield repr((value.__defaults__, value.__kwdefaults__))
-        source = _source_of(value)
+        source: list[str] = []
+        with suppress(OSError, TypeError, SyntaxError):  # interactive sessions may keep the source
+            source += _tokens(ast.parse(textwrap.dedent(inspect.getsource(value))))
         yield from source
-        for part in _nested(code):
+        codes = [code]
+        while codes:
+            part = codes.pop(0)
             constants = [constant for constant in part.co_consts if not isinstance(constant, CodeType)]
+            codes[:0] = [constant for constant in part.co_consts if isinstance(constant, CodeType)]
             yield "" if source else repr((part.co_code, constants))
             yield repr(part.co_names)
             for name in part.co_names:
@@ -258,21 +252,6 @@ def _parts(value: Any, module: str, seen: set[int]) -> Iterator[str]:
                     yield from _parts(value.__globals__[name], module, seen)
     elif not isinstance(value, type | ModuleType) and " at 0x" not in (text := repr(value)):
         yield text
-
-
-def _source_of(function: Any) -> list[str]:
-    """Tokens of a function's source, which interactive sessions keep; empty without a source."""
-    try:
-        return [*_tokens(ast.parse(textwrap.dedent(inspect.getsource(function))))]
-    except (OSError, TypeError, SyntaxError):
-        return []
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _nested(constant)
 
 
 def _sha256(content: str | bytes) -> str:

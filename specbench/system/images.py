@@ -17,10 +17,10 @@ from specbench.system.console import counted
 from specbench.system.files import files_named, read_error, read_regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-_DEEPEST = 100  # Levels of nested folders that are searched for images
+_DEEPEST = 100  # Maximum depth of folders that are searched for images
 _LEFT_BEHIND = (".*", "__MACOSX", "@eaDir", "[Tt]humbs.db", "THUMBS.DB", "[Dd]esktop.ini", "Icon\r", "$RECYCLE.BIN")
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
-"""Accepted formats by content, regardless of the suffix. Pillow's readers of other formats may start programs."""
+"""Accepted image formats, detected by content. Pillow's readers of other formats may start external programs."""
 MAX_PIXELS = 2**26  # Maximum number of pixels (8192 x 8192) in an image's header, checked before decoding
 _MAX_BYTES = 2**28
 
@@ -37,13 +37,13 @@ def read_picture(path: Path, try_this: str = "", sha256: str | None = None, insi
         if width * height > MAX_PIXELS:
             raise _too_large(path, f"{width:,} x {height:,}")
         if image.format in ("PNG", "WEBP") and (frames := getattr(image, "n_frames", 1)) > 1:
-            raise SpecbenchError(f"{path} is an animation of {frames} frames", "save the frame that counts")
+            raise SpecbenchError(f"{path} is an animation of {frames} frames", "save only the frame to score")
         pixels = _rgb(image)
     except Image.DecompressionBombError:
         raise _too_large(path, "far too many") from None
     except SpecbenchError:
         raise
-    except Exception as error:  # decoders raise various types for damaged data
+    except Exception as error:  # decoders raise many types of errors for damaged data
         raise read_error(path, error, "is damaged: not a PNG, JPEG, WebP or BMP image", try_this) from error
     if pixels is None:
         raise SpecbenchError(f"{path} has transparent pixels", "save it without an alpha channel")
@@ -52,7 +52,7 @@ def read_picture(path: Path, try_this: str = "", sha256: str | None = None, insi
 
 def picture_bytes(path: Path, try_this: str = "", sha256: str | None = None, inside: Path | None = None) -> bytes:
     """The bytes of an image file, not decoded. `sha256`: hexadecimal digest that the file must have; None if
-    unknown. `inside`: folder that no symbolic link may leave, for folders that may come from others."""
+    unknown. `inside`: folder that symbolic links must not leave, for untrusted folders."""
     try:
         data = read_regular(path, _MAX_BYTES, inside)
     except FileNotFoundError:
@@ -73,13 +73,13 @@ def png_bytes(pixels: np.ndarray) -> bytes:
 
 def members(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
     """List files and folders directly inside a folder, sorted, without hidden files and files that operating systems
-    and archivers create. `beside`: patterns of other names to leave out."""
+    and archivers create. `beside`: patterns of further names to exclude."""
     return [path for path in files_named(folder, "*") if not any(map(path.match, (*_LEFT_BEHIND, *beside)))]
 
 
 def pictures_in(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
     """List the image files of a folder, sorted: `members` directly inside, or else in subfolders at any depth. Raise an
-    error if a folder has both, because thumbnails or another set would count as its images."""
+    error if there are both, because thumbnails or another set would count as images of this folder."""
     if not folder.is_dir():
         raise SpecbenchError(f"image folder {folder} does not exist")
     if not (pictures := _pictures(folder, beside, ())):
@@ -89,7 +89,7 @@ def pictures_in(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
 
 def _pictures(folder: Path, beside: Sequence[str], above: tuple[str, ...]) -> list[Path]:
     if (place := os.path.realpath(folder)) in above:
-        raise SpecbenchError(f"{folder} is a link to a folder that it is in", "remove the link")
+        raise SpecbenchError(f"{folder} is a link to one of its parent folders", "remove the link")
     if len(above) > _DEEPEST:
         raise SpecbenchError(f"{above[0]} has more than {_DEEPEST} folders inside each other", "name a folder below")
     paths = members(folder, beside)
@@ -102,7 +102,7 @@ def _pictures(folder: Path, beside: Sequence[str], above: tuple[str, ...]) -> li
     if pictures and inside:
         places = ", ".join(path.name for path, more in below.items() if more)
         what = f"{folder} has {counted(len(pictures), 'image')}, and {len(inside)} more in folders below it"
-        raise SpecbenchError(f"{what} ({places:.80})", "name a folder that has the wanted images alone")
+        raise SpecbenchError(f"{what} ({places:.80})", "name a folder that contains only the images to score")
     return pictures + inside
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-MAX_DEPTH = 64  # Levels of nesting; many writers, also Python's, fail at a thousand
+MAX_DEPTH = 64  # Levels of nesting; many JSON writers, also Python's, fail at a thousand
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -21,14 +21,14 @@ def parse_json(text: str | bytes) -> Any:
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         parts = (item.values() if item.__class__ is dict else item for item in level)
-        level = [item for inner in parts for item in inner if item.__class__ in (dict, list)]  # the only containers
+        level = [item for inner in parts for item in inner if item.__class__ in (dict, list)]  # JSON's containers
         if not level:
             return value
     raise ValueError(f"nested more than {MAX_DEPTH} deep")
 
 
 def json_text(rows: Iterable[Mapping[str, object]]) -> str:
-    """Rows as one JSON array. Missing and non-finite numbers are null, other types are text."""
+    """Format rows as one JSON array. Missing and non-finite numbers become null, values of other types become text."""
     return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
@@ -40,7 +40,7 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
-"""Shared decoder: `json.loads` would make a decoder per text, which takes longer than parsing a line of prompts."""
+"""Shared decoder, because `json.loads` makes a decoder per text, which takes longer than parsing a short text."""
 
 
 def nonfinite_as_null(value: object) -> object:

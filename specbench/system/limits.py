@@ -1,5 +1,5 @@
-"""Cores, threads and memory that this process may use: affinity, cgroups (containers, jobs of a cluster), SLURM's
-allocation, and the variables of OpenMP and MKL."""
+"""Cores, threads and memory that this process may use, limited by affinity, cgroups (containers, cluster jobs), SLURM,
+and the environment variables of OpenMP and MKL."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ def available_cores() -> int:
 
 
 def whole_number(text: str) -> int:
-    """Return the number in a variable if it has up to ten ASCII digits, which all libraries read alike; else 0."""
+    """Parse a number of at most ten ASCII digits, which all libraries read alike; return 0 for other texts."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else 0
 
 
 def available_threads() -> int:
-    """Number of cores of this process, limited by the number of threads that the user requests."""
+    """Number of cores of this process, but at most the number of threads that the environment requests."""
     return min(available_cores(), asked_threads() or sys.maxsize)
 
 
 def asked_threads() -> int | None:
-    """Number of threads in MKL_NUM_THREADS, else in OMP_NUM_THREADS, as torch reads them: the first number of a list
-    (OpenMP's, for nested regions), at most OMP_THREAD_LIMIT. None if neither is set."""
+    """Number of threads that MKL_NUM_THREADS, or else OMP_NUM_THREADS, requests; None if neither is set. As in torch,
+    of OpenMP's list for nested regions the first number counts, and OMP_THREAD_LIMIT is the maximum."""
     most = _threads_of("OMP_THREAD_LIMIT")
     asked = _threads_of("MKL_NUM_THREADS") or _threads_of("OMP_NUM_THREADS") or most
     return asked and min(asked, most or asked)
 
 
 def _threads_of(variable: str) -> int | None:
-    """The first number of a variable; None, after a warning, if its numbers are not all above 0."""
+    """Return the first number of a variable. If a number is not above 0, print a warning and return None."""
     if not (text := os.environ.get(variable, "").strip()):
         return None
     numbers = [number.strip().removeprefix("+") for number in text.split(",")]
@@ -63,7 +63,7 @@ def _warn_ignored(text: str) -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes of main memory available to this process, with the page cache counted as free; None if unknown."""
+    """Bytes of main memory available to this process (the page cache counts as free); None if unknown."""
     free = [_table(_PROCESS / "meminfo").get("MemAvailable:", 0) * 1024 or pages_bytes("SC_AVPHYS_PAGES")]
     for group in _groups("memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
@@ -75,7 +75,7 @@ def available_memory() -> int | None:
 
 
 def pages_bytes(pages: str) -> int | None:
-    """Bytes of memory from a page count of `os.sysconf`; None if unknown."""
+    """Convert a page count of `os.sysconf` to bytes; None if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages)
     except (ValueError, OSError, AttributeError):
@@ -83,7 +83,7 @@ def pages_bytes(pages: str) -> int | None:
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """Folders of this process's cgroup (version 1 or 2) and of the cgroups that contain it."""
+    """List the folders of this process's cgroup (version 1 or 2) and of its parent cgroups."""
     for line in _text(_PROCESS / "self" / "cgroup").splitlines():
         _, _, entry = line.partition(":")
         controllers, _, path = entry.partition(":")
@@ -95,7 +95,7 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Names and numbers of a file with one pair per line."""
+    """Read a file of lines "name number" as a dict."""
     pairs = (line.split()[:2] for line in _text(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 

@@ -1,8 +1,8 @@
-"""Fast products of weight matrices with few hidden states, as in AR: the fastest method of a CPU, and one product for
-linear layers with the same input (queries, keys and values, and the inner matrices of a gated MLP).
+"""Fast products of weight matrices with few hidden states, as in AR: the fastest method on a CPU, and a joined product
+for linear layers with the same input (queries, keys and values; the inner matrices of a gated MLP).
 
-With one or two hidden states, a matrix of 4,096 rows is too small to occupy a GPU. The layers of every family call
-these matrices by name, so each is replaced by a module that returns its part of the joined product.
+With one or two hidden states, a matrix of 4,096 rows is too small to occupy a GPU. The model families call the layers
+by name, so each layer is replaced by a module that returns its part of the joined product.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import torch
 from torch import Tensor, nn
 
 FEW_STATES = 4
-"""Maximum number of hidden states, if more than one, for which the product W x' of weights and states is faster than
-x W'."""
+"""For 2 up to this number of hidden states x, the product W x' with the weights W is faster than x W'."""
 
-LARGE = 2**18  # Minimum number of elements of such a weight matrix: smaller matrices stay in a CPU's cache
+LARGE = 2**18  # Minimum number of elements of W for W x': smaller matrices stay in a CPU's cache
 
 SUMMED_STATES = (1, 2)
-"""Numbers of hidden states (AR without and with guidance) whose products are compiled to sums."""
+"""Numbers of hidden states for which products are compiled to sums: AR without and with guidance."""
 
-SUMMED_ON = {"cpu"}  # Kinds of devices that compile sums; a part of `make gpu` tries a GPU
+SUMMED_ON = {"cpu"}  # Kinds of devices that compile sums; `make gpu` also tries a GPU
 
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _READ_AS_FLOAT = (torch.float32, torch.bfloat16)
@@ -29,7 +28,7 @@ _READ_AS_FLOAT = (torch.float32, torch.bfloat16)
 
 def linear_output(layer: nn.Linear, hidden: Tensor) -> Tensor:
     """Output [R, T, o] of a linear layer for hidden states [R, T, d]."""
-    # Not for eight-bit weights; a tracer replaces tensors by another type.
+    # Not for eight-bit weights. While compiling, the type of tensors is another one.
     plain = type(layer) is nn.Linear and (type(layer.weight) in (Tensor, nn.Parameter) or torch.compiler.is_exporting())
     return product(hidden, layer.weight, layer.bias) if plain else layer(hidden)
 
@@ -37,9 +36,9 @@ def linear_output(layer: nn.Linear, hidden: Tensor) -> Tensor:
 def product(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Hidden states [R, T, d] times the transpose of a weight matrix [o, d], plus a bias [o]: [R, T, o].
 
-    Compiled, one and two states take 1.2 and 1.3 times as long as reading the weights, which is 0.8 and 0.4 times MKL's
-    time for x W'. Eager, for a matrix larger than the caches, W x' takes 0.4 times MKL's time with two and three states
-    and 0.8 times with four. With eight states, and in bfloat16, x W' is at least as fast.
+    Compiled sums take 1.2 times as long as reading the weights with one state, and 1.3 times with two (0.8 and 0.4
+    times MKL's time for x W'). Eager W x', for a matrix larger than the caches, takes 0.4 times MKL's time with two or
+    three states and 0.8 times with four. With eight states, or in bfloat16, x W' is at least as fast.
     """
     rows, columns, _ = hidden.shape
     kind, dtype = hidden.device.type, hidden.dtype
@@ -56,24 +55,24 @@ def _plus(output: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def weights_times_states(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Compute `product` as W x'."""
+    """Compute `product` without a bias as (W x')'."""
     return (weight @ hidden.flatten(0, 1).T).T.contiguous().view(*hidden.shape[:2], -1)
 
 
 def _are_few(rows: int, columns: int) -> bool:
-    # Compiled code tests only for a single column, which is compiled separately anyway. A test of rows times columns
-    # would also compile narrow windows separately.
+    # Compiled code only tests for a single column, which has its own compiled form anyway. With a test of rows times
+    # columns, narrow windows would also get a separate form.
     if columns == 1:
         return 1 < rows <= FEW_STATES
     return not torch.compiler.is_compiling() and 1 < rows * columns <= FEW_STATES
 
 
 def sums_by_state(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Compute `product` of one column as a sum per state and matrix row. Compiled code reads the matrix only once."""
+    """Compute `product` of one column as a sum per state and matrix row. The compiled code reads the matrix once."""
     import torch._inductor.inductor_prims  # registers the operation below
 
-    # Otherwise Inductor recomputes the states for every row of the matrix. `as_strided` would also store them, but
-    # reads the wrong elements of a view. Expanded rows, which share their memory, cannot be stored as they are.
+    # Stores the states; otherwise Inductor recomputes them for every row of the matrix. `as_strided` would also store
+    # them, but reads wrong elements of a view. Expanded rows share memory and must be copied first.
     hidden = hidden.contiguous()
     stored = torch.ops.prims.inductor_force_stride_order(hidden, hidden.stride())
     read = weight.float()
@@ -81,7 +80,7 @@ def sums_by_state(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Latest:
-    """Last product in a network. Not a module, because torch is slow to change modules after each compiled call."""
+    """The last joined product of a network. Not a module, because setting a module's attributes is slow in torch."""
 
     by: nn.Module | None = None
     hidden: Tensor | None = None
@@ -89,7 +88,7 @@ class _Latest:
 
 
 class _Joined(nn.Module):
-    """Concatenated weights and biases of several linear layers."""
+    """Several linear layers with the same input as one layer with concatenated weights and biases."""
 
     def __init__(self, layers: list[nn.Linear], latest: _Latest):
         super().__init__()
@@ -99,7 +98,7 @@ class _Joined(nn.Module):
         self.sizes, self.latest = [layer.out_features for layer in layers], latest
 
     def output(self, hidden: Tensor, number: int) -> Tensor:
-        """Output of layer `number` for hidden states [R, T, d]."""
+        """Return the output of layer `number` for hidden states [R, T, d]."""
         latest = self.latest
         if latest.by is not self or latest.hidden is not hidden:
             latest.by, latest.hidden = self, hidden

@@ -1,4 +1,4 @@
-"""Machine state during a measurement: cores used by other processes, clocks, and power and heat of an NVIDIA GPU."""
+"""Machine state during a measurement: cores used by other processes; clocks, power and temperature of an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-BUSY_CORES = 0.25  # If other processes took more cores than this on average, latencies count as disturbed
+BUSY_CORES = 0.25  # If the average of `taken_cores` is larger, latencies count as disturbed
 
 
 class MachineMonitor:
-    """Monitor from construction until `read`."""
+    """Monitors the machine from construction until `read`."""
 
     def __init__(self, device: object = "cpu"):
         """`device`: a torch device or its name; NVIDIA GPUs are queried through NVML."""
@@ -28,9 +28,9 @@ class MachineMonitor:
         """Return the available measurements.
 
         Keys: `host`; `other_cores`, average number of this process's available cores that other processes used;
-        `taken_cores`, the part of `other_cores` that this process needed for its threads (one thread on a GPU); and of
-        an NVIDIA GPU `gpu_mhz, gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (list of reasons why the driver limits its clock)
-        and `gpu_others`, the number of other processes that compute on it.
+        `taken_cores`, the part of `other_cores` that this process needed for its threads (one thread on a GPU). For an
+        NVIDIA GPU also `gpu_mhz, gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (reasons why the driver limits the clock) and
+        `gpu_others`, the number of other processes that compute on the GPU.
         """
         seconds = max(time.perf_counter() - self._started, 1e-9)
         busy, ours = _busy_s(), time.process_time() - self._own
@@ -45,22 +45,21 @@ class MachineMonitor:
 
 @functools.cache
 def cores_in_use() -> float:
-    """Number of cores available to this process that others use now; 0 if the system does not report it."""
+    """Number of this process's available cores that other processes use now; 0 if the system does not report it."""
     monitor = MachineMonitor()
     time.sleep(0.2)
     return float(monitor.read().get("other_cores", 0.0))
 
 
 def others_at_work(machine: Mapping[str, Any]) -> str | None:
-    """Describe other users of the machine in a reading of `MachineMonitor`; None if there were none."""
+    """Describe the other processes in a reading of `MachineMonitor`; None if there were none."""
     if (cores := taken_cores(machine) or 0) > BUSY_CORES:
-        return f"other processes took {cores:.1f} of the cores needed"
+        return f"other processes used {cores:.1f} of the needed cores"
     return next(iter(gpu_disturbances([machine])), None)
 
 
 def taken_cores(machine: Mapping[str, Any]) -> float | None:
-    """Cores that this process needed and others used in a reading of `MachineMonitor`. Older readings give all cores
-    that others used."""
+    """Return `taken_cores` of a reading of `MachineMonitor`. Older readings lack it; then return `other_cores`."""
     cores = machine.get("taken_cores", machine.get("other_cores"))
     return None if cores is None else float(cores)
 
@@ -72,7 +71,7 @@ def gpu_disturbances(machines: Sequence[Mapping[str, Any]]) -> list[str]:
         lines.append(f"{sharing} other process{'es' * (sharing > 1)} computed on the GPU")
     if slowed := [machine["gpu_slowed"] for machine in machines if machine.get("gpu_slowed")]:
         reasons = ", ".join(sorted({str(reason) for reasons in slowed for reason in reasons}))
-        lines.append(f"the driver held the GPU's clock back ({reasons}) in {len(slowed)} of {len(machines)} readings")
+        lines.append(f"the driver lowered the GPU's clock ({reasons}) in {len(slowed)} of {len(machines)} readings")
     return lines
 
 
@@ -81,7 +80,7 @@ def _cores() -> set[int]:
 
 
 def gpu_users(device: str) -> str:
-    """Other processes on a CUDA device and their memory, in words; empty without such processes or without NVML."""
+    """Describe other processes on a CUDA device and their memory; empty without such processes or without NVML."""
     if (handle := gpu_of(device)) is None:
         return ""
     import pynvml as nvml  # an extra
@@ -94,8 +93,8 @@ def gpu_users(device: str) -> str:
 
 
 def _other_processes(processes: Sequence[Any]) -> list[Any]:
-    """NVML's processes of a GPU without this process. In a container, which hides the process ids, the largest process
-    is left out instead."""
+    """Remove this process from NVML's processes of a GPU. In a container the process ids are hidden; then remove the
+    process with the most memory instead."""
     others = [process for process in processes if process.pid != os.getpid()]
     torch = sys.modules.get("torch")
     if len(others) == len(processes) and torch is not None and torch.cuda.is_initialized():
@@ -104,7 +103,7 @@ def _other_processes(processes: Sequence[Any]) -> list[Any]:
 
 
 def _busy_s() -> float | None:
-    """Core-seconds that the cores of this process spent neither idle nor waiting for disks."""
+    """Core-seconds in which this process's available cores were busy: neither idle nor waiting for disks."""
     try:
         fields = [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
         cores = {f"cpu{core}" for core in _cores()}
@@ -125,7 +124,7 @@ def gpu_of(device: str) -> Any:
 
         pynvml.nvmlInit()
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    except Exception:  # no library, no permission, or not an NVIDIA GPU: values are unknown
+    except Exception:  # no driver library, no permission, or no NVIDIA GPU: values are unknown
         return None
 
 

@@ -1,10 +1,10 @@
 """Plug-ins: entry points of installed packages, and imports by reference.
 
 A plug-in is any installed package with an entry point in `specbench.decoders`, `specbench.models`,
-`specbench.metrics` or `specbench.prompts`. The entry point of a decoder is a `Preset`, of a model a `ModelInfo`, of a
-metric its class (a `specbench.metrics.base.Metric`), of a prompt set the path of its file or a function that returns
-it. A broken plug-in is skipped with a warning. The same objects can be named as "package.module:NAME" without being
-installed.
+`specbench.metrics` or `specbench.prompts`. The entry point is a `Preset` for a decoder, a `ModelInfo` for a model, a
+subclass of `specbench.metrics.base.Metric` for a metric, and for a prompt set the path of its file or a function that
+returns the path. A broken plug-in is skipped with a warning. Without an installation, the same objects can be named as
+"package.module:NAME".
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _loaded: set[str] = set()  # Top-level packages of the loaded plug-ins
 
 
 class PluginWarning(UserWarning):
-    """Warning: a plug-in could not be loaded and is skipped."""
+    """A plug-in could not be loaded and is skipped."""
 
 
 class PluginError(SpecbenchError):
-    """Failure of code that is not specbench's. `who`: kind and name, as in "metric 'mine'"; `owner`: only the name."""
+    """Failure of plug-in code. `who`: kind and name of the plug-in, as in "metric 'mine'"; `owner`: only its name."""
 
     def __init__(self, who: str, error: BaseException, owner: str = ""):
         where = f" ({place})" if (place := foreign_place(error)) else ""
@@ -48,7 +48,7 @@ class PluginError(SpecbenchError):
 
 
 def foreign_place(error: BaseException) -> str | None:
-    """Last line of a plug-in's code in the traceback of an error, "mine.py:12"; None if it has none."""
+    """Return the last line of plug-in code in an error's traceback, "mine.py:12"; None without plug-in code."""
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__")).partition(".")[0] in _loaded:
@@ -58,8 +58,8 @@ def foreign_place(error: BaseException) -> str | None:
 
 @contextmanager
 def naming_plugin(kind: str, owner: str, module: str) -> Iterator[None]:
-    """Turn the errors of the block into a PluginError that names `owner`, if its `module` is not specbench's.
-    SpecbenchError and Ctrl-C do not change."""
+    """Convert errors of the block to a PluginError that names `owner`, unless `module` belongs to specbench.
+    SpecbenchError and Ctrl-C are not converted."""
     try:
         yield
     except (SpecbenchError, KeyboardInterrupt):
@@ -85,11 +85,11 @@ def load_object(target: str, kind: str = "object") -> Any:
         raise
     except AttributeError:
         raise SpecbenchError(f"{kind} '{target}': module '{module_name}' has no '{attribute}'") from None
-    except (Exception, SystemExit) as error:  # importing runs third-party code, which may raise any error
+    except (Exception, SystemExit) as error:  # third-party code may raise any error on import
         if isinstance(error, ModuleNotFoundError) and error.name:
             what = f"{kind} '{target}': no module named '{error.name}'"
             itself = error.name == module_name.partition(".")[0]
-            advice = f"there is no {error.name}.py in this folder" if itself else "is it installed in this environment?"
+            advice = f"there is no {error.name}.py in this folder" if itself else "install it in this environment"
             raise SpecbenchError(what, advice) from None
         what = f"{kind} '{target}' cannot be imported: {type(error).__name__}: {error}"
         raise SpecbenchError(what, "see: specbench doctor") from error
@@ -102,7 +102,7 @@ def plugins(kind: str) -> Mapping[str, EntryPoint]:
 
 
 def load_plugin(kind: str, name: str, check: Callable[[object], bool], expected: str) -> Any:
-    """Load the object of one entry point; None with a `PluginWarning` if it is broken or not `expected`."""
+    """Load the object of an entry point. If it is broken or `check` rejects it, give a `PluginWarning` and None."""
     point = plugins(kind)[name]
     try:
         loaded = load_object(point.value, f"plug-in {name}")

@@ -1,7 +1,7 @@
-"""Signals that ask a command to stop: Ctrl-C, SIGTERM, and the signals of closed terminals and batch schedulers.
+"""Signals that request a command to stop: Ctrl-C, SIGTERM, and the signals of closed terminals and batch schedulers.
 
-Python raises KeyboardInterrupt at any point of the main thread, also in a destructor, which ignores it. `install`
-therefore keeps the signal's number, which `look` checks, and raises again every second until the command reacts.
+Python raises KeyboardInterrupt at any point of the main thread. A destructor would ignore it. The handler therefore
+records the signal's number, which `look` checks, and raises again every second until the command reacts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specbench.errors import SpecbenchError
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 NUMBERS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 TERMINATION_S = 20.0
-"""Seconds after which a signal other than Ctrl-C drops unfinished images. Schedulers kill 30 s after SIGTERM."""
+"""Seconds from a signal other than Ctrl-C until unfinished images are dropped. Schedulers kill 30 s after SIGTERM."""
 _AGAIN_S = 1.0
 
 
@@ -35,14 +35,14 @@ _state = _State()
 
 
 class Stop(threading.Event):
-    """Event: finish the current images and decode no others. `number`: the signal that set it."""
+    """Event that requests to finish the current images and start no others. `number`: the signal that set the event."""
 
     number = 0
 
 
 def install() -> None:
-    """Handle the signals for the rest of this process. Signals that were ignored at its start, for example by nohup,
-    stay ignored."""
+    """Handle the signals until this process ends. Signals that the process ignored at its start (nohup) stay
+    ignored."""
     _state.process = os.getpid()
     signal.signal(signal.SIGALRM, _raise_again)
     take_back()
@@ -51,7 +51,7 @@ def install() -> None:
 
 
 def take_back() -> None:
-    """Handle the signals of a command again after a library, such as Ray, has set its own handlers."""
+    """Set the handlers again after a library, such as Ray, has replaced them."""
     if _state.process == os.getpid() and threading.current_thread() is threading.main_thread():
         for number in _free(NUMBERS):
             signal.signal(number, _on_signal)
@@ -59,8 +59,8 @@ def take_back() -> None:
 
 @contextmanager
 def kept_from_children() -> Iterator[None]:
-    """Context in which started processes ignore the signals that a scheduler sends to the whole process group and that
-    this process handles, except SIGTERM."""
+    """Context in which new child processes ignore the signals that this process handles, except SIGTERM, because a
+    scheduler sends them to the whole process group."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*NUMBERS} - {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -69,7 +69,7 @@ def kept_from_children() -> Iterator[None]:
 
 
 def look() -> None:
-    """Raise KeyboardInterrupt if a signal was received, because the first exception may have been lost."""
+    """Raise KeyboardInterrupt if a signal was received, because the handler's exception may have been lost."""
     if _state.asked:
         raise KeyboardInterrupt
 
@@ -80,7 +80,7 @@ def asked() -> int:
 
 
 def answered() -> None:
-    """Mark the command as ending: no more exceptions are raised, and one more signal ends the process at once."""
+    """Mark the command as ending: the handler raises no more, and the next signal ends the process at once."""
     _state.ending = True
     if _state.asked:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -98,8 +98,8 @@ def stopped(done: str = "", number: int = 0) -> SpecbenchError:
 @contextmanager
 def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
     """Context in which the first signal sets the `Stop` instead of raising. A second Ctrl-C raises at once; any other
-    signal raises after `TERMINATION_S`. The handler calls `tell`, with the remaining seconds if the signal sets a
-    limit."""
+    signal raises after `TERMINATION_S`. The handler calls `tell` with the remaining seconds, or with None for a first
+    Ctrl-C, which sets no limit."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -113,13 +113,13 @@ def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
         if _state.process == os.getpid():
             _state.asked = stop.number
         if number != signal.SIGINT:
-            if not limited:  # another signal does not extend the time
+            if not limited:  # a second signal does not extend the limit
                 signal.setitimer(signal.ITIMER_REAL, TERMINATION_S, _AGAIN_S)
             limited.append(number)
         elif again:
             raise KeyboardInterrupt
         if not again:
-            with suppress(RuntimeError):  # the signal interrupted a write to the same stream
+            with suppress(RuntimeError):  # raised if the signal interrupted a write to the same stream
                 tell(None if number == signal.SIGINT else TERMINATION_S)
 
     before = {number: signal.signal(number, on_signal) for number in _free(NUMBERS)}
@@ -133,8 +133,8 @@ def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
 
 
 def _free(numbers: tuple[int, ...]) -> list[int]:
-    """The signals to handle: those not ignored at the start of this process (nohup) and, except Ctrl-C and SIGTERM, not
-    handled by others. Shells make background jobs ignore Ctrl-C; `kill -INT` should stop these anyway."""
+    """Select the signals to handle: not signals that were ignored at the process's start (nohup), and, except Ctrl-C
+    and SIGTERM, no signals with another handler. Ctrl-C is always handled, for `kill -INT` of background jobs."""
     handlers = {number: signal.getsignal(number) for number in numbers}
     unused = {n for n, handler in handlers.items() if handler in (signal.SIG_DFL, _on_signal)}
     term = {signal.SIGTERM} if handlers.get(signal.SIGTERM) not in (signal.SIG_IGN, None) else set()
@@ -142,7 +142,7 @@ def _free(numbers: tuple[int, ...]) -> list[int]:
 
 
 def _on_signal(number: int, _frame: object) -> None:
-    if os.getpid() != _state.process:  # not in forked processes
+    if os.getpid() != _state.process:  # a forked process
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
         return
@@ -163,7 +163,7 @@ def _raise_again(_number: int, _frame: object) -> None:
 
 
 def _without_interrupts(hook: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a hook of `sys` so that it gets no interrupts; these are raised again."""
+    """Wrap a hook of `sys` so that it does not receive KeyboardInterrupts, which are raised again."""
 
     def guarded(what: Any, *rest: Any) -> None:
         if not issubclass(getattr(what, "exc_type", what), KeyboardInterrupt):

@@ -1,5 +1,5 @@
-"""Surroundings of the process: home folder and user name, working folder, width of the terminal. `settle` corrects
-values that libraries cannot use, before these are imported."""
+"""Environment of the process: home folder and user name, working folder, width of the terminal. `settle` corrects
+values that libraries cannot use, before the libraries are imported."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from specbench.system.console import stderr, warn
 from specbench.system.limits import whole_number
 
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
-_LEAST_COLUMNS = 40  # Narrower tables cannot hold words, so the terminal may break their lines
+_LEAST_COLUMNS = 40  # Minimum table width; a narrower terminal breaks the lines
 _MOST_COLUMNS = 10_000
 
 
 def settle() -> None:
-    """Settle the surroundings of a command."""
+    """Correct the environment variables of the process."""
     settle_home()
     if os.environ.get("HF_ENDPOINT") == "":  # the hub's client would use "" as an address
         del os.environ["HF_ENDPOINT"]
     if (named := os.environ.get(COMPILED)) is not None and not os.path.isdir(named):
         try:
-            os.makedirs(named, exist_ok=True)  # torch does this on import, even if nothing is compiled
+            os.makedirs(named, exist_ok=True)  # torch also creates this folder on import
         except OSError as error:
             warn(f"{COMPILED}={named} is ignored: {error.strerror}")
             del os.environ[COMPILED]
@@ -42,7 +42,7 @@ def settle() -> None:
 
 
 def check_working_folder() -> None:
-    """Raise an error if the working folder was deleted, because numerical libraries would end the process."""
+    """Raise an error if the working folder was deleted, because numerical libraries would then abort the process."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -50,8 +50,8 @@ def check_working_folder() -> None:
 
 
 def settle_home() -> None:
-    """Set HOME and LOGNAME if the process lacks them (containers, batch systems): the user's home, else a private
-    folder. Libraries put their caches there."""
+    """Set HOME and LOGNAME if they are missing (containers, batch systems). HOME becomes the user's home, or else a
+    private folder, because libraries store their caches there."""
     try:
         user = pwd.getpwuid(os.getuid())
     except KeyError:
@@ -63,8 +63,8 @@ def settle_home() -> None:
 
 @contextmanager
 def plain_matplotlib() -> Iterator[None]:
-    """Context to import matplotlib first without the user's backend and settings. MPLBACKEND may name a notebook's
-    package that is not installed, and only files are drawn. A notebook keeps its backend for its own figures."""
+    """Context to import matplotlib without the user's backend and settings, because specbench only draws files and
+    MPLBACKEND may name a package that is not installed. A notebook keeps its backend for its own figures."""
     asked = {name: os.environ.pop(name, None) for name in ("MPLBACKEND", "MATPLOTLIBRC")}
     os.environ["MATPLOTLIBRC"] = os.devnull
     try:
@@ -79,8 +79,8 @@ def plain_matplotlib() -> Iterator[None]:
 
 @cache
 def private_folder() -> Path:
-    """Folder for temporary files that only this user can write to, the same for all processes of this user. Its path
-    has no spaces or quotes if any temporary folder has such a path."""
+    """Return a folder for temporary files that only this user can write to, shared by all of the user's processes. If
+    possible, its path contains no spaces or quotes."""
     places = [tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]
     plain = [place for place in places if re.fullmatch(r"[^\s'\"\\]+", place) and os.access(place, os.W_OK)]
     within = next(iter(plain), places[0])

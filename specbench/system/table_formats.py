@@ -1,6 +1,6 @@
-"""Formats of tables: file endings, the kinds of output that can be written in a format, and its abilities.
+"""Formats of tables: file suffixes, kinds of output, and options that a format supports.
 
-Nothing heavy is imported: commands list and refuse formats before any work. The writer of a format is the function
+Imports are light, because commands list and reject formats before any work. The writer of a format is the function
 `OUTPUT_FORMAT`, such as `report_csv`, in the module of its kind of output.
 """
 
@@ -19,20 +19,20 @@ _MODULES = {
     "comparison": "reporting.text_formats",
     "over": "reporting.over",
 }
-"""Module of the writers of each kind of output: reports of runs, papers' tables, comparisons of two runs, and runs over
-their seeds (`report --over`)."""
+"""{kind of output: module of its writers}: reports of runs, papers' tables, comparisons of two runs, and runs pooled
+over seeds (`report --over`)."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """Uses of a format."""
+    """Capabilities of a format."""
 
-    endings: tuple[str, ...]  # file endings; the first is also a name of the format
-    outputs: tuple[str, ...]  # keys of `_MODULES`; every other kind of output refuses the format
-    to_file: bool = False  # is not printed on a terminal
+    endings: tuple[str, ...]  # file suffixes; the first one also names the format
+    outputs: tuple[str, ...]  # supported kinds of output: keys of `_MODULES`
+    to_file: bool = False  # whether it is only written to files
     columns: bool = False  # whether the columns of a report can be chosen
     long: bool = False  # whether a report can have a row per run and number
-    one_table: bool = False  # whether it holds only one of the papers' tables
+    one_table: bool = False  # whether a file holds only one paper's table
 
 
 FORMATS = {
@@ -46,12 +46,12 @@ FORMATS = {
 
 
 def formats_with(fact: str) -> list[str]:
-    """The formats for a kind of output, or the formats whose field `fact` is true."""
+    """List the formats of a kind of output, or the formats whose field `fact` is true."""
     return [name for name, form in FORMATS.items() if fact in form.outputs or getattr(form, fact, False)]
 
 
 def format_name(output: str, name: str) -> str:
-    """Return the format that a typed name means for a kind of output."""
+    """Return the format with this name or synonym; reject formats that the kind of output does not support."""
     formats = formats_with(output)
     return read_name("format", name, formats, {name: FORMATS[name].endings[:1] for name in formats})
 

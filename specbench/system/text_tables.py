@@ -32,7 +32,7 @@ class TextCell(NamedTuple):
 @dataclass(frozen=True)
 class TextTable:
     """Table of texts, independent of the format: rows of cells in groups (with or without a name), and notes below.
-    `labels`: number of columns at the left that name a row."""
+    `labels`: number of leftmost columns that name a row."""
 
     headings: Sequence[str]
     groups: Sequence[tuple[str | None, Sequence[Sequence[TextCell]]]]
@@ -54,14 +54,14 @@ class TextTable:
 def plain_table(
     headings: Sequence[str], rows: Iterable[Iterable[str | TextCell]], title: str = "", notes: Sequence[str] = ()
 ) -> TextTable:
-    """A table with a single group."""
+    """Make a table with a single group."""
     cells = [[cell if isinstance(cell, TextCell) else TextCell(cell) for cell in row] for row in rows]
     return TextTable(headings, [(None, cells)], title=title, notes=notes)
 
 
 def distinct_columns(table: TextTable, kept: Container[str]) -> TextTable:
-    """Table with a single group, without empty columns. If there are several rows, values that all of them share move
-    to the first note. `kept`: headings of columns that stay even if they are constant."""
+    """Remove empty columns from a table with a single group. If there are several rows, also move values that all rows
+    share to the first note. `kept`: headings of columns that stay even if they are constant."""
     rows, used, shared = table.rows, [], []
     if not rows:
         return table
@@ -82,8 +82,8 @@ def distinct_columns(table: TextTable, kept: Container[str]) -> TextTable:
 
 
 def markdown_table(table: TextTable, aligned: bool = False) -> str:
-    """The rows as markdown: labels aligned left, other columns right, names of groups bold. `aligned`: columns are
-    padded, so that the text itself is readable."""
+    """Format the rows as markdown: labels aligned left, other columns right, names of groups bold. `aligned`: pad
+    columns, so that the source text is readable."""
     write = (lambda text: one_line(text).replace("|", "\\|")) if aligned else escape
     rows = [list(map(write, table.headings))]
     for group, lines in table.groups:
@@ -105,17 +105,17 @@ def escape(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Escape text for one line of markdown outside tables, HTML tags included."""
+    """Escape a line of text, including HTML tags, for markdown outside tables."""
     return " ".join(printable(str(text)).split()).replace("<", "&lt;")
 
 
 _COLUMN, _PAGE, _CHARACTER, _POINTS = 229, 469, 4.5, 8
-"""Widths in points: column and text of a two-column article, a character in \\small, the space between columns."""
+"""Widths in points: column of a two-column article, its text, a character in \\small, space between table columns."""
 
 
 def latex_table(table: TextTable, label: str, wide: bool = False) -> str:
-    """A float with a booktabs `tabular` and the title as caption: labels left, the others right. Its environment and
-    font size make it fit a two-column page; `wide` selects the environment for two columns."""
+    """Format as a LaTeX float: a booktabs `tabular` (labels aligned left, other columns right) with the title as
+    caption. Environment and font size fit a two-column page; `wide` selects the environment for both columns."""
     texts = [table.headings, *([cell.text for cell in row] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     points = sum(widths) * _CHARACTER + (len(widths) - 1) * _POINTS
@@ -146,7 +146,7 @@ def latex_table(table: TextTable, label: str, wide: bool = False) -> str:
 
 
 def latex_label(name: str | None, *content: str) -> str:
-    """Label of a table from its name, else from a digest of its content, so that labels in a paper differ."""
+    """Make the label of a table from its name, or else from a digest of its content, so that labels differ."""
     number = int(hashlib.sha256("\n".join(content).encode()).hexdigest(), 16) % 10**6
     return "tab:" + (re.sub(r"[^\w-]+", "-", name) if name else f"specbench-{number:06d}")
 
@@ -178,8 +178,8 @@ def tex(text: str) -> str:
 
 def terminal_table(table: TextTable, width: int, left: Container[str] = (), dim: Container[int] = ()) -> Group:
     """Lay out for a terminal of `width` characters: cells wrap only between words, and columns that do not fit follow
-    in a panel below. Each panel repeats the labels; rows without further text are in the first. `left`: headings of
-    columns aligned left, in addition to the labels; `dim`: indices of pale columns."""
+    in a panel below. Each panel repeats the labels; rows that have only labels are in the first panel. `left`: headings
+    of columns aligned left, in addition to the labels; `dim`: indices of dimmed columns."""
     headings = [one_line(text) for text in table.headings]
     rows = [
         [cell._replace(text=one_line(cell.text)) for cell in row]
@@ -216,7 +216,7 @@ def panel_count(table: TextTable, width: int) -> int:
 
 
 def _panels(widths: Sequence[int], width: int, labels: int) -> list[list[int]]:
-    """Indices of the columns in each panel. A column that is too wide is alone in its panel."""
+    """Return the indices of the columns of each panel. A column that is too wide gets a separate panel."""
     room = width - sum(wide + COLUMN_GAP for wide in widths[:labels])
     panels: list[list[int]] = []
     for place, wide in enumerate(widths[labels:], labels):
@@ -228,8 +228,8 @@ def _panels(widths: Sequence[int], width: int, labels: int) -> list[list[int]]:
 
 
 def _widths(headings: Sequence[str], rows: Sequence[Sequence[TextCell]], width: int, labels: int) -> list[int]:
-    """Width of each column: the width of unwrapped cells if all columns fit, else at most `_WHOLE` or the longest word.
-    Labels take at most half of the terminal."""
+    """Return the width of each column: of its unwrapped cells if all columns fit, else at most `_WHOLE` or the longest
+    word. Labels take at most half of the terminal."""
     columns = [[heading, *(row[place].text for row in rows if len(row) > 1)] for place, heading in enumerate(headings)]
     least = [min(width, max(len(word) for text in column for word in (*text.split(), ""))) for column in columns]
     most = [max(small, *map(len, (*column[1:], ""))) for small, column in zip(least, columns, strict=True)]

@@ -8,7 +8,7 @@ import sys
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 
-# Imports inside functions: torch, which plans on a CPU do not need.
+# Imports inside functions: torch, because plans on a CPU do not need it.
 
 AUTO = "auto"
 _NAME = re.compile(r"(?P<kind>cpu|mps|cuda)(:(?P<index>\d{1,3}))?")
@@ -18,14 +18,14 @@ def check_device_name(device: str) -> None:
     """Raise a SpecbenchError for an invalid name."""
     if "," in device:
         advice = "--dtype int8wo halves its weights; --workers and --ray load a model on each GPU"
-        raise SpecbenchError(f"--device {device:.40}: a model decodes on one device", advice)
+        raise SpecbenchError(f"--device {device:.40}: a model decodes on a single device", advice)
     named = _NAME.fullmatch(device)
     if not named or (named["index"] and named["kind"] != "cuda"):
         raise SpecbenchError(f"--device {device:.40}: not a device", "valid: auto, cpu, cuda, cuda:0, cuda:1, ..., mps")
 
 
 def require_device(device: str) -> None:
-    """Raise a SpecbenchError for an invalid name, with exit code 5 for a device that torch does not find."""
+    """Raise a SpecbenchError for an invalid name, or with exit code 5 for a device that torch does not find."""
     check_device_name(device)
     if device == "cpu":
         return
@@ -38,7 +38,7 @@ def require_device(device: str) -> None:
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(index or 0) >= devices:
         why = f": {no_gpu_reason()}" if kind == "cuda" and not devices else ""
-        what = f"--device {device}: torch {torch.__version__} finds no such device{why}"
+        what = f"--device {device}: torch {torch.__version__} does not find this device{why}"
         raise SpecbenchError(what, "use --device cpu", MISSING_PREREQUISITE)
 
 
@@ -48,7 +48,7 @@ def has_gpu_driver() -> bool:
 
 
 def no_gpu_reason() -> str:
-    """Reason why torch has no CUDA device: its build, or torch's message on driver and devices."""
+    """Explain why torch has no CUDA device: torch's build, or torch's message on driver and devices."""
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:
@@ -72,8 +72,8 @@ def check_decoding_device(device: str) -> None:
 def use_device(device: str) -> None:
     """Require a device, make a CUDA device the current one ("cuda" is "cuda:0"), and keep float32 free of TF32.
 
-    Events, streams and allocations that name no device go to the current one. TF32 is on for convolutions unless it is
-    turned off, and for matrix products if the environment says so.
+    Events, streams and allocations without a device use the current one. By default torch uses TF32 in convolutions,
+    and in matrix products if an environment variable requests it.
     """
     require_device(device)
     if not device.startswith("cuda"):
@@ -86,7 +86,7 @@ def use_device(device: str) -> None:
 
 
 def emulates_bfloat16(device: str) -> bool:
-    """Return whether a CUDA device of this machine computes bfloat16 through float32, as devices before Ampere do."""
+    """Return whether a CUDA device of this machine emulates bfloat16 in float32, like devices before Ampere."""
     if not device.startswith("cuda"):
         return False
     import torch
@@ -111,6 +111,6 @@ def best_device(float64: bool = True) -> str:
 
 
 def chosen_device(name: str, float64: bool = True) -> str:
-    """The device of a `--device` option: "auto" is the best one (with `float64`, for decoding), "gpu:1" is "cuda:1"."""
+    """Resolve the value of `--device`: "auto" means `best_device(float64)`, "gpu:1" means "cuda:1"."""
     name = re.sub(r"^gpu(?=:|$)", "cuda", name.casefold())
     return best_device(float64) if name == AUTO else name

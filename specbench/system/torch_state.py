@@ -1,4 +1,4 @@
-"""State of torch, which a program or a plug-in may have changed."""
+"""Global state of torch, which a calling program or a plug-in may have changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class _State(NamedTuple):
     read: Callable[[], Any]
     write: Callable[[Any], None]
-    pinned: Any = None  # None: restored afterwards, but not set here
+    pinned: Any = None  # None: do not set the state, only restore it
 
 
 def _attribute(of: object, name: str, pinned: object) -> _State:
@@ -24,7 +24,7 @@ def _attribute(of: object, name: str, pinned: object) -> _State:
 
 
 def _precision(unit: Any) -> _State:
-    """Setting of float32 precision for one kind of operation; "none" if it follows the global setting."""
+    """State of float32 precision for one kind of operation; the value "none" means: as the global setting."""
 
     def write(value: str) -> None:
         unit.fp32_precision = "none"
@@ -60,11 +60,11 @@ class PinnedTorch(torch.inference_mode):
     float32 products, new tensors in float32 on the CPU. `mode`: inference mode if true, else with gradients. The
     earlier state and number of threads are restored afterwards; global state after the last thread that decodes."""
 
-    _lock, _open = Lock(), 0  # contexts of all threads, and what their process had before the first
+    _lock, _open = Lock(), 0  # number of open contexts in all threads
     _shared: Iterable[tuple[_State, Any]] = ()
 
     def __call__(self, function: _Function) -> _Function:
-        return super().__call__(function)  # type checkers do not know torch's decorator
+        return super().__call__(function)  # torch's decorator has no types
 
     def __enter__(self) -> None:
         super().__enter__()
@@ -74,7 +74,7 @@ class PinnedTorch(torch.inference_mode):
                 PinnedTorch._shared = [(state, _read(state)) for state in _OF_PROCESS]
             PinnedTorch._open += 1
             _set((state, state.pinned) for state in _STATES)
-        # The context slows down every call, so it is entered only if it must hide another device.
+        # This context slows down every call, so it is entered only if the default device is not the CPU.
         self._device = None if torch.get_default_device().type == "cpu" else torch.device("cpu")
         if self._device:
             self._device.__enter__()
@@ -95,7 +95,7 @@ def _set(values: Iterable[tuple[_State, Any]]) -> None:
 
 
 def _read(state: _State) -> Any:
-    """The value of a state; None if it was set by other functions of torch, because torch then refuses to read it."""
+    """Read a state; None if torch refuses, because the state was set through other functions of torch."""
     try:
         return state.read()
     except RuntimeError:

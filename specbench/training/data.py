@@ -59,7 +59,7 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
 
 @dataclass(frozen=True)
 class Examples:
-    """Sequences of elements, first of the prompt, then of the stream. At most E elements."""
+    """Sequences of at most E elements: first the prompt's elements, then the stream's elements."""
 
     ids: Tensor  # [n, E + 1] ids in the head's token table
     features: Tensor  # [n, E, d] float16; features[t] depends on ids[: t + 1] and predicts ids[t + 1]

@@ -56,7 +56,7 @@ class HeadPlan:
     images: int = 1024  # training images, seen `epochs` times in batches of `batch`
     epochs: int = 16
     batch: int = 16
-    lr: float = 2e-3  # peak learning rate, reached after `warmup` of all steps, then linear decay to 0
+    lr: float = 2e-3  # peak learning rate, reached after the share `warmup` of the steps; then linear decay to 0
     warmup: float = 0.03
     null: float = 0.1  # share of images trained without caption, for guidance
     seed: int = 0
@@ -88,7 +88,7 @@ def train(
     record = {"model": model.weights_sha256, "data": str(data or ""), **asdict(plan)}
     plan_file = work / "plan.json"
     if plan_file.is_file() and json.loads(plan_file.read_text()) != record:
-        raise SpecbenchError(f"{out} holds an unfinished training with other settings", "choose another --out")
+        raise SpecbenchError(f"{out} contains an unfinished training with other settings", "choose another --out")
     images = corpus(model, plan.images, plan.seed, data)
     work.mkdir(parents=True, exist_ok=True)
     plan_file.write_text(json.dumps(record, indent=2))
@@ -212,7 +212,7 @@ def check_head(
         head: folder or hub id of the head; empty for the model's head.
         data: run folder with images of the target; None for the model's training data.
         images, depths: images to evaluate, and draft depths.
-        seed: of the selection of images.
+        seed: random seed of the selection of images.
         device, threads: as for `run`.
         kind: of head, "eagle", "eagle3" or "vertical".
 
@@ -247,7 +247,7 @@ class HeadKind(NamedTuple):
     losses: Callable[[TransformerModel, nn.Module, Examples, torch.Generator], dict[str, Tensor]]
     # `save(head, folder, extra)` stores a head with `extra` facts
     save: Callable[[nn.Module, Path, dict[str, object]], None]
-    # `load(model, path)` loads the head in a folder or hub id; empty `path` for the model's head
+    # `load(model, path)` loads the head from a folder or hub id; if `path` is empty, the model's head
     load: Callable[[Any, str], nn.Module]
     # `distances(model, head, images, sampling, depths)` measures the total variation to the target by depth
     distances: Callable[..., list[dict[str, object]]]

@@ -108,6 +108,6 @@ def test_a_metric_that_breaks_its_promises_is_found_and_one_that_is_not_there_is
     samples = [Sample(f"p{n}", 0, "x", None, {}, draw.integers(0, 256, (8, 8, 3), np.uint8)) for n in range(3)]
     checks = {finding.check: finding for finding in MetricChecks(Ranked(), Ranked, samples).all_findings()}
     assert failed(checks.values()) >= {"identity", "features", "batch"}
-    assert "extra" in checks["features"].detail and "changes the pixels" in checks["features"].detail
+    assert "extra" in checks["features"].detail and "changes its input pixels" in checks["features"].detail
     assert Ranked.columns == {"value": pa.float32()}
     assert cli("check").code == 2 and cli("check", "--metric", "nowhere:Metric").code == 2

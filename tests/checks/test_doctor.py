@@ -31,7 +31,7 @@ def test_what_a_gpu_needs_has_a_row_each(monkeypatch):
     monkeypatch.setattr(doctor.compiler, "missing", lambda device: "the package triton is not installed")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
     rows = {row["name"]: row for row in doctor._acceleration()}
-    assert "torch sees none" in rows["GPU"]["detail"] and rows["GPU"]["fix"] and rows["TF32"]["status"] == "warning"
+    assert "torch finds no GPU" in rows["GPU"]["detail"] and rows["GPU"]["fix"] and rows["TF32"]["status"] == "warning"
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.version.cuda", "13.0")
     rows = {row["name"]: row for row in doctor._acceleration()}

@@ -107,7 +107,7 @@ def test_prompts_of_other_images_are_named(name, share):
 
 
 # In the random network of "wide" the prompt moves the first token alone, which shows no guidance.
-GUIDED = ("guidance", "no unconditional row")
+GUIDED = ("guidance", "guidance had no effect")
 
 
 @pytest.mark.slow
@@ -166,14 +166,14 @@ def test_random_tokens_are_named_and_not_the_filter_that_they_are_beyond():
     model, texts, claim = Wide(9, 64), ["a", "a dog", "a cat", "two words"], Sampling(2.0, top_p=0.8)
     tokens = replaced(planted.drawn(model, texts, claim), 20, 64)  # none of them ends a row
     causes, _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, tokens), claim, "float32", True)
-    assert named(causes, len(texts)).startswith("tokens are replaced at random: about 10 % are, or follow")
+    assert named(causes, len(texts)).startswith("tokens are replaced at random: about 10 % are replaced, or follow")
 
 
 @pytest.mark.slow
 def test_one_random_token_in_a_hundred_is_named():
     """And those after it, which were drawn with another before them."""
     text, _ = cause("shapes", replaced(images("shapes")[2].copy(), 100, 512))
-    assert text.startswith("tokens are replaced at random: about 5 % are, or follow one that is (")
+    assert text.startswith("tokens are replaced at random: about 5 % are replaced, or follow a replaced token (")
 
 
 @pytest.mark.slow

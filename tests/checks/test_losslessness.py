@@ -270,7 +270,7 @@ def test_images_that_differ_alone_are_told_where_their_distribution_shows_nothin
     monkeypatch.setattr(loop, "noise_keys", lambda requests, seed: plain(requests, seed + 100 * (len(requests) == 1)))
     row = audit_one("sjd", resolve("sjd"), 40_000, 0, [*AUDIT_SETTINGS[:1], LONE_SETTING])
     assert row["verdict"] == "no deviation seen" and row["alone_differ"] > 5
-    assert "have other tokens alone than in a batch" in verdict_line(row)
+    assert "have different tokens alone and in a batch" in verdict_line(row)
 
 
 def test_a_thorough_audit_sees_more_where_least_is_seen():

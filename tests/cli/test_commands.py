@@ -93,7 +93,7 @@ def test_a_closed_stdout_is_one_line(folder, command):
     program = f"{PROGRAM} {command} >&-"
     done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, cwd=folder, timeout=600)
     first, *rest = done.stderr.splitlines()
-    assert first == "warning: stdout is closed: what belongs there is not printed"
+    assert first == "warning: stdout is closed, so output to it is not printed"
     assert (done.returncode, len(rest)) == ((2, 1) if "nothing" in command else (0, 0))
 
 
@@ -110,7 +110,7 @@ def test_a_full_disk_behind_a_stream_is_one_line_or_nothing_and_ends_no_run(fold
 
 def test_report_has_the_documented_keys(there):
     scored = there("score")
-    assert scored.code == 0 and "prompts drawn: 2 of 318: first 2 (shapes-ar-" in scored.err
+    assert scored.code == 0 and "prompts selected: 2 of 318: first 2 (shapes-ar-" in scored.err
     rows = json.loads(there("report", "--json").out)
     assert [row["decoder"] for row in rows] == ["ar", "sjd"]
     for row in rows:
@@ -167,7 +167,7 @@ def test_parts_of_a_run_share_its_baseline_and_say_how_much_of_it_is_theirs(tmp_
     for part in ("1/2", "2/2"):
         assert specbench.run(shard=part, **common).problem() is None
     assert incomplete_shards(shards_in(tmp_path)) == []
-    with pytest.raises(SpecbenchError, match="only shards of some") as refused:
+    with pytest.raises(SpecbenchError, match="only shards of runs") as refused:
         find_runs(tmp_path)
     assert refused.value.try_this == f"merge them first: specbench merge --out {tmp_path}"
     assert [run.rows for run in merge_runs(out=tmp_path)] == [2, 8]

@@ -1,5 +1,7 @@
-"""A plug-in metric says which values are better; several modules: scores, reports, Pareto front, comparisons."""
+"""A plug-in metric declares facts; several modules: scores, reports, Pareto front, comparisons, downloads."""
 
+import json
+import os
 import sys
 from dataclasses import replace
 
@@ -7,6 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 import synthetic
 from drawn import drawn_run
+from forked import forked_command
+from loopback_hub import loopback_hub
 
 from specbench.metrics.score_store import read_scores, scores_to_show
 from specbench.reporting import report_rows
@@ -14,6 +18,7 @@ from specbench.reporting.columns import score_columns
 from specbench.reporting.compare import scores_beside
 from specbench.reporting.plot_data import pareto
 from specbench.reporting.row import OverAR
+from specbench.reporting.terminal import image_card
 from specbench.reporting.text_formats import long_rows
 from specbench.stats import Estimate
 from specbench.store.run_store import RunStore
@@ -23,7 +28,7 @@ from specbench.metrics.base import PerImageMetric
 
 class Mine(PerImageMetric):
     name, summary = "mine", "standard deviation of the pixels"
-    better, kind, unit = "{better}", "{kind}", "levels"
+    better, kind, unit, unjudged = "{better}", "{kind}", "levels", "the sky"
     def identity(self): return {{}}
     def features_of(self, sample): return {{"value": float(sample.pixels.std())}}
 """
@@ -57,6 +62,9 @@ def test_reports_follow_what_a_plug_in_declares_without_it(scored, cli, tmp_path
     printed = [("report", "--out", out, *more) for more in ((), ("--format", "markdown"))]
     printed = [cli(*command).out for command in (*printed, ("compare", ar.folder, sjd.folder))]
     assert all(f"mine {arrow}" in text for text in (*printed, page.read_text()))
+    assert "mine does not judge the sky." in page.read_text()
+    card = image_card(ar.folder, RunStore(ar.folder).samples()["prompt_id"][0])
+    assert card["scores"].keys() == {"mine"} and card["unjudged"] == ["mine does not judge the sky."]
     [column], values = score_columns([ar, sjd]), {row.decoder: row.scores[0].estimate.value for row in (ar, sjd)}
     assert column.best([ar, sjd]) == pytest.approx(values[best], abs=1e-3)  # is printed in bold
 
@@ -79,6 +87,26 @@ def test_an_unknown_direction_is_refused_before_an_image_is_scored(tmp_path, cli
     assert "better is 'less', not lower or higher" in answer.err and not (tmp_path / "out" / "scores").exists()
 
 
+def test_networks_that_a_plug_in_declares_are_downloaded_and_part_of_its_identity(tmp_path):
+    (tmp_path / "judge").mkdir()
+    for name in ("config.json", "words.txt", "other.md"):
+        (tmp_path / "judge" / name).write_text("{}")
+    declared = 'repositories, files = {"judge": "owner/judge"}, ("config.json", "*.txt")'
+    text = PLUGIN.format(better="higher", kind="plain")
+    (tmp_path / "judged.py").write_text(text.replace("    def identity", f"    {declared}\n    def identity"))
+    folder = drawn_run(tmp_path / "out", 2)
+    with loopback_hub() as hub:
+        hub.put("owner/judge", "a" * 40, tmp_path / "judge")
+        where = {"env": {**os.environ, **hub.env(tmp_path)}, "path": [tmp_path]}
+        command = ["score", "--out", tmp_path / "out", "--metric", "judged:Mine"]
+        offline = forked_command([*command, "--offline"], **where)
+        assert offline.returncode == 5 and "owner/judge is not on this disk" in offline.stderr
+        done = forked_command(command, **where)
+        assert done.returncode == 0 and not any("other.md" in path for path in hub.asked), done.stderr
+    [score] = read_scores(folder)
+    assert json.loads(score["identity"])["judge"].endswith(f" at {'a' * 40}")
+
+
 OLDER = [
     ("fid[clean]", "lower", "distance"), ("kid[tf1]", "lower", "distance"), ("recall[clean]", "higher", "plain"),
     ("shapes-frechet", "lower", "distance"), ("shapes-detector:color", "higher", "proportions"),
@@ -93,7 +121,7 @@ def test_scores_of_older_files_have_the_direction_of_specbench_s_metrics(tmp_pat
     [file] = (folder / "scores").glob("*.parquet")
     assert {score["prompts"] for score in read_scores(folder)} == {5, 10}
     shown = scores_to_show(folder, RunStore(folder).samples()["prompt_id"])
-    older = pq.read_table(file).drop_columns(["better", "kind", "prompts", "unit"])
+    older = pq.read_table(file).drop_columns(["better", "kind", "prompts", "unit", "unjudged"])
     for metric, *declared in OLDER:
         pq.write_table(older.set_column(0, "metric", [[metric] * len(older)]), file)
         assert {(score["better"], score["kind"]) for score in read_scores(folder)} == {(*declared,)}, metric

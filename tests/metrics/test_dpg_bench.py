@@ -123,7 +123,7 @@ def changes(lines: list[str]) -> dict[str, list[str]]:
         "an image is missing": [line for line in lines if "(8, 8," not in line],
         "other prompts": [line.replace("partiprompts7", "stanford7") for line in lines],
         "another question": [line.replace("Are they beside it?", "Are they above it?") for line in lines],
-        "no quarter": [line.replace("(8, 8, 16, 16)", "(8, 8, 24, 24)") for line in lines],
+        "not a quarter": [line.replace("(8, 8, 16, 16)", "(8, 8, 24, 24)") for line in lines],
         "another form": [*lines, "DPG-Bench score: 84.2"],
         "another scale": [line.replace(", yes", ", 0.9").replace(", no", ", 0.2") for line in lines],
         "two answers": [*lines, lines[0].rpartition(",")[0] + ", maybe"],

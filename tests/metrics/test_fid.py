@@ -260,7 +260,7 @@ def test_preprocessing_of_another_result_has_another_version():
 ])  # fmt: skip
 def test_every_network_of_several_says_which_version_prepared_its_images(name, function, monkeypatch):
     monkeypatch.setattr(published_weights, "hub_folder", lambda *_: None)
-    monkeypatch.setattr(geneval, "folder_identity", lambda _: "weights")
+    monkeypatch.setattr(published_weights, "folder_identity", lambda *_: "weights")
     monkeypatch.setattr(published_weights, "file_digest", lambda _: "digest")
     monkeypatch.setattr(compbench, "version", lambda _: "1")
     now = made_features(metric(name)(Settings())).fingerprint

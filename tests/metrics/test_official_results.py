@@ -57,7 +57,7 @@ def test_wise_goes_out_in_its_layout_and_its_two_protocols_come_back_under_two_n
     refused(cli("export", f"wise-{other}", run, "--to", tmp_path / "o"), f"has no images of WISE ({other}) prompts")
     mark = next(iter(MARKS[release]))
     for change, problem in [
-        ({mark: 3}, "0 to"), ({mark: True}, "0 to"), ({mark: "1"}, "0 to"), ({"prompt_id": "401"}, "has a prompt_id"),
+        ({mark: 3}, "0 to"), ({mark: True}, "0 to"), ({mark: "1"}, "0 to"), ({"prompt_id": "401"}, "needs prompt_id"),
         ({mark: None}, "0 to"), ({mark: 0.5}, "0 to"),
         ({"prompt_id": 402}, "contradicts itself"),
     ]:  # fmt: skip
@@ -116,19 +116,19 @@ def test_oneig_goes_out_as_grids_and_its_tables_come_back_as_its_program_counts_
 
 
 FAULTY_TABLES = [
-    ("alignment_prompt", "anime_000", "anime_009", "about 'Anime_Stylization-009', which the run lacks"),
-    ("alignment_prompt", "anime_000", "places_000", "is not of OneIG-Bench's program"),
-    ("alignment_prompt", "human_000", "anime_000", "is not of OneIG-Bench's program"),
-    ("alignment_prompt", "0.5", "inf", "inf is no number from -1 to 1"),
-    ("alignment_prompt", "1.0", "7.5", "7.5 is no number from -1 to 1"),
+    ("alignment_prompt", "anime_000", "anime_009", "contain 'Anime_Stylization-009', which the run does not have"),
+    ("alignment_prompt", "anime_000", "places_000", "is not a file of OneIG-Bench's program"),
+    ("alignment_prompt", "human_000", "anime_000", "is not a file of OneIG-Bench's program"),
+    ("alignment_prompt", "0.5", "inf", "inf is not a number from -1 to 1"),
+    ("alignment_prompt", "1.0", "7.5", "7.5 is not a number from -1 to 1"),
     ("style_prompt", RUN, "other", "about other, not about"),
     ("style_prompt", TABLES["style_prompt_score_EN_2026-01-01_00-00-00.csv"], "", "about no model"),
-    ("alignment_prompt", "0.5,0", "0.5", "is not of OneIG-Bench's program"),
+    ("alignment_prompt", "0.5,0", "0.5", "is not a file of OneIG-Bench's program"),
     ("alignment_prompt", RUN, "y", "about y, x, not about"),
-    ("alignment_prompt", None, None, "2 files, of which one must be left"),
-    ("style_prompt", "0.5", "good", "is not of OneIG-Bench's program"),
-    ("text_score", "text score", "score", "is not of OneIG-Bench's program"),
-    ("text_score", None, "", "text_score_EN*.csv is not of OneIG-Bench's program: about no model"),
+    ("alignment_prompt", None, None, "there are 2 such files"),
+    ("style_prompt", "0.5", "good", "is not a file of OneIG-Bench's program"),
+    ("text_score", "text score", "score", "is not a file of OneIG-Bench's program"),
+    ("text_score", None, "", "text_score_EN*.csv is not a file of OneIG-Bench's program: about no model"),
 ]  # fmt: skip
 
 

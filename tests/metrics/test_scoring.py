@@ -330,8 +330,9 @@ def test_a_foreign_metric_is_named_for_its_faults_and_others_go_on(tmp_path, mon
 def test_what_one_metric_cannot_compute_leaves_the_others_alone(tmp_path, cli):
     folder = drawn_run(tmp_path / "a", n=2)  # one sample a prompt
     outcome = cli("score", folder, "--metric", "diversity[shapes]", "--metric", "shapes-detector", "--device", "cpu")
-    assert outcome.code == PARTIAL and "needs two samples of a prompt (the others are scored" in outcome.err
-    assert values(folder)["shapes-detector"] == 1
+    refused = "needs 2 samples of a prompt (all other scores are stored; run with --samples 2"
+    assert outcome.code == PARTIAL and refused in " ".join(outcome.err.split())
+    assert not [*(folder / "image_scores").glob("diversity*")] and values(folder)["shapes-detector"] == 1
 
 
 @pytest.mark.parametrize("lack", ["picture", "rows"])
@@ -345,7 +346,7 @@ def test_one_run_without_images_does_not_keep_others_from_being_scored(tmp_path,
     outcome = cli("score", whole[0], lacking, whole[1], "--metric", "shapes-detector", "--json", "--device", "cpu")
     assert outcome.code == PARTIAL and outcome.err.count("error:") == 1
     assert ("s1-0.png is missing" if lack == "picture" else "it has no images") in outcome.err.splitlines()[-1]
-    assert "the others are scored" in outcome.err
+    assert "all other scores are stored" in outcome.err
     assert [values(folder)["shapes-detector"] for folder in whole] == [1, 1] and not read_scores(lacking)
     with pytest.raises(SpecbenchError) as alone:
         scoring.score([lacking], DETECTOR).check()
@@ -412,7 +413,7 @@ def test_captions_that_a_metric_cuts_are_stored_and_said(tmp_path, monkeypatch):
     monkeypatch.setitem(metric_catalog.METRICS, "brightness", entry)
     scoring.score([folder], ["brightness"])
     [score] = (row for row in read_scores(folder) if row["metric"] == "brightness")
-    assert score["cut"] == 1.0 and score["note"] == "4 of 4 captions are cut: it reads 3 tokens"
+    assert score["cut"] == 1.0 and score["note"] == "4 of 4 captions are truncated, to 3 tokens"
     assert f"brightness: {score['note']}." in render_tables(report_rows([folder]), everything=True)
     [file] = (folder / "scores").glob("brightness*.parquet")
     pq.write_table(pq.read_table(file).drop_columns("cut"), file)

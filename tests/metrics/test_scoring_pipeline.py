@@ -73,7 +73,7 @@ def test_nothing_scored_is_no_success(tmp_path, cli, monkeypatch):
     bundled = cli("score", "--bundled-only", "--out", tmp_path / "out", "--json")
     assert bundled.code == 2 and json.loads(bundled.out) == [] and "--reference FOLDER" in bundled.err
     away = cli("score", "--offline", "--out", tmp_path / "out")
-    assert away.code == 5 and "clip[b16+299] is left out: ViT-B-16.pt is not on this disk" in away.err
+    assert away.code == 5 and "clip[b16+299] is not computed: ViT-B-16.pt is not on this disk" in away.err
     assert away.err.count("is left out") == 2 and "specbench fetch HPS_v2.1_compressed.pt" in away.err
 
 
@@ -85,7 +85,7 @@ def test_against_a_run_the_difference_is_paired(checkpoints, tmp_path, cli):
     gaps = values[0].astype(float) - values[1].astype(float)
     assert row["difference"] == pytest.approx(gaps.mean()) and row["low"] < gaps.mean() < row["high"] and row["n"] == 8
     assert (row["run_id"], row["baseline"]) == (runs[0].name, runs[1].name)
-    assert "name the metrics with --metric" in cli("score", "--against", runs[1].name, "--out", tmp_path / "out").err
+    assert "use --metric or --protocol" in cli("score", "--against", runs[1].name, "--out", tmp_path / "out").err
 
 
 def test_scores_of_unlike_fingerprints_are_never_subtracted(checkpoints, tmp_path, monkeypatch):
@@ -98,10 +98,10 @@ def test_scores_of_unlike_fingerprints_are_never_subtracted(checkpoints, tmp_pat
         scoring.score(runs[1:], ["imagereward"], settings)
     digests = [row["fingerprint"] for run in runs for row in read_scores(run)]
     assert digests[0] != digests[1]
-    with pytest.raises(SpecbenchError, match=f"{runs[1].name} is not scored by 'imagereward' of fingerprint"):
+    with pytest.raises(SpecbenchError, match=f"{runs[1].name} has no score of 'imagereward' with fingerprint"):
         api.differences(runs[1].name, [runs[0].name], ["imagereward"], tmp_path / "out", settings)
     compared = api.compare(runs[1].name, runs[0].name, tmp_path / "out", settings).set_index("name").T
-    with pytest.raises(SpecbenchError, match="both names mean the run"):
+    with pytest.raises(SpecbenchError, match="both names refer to the run"):
         api.compare(runs[0].name, runs[0].name, tmp_path / "out", settings)
     assert pd.isna(compared["imagereward"]["value"]) and "different torch" in compared["imagereward"]["note"]
     api.score(metrics=["imagereward"], out=tmp_path / "out", settings=settings)

@@ -65,7 +65,7 @@ def test_a_run_is_scored_by_all_three_unasked_and_few_images_and_a_missing_packa
     assert scores["shapes-clip"]["low"] is not None and scores["shapes-clip"]["note"] is None
     text = render_tables(report_rows([folder]), everything=True, explain=True)
     assert all(f"| {name} " in text and f"- {name}: " in text for name in bundled)
-    assert "shapes-frechet: 6 images are few for 64 features" in text
+    assert "shapes-frechet: 6 images are too few for 64 features" in text
     assert "shapes-detector by part:" in text and "| colors ↑ |" in text
     monkeypatch.setattr(ShapesClip, "packages", {"no-such-package": "pip install it"})
     scoring.score([folder], reporter=ScoreProgress(), bundled_only=True)

@@ -49,7 +49,7 @@ def test_lumina_and_anole_are_told_apart(written):
     ("files", "problem", "fix"),
     [
         (("adapter_config.json", "adapter_model.safetensors"), "is a LoRA adapter", "merge_and_unload"),
-        (("config.json", "model-Q4_K_M.gguf"), "holds GGUF", "safetensors"),
+        (("config.json", "model-Q4_K_M.gguf"), "contains GGUF", "safetensors"),
         (("params.json", "consolidated.00.pth"), "Meta's layout", "convert"),
     ],
 )

@@ -69,8 +69,8 @@ def test_random_weights_are_labelled_and_not_scored(run_tiny, cli, tmp_path):
     [
         (("--model", "janus", "--weights", "absent"), "--weights absent: no such folder"),
         (("--model", "janus", "--weights", "a/b", "--random-weights"), "--random-weights excludes --weights"),
-        (("--model", "shapes", "--random-weights"), "'shapes' has one set of weights and one size"),
-        (("--model", "shapes", "--scale", "tiny"), "'shapes' has one set of weights and one size"),
+        (("--model", "shapes", "--random-weights"), "'shapes' has only one set of weights and one size"),
+        (("--model", "shapes", "--scale", "tiny"), "'shapes' has only one set of weights and one size"),
         (("--model", "janus", "--scale", "huge"), "--scale huge"),
         (("--model", "janus", "--weights", ".", "--revision", "v1"), "--revision v1: --weights . is a folder"),
         (("--model", "lumena"), "did you mean 'lumina'"),

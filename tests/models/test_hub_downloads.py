@@ -75,13 +75,13 @@ def test_without_a_pinned_commit_main_is_taken_and_later_uses_keep_its_commit(hu
 def test_a_file_that_is_not_what_the_hub_states_is_refused_when_it_comes_and_later(hub, tmp_path, name, sent, problem):
     hub.spoil = lambda path, data: sent if "/resolve/" in path and path.endswith(name) else data
     come = fetch(hub, tmp_path)
-    assert come.stdout.startswith(f"1 {REPO}: {name} is not what the hub states: {problem}"), come.stdout
+    assert come.stdout.startswith(f"1 {REPO}: {name} differs from what the hub states: {problem}"), come.stdout
     hub.spoil = lambda path, data: data
     assert fetch(hub, tmp_path).stdout == f"{OLD}\n", "it was not kept"
     [path] = (tmp_path / "hf").rglob(f"snapshots/*/{name}")
     path.resolve().write_bytes(path.read_bytes()[::-1])
     refused = fetch(hub, tmp_path)
-    assert refused.stdout.startswith("5 ") and "digest than the hub stated" in refused.stdout
+    assert refused.stdout.startswith("5 ") and "the digest that the hub states" in refused.stdout
     assert "to download it again: rm '" in refused.stdout
     for file in (path.resolve(), path):
         file.unlink()
@@ -111,7 +111,7 @@ def test_a_file_that_stands_for_another_one_of_the_hub_is_enough(hub, tmp_path):
     ("status", "headers", "problem", "command"),
     [
         (403, {"X-Error-Code": "GatedRepo"}, "is gated: accept its terms", "hf auth login"),
-        (401, {}, "or not for you (401)", "hf auth login"),
+        (401, {}, "or you have no access (401)", "hf auth login"),
         (404, {"X-Error-Code": "RepoNotFound"}, "is not on", "hf auth login"),
         (404, {"X-Error-Code": "RevisionNotFound"}, "has no revision 'main'", "name another revision"),
         (429, {"RateLimit": '"api";r=0;t=300'}, "it asks to wait 300 s", "run the same command again"),
@@ -159,7 +159,7 @@ def _refused(done: subprocess.CompletedProcess, problem: str, command: str) -> N
     ("variables", "problem", "command"),
     [
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "Connection refused", "the same command again"),
-        ({"HF_ENDPOINT": "http://nowhere.invalid"}, "no answer of a hub from", "the same command again"),
+        ({"HF_ENDPOINT": "http://nowhere.invalid"}, "gives no answer of a hub", "the same command again"),
         ({"HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "NO_PROXY": ""}, "refused", "again"),
         ({"HF_HUB_OFFLINE": "1"}, "downloads are disabled", "specbench fetch owner/name"),
         ({"HF_ENDPOINT": "huggingface.co"}, "HF_ENDPOINT=huggingface.co: no address", "https://HOST"),

@@ -81,7 +81,7 @@ def test_labels_are_drawn_one_by_one_and_stay_the_same():
 
 @pytest.mark.parametrize("text", ["1000", "-1", "a cat", "", "7.0", "٣" * 400])
 def test_what_is_no_class_is_one_line(text):
-    with pytest.raises(SpecbenchError, match="is no class of 'llamagen-c2i-b'") as refused:
+    with pytest.raises(SpecbenchError, match="is not a class of 'llamagen-c2i-b'") as refused:
         find_model("llamagen-c2i-b").check_prompts([Prompt("one", text)])
     assert refused.value.exit_code == BAD_INPUT and len(str(refused.value)) < 200
 

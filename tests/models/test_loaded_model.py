@@ -342,7 +342,7 @@ def test_what_does_not_fit_is_one_line(network):
     given = {"layout": (3, 3), "image_ids": range(4, 13), "prompt_ids": prompt_ids}
     for wrong, line in (
         ({"image_ids": range(10**6, 10**6 + 9)}, "image_ids: 1000000 is not one of the 64 words of Chameleon"),
-        ({"image_ids": torch.tensor([4] * 9)}, "image_ids names a word twice"),
+        ({"image_ids": torch.tensor([4] * 9)}, "image_ids contains an id twice"),
         ({"image_ids": [[4]]}, "is not a list of whole numbers"),
         ({"image_ids": ()}, "image_ids is empty|layout of 0"),
         ({"layout": 5}, "layout 5"),

@@ -77,12 +77,12 @@ def test_a_size_is_part_of_the_name_and_reaches_prompt_and_grid(tmp_path):
 @pytest.mark.parametrize(
     ("model", "size", "problem"),
     [
-        ("lumina2", "760x768", "was not trained for it"),
-        ("lumina2", "1024x1024", "was not trained for it"),
-        ("lumina2", "1600x320", "was not trained for it"),
+        ("lumina2", "760x768", "was not trained for this size"),
+        ("lumina2", "1024x1024", "was not trained for this size"),
+        ("lumina2", "1600x320", "was not trained for this size"),
         ("lumina2", "0x32", "not WIDTHxHEIGHT"),
-        ("janus", "512x512", "'janus' has one size, 384x384"),
-        ("lumina2 --random-weights --scale tiny", "512x512", "a tiny network has one size"),
+        ("janus", "512x512", "'janus' has only the size 384x384"),
+        ("lumina2 --random-weights --scale tiny", "512x512", "a tiny network has only one size"),
         ("shapes", "128x128", "one set of weights and one size"),
     ],
 )
@@ -163,11 +163,11 @@ def test_an_image_on_which_the_pipeline_fails_is_a_failed_row(tmp_path, cli):
     assert model.problem(tokens) is None and not model.draws
     assert model.problem(np.where(np.arange(22) == 3, codes, tokens)) is None
     assert "token 9 is" in model.problem(np.where(np.arange(22) == 9, codes + 2, tokens))
-    assert "end of the image was drawn at token 3" in model.problem(np.where(np.arange(22) == 3, codes + 1, tokens))
+    assert "token 3 is the end-of-image token" in model.problem(np.where(np.arange(22) == 3, codes + 1, tokens))
     (tmp_path / "one.txt").write_text("a red circle\n")
     fixed = ("--model", "glm-image", "--scale", "tiny", "--weights", folder, "--dtype", "float32", "--samples", "20")
     outcome = cli("run", *fixed, "--prompts", tmp_path / "one.txt", "--decoder", "preview", "--out", out, "--json")
-    assert "draws no pictures" in outcome.err and "Traceback" not in outcome.err
+    assert "cannot render pictures" in outcome.err and "Traceback" not in outcome.err
     [run] = [path.parent for path in out.glob("*/samples")]
     rows = pd.read_parquet(run / "samples")
     failed = rows[rows["status"] != "ok"]
@@ -223,7 +223,7 @@ def test_x_omni_reads_the_prompt_and_the_settings_of_its_repository(tmp_path):
     assert configured("x-omni", tmp_path).sampling() == Sampling(1.0, 1.0, 20, 1.0, min_p=0.03)
     model = loaded("x-omni", tmp_path)
     assert model.repetition_penalty == 1.5
-    with pytest.raises(SpecbenchError, match=r"--cfg 2: .* has no guidance with its repetition penalty"):
+    with pytest.raises(SpecbenchError, match=r"--cfg 2: .* cannot combine guidance with its repetition penalty"):
         model.begin(model.encode(["a cat"]), 2.0, 1)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vision_config": {"dtype": "nn", "decoder": {}}}))

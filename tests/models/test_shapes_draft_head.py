@@ -68,8 +68,8 @@ def test_two_heads_are_two_runs_even_under_one_path(cli, tmp_path, monkeypatch):
     [
         ([1, 3, 6], "the head reads layer 6; 'shapes' has layers 0 to 5"),
         ([1, 3, -1], "the head reads layer -1;"),
-        ([1, 3, 2.5], "no numbers of layers, `taps`"),
-        (None, "no numbers of layers, `taps`"),
+        ([1, 3, 2.5], "the layer numbers `taps`"),
+        (None, "the layer numbers `taps`"),
         ([1, 3], "not an EAGLE-3 head, see its tensor fuse.weight"),
     ],
 )

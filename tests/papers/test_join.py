@@ -220,7 +220,7 @@ def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
     assert cell(same, "B SJD", "nfe").difference is not None
     other = measured(["another", "prompt 1", "prompt 2", "prompt 0"])
     assert cell(other, "B SJD", "nfe").difference is None
-    assert any("other prompts than the first 3 of" in text for text in other.remarks)
+    assert any("prompts other than the first 3 of" in text for text in other.remarks)
     part = measured(["prompt 0", "prompt 1", "prompt 2"], images=2)
     assert cell(part, "B SJD", "nfe").difference is not None and part.lines[0].expected == 3, "2 of 3 images"
 
@@ -264,8 +264,8 @@ def test_a_latency_ratio_above_the_step_ratio_is_flagged(tmp_path, joined):
     done = join(TABLE, {PLAIN: folder(tmp_path / "slow", AR, slow), SPECULATIVE: folder(tmp_path / "slow", SJD, sjd())})
     flagged = cell(done, "B SJD", "speedup")
     assert flagged.value > cell(done, "B SJD", "step_ratio").value
-    assert any(note.startswith("Measured latency ratio above") for note in flagged.notes)
-    assert any(note.startswith("Printed latency ratio above") for note in flagged.printed_notes), "2.15 above 2.0"
+    assert any(note.startswith("The measured latency ratio is above") for note in flagged.notes)
+    assert any(note.startswith("The printed latency") for note in flagged.printed_notes), "2.15 above 2.0"
     fair = cell(joined, "A Plain", "speedup")
     assert not fair.printed_notes and len(fair.notes) == 1
 

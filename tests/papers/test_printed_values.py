@@ -124,7 +124,7 @@ def test_doubtful_cells_say_so_and_standard_deviations_are_those_in_brackets(tab
             steps = next((row.paper[name] for name in names if name in row.paper), float("inf"))
             if row.paper.get("speedup", 0) > steps:
                 notes = line.cells["speedup"].printed_notes
-                assert any("latency ratio above the printed step ratio" in note for note in notes), row.label
+                assert any("latency ratio is above the printed step ratio" in note for note in notes), row.label
     rows = {(row.group, row.label): row for row in tables["cool-sd-1"].rows}
     for place, (length, latency) in SPREADS.items():
         assert rows[place].spread == {"acceptance_length": float(length), "latency_s": float(latency)}

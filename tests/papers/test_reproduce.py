@@ -71,7 +71,7 @@ def test_every_table_can_be_asked_for(name, tmp_path):
         assert row["problem"] is None and (row["model"], row["done"]) == ("shapes", 0), row
         assert row["images"] % 16 == 0 and row["seconds"] is None
     images = sum({row["run_id"]: row["images"] for row in rows}.values())
-    assert total(rows).startswith(f"{images} images to make, time unknown before the first image, at most ")
+    assert total(rows).startswith(f"{images} images to decode, time unknown before the first image, at most ")
 
 
 def test_what_the_table_says_is_what_runs_and_rows_take_turns_prompt_by_prompt(two):
@@ -104,7 +104,7 @@ def test_what_is_there_is_not_done_again(two, cli):
     rows = json.loads(dry.out)
     assert dry.code == 0 and all((row["images"], row["done"], row["seconds"]) == (2, 2, 0) for row in rows)
     more = cli("bench", "gsd-2", *command(two["flags"]), "--samples", "3", "--dry-run")
-    assert more.code == 0 and "20 images to make, about" in more.err, "the time is that of the recorded rows"
+    assert more.code == 0 and "20 images to decode, about" in more.err, "the time is that of the recorded rows"
 
 
 def test_a_table_that_a_signal_stopped_is_shown_without_being_scored(two, monkeypatch):
@@ -237,7 +237,7 @@ def test_a_substituted_model_stands_once_and_under_its_own_name(tmp_path):
     assert {line.group for line in done.lines} == {None} and len(done.lines) < len(table.rows)
     assert len({line.label for line in done.lines}) == len(done.lines)
     assert done.lines[0].label == "ar" and all(cell.paper is None for cell in done.lines[0].cells.values())
-    assert any("rows of the paper are" in note for note in done.table.notes)
+    assert any("rows of the paper become" in note for note in done.table.notes)
     joined = measured_table(table, out=tmp_path)
     assert len(joined.lines) == len(table.rows) and "**" in re.sub(r"\| \*\*", "", render_tables([joined]))
     left_over = measured_table(load_table("gsd-1"), model="shapes", out=tmp_path)

@@ -73,11 +73,11 @@ SENTENCES = {
         ["^gsd (window 16) is lossy, not shown to be faster: 1.10 times as fast as AR ["],
     ),
     "a failed audit": ([SJD, row("cheat", 2.0, 1.9, 2.1, audit=audit("deviates"))], ["^sjd", "NOT LOSSLESS"]),
-    "a copy": ([row("sjd", copies=["r/x copy"])], ["sjd (window 16): r/x copy is a copy of this run and is left out."]),
+    "a copy": ([row("sjd", copies=["r/x copy"])], ["sjd (window 16): r/x copy is a copy of this run and is omitted."]),
     "a window cheaper than a token": (
         [row("sjd", 2.97, window_cost=0.49), row("jacobi", 1.1, 1.05, 1.2)],
         ["^jacobi (window 16) is the fastest lossless decoder",
-         "The speed-up of sjd (window 16) is not meaningful: its forwards took 0.49 times"],
+         "The speed-up of sjd (window 16) is meaningless: its forwards took 0.49 times"],
     ),
     "a window that is not free": ([row("sjd", 1.1, 1.0, 1.2, window_cost=1.5)], ["sjd would be 1.60 times"]),
     "an image has no more": (
@@ -95,7 +95,7 @@ SENTENCES = {
         [replace(SJD, environment=["EPYC, python 3.12, specbench 0.4.0, git abc"]),
          replace(AR, environment=["EPYC, python 3.12, specbench 0.3.0"], settings_changed=True)],
         ["Decoded by several versions of specbench: 0.4.0 (sjd); 0.3.0 (ar).",
-         "ar: its run.json was edited after the run: its settings do not match the run id."],
+         "ar: its run.json was edited after the run, so the settings do not match the run id."],
     ),
 }  # fmt: skip
 
@@ -116,10 +116,10 @@ def test_a_headline_is_over_the_fastest_ar_and_says_what_an_eager_one_was():
     text = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=faster)])[0]
     assert text.startswith("No lossless decoder is faster than the fastest AR (float32, 1 thread, compiled): the best")
     assert "runs 0.55 [0.46–0.65] times as fast" in text, "the interval is that of the quoted number"
-    note = "AR is not compiled: compile before you quote the speed-up"
+    note = "AR is not compiled: before you quote the speed-up, run with --compile on"
     eager = replace(quoted, speedup=Estimate(1.3, 0.46, 0.65), eager_ar=note)
     text = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=eager)])[0]
-    assert text.endswith("; AR is not compiled: compile before you quote the speed-up.")
+    assert text.endswith("; AR is not compiled: before you quote the speed-up, run with --compile on.")
 
 
 def test_the_best_of_many_is_corrected_for_the_choice():
@@ -138,19 +138,19 @@ def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
     monkeypatch.setattr("specbench.reporting.answer.scores_beside", rows)
     scored = replace(AR, scores=[score("aesthetic", prompts_needed=321), score("fid", prompts_needed=9)])
     texts = answer([scored, row("predictive", 1.3, 1.2, 1.4)])
-    assert "predictive (window 16) has the same scores as AR, image by image, in clip." in texts
+    assert "predictive (window 16) and AR have the same clip on every image." in texts
     assert any("aesthetic [" in text and "clip" not in text for text in texts)
 
 
 def test_the_machine_is_remarked_upon():
     texts = answer([replace(AR, stalled=Stalled(1, 8000.0), disturbed=1.8)])
     assert "1 of 9 images stalled" in texts[0] and "8.00 s" in texts[0] and "0.30 s" in texts[0]
-    assert "took up to 1.8 CPU cores from these runs: repeat" in texts[1]
+    assert "used up to 1.8 CPU cores that these runs needed: repeat" in texts[1]
     stalls = [replace(AR, label=name, stalled=Stalled(1, ms)) for name, ms in zip("abc", (1, 9, 2), strict=True)]
     [text] = answer(stalls)
     assert text.startswith("b: 1 of 9 images stalled") and text.endswith("Images of 2 other decoders also stalled.")
-    [text] = answer([replace(AR, gpu_disturbed=["the driver held the GPU's clock back (heat) in 2 of 9 readings"])])
-    assert "clock back (heat) in 2 of 9 readings" in text
+    [text] = answer([replace(AR, gpu_disturbed=["the driver lowered the GPU's clock (heat) in 2 of 9 readings"])])
+    assert "clock (heat) in 2 of 9 readings" in text
 
 
 def test_the_verdict_needs_the_corrected_p_value_and_labels_a_decoder_that_fails_its_audit():

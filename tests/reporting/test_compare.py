@@ -232,7 +232,7 @@ def test_an_interval_that_says_more_than_the_corrected_p_is_explained():
     assert "speed (1.40 [1.10–1.80]; p = 0.0540)" in text
     assert "brightness (-0.100 [-0.200 to 0.100])" in text, "an interval that holds 0 explains itself"
     scores = [row(name, -0.1, -0.2, -0.01, 0.06) for name in ("brightness", "clip")]
-    assert verdict(scores).count("p = 0.0600 once corrected for 2 scores") == 2
+    assert verdict(scores).count("p = 0.0600 after correction for 2 scores") == 2
 
 
 def test_few_prompts_give_values_without_intervals_and_p_values(runs, tmp_path):
@@ -374,7 +374,10 @@ def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_f
     assert compared.code == 0 and r"speed-up $\uparrow$ & " in (tmp_path / "c.tex").read_text()
     assert json.loads(cli("compare", runs[0], runs[1], "--json").out)[0]["name"] == "speedup"
     other = cli("compare", runs[0], runs[1], "--json", "--to", tmp_path / "c.csv")
-    assert other.code == 0 and "c.csv is written as json, as requested, which does not match its ending" in other.err
+    assert (
+        other.code == 0
+        and "c.csv is written as json, as requested, although its ending is of another format" in other.err
+    )
     refused = cli("report", "--out", tmp_path, "--columns", "steps,sped", "--format", "latex")
     assert refused.code == 2 and "unknown column 'sped'" in refused.err
     paper = ("report", "gsd-1", "--out", tmp_path, "--format", "latex", "--columns")

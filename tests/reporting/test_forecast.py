@@ -94,7 +94,7 @@ def test_a_forecast_from_another_model_reaches_to_what_papers_print_for_its_kind
 def test_every_assumption_is_printed_and_the_table_says_that_it_is_none_of_measurements(cli, tmp_path):
     synthetic.folder(tmp_path, synthetic.AR, synthetic.ar())
     shown = cli("forecast", "--on", "RTX 4090", "--model", "lumina", "--out", tmp_path).out
-    assert shown.startswith("Forecast, not measured: lumina on NVIDIA GeForce RTX 4090, bfloat16, batch 1.")
+    assert shown.startswith("A forecast, not a measurement: lumina on NVIDIA GeForce RTX 4090, bfloat16, batch 1.")
     for text in (
         "1,008 GB/s and 165.2 TFLOP/s",
         "60 to 90 %",
@@ -138,7 +138,7 @@ def test_printed_steps_and_a_device_given_by_its_rates(cli):
 def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
     synthetic.folder(tmp_path, dataclasses.replace(synthetic.AR, model="lumina+random+tiny"), synthetic.ar())
     refused = cli("forecast", "--on", "A100", "--model", "lumina", "--out", tmp_path)
-    assert refused.code == 2 and "random weights, so its step counts are meaningless" in refused.err
+    assert refused.code == 2 and "random weights, so its numbers of steps are meaningless" in refused.err
 
 
 def test_the_table_names_the_seconds_of_a_batch_as_such(cli, monkeypatch):

@@ -148,7 +148,7 @@ def test_verify_reads_the_file_and_names_what_is_impossible(here, cli, tmp_path)
     rewrite(folder, [row | {"latency_ms": row["latency_ms"] / 1000} for row in stored_rows(folder)])
     assert cli("pack", "--out", tmp_path / "results", "--to", tmp_path / "fast.zip").code == 0
     outcome = cli("verify", tmp_path / "fast.zip")
-    assert outcome.code == 4 and "less time than their target forwards" in outcome.out
+    assert outcome.code == 4 and "less time than its target forwards" in outcome.out
     same = cli("verify", tmp_path / "results")
     of_folder, of_pack = ([line.split() for line in outcome.out.splitlines()[3:]] for outcome in (same, outcome))
     assert same.code == 4 and of_folder == of_pack, "a folder has the same findings"
@@ -205,10 +205,10 @@ def reversed_tokens(row):
         ),
         (lambda row: {"u_p": [2.0] * len(row["u_p"])}, "facts", "are not between 0 and 1"),
         (lambda row: {"seed": row["seed"] + 5}, "prompts", "rows with a seed other than 0"),
-        (lambda row: {"prompt": "no caption"}, "prompts", "unlike the set's"),
+        (lambda row: {"prompt": "no caption"}, "prompts", "not as in the set"),
         (reversed_tokens, "tokens", ""),
-        (reversed_tokens, "drawing", "grey levels from what the tokens give"),
-        (lambda row: {}, "drawing", "grey levels from what the tokens give"),
+        (reversed_tokens, "drawing", "grey levels on average"),
+        (lambda row: {}, "drawing", "grey levels on average"),
     ],
     ids=[
         *("steps", "fewer", "more", "logp", "top1", "drafts", "latency", "e2e", "audited", "seed", "caption"),
@@ -243,7 +243,7 @@ def test_rows_of_another_run_are_none_of_this_one(here, tmp_path, cli):
         assert refused.code and problem in " ".join((refused.out + refused.err).split()), refused
     rows = stored_rows(next((here / "results").glob("shapes-sjd-*")))
     rewrite(ar, [row | RunStore(ar).info().owner for row in rows])
-    assert ("facts", f"{counted(len(rows), 'image')}: drafts, although the decoder makes none") in [
+    assert ("facts", f"{counted(len(rows), 'image')}: it has drafts, although the decoder makes none") in [
         (row["check"], row["detail"]) for row in verify(ar)
     ]
 
@@ -254,7 +254,7 @@ def test_verify_finds_sums_that_are_not_those_of_the_tokens(here, tmp_path):
     edited = lambda table: token_sums(table).set_column(4, "logp_sum", pa.array([-1.0] * len(table)))  # noqa: E731
     rewrite(folder, rows, Derived(VERSION, SUMS, LISTS, edited))
     assert [row["detail"] for row in verify(folder) if row["check"] == "facts"] == [
-        f"{counted(len(rows), 'image')}: the sums that reports read are not the sums of its tokens"
+        f"{counted(len(rows), 'image')}: the stored sums, which reports read, are not the sums over its tokens"
     ]
 
 

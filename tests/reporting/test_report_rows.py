@@ -92,7 +92,7 @@ def test_a_speed_up_between_calls_says_so(tmp_path):
         store.append([row | {"started_at": "2126-11-01T00:00:01.000+00:00"} for row in stored_rows(sjd(5))])
     row = report_rows(find_runs(tmp_path))[1]
     assert row.over_ar.decoded_apart and row.n == 8
-    assert "sjd (window 3): decoded in another call than AR" in render([row])
+    assert "sjd (window 3): not decoded in the same call as AR" in render([row])
     [total, *_] = compare_runs(*find_runs(tmp_path, [AR.run_id, SJD.run_id]))
     assert "decoded in different calls" in total.note
     older = Path(__file__).parents[2] / "results" / "older"  # one command, which stored a start for each run
@@ -247,7 +247,7 @@ def test_images_of_calls_of_several_versions_at_once_have_no_times(tmp_path):
     assert row.latency_ms is None and sum(row.untimed.values()) == 6
     folder(tmp_path, AR, ar(6))
     text = render(report_rows(find_runs(tmp_path)), everything=True)
-    assert "No speed-up can be given: differs in versions between images." in text
+    assert "No speed-up can be given: its images were decoded under different versions." in text
     assert "To add AR" not in text and f"6 of 6 images were decoded under {new} or {old}; their times" in text
 
 

@@ -47,7 +47,7 @@ def test_a_complete_machine_lacks_nothing_and_what_each_version_of_torch_needs(
     ("sysconfig.get_path", lambda name: "/nowhere", "header files are not installed"),
     (
         "find_spec", lambda name: ModuleSpec(name, None, origin="/my lib/torch"),
-        "from a path with spaces: /my lib/torch",
+        "if its path has spaces: /my lib/torch",
     ),
 ])  # fmt: skip
 def test_what_is_missing_is_named_and_the_run_goes_on_eagerly(complete, monkeypatch, attribute, value, reason):
@@ -69,7 +69,7 @@ def test_auto_compiles_on_a_cpu_where_it_pays_and_as_the_stored_runs_did(complet
     few, many = plan(decoder=["ar,sjd"], limit=8), plan(decoder=["ar,sjd"], limit=200)
     assert not few.compute.compiled and not [note for note in few.notes if "compil" in note]
     assert many.compute.compiled
-    assert "compiling, which saves about" in many.notes[-1] and "--compile off" in many.notes[-1]
+    assert "compiling the steps saves about" in many.notes[-1] and "--compile off" in many.notes[-1]
     assert not plan(decoder=["ar,sjd"], limit=200, compile="off").compute.compiled
     folder(tmp_path, few.spec(few.decoders[0].spec, few.model.weights_sha256()), [generation(4, 10.0)])
     assert not plan(decoder=["ar,sjd"], limit=200).compute.compiled, "it goes on with the images of before"

@@ -22,8 +22,8 @@ def test_the_forecast_of_seven_billion_weights_is_the_time_to_read_them(monkeypa
     busy_cpu = Peak("Busy CPU", {0: 1e9}, 1e15, "measured briefly")
     monkeypatch.setattr(dry_run, "glimpse_peak", lambda *_: (busy_cpu, False))
     busy = dry_run.cost_note(make_plan(merge(run_settings(), settings, env={})))
-    assert "8.9 hours per image" in busy and "instead: a GPU" in busy, "a busy machine is told, too"
-    assert "divide the steps" in note and "a GPU, --model janus" in dry_run.cost_text(2352, 3601, "CPU", "now")
+    assert "8.9 hours per image" in busy and "faster: a GPU" in busy, "a busy machine is told, too"
+    assert "needs 1/k of the steps" in note and "a GPU, --model janus" in dry_run.cost_text(2352, 3601, "CPU", "now")
 
 
 def test_a_stored_run_without_images_does_not_hide_the_pace_of_others(tmp_path):

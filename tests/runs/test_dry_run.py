@@ -89,7 +89,7 @@ def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(b
     line = ("run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", bare)
     outcome = cli(*line)
     assert outcome.code == 5 and "no draft head" in outcome.err
-    assert "Downloaded first; to fetch now: specbench fetch lumina" in outcome.out
+    assert "Will be downloaded first; to fetch now: specbench fetch lumina" in outcome.out
     assert cli("run", "--model", "lumina", "--decoder", "ar", "--dry-run", "--out", bare).code == 0, "all can be had"
     published = cli("run", "--model", "anole", "--decoder", "eagle", "--dry-run", "--out", bare)
     assert "draft head of anole: specbench fetch jadohu/anole_drafter" in published.out and published.code == 0

@@ -65,7 +65,7 @@ def test_an_engine_draws_images_that_become_a_run_beside_ar(respond, name, folde
     assert single["latency_ms"] > 0 and single["tokens_per_second"] > 0 and np.isnan(single["speedup"])
     assert np.isnan(batched["latency_ms"]) and batched["images_per_hour"] > 0 and place != together
     report = cli("report", place).out
-    assert "tokens per second" in report and "times of another program" in report and "theirs" in report
+    assert "tokens per second" in report and "the times are of another program" in report and "theirs" in report
 
 
 def test_what_is_asked_names_every_parameter_and_the_ids_of_the_image_alone(folder, tmp_path, cli):
@@ -154,7 +154,7 @@ def test_answers_that_are_no_image_are_refused_in_a_line(change, problem, folder
     ("/v1/completions", {"choices": [], "usage": {"prompt_tokens": 9}}, "returned 0 images for 1 prompts"),
     ("/v1/completions", b"<html>", "returned no valid JSON: Expecting value"),
     ("/v1/completions", (400, {"error": None, "code": None}), 'returned status 400: {"error": null, "code": null}'),
-    ("/v1/models", b"<html>", "is this the address of an engine?"),
+    ("/v1/models", b"<html>", "give the address of an engine"),
     ("/v1/models", {"error": "no"}, "lists no models at /v1/models"),
 ])  # fmt: skip
 def test_pages_that_are_no_answer_are_refused_in_a_line(page, content, problem, folder, tmp_path, cli):
@@ -171,7 +171,7 @@ def test_an_engine_without_a_version_and_one_of_another_name_draw(page, content,
     with engine(vllm, lambda path, body, usual: content if path == page else usual) as (address, _):
         outcome = drawn(cli, folder, address, tmp_path, "--limit", 1)
     assert outcome.code == 0, outcome.err
-    assert ("models of 'llamacpp', neither vLLM nor SGLang" in outcome.err) == warned
+    assert ("models of 'llamacpp', not of vLLM or SGLang" in outcome.err) == warned
 
 
 @pytest.mark.parametrize(("more", "code", "problem"), [
@@ -191,8 +191,8 @@ def test_other_engines_and_settings_are_refused_in_a_line(more, code, problem, f
 
 def test_models_that_no_engine_serves_are_refused_in_a_line(folder, tmp_path, cli):
     problems = {
-        "shapes": "does not take prompts as token ids", "janus": "are not in the served model's vocabulary",
-        "simplear": "drawn with guidance 6, which vLLM does not offer (--cfg 1",
+        "shapes": "an engine takes prompts as token ids", "janus": "are not in the served model's vocabulary",
+        "simplear": "does not offer guidance, here 6",
     }  # fmt: skip
     with engine(vllm) as (address, _):
         for name, problem in problems.items():
@@ -212,6 +212,6 @@ def test_audit_engine_draws_and_then_audits_the_run(folder, tmp_path, cli, monke
         )
         outcome = cli(*line.split(), "--prompts", folder / "p.txt", "--out", tmp_path)
         assert outcome.code == 0 and len(RunStore(audited[0]).samples()) == 2
-        assert "omit decoders" in cli("audit", "sjd", "--engine", address).err
+        assert "--engine excludes" in cli("audit", "sjd", "--engine", address).err
     assert "--engine ADDRESS" in cli("audit", "--limit", 3).err
     assert "http://127.0.0.1:8000" in cli("audit", "--engine", "127.0.0.1:8000").err

@@ -180,7 +180,7 @@ def test_a_batch_that_cannot_fit_is_refused_before_anything_runs(cli, tmp_path, 
     assert cli(*auto, "lumina").code == 2
     assert "--batch auto" in cli(*auto, "llamagen", "--scale", "tiny").err, "nobody has counted"
     assert {need for kinds in CHOICES.values() for part in kinds.values() for need in part.memory} == MEMORY
-    with pytest.raises(SpecbenchError, match="unknown memory 'temporray'"):
+    with pytest.raises(SpecbenchError, match="unknown kind of memory 'temporray'"):
         Component("m:C", "a component", memory={"temporray": 1})
 
 

@@ -28,9 +28,9 @@ def test_within_an_image_the_progress_moves_in_units_for_people(capsys, monkeypa
     now = [0.0]
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])
     reporter = ProgressReporter()
-    reporter.part("steps of the warm-up of sjd (1 of 2)", 1, 32)
+    reporter.part("warm-up steps of sjd (1 of 2)", 1, 32)
     now[0] = 40
-    reporter.part("steps of the warm-up of sjd (1 of 2)", 5, 32)
+    reporter.part("warm-up steps of sjd (1 of 2)", 5, 32)
     reporter.start(total=5000, done=0)
     now[0] += 180
     reporter.row("emu3-sjd-00000000", {"status": "ok"})
@@ -40,7 +40,7 @@ def test_within_an_image_the_progress_moves_in_units_for_people(capsys, monkeypa
     reporter.stopping(None)
     reporter.stopping(20)
     assert capsys.readouterr().err.splitlines() == [
-        "5/32 steps of the warm-up of sjd (1 of 2), 10 s each, 4 min left",
+        "5/32 warm-up steps of sjd (1 of 2), 10 s each, 4 min left",
         "1/5000 images, 3 min each, 10 days left",
         "1/5000 images, 3 min each, 10 days left; 900/8100 tokens",
         "1/5000 images, 3 min each, 10 days left; 1800/8100 tokens, 45 a second, 2 min left",

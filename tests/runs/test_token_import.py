@@ -180,21 +180,21 @@ def test_wrong_log_p_of_tokens_that_fit_is_not_said_of_the_tokens(ours, tmp_path
 
 
 @pytest.mark.parametrize(("change", "problem"), [
-    ({"tokens": [2**64 - 1] * 256}, "image 1: slot 0 holds 18446744073709551615, outside the image's ids 0 to 511"),
+    ({"tokens": [2**64 - 1] * 256}, "image 1: slot 0 holds 18446744073709551615, not an image id (0 to 511)"),
     ({"seed": 1.5}, "(seed 1.5, which must be a whole number from 0 to "),
     ({"seconds": 0}, "(seconds 0, which must be above 0)"),
     ({"batch": 0}, "(batch 0, which must be a whole number from 1)"),
-    ({"tokens": [1] * 255}, "image 1: 255 tokens, but an image of the model has 256"),
-    ({"tokens": [1] * 255 + [9999]}, "image 1: slot 255 holds 9999, outside the image's ids 0 to 511"),
+    ({"tokens": [1] * 255}, "image 1: 255 tokens, but an image of this model has 256"),
+    ({"tokens": [1] * 255 + [9999]}, "image 1: slot 255 holds 9999, not an image id (0 to 511)"),
     ({"tokens": ["a"] * 256}, "image 1: tokens are not a list of whole numbers"),
     ({"tokens": None}, "image 1: tokens are not a list of whole numbers"),
     ({"prompt": "a red dog"}, "image 1: 'a red dog' is not a prompt of 'shapes'"),
     ({"prompt": 5}, "image 1: its prompt is not text"),
-    ({"logp": [0.1] * 256}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
+    ({"logp": [0.1] * 256}, "image 1 has an invalid seed, log p, seconds or batch"),
     ({"logp": [-1.0]}, "1 log p of 256 tokens"),
-    ({"logp": -1.0}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
-    ({"seed": 2**70}, "seed, log p, seconds or batch that cannot be one (seed 1180591620717411303424, which must be"),
-    ({"seconds": "soon"}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
+    ({"logp": -1.0}, "image 1 has an invalid seed, log p, seconds or batch"),
+    ({"seed": 2**70}, "seed, log p, seconds or batch (seed 1180591620717411303424, which must be"),
+    ({"seconds": "soon"}, "image 1 has an invalid seed, log p, seconds or batch"),
 ])  # fmt: skip
 def test_what_is_no_image_is_told_in_one_line(change, problem, ours, tmp_path, cli):
     rows = as_rows(ours)
@@ -204,13 +204,13 @@ def test_what_is_no_image_is_told_in_one_line(change, problem, ours, tmp_path, c
 
 
 @pytest.mark.parametrize(("content", "problem"), [
-    ("", "holds none of the columns prompt, tokens"),
-    ("{", "cannot be read: line 1 is no JSON"),
-    ('{"prompt": "x"}\n\n{"', "line 3 is no JSON"),
+    ("", "has none of the columns prompt, tokens"),
+    ("{", "cannot be read: line 1 is not JSON"),
+    ('{"prompt": "x"}\n\n{"', "line 3 is not JSON"),
     (f'{{"prompt": "a red dog", "tokens": {[1] * 256}}}', "t.jsonl: image 1: prompt '"),
     (
         "".join(f'{{"prompt": "{text}", "prompt_id": 0, "tokens": [1]}}\n' for text in "xxy"),
-        "prompt_id '0' names two prompts, at image 1 and 3",
+        "prompt_id '0' has two different prompts, in image 1 and 3",
     ),
     ('{"prompt": "x"}\n', "has no column 'tokens'"),
     ("[1]\n", "each line must be one object"),
@@ -231,7 +231,7 @@ def test_pipes_single_values_and_too_much_are_refused_before_they_are_read(tmp_p
     np.savez(tmp_path / "scalar.npz", prompt=np.array("x"), tokens=np.array(1))
     large = written(tmp_path / "large.parquet", [{"prompt": "x", "tokens": [1] * 4000}])
     problems = {name: "not a regular file" for name in ("pipe.npz", "pipe.parquet")}
-    problems["scalar.npz"] = "'prompt' is one value"
+    problems["scalar.npz"] = "'prompt' is a single value"
     for name, what in problems.items():
         outcome = imported(cli, tmp_path / name, "--out", tmp_path)
         assert outcome.code == BAD_INPUT and what in outcome.err and outcome.err.count("\n") == 1
@@ -258,7 +258,7 @@ def test_ids_of_the_vocabulary_are_read_with_and_without_row_ends(tmp_path):
 @pytest.mark.parametrize(("stream", "problem"), [
     ([101, 102, 103, 104, 101, 7], "slot 2 holds 103, but the grammar has 7 (the end of a row)"),
     ([101, 102, 103, 50], "slot 4 holds 50, a token of text or grammar, not of the image"),
-    ([101, 102, 103], "3 tokens, but an image of the model has 4, or 6 with row ends"),
+    ([101, 102, 103], "3 tokens, but an image of this model has 4, or 6 with row ends"),
 ])  # fmt: skip
 def test_tokens_of_text_and_missing_row_ends_are_told_with_their_slot(stream, problem, tmp_path):
     with pytest.raises(SpecbenchError) as refused:
@@ -277,11 +277,11 @@ def test_tokens_of_our_own_are_consistent_in_a_sentence_and_those_of_another_cla
     assert outcome.code == 0 and json.loads(outcome.out)[0]["sentence"].startswith("consistent with samples of shapes")
     with monkeypatch.context() as patch:
         patch.setattr("specbench.checks.likely_causes.likely_causes", None)  # verify seeks none
-        assert "audit --run also seeks likely causes" in cli("verify", true).out
+        assert "audit --run also searches for likely causes" in cli("verify", true).out
     lie = cli("audit", "--run", false)
     last = lie.err.splitlines()[-1]
     assert lie.code == GATE and "likely cause: guidance 1." in last and "they are consistent (p = " in last
-    assert "likely causes are sought in 4 images: about" in lie.err
+    assert "searching for likely causes in 4 images: takes about" in lie.err
 
 
 @pytest.mark.slow
@@ -325,4 +325,7 @@ def test_raw_log_p_over_all_words_as_vllm_returns_it_is_found(tmp_path, cli):
     folder = cli(*line.split(), "--from", written(tmp_path / "t.jsonl", rows), *options).out.strip()
     outcome = cli("audit", "--run", folder)
     assert outcome.code == 0, outcome.err
-    assert "log p is the model's before temperature and truncation, over the whole vocabulary, as vLLM" in outcome.err
+    assert (
+        "log p is the model's log p before temperature and truncation, over the whole vocabulary, as vLLM"
+        in outcome.err
+    )

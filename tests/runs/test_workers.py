@@ -124,7 +124,7 @@ def test_an_image_that_takes_two_workers_along_is_a_row_that_says_so_and_others_
     assert (batched.done, batched.failed) == (9, 3)
     shutil.rmtree(tmp_path / "batched")
     bad = rows[rows["status"] == "failed"]
-    assert set(bad["error"]) == {"lost 2 times with its worker: a simulated death"} and set(bad["attempts"]) == {2}
+    assert set(bad["error"]) == {"its worker was lost 2 times: a simulated death"} and set(bad["attempts"]) == {2}
     assert set(rows[rows["status"] == "ok"]["attempts"]) == {1}
     run(tiny.executor(), SPECS, REQUESTS, tmp_path)
     assert contents(tmp_path) == single

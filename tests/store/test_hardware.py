@@ -86,7 +86,7 @@ def test_run_merge_and_report_say_which_runs_differ_in_threads_alone(tmp_path, c
     first, other = (stored(tmp_path / f"shard-{n}-of-2", threads) for n, threads in ((1, 2), (2, 8)))
     outcome = cli("merge", "--out", tmp_path)
     names = " and ".join(sorted([f"{first.run_id} (2)", f"{other.run_id} (8)"]))
-    note = f"{names} differ only in threads"
+    note = f"{names} differ only in the number of threads"
     assert outcome.code == 0 and note in " ".join(outcome.err.split())
     new = replace(SPEC, threads=4)
     assert _twins(tmp_path, [other]) == [] and f"{new.run_id} (4)" in _twins(tmp_path, [new])[0]

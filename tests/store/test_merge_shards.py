@@ -70,10 +70,10 @@ def test_shards_that_are_missing_are_named_by_merge_and_report(cli, tmp_path):
     merged = cli("merge", "--out", tmp_path)
     assert merged.code == PARTIAL and len(merged.out.splitlines()) == 2
     (problem,) = [line for line in merged.err.splitlines() if line.startswith("error: ")]
-    assert "shards not there: 1, 3, 5-8 of 8; shards not finished: 4 of 8 (" in problem
-    assert "shards not there: 1, 3, 5-8 of 8: the tables lack" in cli("report", "--out", tmp_path).err
+    assert "missing shards: 1, 3, 5-8 of 8; unfinished shards: 4 of 8 (" in problem
+    assert "missing shards: 1, 3, 5-8 of 8: the tables lack" in cli("report", "--out", tmp_path).err
     states = [(row["part"], row["state"]) for row in status(tmp_path)]
-    assert states == [(None, "shards not there: 1, 3, 5-8 of 8; shards not finished: 4 of 8")] * 2, "parts are merged"
+    assert states == [(None, "missing shards: 1, 3, 5-8 of 8; unfinished shards: 4 of 8")] * 2, "parts are merged"
     assert incomplete_shards([shard(tmp_path / "all", n, 3) for n in (1, 2, 3)]) == []
 
 

@@ -63,7 +63,7 @@ def test_a_garbage_run_json_is_named(tmp_path, text):
         error = refused(reader)
         assert str(folder / "run.json") in error.what and error.exit_code == BAD_INPUT
     (folder / "run.json").unlink()
-    assert "run.json is missing" in refused(small_run, tmp_path).what
+    assert "no run.json" in refused(small_run, tmp_path).what
 
 
 def _places(value, path=()):

@@ -19,7 +19,7 @@ SETTINGS = {
     "temperature": [{"temperature": 0.8}, {"temperature": 1.2}, {"temperature": 1.4}],
     "top-k": [{"top_k": 20}, {"top_k": 10}, {"top_k": 5}],
     "top-p": [{"top_p": 0.8}, {"top_p": 0.7}, {"top_p": 0.5}],
-    "no unconditional row": [{"guidance": 1.0}],
+    "guidance had no effect": [{"guidance": 1.0}],
 }
 """By cause, what a program really sampled with."""
 

@@ -71,7 +71,7 @@ def test_a_device_that_computes_nothing_more_ends_the_run_and_a_rerun_makes_the_
     monkeypatch.setattr(device_failures, "_probe", zeros)
     specs = [tiny.spec("sjd", batch=batch)]
     with pytest.raises(
-        SpecbenchError, match=r"^cpu cannot compute any more after: CUDA error: device-side assert trigg"
+        SpecbenchError, match=r"^cpu stopped working after: CUDA error: device-side assert trigg"
     ) as lost:
         run(tiny.executor(), specs, REQUESTS, tmp_path / "out")
     assert lost.value.exit_code == FAILURE and "again to resume" in lost.value.try_this and len(calls) == 9

@@ -8,11 +8,12 @@ import time
 import urllib.error
 import zipfile
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 
 import published
 import pytest
 from loopback_hub import loopback_hub
+from served import serving
 
 from specbench.errors import FAILURE, SpecbenchError
 from specbench.prompts import public
@@ -78,14 +79,8 @@ def _handler(server: Server):
 def server(monkeypatch):
     monkeypatch.setattr(downloads, "PAUSE_S", 0.0)
     made = Server("")
-    http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(made))
-    made.url = f"http://127.0.0.1:{http.server_port}"
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield made
-    http.shutdown()
-    thread.join()
-    http.server_close()
+    with serving(_handler(made)) as made.url:
+        yield made
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from specbench.runs.runner import run
 from specbench.system import digests, files
 
 REQUESTS = requests_for(tiny.prompts(), 1)
-LOCKS, SYNCS = "may write here at the same time", "lost in a power failure"
+LOCKS, SYNCS = "may write here at the same time", "a power failure may destroy"
 
 
 @pytest.fixture(autouse=True)

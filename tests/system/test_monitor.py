@@ -45,7 +45,7 @@ def test_other_work_counts_where_it_takes_cores_that_the_run_needs_and_a_gpu_nee
     beside = reading(machine, 5.0, 5.0, 5.0, 0.0)
     assert beside["other_cores"] == 1.5 and beside["taken_cores"] == 0.0 and others_at_work(beside) is None
     within = reading(machine, 10.0, 10.0, 10.0, 5.0)
-    assert within["taken_cores"] == 1.5 and others_at_work(within) == "other processes took 1.5 of the cores needed"
+    assert within["taken_cores"] == 1.5 and others_at_work(within) == "other processes used 1.5 of the needed cores"
     assert reading(machine, 10.0, 10.0, 10.0, 0.0, 10.0, 10.0, 10.0, 10.0, device="cuda")["taken_cores"] == 0.0
     assert reading(machine, 10.0, 10.0, 10.0, 5.0, device="cuda")["taken_cores"] == 0.5
     assert machine_warnings([{"other_cores": 9.0, "taken_cores": 0.0}]) == []
@@ -55,9 +55,9 @@ def test_other_work_counts_where_it_takes_cores_that_the_run_needs_and_a_gpu_nee
 def test_runs_tell_of_a_gpu_that_was_slowed_or_shared():
     machines = [{"gpu_slowed": []}, {"gpu_slowed": ["heat"]}, {"gpu_slowed": ["power cap", "heat"], "gpu_others": 2}]
     sentences = gpu_disturbances(machines)
-    clocks = "the driver held the GPU's clock back (heat, power cap) in 2 of 3 readings"
+    clocks = "the driver lowered the GPU's clock (heat, power cap) in 2 of 3 readings"
     assert sentences == ["2 other processes computed on the GPU", clocks] and machine_warnings(machines) == sentences
-    assert others_at_work(machines[1]) == "the driver held the GPU's clock back (heat) in 1 of 1 readings"
+    assert others_at_work(machines[1]) == "the driver lowered the GPU's clock (heat) in 1 of 1 readings"
 
 
 @pytest.mark.parametrize(("pids", "cuda", "others"), [

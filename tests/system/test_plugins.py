@@ -152,7 +152,7 @@ def test_the_option_of_a_file_is_read_as_the_file_has_it(tmp_path):
         (("keep:DECODER", "--eps", "3"), 0, ""),
         (("keep:DECODER", "--eps", "0.5"), 2, "--eps 0.5: must be at least 1 and at most 5 (exponent on p/q"),
         (("keep:DECODER", "--eps", "abc"), 2, "--eps abc: expected a number (exponent on p/q"),
-        (("keep:DECODER:eps=2:fresh-q=onehot",), 2, "commas separate options"),
+        (("keep:DECODER:eps=2:fresh-q=onehot",), 2, "use commas between options"),
         (("power:DECODER", "--thr", "0.2"), 2, "write it inline: --decoder power:DECODER:thr=VALUE"),
     ]:
         done = specbench(tmp_path, "run", "--dry-run", "--decoder", *arguments)
@@ -169,7 +169,7 @@ def test_a_reference_that_is_no_decoder_is_refused(tmp_path):
     for decoder, problem in [
         ("one:DECODER,two:DECODER", "decoder 'two:DECODER' is called 'one', which is already taken"),
         ("two:DECODER,one:DECODER", "decoder 'one:DECODER' is called 'one', which is already taken"),
-        ("lacks:PARTIAL", "decoder 'lacks:PARTIAL': its choices lack 'init'"),
+        ("lacks:PARTIAL", "decoder 'lacks:PARTIAL': its choices have no 'init'"),
     ]:
         done = specbench(tmp_path, "run", "--decoder", decoder)
         assert done.returncode == 2 and problem in done.stderr

@@ -129,9 +129,9 @@ def test_errors_of_libraries_without_a_number_are_settled_by_a_look(tmp_path):
     cached = tmp_path / "models--owner--name" / "snapshots" / "0" / "x"
     cached.parent.mkdir(parents=True)
     cached.write_bytes(b"x")
-    assert "get it again: specbench fetch owner/name" in str(source.damaged(cached, ValueError("bad magic")))
+    assert "download it again: specbench fetch owner/name" in str(source.damaged(cached, ValueError("bad magic")))
     refused = source.damaged(tmp_path / "gone", RuntimeError("rust lost the number (os error 2)"))
-    assert "cannot be read: No such file" in str(refused) and "get it again" not in str(refused)
+    assert "cannot be read: No such file" in str(refused) and "download it again" not in str(refused)
 
 
 @pytest.mark.parametrize("text", ["[" * 65 + "]" * 65, '{"a":' * 1000 + "1" + "}" * 1000, "[" * 10**6, '{"a":1,"a":2}'])

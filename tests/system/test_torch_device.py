@@ -28,14 +28,14 @@ def test_a_name_that_is_no_device_is_refused_in_a_short_line(name, check):
 
 
 def test_a_device_that_is_not_here_is_a_missing_prerequisite_and_two_are_refused_with_what_helps(monkeypatch):
-    with pytest.raises(SpecbenchError, match="a model decodes on one device") as refused:
+    with pytest.raises(SpecbenchError, match="a model decodes on a single device") as refused:
         check_device_name("cuda:0,cuda:1")
     assert refused.value.exit_code == BAD_INPUT and "--dtype int8wo" in refused.value.try_this
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     require_device("cuda")
     require_device("cuda:1")
-    with pytest.raises(SpecbenchError, match=r"cuda:2: torch .* finds no such device") as refused:
+    with pytest.raises(SpecbenchError, match=r"cuda:2: torch .* does not find this device") as refused:
         require_device("cuda:2")
     assert refused.value.exit_code == MISSING_PREREQUISITE
 
@@ -57,7 +57,7 @@ def test_a_machine_without_a_gpu_that_torch_can_use_says_why(build, message, rea
     monkeypatch.setattr(torch.version, "cuda", build)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    with pytest.raises(SpecbenchError, match=rf"finds no such device: .*{reason}"):
+    with pytest.raises(SpecbenchError, match=rf"does not find this device: .*{reason}"):
         require_device("cuda")
 
 
@@ -65,7 +65,7 @@ def test_a_machine_without_a_gpu_that_torch_can_use_says_why(build, message, rea
 def test_a_run_on_a_gpu_that_is_not_here_is_one_line_before_anything_else(cli, tmp_path):
     refused = cli("run", "--device", "cuda", "--decoder", "ar", "--limit", "1", "--out", tmp_path)
     assert refused.code == MISSING_PREREQUISITE and refused.out == ""
-    assert refused.err.count("\n") == 1 and "finds no such device: " in refused.err
+    assert refused.err.count("\n") == 1 and "does not find this device: " in refused.err
 
 
 @pytest.fixture

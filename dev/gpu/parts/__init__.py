@@ -25,8 +25,8 @@ from parts.true_size import one_model, small_card
 
 
 def scores(device: str, scale: Scale) -> Iterator[Outcome]:
-    """`parts.scores`, imported only for its measurement: the digest of a part covers all imports of its process, so a
-    change of a metric does not make the measurement of a decoder stale."""
+    """Run `parts.scores`, imported only here: the digest of a part covers all imports of its process, and a change of a
+    metric must not make the measurements of decoders stale."""
     from parts.scores import scores
 
     return scores(device, scale)
@@ -36,9 +36,9 @@ class Part(NamedTuple):
     """One part.
 
     Attributes:
-        run: measures the part; arguments device and scale. Gives its outcome, or pieces of it as they come.
+        run: measures the part; arguments device and scale. Returns its outcome, or yields pieces of it.
         seconds: its time limit.
-        alone: whether nothing else may run meanwhile, because the part measures time, memory or energy.
+        alone: whether nothing else may run at the same time, because the part measures time, memory or energy.
     """
 
     run: Callable[[str, Scale], Outcome | Iterator[Outcome]]
@@ -72,5 +72,5 @@ PARTS = {
     "eager-steps": Part(eager_steps, 60),
     "energy": Part(energy, 45),
 }
-"""The parts in the order of their value, with time limits that fit into nine minutes; neighbours that are not `alone`
+"""The parts, the most important first, with time limits that fit into nine minutes; neighbours that are not `alone`
 run side by side."""

@@ -15,8 +15,8 @@ from specbench.specs.presets import resolve
 
 
 def generate(device: str, scale: Scale) -> Outcome:
-    """Time AR and `generate()` with every cache, eager and compiled, by the clock. With a static cache transformers
-    itself compiles on CUDA."""
+    """Time AR, and `generate()` with every cache, eager and compiled, in wall-clock time. With a static cache,
+    transformers also compiles on CUDA without being asked."""
     sampling = filtered(scale)
     model = random_llama(device, scale)
     compiled = has_graphs(device)

@@ -1,4 +1,4 @@
-"""The numbers that decide: AR, and SJD with a narrow and a wide window, at Lumina's true size and length."""
+"""The main measurements: AR, and SJD with a narrow and a wide window, at Lumina's true size and length."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from specbench.prompts import Request
 from specbench.specs.presets import DecoderSpec, resolve
 
 STEP_AIMS = {16: 1.05, 96: 1.10}
-"""Goals of a step of SJD over its forward, by window."""
+"""Goals for the ratio of the time of SJD's step to the time of its forward, by window."""
 
 
 def decisive(device: str, scale: Scale) -> Iterator[Outcome]:
-    """One image of each decoder, after the steps that compile; each row is returned as soon as it is measured."""
+    """Time one image of each decoder, after the steps that compile; yield each row as soon as it is measured."""
     model = _compiled_llama(device, scale)
     yield _ar(model, device, scale, AIM)
     for window, aim in STEP_AIMS.items():
@@ -36,7 +36,7 @@ def decisive(device: str, scale: Scale) -> Iterator[Outcome]:
 
 
 def apart(device: str, scale: Scale) -> Outcome:
-    """AR again with a separate product for each matrix, to show the saving of joined products on the same image."""
+    """Time AR again with a separate product for each matrix, to show how much time joined products save."""
     vars(transformer_model).update(join_products=lambda network: None)
     return _ar(_compiled_llama(device, scale), device, scale)
 
@@ -60,7 +60,7 @@ def _image(model: RandomLlama, decoder: DecoderSpec, scale: Scale) -> dict:
 
 
 def _ar(model: RandomLlama, device: str, scale: Scale, aim: float | None = None) -> Outcome:
-    """AR's step without prefill, over the time to read weights and KV cache; `aim` is the goal of this ratio."""
+    """Ratio of AR's step, without prefill, to the time to read weights and KV cache; `aim` is the goal."""
     row = _image(model, resolve("ar"), scale)
     step, prefill = step_cost(row), row["spans_ms"].get("prefill", 0.0)
     value = f"{step['step']:.3f} ms ({step['forward']:.3f} of it forward, {row['steps']}); prefill {prefill:.1f} ms"

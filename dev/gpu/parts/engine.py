@@ -37,7 +37,7 @@ def _how(compiled: bool) -> str:
 
 
 class Block(nn.Module):
-    """One layer, with the weights of transformers' own."""
+    """One layer, with the weights of transformers' layer."""
 
     def __init__(self, layer: nn.Module, slots: int):
         super().__init__()

@@ -49,11 +49,11 @@ def exactness(device: str, scale: Scale) -> Outcome:
 
 
 def recorded(device: str, scale: Scale) -> Iterator[Outcome]:
-    """`audit --run --recompute` of runs decoded on the device: eager, and compiled where steps are captured."""
+    """`audit --run --recompute` of runs decoded on the device: eager, and compiled if steps are captured."""
     from recorded import KEYS, measure, settings
 
     tried = [setting for compiled in (False, True) for setting in settings(device, compiled)]
-    # AR under sharp sampling on one model: the part has minutes.
+    # Sharp sampling is tried with AR on one model only, because the part has only minutes.
     tried = [job for job in tried if "sjd" in job or "shapes" in job] if has_graphs(device) else tried[:1]
     rows = []
     for setting in tried:
@@ -65,7 +65,7 @@ def recorded(device: str, scale: Scale) -> Iterator[Outcome]:
 
 
 def judged(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Claim that the audits of decoders support."""
+    """Return the claim about decoders that their audits support."""
     tried = [row for row in rows if row.get("p_value") is not None]
     lossless, lossy = ([row for row in tried if row["lossless"] == kind] for kind in (True, False))
     wrong = [row for row in lossless if row["p_value"] < AUDIT_LEVEL]
@@ -93,7 +93,7 @@ def _audited(device: str, images: int, job: tuple[AuditSetting, str]) -> dict[st
 
 @contextmanager
 def _moved(model, device: str) -> Iterator[None]:
-    """A cached model on the device, and back on the CPU afterwards."""
+    """Move a cached model to the device for the block, and then back to the CPU."""
     model.move(device)
     try:
         yield

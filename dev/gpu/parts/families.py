@@ -20,7 +20,7 @@ from specbench.specs.run_spec import Sampling
 
 
 def families(device: str, scale: Scale) -> Outcome:
-    """Decode two images as a batch with every decoder; refill and trace one; AR and `predictive` agree."""
+    """Decode a batch of two images with every decoder, refill and trace an image, and compare AR with `predictive`."""
     by_module = {model.target: name for name, model in models().items() if isinstance(model, HubModel)}
     rows = [row for name in scale.families or by_module.values() for row in _family(name, device)]
     shapes = load_model("shapes", device)
@@ -32,7 +32,7 @@ def families(device: str, scale: Scale) -> Outcome:
 
 
 def family_claims(rows: list[dict]) -> list[dict[str, object]]:
-    """Claim that all of `rows` decoded; failures of a decoder that differ only in the model are joined."""
+    """Claim that all `rows` were decoded. Equal failures of a decoder on several models are one claim."""
     failed: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row["error"]:
@@ -65,7 +65,7 @@ def _has_head(decoder: str) -> bool:
 
 
 def _decoded(model, name: str, sampling: Sampling) -> dict[str, object]:
-    """Two images of the same batch; the key `error` has the error, if any."""
+    """Decode a batch of two images; `error` in the result is the error, if any."""
     row: dict[str, object] = {"model": model.name, "decoder": name, "error": None}
     try:
         images = decode(model, [Request(CAPTION, "gpu", number) for number in range(2)], resolve(name), sampling, 0)

@@ -1,4 +1,4 @@
-"""Other ways to compile a forward at Lumina's true size, each over the reading of weights and cache."""
+"""Other ways to compile a forward at Lumina's true size; times are ratios to the reading of weights and cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FORMS = {
 }
 """Inductor's options in addition to the current ones, whether products of one and two states are compiled to sums, and
 the timed decoders. Inductor's own rewrite of a product as multiply-and-sum needs tuning and a single row, but guidance
-has two rows. "int8wo" has the weights in eight bits, in the current form."""
+has two rows. "int8wo": current options, weights in eight bits."""
 
 
 def form(name: str, device: str, scale: Scale) -> Iterator[Outcome]:

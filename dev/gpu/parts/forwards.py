@@ -21,7 +21,7 @@ WINDOWS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
 
 
 def forwards(device: str, scale: Scale) -> Outcome:
-    """Time forwards with guidance in the middle of an image, by window, and give the range of the forecast.
+    """Time forwards with guidance in the middle of an image, by window, and add the range of the forecast.
 
     On a GPU a captured graph is replayed, so that the kernels are timed without the calls that launch them.
     """

@@ -1,4 +1,4 @@
-"""Compiled steps: the same tokens, forms, captures, addresses of the KV caches."""
+"""Compiled steps: equality of tokens, numbers of forms and captures, addresses of the KV caches."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def graphs(device: str, scale: Scale) -> Outcome:
 
 @contextmanager
 def _counting_captures() -> Iterator[list[int | None]]:
-    """Number of CUDA graphs that torch records meanwhile; None if this torch keeps them elsewhere."""
+    """Number of CUDA graphs that torch records in the block; None if this version of torch keeps them elsewhere."""
     count: list[int | None] = [0]
     try:
         from torch._inductor.cudagraph_trees import CUDAGraphNode
@@ -82,7 +82,7 @@ def _counting_captures() -> Iterator[list[int | None]]:
 
 @contextmanager
 def _noting_addresses() -> Iterator[list[int]]:
-    """Addresses of the first layer's keys in the caches that sessions create meanwhile."""
+    """Addresses of the first layer's keys in the caches that sessions create in the block."""
     from specbench.models.transformer.kv_cache import PositionLayer
 
     addresses: list[int] = []

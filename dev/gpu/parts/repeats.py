@@ -18,7 +18,7 @@ _ROWS = 64
 
 
 def repeats(device: str, scale: Scale) -> Outcome:
-    """Draw tokens, cut by top-p and decode an image of `shapes`, each several times."""
+    """Several times each: draw tokens, apply top-p, and decode an image of `shapes`."""
     rows = []
     for width in (scale.llama["vocabulary"], 8 * scale.llama["vocabulary"]):
         torch.manual_seed(0)

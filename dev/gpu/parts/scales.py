@@ -12,8 +12,8 @@ from specbench.system.device_peaks import find_peak
 
 GIB = 2**30
 AIM = 1.45
-"""Goal of AR over the reading of weights and cache: the value that gpt-fast and torchao publish at batch 1 for 7
-billion weights in bfloat16 on an A100."""
+"""Goal for the ratio of AR's step to the time to read weights and cache: the value that gpt-fast and torchao publish
+at batch 1 for 7 billion weights in bfloat16 on an A100."""
 SIDE = 48
 """Tokens in an image row of Lumina-mGPT at 768 pixels."""
 
@@ -25,13 +25,13 @@ class Scale:
     Attributes:
         images: number of images of each table of an audit setting.
         decoders: audited decoders; all presets if empty.
-        families: decoded families; one of every loading module if empty.
+        families: decoded families; if empty, one family of every loading module.
         llama: sizes of the random model that replaces Lumina.
         dtype: dtype of that model.
         rounds: timed rounds of each contender.
         batches: rows of the batches.
         card_batches: batches of Lumina-mGPT that are tried in the memory of a smaller card.
-        memory: models whose memory is planned and measured, at random weights if they have any.
+        memory: models whose memory is planned and measured, with random weights if possible.
     """
 
     images: int
@@ -65,7 +65,7 @@ def filtered(scale: Scale) -> Sampling:
 
 
 def floor_ms(model: RandomLlama, device: str, scale: Scale, cache: bool = True) -> float | None:
-    """Milliseconds to read the weights at the device's peak, and an image's mean KV cache unless `cache` is False; None
+    """Milliseconds to read the weights, and with `cache` an image's mean KV cache, at the device's peak bandwidth; None
     if the peak is unknown."""
     peak = find_peak(device, str(scale.dtype).removeprefix("torch."), torch.get_num_threads())
     visible = PROMPT + model.layout.length / 2 if cache else 0
@@ -74,5 +74,5 @@ def floor_ms(model: RandomLlama, device: str, scale: Scale, cache: bool = True) 
 
 
 def has_graphs(device: str) -> bool:
-    """Whether steps are captured as CUDA graphs there."""
+    """Whether steps are captured as CUDA graphs on the device."""
     return device.startswith("cuda")

@@ -37,7 +37,7 @@ _TOLERANCE = 1e-3
 
 
 def scores(device: str, scale: Scale) -> Iterator[Outcome]:
-    """Images per second of each score, its share of time waiting for pictures, and its difference from CPU features."""
+    """For each score: images per second, share of the time spent waiting for pictures, difference from CPU features."""
     count, side = (256, 768) if has_graphs(device) else (4, 96)
     noise = np.random.default_rng(0).integers(0, 256, (8, side // 8, side // 8, 3), np.uint8)
     pictures = [_png(noise[number % 8], side) for number in range(count)]
@@ -60,7 +60,7 @@ def scores(device: str, scale: Scale) -> Iterator[Outcome]:
 
 def _timed(metric: Metric, pictures: Sequence[bytes]) -> dict[str, float]:
     batches = read_ahead(lambda png: _sample(metric, png), pictures, min(metric.batch, len(pictures) // 2))
-    _features(metric, next(batches))  # creates all objects that are created once
+    _features(metric, next(batches))  # creates the objects that only the first call creates
     start, waiting, done = time.perf_counter(), 0.0, 0
     since = start
     for batch in batches:
@@ -72,7 +72,7 @@ def _timed(metric: Metric, pictures: Sequence[bytes]) -> dict[str, float]:
 
 
 def _difference(on_cpu: Metric, metric: Metric, pictures: Sequence[bytes]) -> float:
-    """Largest difference between a feature and the CPU's feature, over the largest feature."""
+    """Largest difference between a feature and the CPU's feature, divided by the largest feature."""
     here, there = (_features(made, [_sample(made, png) for png in pictures]) for made in (on_cpu, metric))
     return float(np.abs(here - there).max() / np.abs(here).max())
 
@@ -93,7 +93,7 @@ def _png(noise: np.ndarray, side: int) -> bytes:
 
 
 def _given(metric: Metric, build: Callable[[], nn.Module], **more: object) -> Metric:
-    """The metric with a random network, the same for every device, in the place of the published network."""
+    """Replace the metric's published network by a random network, which is the same on every device."""
     torch.manual_seed(0)
     network = build().float().eval().requires_grad_(False).to(metric.settings.device)
     vars(metric).update(network=network, **more)

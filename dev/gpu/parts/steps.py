@@ -1,4 +1,4 @@
-"""A step over its forward, and the realised share of the ideal speed-up, at Lumina's true size."""
+"""Ratio of a step to its forward, and the realised share of the ideal speed-up, at Lumina's true size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbench.specs.presets import resolve
 
 
 def steps(device: str, scale: Scale) -> Outcome:
-    """Time compiled decoders on images of a quarter of Lumina's length; acceptance is the acceptance of random weights.
+    """Time compiled decoders on images of a quarter of Lumina's length. Random weights determine the acceptance.
 
     In shorter images the last steps would weigh too much: their window is not full, and they run eagerly.
     """
@@ -41,8 +41,8 @@ def eager_steps(device: str, scale: Scale) -> Outcome:
 
 
 def vertical_steps(device: str, scale: Scale) -> Iterator[Outcome]:
-    """Time drafts of an untrained vertical head, one by one (0 passes) and in passes over all rows of a window; each
-    variant compiles its own drafting, and its rows are returned as soon as it is timed."""
+    """Time drafts of an untrained vertical head, one by one (0 passes) and in passes over all rows of a window. Each
+    variant is compiled separately, and its rows are returned as soon as they are measured."""
     model = random_llama(device, scale, side=SIDE // 2 if has_graphs(device) else None)
     head = new_vertical_head(model.feature_size, model.feature_size // 2, 0).to(device, scale.dtype)
     model.own_vertical_head = lambda: head

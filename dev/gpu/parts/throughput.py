@@ -1,4 +1,4 @@
-"""Images per hour of `shapes`, batched over one at a time."""
+"""Images per hour of `shapes`: batches against one image at a time."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class TreeLevel(NamedTuple):
     columns: Tensor  # [n] indices among all columns
     parents: Tensor  # [n] index of each parent among the previous level's columns
     children: Tensor  # [m] columns of the children
-    drawn: Tensor  # [m] index of each child's token among the tokens drawn for this level, `most` per column
+    drawn: Tensor  # [m] index of each child's token in the tokens drawn for this level, `most` tokens per column
     most: int  # maximum number of different children
 
 
@@ -47,11 +47,11 @@ class TreeLevels(NamedTuple):
 class News(NamedTuple):
     """The verified path of the last step."""
 
-    # tokens, positions: [B, T] its tokens and their stream slots
+    # tokens, positions: [B, T] tokens of the path and their stream slots
     tokens: Tensor
     features: Tensor  # [R, T, d] target features that predict these tokens
     positions: Tensor
-    shift: Tensor  # [B] number of committed tokens, from the path's first
+    shift: Tensor  # [B] number of the path's tokens, from the first, that were committed
 
 
 class Eagle:
@@ -82,7 +82,7 @@ class Eagle:
         tokens = torch.zeros_like(positions)
         tokens[:, :1] = self._batch.tokens.gather(1, (committed[:, None] - 1).clamp(min=0))
         q = torch.zeros(*tokens.shape, self._batch.target.vocab, device=tokens.device)
-        # After a tree without drafts, later trees have none either, so the head can skip the committed tokens.
+        # After a tree without drafts, no later tree has drafts, so the head can skip the committed tokens.
         if news is not None and len(tree.parents) > 1:
             readable, call = self._cache.readable(news.positions), call_eager
             # Compiled code supports one size of tree and path. Near an image's start and end both are smaller.
@@ -94,7 +94,7 @@ class Eagle:
         return Proposal(tokens, positions, q[:, :-1] if tree.is_chain else q, tree, len(whole.parents))
 
     def _tree_of(self, depth: int) -> Tree:
-        """Return the tree of a step that has room for `depth` drafts."""
+        """Return the tree for a step in which a path can hold at most `depth` drafts."""
         return pruned(self._tree, depth)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
@@ -102,7 +102,7 @@ class Eagle:
         self._news = News(verification.tokens, features, positions, shift)
 
     def _learn(self, news: News, readable: Tensor) -> Tensor:
-        """Append the tokens committed by the last step; return the head's features [R, d] after the newest one."""
+        """Append the tokens committed by the last step; return the head's features [R, d] after the last token."""
         seen = self._cache.append(self._model.table_ids(news.tokens), news.features, news.positions, readable)
         newest = (news.shift - 1).clamp(min=0).repeat(len(seen) // len(news.shift))
         return seen[torch.arange(len(seen), device=seen.device), newest]
@@ -157,7 +157,7 @@ class AdjacentEagle(Eagle):
     The tree is a chain of first children, each with siblings that have no children. If at least half of the chain was
     accepted, the next tree is one draft deeper and one sibling narrower; otherwise it is one draft shallower and one
     sibling wider. Each row has its own shape: the batch's tree contains the shapes of all rows, and a row has no drafts
-    in the other nodes. A shape depends on earlier steps only.
+    in nodes outside its own shape. A shape depends on earlier steps only.
     """
 
     def __init__(self, context: Context, init: Init | None, window: int, siblings: int, head: str):
@@ -176,7 +176,7 @@ class AdjacentEagle(Eagle):
         tables = routes(proposal.tree, committed.device)
         deep = tables.depth[: proposal.q.shape[1]] >= self._shape[:, :1]
         first = proposal.tokens[:, torch.arange(len(tables.peer), device=committed.device) - tables.peer]
-        tokens = torch.where(tables.peer < self._shape[:, 1:], proposal.tokens, first)  # repeated token: no draft
+        tokens = torch.where(tables.peer < self._shape[:, 1:], proposal.tokens, first)  # a repeated token is no draft
         return proposal._replace(tokens=tokens, q=proposal.q.masked_fill(deep[..., None], 0.0))
 
     def _tree_of(self, depth: int) -> Tree:
@@ -268,7 +268,7 @@ class HeadCache:
         slots = (scratch + tree.inner).expand(len(self._last), -1)
         before = self._last + self._repeat(root)
         mask = (self._index < before[..., None]).expand(-1, len(tree.inner), -1).clone()
-        # The root's token is the last committed one, which the cache holds already.
+        # The root's token is the last committed token, which is already in the cache.
         mask[:, :, scratch + 1 :] = tree.ancestors[:, 1:]
         rotary = self._head.rotary(self._last + self._repeat(positions) - 1)
         return Branches(slots, *rotary, mask[:, None])

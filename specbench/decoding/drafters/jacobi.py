@@ -67,13 +67,13 @@ class Jacobi:
     def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return tokens and positions [B, width] of a chain, and q [B, width - 1, V] of its drafts."""
         positions = committed[:, None] + self._slots[:width]
-        # A step reads the numbers of these streams at every slot of its window.
+        # A step reads random numbers of these streams at every slot of its window.
         self._batch.noise.hash_together(positions, (Stream.FRESH, Stream.COIN, Stream.REDRAW), step)
         q = self._fill(committed, positions[:, :-1], step)
         return self._batch.tokens.gather(1, (positions - 1).clamp(min=0)), positions, q
 
     def _fill(self, committed: Tensor, positions: Tensor, step: Tensor) -> Tensor:
-        """Draw a token for every fresh draft slot of `positions` [B, D]. Return q [B, D, V] of all these slots."""
+        """Draw a token for every fresh draft slot among `positions` [B, D]. Return q [B, D, V] of all `positions`."""
         tokens, target, drafts = self._batch.tokens, self._batch.target, positions.shape[1]
         if drafts == 0:
             return torch.zeros(len(positions), 0, target.vocab, device=positions.device)
@@ -85,7 +85,7 @@ class Jacobi:
             q = torch.where((forced >= 0)[..., None], one_hot(forced.clamp(min=0), q.shape[-1]), q)
         tokens.scatter_(1, positions, torch.where(fresh, drawn, tokens.gather(1, positions)))
         if self._p is None:
-            return q.contiguous()  # the layout of later steps, so that verification is compiled once
+            return q.contiguous()  # same memory layout as in later steps, so that verification is compiled once
         # Put all distributions into one table: selecting whole rows is much faster than selecting single entries.
         slot, columns = self._slots[:drafts], self._p.shape[1]
         kept = (slot + self._shift[:, None]).clamp(max=columns - 1)

@@ -20,7 +20,7 @@ from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import draw, rows_at
 from specbench.models.interface import TokenLayout
 
-MATCHES = 4  # Qualities of a match: which of the neighbours above and above to the right agree
+MATCHES = 4  # Number of match qualities: which of the neighbours above and above right agree
 
 WORTH_A_LOOKUP = 0.25
 """Minimum gain in overlap with p for a lookup, because a changed draft disturbs the refined drafts after it."""
@@ -52,11 +52,11 @@ class LookupJacobi(JacobiTree):
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
-        self._fed = torch.full_like(batch.tokens, -1)  # [B, L] stream tokens that the last forward was fed
+        self._fed = torch.full_like(batch.tokens, -1)  # [B, L] stream tokens fed to the last forward
         self._gain = torch.zeros(len(batch.tokens), MATCHES, device=batch.tokens.device)
-        """[B, MATCHES] sum of (common mass of p and looked-up q - of p and Jacobi's q - WORTH_A_LOOKUP), by match."""
+        """[B, MATCHES] sums of `common_mass` of p and looked-up q, minus that with Jacobi's q, minus WORTH_A_LOOKUP."""
         self._candidates: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
-        """Of the D drafts that may be looked up: whether there is a match, its slot and its quality, each [B, D]; and q
+        """For the D drafts that may be looked up: whether a match exists, its slot and its quality, each [B, D]. Then q
         [B, D', V] of all Jacobi drafts, D' >= D."""
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
@@ -90,9 +90,9 @@ class LookupJacobi(JacobiTree):
         inside = slots.clamp(max=length - 1)
         allowed = (slots < length) & self._free[inside]
         places = self._neighbours[inside]
-        # -2 is no token, so a slot without a refined draft is always looked up.
+        # -2 differs from every token, so a slot without a refined draft is always looked up.
         fed = torch.where((slots < self._drafted_to[:, None])[..., None], around(self._fed, places), -2)
-        # Only committed slots are searched, so that their neighbours do not change meanwhile.
+        # Only committed slots are searched, because their neighbours no longer change.
         seen = around(tokens, self._neighbours.expand(len(tokens), -1, -1))
         past = (self._slots_in_order < committed[:, None]) & self._free
         order = torch.where(past, self._slots_in_order, -2 * self._weights[0])

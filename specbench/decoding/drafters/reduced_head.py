@@ -2,7 +2,7 @@
 
 Without this, each draft reads the whole output matrix; for 65,536 ids that takes half as long as a step. The kept ids
 are the most probable ids in the slots that the last step committed, so that they depend on committed tokens only. q is
-0 for other ids; verification draws these from the residual distribution.
+0 for other ids; verification can draw them from the residual distribution.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Drafter: Any = object  # the class that follows the mixin
 
 
 class ReducedHead(_Drafter):
-    """Mixin that replaces `_head_logits` of a drafter with a head."""
+    """Mixin for drafters that use a draft head; it replaces their `_head_logits`."""
 
     def __init__(self, context: Context, init: Init | None, *options: object, head_ids: int, **more: object):
         super().__init__(context, init, *options, **more)

@@ -1,8 +1,8 @@
-"""Token initialisation: tokens for fresh window slots, each with the proposal distribution q it was drawn from.
+"""Token initialisation: tokens for fresh window slots, each with the distribution q that it was drawn from.
 
-A fresh slot either copies a neighbour in the image grid (q one-hot), or draws from the distribution its neighbour was
-drawn from (q that distribution), or copies a preview with some probability, or is uniformly random. If the neighbour is
-also fresh, the neighbour's source is used; a slot without a source is uniformly random.
+A fresh slot copies a neighbour in the image grid (q is one-hot), is drawn from its neighbour's distribution (which is
+then q), copies a preview with some probability, or is uniformly random. If the neighbour is also fresh, the neighbour's
+source is used; a slot without a source is uniformly random.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FreshQ = Literal["uniform", "onehot"]
 class Slots(NamedTuple):
     """Draft slots of a step, D per row."""
 
-    start: Tensor  # [B] stream slot of the first draft: tokens committed so far
+    start: Tensor  # [B] stream slot of the first draft, which equals the number of committed tokens
     positions: Tensor  # [B, D] stream slots
     fresh: Tensor  # [B, D] bool, slots that need a token
     tokens: Tensor  # [B, L] committed tokens and drafts so far, by stream slot
     history: Any  # [B, N, V] the last target distribution seen at each stream slot; None unless the init needs it
-    step: Tensor  # [B, 1] 1-based number of this step, per row
+    step: Tensor  # [B, 1] number of this step per row, from 1
 
 
 class Init(Protocol):
@@ -63,7 +63,7 @@ class Spatial:
 
     def __init__(self, context: Context, rows: int, columns: int, sample: bool, top1: bool = False):
         """`rows`, `columns`: offset of the neighbour above and to the left; `sample`: draw instead of copying; `top1`:
-        take the most probable token instead of drawing one, with q one-hot."""
+        take the most probable token instead of drawing; q is then one-hot."""
         layout = context.layout
         neighbour = layout.neighbour(rows, columns)
         self._neighbour = torch.tensor([*neighbour, -1], device=context.device)
@@ -92,8 +92,8 @@ class Spatial:
         return tokens, torch.where(copied[..., None], one_hot(tokens, self._vocab), uniform)
 
     def _trace(self, slots: Slots) -> tuple[Tensor, Tensor]:
-        """Follow the neighbours of each slot up to a slot that is not fresh. Return this stream slot [B, D], -1 if the
-        chain ends at a fresh slot without a neighbour, and the last window slot [B, D] of the chain."""
+        """Follow the neighbours of each slot up to a slot that is not fresh. Return this stream slot [B, D] (-1 if
+        the chain ends at a fresh slot without a neighbour), and the last window slot [B, D] of the chain."""
         width = slots.positions.shape[1]
         slot = torch.arange(width, device=slots.positions.device).expand_as(slots.positions)
         neighbour = self._neighbour[slots.positions.clamp(max=len(self._neighbour) - 1)]
@@ -120,7 +120,7 @@ class Preview:
         weight = torch.where((source >= 0) & (source < slots.start[:, None]), self._weight, 0.0)
         seen = slots.tokens.gather(1, source.clamp(min=0))
         uniform = noise.uniform(slots.positions, Stream.FRESH, slots.step)
-        # If the number decides against the preview, its remainder, rescaled, is again uniform.
+        # If the uniform number rejects the preview, its rescaled remainder is again uniform.
         rest = ((uniform - weight) / (1 - weight).clamp(min=1e-6)).clamp(0, 1 - 2.0**-24)
         q = one_hot(seen, self._vocab) * weight[..., None]
         q[..., : self._v_image] += (1 - weight[..., None]) / self._v_image
@@ -130,6 +130,6 @@ class Preview:
 left_repeat = partial(Spatial, rows=0, columns=1, sample=False)
 left_sample = partial(Spatial, rows=0, columns=1, sample=True)
 left_top1 = partial(Spatial, rows=0, columns=1, sample=True, top1=True)
-"""Horizontal "sample" of SJD's released code."""
+"""The initialisation that SJD's released code names horizontal "sample"."""
 above_repeat = partial(Spatial, rows=1, columns=0, sample=False)
 above_sample = partial(Spatial, rows=1, columns=0, sample=True)

@@ -59,7 +59,7 @@ class Vertical(JacobiTree):
         shape = rows, batch.tokens.shape[1], self._model.feature_size
         self._features = torch.zeros(shape, dtype=self._model.dtype, device=batch.tokens.device)
         """[R, L, d] target features by slot."""
-        self._fed = torch.full_like(batch.tokens, -1)  # [B, L] stream tokens that the last forward was fed
+        self._fed = torch.full_like(batch.tokens, -1)  # [B, L] stream tokens fed to the last forward
         self._known_before: Tensor | None = None  # [ids, h] `mixed_before` of every token, if prepared
         self._draft_target = batch.target
         self._news: tuple[Tensor, Tensor, Tensor] | None = None
@@ -82,7 +82,7 @@ class Vertical(JacobiTree):
         return self._draft(committed, positions, step, super()._fill(committed, positions, step))
 
     def _draft(self, committed: Tensor, positions: Tensor, step: Tensor, q: Tensor) -> Tensor:
-        """Draw the drafts of `positions` [B, D] that are not kept. Return q [B, D, V] of all; `q`: of the refined."""
+        """Draw the drafts of `positions` [B, D] that are not kept. Return q of all drafts; `q`: of refined drafts."""
         if positions.shape[1] == 0:
             return q
         self._learn()
@@ -99,7 +99,7 @@ class Vertical(JacobiTree):
 
     def _learn(self) -> None:
         """Store the features of the last step. Called here, not in `observe`, so that it is compiled with drafting."""
-        if self._news is None:  # only before the first compiled step
+        if self._news is None:  # None only before the first compiled step
             return
         features, columns, positions = self._news
         rows = torch.arange(len(features), device=features.device)[:, None]
@@ -108,9 +108,9 @@ class Vertical(JacobiTree):
     def _draft_run(
         self, committed: Tensor, positions: Tensor, refined: Tensor, uniform: Tensor, step: Tensor, q: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Draft slots `positions` [B, k] from left to right; k is at most `_reach`. Return whether each slot keeps its
-        refined draft and `q` [B, k, V], as a mask [B, k], and the head's distributions [B, k, V]. Only the preceding
-        token of each slot is unknown at first; all other inputs are processed at once."""
+        """Draft slots `positions` [B, k] from left to right; k is at most `_reach`. Return the mask [B, k]
+        of slots that keep their refined draft and its `q` [B, k, V], and the head's distributions [B, k, V]. Only the
+        preceding token of each slot is unknown at first; all other inputs are processed at once."""
         tokens = self._batch.tokens
         slots = self._twice(positions)
         # Slots past the image's end share the last entry; their drafts are never used.
@@ -149,7 +149,7 @@ class Vertical(JacobiTree):
             chosen = drawn(*carry, *given)
             return (chosen[0], self._mixed_before(chosen[0])), chosen
 
-        # Slot 0 has no token before it; it can only be the first of the run.
+        # Slot 0 has no preceding token; only the first slot of the run can be slot 0.
         start = torch.where(slots[:, :1, None] > 0, self._mixed_before(first.clamp(min=0)), 0.0)
         given = mixed, positions, uniform, same_above, fed_before, refined_tokens, *coupled
         if self._passes:
@@ -165,7 +165,7 @@ class Vertical(JacobiTree):
     def _coupled(
         self, positions: Tensor, refined: Tensor, tokens: Tensor, step: Tensor, q: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return what couples redrawn drafts with the refined `tokens` [B, k], the last arguments of `drawn`."""
+        """Return the last arguments of `drawn`, which couple redrawn drafts with the refined `tokens` [B, k]."""
         return ()
 
     def _head_logits(self, features: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class Vertical(JacobiTree):
         The features of the first `count` [R, 1] slots are known."""
         ids = self._model.table_ids(self._twice(self._batch.tokens))
         places, exists = places_before(self._above, slots)
-        exists[..., 0] = False  # `mixed_before` adds it
+        exists[..., 0] = False  # `mixed_before` adds the term of the token before a slot
         words = embedded(self._table, ids, places, exists)
         features = known_features(self._features, self._above, count, slots)
         return self._head.mixed(torch.cat([features, words], dim=-1), slots - count)
@@ -195,7 +195,7 @@ class Vertical(JacobiTree):
 
 class CoupledVertical(Vertical):
     """`Vertical` that couples a redrawn draft with the refined draft x, which was drawn from p. It keeps x with
-    probability min(1, q(x)/p(x)), else draws from [q - p]+. Fewer tokens change, so more of the later drafts keep p.
+    probability min(1, q(x)/p(x)), else draws from [q - p]+. Fewer tokens change, so more later drafts keep p as q.
 
     If the target has top-p, which needs sorting, q is instead cut off at a share of its largest probability. If the
     token table is small, its products with the first layer are computed once per batch.
@@ -214,8 +214,8 @@ class CoupledVertical(Vertical):
     def _coupled(
         self, positions: Tensor, refined: Tensor, tokens: Tensor, step: Tensor, q: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return thresholds [B, k] and q [B, k, V]. A token of `tokens` [B, k] with a larger probability is kept."""
-        # In this step, only slots without a refined draft have used this number.
+        """Return thresholds [B, k] and q [B, k, V]. Those of `tokens` [B, k] with a probability above it are kept."""
+        # In this step, only slots without a refined draft have used this random number.
         coin = self._batch.noise.uniform(positions, Stream.FRESH, step)
         least = torch.where(refined, coin * at(q, tokens), torch.inf)
         return least, torch.where(refined[..., None], q, 0.0)

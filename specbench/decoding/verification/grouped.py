@@ -140,7 +140,7 @@ def _input_embedding(context: Context) -> Tensor:
         tokens = torch.arange(context.layout.v_image, device=context.device)
         return context.model.token_table()[context.model.table_ids(tokens)].float()
     if context.codebook is None:
-        raise SpecbenchError("this model has no embedding of its tokens, which --d needs", "use --d inf")
+        raise SpecbenchError("--d needs input embeddings of the tokens, which this model does not have", "use --d inf")
     return context.codebook
 
 

@@ -1,7 +1,7 @@
 """LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352): accept a draft x with min(1, p(A(x)) / q(x)).
 
-A(x) consists of x and the nearest of its k codebook neighbours, as many as keep their total target probability within a
-limit. Papers and released code use different residual distributions, see the functions below. The released code follows
+A(x) consists of x and its nearest codebook neighbours, at most k, up to a limit on their total target probability. The
+papers and the released code use different residual distributions, see the functions below. The released code follows
 neither paper. Neighbours are computed in blocks once per codebook and cached on disk.
 """
 
@@ -22,8 +22,8 @@ from specbench.decoding.verification.ratio_tests import DraftTests, FailedTest, 
 from specbench.system.digests import cache_folder
 
 _TIE = 1 + 1e-6
-MOST_NEIGHBOURS = 1001  # Neighbours per token in the cached table: LANTERN's k, and one more for its release
-_ROWS = 1024  # Rows of the distance matrix computed at a time: a full one takes 15 GiB at V = 64,000
+MOST_NEIGHBOURS = 1001  # Neighbours per token in the cached table: LANTERN's k, plus one for the released code
+_ROWS = 1024  # Rows of the distance matrix computed at a time: the full matrix takes 15 GiB at V = 64,000
 
 Neighbours = Literal["normalised", "raw"]
 
@@ -95,12 +95,12 @@ def paper(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
 
 
 def release_q(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
-    """Residual of the released LlamaGen and Anole code: p - q, q = 0 on the first k + 1 neighbours if A(x) has any."""
+    """Residual of the released LlamaGen and Anole code: p - q; q = 0 on the first k + 1 neighbours if A(x) has any."""
     return p - _scaled(q, around.wide, ~around.member.any(-1, keepdim=True))
 
 
 def release_p(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
-    """Residual of the released Lumina code: p - q, p = 0 on the first k + 1 neighbours if A(x) has any."""
+    """Residual of the released Lumina code: p - q with p = 0 on the first k + 1 neighbours if A(x) has any."""
     return _scaled(p, around.wide, ~around.member.any(-1, keepdim=True)) - q
 
 
@@ -118,8 +118,8 @@ def _scaled(distribution: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
 def neighbour_table(codebook: Tensor, raw: bool = False, folder: Path | None = None) -> Tensor:
     """Neighbours of each token by ascending Euclidean distance, ties by id; int32 [V, min(MOST_NEIGHBOURS, V - 1)].
 
-    Unless `raw`, vectors are normalised to length 1, as in quantisers with normalised codes. `folder`: of cached
-    tables, by default the cache folder. If it is not writable, nothing is cached.
+    Unless `raw`, vectors are normalised to length 1, as in quantisers with normalised codes. `folder`: folder of
+    cached tables, by default the cache folder. If it is not writable, nothing is cached.
     """
     codebook = codebook.detach().float().cpu().contiguous()
     digest = hashlib.sha256(codebook.numpy().tobytes() + str(tuple(codebook.shape)).encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
 """Verifiers: acceptance of drafts, and the residual distribution after a rejection.
 
 A `RatioTest` accepts a draft x with probability a(x; p, q); after a rejection the residual distribution is sampled.
-`Match` compares the draft with a fresh draw from p and needs neither. Residual distributions are unnormalised weights
-[..., V], proportional to p - a q for a lossless decoder. In slots without a draft q is 0, so that all residuals are p.
+`Match` only compares the draft with a fresh draw from p. Residual distributions are unnormalised weights [..., V],
+proportional to p - a q for a lossless decoder. In slots without a draft q is 0, so that all residuals are p.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class DraftTests(NamedTuple):
 
 
 class FailedTest(NamedTuple):
-    """Inputs of the residual distributions: K tests per row, mostly one; fields as in `DraftTests`."""
+    """Inputs of the residual distributions: K tests per row, usually a single test; fields as in `DraftTests`."""
 
     # p, q: [B, K, V]
     p: Tensor
@@ -267,8 +267,8 @@ class Block(Exact):
 
         P_0 = 1,  P_i = min(1, P_{i-1} r_i)
         S_i = sum_v [P_i p_{i+1}(v) - q_{i+1}(v)]+,  h_i = S_i / (S_i + 1 - P_i) for i < L,  h_L = P_L
-        accept the first n drafts; n is the largest i whose coin falls below h_i, or 0 n < L: draw the next token from
-        [P_n p_{n+1} - q_{n+1}]+ n = L: draw it from p_{L+1}
+        accept the first n drafts: n is the largest i whose coin is below h_i, or 0 if there is none
+        draw the next token from [P_n p_{n+1} - q_{n+1}]+ if n < L, from p_{L+1} if n = L
 
     If all P_i are 1 this is the usual test of each draft in turn. On average, the rule never accepts fewer drafts. The
     number of accepted drafts depends on the drafts after them, so these must be discarded: the rule is lossless only if
@@ -276,7 +276,7 @@ class Block(Exact):
     """
 
     def __init__(self, context: Context, any_tail: bool = False):
-        """`any_tail`: lift the restriction to redrawn drafts; the option is read when decoders are resolved."""
+        """`any_tail`: also allow drafts that are not redrawn; read when decoders are resolved, not here."""
         super().__init__(context)
         self._length = context.layout.length
 
@@ -303,9 +303,9 @@ def joint_ratio(r: Tensor) -> Tensor:
 
 
 class Match:
-    """Accept iff the slot's refined token equals the draft; after a mismatch commit that token (Jacobi decoding).
+    """Accept iff the slot's refined token equals the draft; after a mismatch commit the refined token (Jacobi).
 
-    Lossless whenever the refinement draws from p: the committed token is always the refined one.
+    Lossless whenever the refinement draws from p: the committed token is always the refined token.
     """
 
     compares = True

@@ -1,7 +1,7 @@
 """Refinement: the next draft of each slot of the window, drawn as if every earlier slot were final.
 
-Given the prefix, every rule except `Reuse` fills the slot with a sample from its `distribution`. This is q of the next
-step, whether or not the token has changed. It is p for every rule except `StaleReuse`.
+Given the prefix, every rule except `Reuse` fills the slot with a sample from its `distribution`. The
+distribution is q of the next step, even if the token has not changed. It is p, except for `StaleReuse`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Refinement(Protocol):
 
         Args:
             p: [B, T, V] target distribution of each slot.
-            tests: the current drafts of the first K <= T slots; slots after them have none.
+            tests: the current drafts of the first K <= T slots; later slots have no draft.
             positions, step: [B, T] stream slots and [B, 1] step, which address the noise.
         """
         ...
@@ -41,7 +41,7 @@ def refined_from(refinement: Refinement, p: Tensor, tests: DraftTests) -> Tensor
 
 
 class KeptTail:
-    """Base of refinements that keep the tail and need no facts of the model."""
+    """Base of refinements that keep the tail and do not use the context."""
 
     keeps_tail = True
 
@@ -58,7 +58,7 @@ class Resample(KeptTail):
 
 
 class Restart(Resample):
-    """Reinitialise the slots after the last accepted draft (SJD's ablation). `Match` compares with `Resample`."""
+    """Reinitialise the slots after the last accepted draft (SJD's ablation). Only `Match` uses the samples."""
 
     keeps_tail = False
 

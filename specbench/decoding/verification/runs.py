@@ -1,11 +1,11 @@
-"""SJD-SV (arXiv 2609.13245), as far as a note on the paper says: drafts accepted by runs of rising target probability.
+"""SJD-SV (arXiv 2609.13245) according to a note on the paper: drafts accepted by runs of rising target probability.
 
 Let t_i = p_i(x_i). The window is split into maximal runs b..e in which t does not fall. The shortest suffix g..e of a
 run that holds the share `alpha` of the run's sum of t is tested:
 
-    accept the run with probability min(1, r_g .. r_e); r_i is the acceptance ratio of draft i else test g..e-1, g..e-2
-    and so on, unless `retest` is off redraw the slot after the longest part that passed, or slot g if none passed, from
-    the residual distribution
+    accept the run with probability min(1, r_g .. r_e), with r_i the acceptance ratio of draft i
+    else, unless `retest` is off, test g..e-1, then g..e-2, and so on, until a part is accepted
+    redraw the slot after the accepted part (slot g if no part is accepted) from the residual distribution
 
 No code was found, the paper was not read, and the note leaves open the treatment of b..g-1 (`before`: accepted without
 a test, or tested one by one), the random number for a shortened run (`coins`), and the failure of g alone (here: slot g
@@ -61,13 +61,13 @@ class RunTest(RatioTest):
         place = torch.arange(t.shape[1], device=t.device).expand_as(run)
         end = _last_of_run(place, torch.ones_like(rises), run)
         sums = t.cumsum(1)
-        rest = sums.gather(1, end) - sums + t  # of the run's tokens from this token on
+        rest = sums.gather(1, end) - sums + t  # sum over the run's tokens from this token on
         start = torch.full_like(run, t.shape[1]).scatter_reduce(1, run, place, "amin").gather(1, run)
         enough = rest >= self._alpha * rest.gather(1, start) * _TIE
         if self._last:
             enough = end - place >= self._last - 1
         tested = _last_of_run(place, enough | (place == start), run)
-        # Products of ratios from the run's first tested token on, as sums of logarithms. After a ratio of 0 all fail.
+        # Products of ratios from the run's first tested token on, as sums of logarithms; 0 after any ratio of 0.
         ratio = torch.where(exists, self._ratio.of_drafts(tests).double(), 1.0)
         logs = ratio.clamp(1e-300, 1e300).log().cumsum(1)
         before = torch.nn.functional.pad(logs, (1, 0)).gather(1, tested)

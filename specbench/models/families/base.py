@@ -4,7 +4,7 @@ tokens that are words of the language model's vocabulary, a sliced head, and loa
 The networks are transformers' classes. Hand-written parts are image heads and decoders that transformers hides or
 lacks, the conversion of authors' tensors into its classes, rotations over grids, and all prompts, because transformers'
 processors build no image prompts or differ from the official scripts. Tokenizers are read from `tokenizer.json`
-directly, so no tokenizer class reinterprets it. Loading accounts for every tensor.
+directly, without transformers' tokenizer classes. Loading fails if a tensor is missing or left over.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def stand_in_tokenizer(specials: Mapping[str, int], first_byte: int) -> Tokenize
 class FamilyModel(TransformerModel):
     """A family whose prompts are token ids and whose image tokens are words of its vocabulary. `backbone`:
     transformers' network without head; `head`: [v_image, d] rows of the output matrix; `stream_ids`: [layout.vocab]
-    vocabulary id of each stream id: image tokens, then the forced special; `decoder`: a `vq_decoder.ImageDecoder`, of
-    which a family that draws its pictures itself needs only `codebook`; `vocabulary`: [words, d] output matrix of all
+    vocabulary id of each stream id: image tokens, then the forced special; `decoder`: a `vq_decoder.ImageDecoder`
+    (only its `codebook` is needed if the family overrides `render`); `vocabulary`: [words, d] output matrix of all
     words, None if they are the image tokens."""
 
     # special tokens of its prompts; a tokenizer without them would encode them as letters.

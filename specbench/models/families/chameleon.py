@@ -29,8 +29,8 @@ FIRST_IMAGE_ID = 4
 _RESERVED = {f"<reserved{number:05d}>": number + 4 for number in range(8706, 8900)}
 SPECIALS_1 = {START: 0, "<pad>": 1, "</s>": 2, END_IMAGE: 8196, BEGIN_IMAGE: 8197, **_RESERVED}
 RELEASED_WORDS = "Generate an image of "  # Words that SJD's released script writes before Anole's prompt
-LINE_END, _SIZE_UNIT, _FIRST_SIZE = "<reserved08799>", 32, 8800  # Lumina-mGPT's
-FIRST_CODE, LEAST_GUIDANCE, _START_2 = 155_000, 4.0, "<|endoftext|>"  # Lumina-mGPT 2.0's
+LINE_END, _SIZE_UNIT, _FIRST_SIZE = "<reserved08799>", 32, 8800  # for Lumina-mGPT
+FIRST_CODE, LEAST_GUIDANCE, _START_2 = 155_000, 4.0, "<|endoftext|>"  # for Lumina-mGPT 2.0
 _SPECIALS_2 = {_START_2: 151_643, BEGIN_IMAGE: 151_665, END_IMAGE: 151_666, LINE_END: 151_670, END_OF_TURN: 151_800}
 _SPECIALS_2 |= {f"<reserved{number:05d}>": 151_671 + number - 8800 for number in range(8800, 8900)}
 
@@ -40,7 +40,7 @@ Parts = tuple[Tokenizer, nn.Module, range]
 
 
 def _parts(request: LoadRequest, image_ids: range | None = None, specials: Mapping[str, int] = SPECIALS_1) -> Parts:
-    """Load the language model; its tokenizer comes from the last source that has one. `image_ids`: vocabulary ids of
+    """Load the language model; its tokenizer is in the last source with a tokenizer. `image_ids`: vocabulary ids of
     the image tokens, if the checkpoint's `vocabulary_map` does not list them. `specials`: tokens for random weights."""
     if not request.files:
         # Models larger than 7B have norms after, not before, attention and feed-forward layers.

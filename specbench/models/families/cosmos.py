@@ -37,7 +37,7 @@ def fsq_codebook() -> Tensor:
 
 
 class CosmosDecoder:
-    """Args: network: see `network`, in float32."""
+    """Image decoder on the network that the function `network` builds, in float32."""
 
     def __init__(self, network: nn.Module, device: str):
         self._network = network

@@ -55,7 +55,7 @@ _VQ_35 = vq_decoder.CHAMELEON_VQ | {"num_embeddings": 131_072, "num_res_blocks":
 
 
 class Emu3(FamilyModel):
-    """Emu3-Gen. The unconditional prompt is the official negative prompt with the same beginning of the image."""
+    """Emu3-Gen. The unconditional prompt is the official negative prompt; both prompts open the image alike."""
 
     marks, forced = (START, BEGIN_IMAGE, IMAGE_TOKENS), (LINE_END,)
 
@@ -164,15 +164,15 @@ def _converted_tokenizer(files: CheckpointFiles) -> Tokenizer:
     as_qwen = isinstance(normal, dict) and normal.get("type") == "NFC" and pattern in json.dumps(file["pre_tokenizer"])
     if not as_qwen:
         warn(
-            f"{files.named('tokenizer.json')} splits prompts in another way than Emu3's authors; their split and NFC "
-            "are used, so that some prompts have other ids than transformers gives them"
+            f"{files.named('tokenizer.json')} splits prompts differently from Emu3's authors; the authors' split and "
+            "NFC are used, so the ids of some prompts differ from those of transformers"
         )
     split_as_qwen(tokenizer)
     return tokenizer
 
 
 def split_as_qwen(tokenizer: Tokenizer) -> None:
-    """Let a byte-level tokenizer normalise and split texts like Qwen's."""
+    """Make a byte-level tokenizer normalise and split texts like Qwen's tokenizer."""
     tokenizer.normalizer = normalizers.NFC()
     words = pre_tokenizers.Split(Regex(_QWEN_PATTERN), behavior="isolated")
     bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

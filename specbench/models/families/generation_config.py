@@ -1,4 +1,4 @@
-"""`generation_config.json`: changes of the logits by transformers' `generate` beyond the authors' script."""
+"""`generation_config.json`: changes of the logits that transformers' `generate` adds to the authors' script."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ZERO = "encoder_no_repeat_ngram_size epsilon_cutoff eta_cutoff min_p no_repeat_
 _ONE = "encoder_repetition_penalty guidance_scale num_beams typical_p"
 _WITHOUT_EFFECT = {name: (None,) for name in _NONE.split()} | {name: (None, 0) for name in _ZERO.split()}
 _WITHOUT_EFFECT |= {name: (None, 1) for name in _ONE.split()}
-"""Entries that affect sampling, with their values of no effect."""
+"""Entries that affect sampling, with the values that have no effect."""
 
 
 def logits_processors(info: ModelFacts) -> dict[str, float]:
-    """Return the logits processors in a model's target distribution, by name in its file on this disk."""
+    """Return the logits processors in a model's target distribution, as its file on this disk names them."""
     if not isinstance(info, HubModel) or info.choice.random or GENERATION_CONFIG not in info.source.optional:
         return {}
     penalty = read_repetition_penalty(info.checkpoint.find()[0])
@@ -31,7 +31,7 @@ def logits_processors(info: ModelFacts) -> dict[str, float]:
 
 
 def read_repetition_penalty(files: CheckpointFiles, set_by_script: Container[str] = ()) -> float:
-    """Read the repetition penalty, 1 if absent. `set_by_script`: entries that the authors' script sets itself."""
+    """Read the repetition penalty, 1 if absent. `set_by_script`: entries that the authors' script overrides."""
     if not files.holds(GENERATION_CONFIG):
         return 1.0
     path = files.named(GENERATION_CONFIG)

@@ -1,7 +1,7 @@
 """GLM-Image (AR of 9B): transformers' `GlmImageTextModel` writes a preview and then the large grid, both with the same
 codes, without guidance. A diffusion model of 7B, run by diffusers, turns the large grid into pixels.
 The stream is not masked: the end of the image and other ids outside the codes can be drawn. The authors' pipeline fails
-on such an image, except for ids in the preview that are not ends. Here such an image is decoded to its last slot and
+on such an image, unless the ids are in the preview and are not ends. Here such an image is decoded to its last slot and
 recorded as failed. Tokens after the last slot are not drawn, because the pipeline does not read them.
 """
 
@@ -39,7 +39,7 @@ _TINY = TINY | {"num_key_value_heads": 2}
 class GridsRotary(nn.Module):
     """Rotation by temporal position, row and column. A grid's tokens share the temporal position at which the grid
     begins; the next grid begins after the longer side of this grid. Positions count from the first image token. Words
-    have negative positions, the same in all three coordinates. `rotary`: the network's, for [3, R, T]."""
+    have negative positions, the same in all three coordinates. `rotary`: of the network, for [3, R, T]."""
 
     def __init__(self, rotary: nn.Module, layout: TokenLayout):
         super().__init__()
@@ -57,7 +57,7 @@ class GridsRotary(nn.Module):
 
 
 class GlmImage(FamilyModel):
-    """Attributes: draws: whether the diffusion model is on this disk; without it no pictures are drawn."""
+    """GLM-Image. `draws`: whether the diffusion model is on this disk; without it no pictures are drawn."""
 
     draws = False
     _pipeline: Any = None
@@ -71,10 +71,10 @@ class GlmImage(FamilyModel):
         names: Sequence[str],
         template: str | None,
     ):
-        """`names`: of the tokens of `_ROLES`; `template`: Jinja source that converts a conversation to text."""
+        """`names`: names of the tokens of `_ROLES`; `template`: Jinja source that converts a conversation to text."""
         head = network.lm_head.weight
         codes = nn.functional.normalize(codebook.float(), dim=-1)
-        # Ids that are no codes get vectors far from all codes.
+        # Ids that are not codes get vectors far from all codes.
         others = codes.new_full((len(head) - len(codes), codes.shape[1]), 10.0)
         self._codes, self.codebook = len(codes), torch.cat([codes, others]).to(request.device)
         super().__init__(request, tokenizer, network.model.language_model, head, range(len(head)), self)
@@ -102,33 +102,33 @@ class GlmImage(FamilyModel):
         if self._is_random:
             return None
         if len(ends := np.flatnonzero(np.isin(tokens, self._ends))):
-            return f"the end of the image was drawn at token {ends[0]}, where GLM-Image's pipeline stops and fails"
+            return f"token {ends[0]} is the end-of-image token, at which GLM-Image's pipeline stops and fails"
         first = len(tokens) - self.layout.height * self.layout.width
         if len(others := np.flatnonzero(tokens[first:] >= self._codes)):
             slot = first + int(others[0])
-            return f"token {slot} is {tokens[slot]}, no code of an image, on which GLM-Image's pipeline fails"
+            return f"token {slot} is {tokens[slot]}, which is not an image code, so GLM-Image's pipeline fails"
         return None
 
     def add_diffusion(self, files: CheckpointFiles) -> None:
         """Load the diffusion model next to the language model; if it is absent, warn that no pictures are drawn."""
         folder = files.named("config.json").parent.parent
         if lacking := [part for part in PIPELINE_PARTS if not (folder / part).is_dir()]:
-            warn(f"{self.name} draws no pictures: {folder} has no {lacking[0]} of its diffusion model")
+            warn(f"{self.name} cannot render pictures: {folder} has no {lacking[0]} of its diffusion model")
         elif find_spec("diffusers") is None:
-            warn(f"{self.name} draws no pictures: its diffusion model needs diffusers (pip install diffusers)")
+            warn(f"{self.name} cannot render pictures: its diffusion model needs diffusers (pip install diffusers)")
         else:
-            from diffusers import GlmImagePipeline  # an extra
+            from diffusers import GlmImagePipeline  # package of an extra
 
             without = {"vision_language_encoder": None, "processor": None, "dtype": torch.bfloat16}
             with files.source.blaming(folder / "model_index.json"):
                 for path in folder.glob("*/config.json"):
-                    read_json(files.source, path)  # refuses code of a hub
+                    read_json(files.source, path)  # refuses code from a hub
                 self._pipeline = GlmImagePipeline.from_pretrained(str(folder), **without).to(self.device)
             self._pipeline.set_progress_bar_config(disable=True)
             self.draws = True
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
-        """Draw pictures. Every code covers 2 x 2 positions of the diffusion model; its seed is the image's."""
+        """Draw pictures with the image's seed. Every code covers 2 x 2 positions of the diffusion model."""
         height, width = self.layout.height, self.layout.width
         grids = image_tokens[:, -height * width :].clamp(max=self._codes - 1).view(-1, height, width)
         pictures = []
@@ -155,7 +155,7 @@ def load(request: LoadRequest) -> GlmImage:
         codebook = torch.randn(config.vq_config.num_embeddings, 8, generator=torch.Generator().manual_seed(0))
         tokenizer = stand_in_tokenizer(_SPECIALS, first_byte=17_000)
         model = GlmImage(request, tokenizer, network, codebook, tuple(_SPECIALS), None)
-        warn(f"{model.name} draws no pictures: random weights have no diffusion model")
+        warn(f"{model.name} cannot render pictures: random weights have no diffusion model")
         return model
     files = request.files[0]
     refuse_processors(files)

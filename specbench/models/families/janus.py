@@ -77,7 +77,7 @@ def load(request: LoadRequest) -> Janus:
         start, pad, _ = _SPECIALS
         return Janus(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, start, pad)
     files = request.files[0]
-    if files.json("config.json").get("model_type") == "multi_modality":  # deepseek-ai's
+    if files.json("config.json").get("model_type") == "multi_modality":  # deepseek-ai's layout
         unused = ("vision_model.", "aligner.", "gen_vision_model.quantize.codebook_used")
         tensors = stored.rename(stored.drop(stored.read_tensors(files), unused), _converted_name)
         config, (start, pad, _) = _published_config(tensors, files), _SPECIALS
@@ -99,7 +99,7 @@ def _converted_name(name: str) -> str:
     if head == "language_model":
         return rest.replace("model.", "language_model.", 1)
     if head == "gen_aligner":
-        # Its layers alternate with activations: 0 is the first layer; 2, 4 ... are hidden layers.
+        # The stored module alternates layers and activations: 0 is the first layer; 2, 4 ... are hidden layers.
         number, _, rest = rest.removeprefix("layers.").partition(".")
         layer = f"hidden_layers.{int(number) // 2 - 1}" if int(number) else "fc1"
         return f"generation_aligner.{layer}.{rest}"

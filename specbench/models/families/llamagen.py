@@ -34,7 +34,7 @@ from specbench.models.transformer.model import Prefix
 
 CAPTION = 120  # Positions of the caption, including padding
 HEAD_GRIDS = {"t2i": 16, "t2i2": 32}
-"""Side of the grid that a published draft head was trained on, by the `input_type` of its configuration."""
+"""By `input_type` of a published draft head's configuration, the side of the grid on which it was trained."""
 TINY_SIZES = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
 _T5_XL = {
     "vocab_size": 32_128,
@@ -49,7 +49,7 @@ _TINY_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads":
 
 
 class LlamaGen(FamilyModel):
-    """Args: network: see `Network`; encoder: T5; tokenizer: of T5, it ends every text with </s>."""
+    """Args: network: see `Network`; encoder: T5; tokenizer: T5's tokenizer, which ends every text with </s>."""
 
     def __init__(
         self, request: LoadRequest, network: Network, encoder: nn.Module, tokenizer: Tokenizer, decoder: ImageDecoder
@@ -65,8 +65,8 @@ class LlamaGen(FamilyModel):
         return tokens_cut(self.tokenizer, caption)
 
     def encode(self, prompts: Sequence[str]) -> Prefix:
-        """Encode captions without their padding, which is masked everywhere; only the positions count it. The
-        unconditional rows have the learned vectors at the positions of the caption's elements."""
+        """Encode captions without their padding, which is masked everywhere but counts in positions. Unconditional
+        rows have the learned vectors at the positions of the caption's elements."""
         captions = []
         for text in prompts:
             ids = torch.tensor([self.tokenizer.encode(clean_caption(text)).ids], device=self.device)
@@ -98,7 +98,7 @@ class LlamaGen(FamilyModel):
         return self.backbone(inputs_embeds=alone, use_cache=False).last_hidden_state[:, 0]
 
     def adopt_head(self, head: EagleHead) -> EagleHead:
-        """Adapt a published head (with `input_type`): it rotates adjacent pairs; its grid begins a position early."""
+        """Adapt a published head (with `input_type`): it rotates adjacent pairs; its grid is one position earlier."""
         if head.published_as:
             height, width, side = self.layout.height, self.layout.width, HEAD_GRIDS.get(head.published_as)
             if not side == height == width:
@@ -133,7 +133,7 @@ class Network(nn.Module):
 class GridRotary(nn.Module):
     """Rotation by row in one half of a head, and by column in the other half; no rotation for the caption. At caption
     positions cosine and sine are both 0, so queries and keys vanish there, and attention to captions is uniform. The
-    table has `caption + height * width` positions; later positions, of windows past the end, use the last."""
+    table has `caption + height * width` positions; later positions (windows past the end) use the last."""
 
     def __init__(self, height: int, width: int, head: int, base: float = 10_000.0, caption: int = CAPTION):
         super().__init__()
@@ -173,7 +173,7 @@ def load(request: LoadRequest) -> LlamaGen:
 
 class LlamaGenClass(FamilyModel):
     """LlamaGen by class (ImageNet), B to 3B: a learned vector per class replaces the caption; the unconditional row has
-    a learned vector of its own. Prompts are class labels. A label has one position, whose queries and keys are zero, as
+    another learned vector. Prompts are class labels. A label has one position, whose queries and keys are zero, as
     for a caption. Guidance applies to every slot: `cfg_interval` is off, as by default in the official code."""
 
     def __init__(self, request: LoadRequest, network: ClassNetwork, decoder: ImageDecoder):
@@ -191,7 +191,7 @@ class LlamaGenClass(FamilyModel):
 
 
 class ClassNetwork(nn.Module):
-    """The language model with the vectors of `classes` and a vector of no class."""
+    """The language model with a vector for each of `classes` classes and a vector for the unconditional row."""
 
     def __init__(self, config: LlamaConfig, classes: int):
         super().__init__()
@@ -217,7 +217,7 @@ def load_by_class(request: LoadRequest) -> LlamaGenClass:
 
 
 def caption_tokenizer(files: Sequence[CheckpointFiles]) -> Tokenizer:
-    """Return the tokenizer of the model's files, or for random weights. It cuts captions to `CAPTION` tokens."""
+    """Return the tokenizer in the model's files, or one for random weights. It cuts captions to `CAPTION` tokens."""
     if files:
         tokenizer = stored.read_tokenizer(files[1])
     else:
@@ -244,7 +244,7 @@ _NAMES = stored.META_NAMES | {"cls_embedding.cap_proj.": "", "cls_embedding.": "
 
 
 def converted(request: LoadRequest, files: CheckpointFiles, condition: str) -> tuple[dict[str, Tensor], LlamaConfig]:
-    """Read the tensors of a file, converted by `convert`, and their architecture."""
+    """Read the tensors of a file, convert them with `convert`, and derive the architecture."""
     tensors = stored.read_tensors(files)
     try:
         codes, width, inner, layers, head = llamagen_shape(tensors, request.info.network)
@@ -325,8 +325,8 @@ _ENDS = _rules((r"^[\"']([\w\W]+)[\"']$", r"\1"), (r"^['_,\-:;]", ""), (r"['_,\-
 def clean_caption(caption: str) -> str:
     """Clean a caption as in LlamaGen's training: lower case, and without remains of web pages and shops. The rules and
     their order are the official rules (`language/t5.py` of LlamaGen, after PixArt-alpha and DeepFloyd IF). As in the
-    official code a caption is cleaned twice, because a pass may uncover more to remove. Most prompts only become lower
-    case and get a blank after a comma or full stop without blank."""
+    official code a caption is cleaned twice, because a pass may leave new text to clean. Most prompts only become lower
+    case and get a missing blank after a comma or full stop."""
     return _clean_once(_clean_once(caption))
 
 
@@ -338,7 +338,7 @@ def _clean_once(caption: str) -> str:
     text = _apply_rules(_CHARACTERS, "".join(parser.pieces))
     if len(_WORD_JOINTS.findall(text)) > 3:
         text = _WORD_JOINTS.sub(" ", text)
-    if not (text.isascii() and text.isprintable() and "&" not in text):  # plain ASCII has no encoding errors
+    if not (text.isascii() and text.isprintable() and "&" not in text):  # only other texts can have encoding errors
         import ftfy  # not needed for most captions
 
         text = ftfy.fix_text(text)

@@ -36,7 +36,7 @@ TINY_QWEN = TINY | {"num_key_value_heads": 2}
 
 
 class SimpleAR(FamilyModel):
-    """Attributes: repetition_penalty: on image tokens that the image already contains; 1 for no penalty."""
+    """SimpleAR. `repetition_penalty`: penalty on image tokens that the image already contains; 1 means no penalty."""
 
     marks: tuple[str, ...] = (BEGIN, BEGIN_IMAGE)
     repetition_penalty = 1.0

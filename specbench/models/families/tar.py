@@ -37,7 +37,7 @@ CODE_GRID = (27, 27)  # Codes of an image at the finest of the authors' three sc
 _ENCODER = ("encoder.", "encode_task_layer.", "teacher", "scale_layer.", "bottleneck.in_linear.")
 _UNUSED = (*_ENCODER, "bottleneck.regularizer.stochastic", "decoder.vision_model.head.")
 _LEVELS = re.compile(r"^bottleneck\.(regularizer\.)?|(?<=^decoder\.)vision_model\.")
-"""Name parts of the authors' older transformers that are no modules here."""
+"""Parts of names in the authors' older transformers that are not modules in the installed version."""
 _FEATURES = {"hidden_size": 1152, "num_hidden_layers": 3, "num_channels": 1536}
 _TINY_FEATURES = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_channels": 16}
 
@@ -55,7 +55,7 @@ class Tar(SimpleAR):
         return ids, ids
 
     def second_text(self, text: str, tokens: Sequence[int]) -> str:
-        """Append the codes to the prompt. As in the official script, codes of the prompt are codes of the image."""
+        """Append the codes to the prompt. As in the official script, codes in `text` count as codes of the image."""
         return text + "".join(f"<I{code}>" for code in tokens)
 
     def compile(self) -> None:
@@ -132,7 +132,7 @@ class NoRotation(nn.Module):
 
 
 class PositionedNetwork(nn.Module):
-    """The network with a projection of `width` features, and vectors of `positions`, the features' first."""
+    """The network with a projection of `width` features, and a vector per position, first of the features."""
 
     def __init__(self, config: LlamaConfig, width: int, positions: int):
         super().__init__()
@@ -166,7 +166,7 @@ class CodeFeatures(nn.Module):
         return functional.normalize(rows, dim=-1) if self._normalise else rows
 
     def forward(self, codes: Tensor) -> Tensor:
-        sides = torch.full((len(codes), 2), math.isqrt(codes.shape[1]), device="cpu")  # read by the host
+        sides = torch.full((len(codes), 2), math.isqrt(codes.shape[1]), device="cpu")  # the host reads these sizes
         latents = self.out_linear(self._normed(self.embedding_proj(self.embedding(codes))))
         return self.decode_task_layer(self.decoder(latents, None, sides).last_hidden_state)
 
@@ -189,7 +189,7 @@ def load_detokenizer(request: LoadRequest) -> TarDetokenizer:
     config.rms_norm_eps = arguments.get("norm_eps", config.rms_norm_eps)
     heads = config.num_attention_heads
     if any(arguments.get(name) not in (None, heads) for name in ("n_head", "n_kv_head")):
-        raise language.refusal(f" says of itself n_head = {arguments.get('n_head')}; its size has {heads} heads")
+        raise language.refusal(f" states n_head = {arguments.get('n_head')}, but this size has {heads} heads")
     sizes = tensors["clip_proj.weight"].shape[1], tensors["abs_pe"].shape[1]
     network = request.fill(stored.build_network(PositionedNetwork, config, *sizes, files=language), tensors, language)
     decoder = request.llamagen_vq(image)
@@ -197,7 +197,7 @@ def load_detokenizer(request: LoadRequest) -> TarDetokenizer:
 
 
 def _stored_features(files: CheckpointFiles, request: LoadRequest) -> CodeFeatures:
-    """Load TA-Tok's decoder; only the file's arguments define whether codes are normalised."""
+    """Load TA-Tok's decoder; only the arguments in the file define whether codes are normalised."""
     tensors = stored.rename(stored.drop(stored.read_tensors(files), _UNUSED), lambda name: _LEVELS.sub("", name))
     path = files.paths[0]
     with files.source.blaming(path):

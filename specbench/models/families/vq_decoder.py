@@ -24,7 +24,7 @@ from specbench.models.checkpoint_loading import build_network, drop, fill, rando
 
 
 class ImageDecoder(Protocol):
-    """Attributes: codebook: [V, d] float32, as the decoder reads it (normalised if it normalises)."""
+    """Attributes: codebook: [V, d] float32, as the decoder reads it (normalised if the decoder normalises codes)."""
 
     codebook: Tensor
 
@@ -72,7 +72,7 @@ ENCODER_SIDE = ("encoder.", "quant_conv.", "loss.")
 
 
 def taming_network(config: JanusVQVAEConfig, attention: bool = True) -> JanusVQVAE:
-    """Build the decoding half of a `JanusVQVAE` on meta. `attention`: in the lowest level, as in LlamaGen's."""
+    """Build the decoding half of a `JanusVQVAE` on meta. `attention`: whether its lowest level has attention."""
     network = build_network(JanusVQVAE, config)
     del network.encoder, network.quant_conv
     if not attention:
@@ -81,7 +81,7 @@ def taming_network(config: JanusVQVAEConfig, attention: bool = True) -> JanusVQV
 
 
 def taming_config(tensors: Mapping[str, Tensor]) -> JanusVQVAEConfig:
-    """Return the configuration of stored tensors with transformers' names, from their shapes."""
+    """Return the configuration that fits the shapes of stored tensors with transformers' names."""
     codes, width = tensors["quantize.embedding.weight"].shape
     levels = len({name.split(".")[2] for name in tensors if name.startswith("decoder.up.")})
     outputs = [tensors[f"decoder.up.{level}.block.0.conv1.weight"].shape[0] for level in range(levels)]
@@ -100,7 +100,7 @@ def load_chameleon_vq(tensors: Mapping[str, Tensor], files: CheckpointFiles, dev
     """Load, in float32, Chameleon's decoder from Meta's `vqgan.ckpt` or from the converted repositories, or a decoder
     of the same kind, perhaps with attention in the lowest level.
 
-    Their levels are numbered from the image down, transformers' levels from the latent up.
+    Stored levels are numbered from the image to the latent, transformers' levels from the latent to the image.
     """
     first = "decoder.conv_in.weight"
     prefix = next((name.removesuffix(first) for name in tensors if name.endswith(first)), "")
@@ -171,7 +171,7 @@ MOVQ: dict[str, Any] = {
 TINY_MOVQ = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1], "hidden_size": 32}
 
 
-_SLICE = 64  # Channels of a slice of `spatial_norm`
+_SLICE = 64  # Channels that `spatial_norm` processes at a time
 
 
 class MovqDecoder:
@@ -192,7 +192,7 @@ class MovqDecoder:
 def spatial_norm(norm: Emu3VQVAESpatialNorm, hidden: Tensor, latents: Tensor) -> Tensor:
     """Compute `norm`'s forward in slices of channels, which saves three maps of the picture's size in memory."""
     normed, size = norm.norm_layer(hidden), hidden.shape[-2:]
-    scale, shift = norm.conv_y(latents), norm.conv_b(latents)  # before enlarging, which only repeats pixels
+    scale, shift = norm.conv_y(latents), norm.conv_b(latents)  # before enlarging `latents`, which only repeats pixels
     for start in range(0, normed.shape[1], _SLICE):
         part = slice(start, start + _SLICE)
         normed[:, part] *= functional.interpolate(scale[:, part], size=size, mode="nearest")

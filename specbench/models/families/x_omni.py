@@ -142,7 +142,7 @@ class XOmni(SimpleAR):
 
     def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
         if self.repetition_penalty != 1.0 and guidance != 1.0:
-            what = f"--cfg {guidance:g}: '{self.name}' has no guidance with its repetition penalty"
+            what = f"--cfg {guidance:g}: '{self.name}' cannot combine guidance with its repetition penalty"
             raise SpecbenchError(what, "omit --cfg, or set repetition_penalty to 1 in generation_config.json")
         return super().begin(prefix, guidance, columns)
 
@@ -151,7 +151,7 @@ class XOmni(SimpleAR):
         config = files.named("config.json")
         folder, settings = config.parent, read_json(files.source, config).get("vision_config")
         if not isinstance(settings, dict):
-            return warn(f"{self.name} draws no pictures: {config} has no vision_config")
+            return warn(f"{self.name} cannot render pictures: {config} has no vision_config")
         with files.source.blaming(config):
             decoder, dtype = settings["decoder"], _DTYPES[settings["dtype"]]
             projector = _inside(folder, settings["encoder"]["projector_path"])
@@ -162,19 +162,19 @@ class XOmni(SimpleAR):
                 self._features = features = CodeProjector(stored.read_tensors(stated))
                 self.codebook = features.quantize["embedding"].weight.float().to(self.device)
                 if len(self.codebook) != self.layout.v_image:
-                    raise ValueError(f"{len(self.codebook)} codes in place of {self.layout.v_image}")
+                    raise ValueError(f"{len(self.codebook)} codes instead of {self.layout.v_image}")
         bases = [place / "FLUX.1-dev" for place in (folder, folder.resolve().parent)]
         base = next((base for base in bases if base.is_dir()), bases[0])
         needed = (projector, transformer, base / "vae", base / "scheduler")
         if lacking := [path for path in needed if not path.exists()]:
-            warn(f"{self.name} draws no pictures: {lacking[0]} does not exist")
+            warn(f"{self.name} cannot render pictures: {lacking[0]} does not exist")
         elif find_spec("diffusers") is None:
-            warn(f"{self.name} draws no pictures: its FLUX model needs diffusers (pip install diffusers)")
+            warn(f"{self.name} cannot render pictures: its FLUX model needs diffusers (pip install diffusers)")
         else:
             from specbench.models.families.x_omni_decoder import XOmniDecoder  # imports diffusers, an extra
 
             with files.source.blaming(transformer / "config.json"):
-                read_json(files.source, transformer / "config.json")  # refuses code of a hub
+                read_json(files.source, transformer / "config.json")  # refuses code from a hub
                 self._decoder = XOmniDecoder(self._features, transformer, base, decoder, str(self.device), dtype)
             self.draws = True
 
@@ -186,14 +186,14 @@ class XOmni(SimpleAR):
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in the repository that its configuration names."""
+    """Return the path of a file that the repository's configuration names."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise ValueError(f"{name} is not in the repository")
     return folder / name
 
 
 def _one_table(files: CheckpointFiles, copies: bool) -> dict[str, Tensor]:
-    """Read the tensors, with one table of words and codes; without `copies`, its values are not the stored ones."""
+    """Read the tensors, with one table of words and codes. Without `copies` only the table's shape is right."""
     tensors = stored.rename(stored.drop(stored.read_tensors(files), ("lm_head.",)), _NORMS.get)
     if absent := [name for name in _TABLES if name not in tensors]:
         raise files.refusal(f" lacks '{absent[0]}'")
@@ -210,7 +210,7 @@ def load(request: LoadRequest) -> XOmni:
         first = config.vocab_size + config.image_vocab_size
         tokenizer = stand_in_tokenizer({name: first + number for number, name in enumerate(_SPECIALS)}, first_byte=0)
         model = XOmni(request, tokenizer, request.randomise(stored.build_network(XOmniNetwork, config)))
-        warn(f"{model.name} draws no pictures: random weights have no FLUX model")
+        warn(f"{model.name} cannot render pictures: random weights have no FLUX model")
     else:
         [files] = request.files
         penalty = read_repetition_penalty(files, set_by_script=("min_p",))

@@ -54,7 +54,7 @@ class CodeFlux(FluxTransformer2DModel):
         guidance_embeds: bool = False,
         axes_dims_rope: tuple[int, int, int] = (16, 56, 56),
         siglip_channels: int = 1536,
-        drop_token_prob: float = 0.0,  # of training
+        drop_token_prob: float = 0.0,  # used in training only
     ):
         super().__init__(
             patch_size, in_channels, out_channels, num_layers, num_single_layers, attention_head_dim,
@@ -90,10 +90,10 @@ class XOmniDecoder:
         device: str,
         dtype: torch.dtype,
     ):
-        """`folder`: of the transformer; `base`: of FLUX.1-dev, whose scheduler and VAE are used."""
+        """`folder`: folder of the transformer; `base`: folder of FLUX.1-dev, whose scheduler and VAE are used."""
         transformer, found = CodeFlux.from_pretrained(str(folder), torch_dtype=dtype, output_loading_info=True)
         if wrong := sorted(found["missing_keys"] + found["unexpected_keys"] + found["mismatched_keys"])[:1]:
-            raise ValueError(f"another transformer than X-Omni's: {wrong[0]}")
+            raise ValueError(f"the transformer is not X-Omni's: {wrong[0]}")
         vae = AutoencoderKL.from_pretrained(str(base / "vae"), torch_dtype=dtype)
         scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(str(base / "scheduler"))
         self._flux = FluxPipeline(scheduler, vae, None, None, None, None, transformer).to(device)
@@ -103,7 +103,7 @@ class XOmniDecoder:
 
     @torch.inference_mode()
     def draw(self, codes: Tensor, seed: int) -> Tensor:
-        """Pixels [1, 3, h, w] in [0, 1] of codes [H, W], by guidance over no features."""
+        """Pixels [1, 3, h, w] in [0, 1] of codes [H, W], guided against a pass without features."""
         pipe, size = self._flux, tuple(self._unit * side for side in codes.shape)
         features = self._features(codes)
         features, device = torch.cat([features, torch.zeros_like(features)]), features.device

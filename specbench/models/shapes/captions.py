@@ -25,7 +25,7 @@ PHRASES = {"left": "left of", "right": "right of", "above": "above", "below": "b
 
 
 class CaptionError(SpecbenchError, ValueError):
-    """A caption with words that the model does not know, or that no scene can satisfy."""
+    """A caption that contains unknown words, or that no scene can satisfy."""
 
 
 def words(text: str) -> list[str]:
@@ -57,7 +57,7 @@ def encode(text: str) -> list[int]:
 def in_normal_form(caption: list[str]) -> list[str]:
     """Reorder a caption's words so that its objects are in reading order: objects left of or above the subject first.
     `b right a` becomes `a left b`, `b right a and above c` becomes `a left b above c`, and `b right a and below c`
-    becomes `c above and a left b`: of two that come first, the object above does. Words without relations, or with an
+    becomes `c above and a left b`, because the object above is read first. Words without relations, or with an
     unrelated object, stay unchanged."""
     end = next((i for i, word in enumerate(caption) if word == "on" or word in TEXTURES), len(caption))
     subject, *rest = (part.split() for part in RELATED.split(" ".join(caption[:end])))
@@ -120,7 +120,7 @@ def parse(text: str) -> SceneRequest:
     if not clauses:
         raise CaptionError(f"caption {text!r} names no object")
     if sum(c.count for c in clauses) > MAX_COUNT:
-        raise CaptionError(f"caption {text!r} asks for more than {MAX_COUNT} objects")
+        raise CaptionError(f"caption {text!r} has more than {MAX_COUNT} objects")
     return SceneRequest(tuple(clauses), tuple(relations), texture)
 
 

@@ -54,7 +54,7 @@ class ShapesNetwork(nn.Module):
         )
         self.row = nn.Embedding(GRID, width)
         self.column = nn.Embedding(GRID, width)
-        self.place = nn.Embedding(MAX_COUNT + 1, width)  # by `objects_before`
+        self.place = nn.Embedding(MAX_COUNT + 1, width)  # index: `objects_before`
         self.slot_word = nn.Parameter(torch.zeros(captions.PREFIX, len(captions.VOCABULARY), width))
         self.mix_in = nn.Linear(width, 2 * width, bias=False)
         self.mix_out = nn.Linear(2 * width, width, bias=False)
@@ -92,7 +92,7 @@ class ShapesNetwork(nn.Module):
 
     def token_embeds(self, tokens: Tensor, slots: Tensor, slot_embeds: Tensor) -> Tensor:
         """Return inputs [R, W, d] of image tokens [R, W]. `slots`: [R, W] index of the image token that each input
-        predicts, which is the next one; past the end the last index is used."""
+        predicts (the token after its own); past the end, the last index."""
         index = slots.clamp(max=TOKENS - 1)[..., None].expand(-1, -1, slot_embeds.shape[-1])
         return self.llama.embed_tokens(tokens) + slot_embeds.gather(1, index)
 
@@ -117,8 +117,8 @@ def objects_before(ids: Tensor) -> Tensor:
 
 def roles(ids: Tensor) -> Tensor:
     """Return the role of each word of a caption, int [R, 16], below 16. Joiner, color and shape of object k have roles
-    3k - 1, 3k and 3k + 1, at any place in the caption; numbers have 11 and above, the texture 14. The role of padding
-    and of words after it is their slot."""
+    3k - 1, 3k and 3k + 1, at any place in the caption; numbers have roles from 11 on, the texture 14. Padding, and
+    words after padding, have their slot as the role."""
     before = objects_before(ids)
     role = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     role = torch.where(_is(ids, SHAPES), 3 * before + 1, role)

@@ -63,7 +63,7 @@ class SceneRequest:
 
     @property
     def category(self) -> str:
-        """GenEval's tag of this request, or `hard` beyond two clauses."""
+        """GenEval's tag of this request, or `hard` for more than two clauses."""
         if len(self.clauses) > 2:
             return "hard"
         if self.relations:
@@ -76,7 +76,7 @@ class SceneRequest:
         return "colors" if first.color else "single_object"
 
     def key(self) -> str:
-        """Return the same string for every wording of a meaning (other order of clauses, left/right swapped)."""
+        """Key of the meaning: equal for all wordings of a request (other order of clauses, left/right swapped)."""
         names = [f"{c.count} {c.color or 'any'} {c.shape}" for c in self.clauses]
         facts = []
         for name, i, j in self.relations:
@@ -86,7 +86,7 @@ class SceneRequest:
         return json.dumps([sorted(names), sorted(facts), self.texture])
 
     def held_out(self) -> bool:
-        """Return True for the third of all meanings that training never sees. Only the meaning decides."""
+        """True for the third of all meanings that training never sees, in any wording."""
         return hashlib.sha256(self.key().encode()).digest()[0] % 3 == 0
 
     def to_json(self) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def _clause(rng: np.random.Generator, count: int = 1) -> Clause:
 
 
 def realize_in_order(request: SceneRequest, rng: np.random.Generator) -> Scene:
-    """Draw a scene in reading order that satisfies `request`. Without relations the clauses give the objects' order."""
+    """Draw a scene in reading order that satisfies `request`. Without relations, objects are ordered like clauses."""
     for _ in range(1000):
         drawn = realize(request, rng)
         if (ordered := in_reading_order(drawn)) and request.relations:
@@ -234,7 +234,7 @@ def in_reading_order(scene: Scene) -> Scene | None:
 
 
 def worded_in_reading_order(request: SceneRequest, scene: Scene) -> SceneRequest:
-    """Order the clauses of `request`, which `scene` satisfies, like its objects. A relation's subject stays first."""
+    """Order the clauses of `request`, which `scene` satisfies, like the scene's objects; subjects stay first."""
     fixed = 1 if request.relations else 0
     rest = sorted(range(fixed, len(request.clauses)), key=lambda i: _first(request.clauses[i], scene))
     order = [*range(fixed), *rest]

@@ -44,13 +44,13 @@ def in_turn(step: Callable[..., Any], carry: tuple[Tensor, ...], given: Sequence
     tenth of its time. On a GPU one graph holds n copies.
     """
     if torch.compiler.is_compiling() and given[0].device.type == "cpu" and given[0].shape[1] > 1:
-        from torch._higher_order_ops.scan import scan  # only where something is compiled
+        from torch._higher_order_ops.scan import scan  # imported only if something is compiled
 
         def column(carry: tuple[Tensor, ...], columns: Sequence[Tensor]) -> tuple[Any, Any]:
             carry, outputs = step(carry, [tensor.unsqueeze(1) for tensor in columns])
             return carry, tuple(output.squeeze(1).clone() for output in outputs)  # not sharing memory with the carry
 
-        # Over dimension 0, because for other dimensions the layout of the outputs differs between versions of torch.
+        # Scan over dimension 0: for other dimensions the layout of the outputs differs between versions of torch.
         # The result has the strides of the eager result, so that the code that reads it is compiled once.
         outputs = scan(column, carry, tuple(tensor.movedim(1, 0) for tensor in given), dim=0)[1]
         return [joined.movedim(0, 1).clone(memory_format=torch.contiguous_format) for joined in outputs]
@@ -67,7 +67,7 @@ class Compiled:
     def __init__(self, function: Any, dynamic: bool, options: dict[str, Any]):
         """`dynamic`: one form with symbolic sizes, else a form per set of sizes. `options`: of Inductor."""
         self.seconds, self.forms = 0.0, 0
-        # torch finds compiled code by code object, and there are no guards that distinguish two models.
+        # torch looks compiled code up by code object, and the kept guards do not distinguish two models.
         copied = FunctionType(
             function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
         )
@@ -83,7 +83,7 @@ class Compiled:
             if isinstance(error, OSError):
                 frames = traceback.walk_tb(error.__traceback__)
                 if all(frame.f_globals.get("__name__") != torch._dynamo.convert_frame.__name__ for frame, _ in frames):
-                    raise  # it is not an error of the compiler
+                    raise  # the error is not the compiler's
             raise compile_error(error) from error
         if counters["stats"]["unique_graphs"] != before:
             self.seconds += time.perf_counter() - start
@@ -92,8 +92,8 @@ class Compiled:
 
 
 def compiled_folder() -> Path:
-    """Return the folder of compiled code: named by the environment, else in the user's cache folder. There it is
-    separate for each torch version and processor type, as Inductor would run code for wide vectors on any CPU."""
+    """Return the folder of compiled code: named by the environment, else in the user's cache folder. The
+    latter is separate per torch version and processor type, because Inductor would run wide-vector code on any CPU."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # imports Inductor
 
     named = os.environ.get(COMPILED)
@@ -117,11 +117,11 @@ def compile_error(error: Exception) -> CompileError:
 def keep_compiled() -> None:
     """Let Inductor keep its code in `compiled_folder` and trust torch's CPU capability."""
     config, known = torch._inductor.config.cpp, torch.backends.cpu.get_cpu_capability() == "AVX512"
-    # Otherwise it compiles and loads a test library for each instruction set, in six processes at each start. With AMX,
+    # Otherwise Inductor loads a compiled test library for each instruction set, in six processes per start. With AMX,
     # which older compilers do not know, the tests stay.
     if config.vec_isa_ok is None and known and "amx" not in cpu_features():
         config.vec_isa_ok = True
-    if _UNFIT.search(tempfile.gettempdir()):  # headers are compiled there
+    if _UNFIT.search(tempfile.gettempdir()):  # the compiler writes headers into this folder
         tempfile.tempdir = os.environ["TMPDIR"] = str(private_folder())
     folder = compiled_folder()
     with suppress(OSError):
@@ -133,14 +133,14 @@ def graph_bytes() -> int | None:
     """Return the GPU memory of CUDA graphs, which have separate pools; None if the allocator does not report it."""
     try:
         segments = torch.cuda.memory_snapshot()
-    except RuntimeError:  # cudaMallocAsync
+    except RuntimeError:  # the allocator cudaMallocAsync does not report it
         return None
     return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) != (0, 0))
 
 
 class CompiledForms:
     part: Literal["forward", "sampling"]  # of a step, for run.json
-    options: dict[str, Any]  # of Inductor
+    options: dict[str, Any]  # options of Inductor
 
     def all_compiled(self) -> Iterable[Any]:
         raise NotImplementedError
@@ -166,7 +166,7 @@ class CompiledFunctions(CompiledForms):
         # On a GPU no CUDA graph is captured, because its next run would overwrite outputs that the drafter still reads.
         # A hash uses each intermediate result twice; unless these are materialised early, the fused expression grows
         # exponentially, and compiling takes minutes.
-        # In-place buffers are off: for a loop's results torch 2.13 would declare a buffer twice.
+        # In-place buffers are off: torch 2.13 would declare a buffer for a loop's results twice.
         self.options = {"realize_opcount_threshold": 8, "inplace_buffers": False}
         self.options |= {} if device.type == "cuda" else {"cpp_wrapper": True}
         self._compiled: dict[Callable[..., Any], Compiled] = {}

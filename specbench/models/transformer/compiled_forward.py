@@ -1,6 +1,6 @@
 """The target's forward on a GPU as one compiled function: one CUDA graph instead of some hundred calls.
 
-A form is compiled for each combination of shapes, so there must be few: windows are padded to the session's widest
+A form is compiled for each combination of shapes. To keep these few, windows are padded to the session's widest
 window, a multiple of 8, and only the number of slots read is symbolic. The layers are alike and are compiled only once,
 if torch can (`nest_layers`). Only guards on the arguments are kept, because checking all of torch's guards takes about
 as long as the forward of a small model. The model is checked when a session begins.
@@ -72,7 +72,7 @@ class CompiledStep(CompiledForms):
         self._made += [Compiled(step, False, {**filtered, **self.options}), Compiled(prefill, True, filtered)]
 
     def _call(self, place: int, *args: Any) -> Any:
-        """Call the latest forward (-2) or prefill (-1), again without nested layers if torch cannot compile those."""
+        """Call the latest forward (-2) or prefill (-1). If torch cannot compile nested layers, call without nesting."""
         with sizes_apart_floats_fixed():
             try:
                 return self._made[place](*args)
@@ -104,7 +104,7 @@ def placed(buffers: Buffers, slots: Tensor, visible: int) -> PositionCache:
     """Return a cache of these buffers, for compiled code, that writes `slots` and reads `visible` slots."""
     rows, capacity = slots.shape[0], buffers[0][0].shape[2]
     for buffer in chain.from_iterable(buffers):
-        # Avoid symbols: each is an argument of the compiled code and is converted in every call.
+        # This avoids symbols: each symbol is an argument of the compiled code and is converted in every call.
         torch._check(buffer.shape[0] == rows)
         torch._check(buffer.shape[2] == capacity)
     cache = PositionCache(len(buffers), capacity, buffers)

@@ -81,7 +81,7 @@ def last_hidden_state(
     if type(backbone) is LlamaModel and runs_directly(backbone.layers[0], embeds, mask):
         rotary = rotary_of(backbone.rotary_emb, embeds, position_ids)
         run = getattr(backbone, "run_layer", run_layer)  # set if layers are compiled once for all
-        states = {}  # The states of other layers are freed: in a prefill they are many.
+        states = {}  # The states of other layers are freed, because in a prefill they are large.
         for number, layer in enumerate(backbone.layers):
             if number in taps:
                 states[number] = embeds
@@ -105,7 +105,7 @@ def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:
 
 class OutputRows(NamedTuple):
     """A model's image head for a few ids of each row: rows of the output matrix [B, K, d], and of its bias [B, K], if
-    any. They are copied together once for many uses."""
+    any. They are gathered once and used many times."""
 
     before: Callable[[Tensor], Tensor]  # converts features to the input of the matrix
     guidance: float
@@ -115,7 +115,7 @@ class OutputRows(NamedTuple):
     def logits(self, features: Tensor) -> Tensor:
         """Compute guided logits [B, T, K] of features [R, T, d], conditional rows first."""
         halves = self.before(features).unflatten(0, (-1, len(self.weight)))
-        # With the rows of an image next to each other, its part of the matrix is read once.
+        # An image's conditional and unconditional rows are adjacent, so its part of the matrix is read once.
         logits = halves.transpose(0, 1).flatten(1, 2) @ self.weight.mT
         logits = logits if self.bias is None else logits + self.bias[:, None]
         logits = logits.unflatten(1, (len(halves), -1)).transpose(0, 1).flatten(0, 1)

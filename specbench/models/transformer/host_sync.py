@@ -20,7 +20,7 @@ def to_host(numbers: Tensor) -> list[Any]:
 
 
 class AsyncHostCopy:
-    """Latest host copy of a changing tensor: current on a CPU, perhaps old on a GPU. Only the first is a sync."""
+    """Latest host copy of a changing tensor: current on a CPU, perhaps old on a GPU. Only the first copy waits."""
 
     def __init__(self, latest: tuple[list[int], Any] | None = None):
         """`latest`: numbers and their `when`, if the host knows them already."""

@@ -15,7 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specbench.models.transformer.host_sync import AsyncHostCopy
 
-PARTS = 4  # Equal parts of a cache; attention reads the first parts, as many as hold filled slots
+PARTS = 4  # Number of equal parts of a cache; attention reads the first parts, up to the last filled slot
 
 
 def whole_parts(end: int, capacity: int) -> int:
@@ -104,12 +104,12 @@ class PositionLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self._capacity
 
-    get_max_cache_shape = get_max_length  # Its name in transformers before 5.13, which requires it
+    get_max_cache_shape = get_max_length  # transformers before 5.13 requires the method under this name
 
 
 class CacheExtent:
-    """Upper bound on the cache slots that a forward uses, known on the host without a sync. A row never moves further
-    in a forward than it has columns, so an earlier host copy gives an upper bound."""
+    """Upper bound on the cache slots that a forward uses, known on the host without a sync. A forward moves a row
+    by at most the number of its columns, so an earlier host copy gives an upper bound."""
 
     def __init__(self) -> None:
         self._copy = AsyncHostCopy()
@@ -140,11 +140,11 @@ class PositionCache(Cache):
 
     @property
     def is_ready(self) -> bool:
-        """True if its buffers exist; the first forward or the prefill makes them."""
+        """True if the cache's buffers exist; the prefill or the first forward creates them."""
         return self.layers[0].is_initialized
 
     def fits(self, rows: int, slots: int, device: torch.device, dtype: torch.dtype) -> bool:
-        """Return whether its buffers exist and have these sizes."""
+        """Return whether the cache's buffers exist and have these sizes."""
         if not self.is_ready:
             return False
         keys = self.layers[0].keys
@@ -161,7 +161,7 @@ class PositionCache(Cache):
         return [(layer.keys, layer.values) for layer in self.layers]
 
     def hold(self, name: str, value: Tensor) -> Tensor:
-        """Copy a tensor of the session to the address of the earlier tensor `name` of its shape, if any. A tensor at a
+        """Copy a tensor of the session to the address of an earlier tensor `name` of equal shape, if any. A tensor at a
         new address would be copied for each replay of a graph."""
         buffer = self._held.get(name)
         if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != (value.shape, value.dtype, value.device):

@@ -1,8 +1,8 @@
 """One decoder layer of a Llama with fewer calls than transformers' layer. Results are the same bit for bit, except for
 products with few hidden states on a CPU (`specbench.system.matrix_products`).
 
-The time of a small model's forward is the time of its calls, and many calls are no arithmetic: keyword arguments,
-checks and wrappers of modules, a norm in six operations, a rotary embedding that every layer unpacks again.
+A small model's forward takes as long as its calls, and many calls do no arithmetic: keyword arguments, checks and
+wrappers of modules, a norm in six operations, a rotary embedding that every layer unpacks again.
 """
 
 from __future__ import annotations

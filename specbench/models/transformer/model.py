@@ -141,7 +141,7 @@ class TransformerModel:
             return self
         if wrong := [tap for tap in taps if not 0 <= tap < len(self.backbone.layers)]:
             what = f"the head reads layer {wrong[0]}; '{self.name}' has layers 0 to {len(self.backbone.layers) - 1}"
-            raise SpecbenchError(what, "is it a head of another model?")
+            raise SpecbenchError(what, "check that the head was trained for this model")
         self._views = self._views or {}
         if taps not in self._views or self._views[taps].compiles != self.compiles:
             view = copy.copy(self)
@@ -187,7 +187,7 @@ class TransformerModel:
     def lend_cache(self, session: TransformerSession, rows: int, slots: int) -> PositionCache:
         """Return an empty cache for a compiled session. Reuse the cache of an earlier session of the same shape, if
         any, because captured graphs write to its addresses."""
-        slots += 1  # more than are ever read: compiled forwards assume that they read a part
+        slots += 1  # one more than is ever read: compiled forwards assume that they read only a part
         cache, self._spare_cache = self._spare_cache, None
         if cache is None or not cache.fits(rows, slots, self.device, self.dtype):
             cache = PositionCache(self.backbone.config.num_hidden_layers, slots)
@@ -215,7 +215,7 @@ class TransformerModel:
     @property
     def compiled(self) -> list[CompiledForms]:
         parts: list[CompiledForms] = []
-        for model in dict.fromkeys((self, *(self._views or {}).values())):  # a view is in its own `_views`
+        for model in dict.fromkeys((self, *(self._views or {}).values())):  # a view's `_views` also contains the view
             if model.compiles:
                 parts += [*model._compiled_steps.values(), *model._compiled_functions.values()]
         return parts
@@ -272,7 +272,7 @@ class TransformerSession:
         embeds = nn.utils.rnn.pad_sequence([embeds[:-1] for embeds in self._prefix.embeds], batch_first=True)
         slots = self._index[:longest].expand(len(embeds), -1)
         positions, backbone = slots + self._shift, self._model.backbone
-        # On a CPU the time of a prefill goes into products, not calls.
+        # On a CPU a prefill spends its time in products, not in calls.
         if isinstance(self._compiled, CompiledStep) and self._cache.is_ready:
             return self._compiled.prefill(self._cache, embeds, positions, slots)
         self._cache.place(slots, longest)
@@ -305,13 +305,13 @@ class TransformerSession:
         return max(end, 2) if self._index.device.type == "cpu" else whole_parts(end, len(self._index))
 
     def part_starts(self) -> list[int]:
-        """Return the stream slots from which the widest forward reads one more part of the cache; empty if it reads any
-        number. In a batch, rows ahead of the slowest row may read a part earlier."""
+        """Return the stream slots from which the widest forward reads one more part of the cache; empty if it reads
+        any number of slots. In a batch, rows ahead of the slowest row may read a part earlier."""
         if self._readable(2) == 2:
             return []
         last, part = max(to_host(self._last[:, 0])), len(self._index) // PARTS
         starts = (number * part - last - self._columns + 1 for number in range(1, PARTS))
-        # For a tree, the number of slots read grows by its number of columns.
+        # A tree with n columns reads n more slots.
         end = self._model.layout.length
         return [min(start, end - 1) for start in starts if 0 < start < end + self._columns]
 

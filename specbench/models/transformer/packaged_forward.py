@@ -1,8 +1,8 @@
 """The target's forward on a CPU as a shared library of AOTInductor, which runs without guards and Python code.
 
 A library's file name is the digest of the graph that it was compiled from, so changed code or another configuration
-never uses an outdated library. Exporting the graph takes seconds. To avoid this for a model loaded from files, a note,
-named by the digest of files and code, points to the library. Weights are arguments, so in-place changes of values need
+never uses an outdated library. Exporting the graph takes seconds. To avoid this for a model loaded from files, a note
+whose name is the digest of files and code names the library. Weights are arguments, so in-place changes of values need
 no other library.
 """
 
@@ -114,7 +114,7 @@ class PackagedStep(CompiledForms):
         return compiled_folder() / f"forward-{_digest_of(repr(facts))}.txt"
 
     def _compile(self, buffers: Buffers, inputs: ForwardInputs, note: Path | None) -> Any:
-        from torch._dynamo.callback import CallbackTrigger, callback_handler  # seconds of imports
+        from torch._dynamo.callback import CallbackTrigger, callback_handler  # takes seconds to import
 
         with (
             torch.inference_mode(False),
@@ -150,7 +150,7 @@ class _Step(nn.Module):
         return {name: tensor for name, tensor in {id(tensor): (name, tensor) for name, tensor in named[::-1]}.values()}
 
     def apart(self) -> _Step:
-        """Copy the modules with the same tensors, because tracing leaves its own tensors in the modules."""
+        """Copy the modules, but share their tensors: tracing replaces the tensors in the modules that it traces."""
         apart = copy.copy(self)
         shared = {id(tensor): tensor for tensor in self.tensors().values()}
         apart._modules, apart._buffers = copy.deepcopy(self._modules, shared), dict(self._buffers)
@@ -166,7 +166,7 @@ class _Step(nn.Module):
 
 
 class _OfWeights(nn.Module):
-    """A step as a function that also takes its weights."""
+    """A step as a function that also takes the model's weights as an argument."""
 
     def __init__(self, step: _Step):
         super().__init__()
@@ -220,7 +220,7 @@ def _blank(tensor: Tensor, sizes: Mapping[int, int] | None, device: str) -> Tens
 def _digest(exported: ExportedProgram) -> str:
     """Digest of everything that a library depends on, except torch's version."""
     text = exported.graph_module.print_readable(print_output=False, include_stride=True, include_device=True)
-    return _digest_of("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))  # locations
+    return _digest_of("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))  # code lines
 
 
 def _digest_of(text: str) -> str:
@@ -249,7 +249,7 @@ def _load(library: Path | None) -> Any:
 def _compile_once(exported: ExportedProgram, arguments: tuple[Any, ...], library: Path) -> Any:
     """Compile and store a library, unless another process has done so in the meantime."""
     with ExitStack() as locked:
-        with suppress(OSError):  # a cache that cannot be written
+        with suppress(OSError):  # the cache may be read-only
             locked.callback(os.close, lock_when_free(library.with_suffix(".lock"), ""))
         if loaded := _load(library):
             return loaded

@@ -21,20 +21,18 @@ from specbench.system import signals
 from specbench.system.limits import available_threads
 
 ModelLoader = Callable[[], ImageModel]
-Warm = Callable[
-    [ImageModel, Sequence[RunSpec], Sequence[str]], object
-]  # Runs and thereby compiles some steps of the runs
+Warm = Callable[[ImageModel, Sequence[RunSpec], Sequence[str]], object]  # Compiles specs by running some of their steps
 
-_USUAL_FORMS = 3  # Compiled forms of a decoder of `shapes` on a CPU
-_MOST_BYTES = 2**30  # Largest weights that a second process also loads
+_USUAL_FORMS = 3  # Usual number of compiled forms of a decoder, from `shapes` on a CPU
+_MOST_BYTES = 2**30  # Limit of weights that are also loaded by a second process
 
 
 @contextmanager
 def compiled_ahead(
     load: ModelLoader, warm: Warm, model: ImageModel, specs: Sequence[RunSpec], texts: Sequence[str]
 ) -> Iterator[Callable[[RunSpec], None]]:
-    """While `specs` are compiled here from the first to the last, let other cores compile those that are new on this
-    machine, from the last to the first. Yield a function that waits for a spec that another process has begun."""
+    """While the caller compiles `specs` from the first to the last, compile new ones on other cores, from the last to
+    the first. Yield a function that waits for a spec that another process has begun."""
     unknown = [spec for spec in specs[1:] if not _mark(spec).exists()]
     count = min(len(unknown), available_threads() - 1)
     parameters = getattr(getattr(model, "backbone", None), "parameters", list)
@@ -67,16 +65,16 @@ def compiled_ahead(
 def told_forms(
     model: CompilableModel, specs: Sequence[RunSpec], tell: Callable[[str, int, int], None]
 ) -> Iterator[Callable[[RunSpec], None]]:
-    """Report the number of compiled forms and their expected total whenever torch begins a form. Yield a function that
-    stores the number of a decoder's forms after compilation, as the expectation of later runs."""
-    from torch._dynamo.callback import callback_handler  # seconds of imports, only if something is compiled
+    """Report compiled and expected forms whenever torch begins to compile a form. Yield a function to call after the
+    compilation of a decoder; it stores the number of forms, for the expectation of later runs."""
+    from torch._dynamo.callback import callback_handler  # takes seconds; only needed to compile
 
     expected, counts = sum(map(_known_forms, specs)), [_forms(model)]
 
     def begins(*_: object) -> None:
         done = _forms(model) - counts[0]
         what = "forms compiled" if done else "forms compiled (the first takes longest)"
-        tell(what, done, max(expected, done + 1))  # a separate name for the first: its time does not predict the others
+        tell(what, done, max(expected, done + 1))  # the first form has a separate name: it takes longer
 
     def keep(spec: RunSpec) -> None:
         counts.append(_forms(model))
@@ -96,14 +94,14 @@ def _forms(model: CompilableModel) -> int:
 
 
 def _known_forms(spec: RunSpec) -> int:
-    """Return the forms that a decoder had before, or else the usual number."""
+    """Return the number of forms that a decoder had in an earlier run, or else the usual number."""
     with suppress(OSError, ValueError):
         return int(_mark(spec).read_text())
     return _USUAL_FORMS
 
 
 def _start(work: tuple[object, ...]) -> subprocess.Popen[bytes]:
-    """Start a process that does the `work` of `compile_given`, out of reach of interrupts of the terminal."""
+    """Start a process that runs `compile_given` on `work` and does not receive the terminal's interrupts."""
     command = [sys.executable, "-P", "-m", __name__]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, **pipes, start_new_session=True)
@@ -114,7 +112,7 @@ def _start(work: tuple[object, ...]) -> subprocess.Popen[bytes]:
 
 
 def compile_given() -> None:
-    """Compile the specs in the work on stdin that no other process has begun."""
+    """Read specs from stdin, and compile those that no other process has begun."""
     load, warm, specs, texts, claims = pickle.load(sys.stdin.buffer)
     model = load()
     for spec in specs:
@@ -124,7 +122,7 @@ def compile_given() -> None:
 
 
 def _claim(claims: str, spec: RunSpec) -> bool:
-    """Return whether this process is the first to begin `spec`."""
+    """Claim a spec; return whether this process was the first to claim it."""
     try:
         (Path(claims) / _mark(spec).name).touch(exist_ok=False)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Decoding of chunks: requests in, rows of the store out. `LocalExecutor` decodes them in this process."""
+"""Decode chunks: requests become rows of the store. `LocalExecutor` decodes in this process."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from specbench.system.monitor import MachineMonitor
 from specbench.system.plugins import foreign_place
 
 WARM_UP_ID = "(warm-up)"
-MISFITS = 2  # Batches that do not fit in memory, after which a run continues without batches
-_FIRST_S, _EVERY_S = 1.0, 0.5  # Seconds until the first report of an image's tokens, and between reports
+MISFITS = 2  # After this number of batches that did not fit in memory, a run decodes images one by one
+_FIRST_S, _EVERY_S = 1.0, 0.5  # Seconds to the first report of an image's tokens, and between reports
 
 Tell = Callable[[str, int, int], None]  # Receives the progress of a warm-up
 _SILENT = Reporter()
@@ -48,7 +48,7 @@ class Chunk:
     spec: RunSpec  # of the run
     requests: tuple[Request, ...]  # the images
     trace: bool = False  # whether to record traces
-    turn: int | None = None  # place among the decoders of the same image, from 1; None if decoders do not take turns
+    turn: int | None = None  # position, from 1, among the decoders of the same image; None if decoders do not alternate
 
 
 @dataclass
@@ -56,13 +56,13 @@ class DecodedChunk:
     """Images of one run, ready for `specbench.store.run_store.RunStore.append`."""
 
     spec: RunSpec  # of the run
-    # one per image, including failed images, with the columns of `specbench.store.schema.SAMPLES`
+    # a row per image, including failed images, with the columns of `specbench.store.schema.SAMPLES`
     rows: list[dict[str, Any]] = field(default_factory=list)
-    # uint8 [3, H, W] by the file name in the rows; failed images have none
+    # {file name in the rows: uint8 [3, H, W]}, without failed images
     images: dict[str, np.ndarray] = field(default_factory=dict)
     # with the columns of `specbench.store.schema.TRACES`, if traces are recorded
     traces: list[dict[str, Any]] = field(default_factory=list)
-    hardware: Mapping[str, object] | None = None  # of the worker, if it differs from the hardware of the first worker
+    hardware: Mapping[str, object] | None = None  # hardware of the worker, if it differs from the first worker's
 
 
 class Executor(Protocol):
@@ -72,12 +72,12 @@ class Executor(Protocol):
         """Number of images per chunk of this run."""
 
     def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _SILENT.part) -> dict[str, Any]:
-        """Prepare to decode these runs, with texts of prompts, the longest first; nothing is measured or stored. Return
-        facts for `run.json` about the machine and software that decode."""
+        """Prepare to decode these runs without storing anything. `texts`: prompts, the longest first. Return facts for
+        `run.json` about the machine and software that decode."""
 
     def decode(self, chunks: Iterator[Chunk], reporter: Reporter = _SILENT) -> Iterator[DecodedChunk]:
-        """Decode every image of every chunk, in any order, and include failed images; a chunk is taken only when a
-        worker is free. `reporter` receives the tokens of the images in progress, if they are known."""
+        """Decode every image of every chunk, in any order; failed images are included. The next chunk is taken from the
+        iterator when a worker is free. `reporter` receives the tokens of images in progress, if known."""
 
 
 def warm_up(
@@ -87,15 +87,15 @@ def warm_up(
     tell: Tell = _SILENT.part,
     wait: Callable[[RunSpec], None] = lambda spec: None,
 ) -> dict[str, Any]:
-    """Run some steps of each spec, after `wait` has returned for it, and return `compile_facts`. Wrong settings raise;
-    other errors will recur with the first image and be stored in its row."""
+    """Call `wait(spec)` and run some steps, for each spec. Return `compile_facts`. Wrong settings raise an error; other
+    errors will recur with the first image and be stored in its row."""
     for spec in specs:
         require_code(f"decoder '{spec.decoder.name}'", spec.decoder_code, decoder_code(spec.decoder))
     compiles = model if isinstance(model, CompilableModel) and model.compiles else None
-    # A GPU's compiled steps have other shapes if a prompt fills more blocks of the cache.
+    # On a GPU, steps have other input shapes if a prompt fills more blocks of the KV cache.
     with told_forms(compiles, specs, tell) if compiles else nullcontext() as keep:
         for spec, text in ((spec, text) for spec in specs for text in (texts if compiles else texts[:1])):
-            what = f"steps of the warm-up of {spec.decoder.name} ({specs.index(spec) + 1} of {len(specs)})"
+            what = f"warm-up steps of {spec.decoder.name} ({specs.index(spec) + 1} of {len(specs)})"
             request, shared = Request(text, WARM_UP_ID), spec is specs[0]
             wait(spec)
             try:
@@ -106,7 +106,7 @@ def warm_up(
             except SpecbenchError as error:
                 if error.exit_code in (BAD_INPUT, MISSING_PREREQUISITE):
                     raise
-            except (Exception, SystemExit) as error:  # recurs with the first measured image, which records it
+            except (Exception, SystemExit) as error:  # recurs with the first image, whose row records it
                 check_alive(model.device, error)
             if keep is not None and text == texts[-1]:
                 keep(spec)
@@ -116,15 +116,15 @@ def warm_up(
 
 
 class StepWatch:
-    """Reports the number of tokens of the images in progress twice a second, without waiting for the device."""
+    """Reports the tokens of images in progress twice a second, without device synchronisation."""
 
     def __init__(self, reporter: Reporter, length: int):
-        """`length`: tokens of an image."""
+        """`length`: number of tokens of an image."""
         self._reporter, self._length, self._due = reporter, length, time.monotonic() + _FIRST_S
         self._copy = AsyncHostCopy(latest=([], 0.0))
 
     def __call__(self, committed: Tensor | Sequence[int]) -> None:
-        """Receive the committed tokens by row, after a step."""
+        """Receive the number of committed tokens of each row after a step."""
         if (now := time.monotonic()) < self._due:
             return
         self._due = now + _EVERY_S
@@ -161,7 +161,7 @@ def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], reporter: Report
             for request, outcome in decode_each(model, requests(waiting), *settings, watch=watch):
                 chunk, started_at, monitor = begun.pop(request.key)
                 yield _rows(model, chunk, [outcome], started_at, monitor.read())  # type: ignore[list-item]
-        except (Exception, SystemExit) as error:  # an image broke the batch, or all fail: decode them one by one
+        except (Exception, SystemExit) as error:  # an image broke the batch, or all images fail: decode them one by one
             check_alive(model.device, error)
             if is_out_of_memory(error):
                 misfits += 1
@@ -230,10 +230,10 @@ def image_failure(error: BaseException) -> SpecbenchError:
 
 
 class LocalExecutor:
-    """`Executor` in this process: images one by one, or continuous batches."""
+    """`Executor` in this process: decodes images one by one, or with continuous batching."""
 
     def __init__(self, model: ImageModel, load: Callable[[], ImageModel] | None = None):
-        """`load`: loads the model in another process, which compiles steps in parallel."""
+        """`load`: function that loads the model in other processes, which compile steps in parallel."""
         self.model, self._load = model, load
 
     def portion(self, spec: RunSpec) -> int:

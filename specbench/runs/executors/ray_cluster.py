@@ -1,4 +1,4 @@
-"""Configuration of workers, import of Ray, and check of a cluster; dry runs also use it and load no model."""
+"""Configuration of workers, import of Ray, and check of a cluster. Loads no model, for dry runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _ANSWER_S = 15  # Timeout of a cluster's answer in seconds; Ray itself would try
 
 @dataclass(frozen=True)
 class Workers:
-    """Worker configuration: this process, unless `count` is above 1 (None: as many as the cluster allows) or `address`
-    names a Ray cluster. `references`: decoders ("package.module:NAME") that workers must import."""
+    """Configuration of workers. This process decodes unless `count` is above 1 (None: as many as the cluster allows) or
+    `address` names a Ray cluster. `references`: decoders ("package.module:NAME") that workers must import."""
 
     count: int | None = 1
     address: str | None = None
@@ -45,10 +45,10 @@ def plan_workers(settings: RunSettings) -> Workers:
 
 
 def run_mode(mode: Mode | None, batch: int | str, workers: Workers, device: str) -> Mode:
-    """Choose latency mode, or throughput mode if images share a device, because their latencies are invalid."""
+    """Return the mode: by default latency, but throughput if images share a device, which distorts latencies."""
     alone = not workers.elsewhere or (device == "cuda" and mode == "latency")
     if mode == "latency" and (batch != 1 or not alone):
-        what = "--mode latency: needs one image at a time on an exclusive device"
+        what = "--mode latency needs one image at a time on an exclusive device"
         raise SpecbenchError(what, "use --batch 1, and one worker or one GPU per worker")
     return mode or ("latency" if batch == 1 and alone else "throughput")
 
@@ -71,8 +71,8 @@ def import_ray() -> Any:
 
 
 def require_ray(address: str | None) -> None:
-    """Require Ray, and the cluster at `address` if given. Ray's own program queries the cluster in a separate
-    process, which can be stopped and whose log stays separate."""
+    """Require Ray, and the cluster at `address` if given. The cluster is queried by Ray's own program, because a
+    separate process can be stopped and has a separate log."""
     import_ray()
     if not address or "://" in address:
         return

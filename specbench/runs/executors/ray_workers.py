@@ -1,5 +1,5 @@
 """Worker pool (one queue of chunks, restarts of lost workers, bounded retries) and its workers as Ray actors, one model
-each, on this machine or on a cluster. Ray's own restarts and retries are off, because a call reported as failed may
+each, on this machine or on a cluster. Ray's own restarts and retries are off, because a call that failed for Ray may
 have run. Decoding an image twice is harmless."""
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from specbench.store.schema import base_row, failed_row
 from specbench.system import environment, signals
 from specbench.system.version import __version__
 
-ATTEMPTS = 2  # Attempts per image; after the last failure or lost worker the error is stored in its row
-RESTARTS = 3  # Replacements per worker before the pool continues without it
-_STORE_BYTES = 256 * 2**20  # Shared memory of a local Ray in bytes, a buffer for decoded images
+ATTEMPTS = 2  # Attempts per image; the last failure or lost worker is stored as an error in the image's row
+RESTARTS = 3  # Maximum number of replacements per worker; then the pool continues with fewer workers
+_STORE_BYTES = 256 * 2**20  # Bytes of a local Ray's shared memory, which buffers decoded images
 Ticket = Hashable
 Load = Callable[[], ImageModel]  # Function that builds the model inside a worker; must be picklable
 
 
 class WorkerPool:
-    """`Executor` that distributes chunks among workers, which are started once there is work."""
+    """`Executor` that distributes chunks among workers. Workers are started when there is work."""
 
     def __init__(self, start: Callable[[], RayWorkers], restarts: int = RESTARTS):
         self._start = start
@@ -81,7 +81,7 @@ class WorkerPool:
         self._busy[self._crew.prepare(worker, *self._preparation)] = worker, None
 
     def _next(self) -> tuple[Any, Any]:
-        """Handle the next result: facts, images, or the loss of a worker with images."""
+        """Wait for the next event and handle it: a ready worker, decoded images, or a lost worker."""
         if not self._busy:
             what = f"all {self._crew.size} workers were lost; the last worker: {self._lost}"
             raise SpecbenchError(what, "finished images are kept; run the same command again to resume", FAILURE)
@@ -105,7 +105,7 @@ class WorkerPool:
         return outcome, chunk
 
     def _split_retries(self, rows: DecodedChunk, chunk: Chunk) -> DecodedChunk:
-        """Split a chunk into final results and first failures, which are requeued singly."""
+        """Remove images that failed for the first time from a chunk's results, and requeue each of them separately."""
         requests = {request.key: request for request in chunk.requests}
         final = DecodedChunk(rows.spec, [], rows.images, rows.traces, rows.hardware)
         for row in rows.rows:
@@ -117,14 +117,14 @@ class WorkerPool:
         return final
 
     def _requeue_lost(self, chunk: Chunk, lost: WorkerLost) -> Iterator[DecodedChunk]:
-        """Requeue a lost worker's images; images that were already retried become rows with an error."""
+        """Requeue the images of a lost worker; images that were already retried get a row with an error."""
         for request in chunk.requests:
             tried = self._count(chunk, request)
             if tried < ATTEMPTS:
                 self._again.append(Chunk(chunk.spec, (request,), chunk.trace))
                 continue
             base = base_row(request, chunk.spec.seed, environment.now()) | {"attempts": tried}
-            yield DecodedChunk(chunk.spec, [failed_row(base, f"lost {tried} times with its worker: {lost}")])
+            yield DecodedChunk(chunk.spec, [failed_row(base, f"its worker was lost {tried} times: {lost}")])
 
     def _count(self, chunk: Chunk, request: Request) -> int:
         self._tried[_key(chunk, request)] += 1
@@ -140,8 +140,8 @@ class WorkerLost(Exception):
 
 
 class RayWorkers:
-    """Workers that are Ray actors, addressed by index, at most one call in flight each; close them after use. `size`:
-    None for one per GPU of the cluster with `gpu`, else one per node. `address`: None starts a cluster for this run."""
+    """Workers as Ray actors, addressed by index, with at most one call in flight each; `close` them after use. `size`:
+    None means one per GPU of the cluster if `gpu`, else one per node. `address`: None starts a local cluster."""
 
     def __init__(self, load: Load, size: int | None, address: str | None = None, gpu: bool = False):
         self._ray = import_ray()
@@ -165,12 +165,12 @@ class RayWorkers:
         return self._actors[worker].decode.remote(chunk)
 
     def wait(self, tickets: Sequence[Ticket]) -> Ticket:
-        """Wait for the first ticket that is done or lost."""
+        """Wait until a ticket is done or its worker is lost; return the ticket."""
         done, _ = self._ray.wait(list(tickets), num_returns=1)
         return done[0]
 
     def result(self, ticket: Ticket) -> dict[str, Any] | DecodedChunk:
-        """Return a ticket's result; raise `WorkerLost` if the process died, SpecbenchError if it cannot be prepared."""
+        """Return a ticket's result; raise `WorkerLost` if the process died, or the SpecbenchError of `prepare`."""
         errors = self._ray.exceptions
         try:
             outcome = self._ray.get(ticket)
@@ -220,7 +220,7 @@ class RayWorkers:
             signals.take_back()
 
     def _fitting(self, size: int | None, gpu: bool) -> int:
-        """Return the number of workers; raise unless the cluster has resources for all of them at once."""
+        """Return the number of workers; raise an error if the cluster lacks resources for all of them at once."""
         resource = "GPU" if gpu else "CPU"
         there = int(self._ray.cluster_resources().get(resource, 0))
         nodes = sum(node["Alive"] for node in self._ray.nodes())
@@ -242,14 +242,14 @@ class Worker:
         sys.path += [folder for folder in path if folder not in sys.path]
 
     def prepare(self, specs: Sequence[RunSpec], texts: Sequence[str]) -> dict[str, object] | SpecbenchError:
-        """Load the model and warm up; return facts about the machine, or an error text."""
+        """Load the model and warm up; return facts about the machine, or the error."""
         try:
             if self._model is None:
                 self._model = pickle.loads(self._load)()
             facts = warm_up(self._model, specs, texts)
         except SpecbenchError as error:
             return error
-        except (Exception, SystemExit) as error:  # any error while loading ends the run with one line
+        except (Exception, SystemExit) as error:  # a loading error ends the run with one line
             return SpecbenchError(f"a worker cannot load the model: {type(error).__name__}: {error}", "", FAILURE)
         return facts | {
             "specbench": __version__,
@@ -262,7 +262,7 @@ class Worker:
             return decode_chunk(self._model, chunk)
         except CompileError as error:
             return error
-        except SpecbenchError:  # the device has failed: only a new process can use it
+        except SpecbenchError:  # the device failed; only a new process can use it again
             os._exit(FAILURE)
 
     def pid(self) -> int:
