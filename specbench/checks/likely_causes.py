@@ -156,11 +156,10 @@ def likely_causes(
     near = [each for each in found if each.cause.kind == CauseKind.COPIES and each.cause.nats > least]
     near = near or [each for each in found if each.cause.nats > found[0].cause.nats - _CLOSE]
     causes = [each.cause for each in found if each.cause.nats > least and each not in near]
-    near = [study.estimated(each) for each in near]
-    first = [each.cause for each in near]
-    if dtype == "float32":  # with fewer bits, exact samples do not match p recomputed with other tensor shapes
-        first = [replace(cause, explains=is_explained()) for cause, is_explained in near]
-        first = [cause for cause in first if cause.explains is not False] or first
+    found = [study.estimated(each) for each in near]
+    # With fewer bits, exact samples do not match p recomputed with other tensor shapes.
+    first = [replace(cause, explains=test() if dtype == "float32" else None) for cause, test in found]
+    first = [cause for cause in first if cause.explains is not False] or first
     return first + causes, []
 
 

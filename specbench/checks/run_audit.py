@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from specbench.checks.findings import CONSISTENT, DEVIATES, IMPOSSIBLE, OTHERS, UNLIKELY, Declared
 from specbench.checks.logp_kinds import LOGP_KINDS, SAMPLED, kinds_of, log_p_of
 from specbench.checks.teacher_forced import (
     COMPARED,
@@ -52,22 +52,6 @@ PRINTED_ORDERS = {
     "u_qq": "q / q of the previous step, descending",
 }
 """Printed names of the orders of the vocabulary; see `specbench.decoding.generation.ORDERS`."""
-
-
-class RunVerdict(StrEnum):
-    """Result of the audit of a run; a later verdict overrides an earlier one."""
-
-    CONSISTENT, UNLIKELY, DEVIATES = "consistent", "deviates by likelihood", "deviates"
-    IMPOSSIBLE, OTHERS = "impossible tokens", "recorded p is not the model's"
-
-
-class Declared(StrEnum):
-    """Distribution that a run declares; `CLAIMED`: the claim about tokens that another program has drawn."""
-
-    LOSSLESS, LOSSY, CLAIMED = "lossless", "lossy", "the model's"
-
-
-CONSISTENT, UNLIKELY, DEVIATES, IMPOSSIBLE, OTHERS = RunVerdict
 _CONTROL = 16  # Images of a run with fewer bits that are recomputed in float32, to measure the effect of rounding
 _COLUMNS = (
     *KEY,

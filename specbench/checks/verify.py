@@ -17,7 +17,8 @@ import pandas as pd
 import torch
 
 from specbench import stats
-from specbench.checks.run_audit import Declared, audit_run, checkpoint_of, model_of
+from specbench.checks.findings import Declared
+from specbench.checks.run_audit import audit_run, checkpoint_of, model_of
 from specbench.decoding.generation import ORDERS, SPANS
 from specbench.decoding.noise import row_key
 from specbench.errors import SpecbenchError
