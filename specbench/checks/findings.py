@@ -1,4 +1,4 @@
-"""Results of conformance tests, for decoders, models, metrics and prompt sets alike; verdicts on runs."""
+"""Results of conformance tests, for decoders, models, metrics and prompt sets alike; claims of runs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,10 @@ class Status(StrEnum):
 OK, FAILED, SKIPPED, SLOW = Status
 
 
-class RunVerdict(StrEnum):
-    """Result of the audit of a run; a later verdict overrides an earlier one."""
-
-    CONSISTENT, UNLIKELY, DEVIATES = "consistent", "deviates by likelihood", "deviates"
-    IMPOSSIBLE, OTHERS = "impossible tokens", "recorded p is not the model's"
-
-
 class Declared(StrEnum):
     """Distribution that a run declares; `CLAIMED`: the claim about tokens that another program has drawn."""
 
     LOSSLESS, LOSSY, CLAIMED = "lossless", "lossy", "the model's"
-
-
-CONSISTENT, UNLIKELY, DEVIATES, IMPOSSIBLE, OTHERS = RunVerdict
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from specbench.checks.findings import CONSISTENT, DEVIATES, IMPOSSIBLE, OTHERS, UNLIKELY, Declared
+from specbench.checks.findings import Declared
 from specbench.checks.logp_kinds import LOGP_KINDS, SAMPLED, kinds_of, log_p_of
 from specbench.checks.teacher_forced import (
     COMPARED,
@@ -37,7 +37,7 @@ from specbench.specs.run_spec import SAMPLING, RunSpec
 from specbench.stats.rosenblatt import LEVEL, RosenblattResult, Tokens, audit_tokens
 from specbench.store.run_folders import find_runs
 from specbench.store.run_info import RunInfo
-from specbench.store.run_store import RunStore, images_fingerprint, write_audit
+from specbench.store.run_store import AuditVerdict, RunStore, images_fingerprint, write_audit
 from specbench.store.schema import KEY
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ PRINTED_ORDERS = {
     "u_qq": "q / q of the previous step, descending",
 }
 """Printed names of the orders of the vocabulary; see `specbench.decoding.generation.ORDERS`."""
+CONSISTENT, DEVIATES, UNLIKELY, IMPOSSIBLE, OTHERS = AuditVerdict
 _CONTROL = 16  # Images of a run with fewer bits that are recomputed in float32, to measure the effect of rounding
 _COLUMNS = (
     *KEY,
@@ -259,11 +260,11 @@ def _tokens(rows: pd.DataFrame, values: Values) -> Tokens:
 def _described(info: RunInfo, result: RosenblattResult) -> dict[str, Any]:
     """The result as a flat dict.
 
-    `verdict`: the last `RunVerdict` that applies; `deviates`: also True if tokens have p = 0; `failed`: the run is
-    declared lossless and deviates, or its recorded values are not the model's; `tv, tv_low, tv_high`: lower bound on
-    the mean total variation per token; `p_value`: the smallest corrected p-value; `order, kind, group`: of the test
-    with this p-value; `place, entropy`: place in the window and range of entropy that deviate most, None if nothing
-    deviates; `detectable`: see `specbench.stats.rosenblatt.detectable`."""
+    `verdict`: the last of CONSISTENT, UNLIKELY, DEVIATES, IMPOSSIBLE, OTHERS that applies; `deviates`: also True if
+    tokens have p = 0; `failed`: the run is declared lossless and deviates, or its recorded values are not the model's;
+    `tv, tv_low, tv_high`: lower bound on the mean total variation per token; `p_value`: the smallest corrected p-value;
+    `order, kind, group`: of the test with this p-value; `place, entropy`: place in the window and range of entropy that
+    deviate most, None if nothing deviates; `detectable`: see `specbench.stats.rosenblatt.detectable`."""
     decoder, worst = info.spec.decoder, result.tests[0]
     declared = Declared.LOSSLESS if decoder.lossless else Declared.LOSSY
     return {

@@ -276,7 +276,7 @@ def _cells(row: Mapping[str, Any]) -> dict[str, object]:
 
 def decided_by(row: Mapping[str, Any]) -> str:
     """Return the number that decides a verdict, as text."""
-    from specbench.checks.findings import IMPOSSIBLE, OTHERS
+    from specbench.checks.run_audit import IMPOSSIBLE, OTHERS
 
     if row["verdict"] == OTHERS:
         name, gap = next((name, gap) for name, gap in row["agreement"].items() if gap["differs"])
