@@ -49,7 +49,7 @@ def doctor(
     from specbench.checks import doctor as machine
 
     rows = machine.doctor(model, out, weights, revision, random_weights, scale, metric or (), measure, protocol)
-    print_json(rows) if json else _print_readiness(rows if everything else _in_short(rows))
+    print_json(rows) if json else _print_readiness(rows if everything else machine.in_short(rows))
     if missing := dict.fromkeys(row["name"] for row in rows if row["status"] == machine.MISSING):
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)
     if not json:
@@ -57,20 +57,6 @@ def doctor(
         gpu = best_device() != "cpu"
         more = "" if everything else f" (all {len(rows)} checks: specbench doctor --all)"
         console.say(f"ready{more}; type next: specbench {f'run {best}' if model or gpu else 'demo'}")
-
-
-def _in_short(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Keep rows that describe this machine and rows with problems; merge rows of missing models."""
-    names = ("python", "torch", "GPU", "limits", "results folder")
-    kinds = ("model ", "memory", "metric ", "plug-in ")
-    shown = [row for row in rows if row["status"] != "ok" or row["name"] in names or row["name"].startswith(kinds)]
-    shown += [row for row in rows if row["name"].startswith("peak ") and "unknown" not in row["detail"]]
-    absent = [row for row in shown if row["name"].startswith("model ") and row["status"] == "warning"]
-    if len(absent) < 2:
-        return shown
-    detail = f"{len(absent)} not on this disk: {', '.join(row['name'].removeprefix('model ') for row in absent)}"
-    others = {"name": "other models", "status": "ok", "detail": detail, "fix": "specbench fetch NAME"}
-    return [row for row in shown if row not in absent] + [others]
 
 
 def _print_readiness(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -319,7 +305,7 @@ def notes(row: Mapping[str, Any]) -> list[str]:
             how.append(f"not tested: {', '.join(row['unavailable'])}")
         lines.append("; ".join(how))
         if row.get("logp_kind") not in (None, SAMPLED):
-            lines.append(f"the recorded log p is the model's log p {LOGP_KINDS[row['logp_kind']]}")
+            lines.append(f"the recorded log p is the model's log p {LOGP_KINDS[row['logp_kind']].text}")
         lines += [_distance(name, gap) for name, gap in row["agreement"].items()]
         if not row["agreement"] and not row["target"]:
             lines.append("the run recorded no log p that could be compared")

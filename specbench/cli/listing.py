@@ -64,9 +64,11 @@ def list_things(
 
 def _print_decoders(rows: Sequence[dict[str, Any]]) -> None:
     """Print decoders in groups: lossless, lossy, with a trained head, and as released by the authors."""
+    from specbench.specs.presets import PRESETS
+
     screen, groups = console.stdout(), dict[tuple[bool, bool, bool], list[tuple[str, str]]]()
     for row in rows:
-        released = row["name"].endswith("-released")
+        released = PRESETS[row["name"]].released
         group = released, not released and "head" in row["options"], not released and not row["lossless"]
         groups.setdefault(group, []).append((row["name"], row["summary"]))
     width = max(len(row["name"]) for row in rows)

@@ -49,6 +49,8 @@ def build(decoder: DecoderSpec, model: ImageModel) -> Method:
                 vars(built)[name] = _checked(getattr(built, name), name, who)
         return built
 
+    if model.codebook is None:
+        decoder.refuse_without_codebook(model.name)
     residual = load_object(CHOICES["residual"][decoder.residual].target)
     if _is_foreign(residual):
         residual = _checked(residual, "residual", f"decoder '{decoder.name}': residual '{decoder.residual}'")

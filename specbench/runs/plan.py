@@ -195,6 +195,8 @@ def draft_plan(settings: RunSettings, shared: Shared | None = None, ahead: bool 
     for planned in draft.decoders:
         if head := head_files(model, planned.spec):
             problems.check(planned, head.require)
+        if not model.has_codebook:
+            problems.check(planned, planned.spec.refuse_without_codebook, model.name)
     if chosen:
         problems.check("captions", shared.check_prompts, model, named, drawing)
     problems.check("out", shared.check_writable, draft.out)

@@ -65,6 +65,8 @@ class Option:
     outside: str = ""  # hint for a number outside the bounds; if empty, the help is the hint
     # whether runs were stored before this option existed; specs omit its default value, so that run ids do not change
     later: bool = False
+    # values that need no codebook of the model; None if no value needs a codebook
+    without_codebook: tuple[object, ...] | None = None
 
     @property
     def type(self) -> type:

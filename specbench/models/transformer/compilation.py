@@ -12,7 +12,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -139,7 +139,7 @@ def graph_bytes() -> int | None:
 
 
 class CompiledForms:
-    part: str  # part of a step, for run.json
+    part: Literal["forward", "sampling"]  # of a step, for run.json
     options: dict[str, Any]  # options of Inductor
 
     def all_compiled(self) -> Iterable[Any]:
