@@ -1,8 +1,6 @@
 """Layouts in which the supported families are published: recognise the layout of a folder, and read the size of its
 network, so that plans use the checkpoint's real size. Imports torch only to read LlamaGen's tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Sizes of each family's language model: parameters that do not follow from the six common sizes, and sizes that a
 configuration may omit. Imports no torch, unlike the families' modules."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ device but a CPU.
 It concerns several modules: the decode step with every model and decoder.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from one_device import NoKernel, OneDevice, OtherDevice, give_host_reads, refuse_host_numbers, step

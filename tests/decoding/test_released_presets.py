@@ -3,8 +3,6 @@
 It concerns several modules: drafters.token_init, verification.grouped, lantern and ratio_tests.
 """
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -5,8 +5,6 @@ distribution of their own configuration, or are one line.
 It concerns several modules: checkpoint_loading and forward_probe.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

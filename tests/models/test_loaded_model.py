@@ -4,8 +4,6 @@ their own distribution, or one line, without a catalogue and without a results f
 It concerns several modules: models.loaded_model, models.network_head, models.forward_probe, models.families.base.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import weakref
