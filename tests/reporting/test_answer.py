@@ -54,7 +54,7 @@ SENTENCES = {
         ["^No lossless decoder is shown to be faster than AR: the best, sjd (window 16), runs 1.26 times as fast",
          "[1.03–1.56, p = 0.074 in a paired t test]"],
     ),
-    "the largest speed-up is not the one that is shown": (
+    "the largest speed-up is not the shown one": (
         [row("sjd", 1.14, 1.04, 1.23), row("predictive", 1.22, 0.96, 1.57)],
         ["^predictive (window 16) has the largest speed-up", "not shown to be faster than AR",
          "sjd (window 16) is faster: 1.14 [1.04–1.23]", "!No lossless decoder"],
@@ -101,7 +101,7 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("case", SENTENCES)
-def test_each_sentence_is_said_where_it_is_true(case):
+def test_each_sentence_is_said_if_it_is_true(case):
     rows, expected = SENTENCES[case]
     texts = answer(rows if AR.label in [row.label for row in rows] else [AR, *rows])
     for text in expected:  # "^": in the first sentence, "!": in none
@@ -115,7 +115,7 @@ def test_a_headline_is_over_the_fastest_ar_and_says_what_an_eager_one_was():
     faster = replace(quoted, ar_run="m-ar-compiled", ar="float32, 1 thread, compiled")
     text = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=faster)])[0]
     assert text.startswith("No lossless decoder is faster than the fastest AR (float32, 1 thread, compiled): the best")
-    assert "runs 0.55 [0.46–0.65] times as fast" in text, "the interval is that of the quoted number"
+    assert "runs 0.55 [0.46–0.65] times as fast" in text, "the interval of the quoted number"
     note = "AR is not compiled: before you quote the speed-up, run with --compile on"
     eager = replace(quoted, speedup=Estimate(1.3, 0.46, 0.65), eager_ar=note)
     text = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=eager)])[0]
@@ -157,8 +157,7 @@ def test_the_machine_is_remarked_upon():
 
 def test_the_verdict_needs_the_corrected_p_value_and_labels_a_decoder_that_fails_its_audit():
     speed = Compared("speedup", Estimate(1.3, 1.1, 1.5), 0.03, 0.04)
-    score = Compared("clip", Estimate(-0.1, -0.2, -0.01), 0.04, 0.08)
-    text = verdict([speed, score])
+    text = verdict([speed, Compared("clip", Estimate(-0.1, -0.2, -0.01), 0.04, 0.08)])
     assert text.startswith("B is faster than A: 1.30") and "No difference is shown in clip (-0.100" in text
     assert verdict([replace(speed, p_holm=0.06)]).startswith("No difference is shown in speed")
     assert verdict([replace(speed, estimate=None)]) == "Nothing could be compared."

@@ -62,8 +62,7 @@ def test_what_decoded_is_named_and_compared(device, gpus):
     info = described(replace(SPEC, device=device), CARDS)
     [call] = info.invocations
     assert call.gpus == gpus and call.machine == ", ".join(["Linux x86_64", "Test CPU", "2 cores", *gpus])
-    beside = ", NVIDIA A100-SXM4-40GB (and 7 more), " in call.environment
-    assert beside == (device in ("cuda", "cuda:3"))
+    assert (", NVIDIA A100-SXM4-40GB (and 7 more), " in call.environment) == (device in ("cuda", "cuda:3"))
     assert same_hardware("NVIDIA A100", type("Run", (), {"info": info})()) == (gpus == CARDS[:1])
 
 

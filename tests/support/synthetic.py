@@ -40,22 +40,14 @@ def generation(
 ) -> Generation:
     """Four stream tokens, the third one forced; one millisecond each of encoding, prefill and rendering."""
     return Generation(
-        tokens=np.array([0, 1, 3, 2], dtype=np.int32),
-        forced=np.array([False, False, True, False]),
-        logp=np.array(logp, dtype=np.float32),
-        entropy=np.array(entropy, dtype=np.float32),
-        top1=np.full(4, 0.5, dtype=np.float32),
-        committed_step=np.arange(1, 5, dtype=np.int32),
-        nfe=nfe,
-        prefills=1,
-        drafted=np.array(tested),
-        tested=np.array(tested),
-        accepted=np.array(accepted),
-        spans_ms={"encode": 1.0, "prefill": 1.0, "target": target_ms, "verify": verify_ms, "render": 1.0},
-        batch=batch,
+        tokens=np.array([0, 1, 3, 2], dtype=np.int32), forced=np.array([False, False, True, False]),
+        logp=np.array(logp, dtype=np.float32), entropy=np.array(entropy, dtype=np.float32),
+        top1=np.full(4, 0.5, dtype=np.float32), committed_step=np.arange(1, 5, dtype=np.int32), nfe=nfe, prefills=1,
+        drafted=np.array(tested), tested=np.array(tested), accepted=np.array(accepted),
+        spans_ms={"encode": 1.0, "prefill": 1.0, "target": target_ms, "verify": verify_ms, "render": 1.0}, batch=batch,
         uniforms={name: np.full(len(logp), 0.5, np.float32) for name in ORDERS},
         image=np.zeros((3, 2, 2), dtype=np.uint8),
-    )
+    )  # fmt: skip
 
 
 def stored_rows(generations: Sequence[Generation | None], timed: bool = True) -> list[dict]:
