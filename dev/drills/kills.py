@@ -8,8 +8,6 @@ results/drills/kills.jsonl, a line per kill; a later call continues their count,
 model is enumerable: a run of 24 images takes a fraction of a second, so that kills hit all of its moments.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

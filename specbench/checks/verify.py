@@ -1,7 +1,5 @@
 """Check runs in a packed file or a folder (`specbench verify`): digests, rows, pictures, scores, tokens, latencies."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """`specbench doctor`, `specbench audit` and `specbench check`."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence

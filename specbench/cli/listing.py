@@ -1,7 +1,5 @@
 """`specbench list` (reads only names and small files), `specbench fetch` and `specbench prompts show`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap

@@ -1,7 +1,5 @@
 """Commands on stored runs: `status`, `merge`, `show`, `export`, `import`, `pack` and `verify`."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Printed speeds of all papers, grouped by model and prompt set, with their contradictions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Forecasts of speed from the tokens per step of runs or of papers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

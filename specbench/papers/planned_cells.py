@@ -3,8 +3,6 @@
 A cell's settings come from the table. Flags override the table, for example to use a smaller model.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Summary of a report in sentences: speed-up, loss of quality, unclear differences, disturbed timings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from operator import itemgetter

@@ -7,8 +7,6 @@
 All numbers are computed, not measured. The rows state this, are never stored, and are never in a table of measurements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product

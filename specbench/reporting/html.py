@@ -4,8 +4,6 @@ The template escapes all text. The content security policy lists the digests of 
 other scripts and any loading.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Labels, colours and shapes of decoders, in tables, on pages and in figures."""
 
-from __future__ import annotations
-
 import math
 import re
 import zlib

@@ -1,7 +1,5 @@
 """Tables of runs pooled over seeds, with varied options as columns (`specbench report --over seed`)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Compute the numbers of a report: a `ReportRow` per run, with the speed-up over AR. Missing values are None."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace

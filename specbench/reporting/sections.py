@@ -1,7 +1,5 @@
 """Content of a report, independent of its format: runs grouped by setting, their tables and notes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Progress of runs (`specbench status`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path

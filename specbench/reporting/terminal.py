@@ -1,7 +1,5 @@
 """Terminal output of `specbench report` and `specbench show`; facts of runs and images ("cards") as plain values."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Resolve the decoders and options of the command line to checked `DecoderSpec`s. Imports no torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Sweeps: one `run` over all combinations of values of some settings. Imports no torch."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

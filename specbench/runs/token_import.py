@@ -3,8 +3,6 @@ from a serving engine at an address. A file has the columns `prompt` and `tokens
 `seed`, `logp` (log p of each token), `seconds` (duration of the call that generated the image), `batch` (images per
 call)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zipfile

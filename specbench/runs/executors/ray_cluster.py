@@ -1,7 +1,5 @@
 """Configuration of workers, import of Ray, and check of a cluster. Loads no model, for dry runs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
