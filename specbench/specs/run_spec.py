@@ -1,5 +1,7 @@
 """Run specification: frozen dataclasses that define a run, and its hash. Imports no torch."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Mapping
