@@ -129,7 +129,8 @@ class RunSettings:
         "the model", reads=names.size, check=parse_size)
     random_weights: bool = _model(False, "use random weights in the true architecture, to measure the speed only")
     scale: Literal["full", "tiny"] = _model("full",
-        "tiny: images of 4 x 4 tokens; with --random-weights, also a small network", "SIZE", choices=("full", "tiny"))
+        "model size; tiny: images of 4 x 4 tokens; with --random-weights, also a small network", "SIZE",
+        choices=("full", "tiny"))
     dtype: str | None = _model("float32",
         f"number format of the weights: {', '.join(DTYPES)} (int8wo: matrices in eight bits by torchao; it changes "
         f"the target distribution and {EIGHT_BITS_GAIN})", "TYPE", "the model", choices=DTYPES,
