@@ -4,8 +4,6 @@ If an image is several windows long, a draft enters the window at its end and is
 tested. Seven settings therefore use images of at least four windows; in four others the window is wider than the image.
 """
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import dataclass, field, replace
 from functools import lru_cache

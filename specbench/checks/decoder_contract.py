@@ -5,8 +5,6 @@ can be trusted. For a vocabulary that cannot be enumerated, a small transformer 
 models: the Rosenblatt transform of its tokens under a float64 reference must be uniform and independent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

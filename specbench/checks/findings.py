@@ -1,7 +1,5 @@
 """Results of conformance tests, for decoders, models, metrics and prompt sets alike; claims of runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

@@ -3,8 +3,6 @@
 The audit does not use the decoder's declaration: the real decode loop runs, and its images are counted.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

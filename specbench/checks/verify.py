@@ -1,7 +1,5 @@
 """Check runs in a packed file or a folder (`specbench verify`): digests, rows, pictures, scores, tokens, latencies."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -156,7 +154,7 @@ def _facts(run: Path) -> Iterator[tuple[str, Status, str]]:
         summed = np.isclose(rows[SUMS.names], again, equal_nan=True).all(axis=1)
         for row in rows.assign(summed=summed)[rows["status"] == "ok"].to_dict("records"):
             wrong.update(_contradictions(row, bool(decoder.lossless)))
-            if decoder.drafter == "none" and np.any(row["drafted"]):
+            if not decoder.drafts and np.any(row["drafted"]):
                 wrong["it has drafts, although the decoder makes none"] += 1
     if not wrong:
         yield "facts", OK, "steps, log p, entropy, drafts and times agree with each other"

@@ -3,8 +3,6 @@
 Modules of commands import nothing heavy at the top, so that `--help` and `list` start fast.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import logging

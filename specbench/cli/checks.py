@@ -1,7 +1,5 @@
 """`specbench doctor`, `specbench audit` and `specbench check`."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +11,8 @@ from specbench.cli import options as opt
 from specbench.cli.commands import command
 from specbench.cli.output import print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
-from specbench.runs.settings import OF_ENGINES, run_settings
+from specbench.runs.settings import run_settings
+from specbench.specs.options import Use
 from specbench.specs.presets import PRESETS, require_decoders
 from specbench.specs.run_spec import SAMPLING, UNSERVED
 from specbench.system import console
@@ -22,7 +21,7 @@ from specbench.system.torch_device import AUTO, best_device, chosen_device
 _DEFAULT_SAMPLES = 290_000
 _UNSERVED = {*(SAMPLING[name].name for name in UNSERVED), "guidance-rows", "guidance-schedule", "random-weights"}
 _OWN = {"weights", "revision", "device", "dtype"}  # Options that `audit` also uses without --engine
-_OF_ENGINE = tuple(replace(setting, panel="Engine") for setting in run_settings(OF_ENGINES - _OWN - _UNSERVED))
+_OF_ENGINE = tuple(replace(s, panel="Engine") for s in run_settings(use=Use.ENGINES) if s.name not in _OWN | _UNSERVED)
 
 
 @command("doctor")

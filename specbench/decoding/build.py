@@ -1,7 +1,5 @@
 """Builds the objects of a decoder from its `DecoderSpec`."""
 
-from __future__ import annotations
-
 import keyword
 from collections.abc import Callable
 from contextlib import suppress

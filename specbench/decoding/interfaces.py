@@ -1,7 +1,5 @@
 """Types that drafters, verification and the decode loops exchange, and the `Context` that components are built from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable

@@ -8,8 +8,6 @@ Lossy for K > 1: the choice of the path depends on its coins. The authors call t
 the rule follows their released code. With a single path it is SJD.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch

@@ -1,7 +1,5 @@
 """Layouts in which the supported families are published, and recognition of a folder's layout. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path

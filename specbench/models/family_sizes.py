@@ -2,8 +2,6 @@
 configuration may omit, and the size of a checkpoint, so that plans use its real size. Imports no torch, unlike the
 families' modules, except for LlamaGen's tensors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

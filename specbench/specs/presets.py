@@ -23,6 +23,8 @@ from specbench.specs.options import Component, Option, Options, plain
 from specbench.system.foreign_code import Code, code_of
 from specbench.system.plugins import load_plugin, load_user_object, plugins
 
+_NO_DRAFTS = "none"  # The drafter of AR
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -54,6 +56,11 @@ class DecoderSpec:
     refine: str
     options: Options
     lossless: bool
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the decoder drafts tokens; AR does not."""
+        return self.drafter != _NO_DRAFTS
 
     @property
     def full_name(self) -> str:
@@ -113,6 +120,11 @@ def _built_in() -> dict[str, Preset]:
 PRESETS = _built_in()
 
 
+def named_ar(decoder: str | None) -> bool:
+    """Return whether a decoder's name is AR's, or another preset's without drafts."""
+    return decoder in PRESETS and PRESETS[decoder].choices["drafter"] == _NO_DRAFTS
+
+
 def resolve(name: str, overrides: Mapping[str, object] | None = None) -> DecoderSpec:
     """Resolve the preset `name` with the caller's choices and options."""
     name = read_name("decoder", name, PRESETS, _cited())
@@ -138,7 +150,7 @@ def choices_of(preset: Preset, overrides: Mapping[str, object]) -> dict[str, str
     choices = dict(preset.choices)
     for kind in CHOICES.keys() & overrides.keys():
         choices[kind] = read_name(kind, str(overrides[kind]), CHOICES[kind])
-    if preset.choices["drafter"] == "none" != choices["drafter"]:
+    if preset.choices["drafter"] == _NO_DRAFTS != choices["drafter"]:
         what = f"--drafter {choices['drafter']}: decoder '{preset.name}' has no drafts to replace"
         raise SpecbenchError(what, "use a decoder with drafts, such as sjd")
     return choices

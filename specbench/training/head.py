@@ -6,8 +6,6 @@ the input features only. Other heads: `_eagle3_losses`, `_vertical_losses`. Orde
 of the step, so an interrupted and resumed training gives the same weights.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -5,8 +5,6 @@ overlap, so the result is lossy. q(C) sums over the whole cluster, as in the pap
 over the members within the target's top-k only, which accepts more drafts near the top-k cut-off.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

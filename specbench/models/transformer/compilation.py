@@ -1,7 +1,5 @@
 """Functions of tensors, run eagerly or compiled for the shapes they are called with."""
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile
