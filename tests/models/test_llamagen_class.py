@@ -95,7 +95,7 @@ def test_a_folder_with_another_size_names_its_model(tmp_path):
     info = find_model("llamagen-c2i-l").configured(ModelChoice(weights=str(tmp_path)))
     assert (info.layers, info.network.width) == (llamagen.LAYERS, llamagen.WIDTH)
     by_text = find_model("llamagen").configured(ModelChoice(weights=str(tmp_path)))
-    refused("holds LlamaGen by class, not 'llamagen'", by_text.files)
+    refused("contains LlamaGen by class, not 'llamagen'", by_text.files)
 
 
 def test_a_folder_of_several_models_is_read_for_the_one_that_was_asked_for(tmp_path):

@@ -139,4 +139,4 @@ def test_files_that_do_not_fit_are_one_line(stages, tmp_path):
         damaged(changed["sd"])
         torch.save({"model": changed}, path)
         refused(problem, load_model, facts, "cpu", "float32")
-    refused(r"holds Tar's de-tokenizer, not 'tar-1.5b\+tiny'", configured("tar-1.5b", tmp_path).files)
+    refused(r"contains Tar's de-tokenizer, not 'tar-1.5b\+tiny'", configured("tar-1.5b", tmp_path).files)
