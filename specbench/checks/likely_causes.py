@@ -72,7 +72,7 @@ _ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 _SHIFTS: Mapping[str, tuple[str, Shift]] = {
     "positions of the image are one too far from the prompt": ("positions", (1,)),
     "positions of the image are one too near to the prompt": ("positions", (-1,)),
-    "the cache is read one slot too short: no token sees itself": ("cache", (0, 1)),
+    "the cache is read one slot too short: no token attends to itself": ("cache", (0, 1)),
     "the cache is written one slot too early, over the prompt": ("cache", (0, 0, 1)),
 }
 """By cause, its kind, and the argument of `TransformerSession.move`."""
