@@ -74,7 +74,7 @@ def test_nothing_scored_is_no_success(tmp_path, cli, monkeypatch):
     assert bundled.code == 2 and json.loads(bundled.out) == [] and "--reference FOLDER" in bundled.err
     away = cli("score", "--offline", "--out", tmp_path / "out")
     assert away.code == 5 and "clip[b16+299] is not computed: ViT-B-16.pt is not on this disk" in away.err
-    assert away.err.count("is left out") == 2 and "specbench fetch HPS_v2.1_compressed.pt" in away.err
+    assert away.err.count("is not computed") == 2 and "specbench fetch HPS_v2.1_compressed.pt" in away.err
 
 
 def test_against_a_run_the_difference_is_paired(checkpoints, tmp_path, cli):
