@@ -125,7 +125,7 @@ def test_errors_of_libraries_without_a_number_are_settled_by_a_look(tmp_path):
     assert "is damaged" in read_error(there, OSError("bad magic"), "is damaged").what
     assert "Is a directory" in read_error(tmp_path, OSError("bad magic"), "is damaged").what
     assert "not enough memory" in read_error(there, pa.ArrowMemoryError("x"), "is damaged").what
-    assert f"repair or replace x in {tmp_path}" in str(source.damaged(there, ValueError("bad magic")))
+    assert f"repair or replace {there}" in str(source.damaged(there, ValueError("bad magic")))
     cached = tmp_path / "models--owner--name" / "snapshots" / "0" / "x"
     cached.parent.mkdir(parents=True)
     cached.write_bytes(b"x")
