@@ -132,7 +132,8 @@ def results(page: Path, argument: str) -> str:
     elsewhere = {row["source"]: row for row in forecast("A100", out=RESULTS / "runs.zip", model="lumina")}
     titles = [column.title for column in columns] + ["forecast for Lumina on an A100"]
     cells = ([column.cell(row) for column in columns] + [_forecast(elsewhere[f"run {row.run_id}"])] for row in rows)
-    said = f"{rows[0].n} images of `shapes` per decoder, all compiled, also AR. Measured on {rows[0].environment[0]}."
+    machine = rows[0].machine.environment[0]
+    said = f"{rows[0].n} images of `shapes` per decoder, all compiled, also AR. Measured on {machine}."
     picture = f"![One row per prompt, one column per decoder]({link(page, RESULTS / PICTURE)})"
     ranges = (
         "A forecast's range covers its assumptions and the values that papers print for the decoder. A decoder without "

@@ -34,7 +34,6 @@ from specbench.papers.table_files import load_tables, table_names
 from specbench.prompts import load_prompts
 from specbench.prompts import prompt_set_names as prompt_sets
 from specbench.prompts.public import public_names
-from specbench.reporting.columns import definition_of
 from specbench.runs.settings import OTHER_VARIABLES
 from specbench.specs.components import CHOICES, Component
 from specbench.specs.options import plain
@@ -281,7 +280,7 @@ def paper_names(page: Path, argument: str) -> str:
                 found[column.key].setdefault(column.header, set()).add(paper)
     rows = []
     for key, headers in found.items():
-        name, _, meaning = definition_of(getattr(stats, key)).partition(": ")
+        name, _, meaning = stats.NUMBERS[key].definition.partition(": ")
         said = "; ".join(f"{header} ({', '.join(sorted(papers))})" for header, papers in headers.items())
         rows.append([name, f"`{key}`", escape(meaning.partition(";")[0].rstrip(".")), escape(said) or "-"])
     return as_table(["name", "column", "definition", "in the papers' tables"], rows)

@@ -47,8 +47,7 @@ def program() -> NoReturn:
 
 
 def _restart_with_docstrings() -> None:
-    """Restart with PYTHONOPTIMIZE=1 if Python drops docstrings, because reports print docstrings and transformers needs
-    its docstrings on import."""
+    """Restart with PYTHONOPTIMIZE=1 if Python drops docstrings, because transformers reads its own on import."""
     options = [option for option in sys.orig_argv[1:] if option != "-OO"]
     fewer = len(options) < len(sys.orig_argv) - 1
     if sys.flags.optimize > 1 and (fewer or os.environ.get("PYTHONOPTIMIZE") != "1"):

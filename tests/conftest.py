@@ -30,20 +30,28 @@ def pytest_configure(config):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one call of the command line did."""
+    """Exit code and output of a call of the command line."""
 
     code: int
     out: str
     err: str
 
+    def refused(self, *parts: str, code: int = 2, alone: bool = False) -> None:
+        """Check the exit code and the one error, which holds all parts; `alone`: and nothing else is on stderr."""
+        assert self.code == code and all(part in self.err for part in parts), self
+        errors = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1 and "Traceback" not in self.err, self
+        assert not alone or self.err.count("\n") == 1, self
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_module_keeps_a_stand_in():
-    """Load all modules first: one first imported while a test has replaced what it imports would keep the stand-in."""
+    """Load all modules first: a module first imported while a test has replaced what it imports would keep the
+    replacement."""
     for module in pkgutil.walk_packages(specbench.__path__, "specbench."):
         if not module.name.endswith("__main__"):
             with suppress(ModuleNotFoundError) if module.name.endswith("x_omni_decoder") else nullcontext():
-                importlib.import_module(module.name)  # the one module of an extra
+                importlib.import_module(module.name)  # the only module of an extra
     # Every run collects garbage before it loads a model: not again through all that was just imported.
     gc.collect()
     gc.freeze()
@@ -57,19 +65,21 @@ def _ctrl_c_is_heard():
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch, tmp_path_factory):
-    """No settings of whoever runs the tests, and a cache folder of each test's own: what one keeps, no other finds."""
+    """No settings of the user who runs the tests, and separate caches for each test, also of the hub's client."""
     # A command that a test typed before may have been quiet, or have answered a signal.
     monkeypatch.setitem(specbench.system.console._progress, "shown", True)
     monkeypatch.setattr(specbench.system.signals, "_state", specbench.system.signals._State())
     by_commands = ("NO_COLOR", "TORCHINDUCTOR_CACHE_DIR")  # which they set for their process
     for variable in [name for name in os.environ if name.startswith("SPECBENCH_") or name in by_commands]:
         monkeypatch.delenv(variable)
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}"))
+    cache = str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}")
+    monkeypatch.setenv("SPECBENCH_CACHE", cache)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", f"{cache}-hub")
 
 
 @pytest.fixture(autouse=True)
 def no_baseline(monkeypatch):
-    """No AR beside the decoders that a test names; `--baseline N` still adds it."""
+    """No AR in addition to the decoders that a test names; `--baseline N` still adds it."""
     monkeypatch.setattr("specbench.runs.decoder_args.BASELINE_PROMPTS", 0)
 
 

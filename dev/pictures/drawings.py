@@ -53,7 +53,7 @@ def speedups(path: Path, rows: Iterable[ReportRow]) -> None:
                 f'<text style="fill:{mark.colour}" text-anchor="middle" x="{middle:.1f}" y="{y + 5}">'
                 f"{mark.glyph}</text>",
                 _text(high + 10, y + 5, f"{speed.value:.2f}"),
-                _text(664, y + 5, f"{row.tokens_per_step.value:.1f}", "end"),
+                _text(664, y + 5, f"{row.number('tokens_per_step').value:.1f}", "end"),
             ]
         y += 30
     _write(path, 680, bottom, parts, "Speed-up of each decoder over AR, with 95 % intervals; lossless and lossy apart")

@@ -146,7 +146,7 @@ def dry_run(sweep: Mapping[str, Iterable[object]] | None = None, **settings: obj
 
     Returns:
         One dict per run: `run_id`, every setting, `images, done, seconds, megabytes, memory_gib`, `weights` and `head`
-        (where they are), and `obstacles`; see `specbench.runs.dry_run.Outlook`.
+        (locations), and `obstacles`; see `specbench.runs.dry_run.Outlook`.
 
     Raises:
         SpecbenchError: an unknown or invalid setting.

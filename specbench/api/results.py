@@ -97,7 +97,8 @@ def columns(table: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from specbench.store.schema import TABLES, column_facts
+    from specbench.reporting.report_schema import TABLES
+    from specbench.store.schema import column_facts
 
     kinds = TABLES if table is None else [read_name("table", table, TABLES)]
     return pd.DataFrame(

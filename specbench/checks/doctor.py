@@ -33,7 +33,7 @@ from specbench.system.torch_device import has_gpu_driver, no_gpu_reason
 if TYPE_CHECKING:
     from specbench.system.device_peaks import Peak
 
-# Imports are inside functions, because a missing or broken package is a finding, and importing torch takes seconds.
+# Imports inside functions: a missing or broken package is a finding, and importing torch takes seconds.
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 LOW_DISK_GIB = 1.0

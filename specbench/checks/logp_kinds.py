@@ -22,7 +22,7 @@ from specbench.specs.run_spec import Sampling
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Imports are inside functions, because torch takes seconds and the command line needs only the names of the kinds.
+# Imports inside functions: torch takes seconds, and the command line needs only the names of the kinds.
 
 SAMPLED = "sampled"
 _DIGITS = 1e-5  # Change of log p in nats by other tensor shapes in float32

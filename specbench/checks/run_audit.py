@@ -36,7 +36,7 @@ from specbench.specs.run_spec import SAMPLING, RunSpec
 from specbench.stats.rosenblatt import LEVEL, RosenblattResult, Tokens, audit_tokens
 from specbench.store.run_folders import find_runs
 from specbench.store.run_info import RunInfo
-from specbench.store.run_store import RunStore, images_fingerprint, write_audit
+from specbench.store.run_store import AuditVerdict, RunStore, images_fingerprint, write_audit
 from specbench.store.schema import KEY
 
 if TYPE_CHECKING:
@@ -51,9 +51,7 @@ PRINTED_ORDERS = {
     "u_qq": "q / q of the previous step, descending",
 }
 """Printed names of the orders of the vocabulary; see `specbench.decoding.generation.ORDERS`."""
-CONSISTENT, DEVIATES, UNLIKELY = "consistent", "deviates", "deviates by likelihood"
-IMPOSSIBLE = "impossible tokens"
-OTHERS = "recorded p is not the model's"
+CONSISTENT, DEVIATES, UNLIKELY, IMPOSSIBLE, OTHERS = AuditVerdict
 CLAIMED = "the model's"  # The claim about tokens that another program has drawn
 _CONTROL = 16  # Images of a run with fewer bits that are recomputed in float32, to measure the effect of rounding
 _COLUMNS = (

@@ -23,7 +23,7 @@ from specbench.specs.run_spec import Sampling
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Imports are inside functions: torch takes seconds, and only recomputed numbers need it.
+# Imports inside functions: torch takes seconds, and only recomputed numbers need it.
 
 # Maximum number of probabilities in a tensor; the memory of a larger tensor is allocated again in every call
 _CHUNK = 2**22

@@ -51,7 +51,7 @@ _EVERYTHING = "all"
 
 
 class _RunCommand(Command):
-    """Command `run`: `--help` prints the most used options, `--help gsd` those of a decoder, `--help all` all."""
+    """Command `run`: `--help` prints the most used options, `--help gsd` a decoder's options, `--help all` all."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         asked = next((place for place, text in enumerate(args) if text in ("--help", "-h")), None)

@@ -25,13 +25,20 @@ import pyarrow as pa
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics import published_weights
-from specbench.stats import Difference, Estimate, mean_difference, mean_interval, mean_of_estimates, proportion_interval
+from specbench.stats import (
+    Better,
+    Difference,
+    Estimate,
+    mean_difference,
+    mean_interval,
+    mean_of_estimates,
+    proportion_interval,
+)
 from specbench.system.downloads import Download
 from specbench.system.foreign_code import code_of
 from specbench.system.limits import available_cores
 from specbench.system.torch_device import use_device
 
-Better = Literal["lower", "higher"]
 Kind = Literal["plain", "proportions", "distance"]
 """Kinds of scores. `proportions`: fractions of correct images per category, and their unweighted mean. `distance`:
 distance to reference images, which depends on the number of images. `plain`: any other score."""

@@ -217,7 +217,8 @@ def _foreign(cls: Any, reference: str) -> Any:
         raise SpecbenchError(f"'{reference}' is not a metric of specbench", "subclass specbench.metrics.base.Metric")
 
     refuse_edited(code_of([reference]))
-    from specbench.metrics.base import Better, Kind, Metric  # the plug-in has already imported it
+    from specbench.metrics.base import Kind, Metric  # the plug-in has already imported it
+    from specbench.stats import Better
     from specbench.system.downloads import Download
 
     listed = {"missing": tuple, "missing_packages": tuple, "downloads": Download}

@@ -18,9 +18,17 @@ import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError, chosen
 from specbench.metrics import base, catalog
-from specbench.metrics.base import MEAN_OF_IMAGES, Better, Kind, Metric, Settings, made_score
+from specbench.metrics.base import MEAN_OF_IMAGES, Kind, Metric, Settings, made_score
 from specbench.metrics.geneval_rules import TAGS
-from specbench.stats import Difference, Estimate, difference_to_show, mean_interval, prompts_for_change, without_few
+from specbench.stats import (
+    Better,
+    Difference,
+    Estimate,
+    difference_to_show,
+    mean_interval,
+    prompts_for_change,
+    without_few,
+)
 from specbench.store.image_scores import ImageScores, feature_place, owner_of, parquet_bytes, stored_values
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY, OWNER, RUN_SCORES, with_units

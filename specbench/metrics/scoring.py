@@ -198,9 +198,9 @@ def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreRepo
 
 def _too_few_samples(images: Images, metric: Metric) -> SpecbenchError | None:
     """Return the error for a metric of several samples of a prompt if no prompt has so many."""
-    needed = getattr(metric, "samples", 1)
-    prompts = images.rows["prompt_id"][[*_accepted(images.rows, metric)]]
-    if prompts.value_counts().max() >= needed:
+    if (needed := getattr(metric, "samples", 1)) == 1:
+        return None
+    if images.rows["prompt_id"][[*_accepted(images.rows, metric)]].value_counts().max() >= needed:
         return None
     what = f"metric '{metric.name}' needs {needed} samples of a prompt"
     return SpecbenchError(what, f"run with --samples {needed} or more")

@@ -22,7 +22,7 @@ from specbench.stats.intervals import FEW_UNITS
 from specbench.store.run_info import Invocation, RunInfo
 from specbench.store.run_store import read_audit
 
-RATIOS_TO_AR = ("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead")
+RATIOS_TO_AR = stats.PAIR_NUMBERS
 _STALLING = ("latency_ms", "latency_e2e_ms", "step_ms", "speedup", "speedup_e2e")
 """Numbers that are distorted by stalled images."""
 TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "speedup_e2e", "window_cost", "overhead")
@@ -141,7 +141,8 @@ def _number(column: Column, measured: Measured) -> Cell:
         notes = [f"The measured latency ratio is above the step ratio ({over.step_ratio:.2f}): {_SUSPICIOUS}"]
     else:
         notes = [f"Compared {over.speedup_note}."] if key in RATIOS_TO_AR and over.speedup_note else []
-    if key in _STALLING and not notes and (stall := stall_note(row.stalled, row.n, row.latency_p50_ms)):
+    stall = stall_note(row.machine.stalled, row.n, row.number("latency_p50_ms"))
+    if key in _STALLING and not notes and stall:
         notes = [f"{stall}."]
     low, high, few = _interval(key, measured, estimate) if math.isfinite(estimate.value) else (None, None, False)
     n = over.pairs if key in RATIOS_TO_AR else row.n
@@ -151,10 +152,9 @@ def _number(column: Column, measured: Measured) -> Cell:
 def _missing(column: Column, measured: Measured) -> Cell:
     """Return a cell without a number, with the reason as a short text and as a sentence."""
     if column.key in RATIOS_TO_AR:
-        unlike = mismatched_fields(measured.run.info, measured.ar.info) if measured.ar else []
+        unlike = mismatched_fields(measured.run.info, measured.ar.info) if measured.ar else {}
         if unlike:
-            names = ", ".join(field.partition(" (")[0] for field in unlike)
-            why = f"{names} {'differs' if len(unlike) == 1 else 'differ'}"
+            why = f"{', '.join(unlike)} {'differs' if len(unlike) == 1 else 'differ'}"
             return Cell(why=why, notes=(f"Not comparable: {measured.row.over_ar.speedup_note}.",))
         return Cell(why=str(measured.row.over_ar.speedup_note).partition(":")[0])
     if column.key in ("draft_tv", "draft_top1"):

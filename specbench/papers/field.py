@@ -70,7 +70,9 @@ def _speeds(table: Table) -> Iterator[dict[str, object]]:
     """Yield the rows of a table that print AR's seconds or a latency ratio."""
     for row in table.rows:
         printed = printed_values(table, row)
-        ar = next((printed_values(table, one) for one in table.rows if _is_ar(one) and _place(one) == _place(row)), {})
+        place = row.model, row.settings.prompts
+        ars = (one for one in table.rows if _is_ar(one) and (one.model, one.settings.prompts) == place)
+        ar = next((printed_values(table, one) for one in ars), {})
         latency = printed.get("speedup", _over(ar.get("latency_ms"), printed.get("latency_ms")))
         if latency is None or (_is_ar(row) and "latency_ms" not in printed):
             continue
@@ -95,10 +97,6 @@ def _speeds(table: Table) -> Iterator[dict[str, object]]:
 
 def _is_ar(row: Row) -> bool:
     return row.decoder == "ar"
-
-
-def _place(row: Row) -> tuple[object, ...]:
-    return row.model, row.settings.prompts
 
 
 def _over(value: float | None, by: float | None) -> float | None:

@@ -16,6 +16,7 @@ from specbench.papers.cells import OVER_BASELINE, Cell
 from specbench.papers.join import Line, PaperTable, definition, plain_name
 from specbench.papers.table import SCORE, Column
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
+from specbench.reporting.row import ARROWS
 from specbench.stats import RULE
 from specbench.system.text_tables import TextCell, TextTable
 
@@ -150,7 +151,7 @@ def _best_measured(joined: PaperTable, group: str | None, column: Column) -> lis
     """Return the rows with the best measured value of a group, if it differs from AR's; empty if it is not tested."""
     pairs = [(line, line.cells[column.name]) for line in joined.lines if line.group == group]
     values = [cell.value for _, cell in pairs if cell.value is not None]
-    if column.better == "none" or not values:
+    if column.better is None or not values:
         return []
     top = max(values) if column.better == "higher" else min(values)
     return [line for line, cell in pairs if cell.value == top and cell.real]
@@ -167,7 +168,7 @@ def _below(joined: PaperTable, bold: bool) -> list[str]:
 
 
 def heading(column: Column) -> str:
-    return column.header + {"higher": "\u00a0↑", "lower": "\u00a0↓", "none": ""}[column.better]
+    return column.header + (f"\u00a0{ARROWS[column.better]}" if column.better else "")
 
 
 def _printed(column: Column, cell: Cell) -> str:

@@ -29,7 +29,7 @@ from specbench.papers.cells import (
 from specbench.papers.table import Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.prompts import public
-from specbench.reporting.columns import FAILED_AUDIT, definition_of, failed_audit
+from specbench.reporting.columns import FAILED_AUDIT, failed_audit
 from specbench.reporting.comparability import Run, with_ar_runs
 from specbench.reporting.compare import MARKED, against, marks
 from specbench.reporting.row import ReportRow
@@ -37,14 +37,11 @@ from specbench.reporting.sections import captions_cut
 from specbench.runs.settings import RunSettings
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
-from specbench.store.schema import KEY
+from specbench.store.schema import KEY, RowStatus
 
 Prompts = frozenset[tuple[str, str]]  # (id, text) of each prompt
 NOT_RUN = "not run"
-_BESIDE = {
-    "speedup_e2e": "End-to-end speed-up: as speed-up, but with end-to-end latencies.",
-    OVER_BASELINE: f"the ratio of latencies over the images in common with that row. {MARKED}",
-}
+_OVER_BASELINE = f"the ratio of latencies over the images in common with that row. {MARKED}"
 
 
 @dataclass(frozen=True)
@@ -139,7 +136,7 @@ def _other_prompts(asked: Prompts | None, measured: Measured, settings: RunSetti
     if asked is None:
         return ()
     rows = pd.concat(RunStore(run.folder).samples(["status", "prompt"]) for run in seeds_of(measured.run))
-    decoded = set(rows[rows["status"] == "ok"][["prompt_id", "prompt"]].itertuples(index=False, name=None))
+    decoded = set(rows[rows["status"] == RowStatus.OK][["prompt_id", "prompt"]].itertuples(index=False, name=None))
     if decoded == asked or (decoded < asked and measured.partial):
         return ()
     first = f"the first {len(asked):,}" if settings.limit else f"all {len(asked):,}"
@@ -236,7 +233,7 @@ def _heading(table: Table) -> str:
 
 
 def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
-    environments = dict.fromkeys(text for measured in used for text in measured.row.environment)
+    environments = dict.fromkeys(text for measured in used for text in measured.row.machine.environment)
     remarks = [f"Measured here on {text}." for text in environments]
     drawn = dict.fromkeys(text for measured in used for text in measured.row.drawn or ())
     remarks += [f"Prompts decoded here: {text}." for text in drawn]
@@ -320,6 +317,4 @@ def _meaning(column: Column) -> str:
             summary = "a score"
         part = f", the part {column.score.partition(':')[2]}" if ":" in column.score else ""
         return f"{column.metric}: {summary}{part}."
-    if column.key in _BESIDE:
-        return _BESIDE[column.key]
-    return definition_of(getattr(stats, column.key))
+    return _OVER_BASELINE if column.key == OVER_BASELINE else stats.NUMBERS[column.key].definition

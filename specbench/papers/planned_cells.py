@@ -25,6 +25,7 @@ from specbench.runs.plan import Plan, Shared, make_plan, plan_model, plan_sampli
 from specbench.runs.settings import OPEN_IN_TABLES, RunSettings, merge, run_settings
 from specbench.specs.options import Setting, SettingOrigin, SettingSource, plain
 from specbench.specs.presets import PRESETS, decoder_name, resolve
+from specbench.stats import Better
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.store.run_store import RunStore
 
@@ -246,7 +247,9 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
 def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
     """For a substituted model, add a column for each bundled metric that scored any of the runs. If the table's columns
     vary a setting, each metric gets a column per value. A figure also gets panels of these columns."""
-    scored = {str(score["metric"]): str(score["better"]) for folder in folders for score in read_scores(folder)}
+    scored: dict[str, Better] = {
+        str(score["metric"]): score["better"] for folder in folders for score in read_scores(folder)
+    }
     names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
     swept: dict[object, Column] = {}
     for column in table.columns:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError, read_name
 from specbench.runs.decoder_args import parse_decoders
@@ -18,6 +19,9 @@ from specbench.specs.options import SettingOrigin, SettingSource
 from specbench.specs.presets import PRESETS, decoder_name, options_of
 from specbench.store.run_info import read_info
 from specbench.system.plugins import is_reference
+
+if TYPE_CHECKING:
+    from specbench.stats import Better
 
 NUMBER_KEYS = (
     *("nfe", "tokens_per_step", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput"),
@@ -30,7 +34,6 @@ STEP_RATIOS = ("step_ratio", "step_compression", "acceptance_length")
 MAPS = ("accepted", "top1", "draft_top1", "draft_tv")
 """Quantities per token that can be drawn as a map over the image; see `specbench.reporting.image_tiles`."""
 SCORE, PRINTED = "score:", "printed:"
-BETTER = ("higher", "lower", "none")
 _CHOSEN = "Chosen: "
 
 
@@ -54,7 +57,7 @@ class Column:
     header: str
     score: str | None  # the displayed score, "metric" or "metric:part"; None for other columns
     precision: int  # printed decimals
-    better: str  # one of `BETTER`
+    better: Better | None
     scale: float  # factor that converts the measured to the printed unit
     settings: RunSettings  # settings that the file states for the column
     seeds: tuple[int, ...] = ()  # stated seeds

@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.catalog import find_protocol
 from specbench.names import fitting, guess
 from specbench.papers.table import (
-    BETTER,
     MAPS,
     NUMBER_KEYS,
     PRINTED,
@@ -42,6 +41,9 @@ from specbench.system import console
 from specbench.system.files import data_folder, text_of
 from specbench.system.plugins import is_reference
 
+if TYPE_CHECKING:
+    from specbench.stats import Better
+
 _OF_CELLS = {"model", "prompts", "limit", "samples", "seed", "batch", "dtype", "guidance-rows", "prompt-form"}
 _SETTINGS = {**{setting.name.replace("-", "_"): setting for setting in run_settings(_OF_CELLS)}, **SAMPLING}
 _CASE: dict[str, Any] = {"decoder": str, "options": dict, "sampling": dict}
@@ -57,6 +59,7 @@ _OPTIONS = {*CHOICES, *(name for preset in PRESETS.values() for name in options_
 _NO_OPTIONS = {setting.name for setting in run_settings()} - {setting.name for setting in decoder_settings()}
 _CHOOSABLE = sorted({*_OPTIONS, *_SETTINGS, "decoder", "protocol"})
 _OPEN = "the model's own"
+_BETTER: Mapping[str, Better | None] = {"higher": "higher", "lower": "lower", "none": None}
 _PAPERS, _CONVENTIONS = "papers.toml", "conventions"
 _NOUNS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
 _NOUNS[list] = "an array"
@@ -241,13 +244,12 @@ def _column(entry: Any, protocol: str | None, file: str, place: str) -> Column:
     key = entry["key"]
     if key not in NUMBER_KEYS and not key.startswith((SCORE, PRINTED)):
         raise _wrong(file, f"{place}.key", str(unknown_name("key", key, [*NUMBER_KEYS, "score:METRIC"])))
-    better = entry.get("better", "none")
-    if better not in BETTER:
-        raise _wrong(file, f"{place}.better", str(unknown_name("value", better, BETTER)))
+    if (better := entry.get("better", "none")) not in _BETTER:
+        raise _wrong(file, f"{place}.better", str(unknown_name("value", better, _BETTER)))
     score = _score(key.removeprefix(SCORE), protocol, file, place) if key.startswith(SCORE) else None
     return Column(
-        entry.get("name", key), key, entry["header"], score, entry.get("precision", 2), better, entry.get("scale", 1.0),
-        *_stated(entry, file, place),
+        entry.get("name", key), key, entry["header"], score, entry.get("precision", 2), _BETTER[better],
+        entry.get("scale", 1.0), *_stated(entry, file, place),
     )  # fmt: skip
 
 

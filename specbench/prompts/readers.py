@@ -404,7 +404,7 @@ def _text(source: TableFile, row: dict[str, Any], columns: _Columns) -> object:
     """Return a row's text: the first of `prompt`, `text` and `caption` if they differ; of a list, its first text."""
     filled, rivals = ([key for key in keys if row[key] not in (None, "")] for keys in (columns.text, columns.rivals))
     if filled and len({str(row[key]) for key in (*filled, *rivals)}) > 1:
-        # Texts for generation have precedence over descriptions.
+        # `prompt` and `text` are for generation; `caption` may be a description.
         filled.sort(key=lambda key: ("prompt", "text", "caption").index(singular(str(key).strip(), ())))
         other = next(key for key in (*filled, *rivals) if str(row[key]) != str(row[filled[0]]))
         source.notes[f"texts are read from '{filled[0]}', not from '{other}'; to choose: --prompt-column"] = None

@@ -45,7 +45,8 @@ class _Timed(NamedTuple):
 
 def answer(rows: Sequence[ReportRow]) -> list[str]:
     """Summarise the report rows of one section, the most important sentence first; empty if AR is the only decoder."""
-    against_ar = [_Timed(row, row.quoted) for row in rows if row.quoted and row.decoder != "ar"]
+    quoted = [(row, row.over_fastest.quoted) for row in rows if row.decoder != "ar"]
+    against_ar = [_Timed(row, speed) for row, speed in quoted if speed]
     apart = [timed.row for timed in against_ar if (timed.row.over_ar.window_cost or 1) < _IMPLAUSIBLE_WINDOW]
     timed = [run for run in against_ar if (run.row.over_ar.window_cost or 1) >= _IMPLAUSIBLE_WINDOW]
     timed.sort(key=lambda run: -run.quoted.speedup.value)
@@ -82,21 +83,22 @@ def disturbances(rows: Sequence[ReportRow]) -> list[str]:
     """Describe disturbed measurements: stalled images, batches that did not fit in memory, and other processes."""
     lines = _stalls(rows)
     lines += [
-        f"{_name(row)}: {row.one_by_one} of {row.n} images were decoded in smaller batches."
+        f"{_name(row)}: {row.machine.one_by_one} of {row.n} images were decoded in smaller batches."
         for row in rows
-        if row.one_by_one
+        if row.machine.one_by_one
     ]
     lines += [
         f"{_name(row)}: {count} of {row.n} images were decoded under {stack}"
-        f"{f', not {row.versions}' * (str(row.versions) not in stack)}; their times are omitted."
+        f"{f', not {row.machine.versions}' * (str(row.machine.versions) not in stack)}; their times are omitted."
         for row in rows
-        for stack, count in (row.untimed or {}).items()
+        for stack, count in (row.machine.untimed or {}).items()
     ]
-    cores = max((row.disturbed or 0 for row in rows), default=0)
-    if cores > BUSY_CORES and any(row.latency_ms is not None for row in rows):
+    cores = max((row.machine.disturbed or 0 for row in rows), default=0)
+    if cores > BUSY_CORES and any(row.number("latency_ms") for row in rows):
         taken = f"Other processes used up to {number(cores, 1)} CPU cores that these runs needed"
         lines += [f"{taken}: repeat the timings on an idle machine."]
-    lines += [f"{_name(row)}: {'; '.join(row.gpu_disturbed)}." for row in rows if row.gpu_disturbed]
+    slowed = [(row, row.machine.gpu_disturbed) for row in rows]
+    lines += [f"{_name(row)}: {'; '.join(why)}." for row, why in slowed if why]
     lines += [
         f"{_name(row)}: its run.json was edited after the run, so the settings do not match the run id."
         for row in rows
@@ -109,7 +111,7 @@ def _versions(rows: Sequence[ReportRow]) -> list[str]:
     """Name the versions of specbench that decoded the rows, if there are several."""
     by: dict[str, list[str]] = {}
     for row in rows:
-        for version in dict.fromkeys(re.findall(r"specbench ([^,]+)", ", ".join(row.environment))):
+        for version in dict.fromkeys(re.findall(r"specbench ([^,]+)", ", ".join(row.machine.environment))):
             by.setdefault(version, []).append(row.label)
     listed = "; ".join(f"{version} ({', '.join(dict.fromkeys(labels))})" for version, labels in by.items())
     return [f"Decoded by several versions of specbench: {listed}."] if len(by) > 1 else []
@@ -117,14 +119,15 @@ def _versions(rows: Sequence[ReportRow]) -> list[str]:
 
 def _stalls(rows: Sequence[ReportRow]) -> list[str]:
     """Describe the slowest stalled image and its decoder, and name other decoders with stalled images."""
-    stalled = [(row.stalled.slowest_ms, row) for row in rows if row.stalled]
+    stalled = [(row.machine.stalled.slowest_ms, row) for row in rows if row.machine.stalled]
     if not stalled:
         return []
     _, worst = max(stalled, key=itemgetter(0))
     others = [row for _, row in stalled if row is not worst]
     named = _name(others[0]) if len(others) == 1 else f"{len(others)} other decoders"
     also = f" Images of {named} also stalled." if others else ""
-    return [f"{_name(worst)}: {stall_note(worst.stalled, worst.n, worst.latency_p50_ms)}.{also}"]
+    note = stall_note(worst.machine.stalled, worst.n, worst.number("latency_p50_ms"))
+    return [f"{_name(worst)}: {note}.{also}"]
 
 
 def _name(row: ReportRow) -> str:
@@ -167,7 +170,7 @@ def _fastest(exact: Sequence[_Timed]) -> str:
     highest = ((run.row, run.quoted.speedup.high) for run in others)
     level = [_name(row) for row, high in highest if high and high >= (speed.low or 0)]
     sentence += f"; intervals overlap with {', '.join(level)}" if level else ""
-    sentence += ", on a busy machine" * any((run.row.disturbed or 0) > BUSY_CORES for run in exact)
+    sentence += ", on a busy machine" * any((run.row.machine.disturbed or 0) > BUSY_CORES for run in exact)
     return "; ".join(filter(None, (sentence, quoted.eager_ar))) + "."
 
 
@@ -204,9 +207,10 @@ def _other_calls(timed: Sequence[ReportRow]) -> list[str]:
 def _free_window(row: ReportRow) -> str | None:
     """Predict the speed-up if a wide forward took as long as a forward of a single token; None if it nearly does."""
     cost, steps, overhead = row.over_ar.window_cost, row.over_ar.step_ratio, row.over_ar.overhead
-    if not cost or cost <= _COSTLY_WINDOW or not steps or not overhead or not row.nfe or not row.tokens_per_step:
+    nfe, tokens = row.number("nfe"), row.number("tokens_per_step")
+    if not cost or cost <= _COSTLY_WINDOW or not steps or not overhead or not nfe or not tokens:
         return None
-    length = round(row.nfe.value * row.tokens_per_step.value)  # number of tokens of an image, which limits the window
+    length = round(nfe.value * tokens.value)  # number of tokens of an image, which limits the window
     window = window_of(row.options)
     fed = columns_fed({**row.options, "window": min(window, length)}) if window else "several"
     return (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +12,10 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Kind
 from specbench.reporting.marks import window_of
-from specbench.reporting.row import SIGNS, ReportRow
-from specbench.stats import Estimate
+from specbench.reporting.row import ARROWS, SIGNS, ReportRow
+from specbench.stats import Better, Estimate, Number
 from specbench.stats.intervals import FEW_UNITS, is_real
+from specbench.store.run_store import AuditVerdict
 from specbench.system.foreign_code import edited_text
 
 MISSING = "-"
@@ -30,35 +30,32 @@ class ReportColumn:
 
     heading: str
     cell: Callable[[ReportRow], str]  # formats a report row as text
-    source: Callable[..., Any] | str | None = None  # the definition, or a function whose docstring is the definition
-    better: int = 0  # 1 if higher is better, -1 if lower is better, 0 if neither
+    source: Number[..., Any] | str | None = None  # the number, or a definition
+    better: Better | None = None
     tested: str = ""  # name of the number, "speedup" or a metric, if its difference from AR is tested
     value: Callable[[ReportRow], float | None] = lambda row: None  # the tested number, rounded as printed
+    kept: bool = False  # whether it is shown even if all rows have the same value
+    brief: bool = False  # whether a narrow table has it
+    words: bool = False  # whether its cells are words, aligned left
+    against: bool = False  # whether it compares with a baseline that the reader chose; such columns are never left out
+    also: str = ""  # further name for `--columns`
 
     @property
     def title(self) -> str:
         """The heading, with an arrow up or down for the better direction."""
         name, bracket, interval = self.heading.partition(" [")
-        return f"{name}{('', ' ↑', ' ↓')[self.better]}{bracket}{interval}"
+        return f"{name}{f' {ARROWS[self.better]}' if self.better else ''}{bracket}{interval}"
 
     def best(self, rows: Sequence[ReportRow]) -> float:
         """Return the best number of the column, as printed; NaN if there are no numbers."""
         values = [value for row in rows if (value := self.value(row)) is not None and math.isfinite(value)]
-        return max(values, key=lambda value: self.better * value, default=math.nan)
+        sign = SIGNS[self.better] if self.better else 0
+        return max(values, key=lambda value: sign * value, default=math.nan)
 
     def definition(self) -> str | None:
-        """One line: heading and definition of the column, from `source` (a text or a function's docstring)."""
-        text = self.source if isinstance(self.source, str | None) else definition_of(self.source)
-        return text and f"{self.heading}: {' '.join(text.partition(': ')[2].split())}"
-
-
-def definition_of(number: Callable[..., Any]) -> str:
-    """First paragraph of the docstring of a function of `specbench.stats`, on one line."""
-    if not (text := inspect.getdoc(number)):
-        raise SpecbenchError(
-            "Python removed the docstrings, which are the printed definitions", "set PYTHONOPTIMIZE=1, not 2"
-        )
-    return " ".join(text.split("\n\n")[0].split())
+        """One line: heading and definition of the column."""
+        text = self.source.definition if isinstance(self.source, Number) else self.source
+        return text and f"{self.heading}: {text.partition(': ')[2]}"
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -101,29 +98,29 @@ def value_of(estimate: Estimate | None) -> float | None:
     return None if estimate is None else estimate.value
 
 
-_Define = Callable[[Any], Any]  # Function of `specbench.stats` that defines a number and whose name is the number's key
+_Number = Number[..., Any]
 
 
-def _plain(heading: str, define: _Define, digits: int, better: int = 0, unit: str = "") -> ReportColumn:
+def _plain(heading: str, of: _Number, digits: int, unit: str = "") -> ReportColumn:
     """Make the column of a number without its interval."""
 
     def cell(row: ReportRow) -> str:
-        estimate = row.number(define.__name__)
+        estimate = row.number(of.name)
         return MISSING if estimate is None else number(estimate.value, digits) + unit
 
-    return ReportColumn(heading, cell, define, better)
+    return ReportColumn(heading, cell, of, of.better)
 
 
-def _bounded(heading: str, define: _Define, digits: int, better: int = 0, key: str = "") -> ReportColumn:
-    """Make the column of a number with its interval, if any. `key`: key of the number, if `define` finds a category."""
+def _bounded(heading: str, of: _Number, digits: int, key: str = "") -> ReportColumn:
+    """Make the column of a number with its interval, if any. `key`: key of the number, if `of` finds a category."""
 
     def cell(row: ReportRow) -> str:
-        estimate = row.number(key or define.__name__)
+        estimate = row.number(key or of.name)
         text = with_interval(estimate, 0 if estimate and estimate.value >= 1000 else digits)
-        category = key and getattr(row, define.__name__)
+        category = key and getattr(row, of.name)
         return f"{category}: {text}" if category else text
 
-    return ReportColumn(f"{heading} [95 %]", cell, define, better)
+    return ReportColumn(f"{heading} [95 %]", cell, of, of.better)
 
 
 def _beside_ar(key: str, digits: int) -> Callable[[ReportRow], str]:
@@ -138,23 +135,23 @@ def _beside_ar(key: str, digits: int) -> Callable[[ReportRow], str]:
     return cell
 
 
-def _series(heading: str, define: _Define) -> ReportColumn:
+def _series(heading: str, of: _Number) -> ReportColumn:
     """Make the column of the first five values of a list."""
 
     def cell(row: ReportRow) -> str:
-        values = row.series(define.__name__)
+        values = row.series(of.name)
         shown = [number(value) for value in values[:5]]
         return " ".join([*shown, "..."] if len(values) > 5 else shown) or MISSING
 
-    return ReportColumn(heading, cell, define)
+    return ReportColumn(heading, cell, of)
 
 
-def _duration(heading: str, define: _Define) -> ReportColumn:
+def _duration(heading: str, of: _Number) -> ReportColumn:
     def cell(row: ReportRow) -> str:
-        value = value_of(row.number(define.__name__))
+        value = value_of(row.number(of.name))
         return number(value, 0 if (value or 0) >= 100 else 2)
 
-    return ReportColumn(heading, cell, define, -1)
+    return ReportColumn(heading, cell, of, of.better)
 
 
 def _speedup(row: ReportRow) -> str:
@@ -175,30 +172,31 @@ def _short_speedup(row: ReportRow) -> str:
 
 
 def _seconds(row: ReportRow) -> str:
-    value = value_of(row.latency_ms)
+    value = value_of(row.number("latency_ms"))
     return MISSING if value is None else number(value / 1e3, 2 if value >= 1e3 else 3)
 
 
+def _fastest(row: ReportRow) -> str:
+    fastest = row.over_fastest
+    return f"{number(fastest.speedup_fastest.value)}x ({fastest.fastest_ar})" if fastest.speedup_fastest else MISSING
+
+
 def _roofline(row: ReportRow) -> str:
-    if row.roofline_note:
+    if row.roofline.roofline_note:
         return "wrong roofline"
-    return MISSING if row.over_floor is None else f"{number(row.over_floor)}x"
+    return MISSING if row.roofline.over_floor is None else f"{number(row.roofline.over_floor)}x"
 
 
 def _gap(row: ReportRow) -> str:
-    if row.zero_probability:
-        return f"inf ({row.zero_probability} tokens of probability 0)"
-    error = "" if row.nll_gap_se is None else f" ± {number(row.nll_gap_se, 3)}"
-    return MISSING if row.nll_gap is None else f"{row.nll_gap.value:+.3f}{error}"
+    gap, error = row.number("nll_gap"), value_of(row.number("nll_gap_se"))
+    if impossible := row.value("zero_probability"):
+        return f"inf ({impossible} tokens of probability 0)"
+    return MISSING if gap is None else f"{gap.value:+.3f}" + ("" if error is None else f" ± {number(error, 3)}")
 
 
 _FASTEST = (
     "vs fastest AR: speed-up over the fastest AR configuration among the runs on this machine (in brackets: its "
     "number format, its threads, whether compiled)."
-)
-_BY_DEPTH = (
-    "Acceptance by depth: acceptance at each draft depth, counted from 1; in a draft tree a depth counts as accepted "
-    "if one of the siblings verified there is accepted."
 )
 _WINDOW = (
     "Window: tokens per target forward, not counting siblings and further paths; for a static draft tree: its nodes "
@@ -230,10 +228,10 @@ def audit_cell(row: ReportRow) -> str:
     """Format the verdict of the stored audit in one line."""
     if not (audit := row.audit):
         return MISSING
-    if audit.verdict == "deviates":
+    if audit.verdict == AuditVerdict.DEVIATES:
         bound = with_interval(audit.tv, 3)
         cell = f"deviates, TV >= {bound}" if value_of(audit.tv) else "deviates (too few images to measure its size)"
-    elif audit.verdict != "consistent":
+    elif audit.verdict != AuditVerdict.CONSISTENT:
         cell = audit.verdict
     else:
         cell = f"consistent (detectable: {number(audit.detectable, 3)})"
@@ -255,31 +253,34 @@ def _exactness(row: ReportRow) -> str:
     cell = _declared(row)
     if not (audit := row.audit):
         return cell
-    if audit.verdict == "consistent":
+    if audit.verdict == AuditVerdict.CONSISTENT:
         least = "" if audit.detectable is None else f" to TV {number(audit.detectable, 3)}"
         shown = ("audited" if row.lossless else "nothing seen") + least + " in part" * (audit.images != row.n)
-    elif audit.verdict == "deviates":
+    elif audit.verdict == AuditVerdict.DEVIATES:
         shown = f"TV ≥ {number(audit.tv.value, 3)}" if audit.tv and audit.tv.value else "audit deviates"
     else:
         shown = audit.verdict
     return f"{cell}, {shown}" + " (out of date)" * (not audit.current)
 
 
-_SPEEDUP = "speedup", lambda row: round(row.over_ar.speedup.value, 2) if row.over_ar.speedup else None
-DECODER = ReportColumn("decoder", _label)
+SPEEDUP = ReportColumn(
+    "speed-up [95 %]",
+    _speedup,
+    stats.speedup,
+    stats.speedup.better,
+    tested="speedup",
+    value=lambda row: round(row.over_ar.speedup.value, 2) if row.over_ar.speedup else None,
+    kept=True,
+)
+DECODER = ReportColumn("decoder", _label, kept=True)
 WINDOW = ReportColumn("window", lambda row: str(window_of(row.options) or "-"), _WINDOW)
 IMAGES = ReportColumn("images", lambda row: f"{row.n} (+{row.failed} failed)" if row.failed else str(row.n))
-FASTEST = ReportColumn(
-    "vs fastest AR",
-    lambda row: f"{number(row.speedup_fastest.value)}x ({row.fastest_ar})" if row.speedup_fastest else MISSING,
-    _FASTEST,
-    1,
-)
-NFE = _plain("NFE", stats.nfe, 1, -1)
-TOKENS_PER_STEP = _plain("tokens per step", stats.tokens_per_step, 2, 1)
-NFE_BOUNDED = _bounded("NFE", stats.nfe, 1, -1)
-TOKENS_BOUNDED = _bounded("tokens per step", stats.tokens_per_step, 2, 1)
-ROOFLINE = ReportColumn("roofline ratio", _roofline, stats.roofline_ratio, -1)
+FASTEST = ReportColumn("vs fastest AR", _fastest, _FASTEST, "higher")
+NFE = replace(_plain("NFE", stats.nfe, 1), kept=True, also="steps")
+TOKENS_PER_STEP = _plain("tokens per step", stats.tokens_per_step, 2)
+NFE_BOUNDED = replace(_bounded("NFE", stats.nfe, 1), also="steps")
+TOKENS_BOUNDED = _bounded("tokens per step", stats.tokens_per_step, 2)
+ROOFLINE = ReportColumn("roofline ratio", _roofline, stats.roofline_ratio, "lower")
 SPEED = (
     DECODER,
     WINDOW,
@@ -288,17 +289,17 @@ SPEED = (
     TOKENS_BOUNDED,
     _plain("window cost", stats.window_cost, 2, unit="x"),
     _plain("overhead", stats.overhead, 2, unit="x"),
-    ReportColumn("speed-up [95 %]", _speedup, stats.speedup, 1, *_SPEEDUP),
+    SPEEDUP,
     FASTEST,
-    _bounded("step ms", stats.step_ms, 2, -1),
-    _bounded("latency ms", stats.latency_ms, 1, -1),
-    _bounded("end-to-end ms", stats.latency_e2e_ms, 1, -1),
+    _bounded("step ms", stats.step_ms, 2),
+    _bounded("latency ms", stats.latency_ms, 1),
+    _bounded("end-to-end ms", stats.latency_e2e_ms, 1),
     ROOFLINE,
 )
 
-LOSSLESS = ReportColumn("lossless", _declared, _LOSSLESS)
-TOKENS_PER_SECOND = _plain("tokens per second", stats.tokens_per_second, 1, 1)
-IMAGES_PER_HOUR = _plain("images per hour", stats.images_per_hour, 0, 1)
+LOSSLESS = ReportColumn("lossless", _declared, _LOSSLESS, kept=True, words=True)
+TOKENS_PER_SECOND = _plain("tokens per second", stats.tokens_per_second, 1)
+IMAGES_PER_HOUR = _plain("images per hour", stats.images_per_hour, 0)
 
 THROUGHPUT = (DECODER, WINDOW, IMAGES, NFE_BOUNDED, TOKENS_BOUNDED, IMAGES_PER_HOUR, ROOFLINE)
 
@@ -315,27 +316,27 @@ QUALITY = (
     _bounded("perplexity", stats.perplexity, 2),
     _bounded("entropy", stats.entropy_mean, 3),
     ReportColumn("entropy - AR [95 %]", _beside_ar("entropy_mean", 3), f"Entropy - AR: {_BESIDE_AR}"),
-    _bounded("acceptance", stats.acceptance, 3, 1),
-    _bounded("acceptance length", stats.acceptance_length, 2, 1),
+    _bounded("acceptance", stats.acceptance, 3),
+    _bounded("acceptance length", stats.acceptance_length, 2),
 )
 
 FIRST = (
-    ReportColumn("decoder", _with_window),
+    replace(DECODER, cell=_with_window),
     IMAGES,
     NFE,
-    ReportColumn("latency s", _seconds, _LATENCY, -1),
-    ReportColumn("speed-up [95 %]", _short_speedup, stats.speedup, 1, *_SPEEDUP),
+    ReportColumn("latency s", _seconds, _LATENCY, "lower", brief=True, also="latency"),
+    replace(SPEEDUP, cell=_short_speedup),
     TOKENS_PER_STEP,
     IMAGES_PER_HOUR,
 )
 _SHOWN = "For audited runs, also the lower bound on the per-token total variation (TV), or the smallest detectable TV."
-EXACTNESS = ReportColumn("lossless", _exactness, f"{_LOSSLESS} {_SHOWN}")
+EXACTNESS = replace(LOSSLESS, cell=_exactness, source=f"{_LOSSLESS} {_SHOWN}")
 
 DRAFTS = (
     DECODER,
     _plain("rounds", stats.rounds, 1),
     _plain("drafting ms", stats.draft_ms, 1),
-    replace(_series("acceptance by depth", stats.acceptance_by_offset), source=_BY_DEPTH),
+    _series("acceptance by depth", stats.acceptance_by_offset),
     _series("acceptance by sibling", stats.acceptance_by_sibling),
     _series("TV(P, Q) by depth", stats.draft_tv_by_depth),
     _plain("Theorem 2 bound", stats.theorem2_bound, 2),
@@ -344,11 +345,11 @@ DRAFTS = (
 
 TAILS = (
     DECODER,
-    _bounded("latency p50", stats.latency_p50_ms, 0, -1),
-    _bounded("latency p95", stats.latency_p95_ms, 0, -1),
+    _bounded("latency p50", stats.latency_p50_ms, 0),
+    _bounded("latency p95", stats.latency_p95_ms, 0),
     _bounded("slowest category", stats.slowest_category, 0, key="slowest_category_ms"),
-    _bounded("tokens per step p50", stats.tokens_per_step_p50, 2, 1),
-    _bounded("tokens per step p95", stats.tokens_per_step_p95, 2, 1),
+    _bounded("tokens per step p50", stats.tokens_per_step_p50, 2),
+    _bounded("tokens per step p95", stats.tokens_per_step_p95, 2),
     _bounded("its slowest category", stats.fewest_tokens_category, 2, key="fewest_tokens_per_step"),
 )
 """Columns about the slowest images of a run."""
@@ -356,7 +357,7 @@ TAILS = (
 STAGES = (
     DECODER,
     WINDOW,
-    _plain("steps of stage 2", stats.stage2_nfe, 1, -1),
+    _plain("steps of stage 2", stats.stage2_nfe, 1),
     _plain("acceptance of stage 2", stats.stage2_acceptance, 3),
     _duration("stage 2 ms", stats.stage2_ms),
     _duration("both stages ms", stats.both_stages_ms),
@@ -377,6 +378,7 @@ AUDIT = (
         "Audit: whether the tokens are exact samples of the model (specbench audit --run). If they deviate: lower "
         "bound on the mean total variation per token, with its 95 % interval; otherwise: the deviation that the audit "
         "detects with probability 0.95.",
+        words=True,
     ),
 )
 """Column that is shown if a run was audited."""
@@ -407,7 +409,7 @@ def part_columns(rows: Sequence[ReportRow]) -> dict[str, list[ReportColumn]]:
 
 
 def _columns_of(name: str, heading: str, rows: Sequence[ReportRow], definition: str | None) -> list[ReportColumn]:
-    signs = {score.fingerprint: SIGNS[score.better] for row in rows for score in row.scores if score.metric == name}
+    better = {score.fingerprint: score.better for row in rows for score in row.scores if score.metric == name}
     columns = []
     for fingerprint, version in score_versions(name, rows).items():
 
@@ -421,7 +423,7 @@ def _columns_of(name: str, heading: str, rows: Sequence[ReportRow], definition: 
             score = row.score(name, fingerprint)
             return None if score is None or score.estimate.value is None else round(score.estimate.value, 3)
 
-        columns.append(ReportColumn(heading + version, cell, definition, signs[fingerprint], name, value))
+        columns.append(ReportColumn(heading + version, cell, definition, better[fingerprint], name, value))
     return columns
 
 

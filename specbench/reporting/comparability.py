@@ -20,7 +20,7 @@ from specbench.decoding.generation import SPANS
 from specbench.store.run_folders import runs_in
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
-from specbench.store.schema import KEY
+from specbench.store.schema import KEY, RowStatus
 from specbench.store.token_sums import SUMS
 from specbench.system.foreign_code import edited_text
 
@@ -46,7 +46,7 @@ class Run:
         info, store = RunStore(self.folder).info(), RunStore(self.folder)
         if len(set(info.stacks)) > 1:
             started = store.samples(["started_at", "status"])
-            stacks = _stacks(info, started[started["status"] == "ok"]["started_at"])
+            stacks = _stacks(info, started[started["status"] == RowStatus.OK]["started_at"])
             counts = Counter(filter(set(info.stacks).__contains__, stacks))
             info.stack = max(counts, key=counts.__getitem__, default=info.stacks[-1])
         return info
@@ -71,8 +71,8 @@ class Run:
         """(`rows`, `failed`), read in one pass over the parts."""
         pieces, failed = [], 0
         for piece in RunStore(self.folder).batches_with_facts((*_COLUMNS, "started_at")):
-            failed += pc.sum(pc.equal(piece["status"], "failed")).as_py() or 0
-            pieces.append(piece.filter(pc.equal(piece["status"], "ok")))
+            failed += pc.sum(pc.equal(piece["status"], RowStatus.FAILED)).as_py() or 0
+            pieces.append(piece.filter(pc.equal(piece["status"], RowStatus.OK)))
         rows = stats.as_frame(pa.concat_tables(pieces, promote_options="default"))
         if len(set(self.info.stacks)) > 1:
             stacks = _stacks(self.info, rows["started_at"])
@@ -134,15 +134,15 @@ def is_ar(info: RunInfo) -> bool:
 
 def mismatched_fields(
     info: RunInfo, baseline: RunInfo, any_configuration: bool = False, other: str = "AR", steps_alone: bool = False
-) -> list[str]:
-    """List the fields that must agree for a speed-up but differ, each as "dtype (bfloat16, AR float32)".
+) -> dict[str, str]:
+    """Return {field: "dtype (bfloat16, AR float32)"} of the fields that must agree for a speed-up but differ.
     `any_configuration`: ignore dtype, threads and compilation (same work on the same machine); `other`: name of the
     baseline in the output; `steps_alone`: list only fields that must agree for a step ratio."""
     free = _TIME if steps_alone else _CONFIGURATION if any_configuration else ()
     mine, theirs = _fields(info), _fields(baseline)
     mine["versions"], theirs["versions"] = _apart(info.stack, baseline.stack)
     differing = [name for name in mine if name in theirs and name not in free and mine[name] != theirs[name]]
-    return [f"{name} ({_short(mine[name])}, {other} {_short(theirs[name])})" for name in differing]
+    return {name: f"{name} ({_short(mine[name])}, {other} {_short(theirs[name])})" for name in differing}
 
 
 def _apart(mine: str, theirs: str) -> tuple[str, str]:
@@ -202,7 +202,7 @@ def copies(runs: Sequence[Run]) -> dict[Path, Path]:
     return copied
 
 
-def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None:
+def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[dict[str, str], Run] | None:
     """Return (mismatched fields, AR run) for the AR run of the same model with the fewest mismatched fields."""
     model = run.info.spec.model
     candidates = [(mismatched_fields(run.info, ar.info), ar) for ar in ar_runs if ar.info.spec.model == model]

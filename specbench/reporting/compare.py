@@ -158,12 +158,12 @@ def _speed_rows(a: Run, b: Run) -> list[Compared]:
     result = None if differing else stats.speed_up(b.rows, a.rows)
     if result is None:
         why = "latency is measured at batch 1 only" if a.info.spec.batch > 1 else "no timed images in common"
-        why = f"differs in {', '.join(differing)}" if differing else why
+        why = f"differs in {', '.join(differing.values())}" if differing else why
         # The step ratio does not depend on times.
         differing = mismatched_fields(b.info, a.info, other="A", steps_alone=True)
         common = stats.paired(b.rows, a.rows)
         if differing or common.empty:
-            unlike = f"differs in {', '.join(differing)}" if differing else "no images in common"
+            unlike = f"differs in {', '.join(differing.values())}" if differing else "no images in common"
             steps = Compared("step_ratio", note=unlike)
         else:
             steps = Compared("step_ratio", _estimate(stats.step_ratio(common)), n=len(common))

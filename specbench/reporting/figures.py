@@ -113,7 +113,7 @@ def _draw_layer(axes: Axes, layer: Mapping[str, Any], looks: Mapping[str, Look],
     if mark == "one":
         axes.axvline(1, color="0.5", linewidth=0.6, linestyle=":")
         return
-    stacked: dict[Any, float] = {}  # where the next bar of each stack starts
+    stacked: dict[Any, float] = {}  # start of the next bar in each stack
     for name in dict.fromkeys(point.get(layer["by"]) for point in layer["points"]):
         points = [point for point in layer["points"] if point.get(layer["by"]) == name]
         look = looks.get(str(name), _BLACK)

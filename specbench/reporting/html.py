@@ -41,7 +41,6 @@ from specbench.reporting.sections import (
     lacks_interval,
     sections,
 )
-from specbench.reporting.terminal import KEPT
 from specbench.specs.options import plain
 from specbench.stats import RULE, Estimate
 from specbench.store.run_info import read_info
@@ -92,7 +91,7 @@ def _repeat(rows: Sequence[ReportRow]) -> TextTable:
         options = [f"{name}={plain(value)}" for name, value in row.options.items()]
         inline = f"{row.decoder}:{','.join(options)}" if options else row.decoder
         command = read_info(folder).command(inline, folder.parent)
-        lines.append((row.label, command, ", ".join(options) or "-", "; ".join(row.environment), str(folder)))
+        lines.append((row.label, command, ", ".join(options) or "-", "; ".join(row.machine.environment), str(folder)))
     return plain_table(("decoder", "command", "options", "hardware and versions", "folder"), lines)
 
 
@@ -189,10 +188,11 @@ def _section(section: Section) -> dict[str, Any]:
 def page_table(table: ReportTable, runs: Sequence[ReportRow], best: bool = False) -> TextTable:
     """Remove empty columns, and move values that all rows share below the table. `best`: bold by `BOLD_RULE`."""
     columns = table.columns
-    if all(value_of(row.speedup_fastest) in (None, value_of(row.over_ar.speedup)) for row in runs):
+    if all(value_of(row.over_fastest.speedup_fastest) in (None, value_of(row.over_ar.speedup)) for row in runs):
         columns = [column for column in columns if column is not FASTEST]  # it would repeat the speed-up
     texts = replace(table, columns=columns, title=table.title or table.topic).texts(runs, best)
-    texts = distinct_columns(replace(texts, headings=[column.heading for column in columns]), KEPT)
+    kept = [column.heading for column in columns if column.kept]
+    texts = distinct_columns(replace(texts, headings=[column.heading for column in columns]), kept)
     titles = {column.heading: column.title.replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓") for column in columns}
     notes = [f"{text.rstrip('.')}." for text in texts.notes]
     return replace(texts, headings=[titles[heading] for heading in texts.headings], notes=notes)
@@ -246,7 +246,7 @@ def _speed(names: Mapping[str, ReportRow]) -> _Measure:
     if speeds:
         few = {name for name in speeds if speeds[name].low is None} - baselines
         return _Measure("speed-up ↑ [95 %]", 2, speeds, 1.0, few)
-    key = "images_per_hour" if any(row.images_per_hour for row in names.values()) else "tokens_per_step"
+    key = "images_per_hour" if any(row.number("images_per_hour") for row in names.values()) else "tokens_per_step"
     rates = {name: Estimate(rate.value) for name, row in names.items() if (rate := row.number(key))}
     ar = next((rate.value for name, rate in rates.items() if names[name].decoder == "ar"), None)
     return _Measure(f"{key.replace('_', ' ')} ↑", 2, rates, ar, set())
@@ -303,7 +303,7 @@ def _main_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Ch
 def _step_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Chart]:
     """Chart acceptance, time and log-probabilities of the steps."""
     data = {name: step_data(row.folder) for name, row in names.items()}
-    rates = {name: row.series("acceptance_by_offset") for name, row in names.items() if row.acceptance is not None}
+    rates = {name: row.series("acceptance_by_offset") for name, row in names.items() if row.number("acceptance")}
     times = {name: drawn.step_ms for name, drawn in data.items() if drawn.step_ms}
     logp = {name: drawn.logp for name, drawn in data.items() if drawn.logp is not None}
     drawn = [charts.offsets_chart(rates, marks)] if rates else []

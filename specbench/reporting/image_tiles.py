@@ -24,7 +24,7 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.score_store import is_mean_of_images, read_scores
 from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.run_store import RunStore, read_image
-from specbench.store.schema import IMAGE_TABLE, KEY, SAMPLES, with_units
+from specbench.store.schema import IMAGE_TABLE, KEY, SAMPLES, RowStatus, with_units
 from specbench.store.token_sums import SUMS
 
 _COLUMNS = (
@@ -85,7 +85,7 @@ def tiles(folder: Path, prompts: Sequence[str], sample: int = 0) -> dict[str, Ti
 
 
 def _tile(folder: Path, row: Any, scores: Mapping[str, float]) -> Tile:
-    if row.status != "ok":
+    if row.status != RowStatus.OK:
         return Tile(problem=f"failed: {row.error}")
     if not isinstance(row.image, str) or not os.path.lexists(folder / row.image):
         return Tile(problem="no image file")
@@ -185,7 +185,7 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
         return None
     total, seen, grid = 0.0, 0, None
     for piece in store.batches(columns):  # in batches, for constant memory
-        rows = piece.filter(pc.equal(piece["status"], "ok")).to_pandas()
+        rows = piece.filter(pc.equal(piece["status"], RowStatus.OK)).to_pandas()
         rows = rows if traces is None else rows.merge(traces[[*KEY, quantity]], on=list(KEY))
         for row in rows.itertuples(index=False):
             if grid is None and row.image and os.path.lexists(folder / row.image):  # all images have the same shape

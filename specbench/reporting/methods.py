@@ -11,7 +11,7 @@ from specbench.errors import SpecbenchError, enumerated
 from specbench.metrics.score_store import read_scores
 from specbench.reporting.marks import natural
 from specbench.specs.options import plain
-from specbench.specs.presets import PRESETS, Preset, resolve
+from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import OFF_IF_NONE, SAMPLING
 from specbench.stats.intervals import FEW_UNITS
 from specbench.store.run_info import RunInfo, read_info
@@ -39,7 +39,10 @@ def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
         what = "a methods paragraph describes only runs that specbench decoded"
         raise SpecbenchError(what, "these runs are tokens of other programs")
     presets = {info.spec.decoder.name: PRESETS.get(info.spec.decoder.name) for info in infos}
-    papers = {name: _published(preset) if preset else None for name, preset in presets.items()}
+    papers = {
+        name: preset.paper if preset and not preset.own and preset.paper != "-" else None
+        for name, preset in presets.items()
+    }
     sentences = [
         *_each("Images were decoded with {}.", map(_model, infos)),
         *_each("Sampling used {}.", _samplings(infos)),
@@ -54,10 +57,6 @@ def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
     cited = dict.fromkeys(text for text in papers.values() if text)
     entries = [_entry(_key(text), text) for text in cited]
     return " ".join(sentences) + "\n", "\n\n".join([*entries, _SELF % version]) + "\n"
-
-
-def _published(preset: Preset) -> str | None:
-    return None if preset.own or preset.paper == "-" else preset.paper
 
 
 def _each(sentence: str, texts: Iterable[str]) -> list[str]:

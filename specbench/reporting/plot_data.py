@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from specbench.metrics.base import Better
 from specbench.reporting.comparability import Run
 from specbench.reporting.row import SIGNS, ReportRow
 from specbench.specs.options import plain
-from specbench.stats import Estimate
+from specbench.stats import Better, Estimate
 from specbench.stats.speed import with_times
 from specbench.store.run_store import RunStore
-from specbench.store.schema import KEY
+from specbench.store.schema import KEY, RowStatus
 
 STEP_SPANS = ("target", "draft", "verify", "host")
 """Timing spans of a decode step, as in `specbench.decoding.generation.SPANS`."""
@@ -40,7 +39,7 @@ def step_data(folder: Path) -> StepData:
     """Aggregate the rows of a run."""
     run, counts = Run(folder), np.zeros(len(LOGP_EDGES) - 1)
     for piece in RunStore(folder).batches(("status", "forced", "logp")):
-        rows = piece.filter(pc.equal(piece["status"], "ok"))
+        rows = piece.filter(pc.equal(piece["status"], RowStatus.OK))
         if not rows.num_rows:
             continue
         names = ("forced", "logp")

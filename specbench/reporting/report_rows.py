@@ -15,14 +15,24 @@ from specbench.metrics.score_store import scores_to_show
 from specbench.reporting import comparability
 from specbench.reporting.comparability import Run, code_text, is_ar, mismatched_fields, nearest_ar
 from specbench.reporting.marks import label, natural
-from specbench.reporting.row import OverAR, Quoted, ReportRow, ShownAudit, ShownScore, Stalled
+from specbench.reporting.row import (
+    Machine,
+    OverAR,
+    OverFastest,
+    Quoted,
+    ReportRow,
+    Roofline,
+    ShownAudit,
+    ShownScore,
+    Stalled,
+)
 from specbench.specs.presets import PRESETS
 from specbench.stats import Difference, Estimate
 from specbench.stats.intervals import FEW_UNITS
-from specbench.stats.numbers import ACCEPTANCE_BIAS, IMAGES, SECOND_STAGE, TOKENS, TRACES
+from specbench.stats.numbers import Needs
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore, images_fingerprint, read_audit
-from specbench.store.schema import REPORT
+from specbench.store.schema import RowStatus
 from specbench.system.json_values import nonfinite_as_text
 from specbench.system.monitor import gpu_disturbances, taken_cores
 
@@ -83,8 +93,8 @@ def _with_versions(rows: Sequence[ReportRow], infos: Sequence[RunInfo]) -> list[
 def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
     """Compute the row of one run, with its speed-up over AR runs."""
     info, rows = run.info, run.rows
-    spec, batched = info.spec, info.spec.batch > 1
-    slow, few = stats.slowest_category(rows) or (None, None), stats.fewest_tokens_category(rows) or (None, None)
+    spec, slow = info.spec, stats.slowest_category(rows) or (None, None)
+    few = stats.fewest_tokens_category(rows) or (None, None)
     ratio = stats.roofline_ratio(rows, info.roofline)
     wrong = ratio is not None and ratio < 1
     cut = int((rows.get("caption_tokens_cut", pd.Series()) > 0).sum())
@@ -103,52 +113,44 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
         steps=info.steps,
         n=len(rows),
         failed=run.failed,
-        **_numbers(run),
-        stalled=stalled_images(rows),
-        **_disturbances(run.folder if len(rows) <= _MOST_READINGS else None),
-        slowest_category_ms=slow[1],
-        fewest_tokens_per_step=few[1],
+        numbers=_numbers(run) | {"slowest_category_ms": slow[1], "fewest_tokens_per_step": few[1]},
         slowest_category=slow[0],
         fewest_tokens_category=few[0],
-        throughput=stats.throughput(rows) if batched else None,
-        images_per_hour=stats.images_per_hour(rows) if batched else None,
-        over_floor=None if wrong else ratio,
-        roofline_note=ROOFLINE_WRONG if wrong else None,
-        floor=info.roofline,
+        machine=_machine(run),
+        roofline=Roofline(None, ROOFLINE_WRONG, info.roofline) if wrong else Roofline(ratio, None, info.roofline),
         over_ar=over_ar(run, ar_runs),
-        **_over_fastest(run, ar_runs),
+        over_fastest=_over_fastest(run, ar_runs),
         beside_ar=_beside_ar(run, ar_runs),
         scores=[ShownScore.of(score) for score in scores_to_show(run.folder, rows["prompt_id"])],
         audit=_audit(run),
         settings_changed=info.run_id not in (info.spec.run_id, *info.spec.earlier_ids) or None,
         drawn=info.drawn or None,
         model_edited=code_text(info, "model") if spec.model_code else None,
-        untimed=run.untimed or None,
-        versions=info.stack if run.untimed else None,
         captions_cut=cut or None,
-        one_by_one=int(((rows["batch"] < spec.batch) & rows["target_ms"].notna()).sum()) or None,
-        load=[call.load for call in info.invocations],
-        environment=list(dict.fromkeys(call.environment for call in info.invocations)),
     )
 
 
 def _numbers(run: Run) -> dict[str, Any]:
-    """Compute `stats.RUN_NUMBERS` as fields of a `ReportRow`, with intervals of means if there are enough prompts."""
+    """Compute `stats.RUN_NUMBERS`, with intervals of means if there are enough prompts."""
     rows, enough = run.rows, run.rows["prompt_id"].nunique() >= FEW_UNITS
     numbers: dict[str, Any] = {}
-    there = {IMAGES: True, TOKENS: stats.tokens_measured(rows), TRACES: len(run.traced) > 0}
-    there |= {SECOND_STAGE: "stage2_nfe" in rows, ACCEPTANCE_BIAS: not run.info.spec.decoder.biased_elsewhere}
+    there: dict[Needs, bool] = {
+        "images": True,
+        "tokens": stats.tokens_measured(rows),
+        "traces": len(run.traced) > 0,
+        "batches": run.info.spec.batch > 1,
+        "second stage": "stage2_nfe" in rows,
+        "bias of acceptance alone": not run.info.spec.decoder.biased_elsewhere,
+    }
     for name, number in stats.RUN_NUMBERS.items():
-        value: Any = number.compute(run.traced if number.of == TRACES else rows) if there[number.of] else None
-        if number.of == SECOND_STAGE and value is None:  # rows of models without a second stage lack these keys
+        value: Any = number.compute(run.traced if number.of == "traces" else rows) if there[number.of] else None
+        if number.of == "second stage" and value is None:  # rows of models without a second stage lack these keys
             continue
         if name in stats.MEANS and value is not None:
             bounded = stats.interval(name, rows) if enough else None
             value = replace(bounded, value=value) if bounded else Estimate(value)
         numbers[name] = value
-    numbers = {name: numbers[name] for name in sorted(numbers, key=REPORT.names.index)}
-    named = {field.name: numbers.pop(field.name) for field in fields(ReportRow) if field.name in numbers}
-    return {**named, "numbers": numbers}
+    return numbers
 
 
 def _beside_ar(run: Run, ar_runs: Sequence[Run]) -> dict[str, Difference]:
@@ -170,20 +172,28 @@ def stalled_images(rows: pd.DataFrame) -> Stalled | None:
     return Stalled(len(images), float(images["latency_ms"].max())) if len(images) else None
 
 
-def _disturbances(folder: Path | None) -> dict[str, Any]:
-    """Return the mean `taken_cores`, and what disturbed the GPU; None if not measured."""
-    batches = RunStore(folder).batches(["machine"]) if folder else ()
-    readings = [json.loads(text) for rows in batches for text in rows["machine"].to_pylist() if text]
+def _machine(run: Run) -> Machine:
+    info, rows = run.info, run.rows
+    batches = RunStore(run.folder).batches(["machine"]) if len(rows) <= _MOST_READINGS else ()
+    readings = [json.loads(text) for batch in batches for text in batch["machine"].to_pylist() if text]
     cores = [taken for reading in readings if (taken := taken_cores(reading)) is not None]
-    mean = sum(cores) / len(cores) if cores else None
-    return {"disturbed": mean, "gpu_disturbed": gpu_disturbances(readings) or None}
+    return Machine(
+        load=[call.load for call in info.invocations],
+        environment=list(dict.fromkeys(call.environment for call in info.invocations)),
+        stalled=stalled_images(rows),
+        disturbed=sum(cores) / len(cores) if cores else None,
+        gpu_disturbed=gpu_disturbances(readings) or None,
+        untimed=run.untimed or None,
+        versions=info.stack if run.untimed else None,
+        one_by_one=int(((rows["batch"] < info.spec.batch) & rows["target_ms"].notna()).sum()) or None,
+    )
 
 
 def _audit(run: Run) -> ShownAudit | None:
     if (stored := read_audit(run.folder)) is None:
         return None
     rows = RunStore(run.folder).samples(["status", "started_at"])
-    return shown_audit(stored, images_fingerprint(rows[rows["status"] == "ok"]) == stored["fingerprint"])
+    return shown_audit(stored, images_fingerprint(rows[rows["status"] == RowStatus.OK]) == stored["fingerprint"])
 
 
 def shown_audit(stored: Mapping[str, Any], current: bool = True) -> ShownAudit:
@@ -203,15 +213,16 @@ def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:
     """Compare the run with the most similar AR run."""
     spec, nearest = run.info.spec, nearest_ar(run, ar_runs)
     if spec.tokens_sha256:
-        apart = [name for name in (nearest or [()])[0] if name.split()[0] not in (*_UNKNOWN, "hardware", "versions")]
-        apart = ["the prompt set (import --prompts)" if "prompts_sha256" in name else name for name in apart]
+        unlike = nearest[0] if nearest else {}
+        texts = unlike | {"prompts_sha256": "the prompt set (import --prompts)"}
+        apart = [texts[name] for name in unlike if name not in (*_UNKNOWN, "hardware", "versions")]
         why = f"; not compared with AR, which differs in {', '.join(apart)}" if apart else ""
         return OverAR(speedup_note=f"the times are of another program{why}")
     if nearest is None:
         return OverAR(speedup_note="no AR run")
     differing, ar = nearest
     if differing:
-        return OverAR(speedup_note=f"differs from AR in {', '.join(differing)}", unlike_ar=True)
+        return OverAR(speedup_note=f"differs from AR in {', '.join(differing.values())}", unlike_ar=True)
     if (result := run.speed_up(ar)) is None:
         how = f"batch {spec.batch}" if spec.batch > 1 else "throughput mode"
         untimed = not stats.paired(run.rows, ar.rows).empty and (run.untimed or ar.untimed)
@@ -227,13 +238,13 @@ def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:
     )  # fmt: skip
 
 
-def _over_fastest(run: Run, ar_runs: Sequence[Run]) -> dict[str, Any]:
+def _over_fastest(run: Run, ar_runs: Sequence[Run]) -> OverFastest:
     """Compute the speed-up over the fastest comparable AR, and the one to quote: over the fastest of the same dtype."""
     comparable = [ar for ar in ar_runs if not mismatched_fields(run.info, ar.info, any_configuration=True)]
     results = [(run.speed_up(ar), ar) for ar in comparable]
     pairs = sorted(((r, ar) for r, ar in results if r is not None), key=lambda pair: pair[0].total.value)
     if not pairs:
-        return {"speedup_fastest": None, "fastest_ar": None, "quoted": None}
+        return OverFastest()
     fastest, quoted = pairs[0], None
     for result, ar in [pair for pair in pairs if pair[1].info.spec.dtype == run.info.spec.dtype][:1]:
         how = comparability.configuration(ar.info)
@@ -242,7 +253,7 @@ def _over_fastest(run: Run, ar_runs: Sequence[Run]) -> dict[str, Any]:
     how = comparability.configuration(ar.info)
     if result.pairs < max(other.pairs for other, _ in pairs):
         how += f", {result.pairs} image{'s' * (result.pairs > 1)} of {len(run.rows)}"
-    return {"speedup_fastest": _shown(result), "fastest_ar": how, "quoted": quoted}
+    return OverFastest(_shown(result), how, quoted)
 
 
 def _shown(result: stats.SpeedUp) -> Estimate:

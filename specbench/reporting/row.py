@@ -11,10 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from specbench.metrics.base import Better, Kind
+from specbench.metrics.base import Kind
+from specbench.reporting.report_schema import KEYS
 from specbench.specs.run_spec import RunSetting
-from specbench.stats import MEANS, RUN_NUMBERS, Difference, Estimate
+from specbench.stats import MEANS, NUMBERS, Better, Difference, Estimate
 from specbench.stats.intervals import is_real
+from specbench.store.run_store import AuditVerdict
 
 SIGNS: Mapping[Better, int] = {"lower": -1, "higher": 1}
 ARROWS: Mapping[Better, str] = {"lower": "↓", "higher": "↑"}
@@ -90,8 +92,12 @@ class Against:
     numbers: Mapping[str, Compared]
 
 
+class Part:
+    """Part of a report row; its fields are keys of the row like all others."""
+
+
 @dataclass(frozen=True)
-class OverAR:
+class OverAR(Part):
     """A run compared with the most similar AR run; without a speed-up, `speedup_note` gives the reason."""
 
     speedup: Estimate | None = None
@@ -122,6 +128,15 @@ class Quoted:
 
 
 @dataclass(frozen=True)
+class OverFastest(Part):
+    """A run compared with the fastest comparable AR configuration."""
+
+    speedup_fastest: Estimate | None = None
+    fastest_ar: str | None = None
+    quoted: Quoted | None = None
+
+
+@dataclass(frozen=True)
 class Stalled:
     """Images that took much longer than the others, see `specbench.stats.stalled`."""
 
@@ -130,10 +145,33 @@ class Stalled:
 
 
 @dataclass(frozen=True)
+class Machine(Part):
+    """Machine and versions of a run, and what disturbed its measurements."""
+
+    load: Sequence[float | None]
+    environment: Sequence[str]
+    stalled: Stalled | None
+    disturbed: float | None  # mean number of cores that the run needed and other processes took
+    gpu_disturbed: Sequence[str] | None = None
+    untimed: Mapping[str, int] | None = None  # number of images without times, by versions
+    versions: str | None = None  # versions that decoded the timed images
+    one_by_one: int | None = None  # images in smaller batches than requested
+
+
+@dataclass(frozen=True)
+class Roofline(Part):
+    """Decode time of a run over its roofline time."""
+
+    over_floor: float | None
+    roofline_note: str | None  # reason for a missing ratio
+    floor: Mapping[str, Any] | None  # inputs of the roofline
+
+
+@dataclass(frozen=True)
 class ShownAudit:
     """Summary of the stored audit of a run, see `specbench.checks.run_audit.audit_run`."""
 
-    verdict: str
+    verdict: AuditVerdict
     failed: bool
     tv: Estimate | None
     p_value: float | None
@@ -162,60 +200,32 @@ class ReportRow:
     steps: str  # how the steps ran: eager, compiled
     n: int  # decoded images
     failed: int
-    nfe: Estimate | None
-    tokens_per_step: Estimate | None
-    step_compression: Estimate | None
-    latency_ms: Estimate | None
-    stalled: Stalled | None
-    disturbed: float | None  # mean number of needed cores that other processes used
-    gpu_disturbed: Sequence[str] | None = None
-    latency_e2e_ms: Estimate | None
-    latency_p50_ms: Estimate | None
-    latency_p95_ms: Estimate | None
-    tokens_per_step_p50: Estimate | None
-    tokens_per_step_p95: Estimate | None
-    slowest_category_ms: Estimate | None
-    fewest_tokens_per_step: Estimate | None
+    numbers: Mapping[str, NumberValue]  # of `specbench.stats.RUN_NUMBERS`, and the means of the next two categories
     slowest_category: str | None
     fewest_tokens_category: str | None
-    step_ms: Estimate | None
-    throughput: float | None
-    images_per_hour: float | None
-    over_floor: float | None
-    roofline_note: str | None  # reason why the roofline ratio is missing
-    floor: Mapping[str, Any] | None  # inputs of the roofline
+    machine: Machine
+    roofline: Roofline
     over_ar: OverAR
-    speedup_fastest: Estimate | None  # over the fastest comparable AR configuration
-    fastest_ar: str | None
-    quoted: Quoted | None
-    acceptance: Estimate | None
-    acceptance_by_offset: Sequence[float | None] | None
-    numbers: Mapping[str, NumberValue]  # further `specbench.stats.RUN_NUMBERS` that apply to the run
-    nll_gap: Estimate | None
-    nll_gap_se: float | None
-    zero_probability: int | None
+    over_fastest: OverFastest
     beside_ar: Mapping[str, Difference]  # token statistics minus AR's, with corrected p-values
     scores: Sequence[ShownScore]
     audit: ShownAudit | None = None
     settings_changed: bool | None = None  # whether the settings in run.json contradict the run id
     drawn: Sequence[str] | None = None  # descriptions of the selected prompts
     model_edited: str | None = None  # edit time of the model's code, for plug-ins
-    untimed: Mapping[str, int] | None = None  # {versions: number of images without times}
-    versions: str | None = None  # versions that decoded the timed images
     captions_cut: int | None = None  # number of images whose caption was too long for the model
-    one_by_one: int | None = None  # number of images in smaller batches than requested
-    load: Sequence[float | None]
-    environment: Sequence[str]
     copies: Sequence[str] | None = None  # folders of copies of the run, which are not shown
     against: Against | None = None
     real: Collection[str] | None = None  # names of the numbers that differ from AR's
 
     @cached_property
     def by_key(self) -> Mapping[str, Any]:
-        """{key: value} in the order of csv and json, including the values of `over_ar` and `numbers`."""
-        nested = {"over_ar": vars(self.over_ar), "numbers": self.numbers}
-        named = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {key: item for name, value in named for key, item in nested.get(name, {name: value}).items()}
+        """All values by key, also the numbers and the values of parts."""
+        keys: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            keys |= vars(value) if isinstance(value, Part) else {field.name: value}
+        return keys | keys.pop("numbers")
 
     def number(self, name: str) -> Estimate | None:
         """Return a number of the run by its name, with or without an interval."""
@@ -252,22 +262,22 @@ def unique_names(rows: Sequence[ReportRow]) -> dict[str, ReportRow]:
 
 
 _ENDS = {"": "value", "_low": "low", "_high": "high"}
-_RARE = {field.name for field in fields(ReportRow) if field.default is None}
+_RARE = {field.name for part in (ReportRow, Machine) for field in fields(part) if field.default is None}
+_PLACES = {key: place for place, key in enumerate(KEYS)}
 
 
 def record(row: ReportRow) -> dict[str, object]:
-    """Convert a row to plain values with the keys of `specbench.store.schema.REPORT`, for csv, json and parquet."""
+    """Convert a row to plain values with the keys of `specbench.reporting.report_schema`, for csv, json and parquet."""
     means = {name: row.number(name) for name in MEANS}
     bounds = {name: [mean.low, mean.high] for name, mean in means.items() if mean and mean.low is not None}
-    values: dict[str, Any] = {}
-    for key, value in row.by_key.items():
-        values |= {"intervals": bounds, key: value} if key == "beside_ar" else {key: value}
+    values = {**row.by_key, "intervals": bounds}
     del values["ar_folder"], values["unlike_ar"]
-    return {key: value for key, value in _by_key(values).items() if value is not None or key not in _RARE}
+    ordered = {key: values[key] for key in sorted(values, key=lambda key: _PLACES.get(key, len(KEYS)))}
+    return {key: value for key, value in _by_key(ordered).items() if value is not None or key not in _RARE}
 
 
-_BOUNDED = {"slowest_category_ms", "fewest_tokens_per_step", "speedup", "speedup_fastest", "tv"}
-_BOUNDED |= {name for name, number in RUN_NUMBERS.items() if number.bounded}
+_BOUNDED = {"slowest_category_ms", "fewest_tokens_per_step", "speedup_fastest", "tv"}
+_BOUNDED |= {name for name, number in NUMBERS.items() if number.bounded}
 """Estimates whose bounds have separate keys in a record. Bounds of means are in `intervals`."""
 
 

@@ -14,7 +14,7 @@ from specbench.reporting.columns import MISSING, SPEED, THROUGHPUT, ReportColumn
 from specbench.reporting.compare import MARKED, marks, real_differences
 from specbench.reporting.row import Compared, ReportRow
 from specbench.specs.run_spec import OFF_IF_NONE, SAMPLING
-from specbench.stats import RULE
+from specbench.stats import RULE, Number
 from specbench.store.run_folders import same_but_for_threads
 from specbench.system.text_tables import TextCell, TextTable, plain_table
 
@@ -95,7 +95,8 @@ def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
     images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
     common = [f"The speed-up is over the {images} images in common with AR."] if over else []
     few = [col.FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
-    wrong = ["A roofline is invalid; see specbench report --all"] if any(row.roofline_note for row in runs) else []
+    unbounded = any(row.roofline.roofline_note for row in runs)
+    wrong = ["A roofline is invalid; see specbench report --all"] if unbounded else []
     lines = [*common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
     left = len(lines) - _MOST_NOTES
     return lines if left <= 0 else [*lines[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]
@@ -112,8 +113,7 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
             raise unknown_name("column", name, dict.fromkeys(name for columns in by_heading for name in columns))
     shown = []
     for section, columns in zip(grouped, short, strict=True):
-        # Keep the columns that compare with a chosen baseline.
-        over = (heading for heading in columns if heading.startswith("over "))
+        over = (heading for heading, column in columns.items() if column.against)
         wanted = (col.DECODER.heading.lower(), *headings, *over)
         kept = list(dict.fromkeys(columns[name] for name in wanted if name in columns))
         notes = _notes(section.runs, _remarks(section.runs, {column.tested for column in kept}))
@@ -133,12 +133,10 @@ def _by_heading(section: Section) -> dict[str, ReportColumn]:
 
 def _short_names(columns: Mapping[str, ReportColumn]) -> dict[str, ReportColumn]:
     """Return {further name: column}: the key of the number ("nfe", "speedup"), or a metric without its variant."""
-    keys = {column.source.__name__: column for column in columns.values() if callable(column.source)}
+    keys = {column.source.name: column for column in columns.values() if isinstance(column.source, Number)}
+    also = {column.also: column for column in columns.values() if column.also}
     plain = {heading.partition("[")[0]: column for heading, column in columns.items() if "[" in heading}
-    return plain | keys | {_FORMER[name]: column for name, column in columns.items() if name in _FORMER}
-
-
-_FORMER = {"nfe": "steps", "latency s": "latency"}  # {heading: further name of the column}
+    return plain | keys | also
 
 
 def definitions(shown: Sequence[Section], everything: bool = True) -> list[str]:
@@ -156,18 +154,18 @@ def definitions(shown: Sequence[Section], everything: bool = True) -> list[str]:
 
 def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
     """Describe omitted data, machines, versions, roofline inputs and, with `load`, load averages of the rows."""
-    machines = dict.fromkeys(line for row in rows for line in row.environment)
+    machines = dict.fromkeys(line for row in rows for line in row.machine.environment)
     floors = dict.fromkeys(
         f"Roofline of {floor['device']}: {floor['bytes_per_s'] / 1e9:,.1f} GB/s, {floor['flops'] / 1e12:,.3g} TFLOP/s "
         f"({floor['source']})."
         for row in rows
-        if (floor := row.floor)
+        if (floor := row.roofline.floor)
     )
     same = ("model", "decoder", "label", "options")
     parts_of_one = same_but_for_threads(
         {row.run_id: {**row.setting.content(), **{name: getattr(row, name) for name in same}} for row in rows}
     )
-    wrong = dict.fromkeys(f"Roofline: {row.roofline_note}." for row in rows if row.roofline_note)
+    wrong = dict.fromkeys(f"Roofline: {row.roofline.roofline_note}." for row in rows if row.roofline.roofline_note)
     few = [col.FEW_PROMPTS] if lacks_interval(rows) else []
     light = any(f"+{EIGHT_BITS}" in row.model for row in rows)
     return (
@@ -222,7 +220,7 @@ def _section(runs: list[ReportRow]) -> Section:
     if any(row.against for row in runs):
         first, *tables = (replace(table, columns=_against(table.columns, runs)) for table in (first, *tables))
     notes = _notes(runs, remarks)
-    machines = dict.fromkeys(line.partition(", python ")[0] for row in runs for line in row.environment)
+    machines = dict.fromkeys(line.partition(", python ")[0] for row in runs for line in row.machine.environment)
     return Section(_heading(runs), runs, first, tables, answer(runs), notes, " and ".join(machines))
 
 
@@ -260,7 +258,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
         with_marks.append(column if column.tested in ("", "speedup") else marked(column))
         if column.tested == "speedup":
             meaning = f"Over: speed-up over {base}, its latency divided by the latency of the run. {MARKED}"
-            with_marks.append(ReportColumn(f"over {base} [95 %]", over, meaning, 1))
+            with_marks.append(ReportColumn(f"over {base} [95 %]", over, meaning, "higher", against=True))
     return with_marks
 
 
@@ -290,7 +288,7 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
 
 def _load(rows: Sequence[ReportRow]) -> list[str]:
     """Format the range of load averages, because load by others makes latencies noisy."""
-    if not (loads := [load for row in rows for load in row.load if isinstance(load, int | float)]):
+    if not (loads := [load for row in rows for load in row.machine.load if isinstance(load, int | float)]):
         return []
     span = f"{min(loads):.1f}" if min(loads) == max(loads) else f"{min(loads):.1f} to {max(loads):.1f}"
     return [f"Load average when the runs started: {span}."]

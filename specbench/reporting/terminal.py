@@ -31,16 +31,12 @@ from specbench.specs.components import COMPONENT_KINDS
 from specbench.specs.presets import PRESETS
 from specbench.store.run_info import decoder_json, describe_point
 from specbench.store.run_store import RunStore
-from specbench.store.schema import SAMPLES, read_facts
+from specbench.store.schema import SAMPLES, RowStatus, read_facts
 from specbench.system.console import one_line
 from specbench.system.text_tables import distinct_columns, panel_count, terminal_table
 
 _IN_THE_TITLE = (col.DECODER, col.WINDOW, col.IMAGES, col.LOSSLESS)  # Columns shown in a card's title
 _MORE = "specbench report --all: every number; --explain: definitions of the columns"
-_LEFT = ("lossless", "audit")
-KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")  # Columns that are shown even if all rows have the same value
-_ESSENTIAL = ("decoder", "NFE", "latency s", "speed-up [95 %]", "lossless")
-"""Columns, and maximum number of scores, in the table of `specbench demo`."""
 
 
 def report_view(
@@ -75,11 +71,11 @@ def first_table(runs: Sequence[ReportRow], width: int) -> Group:
 
 
 def narrow_table(runs: Sequence[ReportRow], width: int) -> Group:
-    """Lay out the essential columns of `first_table`, with a few scores."""
-    shown = [*_ESSENTIAL]
+    """Lay out the kept and brief columns of `first_table`, with a few scores."""
+    every, shown = col.first_columns(runs), list[str]()
 
     def table() -> ReportTable:
-        return ReportTable([column for column in col.first_columns(runs) if column.heading in shown])
+        return ReportTable([column for column in every if column.kept or column.brief or column.heading in shown])
 
     for column in score_columns(runs):
         shown.append(column.heading)
@@ -89,8 +85,9 @@ def narrow_table(runs: Sequence[ReportRow], width: int) -> Group:
 
 
 def _table(table: ReportTable, runs: Sequence[ReportRow], width: int, whole: bool = False) -> Group:
-    kept = [column.title for column in table.columns if whole or column.heading in KEPT]
-    return terminal_table(distinct_columns(table.texts(runs), kept), width, _LEFT)
+    kept = [column.title for column in table.columns if whole or column.kept]
+    words = [column.title for column in table.columns if column.words]
+    return terminal_table(distinct_columns(table.texts(runs), kept), width, words)
 
 
 def run_view(folder: Path) -> RenderableType:
@@ -104,7 +101,7 @@ def run_view(folder: Path) -> RenderableType:
     for metric, parts in col.part_columns([row]).items():
         numbers += [(f"{metric} {part.heading}", part.cell(row)) for part in parts]
     numbers += [("remark", sentence) for sentence in disturbances([row])]
-    numbers += [("roofline", row.roofline_note)] if row.roofline_note else []
+    numbers += [("roofline", row.roofline.roofline_note)] if row.roofline.roofline_note else []
     exactness = "lossless" if decoder["lossless"] else "another program" if row.imported else "not lossless"
     exactness = f"declared lossless, {col.FAILED_AUDIT}" if col.failed_audit(row) else exactness
     components = [(decoder["name"], exactness), *((kind, decoder[kind]) for kind in COMPONENT_KINDS)]
@@ -200,7 +197,7 @@ def _card(folder: Path, row: ReportRow) -> dict[str, Any]:
     info = store.info()
     preset = PRESETS.get(info.spec.decoder.name)
     rows = store.samples(["status", "error", "facts"])
-    decoded = rows[rows["status"] == "ok"]
+    decoded = rows[rows["status"] == RowStatus.OK]
     facts = read_facts(pa.array(decoded["facts"], pa.string())).to_pandas().mean()
     return {
         "run_id": info.run_id,
@@ -241,7 +238,7 @@ def image_card(folder: Path, prompt: str, sample: int = 0) -> dict[str, Any]:
     (stored,) = row.to_pylist()
     tile = tiles(folder, [stored["prompt_id"]], sample)[stored["prompt_id"]]
     columns = ("prompt_id", "sample", "prompt", "category", "seed", "status", "error", "started_at")
-    decoded = stored["status"] == "ok"
+    decoded = stored["status"] == RowStatus.OK
     return {
         "run_id": folder.name,
         **{name: stored[name] for name in columns},
@@ -288,4 +285,4 @@ def _image_numbers(rows: pd.DataFrame) -> dict[str, object]:
     of_image = ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "acceptance", "acceptance_by_offset", "top1")
     shared = ("logp_mean", "logp_std", "perplexity", "nll_gap")
     names = {*of_image, *(shared if stats.tokens_measured(rows) else ())}
-    return {name: getattr(stats, name)(rows) if name in names else None for name in (*of_image, *shared)}
+    return {name: stats.NUMBERS[name](rows) if name in names else None for name in (*of_image, *shared)}

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from specbench.errors import SpecbenchError, enumerated
 from specbench.reporting.compare import HEADINGS, comparison_lines, directions, real_differences, reasons, verdict
+from specbench.reporting.report_schema import LONG_REPORT, REPORT
 from specbench.reporting.row import Compared, ReportRow, record, with_bounds
 from specbench.reporting.sections import (
     BOLD_RULE,
@@ -24,7 +25,7 @@ from specbench.reporting.sections import (
     with_columns,
 )
 from specbench.store.image_scores import parquet_bytes
-from specbench.store.schema import LONG_REPORT, OWNER, REPORT, column_facts
+from specbench.store.schema import OWNER, column_facts
 from specbench.system import text_tables
 from specbench.system.json_values import json_text, nonfinite_as_null
 from specbench.system.table_formats import FORMATS, format_name, formats_with, writer

@@ -71,7 +71,7 @@ def code_key(model: str, dtype: str, threads: int, batch: int, guidance: float, 
 
 
 def remember_compiled(specs: Sequence[RunSpec]) -> None:
-    """Record where the compiled code of CPU runs is stored, so that "auto" then counts only the time to load it."""
+    """Record the folder with the compiled code of CPU runs. For these runs, "auto" only counts the time to load it."""
     runs = [it for it in specs if it.device == "cpu"]
     keys = [code_key(it.model, it.dtype, it.threads, it.batch, it.sampling.guidance, it.decoder) for it in runs]
     with suppress(SpecbenchError, OSError):

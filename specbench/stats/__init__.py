@@ -1,4 +1,4 @@
-"""Definitions of derived numbers, one function each. The first paragraph of a docstring is printed under tables.
+"""Definitions of derived numbers: a `Number` for each, with the definition that is printed under tables.
 
 `rows` are stored sample rows with status "ok" (see `specbench.store.schema.SAMPLES`) after `condense`, which sums lists
 by token over each image. A number that cannot be computed is None, never 0. Token statistics cover free positions only,

@@ -15,11 +15,11 @@ import pandas as pd
 from scipy.special import bdtrik, nctdtr, ndtr, ndtri, stdtr, stdtrit  # importing scipy.stats takes as long as a report
 
 UPPER_QUANTILE = 0.975
-BOOTSTRAP_RESAMPLES = 10_000  # With 2,000 the printed second decimal of a bound would depend on the seed
+BOOTSTRAP_RESAMPLES = 10_000  # With 2,000 resamples, the printed second decimal would depend on the seed
 FEW_UNITS = 8
 """With fewer clusters the bootstrap has too few distinct resamples for its nominal coverage; no interval is printed."""
 MOST_UNITS = 2000
-"""More clusters are randomly divided into this number of groups, which are resampled; groups are independent, too."""
+"""More clusters are randomly divided into this number of groups, which are resampled and also independent."""
 MOST_PROMPTS = 10**7
 CHANGE = 0.02  # Relative change to detect, for `prompts_needed` and `prompts_for_change`
 _POWER = 0.8

@@ -6,18 +6,23 @@ Prompts are the independent units. Standard errors are those of the linearised r
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from specbench.stats.drafts import DRAFT_NUMBERS
+from specbench.stats import drafts, speed, tokens
 from specbench.stats.intervals import Difference, Estimate, mean_difference
-from specbench.stats.speed import SPEED_NUMBERS
-from specbench.stats.tokens import TOKEN_NUMBERS
+from specbench.stats.numbers import Number
 
 _KEY = ["prompt_id", "sample"]
-RUN_NUMBERS = {number.name: number for number in (*SPEED_NUMBERS, *TOKEN_NUMBERS, *DRAFT_NUMBERS)}
+_VALUES = [value for module in (speed, tokens, drafts) for value in vars(module).values()]
+_DECLARED = [value for value in _VALUES if isinstance(value, Number) and value.of != "other"]
+NUMBERS: dict[str, Number[..., Any]] = {number.name: number for number in _DECLARED}
+RUN_NUMBERS = {name: number for name, number in NUMBERS.items() if number.of != "pairs"}
 """Numbers that are computed from the rows of the run alone."""
+PAIR_NUMBERS = tuple(name for name, number in NUMBERS.items() if number.of == "pairs")
+"""Names of the numbers of a run and an AR run."""
 MEANS = (
     *(name for kind in ("per_image", "ratio", "totals") for name, of in RUN_NUMBERS.items() if getattr(of, kind)),
     "perplexity",
@@ -44,7 +49,7 @@ def interval(name: str, rows: pd.DataFrame) -> Estimate | None:
 
 
 def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Difference | None:
-    """Compute a difference in one of `MEANS`, run minus baseline, over common images; None if there are none."""
+    """Compute a difference in one of `MEANS`, run minus baseline, over common images; None without common images."""
     common = rows[_KEY].merge(baseline[_KEY], on=_KEY)
     first, second = (_influences(name, common.merge(side, on=_KEY)) for side in (rows, baseline))
     if first is None or second is None:

@@ -1,29 +1,41 @@
-"""Numbers of a run in reports: the function and the rows that define each number, and whether it has an interval."""
+"""Numbers of a run in reports: the function that defines each number, with its definition in words, unit, better
+direction, interval and required rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import pandas as pd
 
-IMAGES, TOKENS, TRACES, SECOND_STAGE = "images", "tokens", "traces", "second stage"
-ACCEPTANCE_BIAS = "bias of the acceptance alone"
+Better = Literal["lower", "higher"]
+Needs = Literal["images", "tokens", "traces", "batches", "second stage", "bias of acceptance alone", "pairs", "other"]
+"""Required rows of a number: all, with measured tokens, with traces, of a batch above 1, with a second stage, of a
+decoder whose only bias is its acceptance, or paired with AR's images; `other`: arguments of its own, and not in
+`NUMBERS`."""
+Given = ParamSpec("Given")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Number:
-    """A number of a run, named after the function that defines it; its unit is in `store/schema.toml`."""
+class Number(Generic[Given, Value]):
+    """A number of a run, named after the function that defines it; called like this function."""
 
-    compute: Callable[[pd.DataFrame], object]  # function of `specbench.stats`
+    compute: Callable[Given, Value]
+    definition: str  # heading, colon and meaning; printed below tables
+    unit: str = ""
+    better: Better | None = None
     # A mean has an interval, and exactly one of these: values per image, a ratio of two columns, or two other totals.
     per_image: Callable[[pd.DataFrame], pd.Series] | None = None
     ratio: tuple[str, str] | None = None
     totals: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]] | None = None
-    bounded: bool = False  # whether `compute` returns an Estimate
-    # rows that the number needs: all, with measured tokens, with traces, with a second stage, or of a decoder whose
-    # only bias is its acceptance
-    of: str = IMAGES
+    bounded: bool = False  # whether `compute` returns an Estimate, whose bounds are further columns
+    type: str = "double"  # of its column in parquet files
+    of: Needs = "images"
+
+    def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Value:
+        return self.compute(*args, **kwargs)
 
     @property
     def name(self) -> str:
@@ -38,3 +50,10 @@ class Number:
             return self.totals(rows)
         top, bottom = self.ratio or ("", "")
         return rows[top], rows[bottom]
+
+
+def number(
+    definition: str, unit: str = "", better: Better | None = None, of: Needs = "images", **facts: Any
+) -> Callable[[Callable[Given, Value]], Number[Given, Value]]:
+    """Make a function a `Number`; `facts`: other fields."""
+    return lambda compute: Number(compute, definition, unit, better, of=of, **facts)

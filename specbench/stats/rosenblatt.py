@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from scipy.special import kolmogi, ndtr, stdtrit
@@ -27,10 +27,12 @@ FEWEST = 200  # Minimum number of tokens for testing a group
 PLACES = (0, 1, 2, 4, 8, 16, 32, 64)
 ENTROPIES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
 """Lower bounds of the groups by place in the window, and by entropy of p in nats."""
-_PARTS = 4  # Groups of consecutive slots
+_PARTS = 4  # Number of groups of consecutive slots
 LAGS = (1, 2, 4, 8, 16, 32)  # Distances between compared tokens; they include common window sizes
 _MEAN_NULL_DISTANCE = 0.8687
 """Mean of the Kolmogorov distribution: expected sqrt(n) times the distance for uniform values."""
+Grouping = Literal["all", "place", "entropy", "part"]
+"""Groups of tokens: one, or by place in the window, by entropy of p, or by part of the image."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Tokens:
     """The free tokens of a run's images. K images of M tokens each, in stream order."""
 
     u: Mapping[str, np.ndarray]  # [K, M] by order; NaN for tokens without a value in that order
-    # [K, M] place in the window of the step that committed the token; None for decoders without windows
+    # [K, M] each token's place in the window that committed the token; None for decoders without windows
     place: np.ndarray | None
     entropy: np.ndarray  # [K, M] of p, in nats
 
@@ -50,9 +52,8 @@ class Test:
     __test__ = False  # not a case of pytest
 
     order: str  # of the vocabulary
-    # "all", "place", "entropy" or "part" of the image (uniformity of a group), "serial" (correlation with the token
-    # `group` tokens earlier) or "images" (correlation with the same token of the previous image)
-    kind: str
+    # uniformity of a group, correlation with the token `group` tokens earlier, or with the token of the previous image
+    kind: Literal[Grouping, "serial", "images"]
     group: str  # the group's bounds or the distance as text, empty for a single group
     n: int  # number of tokens, or of pairs of tokens
     distance: float  # largest distance of the empirical distribution function from uniform, or the correlation
@@ -73,7 +74,7 @@ class Deviation:
     high: float | None
     # order, kind: order and grouping that were selected for the bound
     order: str
-    kind: str
+    kind: Grouping
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,9 @@ def all_tests(tokens: Tokens) -> Iterator[Test]:
         yield from _correlation(order, "images", "", u[:-1], u[1:])
 
 
-def groupings(tokens: Tokens) -> dict[str, tuple[Sequence[str], np.ndarray]]:
+def groupings(tokens: Tokens) -> dict[Grouping, tuple[Sequence[str], np.ndarray]]:
     """Return for each kind the names of the groups and each token's group number [K, M], a function of the past."""
-    groups: dict[str, Any] = {"all": ([""], np.zeros(tokens.entropy.shape, int))}
+    groups: dict[Grouping, Any] = {"all": ([""], np.zeros(tokens.entropy.shape, int))}
     if tokens.place is not None:
         groups["place"] = (_names(PLACES, whole=True), np.searchsorted(PLACES, tokens.place, side="right") - 1)
     # Rounding may put the entropy of a one-hot p just below 0.
@@ -151,7 +152,7 @@ def uniform_distance(values: np.ndarray) -> tuple[float, float, int]:
     return float(below[low]), float(np.nextafter(ordered[low], -1)), -1
 
 
-def deviation(tokens: Tokens, candidates: Sequence[tuple[str, str]]) -> Deviation:
+def deviation(tokens: Tokens, candidates: Sequence[tuple[str, Grouping]]) -> Deviation:
     """Compute a cross-fitted lower bound on the mean total variation per token.
 
     P(u_i <= t | past) - t is the difference between the probabilities of a set of tokens under the decoder and under p.
@@ -216,7 +217,9 @@ def detectable(tokens: Tokens, level: float) -> float:
     return (float(kolmogi(level)) + NormalDist().inv_cdf(_POWER) * 0.5 * math.sqrt(factor)) / math.sqrt(n)
 
 
-def _correlation(order: str, kind: str, group: str, first: np.ndarray, second: np.ndarray) -> Iterator[Test]:
+def _correlation(
+    order: str, kind: Literal["serial", "images"], group: str, first: np.ndarray, second: np.ndarray
+) -> Iterator[Test]:
     """Test for correlation: products of independent, centred values have mean 0 and variance 1/144."""
     products = (first - 0.5) * (second - 0.5)
     if len(products := products[~np.isnan(products)]) >= FEWEST:
@@ -226,7 +229,7 @@ def _correlation(order: str, kind: str, group: str, first: np.ndarray, second: n
 
 
 def _names(bounds: Sequence[float], whole: bool = False) -> list[str]:
-    """Return the names of the groups that begin at `bounds`."""
+    """Name the groups that begin at `bounds`."""
     ranges = [(low, high - whole) for low, high in pairwise(bounds)]
     names = [f"{low:g}" if whole and low == high else f"{low:g}-{high:g}" for low, high in ranges]
     return [*names, f"{bounds[-1]:g}+"]

@@ -20,32 +20,27 @@ from specbench.stats.intervals import (
     speed_difference,
     without_few,
 )
-from specbench.stats.numbers import Number
+from specbench.stats.numbers import number
 from specbench.store.schema import AR_SPANS
 
 STALL = 3.0  # An image stalled if its time per target forward is more than this multiple of the median
 
 
+@number("NFE: target forwards per image after prefill, mean over images; a conditional and unconditional pair counts "
+        "once.", "forwards", "lower", per_image=lambda rows: rows["nfe"])  # fmt: skip
 def nfe(rows: pd.DataFrame) -> float | None:
-    """NFE: target forwards per image after prefill, mean over images; a conditional and unconditional pair counts
-    once."""
     return mean(rows["nfe"])
 
 
+@number("Tokens per step: stream tokens over target forwards, both summed over all images (a ratio of totals).",
+        "tokens", "higher", ratio=("stream_tokens", "nfe"))  # fmt: skip
 def tokens_per_step(rows: pd.DataFrame) -> float | None:
-    """Tokens per step: stream tokens over target forwards, both summed over all images (a ratio of totals)."""
     return ratio_or_none(rows["stream_tokens"].sum(), rows["nfe"].sum())
 
 
-def step_compression(rows: pd.DataFrame) -> float | None:
-    """Step compression: stream tokens over target forwards of each image, mean over images, as defined by SJD and
-    SJD++; if all images have the same number of tokens, never below the tokens per step."""
-    return mean(rows["stream_tokens"] / rows["nfe"])
-
-
+@number("Latency: milliseconds per image from the start of prefill to the last token, mean over images decoded one at "
+        "a time.", "ms", "lower", per_image=lambda rows: rows["latency_ms"])  # fmt: skip
 def latency_ms(rows: pd.DataFrame) -> float | None:
-    """Latency: milliseconds per image from the start of prefill to the last token, mean over images decoded
-    one at a time."""
     return mean(rows["latency_ms"])
 
 
@@ -55,35 +50,44 @@ def stalled(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[pace > STALL * pace.median()] if pace.notna().sum() >= 3 else rows.iloc[:0]
 
 
+@number("End-to-end latency: latency plus prompt encoding and rendering of pixels.",
+        "ms", "lower", per_image=lambda rows: rows["latency_e2e_ms"])  # fmt: skip
 def latency_e2e_ms(rows: pd.DataFrame) -> float | None:
-    """End-to-end latency: latency plus prompt encoding and rendering of pixels."""
     return mean(rows["latency_e2e_ms"])
 
 
+@number("Step compression: stream tokens over target forwards of each image, mean over images, as defined by SJD and "
+        "SJD++; if all images have the same number of tokens, never below the tokens per step.",
+        "tokens", "higher", per_image=lambda rows: rows["stream_tokens"] / rows["nfe"])  # fmt: skip
+def step_compression(rows: pd.DataFrame) -> float | None:
+    return mean(rows["stream_tokens"] / rows["nfe"])
+
+
+@number("Step: latency over target forwards, milliseconds, a ratio of totals.",
+        "ms", "lower", ratio=("latency_ms", "nfe"))  # fmt: skip
 def step_ms(rows: pd.DataFrame) -> float | None:
-    """Step: latency over target forwards, milliseconds, a ratio of totals."""
     rows = rows.dropna(subset=["latency_ms"])
     return ratio_or_none(rows["latency_ms"].sum(min_count=1), rows["nfe"].sum())
 
 
+@number("Throughput: images per second, from the decoding time of each batch.", "images/s", "higher", of="batches")
 def throughput(rows: pd.DataFrame) -> float | None:
-    """Throughput: images per second, from the decoding time of each batch."""
     rows = with_times(rows)
     seconds = (rows[[f"{span}_ms" for span in SPANS]].sum(axis=1) / rows["batch"]).sum() / 1e3
     return ratio_or_none(len(rows), seconds)
 
 
+@number("Tokens per second: stream tokens over the time of the images from prefill to the last token (batch time over "
+        "batch size), both summed over all images.", "tokens/s", "higher")  # fmt: skip
 def tokens_per_second(rows: pd.DataFrame) -> float | None:
-    """Tokens per second: stream tokens over the time of the images from prefill to the last token (batch time over
-    batch size), both summed over all images."""
     rows = with_times(rows)
     times = rows[[f"{span}_ms" for span in AR_SPANS]].sum(axis=1) / rows["batch"]
     return ratio_or_none(1e3 * rows["stream_tokens"].sum(), times.sum())
 
 
+@number("Images per hour: 3,600 s over the mean time per image (batch time over batch size), including prompt encoding "
+        "and rendering.", "images/h", "higher", of="batches")  # fmt: skip
 def images_per_hour(rows: pd.DataFrame) -> float | None:
-    """Images per hour: 3,600 s over the mean time per image (batch time over batch size), including prompt encoding and
-    rendering."""
     pace = throughput(rows)
     return pace and 3600 * pace
 
@@ -116,50 +120,52 @@ def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
     if timed.empty or not (timed[["target_ms", "target_ms_base"]].sum() > 0).all():
         return None
     return SpeedUp(
-        speedup(timed), step_ratio(timed), window_cost(timed), overhead(timed),
-        ratio_or_none(timed["latency_e2e_ms_base"].sum(), timed["latency_e2e_ms"].sum()), len(timed),
-        timed["prompt_id"].nunique(), difference_to_show(speed_difference(timed)).p,
+        speedup(timed), step_ratio(timed), window_cost(timed), overhead(timed), speedup_e2e(timed),
+        len(timed), timed["prompt_id"].nunique(), difference_to_show(speed_difference(timed)).p,
     )  # fmt: skip
 
 
+@number("Speed-up: latency of AR over latency of this run, each summed over the same images (a ratio of totals), with "
+        "a 95 % bootstrap interval over prompts, its percentiles expanded for few prompts (none below eight prompts).",
+        better="higher", of="pairs", bounded=True)  # fmt: skip
 def speedup(pairs: pd.DataFrame) -> Estimate:
-    """Speed-up: latency of AR over latency of this run, each summed over the same images (a ratio of totals), with a
-    95 % bootstrap interval over prompts, its percentiles expanded for few prompts (none below eight prompts).
-
-    Equal to tokens per step / (window cost x overhead), over the paired images.
-    """
+    # equal to tokens per step / (window cost x overhead), over the paired images
     return ratio_of_totals(pairs["latency_ms_base"], pairs["latency_ms"], pairs["prompt_id"])
 
 
+@number("End-to-end speed-up: as speed-up, but with end-to-end latencies.", better="higher", of="pairs")
+def speedup_e2e(pairs: pd.DataFrame) -> float | None:
+    return ratio_or_none(pairs["latency_e2e_ms_base"].sum(), pairs["latency_e2e_ms"].sum())
+
+
+@number("Steps saved: target forwards of AR over target forwards of this run, summed over the same images; tokens per "
+        "step relative to AR.", better="higher", of="pairs")  # fmt: skip
 def step_ratio(pairs: pd.DataFrame) -> float | None:
-    """Steps saved: target forwards of AR over target forwards of this run, summed over the same images; tokens per step
-    relative to AR."""
     return ratio_or_none(pairs["nfe_base"].sum(skipna=False), pairs["nfe"].sum(skipna=False))
 
 
+@number("Window cost: time of a target forward of this run (a window of tokens) over the time of an AR forward (one "
+        "token), on the same machine.", of="pairs")  # fmt: skip
 def window_cost(pairs: pd.DataFrame) -> float:
-    """Window cost: time of a target forward of this run (a window of tokens) over the time of an AR forward (one
-    token), on the same machine."""
     mine = pairs["target_ms"].sum() / pairs["nfe"].sum()
     return float(mine / (pairs["target_ms_base"].sum() / pairs["nfe_base"].sum()))
 
 
+@number("Overhead: step time (including prefill, drafting, verification and the work of the host between them) over "
+        "target-forward time, relative to the same ratio of AR.", of="pairs")  # fmt: skip
 def overhead(pairs: pd.DataFrame) -> float:
-    """Overhead: step time (including prefill, drafting, verification and the work of the host between them) over
-    target-forward time, relative to the same ratio of AR."""
     mine = pairs["latency_ms"].sum() / pairs["target_ms"].sum()
     return float(mine / (pairs["latency_ms_base"].sum() / pairs["target_ms_base"].sum()))
 
 
+@number("Roofline ratio: time of the decode loop over the roofline time of the same target forwards, both summed over "
+        "images. If it is below 1, the device's measured peaks are too low, and reports leave it out. The roofline "
+        "time is the larger of two times: bytes read over memory bandwidth, and FLOPs of matrix products over peak "
+        "FLOP/s. A forward reads the weights once, and the KV cache of the image tokens once per row.",
+        better="lower", of="other")  # fmt: skip
 def roofline_ratio(rows: pd.DataFrame, floor: Mapping[str, Any] | None) -> float | None:
-    """Roofline ratio: time of the decode loop over the roofline time of the same target forwards, both summed over
-    images. If it is below 1, the device's measured peaks are too low, and reports leave it out. The roofline time is
-    the larger of two times: bytes read over memory bandwidth, and FLOPs of matrix products over peak FLOP/s. A forward
-    reads the weights once, and the KV cache of the image tokens once per row.
-
-    The bound is slightly too low, because it excludes the prompt's KV cache, tree branches, all work outside the
-    target, and all writes. `floor` holds the inputs stored with the run, see `specbench.runs.preparation`.
-    """
+    """`floor`: inputs stored with the run, see `specbench.runs.preparation`. The bound is slightly too low, because it
+    excludes the prompt's KV cache, tree branches, all work outside the target, and all writes."""
     if floor is None or (rows := with_times(rows)).empty:
         return None
     loop = rows[["draft_ms", "target_ms", "verify_ms", "host_ms"]].sum(axis=1) / rows["batch"]
@@ -178,38 +184,40 @@ def floor_ms(rows: pd.DataFrame, floor: Mapping[str, Any]) -> pd.Series:
     return pd.concat([read_ms, computed_ms], axis=1).max(axis=1)
 
 
+@number("Latency p50: median latency over images, milliseconds, with its distribution-free 95 % interval; far below "
+        "the mean if an image stalled.", "ms", "lower", bounded=True)  # fmt: skip
 def latency_p50_ms(rows: pd.DataFrame) -> Estimate | None:
-    """Latency p50: median latency over images, milliseconds, with its distribution-free 95 % interval; far below the
-    mean if an image stalled."""
     return quantile_interval(rows["latency_ms"], rows["prompt_id"], 0.5)
 
 
+@number("Latency p95: the latency that 95 % of the images do not exceed, milliseconds, with its distribution-free 95 % "
+        "interval (omitted if the images are too few for an upper bound).", "ms", "lower", bounded=True)  # fmt: skip
 def latency_p95_ms(rows: pd.DataFrame) -> Estimate | None:
-    """Latency p95: the latency that 95 % of the images do not exceed, milliseconds, with its distribution-free 95 %
-    interval (omitted if the images are too few for an upper bound)."""
     return quantile_interval(rows["latency_ms"], rows["prompt_id"], 0.95)
 
 
+@number("Tokens per step p50: median over images of the image's tokens per step, with its distribution-free 95 % "
+        "interval.", "tokens", "higher", bounded=True)  # fmt: skip
 def tokens_per_step_p50(rows: pd.DataFrame) -> Estimate | None:
-    """Tokens per step p50: median over images of the image's tokens per step, with its distribution-free 95 %
-    interval."""
     return quantile_interval(rows["stream_tokens"] / rows["nfe"], rows["prompt_id"], 0.5)
 
 
+@number("Tokens per step p95: tokens per step that 95 % of the images reach, with its distribution-free 95 % interval.",
+        "tokens", "higher", bounded=True)  # fmt: skip
 def tokens_per_step_p95(rows: pd.DataFrame) -> Estimate | None:
-    """Tokens per step p95: tokens per step that 95 % of the images reach, with its distribution-free 95 % interval."""
     return quantile_interval(rows["stream_tokens"] / rows["nfe"], rows["prompt_id"], 0.05)
 
 
+@number("Slowest category: category of prompts with the largest mean latency, milliseconds, and its 95 % interval over "
+        "prompts; it was selected as the largest, so the same category of another run may be faster.",
+        "ms", of="other")  # fmt: skip
 def slowest_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
-    """Slowest category: category of prompts with the largest mean latency, milliseconds, and its 95 % interval over
-    prompts; it was selected as the largest, so the same category of another run may be faster."""
     return _least_favourable(rows, rows["latency_ms"], 1)
 
 
+@number("Slowest category by tokens per step: the category with the fewest tokens per step, mean over images, and its "
+        "95 % interval over prompts; selected as for the latency.", "tokens", of="other")  # fmt: skip
 def fewest_tokens_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
-    """Slowest category by tokens per step: the category with the fewest tokens per step, mean over images, and its 95 %
-    interval over prompts; selected as for the latency."""
     return _least_favourable(rows, rows["stream_tokens"] / rows["nfe"], -1)
 
 
@@ -237,16 +245,3 @@ def mean(values: pd.Series) -> float | None:
 def ratio_or_none(top: float, bottom: float) -> float | None:
     """Return the quotient; None for a missing value or a `bottom` of 0."""
     return None if pd.isna(top) or pd.isna(bottom) or not bottom else float(top / bottom)
-
-
-SPEED_NUMBERS = (
-    Number(nfe, per_image=lambda rows: rows["nfe"]),
-    Number(tokens_per_step, ratio=("stream_tokens", "nfe")),
-    Number(latency_ms, per_image=lambda rows: rows["latency_ms"]),
-    Number(latency_e2e_ms, per_image=lambda rows: rows["latency_e2e_ms"]),
-    Number(step_compression, per_image=lambda rows: rows["stream_tokens"] / rows["nfe"]),
-    Number(step_ms, ratio=("latency_ms", "nfe")),
-    Number(tokens_per_second),
-    *(Number(latency, bounded=True) for latency in (latency_p50_ms, latency_p95_ms)),
-    *(Number(pace, bounded=True) for pace in (tokens_per_step_p50, tokens_per_step_p95)),
-)

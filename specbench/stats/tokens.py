@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from specbench.stats.numbers import TOKENS, Number
+from specbench.stats.numbers import number
 from specbench.stats.speed import mean, ratio_or_none
 from specbench.store.token_sums import LISTS, token_sums
 
@@ -42,14 +42,14 @@ def tokens_measured(rows: pd.DataFrame) -> bool:
     return bool(rows["free_tokens"].sum()) and not rows[["logp_sum", "entropy_sum"]].isna().any(axis=None)
 
 
+@number("Log p: mean natural log of the committed tokens' probability under the target distribution, over all free "
+        "tokens.", "nats", of="tokens", ratio=("logp_sum", "free_tokens"))  # fmt: skip
 def logp_mean(rows: pd.DataFrame) -> float | None:
-    """Log p: mean natural log of the committed tokens' probability under the target distribution, over all
-    free tokens."""
     return ratio_or_none(rows["logp_sum"].sum(), rows["free_tokens"].sum())
 
 
+@number("Std of log p: standard deviation over all free tokens.", "nats", of="tokens")
 def logp_std(rows: pd.DataFrame) -> float | None:
-    """Std of log p: standard deviation over all free tokens."""
     n, mean = rows["free_tokens"].sum(), logp_mean(rows)
     if n < 2 or mean is None or not math.isfinite(mean):
         return None
@@ -58,8 +58,9 @@ def logp_std(rows: pd.DataFrame) -> float | None:
     return math.sqrt((rows["logp_spread"].sum() + between) / (n - 1))
 
 
+@number("Entropy: mean entropy of the target distributions of all free tokens, in nats.",
+        "nats", of="tokens", ratio=("entropy_sum", "free_tokens"))  # fmt: skip
 def entropy_mean(rows: pd.DataFrame) -> float | None:
-    """Entropy: mean entropy of the target distributions of all free tokens, in nats."""
     return ratio_or_none(rows["entropy_sum"].sum(), rows["free_tokens"].sum())
 
 
@@ -68,29 +69,33 @@ def image_perplexities(rows: pd.DataFrame) -> pd.Series:
     return np.exp(-rows["logp_sum"] / rows["free_tokens"].where(rows["free_tokens"] > 0))
 
 
+@number("Perplexity per image: exp of minus the mean log p of an image's free tokens, mean over images; never below "
+        "the pooled perplexity if all images have the same length.",
+        of="tokens", per_image=image_perplexities)  # fmt: skip
 def image_perplexity(rows: pd.DataFrame) -> float | None:
-    """Perplexity per image: exp of minus the mean log p of an image's free tokens, mean over images; never below the
-    pooled perplexity if all images have the same length."""
     return mean(image_perplexities(rows))
 
 
+@number("Perplexity: exp of minus the mean log p of all free tokens (pooled).", of="tokens")
 def perplexity(rows: pd.DataFrame) -> float | None:
-    """Perplexity: exp of minus the mean log p of all free tokens (pooled)."""
     mean = logp_mean(rows)
     return None if mean is None else float(np.exp(-mean))
 
 
+@number("NLL - H gap: mean of -log p minus mean entropy of the target distributions, in nats per token, with its "
+        "standard error over images; 0 within its error for an exact sampler (a non-zero gap proves bias, a zero gap "
+        "proves nothing).",
+        "nats", of="tokens",
+        totals=lambda rows: (-rows["logp_sum"] - rows["entropy_sum"], rows["free_tokens"]))  # fmt: skip
 def nll_gap(rows: pd.DataFrame) -> float:
-    """NLL - H gap: mean of -log p minus mean entropy of the target distributions, in nats per token, with its standard
-    error over images; 0 within its error for an exact sampler (a non-zero gap proves bias, a zero gap proves
-    nothing)."""
     excess, tokens = _excess(rows)
     mean = float(excess.sum() / tokens.sum())
     return mean if math.isfinite(mean) else math.inf
 
 
+@number("Standard error of the NLL - H gap: over independent images; missing for one image, or an infinite gap.",
+        "nats", of="tokens")  # fmt: skip
 def nll_gap_se(rows: pd.DataFrame) -> float | None:
-    """Return the standard error of the NLL - H gap over independent images; None for one image, or an infinite gap."""
     excess, tokens = _excess(rows)
     n, mean = len(tokens), nll_gap(rows)
     if n < 2 or not math.isfinite(mean):
@@ -105,21 +110,13 @@ def _excess(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     return -rows["logp_sum"] - rows["entropy_sum"], rows["free_tokens"]
 
 
+@number("Zero probability: number of tokens with target probability 0; if any, the means are infinite.",
+        "tokens", of="tokens", type="int64")  # fmt: skip
 def zero_probability(rows: pd.DataFrame) -> int:
-    """Number of tokens with target probability 0; if any, the means are infinite."""
     return int(rows["impossible"].sum())
 
 
+@number("Top-1 of p: largest probability of the target distribution, mean over free tokens.",
+        ratio=("top1_sum", "free_tokens"))  # fmt: skip
 def top1(rows: pd.DataFrame) -> float | None:
-    """Top-1 of p: largest probability of the target distribution, mean over free tokens."""
     return ratio_or_none(rows["top1_sum"].sum(), rows["free_tokens"].sum())
-
-
-TOKEN_NUMBERS = (
-    Number(logp_mean, ratio=("logp_sum", "free_tokens"), of=TOKENS),
-    Number(entropy_mean, ratio=("entropy_sum", "free_tokens"), of=TOKENS),
-    Number(image_perplexity, per_image=image_perplexities, of=TOKENS),
-    Number(nll_gap, totals=lambda rows: (-rows["logp_sum"] - rows["entropy_sum"], rows["free_tokens"]), of=TOKENS),
-    *(Number(compute, of=TOKENS) for compute in (logp_std, perplexity, nll_gap_se, zero_probability)),
-    Number(top1, ratio=("top1_sum", "free_tokens")),
-)

@@ -15,6 +15,7 @@ from specbench.store.image_scores import rewrite_older
 from specbench.store.run_folders import Names, find_runs, runs_in, shards_in
 from specbench.store.run_info import RUN_JSON, read_info
 from specbench.store.run_store import RunStore, image_bytes
+from specbench.store.schema import RowStatus
 from specbench.system.files import write_atomically
 
 _ROWS = 1024  # Rows per copied batch
@@ -62,7 +63,7 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
 
 def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
     """Describe missing shards: parts without a folder, and parts with too few images. The parts of a run differ in size
-    by at most one image; a part of a baseline may be smaller."""
+    by at most one image, except that a part of a baseline may be smaller."""
     images: dict[int, dict[int, dict[str, tuple[int, int]]]] = {}
     for folder in map(Path, folders):
         if shard := _SHARD.search(str(folder)):
@@ -105,7 +106,7 @@ def _copy_rows(source: RunStore, target: RunStore) -> int:
     copied = 0
     for batch in source.batches(None, _ROWS):
         keyed = [(row, (row["prompt_id"], row["sample"])) for row in batch.to_pylist()]
-        rows = [row for row, key in keyed if key not in (done if row["status"] == "ok" else stored)]
+        rows = [row for row, key in keyed if key not in (done if row["status"] == RowStatus.OK else stored)]
         for row in rows:
             if row["image"] and os.path.lexists(source.folder / row["image"]):  # skip deleted images
                 data = image_bytes(source.folder, row["image"], row["image_sha256"])

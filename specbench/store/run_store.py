@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from specbench.store.schema import (
     SAMPLES,
     TRACES,
     Key,
+    RowStatus,
     read_facts,
     read_machines,
     read_metas,
@@ -195,7 +197,7 @@ class RunStore:
         """Keys of the finished images; if `traced`, of those with a trace. Failed images and images without their file
         are decoded again. A run without a folder `images` keeps only numbers, and no file counts as missing."""
         rows = self._checked(self._samples.read(["status", "image"]))
-        done = pc.equal(rows["status"], "ok")
+        done = pc.equal(rows["status"], RowStatus.OK)
         if (self.folder / "images").is_dir():
             names = pa.array(os.listdir(os.fsencode(self.folder / "images")), pa.binary())
             there = pc.binary_join_element_wise(b"images", names, b"/")
@@ -251,10 +253,11 @@ class RunStore:
         """Return the rows. Raise an error if specbench cannot have written them, because a folder may be untrusted."""
         wrong = [name for name in _ALWAYS if name in rows.column_names and rows[name].null_count]
         if "status" in rows.column_names:
+            ok = pc.equal(rows["status"], RowStatus.OK)
             gaps = [name for name in _DECODED if name in rows.column_names and rows[name].null_count]
-            decoded = rows.select(gaps).filter(pc.equal(rows["status"], "ok"))
+            decoded = rows.select(gaps).filter(ok)
             wrong += [name for name in gaps if decoded[name].null_count]
-            steps = [rows[name].filter(pc.equal(rows["status"], "ok")) for name in _STEPS if name in rows.column_names]
+            steps = [rows[name].filter(ok) for name in _STEPS if name in rows.column_names]
             unlike = (pc.not_equal(step.is_null(), steps[0].is_null()) for step in steps)
             wrong += ["nfe"] * any(pc.any(step).as_py() for step in unlike)
         for name, pattern in _PATTERNS.items():
@@ -407,6 +410,16 @@ def write_audit(folder: Path, result: Mapping[str, object]) -> None:
         raise SpecbenchError(f"cannot write {Path(folder) / AUDIT_JSON}: {error.strerror}") from error
 
 
+class AuditVerdict(StrEnum):
+    """Verdict of a stored audit. OTHERS: p was recorded for another model."""
+
+    CONSISTENT = "consistent"
+    DEVIATES = "deviates"
+    UNLIKELY = "deviates by likelihood"
+    IMPOSSIBLE = "impossible tokens"
+    OTHERS = "recorded p is not the model's"
+
+
 def read_audit(folder: Path) -> dict[str, Any] | None:
     """Read the stored result of an audit; None if the run was not audited."""
     path = Path(folder) / AUDIT_JSON
@@ -417,4 +430,5 @@ def read_audit(folder: Path) -> dict[str, Any] | None:
         if not isinstance(result["deviates"], bool) or not isinstance(result["fingerprint"], str):
             raise TypeError("deviates or fingerprint")
         float(result["tv"]), int(result["images"])
+        result["verdict"] = AuditVerdict(result["verdict"])
     return result

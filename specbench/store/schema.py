@@ -9,6 +9,7 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,13 @@ LENGTHS = (
 OWNER = ("run_id", "model", "decoder")  # Columns of every file that identify the run of a row
 
 
+class RowStatus(StrEnum):
+    """Whether the image of a row was decoded."""
+
+    OK = "ok"
+    FAILED = "failed"
+
+
 def column_facts(schema: pa.Schema) -> dict[str, dict[str, str]]:
     """`unit` and `meaning` of each declared column."""
     return json.loads(schema.metadata[b"specbench.columns"])
@@ -55,7 +63,7 @@ def with_units(frame: pd.DataFrame, *schemas: pa.Schema) -> pd.DataFrame:
     return frame
 
 
-def _declared(kind: str, columns: str) -> pa.Schema:
+def declared(kind: str, columns: str) -> pa.Schema:
     """Make the schema of a kind of file from a table `name | type | unit | meaning`, which is kept as its metadata."""
     text = columns.replace("OWNER\n", _OWNER)
     lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line]
@@ -75,13 +83,12 @@ _SCORE += [("fingerprint", pa.string())]
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _OWNER = _TABLES.pop("OWNER")
 
-IMAGE_TABLE = _declared(**_TABLES.pop("samples"))
-FILE_KINDS = {place: _declared(**table) for place, table in _TABLES.items()}
+IMAGE_TABLE = declared(**_TABLES.pop("samples"))
+FILE_KINDS = {place: declared(**table) for place, table in _TABLES.items()}
 """{glob of the paths: schema} of every kind of parquet file. A glob matches files of one kind only."""
-TABLES = {kind.metadata[b"specbench.kind"].decode(): kind for kind in (*FILE_KINDS.values(), IMAGE_TABLE)}
-"""{name: schema} of all declared tables, including tables that are not files."""
+TABLES = {kind.metadata[b"specbench.kind"].decode(): kind for kind in FILE_KINDS.values()}
 SAMPLES, TRACES, IMAGE_SCORES = (TABLES[name] for name in ("images", "traces", "image scores"))
-RUN_SCORES, REPORT, LONG_REPORT = (TABLES[name] for name in ("run scores", "report", "numbers"))
+RUN_SCORES = TABLES["run scores"]
 """In `SAMPLES` all but `schema`, the key, `prompt`, `seed`, `status`, `started_at` and `OWNER` may be null. The store
 adds `OWNER`. `run_info.SCHEMA_VERSION` lists the columns that older versions lack. `run --trace` writes `TRACES`; an
 image's trace has the `started_at` of its sample row."""
@@ -93,7 +100,7 @@ def sample_row(base: Mapping[str, Any], generation: Generation, timed: bool) -> 
     arrays = {name: np.asarray(getattr(generation, name)).tolist() for name in _ARRAYS}
     return {
         **base,
-        "status": "ok",
+        "status": RowStatus.OK,
         "image": f"images/{image_name(base['prompt_id'], base['sample'])}" if generation.image is not None else None,
         "nfe": generation.nfe,
         "prefills": generation.prefills,
@@ -117,7 +124,7 @@ def trace_row(base: Mapping[str, object], generation: Generation) -> dict[str, A
 
 def failed_row(base: Mapping[str, object], error: str) -> dict[str, Any]:
     """The row of an image that could not be decoded: its error, and no numbers."""
-    return {**base, "status": "failed", "error": error}
+    return {**base, "status": RowStatus.FAILED, "error": error}
 
 
 def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:

@@ -12,12 +12,12 @@ from specbench.models.transformer.kv_cache import PositionLayer
 from specbench.specs.presets import resolve
 
 BUGS = {
-    "wide vocabulary: the compacted weight is that of the token before": (
+    "wide vocabulary: the compacted weight belongs to the token before": (
         sampling.kept, lambda plain, p: (sparse := plain(p))._replace(
             mass=(sparse.mass > 0) * sparse.weights(p.roll(1, -1)))),
     "bfloat16: p is rounded to it": (
         sampling.Target.__call__, lambda plain, *args: plain(*args).bfloat16().float()),
-    "wide window: keys of the columns after the eighth are those of the eighth": (
+    "wide window: the columns after the eighth have the keys of the eighth": (
         PositionLayer.update, lambda plain, self, keys, *rest: plain(
             self, keys[:, :, torch.arange(keys.shape[2]).clamp(max=7)], *rest)),
     "refilled rows: conditional and unconditional cache are swapped": (

@@ -1,4 +1,4 @@
-"""The audit's test has the level that it states: its summed statistic accounts for dependent blocks of one image."""
+"""The audit's test has the level that it states: its summed statistic accounts for dependent blocks of an image."""
 
 import numpy as np
 import pytest

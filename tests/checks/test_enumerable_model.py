@@ -69,11 +69,9 @@ def test_a_tree_forward_is_each_of_its_branches_as_a_chain():
     state = prefilled()
     seen = state.forward(tokens, positions, tree)
     for column, path in branches.items():
-        alone = prefilled().forward(tokens[:, path], positions[:, path])
-        assert torch.equal(seen[:, column], alone[:, -1])
+        assert torch.equal(seen[:, column], prefilled().forward(tokens[:, path], positions[:, path])[:, -1])
     state.keep(torch.tensor([[3, 4]]).expand(4, 2), positions[:, [3, 4]])
-    again = state.forward(tokens[:, 4:], positions[:, 4:])
-    assert torch.equal(again[:, 0], seen[:, 4])
+    assert torch.equal(state.forward(tokens[:, 4:], positions[:, 4:])[:, 0], seen[:, 4])
 
 
 @pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(2.0, 0.7, 2), Sampling(1.0, 1.0, 0, 0.8)])
@@ -128,8 +126,7 @@ def test_long_images_are_counted_by_runs_of_tokens_whose_marginals_are_the_joint
     observed = np.random.default_rng(1).multinomial(10_000, exact, size=2)
     counts = Counts(np.pad(observed, ((0, 0), (0, 1)), constant_values=3), np.append(exact, 0.0), 2)
     assert len(counts.runs) == 12 - 7 + 1 and len(counts.blocks) == 2
-    digits = np.arange(2**12)[:, None] >> np.arange(11, -1, -1) & 1
-    third = image_index(digits[:, 2:9], 2)
+    third = image_index((np.arange(2**12)[:, None] >> np.arange(11, -1, -1) & 1)[:, 2:9], 2)
     np.testing.assert_allclose(counts.runs[2].exact, np.append(np.bincount(third, exact, 128), 0.0))
     broken_grammar = 6
     images = np.bincount(third, counts.total[:-1], 128)

@@ -1,4 +1,5 @@
-"""The usual faults, planted at three strengths: found, named, not mistaken for another, and none where none is."""
+"""The usual faults, planted at three strengths: found, named, not mistaken for others; without a fault, no cause is
+named."""
 
 from functools import cache, partial
 
@@ -66,7 +67,7 @@ def cause(name, tokens, claimed="float32", **recorded):
 
 
 def cause_of_format(name, true, claimed, recorded):
-    """What is named of images drawn in the format `true`, with or without their log p."""
+    """Return the causes named for images drawn in the format `true`, with or without their log p."""
     model, texts, _ = images(name)
     tokens = planted.drawn(in_format(name, true), texts, CLAIMS[name])
     rows = planted.as_rows(model, texts, tokens)
@@ -131,7 +132,7 @@ def test_another_sampling_is_named_with_its_value(name, kind, setting):
 @pytest.mark.slow
 @pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("true", ["float16", "bfloat16", "int8wo"])
-def test_another_number_format_is_named_where_it_is_seen(name, true, recorded):
+def test_another_number_format_is_named_if_it_is_seen(name, true, recorded):
     """float16 overflows on `shapes`. Tokens of `wide` alone are consistent with each format."""
     text = cause_of_format(name, true, "float32", recorded)
     assert text.startswith(f"another number format: {true}, not float32" if recorded or name == "shapes" else "none")
@@ -164,7 +165,7 @@ def replaced(tokens, every, codes):
 def test_random_tokens_are_named_and_not_the_filter_that_they_are_beyond():
     """The tokens after them were drawn of others before, so that more than a twentieth look random."""
     model, texts, claim = Wide(9, 64), ["a", "a dog", "a cat", "two words"], Sampling(2.0, top_p=0.8)
-    tokens = replaced(planted.drawn(model, texts, claim), 20, 64)  # none of them ends a row
+    tokens = replaced(planted.drawn(model, texts, claim), 20, 64)  # never the end of a row
     causes, _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, tokens), claim, "float32", True)
     assert named(causes, len(texts)).startswith("tokens are replaced at random: about 10 % are replaced, or follow")
 

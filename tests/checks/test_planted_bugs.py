@@ -31,7 +31,8 @@ def title(bug) -> str:
 
 
 def case(bug):
-    """A bug that takes more images than a whole audit's, or all of those of a setting with a transformer, is slow."""
+    """A bug that takes more images than a whole audit's, or the whole number in a setting with a transformer, is
+    slow."""
     slow = bug.times > 1 or bug.what == "only the first token of an accepted branch is kept"
     return pytest.param(bug, marks=pytest.mark.slow) if slow else bug
 

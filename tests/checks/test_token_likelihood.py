@@ -19,7 +19,7 @@ WAYS = [Sampling(1.0, *rest) for rest in product((1.0, 0.7), (0, 1, 40), (1.0, 0
 
 
 @pytest.mark.parametrize("few", [0, 60], ids=["all sorted", "candidates sorted"])
-def test_p_masses_and_entropy_are_those_of_the_filters(few, monkeypatch):
+def test_p_masses_and_entropy_match_the_filters(few, monkeypatch):
     monkeypatch.setattr(token_likelihood, "_ALL", 0)
     monkeypatch.setattr("specbench.decoding.sampling.WIDE", 0)
     draws = torch.Generator().manual_seed(0)

@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 from forked import forked_command
+from refusals import refused
 
 import specbench
 from specbench.errors import SpecbenchError
@@ -156,7 +157,7 @@ def test_ar_decodes_the_first_prompts_of_a_run_without_it_and_a_longer_run_decod
 
 
 @pytest.mark.parametrize("setting", [{"batch": 4}, {"workers": 2}, {"decoder": ["ar", "sjd"]}, {"baseline": 0}])
-def test_no_baseline_is_added_where_it_says_nothing_or_ar_is_there(setting, monkeypatch):
+def test_no_baseline_is_added_if_it_says_nothing_or_ar_is_there(setting, monkeypatch):
     monkeypatch.setattr("specbench.runs.decoder_args.BASELINE_PROMPTS", 8)
     assert [row["images"] for row in specbench.dry_run(**{"decoder": "sjd", "limit": 9} | setting)] in ([9], [9, 9])
 
@@ -167,9 +168,8 @@ def test_parts_of_a_run_share_its_baseline_and_say_how_much_of_it_is_theirs(tmp_
     for part in ("1/2", "2/2"):
         assert specbench.run(shard=part, **common).problem() is None
     assert incomplete_shards(shards_in(tmp_path)) == []
-    with pytest.raises(SpecbenchError, match="only shards of runs") as refused:
-        find_runs(tmp_path)
-    assert refused.value.try_this == f"merge them first: specbench merge --out {tmp_path}"
+    error = refused("only shards of runs", find_runs, tmp_path)
+    assert error.try_this == f"merge them first: specbench merge --out {tmp_path}"
     assert [run.rows for run in merge_runs(out=tmp_path)] == [2, 8]
     settings = {"decoder": "sjd", "limit": 12, "baseline": 8, "shard": "1/2"}
     [_, note] = announcement([make_plan(merge(run_settings(), settings, env={}))])
@@ -177,8 +177,7 @@ def test_parts_of_a_run_share_its_baseline_and_say_how_much_of_it_is_theirs(tmp_
 
 
 def test_the_command_that_adds_ar_names_the_folder_where_the_run_is_now(cli, tmp_path):
-    run = ("run", "--limit", "1", "--threads", "1", "--decoder", "sjd")
-    cli(*run, "--out", tmp_path / "there")
+    cli(*("run", "--limit", "1", "--threads", "1", "--decoder", "sjd"), "--out", tmp_path / "there")
     (tmp_path / "there").rename(tmp_path / "now here")
     report = cli("report", "--out", tmp_path / "now here").out
     folder = str(tmp_path / "now here")
@@ -211,16 +210,14 @@ def test_python_returns_what_the_command_line_prints(there):
     assert specbench.show("shapes-sjd")[0]["numbers"]["nfe"] == printed("show", "shapes-sjd")[0]["numbers"]["nfe"]
     prompt = specbench.show_prompts("shapes", 1)[0]
     assert [prompt] == printed("prompts", "show", "shapes", "--limit", "1")
-    card = specbench.show("shapes-sjd", prompt["text"])[0]
-    assert card == printed("show", "shapes-sjd", prompt["text"])[0]
+    assert specbench.show("shapes-sjd", prompt["text"])[0] == printed("show", "shapes-sjd", prompt["text"])[0]
 
 
 def test_generate_is_the_stored_image_of_the_same_seed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.txt").write_text("a red circle\n")
     settings = {"decoder": "sjd", "window": 8, "seed": 5, "threads": 1}
-    summary = specbench.run(prompts="mine.txt", **settings)
-    stored = specbench.load(summary.folders[0].name)
+    stored = specbench.load(specbench.run(prompts="mine.txt", **settings).folders[0].name)
     generation = specbench.generate("a red circle", **settings)
     assert np.array_equal(stored["tokens"][0], generation.tokens) and generation.image.shape == (3, 64, 64)
     shown = read_picture(generation.save(tmp_path / "one.png"))
@@ -228,16 +225,12 @@ def test_generate_is_the_stored_image_of_the_same_seed(tmp_path, monkeypatch):
 
 
 def test_python_refuses_what_the_command_line_refuses():
-    with pytest.raises(SpecbenchError, match="GG"):
-        specbench.generate("a red circle", decoder="gsd", GG=3)
+    refused("GG", specbench.generate, "a red circle", decoder="gsd", GG=3)
     for of_stored_runs in ({"samples": 2}, {"limit": 1}, {"batch": 4}, {"out": "mine"}):
-        with pytest.raises(SpecbenchError, match="unknown setting"):
-            specbench.generate("a red circle", **of_stored_runs)
-    with pytest.raises(SpecbenchError, match="cats"):
-        specbench.generate("three cats")
+        refused("unknown setting", specbench.generate, "a red circle", **of_stored_runs)
+    refused("cats", specbench.generate, "three cats")
     for settings in ({"decoder": "ar,sjd"}, {"decoder": "sjd", "window": "auto"}):
-        with pytest.raises(SpecbenchError, match="one decoder"):
-            specbench.generate("a red circle", **settings)
+        refused("one decoder", specbench.generate, "a red circle", **settings)
 
 
 def test_failed_images_exit_with_3_and_are_rows(cli, tmp_path, monkeypatch):
@@ -253,17 +246,15 @@ def test_failed_images_exit_with_3_and_are_rows(cli, tmp_path, monkeypatch):
     (tmp_path / "mine.txt").write_text("a red square\na red circle\n")
     outcome = cli("run", "--prompts", "mine.txt", "--decoder", "sjd", "--threads", "1")
     assert outcome.code == 3 and "1 of 2 images failed" in outcome.err and "NaN logits" in outcome.err
-    rows = specbench.load(outcome.out.strip(), out="results")
-    assert sorted(rows["status"]) == ["failed", "ok"]
+    assert sorted(specbench.load(outcome.out.strip(), out="results")["status"]) == ["failed", "ok"]
     (tmp_path / "mine.txt").write_text("a red circle\n")
     assert cli("run", "--prompts", "mine.txt", "--decoder", "sjd", "--threads", "1", "--out", "all").code == 3
-    scored = cli("score", "--out", "all")
-    assert scored.code == 2 and "no image was decoded; the first failed" in scored.err and "NaN logits" in scored.err
+    cli("score", "--out", "all").refused("no image was decoded; the first failed", "NaN logits")
 
 
 def test_interrupting_says_how_to_resume(tmp_path):
-    line = "-m specbench run --decoder ar --limit 60 --threads 1 --compile off"
-    command = [sys.executable, *line.split()]
+    command = [sys.executable, "-m", "specbench", "run", "--decoder", "ar", "--limit", "60", "--threads", "1"]
+    command += ["--compile", "off"]
     running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not list(tmp_path.glob("results/*/samples/*.parquet")):
         assert running.poll() is None, running.stderr.read()

@@ -31,7 +31,7 @@ def test_names_complete(completed, line):
     assert all(f'"{name}"' in completed("zsh", line) for name in CASES[line])
 
 
-def test_only_the_command_at_hand_is_built():
+def test_only_the_typed_command_is_built():
     assert command_completed({"COMP_WORDS": "specbench run --mod"}) == "run"
     assert command_completed({"_TYPER_COMPLETE_ARGS": "specbench list "}) == "list"
     assert command_completed({"COMP_WORDS": "specbench ru"}) is None

@@ -11,11 +11,11 @@ STARTS = {
     "demo": ["--limit", "0", "--out", "/dev/null/results"], "doctor": ["--model", "nothing"], "audit": ["nothing"],
     "check": ["nothing"], "train-head": ["--model", "nothing"], "check-head": ["--model", "nothing"],
 }  # fmt: skip
-"""What keeps commands from work that takes long; of `run` and `bench` settings are read all the same."""
+"""Keep commands from work that takes long; of `run` and `bench` settings are read all the same."""
 
 
 def _commands(group, path=()):
-    """The options of the program, then those of each command, with its words."""
+    """The options of the program, then of each command, with its words."""
     yield path, group.params
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
@@ -42,7 +42,7 @@ PARTS = [
     for options in [[option for option in all_options if (path == ("bench",) and option[0] in _AS_OF_RUN) == repeated]]
     for at in range(0, len(options), 8)
 ]
-"""Eight options a test; those of `bench` that are settings of `run` are left to the slow tests."""
+"""Eight options a test; options of `bench` that are settings of `run` are left to the slow tests."""
 
 
 @pytest.mark.parametrize(("path", "options"), PARTS)
@@ -62,7 +62,7 @@ def test_every_option_is_answered(path, options, cli, tmp_path, monkeypatch):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_shown_and_installed(shell, cli, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    # where it is started by no shell, as by some CI, none is found
+    # if no shell started it, as on some CI, no shell is found
     monkeypatch.setattr("shellingham.detect_shell", lambda: (shell, f"/bin/{shell}"))
     shown = cli("--show-completion", shell)
     assert shown.code == 0 and "specbench" in shown.out and not shown.err

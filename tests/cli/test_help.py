@@ -129,8 +129,7 @@ def _accepted() -> dict[str, set[str]]:
 def test_help_prints_every_choice_in_the_case_in_which_it_is_accepted():
     accepted, checked = _accepted(), 0
     for path, parameter in _parameters(typer.main.get_command(build_app())):
-        name = parameter.opts[0].removeprefix("--")
-        valid = accepted.get(name, set())
+        valid = accepted.get(parameter.opts[0].removeprefix("--"), set())
         typed = {choice.lower(): choice for choice in valid}
         text = re.sub(r"\[/?[a-z ]+\]", " ", parameter.help or "")
         assert not re.search(r"\((default)? ?\)", parameter.help or ""), path
@@ -156,7 +155,7 @@ def test_importing_the_package_imports_its_version_only(tmp_path):
     assert done.stdout == "['specbench.system', 'specbench.system.version']\n[]\n"
 
 
-def test_help_of_run_begins_with_what_is_most_used_and_has_a_decoders_options_where_it_is_named(cli, monkeypatch):
+def test_help_of_run_begins_with_what_is_most_used_and_has_a_decoders_options_if_it_is_named(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     first = cli("run", "--help").out.splitlines()
     shown = [line for line in first[:50] if "--" in line]

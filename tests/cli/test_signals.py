@@ -9,9 +9,9 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from refusals import refused
 
 from specbench import __main__ as process
-from specbench.errors import SpecbenchError
 from specbench.runs.executors.ray_workers import RayWorkers
 from specbench.system import signals
 
@@ -36,7 +36,7 @@ def test_without_docstrings_the_program_restarts_with_them_once(monkeypatch, typ
 
 @pytest.fixture
 def handled(monkeypatch):
-    """This process handles signals as that of a command does, until the test ends."""
+    """This process handles signals as the process of a command does, until the test ends."""
     before = {number: signal.getsignal(number) for number in (*signals.NUMBERS, signal.SIGALRM)}
     monkeypatch.setattr(signals, "_state", signals._State())
     monkeypatch.setattr(signals, "_AGAIN_S", 0.05)
@@ -109,9 +109,8 @@ def test_handlers_that_a_library_sets_are_taken_back(handled):
         os.kill(os.getpid(), signal.SIGTERM)
 
     ray._ray = SimpleNamespace(init=init)
-    with pytest.raises(SpecbenchError, match="stopped by SIGTERM") as caught:
-        ray._connect(None, 2)
-    assert caught.value.exit_code == 143 and signal.getsignal(signal.SIGTERM) is signals._on_signal
+    error = refused("stopped by SIGTERM", ray._connect, None, 2)
+    assert error.exit_code == 143 and signal.getsignal(signal.SIGTERM) is signals._on_signal
 
 
 def test_a_signal_to_the_process_group_spares_processes_that_were_started_for_the_run():

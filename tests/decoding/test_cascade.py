@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def a_step(rng: np.random.Generator):
-    """p, states and a proposal of one row, and a coin per column."""
+    """p, states and a proposal of a single row, and a coin per column."""
     tree = parse_tree(TREE)
     count = len(tree.parents)
     p = torch.from_numpy(rng.dirichlet(np.full(V, 1.0), (1, count))).float()
@@ -39,8 +39,7 @@ def a_step(rng: np.random.Generator):
     for parent in set(tree.parents[1:]):
         children = [c for c, above in enumerate(tree.parents) if above == parent]
         tokens[0, children] = torch.from_numpy(rng.permutation(V)[: len(children)])
-    depth = torch.tensor(tree.depth)[None]
-    return p, states, Proposal(tokens, depth, q, tree, count), rng.random(count)
+    return p, states, Proposal(tokens, torch.tensor(tree.depth)[None], q, tree, count), rng.random(count)
 
 
 def slowly(p, states, proposal, coin, pairs, mass=0.8, parent_cosine=0.9, pair_cosine=0.5) -> list[int]:
@@ -64,8 +63,7 @@ def slowly(p, states, proposal, coin, pairs, mass=0.8, parent_cosine=0.9, pair_c
                 nodes = [level[depth][0] + n for n in range(len(rows))] if pairs == "released" else rows
                 for node, row in zip(nodes, rows, strict=True):
                     if child in nodes and node != child:
-                        own = rows[nodes.index(child)]
-                        cosine = torch.cosine_similarity(q[row], q[own], -1)
+                        cosine = torch.cosine_similarity(q[row], q[rows[nodes.index(child)]], -1)
                         boosted = boosted + r * left[tokens[node]] * (cosine > pair_cosine)
             if r * proposed[x] <= max(left[x], min(boosted, proposed[x])):
                 accepted.append(child)

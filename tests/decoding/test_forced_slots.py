@@ -1,8 +1,5 @@
-"""The grammar always wins: no verifier, however lossy, puts a wrong token into a forced slot or a special id
-elsewhere.
-
-It concerns several modules: every drafter and verification.
-"""
+"""The grammar always wins: no verifier, however lossy, puts a wrong token into a forced slot or a special id elsewhere.
+It concerns several modules: every drafter and verification."""
 
 import math
 
@@ -78,14 +75,11 @@ def layouts(draw) -> TokenLayout:
 
 @settings(derandomize=True, deadline=None, max_examples=160)
 @given(
-    layout=layouts(),
-    parts=st.tuples(VERIFIERS, REFINES, DRAFTERS),
-    init=INITS,
-    residual=st.sampled_from(["standard", "optimal"]),
-    window=st.integers(1, 9),
+    layout=layouts(), parts=st.tuples(VERIFIERS, REFINES, DRAFTERS), init=INITS,
+    residual=st.sampled_from(["standard", "optimal"]), window=st.integers(1, 9),
     sampling=st.sampled_from([Sampling(1.0), Sampling(3.0, 0.7, 2), Sampling(1.0, 1.0, 0, 0.6)]),
     seed=st.integers(0, 1000),
-)
+)  # fmt: skip
 def test_no_combination_breaks_the_grammar(layout, parts, init, residual, window, sampling, seed):
     verifier, refine, drafter = parts
     options = {**verifier, **refine, **drafter, "residual": residual}

@@ -1,8 +1,6 @@
 """The best of several independent paths: its choice and its distribution against an enumeration of all paths. Several
-Jacobi windows of which the longest accepted is committed: the rule's distribution.
-
-It concerns several modules: greedy_paths and path_jacobi.
-"""
+Jacobi windows of which the longest accepted is committed: the rule's distribution. It concerns several modules:
+greedy_paths and path_jacobi."""
 
 import itertools
 from functools import cmp_to_key, partial
@@ -92,8 +90,7 @@ def test_the_first_path_in_order_is_chosen():
 def test_small_probabilities_leave_a_distribution():
     q = torch.full((1, 40, 4), 1e-9, dtype=torch.float64)
     q[..., 0] = 1 - 3e-9
-    p = torch.full_like(q, 0.25)
-    best_q = best_path_q(p, q, torch.full((1, 40), 3), 3)
+    best_q = best_path_q(torch.full_like(q, 0.25), q, torch.full((1, 40), 3), 3)
     torch.testing.assert_close(best_q.sum(-1), torch.ones(1, 40, dtype=torch.float64))
 
 
@@ -107,7 +104,7 @@ def test_long_images_keep_their_joint_distribution(verifier):
 
 @pytest.mark.parametrize("name", ["eagle-gbv", "pathexplore", "sjd-pac-released"])
 def test_the_path_kept_in_the_cache_is_the_one_committed(name):
-    """The probability recorded for each token is that of a teacher-forced forward over the finished image."""
+    """Each recorded probability equals a teacher-forced forward over the finished image."""
     model = EnumerableTransformer(TokenLayout.with_row_ends(3, 4, 5), ("a", "bb"))
     requests = [Request(text, text, sample) for sample in range(20) for text in model.prompts]
     images = decode(model, requests, resolve(name, {"window": 4}), Sampling(2.0), 0, render=False)
@@ -136,9 +133,8 @@ def first_accepted(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 def two_token_distribution(p: np.ndarray, paths: int) -> np.ndarray:
     """Joint distribution [V, V] of an image of two tokens, p [V, V], with one uniform draft of the first, q one-hot, on
-    each path. If a path accepts, its second token is drawn from p; if none does, each path has refined a draft of
-    the second token as if its first token were final.
-    """
+    each path. If a path accepts, its second token is drawn from p; if none does, each path has refined a draft of the
+    second token as if its first token were final."""
     first, second = p.sum(1), p / p.sum(1, keepdims=True)
     exact = np.zeros_like(p)
     for drafts in itertools.product(range(3), repeat=paths):

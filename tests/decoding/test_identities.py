@@ -1,8 +1,6 @@
 """If options switch off a decoder's extension, it returns the same tokens as the simpler decoder under the same seed;
-and the loop draws the tokens of the reference of architecture.md, token by token.
-
-It concerns several modules: every drafter and verification.
-"""
+and the loop draws the tokens of the reference of architecture.md, token by token. It concerns several modules: every
+drafter and verification."""
 
 import math
 from functools import cache
@@ -34,15 +32,13 @@ WITH_WINDOW = [
 ]
 WINDOWS = [2, 3, 5, 32]
 IDENTITIES = [
-    ("replace", {"share": 0}, "ar", {}),
-    ("sjd-block", {"window": 2}, "sjd", {"window": 2}),
+    ("replace", {"share": 0}, "ar", {}), ("sjd-block", {"window": 2}, "sjd", {"window": 2}),
     ("sjd-pac", {"siblings": 1, "window": 5}, "scd-mc", {"window": 5}),
     ("best-lossless", {"lookups": 0, "siblings": 1, "window": 5}, "scd-mc", {"window": 5}),
     ("best-lossless", {"lookups": 0, "window": 5}, "sjd-pac", {"window": 5}),
     ("pathexplore", {"paths": 1, "window": 5}, "sjd-released", {"window": 5}),
-    ("uniform-rsd", {"delta": 1}, "eagle", {}),
-    ("eagle-gbv", {"paths": 1, "window": 6}, "eagle-block", {}),
-]
+    ("uniform-rsd", {"delta": 1}, "eagle", {}), ("eagle-gbv", {"paths": 1, "window": 6}, "eagle-block", {}),
+]  # fmt: skip
 FAMILIES = ("anole", "emu3", "janus", "llamagen", "lumina-512", "simplear")
 ENUMERABLE = {
     "tables": lambda: EnumerableModel(TokenLayout.with_row_ends(4, 4, 3), ("a", "bb")),
@@ -86,7 +82,7 @@ def test_the_extended_decoder_returns_the_tokens_of_the_plain_one(model, name, o
         pytest.skip(f"{model.name} has no draft head")
     small = model.layout.length < 50
     if same == "sjd" and not small:
-        pytest.skip("256 tokens in windows of one draft take long")
+        pytest.skip("256 tokens in windows of a single draft take long")
     for sampling in SAMPLINGS if small else SAMPLINGS[:1]:
         images = 32 if small else 1
         extended = drawn(model, resolve(name, options), sampling, images)

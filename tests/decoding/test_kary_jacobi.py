@@ -1,7 +1,5 @@
 """SJD-PAC as released: the tree, deviations of its images from the model's distribution, and the authors' sampler.
-
-SJD_PAC_FOLDER names a checkout of KangJialiang/SJD-PAC at 4fbc099; its sampler and tree are read from there.
-"""
+SJD_PAC_FOLDER names a checkout of KangJialiang/SJD-PAC at 4fbc099; its sampler and tree are read from there."""
 
 import ast
 import functools
@@ -88,8 +86,7 @@ def test_the_longest_path_makes_a_token_of_probability_0_6_certain(order):
     tree, rows = drafter.tree, 500
     child = torch.tensor(["ab".index(order[number]) for number in child_numbers(tree)])
     q = torch.tensor([0.5, 0.5, 0.0]).expand(rows, len(tree.parents), 3)
-    after = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
-    p = after[child].clone()
+    p = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])[child].clone()
     p[0] = torch.tensor([0.6, 0.4, 0.0])
     loop = object.__new__(KaryLoop)
     loop._drafter, loop._noise, loop._length = drafter, Noise(range(rows), 3), 8

@@ -1,10 +1,6 @@
-"""Steps on a device without numbers: no tensor is made or mixed on another device, and none is read.
-
-A meta tensor has a shape and no numbers. Models and decoders take the branches of a GPU for it, as they do for every
-device but a CPU.
-
-It concerns several modules: the decode step with every model and decoder.
-"""
+"""Steps on a device without numbers: no tensor is made or mixed on another device, and none is read. A meta tensor has
+a shape and no numbers. Models and decoders take the branches of a GPU for it, as they do for every device but a CPU. It
+concerns several modules: the decode step with every model and decoder."""
 
 from __future__ import annotations
 

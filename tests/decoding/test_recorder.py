@@ -1,8 +1,6 @@
 """The u_i recorded while decoding: right, uniform for lossless decoders, not uniform with a planted bug. `run --trace`:
-the recorded distances are correct, take no measured time and change no image.
-
-It concerns several modules: recorder and uniforms.
-"""
+the recorded distances are correct, take no measured time and change no image. It concerns several modules: recorder and
+uniforms."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def windowed(name, window):
     return {"window": window} if "window" in resolve(name).options else {}
 
 
-def test_values_are_those_of_the_model_given_the_true_prefix():
+def test_values_match_the_model_given_the_true_prefix():
     decoded = images("sjd", 20, window=3)
     for sample, image in enumerate(decoded):
         v = Noise([row_key(0, "prompt", sample)], LAYOUT.vocab).tie_break(torch.arange(LAYOUT.length)[None])[0].numpy()
@@ -122,16 +120,11 @@ def test_initialisations_with_their_own_q_give_uniform_values(change):
         assert not result.deviates, (name, result.tests[0])
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "options"),
-    [
-        ("amplify", 3000, {"window": 4, "k": 1.5}),
-        ("gsd", 8000, {"window": 4, "G": 2, "delta": 0.5}),
-        pytest.param("sjd++", 8000, {"window": 4, "tau": 0.1}, marks=pytest.mark.slow),
-        ("cool-sd", 2000, {}),
-        pytest.param("lantern", 8000, {}, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("name", "count", "options"), [
+    ("amplify", 3000, {"window": 4, "k": 1.5}), ("gsd", 8000, {"window": 4, "G": 2, "delta": 0.5}),
+    pytest.param("sjd++", 8000, {"window": 4, "tau": 0.1}, marks=pytest.mark.slow), ("cool-sd", 2000, {}),
+    pytest.param("lantern", 8000, {}, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_lossy_decoders_are_flagged(name, count, options):
     result = audited(images(name, count, **options))
     assert result.deviates
@@ -146,14 +139,10 @@ def test_sampling_from_a_sharpened_p_is_flagged(monkeypatch):
     assert result.tests[0].order == "u_p"
 
 
-@pytest.mark.parametrize(
-    ("what", "options", "count"),
-    [
-        ("a coupled slot without a draft is drawn from [p - q]+ with a stale q", {"window": 2}, 6000),
-        ("q is that of the slot before", {"window": 4}, 6000),
-        ("the images of a prompt share their noise", {}, 2000),
-    ],
-)
+@pytest.mark.parametrize(("what", "options", "count"), [
+    ("a coupled slot without a draft is drawn from [p - q]+ with a stale q", {"window": 2}, 6000),
+    ("q is that of the slot before", {"window": 4}, 6000), ("the images of a prompt share their noise", {}, 2000),
+])  # fmt: skip
 def test_a_planted_bug_is_flagged(what, options, count, monkeypatch):
     [bug] = [bug for bug in BUGS if bug.what == what]
     plant(monkeypatch, bug.seam, bug.fault)
@@ -165,8 +154,7 @@ def test_recording_in_an_order_that_knows_the_outcome_is_flagged(monkeypatch):
     plain = uniforms.UniformsRecorder.note
 
     def note(self, seen):
-        point_mass = torch.nn.functional.one_hot(seen.tokens, seen.p.shape[-1]).float()
-        plain(self, seen._replace(q=point_mass))
+        plain(self, seen._replace(q=torch.nn.functional.one_hot(seen.tokens, seen.p.shape[-1]).float()))
 
     monkeypatch.setattr(uniforms.UniformsRecorder, "note", note)
     assert audited(images("sjd", 2000, window=4)).deviates
@@ -218,7 +206,7 @@ def test_an_exact_test_accepts_as_often_as_the_distributions_overlap(decoder):
     assert distance.std() > 0.05, "distances that are all alike would prove little"
 
 
-def test_where_nothing_is_drafted_nothing_is_noted():
+def test_if_nothing_is_drafted_nothing_is_noted():
     for decoder in ("ar", "zipar"):
         _, rows = traced(decoder, 2, TokenLayout.plain(2, 2, 3))
         assert all(np.isnan(row.draft_tv).all() for row in rows)
@@ -268,13 +256,10 @@ def test_a_trace_of_an_image_that_was_redone_since_does_not_count(tmp_path):
 
 def test_numbers_of_traces():
     nan = np.nan
-    rows = pd.DataFrame(
-        {
-            "draft_tv": [[0.5, 0.25, nan, 0.75], [nan, 0.25, nan, nan]],
-            "draft_top1": [[0.5, 0.5, nan, 0.2], [nan, 0.4, nan, nan]],
-            "committed_step": [[1, 1, 1, 2], [1, 2, 2, 3]],
-        }
-    )
+    rows = pd.DataFrame({
+        "draft_tv": [[0.5, 0.25, nan, 0.75], [nan, 0.25, nan, nan]],
+        "draft_top1": [[0.5, 0.5, nan, 0.2], [nan, 0.4, nan, nan]], "committed_step": [[1, 1, 1, 2], [1, 2, 2, 3]],
+    })  # fmt: skip
     assert stats.draft_tv(rows) == pytest.approx(1.75 / 4)
     assert stats.draft_top1(rows) == pytest.approx(1.6 / 4)
     assert stats.draft_tv_by_offset(rows) == [pytest.approx(0.5), 0.25, None]

@@ -1,7 +1,5 @@
-"""The presets that follow released code, against their rules written out slowly, and against what they declare.
-
-It concerns several modules: drafters.token_init, verification.grouped, lantern and ratio_tests.
-"""
+"""The presets that follow released code, against their rules written out slowly, and against what they declare. It
+concerns several modules: drafters.token_init, verification.grouped, lantern and ratio_tests."""
 
 from __future__ import annotations
 
@@ -54,8 +52,7 @@ def drawn(seed: int, kept: int) -> np.ndarray:
 
 def slow_ratio(p, q, x, d, delta, rows) -> float:
     """The released acceptance ratio of a draft: a cluster sliced out of the ascending order, members filtered, sums
-    over p and q; without a slice, the ratio of the draft.
-    """
+    over p and q; without a slice, the ratio of the draft."""
     order = sorted(range(V), key=lambda v: (p[v], v))
     at = order.index(x)
     members = []
@@ -102,8 +99,7 @@ def test_lanterns_released_residual_zeroes_the_first_k_plus_1_neighbours(row_end
                 changed[near[: k + 1]] = 0
             left = np.clip(changed - q if row_ends else p - changed, 0, None)
             expected = left / left.sum() if left.sum() > 0 else p
-            tests = _tests(p, q, x)
-            got = rule.residual_weights(tests)[0, 0].numpy()
+            got = rule.residual_weights(_tests(p, q, x))[0, 0].numpy()
             np.testing.assert_allclose(got / got.sum(), expected, atol=1e-6)
             relaxed += has_any
     assert relaxed
@@ -131,8 +127,7 @@ def test_gsd_as_released_is_biased():
     p, q = (torch.from_numpy(drawn(seed, V))[None] for seed in (1, 2))
     accepted = q * rule.acceptance(p, q, torch.arange(V)[None]).clamp(max=1)
     residual = (p - q).clamp(min=0)
-    emitted = accepted + (1 - accepted.sum()) * residual / residual.sum()
-    assert (emitted - p).abs().sum() / 2 > 0.01
+    assert (accepted + (1 - accepted.sum()) * residual / residual.sum() - p).abs().sum() / 2 > 0.01
 
 
 def test_released_options_are_named():

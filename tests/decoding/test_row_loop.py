@@ -1,13 +1,12 @@
 """Image rows that are decoded at once. ZipAR: number of forwards, slots that each column sees, and equality with AR for
-wide windows. Jacobi windows in several rows: a slow reference of the rule, what is exact and what each part costs.
-
-It concerns several modules: row_loop, zipar and row_jacobi.
-"""
+wide windows. Jacobi windows in several rows: a slow reference of the rule, what is exact and what each part costs. It
+concerns several modules: row_loop, zipar and row_jacobi."""
 
 import numpy as np
 import pytest
 import torch
 from grouped_key_llama import TinyModel
+from refusals import refused
 
 from specbench.checks.audit_settings import AuditSetting
 from specbench.checks.divergence import AUDIT_LEVEL, p_value
@@ -16,7 +15,6 @@ from specbench.checks.losslessness import observe
 from specbench.decoding.loop import decode, noise_keys
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import draw
-from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix, TransformerSession
 from specbench.prompts import Request
@@ -24,11 +22,9 @@ from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
 LAYOUTS = [
-    TokenLayout.plain(3, 2, 3),
-    TokenLayout.plain(2, 3, 3),
-    TokenLayout.with_row_ends(2, 2, 4),
+    TokenLayout.plain(3, 2, 3), TokenLayout.plain(2, 3, 3), TokenLayout.with_row_ends(2, 2, 4),
     TokenLayout.with_row_ends(1, 4, 3),
-]
+]  # fmt: skip
 
 
 def rows_of(layout, name, **options):
@@ -96,13 +92,12 @@ def test_an_image_does_not_depend_on_its_batch():
 
 def test_a_grammar_it_cannot_read_is_refused():
     layout = TokenLayout(2, 2, 3, (-1, -1, 3, 3, -1, -1))
-    with pytest.raises(SpecbenchError, match="grammar"):
-        decode(EnumerableModel(layout), [Request("", "p")], resolve("zipar"), Sampling(1.0), 0)
+    refused("grammar", decode, EnumerableModel(layout), [Request("", "p")], resolve("zipar"), Sampling(1.0), 0)
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kept", [False, True])
-def test_released_stand_ins_stay_in_the_cache_until_the_true_token_comes(monkeypatch, kept):
+def test_released_substitutes_stay_in_the_cache_until_the_true_token_comes(monkeypatch, kept):
     """In a 3 x 3 image with window 1, slot 3 (6) is predicted in forward 2 (3) from a substitute for token 2 (5)."""
     calls, plain = [], TransformerSession.forward_scattered
 
@@ -139,7 +134,7 @@ def test_columns_attend_to_what_was_fed_before_them_in_raster_order():
     draw = torch.Generator().manual_seed(0)
     prefix = Prefix([torch.randn(n, 16, generator=draw) for n in lengths], (torch.randn(2, 16, generator=draw),))
     session = model.begin(prefix.take([0, 1, 0, 1]), 1.0, columns=4)
-    forwards = [([0, 1], []), ([2, 8], [8]), ([5, 3, 9], [5]), ([4, 10], [])]  # positions, and those of substitutes
+    forwards = [([0, 1], []), ([2, 8], [8]), ([5, 3, 9], [5]), ([4, 10], [])]  # positions, also of substitutes
     fed = torch.zeros(2, model.layout.length + 1, dtype=torch.bool)
     elements = []
     for number, (places, stand_ins) in enumerate(forwards):
@@ -211,8 +206,7 @@ class SlowRows:
         return float(self.noise.uniform(torch.tensor([[slot]]), stream, self.steps))
 
     def race(self, weights, slot, stream, step):
-        race = self.noise.race(torch.tensor([[slot]]), stream, step)[0, 0].numpy()
-        return int((weights / race).argmax())
+        return int((weights / self.noise.race(torch.tensor([[slot]]), stream, step)[0, 0].numpy()).argmax())
 
     def run(self):
         width = self.layout.width
@@ -265,8 +259,7 @@ class SlowRows:
         self.count[row] += accepted + top
         if top:
             weights = np.maximum(p - self.drafts[slot][1], 0) if rejected else p
-            bonus = accepted == self.window - 1
-            stream, step = (Stream.TOKEN, 0) if bonus else (Stream.RESIDUAL, self.steps)
+            stream, step = (Stream.TOKEN, 0) if accepted == self.window - 1 else (Stream.RESIDUAL, self.steps)
             self.committed[slot] = self.race(weights if weights.sum() > 0 else p, slot, stream, step)
             self.drafts.pop(slot, None)
         else:
@@ -281,7 +274,7 @@ class SlowRows:
 
 @pytest.mark.parametrize(("name", "tau"), [("pjd", None), ("pjd-released", 0.5)])
 @pytest.mark.parametrize("layout", THREE_ROWS, ids=str)
-def test_tokens_and_forwards_are_those_of_the_rule(layout, name, tau):
+def test_tokens_and_forwards_match_the_rule(layout, name, tau):
     model = EnumerableModel(layout)
     images = decoded(layout, name, 40, model, **{"window": 3, "rows-window": 2})
     for sample, image in enumerate(images):
@@ -315,9 +308,8 @@ def test_a_transformer_sees_the_same_columns_as_a_table():
 
 
 @torch.inference_mode()
-def test_a_column_attends_to_the_slots_it_is_told_to():
-    layout = TokenLayout.plain(2, 3, 4)
-    model = EnumerableTransformer(layout, ("a",))
+def test_a_column_attends_to_the_given_slots():
+    model = EnumerableTransformer(TokenLayout.plain(2, 3, 4), ("a",))
     prefix = model.encode(["a"])
     tokens, positions = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[0, 1, 2, 3]])
     whole = torch.ones(1, 7, dtype=torch.bool)

@@ -55,9 +55,8 @@ def test_a_draw_reaches_any_of_many_tokens():
     assert torch.equal(sampling.draw(weights, (tokens.double() + 0.5) / 8192), tokens)
 
 
-def test_the_kth_largest_of_many_is_that_of_a_sort():
-    draws = torch.Generator().manual_seed(0)
-    values = torch.randn(2, 5, 8192, generator=draws)
+def test_the_kth_largest_of_many_matches_a_sort():
+    values = torch.randn(2, 5, 8192, generator=torch.Generator().manual_seed(0))
     values[0, 0] = 1.5
     values[0, 1, ::8] = values[0, 1, ::8] + 9  # a sample of every eighth value overestimates the number of large values
     values[0, 2, 100:] = -torch.inf
@@ -69,7 +68,7 @@ def test_the_kth_largest_of_many_is_that_of_a_sort():
 
 
 @pytest.mark.parametrize("settings", [*product((1.0, 0.7), (0, 1, 25, 60), (1.0, 0.95, 0.5), (0.0, 0.2))])
-def test_p_of_a_wide_vocabulary_is_to_the_bit_that_of_every_filter_in_turn(settings, monkeypatch):
+def test_p_of_a_wide_vocabulary_equals_every_filter_in_turn_to_the_bit(settings, monkeypatch):
     temperature, top_k, top_p, min_p = settings
     filters = Sampling(1.0, temperature, top_k, top_p, min_p=min_p)
     logits = 3 * torch.randn(2, 6, 256, generator=torch.Generator().manual_seed(0))
@@ -85,7 +84,7 @@ def test_p_of_a_wide_vocabulary_is_to_the_bit_that_of_every_filter_in_turn(setti
 
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("wide", [99, 0])
-def test_the_tokens_around_one_are_those_of_the_whole_ranking(wide, descending, monkeypatch):
+def test_the_tokens_around_a_token_match_the_whole_ranking(wide, descending, monkeypatch):
     monkeypatch.setattr(sampling, "WIDE", wide)
     draws = torch.Generator().manual_seed(0)
     # Few different values, so that most are tied; many are 0; some rows keep all tokens, others a single token.

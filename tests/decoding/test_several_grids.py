@@ -1,8 +1,5 @@
 """A stream of several grids: geometry follows the layout of each, an image's ids stay in the ranges of their grids, and
-decoders stay exact.
-
-It concerns several modules: the token layout, the target, initialisations, ZipAR and PJD.
-"""
+decoders stay exact. It concerns several modules: the token layout, the target, initialisations, ZipAR and PJD."""
 
 from dataclasses import replace
 
@@ -53,23 +50,16 @@ def test_a_layout_whose_parts_do_not_fit_is_refused(changed):
 
 
 def test_ids_outside_the_range_of_a_grid_have_no_probability():
-    target = Target(OWN_IDS, Sampling(1.0), torch.device("cpu"))
-    p = target(torch.zeros(1, 9, 4), torch.arange(9)[None])[0]
+    p = Target(OWN_IDS, Sampling(1.0), torch.device("cpu"))(torch.zeros(1, 9, 4), torch.arange(9)[None])[0]
     assert p[0].tolist() == [0.5, 0.5, 0, 0, 0, 0] and p[2].argmax() == 4
     assert p[3].tolist() == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3, 0, 0])
 
 
 EXACT = {
-    "ar": {},
-    "sjd": {"window": 4},
-    "sjd-isp": {"window": 5},
-    "scd-mc": {"window": 5},
-    "best-lossless": {"window": 5},
-    "preview": {"window": 4, "preview-weight": 0.7},
-    "vertical": {"window": 4},
-    "zipar": {"rows-window": 9},
+    "ar": {}, "sjd": {"window": 4}, "sjd-isp": {"window": 5}, "scd-mc": {"window": 5}, "best-lossless": {"window": 5},
+    "preview": {"window": 4, "preview-weight": 0.7}, "vertical": {"window": 4}, "zipar": {"rows-window": 9},
     "pjd": {"rows-window": 9, "lower-rows": "commit"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", [PREVIEWED, OWN_IDS], ids=["preview", "own ids"])
@@ -82,14 +72,13 @@ def test_decoders_keep_the_distribution_of_several_grids(name, layout):
 def test_a_zipar_row_may_not_start_before_the_preview_is_complete():
     setting = AuditSetting("two grids", PREVIEWED, Sampling(1.0))
     assert p_value(observe(setting, resolve("zipar", {"rows-window": 1}), 8_000, seed=0)) < AUDIT_LEVEL
-    one_row = AuditSetting("rows of one token", TokenLayout.plain(1, 3, 3, before=((1, 2), (1, 1))), Sampling(1.0))
+    one_row = AuditSetting("rows of a token", TokenLayout.plain(1, 3, 3, before=((1, 2), (1, 1))), Sampling(1.0))
     assert p_value(observe(one_row, resolve("zipar", {"rows-window": 1}), 8_000, seed=0)) > AUDIT_LEVEL
 
 
 def test_drafts_come_from_the_preview_with_the_q_that_is_recorded():
     """Over many images, fresh drafts are the preview's token with probability w + (1 - w) / V, others with the rest."""
-    context = Context(PREVIEWED, None, torch.device("cpu"), standard)
-    init = Preview(context, preview_weight=0.6)
+    init = Preview(Context(PREVIEWED, None, torch.device("cpu"), standard), preview_weight=0.6)
     images = 20_000
     tokens = torch.randint(3, (images, 8), generator=torch.Generator().manual_seed(0))
     positions = torch.arange(1, 6).expand(images, -1)

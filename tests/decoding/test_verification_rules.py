@@ -1,7 +1,5 @@
-"""The components of a decoder agree with their formulas, computed slowly in float64.
-
-It concerns several modules: sampling, verification.grouped, ratio_tests and residuals.
-"""
+"""The components of a decoder agree with their formulas, computed slowly in float64. It concerns several modules:
+sampling, verification.grouped, ratio_tests and residuals."""
 
 import math
 
@@ -96,8 +94,7 @@ def test_residual_without_a_draft_or_without_mass_is_p(residual):
 def slow_cluster(p, q, x, G, d, delta, rank_by, order, bounds, codebook, cluster_q) -> list[int]:
     """Members of token x's cluster, read off the rule one token at a time."""
     if rank_by == "embedding":
-        by_distance = sorted(range(V), key=lambda v: (v != x, np.square(codebook[v] - codebook[x]).sum()))
-        candidates = by_distance[:G]
+        candidates = sorted(range(V), key=lambda v: (v != x, np.square(codebook[v] - codebook[x]).sum()))[:G]
     else:
         weight = p if rank_by == "target" else q
         sign = -1 if order == "descending" else 1
@@ -117,15 +114,11 @@ def slow_cluster(p, q, x, G, d, delta, rank_by, order, bounds, codebook, cluster
 
 @steady
 @given(
-    seed=seeds,
-    G=st.integers(1, V + 3),
-    d=st.sampled_from([0.3, 1.0, math.inf]),
-    delta=st.sampled_from([0.05, 0.15, 1.0]),
-    rank_by=st.sampled_from(["target", "draft", "embedding"]),
-    order=st.sampled_from(["ascending", "descending"]),
-    bounds=st.sampled_from(["half-open", "inclusive"]),
+    seed=seeds, G=st.integers(1, V + 3), d=st.sampled_from([0.3, 1.0, math.inf]),
+    delta=st.sampled_from([0.05, 0.15, 1.0]), rank_by=st.sampled_from(["target", "draft", "embedding"]),
+    order=st.sampled_from(["ascending", "descending"]), bounds=st.sampled_from(["half-open", "inclusive"]),
     cluster_q=st.sampled_from(["whole", "support"]),
-)
+)  # fmt: skip
 def test_gsd_cluster_is_the_one_read_off_token_by_token(seed, G, d, delta, rank_by, order, bounds, cluster_q):
     p, q = pair(seed)
     codebook = torch.from_numpy(np.random.default_rng(seed).normal(0, 0.6, (V, 2)))
@@ -149,15 +142,11 @@ def test_gsd_cluster_is_the_one_read_off_token_by_token(seed, G, d, delta, rank_
 
 @steady
 @given(
-    seed=seeds,
-    top_k=st.integers(0, V),
-    top_p=st.sampled_from([0.3, 0.8, 1.0]),
-    temperature=st.sampled_from([0.5, 1.0, 2.0]),
-    entropy_scale=st.sampled_from([None, 0.5, 3.0]),
-    min_p=st.sampled_from([None, 0.2]),
-    sigma=st.sampled_from([None, 0.7]),
-)
-def test_filters_are_those_of_float64_and_keep_ties_and_the_smallest_nucleus(
+    seed=seeds, top_k=st.integers(0, V), top_p=st.sampled_from([0.3, 0.8, 1.0]),
+    temperature=st.sampled_from([0.5, 1.0, 2.0]), entropy_scale=st.sampled_from([None, 0.5, 3.0]),
+    min_p=st.sampled_from([None, 0.2]), sigma=st.sampled_from([None, 0.7]),
+)  # fmt: skip
+def test_filters_match_float64_and_keep_ties_and_the_smallest_nucleus(
     seed, top_k, top_p, temperature, entropy_scale, min_p, sigma
 ):
     rng = np.random.default_rng(seed)
@@ -200,14 +189,12 @@ def uniforms(seed: int, stream: Stream, step: int = 0, rows: int = 500, slots: i
 
 def independent(a: np.ndarray, b: np.ndarray) -> float:
     """P-value of an 8x8 contingency table against independent uniforms."""
-    cell = (a.ravel() * 8).astype(int) * 8 + (b.ravel() * 8).astype(int)
-    return fit(np.bincount(cell, minlength=64))
+    return fit(np.bincount((a.ravel() * 8).astype(int) * 8 + (b.ravel() * 8).astype(int), minlength=64))
 
 
 def test_noise_is_uniform():
     for stream in Stream:
-        counts = np.bincount((uniforms(0, stream) * 256).astype(int).ravel(), minlength=256)
-        assert fit(counts) > 1e-4
+        assert fit(np.bincount((uniforms(0, stream) * 256).astype(int).ravel(), minlength=256)) > 1e-4
 
 
 def test_noise_at_two_addresses_is_independent():
@@ -236,8 +223,7 @@ def race(rows: int, vocab: int, stream: Stream = Stream.TOKEN) -> torch.Tensor:
 
 def test_race_noise_is_standard_exponential_down_to_its_smallest_values():
     times = race(100_000, 8).double().numpy()
-    quantile = (-np.expm1(-times.ravel()) * 128).astype(int).clip(max=127)
-    assert fit(np.bincount(quantile, minlength=128)) > 1e-4
+    assert fit(np.bincount((-np.expm1(-times.ravel()) * 128).astype(int).clip(max=127), minlength=128)) > 1e-4
     counts = np.bincount(np.minimum(-np.log10(times.ravel()), 4.99).clip(0).astype(int), minlength=5)
     below = -np.expm1(-(10.0 ** -np.arange(6.0)))
     below[0], below[-1] = 1, 0

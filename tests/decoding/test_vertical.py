@@ -1,8 +1,5 @@
 """Drafts of a vertical head and looked-up drafts: every q against a slow computation, from a full forward without a
-cache or from a slow search of the image.
-
-It concerns several modules: the drafters lookup and vertical.
-"""
+cache or from a slow search of the image. It concerns several modules: the drafters lookup and vertical."""
 
 import numpy as np
 import pytest
@@ -103,10 +100,9 @@ def test_drafts_are_looked_up_where_a_slow_search_finds_them(layout, monkeypatch
     assert min(seen.values()) > 10
 
 
-def test_lookups_stop_where_they_are_worse_than_the_drafts_they_replace():
+def test_lookups_stop_if_they_are_worse_than_the_drafts_they_replace():
     """`_gain` is the sum, over tested slots with a match, of the difference of the overlaps minus the margin."""
-    layout = TokenLayout.plain(4, 4, 2)
-    model = EnumerableTransformer(layout, ("a", "bb"))
+    model = EnumerableTransformer(TokenLayout.plain(4, 4, 2), ("a", "bb"))
     requests = [Request("a", "a", sample) for sample in range(4)]
     decoder = resolve("best-lossless", {"window": 4, "siblings": 1})
     loop = begin(Decoding(model, decoder, Sampling(2.0), 0), requests, Spans(CPU), rare=True)
@@ -208,8 +204,7 @@ def test_every_draft_is_drawn_from_the_distribution_written_out(layout, name, re
 
 @pytest.mark.parametrize("name", ["vertical", "vertical-coupled"])
 def test_as_many_passes_as_drafts_draw_the_drafts_one_by_one_and_few_stay_exact(name):
-    layout = TokenLayout.plain(4, 4, 2)
-    model = EnumerableTransformer(layout, ("a", "bb"))
+    model = EnumerableTransformer(TokenLayout.plain(4, 4, 2), ("a", "bb"))
     requests = [Request(text, text, sample) for sample in range(40) for text in model.prompts]
 
     def tokens(passes):

@@ -1,4 +1,4 @@
-"""Diversity of the images of one prompt: mean distance of its pairs, and the difference on the same prompts."""
+"""Diversity of the images of a prompt: mean distance of its pairs, and the difference on the same prompts."""
 
 import numpy as np
 import pandas as pd
@@ -25,8 +25,7 @@ def metric():
 
 
 def test_it_is_a_mean_over_pairs_and_then_over_prompts_and_a_difference_of_common_images(metric):
-    rows = features([RIGHT, UP, LEFT], [RIGHT, RIGHT], [UP])
-    (score,) = metric.scores(metric.statistics(rows))
+    (score,) = metric.scores(metric.statistics(features([RIGHT, UP, LEFT], [RIGHT, RIGHT], [UP])))
     assert score.estimate.value == pytest.approx(((1 + 2 + 1) / 3 + 0) / 2)
     assert score.n == 5, "the prompt with one image has no distance"
     difference, n = metric.difference(features([RIGHT, LEFT, UP], [RIGHT, UP]), features([RIGHT, UP], [RIGHT, UP]))

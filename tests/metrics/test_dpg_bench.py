@@ -68,7 +68,7 @@ def test_a_grid_holds_the_samples_row_by_row_and_the_table_a_row_to_skip(tmp_pat
     with (tmp_path / "out/questions.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert rows[0] == rows[1] and len(rows) == 6
-    assert (rows[5]["dependency"], rows[5]["tuple"]) == ("1,2", "relation - spatial (dogs, cat, beside)")
+    assert (rows[5]["dependency"], rows[5]["tuple"]) == ("1,2", "relation - spatial (dogs, cat, near)")
 
 
 @pytest.mark.parametrize("count", [3, 10])
@@ -87,7 +87,7 @@ def test_prompts_behind_a_category_are_counted_not_its_answers(tmp_path, cli, co
         assert shown["prompts_needed"] == prompts_for_change(estimate, count)
 
 
-def test_scores_are_those_of_the_rule_and_of_the_released_program(tmp_path, cli, prompts):
+def test_scores_match_the_rule_and_the_released_program(tmp_path, cli, prompts):
     run = a_run(tmp_path, prompts)
     cli("export", "dpg-bench", run, "--to", tmp_path / "out")
     (tmp_path / "d.txt").write_text("\n".join(judged(tmp_path / "out", by_chance)))
@@ -104,9 +104,8 @@ def test_scores_are_those_of_the_rule_and_of_the_released_program(tmp_path, cli,
     assert scores["dpg-bench[released]"] == pytest.approx(np.mean(dogs)), "it fails on the first item"
     assert scores["dpg-bench[released]:relation"] == yes["partiprompts7", 3, 3], "of the last image only"
     assert "dpg-bench[released]:attribute" not in scores
-    flipped = (tmp_path / "d.txt").read_text().replace("beside it?, yes", "beside it?, no")
-    (tmp_path / "e.txt").write_text(flipped)
-    assert imported(cli, run, tmp_path / "e.txt") != scores, "of the file that is imported, not of the one before"
+    (tmp_path / "e.txt").write_text((tmp_path / "d.txt").read_text().replace("near it?, yes", "near it?, no"))
+    assert imported(cli, run, tmp_path / "e.txt") != scores, "of the file that is imported, not of the earlier file"
 
 
 def test_a_question_below_a_no_counts_as_no_down_to_its_grandchildren():
@@ -122,7 +121,7 @@ def changes(lines: list[str]) -> dict[str, list[str]]:
         "a grid is missing": [line for line in lines if "partiprompts7" not in line],
         "an image is missing": [line for line in lines if "(8, 8," not in line],
         "other prompts": [line.replace("partiprompts7", "stanford7") for line in lines],
-        "another question": [line.replace("Are they beside it?", "Are they above it?") for line in lines],
+        "another question": [line.replace("Are they near it?", "Are they above it?") for line in lines],
         "not a quarter": [line.replace("(8, 8, 16, 16)", "(8, 8, 24, 24)") for line in lines],
         "another form": [*lines, "DPG-Bench score: 84.2"],
         "another scale": [line.replace(", yes", ", 0.9").replace(", no", ", 0.2") for line in lines],
@@ -145,6 +144,5 @@ def test_other_answers_and_answers_about_other_images_are_refused_whole(tmp_path
     (5, (8, 8), "at most four"), (2, (8, 6), "6 x 8 pixels"), (0, (8, 8), "no images"),
 ])  # fmt: skip
 def test_what_is_no_grid_is_refused(tmp_path, cli, prompts, samples, shape, problem):
-    run = a_run(tmp_path, prompts, samples, shape)
-    outcome = cli("export", "dpg-bench", run, "--to", tmp_path / "out")
+    outcome = cli("export", "dpg-bench", a_run(tmp_path, prompts, samples, shape), "--to", tmp_path / "out")
     assert outcome.code == 2 and problem in outcome.err and not (tmp_path / "out").exists()

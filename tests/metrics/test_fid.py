@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from refusals import refused
 from scipy import linalg
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import MISSING_PREREQUISITE
 from specbench.metrics import compbench, distances, geneval, published_weights
 from specbench.metrics.base import CODE_VERSIONS, Sample, Settings, made_features, made_score
 from specbench.metrics.catalog import metric
@@ -53,7 +54,7 @@ def weights(tmp_path_factory):
 
 @pytest.fixture
 def published(weights, monkeypatch):
-    """The calibrated file stands in for the published one, digest and all."""
+    """The calibrated file as the published file, digest and all."""
     entry = published_weights.Checkpoint("inception.pth", Remote("http://127.0.0.1:9/", digest_of(weights)), "test")
     entry.path.parent.mkdir(parents=True)
     entry.path.symlink_to(weights)
@@ -90,7 +91,7 @@ def test_standard_error_covers_and_is_not_idle():
     assert np.mean(paired_errors) < 0.8 * np.mean(errors)
 
 
-def test_images_of_one_prompt_count_as_one_witness_and_no_error_is_claimed_where_it_is_undefined():
+def test_images_of_one_prompt_count_as_one_witness_and_no_error_is_claimed_if_it_is_undefined():
     x = np.repeat(cloud(200, 8, 1), 4, axis=0)
     reference = Gaussian(cloud(900, 8, 2))
     alone = fid_estimate(Gaussian(x), reference, [str(i) for i in range(800)])
@@ -160,7 +161,7 @@ def test_precision_recall_density_coverage_equal_slow_loops_and_another_k_is_not
 
 
 @pytest.mark.parametrize("n", [21, 40, 103])
-def test_inception_score_is_that_of_its_definition_and_a_change_of_one_percent_shows(n):
+def test_inception_score_matches_its_definition_and_a_change_of_one_percent_shows(n):
     logits = torch.tensor(cloud(n, 12, 5) * 3)
     value, deviation = inception_score(logits)
     torch.manual_seed(0)
@@ -235,7 +236,7 @@ GOLDEN = {
     ("center256", 2): 5.489, ("bilinear299", 1): -0.651, ("short_side_centre", 1): -6.274, ("hps_input", 1): 16.186,
     ("squashed", 1): 4.759, ("mask2former", 1): 5.334,
 }  # fmt: skip
-"""What each version of the preprocessing code makes of one picture. If this test fails, raise the function's version in
+"""Results of each version of the preprocessing code on a picture. If this test fails, raise the function's version in
 `CODE_VERSIONS`, so that stored features of the earlier version are not used again, and write down the new numbers."""
 
 
@@ -312,8 +313,7 @@ def test_metric_from_images_to_scores_with_a_reference_folder(published, tmp_pat
     mine, real = np.stack(frame["feature"].to_list()), metric.reference_features
     assert fid.estimate.value == pytest.approx(frechet_distance(Gaussian(mine), Gaussian(real)))
     monkeypatch.setattr("specbench.metrics.fid.Fid.embed", lambda *_: pytest.fail("extracted twice"))
-    again = Fid("tm-aa+center256", Settings(reference=folder))
-    assert np.array_equal(again.reference_features, real)
+    assert np.array_equal(Fid("tm-aa+center256", Settings(reference=folder)).reference_features, real)
 
 
 def test_fewer_images_than_the_reference_say_how_much_too_large_fid_is(published, tmp_path):
@@ -353,7 +353,6 @@ def test_weights_with_another_digest_are_never_opened(published, monkeypatch):
     published.path.unlink()
     published.path.write_bytes(b"not the weights")
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("opened"))
-    with pytest.raises(SpecbenchError) as caught:
-        Fid("clean", Settings(offline=True)).embed([torch.zeros(3, 299, 299)])
-    assert caught.value.exit_code == MISSING_PREREQUISITE and "specbench fetch" in caught.value.try_this
+    error = refused("", Fid("clean", Settings(offline=True)).embed, [torch.zeros(3, 299, 299)])
+    assert error.exit_code == MISSING_PREREQUISITE and "specbench fetch" in error.try_this
     assert "is not the published file" in Fid("clean").missing()[0][0]

@@ -1,4 +1,4 @@
-"""GenEval 2: Soft-TIFA as in its authors' program, on a judge of random weights and on one that answers as told."""
+"""GenEval 2: Soft-TIFA as in its authors' program, on a judge of random weights and on a judge with given answers."""
 
 import dataclasses
 import json
@@ -53,7 +53,7 @@ class Inputs(dict):
 
 
 class Processor:
-    """A tokenizer of one id per word, without a picture."""
+    """A tokenizer with an id per word, without a picture."""
 
     tokenizer = type("T", (), {"encode": staticmethod(lambda text: [3 + sum(map(ord, text)) % 40])})
 

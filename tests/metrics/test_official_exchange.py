@@ -139,7 +139,7 @@ def test_cvtg_goes_out_in_its_layout(tmp_path, cli):
 
 
 def test_tiif_goes_out_in_its_layout_and_answers_come_back_as_its_program_counts_them(tmp_path, cli):
-    """Two kinds of one group count the same, whatever their questions; those of a kind are pooled."""
+    """Two kinds of a group have equal weight; questions of a kind are pooled."""
     right = {("color+2d", 0): [1, 1, 1, 0], ("color+2d", 1): [0, 0], ("color+3d", 0): [1], ("text", 0): [1, 0]}
     about = {kind + str(line): (kind, line) for kind, line in right}
     prompts = [Prompt(name, name, kind, {"line": n, "length": "short"}) for name, (kind, n) in about.items()]
@@ -177,7 +177,7 @@ def test_imported_scores_of_two_runs_are_one_column_and_compare_and_a_second_imp
     [row] = [row for row in compare_runs(*runs) if row.name == "geneval[official]"]
     assert row.value == pytest.approx(3 / 12) and row.n == 12 and len(score_columns(report_rows(runs))) == 1
     [old] = (runs[0] / "scores").glob("geneval[[]*.parquet")
-    table = pq.read_table(old)  # of a version whose fingerprint was that of the results' file
+    table = pq.read_table(old)  # of a version that took the fingerprint of the results' file
     older = table.set_column(table.schema.get_field_index("fingerprint"), "fingerprint", [["4a92abd5"] * len(table)])
     pq.write_table(older, old.with_name("geneval[official]-4a92abd5.parquet"))
     [features] = (runs[0] / "image_scores").iterdir()

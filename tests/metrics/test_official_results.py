@@ -33,10 +33,6 @@ def scores(outcome) -> dict[str, float]:
     return {row["metric"]: row["value"] for row in json.loads(outcome.out)}
 
 
-def refused(outcome, problem: str) -> None:
-    assert outcome.code == 2 and outcome.err.count("\n") == 1 and problem in outcome.err, outcome.err
-
-
 @pytest.mark.parametrize(("release", "value"), [("verified", 1.0), ("legacy", (0.7 * 2 + 0.2) / 2)])
 def test_wise_goes_out_in_its_layout_and_its_two_protocols_come_back_under_two_names(release, value, tmp_path, cli):
     to, name = tmp_path / "out", f"wise-{release}"
@@ -48,13 +44,13 @@ def test_wise_goes_out_in_its_layout_and_its_two_protocols_come_back_under_two_n
     row = {"prompt_id": 401, "Subcategory": "Festival", **MARKS[release]}
     zero = row | dict.fromkeys(MARKS[release], 0) | {"prompt_id": 402}
     marks(to / "sample-0", row, zero)
-    refused(cli("import", name, run, "--from", to), "has no score of sample-1/401.png")
+    cli("import", name, run, "--from", to).refused("has no score of sample-1/401.png", alone=True)
     marks(to / "sample-1", row, zero | MARKS[release])
     imported = scores(cli("import", name, run, "--from", to, "--json"))
     assert imported == {f"wise[{release}]:time": pytest.approx(3 * value / 4)}, "no overall score of some prompts"
     other = "legacy" if release == "verified" else "verified"
-    refused(cli("import", f"wise-{other}", run, "--from", to), f"is not a result of WISE's {other} evaluator")
-    refused(cli("export", f"wise-{other}", run, "--to", tmp_path / "o"), f"has no images of WISE ({other}) prompts")
+    cli("import", f"wise-{other}", run, "--from", to).refused(f"not a result of WISE's {other} evaluator", alone=True)
+    cli("export", f"wise-{other}", run, "--to", tmp_path / "o").refused(f"no images of WISE ({other})", alone=True)
     mark = next(iter(MARKS[release]))
     for change, problem in [
         ({mark: 3}, "0 to"), ({mark: True}, "0 to"), ({mark: "1"}, "0 to"), ({"prompt_id": "401"}, "needs prompt_id"),
@@ -62,7 +58,7 @@ def test_wise_goes_out_in_its_layout_and_its_two_protocols_come_back_under_two_n
         ({"prompt_id": 402}, "contradicts itself"),
     ]:  # fmt: skip
         marks(to / "sample-1", zero, row | change)
-        refused(cli("import", name, run, "--from", to), problem)
+        cli("import", name, run, "--from", to).refused(problem, alone=True)
 
 
 def test_the_overall_score_of_wise_has_its_programs_weights(tmp_path):
@@ -144,7 +140,7 @@ def test_tables_of_oneig_of_another_form_are_refused(oneig, tmp_path, cli):
         else:
             assert old in TABLES[path.name]
             path.write_text(TABLES[path.name].replace(old, new).replace(RUN, run.name))
-        refused(cli("import", "oneig", run, "--from", tables), problem)
+        cli("import", "oneig", run, "--from", tables).refused(problem, alone=True)
 
 
 WORDS = {"text": ["OPEN 24h,", "open!"], "length": "short"}  # open, 24h, open
@@ -176,4 +172,4 @@ def test_longtext_bench_counts_the_words_to_write_that_were_read_and_refuses_oth
         ), answer
     for change, problem in FAULTS:
         path.write_text("\n".join(map(json.dumps, (row | change, other))))
-        refused(cli("import", "longtext-bench", run, "--from", path), problem)
+        cli("import", "longtext-bench", run, "--from", path).refused(problem, alone=True)

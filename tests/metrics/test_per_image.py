@@ -35,11 +35,11 @@ except ImportError as error:
     pytest.skip(f"{error.name} is not installed", allow_module_level=True)
 
 needs_torchvision = pytest.mark.skipif(
-    not torchvision_loads(), reason="no torchvision that loads beside this torch; make test-hpsv2 installs one"
+    not torchvision_loads(), reason="no torchvision that loads with this torch; make test-hpsv2 installs one"
 )
 needs_hpsv2 = pytest.mark.skipif(
     find_spec("hpsv2") is None or not torchvision_loads(),
-    reason="the hpsv2 package wants an environment of its own: make test-hpsv2",
+    reason="the hpsv2 package needs a separate environment: make test-hpsv2",
 )
 
 LONG = "a red cat and " * 40
@@ -196,8 +196,7 @@ def test_compbench_takes_the_cosine_of_the_bare_prompt_of_non_spatial_images(ope
         truth.append(torch.cosine_similarity(seen, read).item())
     rows = metric.features(asked)
     assert [row["value"] for row in rows] == pytest.approx(truth, abs=1e-5)
-    frame = pd.DataFrame(rows).assign(category="non_spatial", prompt_id=["p0", "p1"])
-    (score,) = metric.scores(frame)
+    (score,) = metric.scores(pd.DataFrame(rows).assign(category="non_spatial", prompt_id=["p0", "p1"]))
     assert score.name == "compbench[clip-b32]:non_spatial" and score.estimate.value == pytest.approx(np.mean(truth))
     assert [metric.accepts(category, {"line": 0}) for category in ("non_spatial", "spatial", None)] == [
         True, False, False,

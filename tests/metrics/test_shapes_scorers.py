@@ -53,7 +53,7 @@ def test_its_words_are_the_words_of_the_captions():
     assert [names[index] for index in tokenizer(["a photorealistic dog"])[0, 1:3].tolist()] == ["<unknown>"] * 2
 
 
-def test_a_run_is_scored_by_all_three_unasked_and_few_images_and_a_missing_package_are_told(
+def test_a_run_is_scored_by_all_three_unasked_and_few_images_and_a_missing_package_are_reported(
     few_renders, tmp_path, monkeypatch, capsys
 ):
     folder = drawn_run(tmp_path)
@@ -86,7 +86,7 @@ def test_the_reference_depends_on_captions_alone_and_scores_name_their_weights_a
     assert made_score(ShapesFrechet()).fingerprint != before
 
 
-def test_the_names_of_renderer_and_detector_stand_for_what_they_draw_and_find():
+def test_the_names_of_renderer_and_detector_change_with_what_they_draw_and_find():
     """Another digest means other scores: give a new `_RENDERER` or `_DETECTOR`."""
     drawn, judged = hashlib.sha256(), hashlib.sha256()
     for prompt in load_prompts("shapes").prompts[:64]:

@@ -1,8 +1,6 @@
 """`--dtype int8wo` from the command line to the audit: names, memory, quantised modules, bad input. torchao is an
-extra: a stand-in rounds where only the way to it is tested.
-
-It concerns several modules: facts, checkpoint_loading and catalog.
-"""
+extra: a stub rounds if only the way to it is tested. It concerns several modules: facts, checkpoint_loading and
+catalog."""
 
 import sys
 from dataclasses import replace
@@ -11,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import refused
 
 from specbench import api
 from specbench.checks.run_audit import audit_run
-from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE
 from specbench.models import checkpoint_loading
 from specbench.models.catalog import find_model, load_model, models, recorded_model
 from specbench.models.facts import ModelChoice
@@ -28,7 +27,7 @@ with_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao 
 
 @pytest.fixture
 def rounding(monkeypatch):
-    """A stand-in for torchao that rounds the weights of each layer to 255 steps and keeps their dtype."""
+    """A stub of torchao that rounds the weights of each layer to 255 steps and keeps their dtype."""
 
     def quantize_(module, config):
         scale = module.weight.abs().amax(1, keepdim=True) / 127
@@ -103,10 +102,8 @@ def check_run(out):
     other = audit_run(light.folders[1], dtype="float32")
     assert other["target"] == "float32" and other["recomputed"] and not other["failed"] and not other["agreement"]
     assert 0 <= other["tv_low"] <= other["tv"] <= other["tv_high"] < 0.2
-    with pytest.raises(SpecbenchError, match="was not decoded with --dtype int8wo"):
-        audit_run(plain, dtype="float32")
-    with pytest.raises(SpecbenchError, match="--dtype int4: unknown"):
-        audit_run(light.folders[0], dtype="int4")
+    refused("was not decoded with --dtype int8wo", audit_run, plain, dtype="float32")
+    refused("--dtype int4: unknown", audit_run, light.folders[0], dtype="int4")
 
 
 @pytest.mark.skipif(find_spec("torchao") is not None, reason="torchao is installed")
@@ -121,5 +118,4 @@ def test_without_torchao_one_line_says_how_to_get_it(cli, tmp_path, model):
 
 def test_bad_values(cli):
     assert cli("run", "--dtype", "int8").code == BAD_INPUT
-    outcome = cli("audit", "--dtype", "float32")
-    assert outcome.code == BAD_INPUT and "require --run" in outcome.err
+    cli("audit", "--dtype", "float32").refused("require --run")

@@ -1,8 +1,5 @@
-"""Grammar, prompts, guidance and defaults equal the official ones, token ids those of the authors' tokenizers; facts
-shown without loading are correct.
-
-It concerns several modules: every model family.
-"""
+"""Grammar, prompts, guidance and defaults equal the official ones, token ids equal the authors' tokenizers; facts shown
+without loading are correct. It concerns several modules: every model family."""
 
 import json
 import subprocess
@@ -13,12 +10,12 @@ from dataclasses import replace
 import pytest
 import torch
 from checkpoints import INFO, baai, chameleon, configured, emu3, janus, loaded
+from refusals import refused
 from tokenizers import Tokenizer
 from transformers import JanusConfig
 
 from specbench.decoding.loop import decode
 from specbench.decoding.sampling import Target
-from specbench.errors import SpecbenchError
 from specbench.models import checkpoint_loading
 from specbench.models.catalog import load_model, recorded_model
 from specbench.models.facts import ModelChoice
@@ -49,7 +46,7 @@ def full_layout(name: str):
         ("emu3.5", 4015, 4070, 74), ("x-omni", 5184, 5184, None),
     ],
 )  # fmt: skip
-def test_row_ends_stand_where_the_official_stream_has_them(name, free, stream, row):
+def test_row_ends_are_where_the_official_stream_has_them(name, free, stream, row):
     layout, info = full_layout(name), INFO[name]
     assert (len(layout.free_slots()), layout.length) == (info.tokens, info.stream) == (free, stream)
     ends = [slot for slot, token in enumerate(layout.forced) if token >= 0]
@@ -85,8 +82,7 @@ def test_the_released_prompt_of_anole_has_the_scripts_words_before_it(tiny_of):
     assert info.name == "anole+tiny+released-prompt"
     asked = load_model(info, "cpu", "float32").prompt_ids("a cat")
     assert asked == official.prompt_ids("Generate an image of a cat")
-    with pytest.raises(SpecbenchError, match="--prompt-form released"):
-        INFO["lumina"].configured(ModelChoice(prompt_form="released"))
+    refused("--prompt-form released", INFO["lumina"].configured, ModelChoice(prompt_form="released"))
     both = {"weights": str(tiny.folder), "tiny": True, "guidance_rows": "released", "prompt_form": "released"}
     name = INFO["anole"].configured(ModelChoice(**both)).name
     assert recorded_model(name, str(tiny.folder)) == INFO["anole"].configured(ModelChoice(**both))
@@ -98,13 +94,11 @@ def test_released_guidance_rows_keep_the_prompts_last_token(name, tiny_of):
     tiny, official = tiny_of(name)
     info = configured(name, tiny.folder, guidance_rows="released")
     assert info.name == f"{name}+tiny+released-rows"
-    model = load_model(info, "cpu", "float32")
-    conditional, unconditional = model.prompt_ids("a cat")
+    conditional, unconditional = load_model(info, "cpu", "float32").prompt_ids("a cat")
     assert conditional == official.prompt_ids("a cat")[0]
     image = conditional[conditional.index(chameleon.BEGIN_IMAGE) :]
     assert unconditional == [chameleon.RESERVED["<reserved08706>"], *image]
-    with pytest.raises(SpecbenchError, match="--guidance-rows released"):
-        INFO["janus"].configured(ModelChoice(guidance_rows="released"))
+    refused("--guidance-rows released", INFO["janus"].configured, ModelChoice(guidance_rows="released"))
 
 
 def test_emu3_stream_is_the_official_one(tiny_of):
@@ -270,7 +264,7 @@ EMU3_TEXTS = (
 )  # fmt: skip
 
 
-def test_ids_are_those_of_the_scanner_written_out():
+def test_ids_match_the_scanner_written_out():
     tokenizer = ranked_bpe(baai.RANKS, {})
     assert [tokenizer.encode(text).ids for text in EMU3_TEXTS] == list(map(baai.slow_ids, EMU3_TEXTS))
 
@@ -288,15 +282,10 @@ def test_special_tokens_are_found_anywhere_in_a_text():
     assert tokenizer.token_to_id("<|a|>") == 700
 
 
-@pytest.mark.parametrize(
-    ("lines", "problem"),
-    [
-        (b"YQ== 0\n", "no token for byte 0"),
-        (b"YQ==\n", "line 1"),
-        (b"!!! 3\n", "base64|Only|discard|Non"),
-        (b"YQ== x\n", "line 1"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "problem"), [
+    (b"YQ== 0\n", "no token for byte 0"), (b"YQ==\n", "line 1"), (b"!!! 3\n", "base64|Only|discard|Non"),
+    (b"YQ== x\n", "line 1"),
+])  # fmt: skip
 def test_a_file_of_ranks_that_makes_no_sense_is_an_error(lines, problem):
     with pytest.raises(ValueError, match=problem):
         read_ranks(lines)
@@ -336,46 +325,24 @@ def test_the_converted_layout_gives_the_authors_ids_and_warns_of_its_own_split(t
     assert "splits prompts differently" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("typed", "cleaned"),
-    [
-        ("A Red Cat", "a red cat"),
-        ("  a \t cat\n", "a cat"),
-        ("a cat,a dog", "a cat, a dog"),
-        ("a 1.5 m pole", "a 1.5 m pole"),
-        ("a cat. A dog.", "a cat. a dog."),
-        ("a “quiet” cat‘s tail", 'a "quiet" cat\'s tail'),
-        ("“all of it”", "all of it"),
-        ("a cat — asleep", "a cat - asleep"),
-        ("a black-and-white T-shirt", "a black-and-white t-shirt"),
-        ("this-is-my-very-own_cat", "this is my very own cat"),
-        ("a%20cat+and+a%20dog", "a cat and a dog"),
-        ("<person> with a cat", "person with a cat"),
-        ("<b>a cat</b> &eacute;", "a cat é"),
-        ("a cat &amp; a dog", "a cat a dog"),
-        ("a cat <script>alert()</script>asleep", "a cat asleep"),
-        ("a cat at https://cats.com/red and www.cats.co", "a cat at and"),
-        ("a cat by @cat_lover", "a cat by"),
-        ("a cat 猫 asleep", "a cat asleep"),
-        ("a cat from 192.168.0.1", "a cat from"),
-        ("cat #12, cat #12345, cat #1234", "cat , cat , cat 1234"),
-        ("a cat 1234567", "a cat"),
-        ("a cat my_cat.jpg", "a cat"),
-        ("*** a cat!!! ***", "a cat!!!"),
-        ("a cat... asleep", "a cat asleep"),
-        ("a cat (asleep) [again] {or} not/", "a cat asleep again or not"),
-        ("a cat jc6640 jc6640vc 6640vc231 j2d1a2a asleep", "a cat asleep"),
-        ("a cat, free shipping, free download", "a cat,"),
-        ("a cat, click for more", "a cat"),
-        ("png images of a cat, page 3", "of a cat"),
-        ("a cat 30x40 and 2.5×3", "a cat and"),
-        ("a cat : asleep", "a cat: asleep"),
-        ("- a cat -", "a cat"),
-        ("ﬁve ｃats", "five cats"),
-        ("", ""),
-        ("***", ""),
-    ],
-)
+@pytest.mark.parametrize(("typed", "cleaned"), [
+    ("A Red Cat", "a red cat"), ("  a \t cat\n", "a cat"), ("a cat,a dog", "a cat, a dog"),
+    ("a 1.5 m pole", "a 1.5 m pole"), ("a cat. A dog.", "a cat. a dog."),
+    ("a “quiet” cat‘s tail", 'a "quiet" cat\'s tail'), ("“all of it”", "all of it"),
+    ("a cat — asleep", "a cat - asleep"), ("a black-and-white T-shirt", "a black-and-white t-shirt"),
+    ("this-is-my-very-own_cat", "this is my very own cat"), ("a%20cat+and+a%20dog", "a cat and a dog"),
+    ("<person> with a cat", "person with a cat"), ("<b>a cat</b> &eacute;", "a cat é"),
+    ("a cat &amp; a dog", "a cat a dog"), ("a cat <script>alert()</script>asleep", "a cat asleep"),
+    ("a cat at https://cats.com/red and www.cats.co", "a cat at and"), ("a cat by @cat_lover", "a cat by"),
+    ("a cat 猫 asleep", "a cat asleep"), ("a cat from 192.168.0.1", "a cat from"),
+    ("cat #12, cat #12345, cat #1234", "cat , cat , cat 1234"), ("a cat 1234567", "a cat"),
+    ("a cat my_cat.jpg", "a cat"), ("*** a cat!!! ***", "a cat!!!"), ("a cat... asleep", "a cat asleep"),
+    ("a cat (asleep) [again] {or} not/", "a cat asleep again or not"),
+    ("a cat jc6640 jc6640vc 6640vc231 j2d1a2a asleep", "a cat asleep"),
+    ("a cat, free shipping, free download", "a cat,"), ("a cat, click for more", "a cat"),
+    ("png images of a cat, page 3", "of a cat"), ("a cat 30x40 and 2.5×3", "a cat and"),
+    ("a cat : asleep", "a cat: asleep"), ("- a cat -", "a cat"), ("ﬁve ｃats", "five cats"), ("", ""), ("***", ""),
+])  # fmt: skip
 def test_captions_are_cleaned_as_documented(typed, cleaned):
     assert clean_caption(typed) == cleaned
 

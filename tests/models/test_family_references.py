@@ -1,9 +1,7 @@
 """The contract of every model family, on files in each published layout: cached windows give the logits of the full
 forward, windows of any width give the AR tokens, image decoding equals the reference, the loader compared the steps
-with the network's own forward, and sizes known before loading are those of the network.
-
-It concerns several modules: every model family.
-"""
+with the network's own forward, and sizes known before loading fit the network. It concerns several modules: every model
+family."""
 
 import pytest
 import torch
@@ -29,7 +27,7 @@ def kind(request):
 
 @pytest.fixture(scope="module")
 def probed(kind, tiny_of, tmp_path_factory):
-    """What the loader found when it compared the model with its own forward."""
+    """Results of the loader when it compared the model with its own forward."""
     found, true = [], forward_probe.probe
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECBENCH_CACHE", str(tmp_path_factory.mktemp("cache")))  # else a comparison is remembered
@@ -103,7 +101,7 @@ def test_images_are_decoded_as_by_the_reference(loaded):
 
 
 def test_the_size_is_the_one_of_the_loaded_network(kind, loaded):
-    """If it is that of a language model alone: X-Omni has two tables, and a de-tokenizer has no other size."""
+    """If it covers a language model alone: X-Omni has two tables, and a de-tokenizer has no other size."""
     (tiny, model), name = loaded, EVERY[kind][0]
     if name.startswith(("x-omni", "tar-dtok")):
         pytest.skip("planned with its official size")

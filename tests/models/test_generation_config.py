@@ -6,11 +6,11 @@ import pytest
 import torch
 from checkpoints import write
 from ragged import ragged_windows
+from refusals import refused
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from specbench.decoding.loop import decode
 from specbench.decoding.sampling import Target
-from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model
 from specbench.models.facts import ModelChoice
 from specbench.models.hub_model import MODELS
@@ -35,11 +35,9 @@ def loaded(folder, **entries):
 
 def official(tiny, stream: list[int]) -> torch.Tensor:
     """p [V] of the next slot in the order of `generate`: penalty on raw conditional logits, then guidance on
-    log-probabilities, then the image tokens alone.
-    """
+    log-probabilities, then the image tokens alone."""
     conditional, unconditional = (tiny.logits("a cat", stream, half)[-1:] for half in (True, False))
-    prompt = [3, 5, 8]
-    ids = torch.tensor([prompt + [tiny.image_ids.start + token for token in stream]])
+    ids = torch.tensor([[3, 5, 8] + [tiny.image_ids.start + token for token in stream]])
     conditional = RepetitionPenaltyLogitsProcessor(PENALTY)(ids, conditional).log_softmax(-1)
     unconditional = unconditional.log_softmax(-1)
     mixed = unconditional + SCALE * (conditional - unconditional)
@@ -63,8 +61,7 @@ def test_every_column_of_every_window_is_penalised_as_generate_does(folder):
 @torch.inference_mode()
 def test_lossless_decoders_keep_the_penalised_target(folder):
     """At top-k 1 each draws exactly what AR does, and something else than without the penalty, which favours repeats
-    below 1: a vocabulary this large has no others in so small an image.
-    """
+    below 1: a vocabulary this large has no others in so small an image."""
     path, _ = folder
     greedy = Sampling(guidance=SCALE, top_k=1)
 
@@ -113,32 +110,18 @@ def test_decoders_without_a_chain_are_refused_by_name(decoder, folder, cli, tmp_
         assert "repetition penalty 1.1" in outcome.err
 
 
-@pytest.mark.parametrize(
-    ("entries", "code", "problem"),
-    [
-        ({"no_repeat_ngram_size": 3}, 2, "no_repeat_ngram_size = 3"),
-        ({"suppress_tokens": [1]}, 2, "suppress_tokens"),
-        ({"typical_p": 0.9}, 2, "typical_p"),
-        ({"repetition_penalty": 0}, 5, "repetition_penalty = 0"),
-        ({"repetition_penalty": "much"}, 5, "repetition_penalty"),
-    ],
-)
+@pytest.mark.parametrize(("entries", "code", "problem"), [
+    ({"no_repeat_ngram_size": 3}, 2, "no_repeat_ngram_size = 3"), ({"suppress_tokens": [1]}, 2, "suppress_tokens"),
+    ({"typical_p": 0.9}, 2, "typical_p"), ({"repetition_penalty": 0}, 5, "repetition_penalty = 0"),
+    ({"repetition_penalty": "much"}, 5, "repetition_penalty"),
+])  # fmt: skip
 def test_what_is_not_applied_is_refused_by_name(entries, code, problem, folder):
-    with pytest.raises(SpecbenchError) as raised:
-        loaded(folder[0], **entries)
-    assert (
-        raised.value.exit_code == code
-        and problem in raised.value.what
-        and "generation_config.json" in raised.value.what
-    )
+    error = refused("", loaded, folder[0], **entries)
+    assert error.exit_code == code and problem in error.what and "generation_config.json" in error.what
 
 
 def test_what_has_no_effect_is_taken(folder):
     neutral = {
-        "repetition_penalty": 1.0,
-        "no_repeat_ngram_size": 0,
-        "typical_p": 1.0,
-        "eos_token_id": [1],
-        "min_p": None,
-    }
+        "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "typical_p": 1.0, "eos_token_id": [1], "min_p": None,
+    }  # fmt: skip
     assert loaded(folder[0], **neutral).repetition_penalty == 1.0

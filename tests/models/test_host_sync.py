@@ -26,10 +26,8 @@ class Calls(TorchDispatchMode):
 
 @pytest.mark.slow
 def test_host_syncs_per_image_are_few_and_steps_call_torch_hardly_more_often_than_they_used_to(monkeypatch):
-    """AR is never looked at, the others in the steps of their last window and now and then before.
-
-    Calls are shares of AR's step, forwards included; a step's host time is its calls.
-    """
+    """AR is never looked at, the others in the steps of their last window and now and then before. Calls are shares of
+    AR's step, forwards included; a step's host time is its calls."""
     synced, take = [], host_sync.LaggingHostCopy.take
     monkeypatch.setattr(host_sync.LaggingHostCopy, "take", lambda *arguments: synced.append(1) or take(*arguments))
     model, per_step = load_model("shapes"), {}

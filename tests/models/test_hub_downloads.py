@@ -64,14 +64,10 @@ def test_without_a_pinned_commit_main_is_taken_and_later_uses_keep_its_commit(hu
     assert f"the hub does not know commit {OLD[:12]}; main is used, at {NEW[:12]}" in moved.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "sent", "problem"),
-    [
-        ("config.json", b"}{", "its git is "),
-        ("model.safetensors", b"new weights", "its sha256 is "),
-        ("model.safetensors", b"", "0 bytes instead of 11"),
-    ],
-)
+@pytest.mark.parametrize(("name", "sent", "problem"), [
+    ("config.json", b"}{", "its git is "), ("model.safetensors", b"new weights", "its sha256 is "),
+    ("model.safetensors", b"", "0 bytes instead of 11"),
+])  # fmt: skip
 def test_a_file_that_is_not_what_the_hub_states_is_refused_when_it_comes_and_later(hub, tmp_path, name, sent, problem):
     hub.spoil = lambda path, data: sent if "/resolve/" in path and path.endswith(name) else data
     come = fetch(hub, tmp_path)
@@ -101,24 +97,20 @@ def test_a_pinned_commit_that_the_hub_does_not_know_gives_way_to_main(hub, tmp_p
     assert fetch(hub, tmp_path, pinned).stdout == f"{OLD}\n" and not hub.asked
 
 
-def test_a_file_that_stands_for_another_one_of_the_hub_is_enough(hub, tmp_path):
+def test_a_file_that_replaces_another_file_of_the_hub_is_enough(hub, tmp_path):
     (tmp_path / "old" / "model.bin").write_bytes(b"the same weights")
     either = FETCH.replace('"*.safetensors"', '"*.safetensors|*.bin"')
     assert fetch(hub, tmp_path, either).stdout == fetch(hub, tmp_path, either).stdout == f"{OLD}\n"
 
 
-@pytest.mark.parametrize(
-    ("status", "headers", "problem", "command"),
-    [
-        (403, {"X-Error-Code": "GatedRepo"}, "is gated: accept its terms", "hf auth login"),
-        (401, {}, "or you have no access (401)", "hf auth login"),
-        (404, {"X-Error-Code": "RepoNotFound"}, "does not exist on", "hf auth login"),
-        (404, {"X-Error-Code": "RevisionNotFound"}, "has no revision 'main'", "name another revision"),
-        (429, {"RateLimit": '"api";r=0;t=300'}, "it asks to wait 300 s", "run the same command again"),
-        (503, {}, "answers 503", "run the same command again"),
-        (200, {}, "no answer of a hub", "HF_ENDPOINT"),
-    ],
-)
+@pytest.mark.parametrize(("status", "headers", "problem", "command"), [
+    (403, {"X-Error-Code": "GatedRepo"}, "is gated: accept its terms", "hf auth login"),
+    (401, {}, "or you have no access (401)", "hf auth login"),
+    (404, {"X-Error-Code": "RepoNotFound"}, "does not exist on", "hf auth login"),
+    (404, {"X-Error-Code": "RevisionNotFound"}, "has no revision 'main'", "name another revision"),
+    (429, {"RateLimit": '"api";r=0;t=300'}, "it asks to wait 300 s", "run the same command again"),
+    (503, {}, "answers 503", "run the same command again"), (200, {}, "no answer of a hub", "HF_ENDPOINT"),
+])  # fmt: skip
 def test_a_refusal_of_the_hub_is_one_short_line(hub, tmp_path, status, headers, problem, command):
     hub.refusals["/api/models/owner"] = (status, headers)
     _refused(fetch(hub, tmp_path), problem, command)
@@ -132,15 +124,12 @@ def test_a_long_wait_is_said_at_once_wherever_the_hub_asks_for_it(hub, tmp_path,
     assert time.monotonic() - begun < 10, "the client would wait for an hour"
 
 
-@pytest.mark.parametrize(
-    ("start", "old", "new", "problem"),
-    [
-        ("/", b"", b"<!DOCTYPE html>\n<title>Log in</title>", "Expecting value"),
-        ("/api", b'"size": 11', b'"size": "11"', "a file 'model.safetensors' of '11' bytes"),
-        ("/api", OLD.encode(), b"../../" + OLD[6:].encode(), "a commit '../../aaaa"),
-        ("/api", OLD.encode(), NEW.encode(), "a commit 'bbbb"),
-    ],
-)
+@pytest.mark.parametrize(("start", "old", "new", "problem"), [
+    ("/", b"", b"<!DOCTYPE html>\n<title>Log in</title>", "Expecting value"),
+    ("/api", b'"size": 11', b'"size": "11"', "a file 'model.safetensors' of '11' bytes"),
+    ("/api", OLD.encode(), b"../../" + OLD[6:].encode(), "a commit '../../aaaa"),
+    ("/api", OLD.encode(), NEW.encode(), "a commit 'bbbb"),
+])  # fmt: skip
 def test_an_answer_that_is_none_is_named(hub, tmp_path, start, old, new, problem):
     def spoil(path: str, data: bytes) -> bytes:
         return data if not path.startswith(start) else new if not old else data.replace(old, new)
@@ -155,22 +144,19 @@ def _refused(done: subprocess.CompletedProcess, problem: str, command: str) -> N
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("variables", "problem", "command"),
-    [
-        ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "Connection refused", "the same command again"),
-        ({"HF_ENDPOINT": "http://nowhere.invalid"}, "gives no answer of a hub", "the same command again"),
-        ({"HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "NO_PROXY": ""}, "refused", "again"),
-        ({"HF_HUB_OFFLINE": "1"}, "downloads are disabled", "specbench fetch owner/name"),
-        ({"HF_ENDPOINT": "huggingface.co"}, "HF_ENDPOINT=huggingface.co: not an address", "https://HOST"),
-        ({"HF_ENDPOINT": "https://x:y"}, "HF_ENDPOINT=https://x:y: not an address", "https://HOST"),
-        ({"HF_HOME": "FILE"}, "cannot use", "HF_HOME"),
-        ({"SSL_CERT_FILE": "/none.pem"}, "SSL_CERT_FILE=/none.pem: No such file", "python -m certifi"),
-        ({"SSL_CERT_FILE": "FILE"}, "no certificates in it", "python -m certifi"),
-        ({"HF_HUB_ETAG_TIMEOUT": "abc"}, "an HF_ variable of the environment: invalid literal for int", "or unset it"),
-        ({"ALL_PROXY": "ftp://x", "NO_PROXY": ""}, "ALL_PROXY: Unknown scheme", "correct or unset it"),
-    ],
-)
+@pytest.mark.parametrize(("variables", "problem", "command"), [
+    ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "Connection refused", "the same command again"),
+    ({"HF_ENDPOINT": "http://nowhere.invalid"}, "gives no answer of a hub", "the same command again"),
+    ({"HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "NO_PROXY": ""}, "refused", "again"),
+    ({"HF_HUB_OFFLINE": "1"}, "downloads are disabled", "specbench fetch owner/name"),
+    ({"HF_ENDPOINT": "huggingface.co"}, "HF_ENDPOINT=huggingface.co: not an address", "https://HOST"),
+    ({"HF_ENDPOINT": "https://x:y"}, "HF_ENDPOINT=https://x:y: not an address", "https://HOST"),
+    ({"HF_HOME": "FILE"}, "cannot use", "HF_HOME"),
+    ({"SSL_CERT_FILE": "/none.pem"}, "SSL_CERT_FILE=/none.pem: No such file", "python -m certifi"),
+    ({"SSL_CERT_FILE": "FILE"}, "no certificates in it", "python -m certifi"),
+    ({"HF_HUB_ETAG_TIMEOUT": "abc"}, "an HF_ variable of the environment: invalid literal for int", "or unset it"),
+    ({"ALL_PROXY": "ftp://x", "NO_PROXY": ""}, "ALL_PROXY: Unknown scheme", "correct or unset it"),
+])  # fmt: skip
 def test_what_cannot_be_reached_or_used_is_one_short_line(hub, tmp_path, variables, problem, command):
     (file := tmp_path / "file").touch()
     named = {name: str(file) if value == "FILE" else value for name, value in variables.items()}
@@ -184,14 +170,12 @@ def test_what_cannot_be_reached_or_used_is_one_short_line(hub, tmp_path, variabl
 
 def test_files_that_do_not_fit_on_the_disk_are_refused_before_the_first_byte(hub, tmp_path):
     full = "import shutil, types\nshutil.disk_usage = lambda _: types.SimpleNamespace(free=5)\n"
-    small = full + FETCH
-    _refused(fetch(hub, tmp_path, small), "do not fit", "free space")
+    _refused(fetch(hub, tmp_path, full + FETCH), "do not fit", "free space")
     assert not any("/resolve/" in line for line in hub.asked)
 
 
 def test_two_processes_share_a_download(hub, tmp_path):
-    content = bytes(range(256)) * 40_000
-    (tmp_path / "old" / "model.safetensors").write_bytes(content)
+    (tmp_path / "old" / "model.safetensors").write_bytes(bytes(range(256)) * 40_000)
     env = {**os.environ, **hub.env(tmp_path)}
     started = [
         subprocess.Popen([sys.executable, "-c", FETCH], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -248,8 +232,7 @@ def test_the_command_line_decodes_with_an_unpinned_model_from_an_empty_cache(hub
     hub.put("deepseek-community/Janus-Pro-1B", OLD, tmp_path / "janus")
     run = ("run", "--model", "janus", "--scale", "tiny", "--decoder", "ar", "--limit", "1", "--threads", "1", "--json")
     command = (*run, "--prompts", "shapes", "--out", str(tmp_path / "out"))
-    env = {**os.environ, **hub.env(tmp_path)}
-    done = forked_command(command, env=env)
+    done = forked_command(command, env={**os.environ, **hub.env(tmp_path)})
     assert done.returncode == 0, done.stderr
     [row] = json.loads(done.stdout)
     facts = json.loads((Path(row["folder"]) / "run.json").read_text())

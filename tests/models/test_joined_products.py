@@ -1,7 +1,5 @@
-"""Joined products: the same tokens with half of the matrix products, in every family.
-
-It concerns several modules: `system.matrix_products`, and those of the families.
-"""
+"""Joined products: the same tokens with half of the matrix products, in every family. It concerns several modules:
+`system.matrix_products`, and the modules of the families."""
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from specbench.specs.presets import resolve
 from specbench.system.matrix_products import join_products
 
 FAMILIES = {model.target: name for name, model in models().items() if isinstance(model, HubModel)}
-REQUESTS = [Request("7", "a"), Request("12", "b")]  # captions, and classes where a model wants these
+REQUESTS = [Request("7", "a"), Request("12", "b")]  # captions, or classes if a model takes classes
 
 
 def tokens(model, sampling, decoder="sjd"):
@@ -40,7 +38,7 @@ def test_joined_products_give_the_same_tokens(name):
     assert product.joined.latest.hidden is None  # nothing keeps the states
 
 
-def test_one_product_stands_for_three_and_one_for_two(monkeypatch):
+def test_one_product_replaces_three_and_another_replaces_two(monkeypatch):
     info = find_model("lumina").configured(ModelChoice(random=True, tiny=True))
     model, made = load_model(info, "cpu", "float32"), []
     linear = nn.functional.linear

@@ -1,8 +1,6 @@
 """KV cache: windows, rejected drafts, ragged rows and tree branches give the logits of the uncached full forward. A
-Llama's layers that run directly give the bits of transformers' own forward of them.
-
-It concerns several modules: kv_cache and llama_layer.
-"""
+Llama's layers that run directly give the bits of transformers' own forward of them. It concerns several modules:
+kv_cache and llama_layer."""
 
 from dataclasses import replace
 
@@ -18,8 +16,6 @@ from specbench.models.transformer.forward import last_hidden_state
 from specbench.models.transformer.kv_cache import PositionCache, PositionLayer, whole_parts
 from specbench.models.transformer.llama_layer import runs_directly, use_grouped_attention
 from specbench.models.transformer.model import Prefix, TransformerSession
-
-STREAM = 20
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +40,7 @@ def prefix():
 
 
 def full_logits(model, prefix, row, tokens, guidance):
-    """Guided logits [len(tokens) + 1, V] of one prompt, each half from one uncached unpadded forward."""
+    """Guided logits [len(tokens) + 1, V] of a prompt, each half from one uncached unpadded forward."""
     halves = []
     for half in (row, row + len(prefix.embeds) // 2):
         stream = model.embed(torch.tensor([tokens]).long(), None, (prefix.state[0][half : half + 1],))
@@ -116,21 +112,19 @@ def test_branches_of_a_tree_and_the_path_kept(model, prefix):
     for row in range(2):
         for column in range(len(tree.parents)):
             path = [ancestor for ancestor in range(1, column + 1) if tree.ancestors[column, ancestor]]
-            stream = start[row].tolist() + fed[row, path].tolist()
-            expected = full_logits(model, prefix, row, stream, 2.0)[-1]
+            expected = full_logits(model, prefix, row, start[row].tolist() + fed[row, path].tolist(), 2.0)[-1]
             torch.testing.assert_close(logits[row, column], expected, atol=1e-4, rtol=1e-4)
     # Row 0 keeps the branch of columns 3, 4, 5; row 1 its trunk, columns 1, 2.
     session.keep(torch.tensor([[3, 4, 5], [1, 2, 2]]), torch.tensor([[4, 5, 6], [4, 5, 5]]))
     kept = [start[0].tolist() + fed[0, 3:6].tolist(), start[1].tolist() + fed[1, 1:3].tolist()]
-    last = torch.tensor([[kept[0][-1]], [kept[1][-1]]])
-    logits = session.forward(last, torch.tensor([[6], [5]]))
+    logits = session.forward(torch.tensor([[kept[0][-1]], [kept[1][-1]]]), torch.tensor([[6], [5]]))
     for row in range(2):
         expected = full_logits(model, prefix, row, kept[row], 2.0)[-1]
         torch.testing.assert_close(logits[row, 0], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_layer_can_be_made_by_every_version_of_transformers_allowed():
-    """Before 5.13 the method that tells a cache's size had another name, without which no layer could be made."""
+    """Before 5.13 the method that returns a cache's size had another name, without which no layer could be made."""
     assert PositionLayer.get_max_cache_shape is PositionLayer.get_max_length
 
 
@@ -164,8 +158,7 @@ def test_the_layers_give_the_bits_of_transformers(kv_heads, bias, dtype, rows, c
     assert runs_directly(model.layers[0], embeds, mask)
     hidden = last_hidden_state(model, embeds, positions, mask, caches[0])
     inputs = {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": mask}
-    expected = model(**inputs, past_key_values=caches[1], use_cache=True).last_hidden_state
-    assert torch.equal(hidden, expected)
+    assert torch.equal(hidden, model(**inputs, past_key_values=caches[1], use_cache=True).last_hidden_state)
     for buffer, other in zip(caches[0].buffers(), caches[1].buffers(), strict=True):
         assert torch.equal(buffer[0], other[0]) and torch.equal(buffer[1], other[1])
 

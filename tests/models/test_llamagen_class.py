@@ -1,7 +1,5 @@
-"""LlamaGen by class: the official computation step by step, labels, published layouts, sizes, every decoder.
-
-It concerns several modules: its family's, layouts and sizes.
-"""
+"""LlamaGen by class: the official computation step by step, labels, published layouts, sizes, every decoder. It
+concerns several modules: its family's, layouts and sizes."""
 
 import hashlib
 from dataclasses import replace
@@ -9,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from checkpoints import llamagen
+from refusals import refused
 
 from specbench.decoding.loop import Decoding, decode_tokens
-from specbench.errors import BAD_INPUT, SpecbenchError
+from specbench.errors import BAD_INPUT
 from specbench.metrics.catalog import default_metrics
 from specbench.metrics.clip import Clip
 from specbench.metrics.fid import bicubic256
@@ -41,7 +40,7 @@ def loaded(request, tmp_path_factory):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("scale", [1.0, 1.75])
-def test_logits_are_those_of_the_official_computation(loaded, scale, monkeypatch):
+def test_logits_match_the_official_computation(loaded, scale, monkeypatch):
     tensors, width, head, model = loaded
     monkeypatch.setattr(llamagen, "WIDTH", width)
     monkeypatch.setattr(llamagen, "HEAD", head)
@@ -75,19 +74,18 @@ def test_labels_are_drawn_one_by_one_and_stay_the_same():
     assert default_metrics("llamagen-c2i-b", "imagenet")[-1] == "fid[tf1+bicubic256]"
     assert "clip[b16+299]" not in default_metrics("llamagen-c2i-b", "imagenet")
     assert default_prompts("llamagen-c2i-3b") == "imagenet"
-    with pytest.raises(SpecbenchError, match="is a class number; 'janus' takes captions"):
-        find_model("janus").check_prompts(labels.prompts)
+    refused("is a class number; 'janus' takes captions", find_model("janus").check_prompts, labels.prompts)
 
 
 @pytest.mark.parametrize("text", ["1000", "-1", "a cat", "", "7.0", "٣" * 400])
 def test_what_is_no_class_is_one_line(text):
-    with pytest.raises(SpecbenchError, match="is not a class of 'llamagen-c2i-b'") as refused:
-        find_model("llamagen-c2i-b").check_prompts([Prompt("one", text)])
-    assert refused.value.exit_code == BAD_INPUT and len(str(refused.value)) < 200
+    model = find_model("llamagen-c2i-b")
+    error = refused("is not a class of 'llamagen-c2i-b'", model.check_prompts, [Prompt("one", text)])
+    assert error.exit_code == BAD_INPUT and len(str(error)) < 200
 
 
 @pytest.mark.parametrize(("size", "millions"), [("b", 111), ("l", 343), ("xl", 775), ("xxl", 1400), ("3b", 3100)])
-def test_parameters_are_those_of_the_readme(size, millions):
+def test_parameters_match_the_readme(size, millions):
     """Which counts the network as trained: the token table, the head and the learned classes included."""
     assert find_model(f"llamagen-c2i-{size}").parameters / 1e6 == pytest.approx(millions, rel=0.02)
 
@@ -96,8 +94,8 @@ def test_a_folder_with_another_size_names_its_model(tmp_path):
     llamagen.write_by_class(tmp_path, "c2i_L_384.pt")
     info = find_model("llamagen-c2i-l").configured(ModelChoice(weights=str(tmp_path)))
     assert (info.layers, info.network.width) == (llamagen.LAYERS, llamagen.WIDTH)
-    with pytest.raises(SpecbenchError, match="holds LlamaGen by class, not 'llamagen'"):
-        find_model("llamagen").configured(ModelChoice(weights=str(tmp_path))).files()
+    by_text = find_model("llamagen").configured(ModelChoice(weights=str(tmp_path)))
+    refused("holds LlamaGen by class, not 'llamagen'", by_text.files)
 
 
 def test_a_folder_of_several_models_is_read_for_the_one_that_was_asked_for(tmp_path):
@@ -124,8 +122,7 @@ def test_a_folder_of_several_models_is_read_for_the_one_that_was_asked_for(tmp_p
         "output": (16_384, 3200), "layers.23.feed_forward.w1": (1, 3200), "layers.0.feed_forward.w1": (8704, 3200),
         "cls_embedding.embedding_table": (1001, 3200)}.items()}  # fmt: skip
     torch.save({"model": published}, tmp_path / "c2i_B_384.pt")
-    with pytest.raises(SpecbenchError, match="has the size of 'llamagen-c2i-3b'"):
-        network("b")
+    refused("has the size of 'llamagen-c2i-3b'", network, "b")
 
 
 def test_a_checkpoint_of_other_classes_is_refused(tmp_path):
@@ -133,8 +130,7 @@ def test_a_checkpoint_of_other_classes_is_refused(tmp_path):
     name = "cls_embedding.embedding_table.weight"
     torch.save({"model": {**tensors, name: tensors[name][:11]}}, tmp_path / "c2i_B_384.pt")
     info = find_model("llamagen-c2i-b").configured(ModelChoice(str(tmp_path), tiny=True))
-    with pytest.raises(SpecbenchError, match=r"has 10 classes, llamagen-c2i-b\+tiny has 1000"):
-        load_model(info, "cpu", "float32")
+    refused(r"has 10 classes, llamagen-c2i-b\+tiny has 1000", load_model, info, "cpu", "float32")
 
 
 def test_images_of_384_are_reduced_as_in_the_authors_script():

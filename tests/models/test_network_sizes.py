@@ -1,15 +1,13 @@
-"""The size that a model is planned with is the one of the checkpoint it loads, whatever layout that is in. The roofline
-model of a forward: hand-computed parts, and what binds each.
-
-It concerns several modules: network_sizes, forward_time and checkpoint_layouts.
-"""
+"""A model is planned with the size of the checkpoint that it loads, whatever layout that is in. The roofline model of a
+forward: hand-computed parts, and what binds each. It concerns several modules: network_sizes, forward_time and
+checkpoint_layouts."""
 
 import json
 
 import pytest
 from checkpoints import INFO, WRITERS
+from refusals import refused
 
-from specbench.errors import SpecbenchError
 from specbench.models import hub_model
 from specbench.models.checkpoint_layouts import stored_size
 from specbench.models.facts import ModelChoice
@@ -21,11 +19,9 @@ from specbench.system.device_peaks import Peak
 def test_official_configurations_give_the_official_sizes(tmp_path):
     llama = {"num_hidden_layers": 30, "vocab_size": 102_400}
     published = {
-        "janus-7b": {"language_config": llama},
-        "simplear-1.5b": INFO["simplear-1.5b"].network.config(),
-        "emu3": {"model_type": "Emu3"},
-        "anole": {},
-    }
+        "janus-7b": {"language_config": llama}, "simplear-1.5b": INFO["simplear-1.5b"].network.config(),
+        "emu3": {"model_type": "Emu3"}, "anole": {},
+    }  # fmt: skip
     for name, config in published.items():
         (tmp_path / "config.json").write_text(json.dumps(config))
         assert stored_size(INFO[name].family, INFO[name].network, tmp_path) == INFO[name].network
@@ -67,13 +63,13 @@ def test_a_hub_repository_is_planned_and_recorded_as_what_it_holds(in_cache):
     assert INFO["janus"].configured(ModelChoice(revision=40 * "d")).layers == 2
 
 
-def test_a_hub_repository_that_tells_no_size_is_said_to_be_of_unknown_size(in_cache, monkeypatch):
+def test_a_hub_repository_without_a_size_is_reported_as_of_unknown_size(in_cache, monkeypatch):
     monkeypatch.setattr("specbench.models.checkpoint_files.WantedFiles.folder", lambda *_: None)
     info = INFO["llamagen"].configured(ModelChoice(weights="me/llamagen-3b"), download=True)
     assert info.network == INFO["llamagen"].network and "size of me/llamagen-3b is unknown" in info.size_note
     folder = in_cache("me/llamagen-3b")
     monkeypatch.setattr("specbench.models.checkpoint_files.WantedFiles.folder", lambda *_: folder)
-    assert "unknown" in info.as_stored().size_note, "an empty snapshot tells nothing"
+    assert "unknown" in info.as_stored().size_note, "an empty snapshot has no size"
     WRITERS["llamagen"](folder)
     stored = info.as_stored()
     assert stored.size_note is None and stored.layers == 2 != info.layers
@@ -84,16 +80,15 @@ def test_a_published_size_under_another_name_says_which_model_it_is(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({"language_config": {"num_hidden_layers": 30, "vocab_size": 102_400}})
     )
-    with pytest.raises(SpecbenchError, match="has the size of 'janus-7b'") as raised:
-        INFO["janus"].configured(ModelChoice(weights=str(tmp_path)))
-    assert raised.value.exit_code == 2 and "--model janus-7b" in raised.value.try_this
+    error = refused("has the size of 'janus-7b'", INFO["janus"].configured, ModelChoice(weights=str(tmp_path)))
+    assert error.exit_code == 2 and "--model janus-7b" in error.try_this
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"text_config": 3}', '{"hidden_size": "wide"}', '{"num_attention_heads": 0}']
 )
 @pytest.mark.parametrize("name", ["lumina", "janus", "simplear", "emu3", "llamagen"])
-def test_files_that_do_not_tell_leave_the_official_size(text, name, tmp_path):
+def test_files_without_a_size_leave_the_official_size(text, name, tmp_path):
     (tmp_path / "config.json").write_text(text)
     (tmp_path / "t2i_XL_stage1_256.pt").write_text(text)
     assert INFO[name].configured(ModelChoice(weights=str(tmp_path))).network == INFO[name].network
@@ -140,8 +135,7 @@ def test_a_window_costs_nothing_until_arithmetic_binds():
     """Memory takes 2 x weights / 1e6 s, arithmetic 4 x columns x weights / 1e9: they meet at 500 columns."""
     narrow, below, above = (forward_ms(forward(columns), PEAK, Reached())["weights"] for columns in (1, 499, 1000))
     assert narrow == below == pytest.approx(1e3 * 2 * 1568 / 1e6) and above == pytest.approx(2 * narrow)
-    half = forward_ms(forward(), PEAK, Reached(bandwidth=0.5))["weights"]
-    assert half == pytest.approx(2 * narrow)
+    assert forward_ms(forward(), PEAK, Reached(bandwidth=0.5))["weights"] == pytest.approx(2 * narrow)
 
 
 def test_measured_products_take_the_place_of_both_peaks():

@@ -29,7 +29,7 @@ def test_predictive_sampling_returns_ars_images_token_for_token(requests):
     assert np.array_equal(tokens(requests, "predictive", PROMPTS, window=8), tokens(requests, "ar", PROMPTS))
 
 
-def test_rows_of_a_ragged_batch_are_those_of_batch_one(requests):
+def test_rows_of_a_ragged_batch_match_batch_one(requests):
     alone = tokens(requests, "sjd", 1)
     together = tokens(requests, "sjd", PROMPTS)
     assert (alone == together).all(1).any()  # kernels round differently by batch, which can flip a draw

@@ -40,12 +40,10 @@ def test_cached_steps_give_the_logits_of_the_whole_image(network):
 
 def test_a_word_has_its_role_wherever_it_stands():
     texts = [
-        "a cross on a grainy background",
-        "three red circles on a grainy background",
+        "a cross on a grainy background", "three red circles on a grainy background",
         "a red circle left of a blue square and above a green cross",
-        "a red circle below a blue square and right of a green cross",
-        "a circle and a square",
-    ]
+        "a red circle below a blue square and right of a green cross", "a circle and a square",
+    ]  # fmt: skip
     ids = torch.tensor([captions.encode(text) for text in texts])
     roles = [
         {(captions.VOCABULARY[word], int(role)) for word, role in zip(row, roles, strict=True) if word > 1}

@@ -3,9 +3,9 @@
 import csv
 
 import pytest
+from refusals import refused
 
 import specbench
-from specbench.errors import SpecbenchError
 from specbench.papers.field import AR_SECONDS, MORE_LATENCY, NO_GPU, UNEXPLAINED, field, gpu_family
 
 
@@ -51,5 +51,4 @@ def test_the_figure_has_every_printed_row_and_the_runs_that_are_named(rows, tmp_
     points = [line["run"] for line in csv.DictReader((tmp_path / "field.csv").open()) if line["mark"] == "dot"]
     both = [row for row in rows if row["decoder"] != "ar" and row["latency_ratio"] and row["step_ratio"]]
     assert len(both) > 100 and points.count("measured here, shapes") == len(points) - len(both) == 12
-    with pytest.raises(SpecbenchError, match="no-such-run"):
-        specbench.field_figure("no-such-run", out=tmp_path)
+    refused("no-such-run", specbench.field_figure, "no-such-run", out=tmp_path)

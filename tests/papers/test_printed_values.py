@@ -130,7 +130,7 @@ def test_doubtful_cells_say_so_and_standard_deviations_are_those_in_brackets(tab
         assert rows[place].spread == {"acceptance_length": float(length), "latency_s": float(latency)}
 
 
-def test_a_report_is_told_what_papers_print_for_its_cells_and_labels_name_what_differs():
+def test_a_report_gets_what_papers_print_for_its_cells_and_labels_name_differences():
     def row(name, model, options):
         (planned,) = plan_decoders(merge(run_settings(), {"decoder": name, "model": model}, env={}))
         published = planned.spec.options

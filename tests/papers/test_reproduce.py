@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import synthetic
+from refusals import refused
 
 import specbench
 from specbench.decoding.generation import SPANS
@@ -59,7 +60,7 @@ def command(flags: Mapping[str, object]) -> list[str]:
 
 @pytest.mark.parametrize("name", [name for name in table_names() if load_table(name).all_settings()])
 def test_every_table_can_be_asked_for(name, tmp_path):
-    """As it stands every row has a plan, or says what must be installed; in small every row has a plan."""
+    """Unchanged, every row has a plan, or says what must be installed; in small every row has a plan."""
     table = load_table(name)
     for entry in reproduce.plan_table(table, {"out": str(tmp_path)}, env={}):
         assert entry.plan or entry.problem.exit_code == MISSING_PREREQUISITE, str(entry.problem)
@@ -85,7 +86,7 @@ def test_what_the_table_says_is_what_runs_and_rows_take_turns_prompt_by_prompt(t
     assert len(set(prompts[:runs])) == len(set(prompts[runs:])) == 1, "every decoder does one prompt before the next"
 
 
-def test_traces_are_kept_and_a_draft_head_is_given_where_they_are_needed(tmp_path):
+def test_traces_are_kept_and_a_draft_head_is_given_if_they_are_needed(tmp_path):
     def traced(name: str) -> set[bool]:
         planned = reproduce.plan_table(load_table(name), {"model": "shapes", "out": str(tmp_path)}, env={})
         return {row.plan.settings.trace for row in planned}
@@ -104,7 +105,7 @@ def test_what_is_there_is_not_done_again(two, cli):
     rows = json.loads(dry.out)
     assert dry.code == 0 and all((row["images"], row["done"], row["seconds"]) == (2, 2, 0) for row in rows)
     more = cli("bench", "gsd-2", *command(two["flags"]), "--samples", "3", "--dry-run")
-    assert more.code == 0 and "20 images to decode, about" in more.err, "the time is that of the recorded rows"
+    assert more.code == 0 and "20 images to decode, about" in more.err, "the time of the recorded rows"
 
 
 def test_a_table_that_a_signal_stopped_is_shown_without_being_scored(two, monkeypatch):
@@ -180,16 +181,11 @@ def test_of_two_measurements_the_one_with_more_decoded_images_is_shown(tmp_path,
 
 
 def test_a_report_of_a_table_plans_nothing(tmp_path, monkeypatch):
-    def refuse(values):
-        raise AssertionError("a report must not plan")
-
-    monkeypatch.setattr(planned_cells, "make_plan", refuse)
+    monkeypatch.setattr(planned_cells, "make_plan", lambda _: pytest.fail("a report must not plan"))
     joined = specbench.report_table("gsd-1", out=tmp_path)
     assert not any(line.runs for line in joined.lines)
-    with pytest.raises(SpecbenchError, match="did you mean 'shapes'"):
-        specbench.report_table("gsd-1", model="shaps", out=tmp_path)
-    with pytest.raises(SpecbenchError, match="nowhere"):
-        specbench.report_table("gsd-1", prompts="nowhere.txt", out=tmp_path)
+    refused("did you mean 'shapes'", specbench.report_table, "gsd-1", model="shaps", out=tmp_path)
+    refused("nowhere", specbench.report_table, "gsd-1", prompts="nowhere.txt", out=tmp_path)
 
 
 def test_prompts_of_released_code_reach_the_run_unless_the_model_is_replaced(tmp_path):
@@ -204,7 +200,7 @@ def test_prompts_of_released_code_reach_the_run_unless_the_model_is_replaced(tmp
 
 
 def at_every_k(tmp_path: Path) -> Path:
-    """Runs of every row of sjd-6 at every K in the place of Lumina-mGPT, each with a score of its own."""
+    """Runs of every row of sjd-6 at every K in the place of Lumina-mGPT, each with a different score."""
     cells = reproduce.resolve_cells(load_table("sjd-6"), {"model": "shapes", "out": str(tmp_path)}, env={})
     for place, cell in enumerate(cells):
         stated = wanted_fields(cell.values)
@@ -231,7 +227,7 @@ def test_scores_of_a_swept_row_are_in_each_of_its_columns_and_a_figure_has_a_pan
     assert all(cell.why is None and cell.value is not None for cell in cells)
 
 
-def test_a_substituted_model_stands_once_and_under_its_own_name(tmp_path):
+def test_a_substituted_model_appears_once_and_under_its_own_name(tmp_path):
     table = load_table("sjdpp-1")
     done = measured_table(table, model="shapes", out=tmp_path)
     assert {line.group for line in done.lines} == {None} and len(done.lines) < len(table.rows)
@@ -250,17 +246,17 @@ def test_a_substituted_model_stands_once_and_under_its_own_name(tmp_path):
     ("model", "flags", "scales"), [("tar-1.5b", {}, {None}), ("tar-1.5b", {"cfg": 2.0}, {2.0}), ("janus", {}, {3.0})]
 )
 def test_a_substituted_model_without_guidance_leaves_out_the_table_s(tmp_path, model, flags, scales):
-    """What the user asks for stays, and is refused when the run is planned."""
+    """The user's choice stays, and is refused when the run is planned."""
     flags |= {"model": model, "out": str(tmp_path)}
     cells = reproduce.resolve_cells(load_table("gsd-1"), flags, env={})
     assert {cell.values.value("cfg") for cell in cells} == scales
 
 
-def test_headings_that_still_hold_are_kept_and_no_row_stands_under_another_model(tmp_path):
+def test_valid_headings_are_kept_and_no_row_appears_under_another_model(tmp_path):
     """Two models run Cool-SD and UniformRSD in a figure; in a table, Anole's rows run Lumina-mGPT."""
     figure = measured_table(load_table("cool-sd-fig5"), model="shapes", out=tmp_path)
     decoders = ["cool-sd", "cool-sd-linear", "uniform-rsd"]
-    assert list(dict.fromkeys(line.group for line in figure.lines)) == decoders, "curves of their own"
+    assert list(dict.fromkeys(line.group for line in figure.lines)) == decoders, "separate curves"
     lines = measured_table(load_table("sjd-1"), model="lumina", out=tmp_path).lines
     assert [line.group for line in lines] == ["Lumina-mGPT"] * 4 + [None] * 2
     assert lines[3].label == "D w. SJD (ISP)" and lines[4].label.startswith("ar guidance-rows=official")
@@ -284,7 +280,7 @@ def test_a_dry_run_says_what_was_chosen_and_only_where_it_was_used(cli, tmp_path
     assert "Chosen: prompts = parti" in cli("bench", *report[1:], "--dry-run").out
     report = ("report", "cool-sd-1", "--out", tmp_path)
     heads = ["Chosen: head" in cli(*report, *flags).out for flags in ((), ("--model", "shapes"))]
-    assert heads == [True, False], "shapes has a head of its own"
+    assert heads == [True, False], "shapes comes with a head"
 
 
 def test_the_run_lines_of_a_dry_run_decode_the_same_runs_and_shards_share_them(cli, tmp_path):
@@ -299,7 +295,7 @@ def test_the_run_lines_of_a_dry_run_decode_the_same_runs_and_shards_share_them(c
     assert {row["run_id"] for row in part} == run_ids and {row["images"] for row in part} == {1}
 
 
-def test_a_decoder_of_ones_own_stands_in_each_group_with_the_papers_settings(cli, tmp_path):
+def test_a_users_decoder_is_in_each_group_with_the_papers_settings(cli, tmp_path):
     bench = ["bench", "gsd-1", "--with", "scd-mc:refine=gumbel", "--limit", "2", "--dry-run", "--json", "--out"]
     rows = json.loads(cli(*bench, tmp_path).out)
     added, sjd = ([row for row in rows if row["decoder"] == name] for name in ("scd-mc", "sjd"))

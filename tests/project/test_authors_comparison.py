@@ -1,6 +1,6 @@
 """Comparison with the metrics' authors' packages (dev/authors/), with random weights in the published formats, if an
-environment has them: those that
-`python dev/authors/compare.py` tells how to make, or the Pythons in AUTHORS_PYTHON, separated as in PATH."""
+environment has them: `python dev/authors/compare.py` explains how to make it, or AUTHORS_PYTHON names Pythons as in
+PATH."""
 
 import functools
 import importlib.util
@@ -32,7 +32,7 @@ PYTHONS += sorted({cross_check.python_of(package) for package in cross_check.AUT
 
 @functools.cache
 def python_with(package: str) -> Path:
-    """The Python of an environment that has a package; the test is skipped where none has."""
+    """The Python of an environment that has a package; the test is skipped without such an environment."""
     for python in PYTHONS:
         if "versions" in packages.ask(python, {"package": package, "versions_only": True}, cross_check.PROGRAM):
             return python
@@ -61,7 +61,7 @@ CAPTIONS = ["a red cat", "blue dogs " * 40, "a photo"]
 
 
 def checked(monkeypatch, images: Images, metric, **extra: object) -> dict:
-    """The verdict on a metric by its package; `extra` tells the package that the network is a small one."""
+    """The verdict on a metric by its package; `extra`: the arguments for a small network."""
     python = python_with(cross_check.package_of(metric.name))
     score([images], metric)
     plain = cross_check._request

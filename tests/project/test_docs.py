@@ -35,7 +35,7 @@ def _without_generated(text: str) -> str:
 
 
 def long_sentences(text: str) -> list[str]:
-    """Sentences of 25 words or more, outside code, tables and headings; code in a line counts as one word."""
+    """Sentences of 25 words or more, outside code, tables and headings; code in a line counts as a word."""
     prose = re.sub(r"^```.*?^```|<!--.*?-->", "\n\n", _without_generated(text), flags=re.DOTALL | re.MULTILINE)
     prose = re.sub(r"^( {4}|\||#|!\[).*$", "\n", prose, flags=re.MULTILINE)
     prose = re.sub(r"^\s*([-*]|\d+\.) ", "\n\n", prose, flags=re.MULTILINE)
@@ -55,8 +55,7 @@ def commands_in(text: str) -> list[str]:
     """Every command line in code blocks, indented or fenced, and in spans of code."""
     blocks = re.findall(r"^```(?:sh|console|text)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = re.findall(r"^    (.*)$", text, re.MULTILINE) + [line for block in blocks for line in block.splitlines()]
-    joined = "\n".join(lines).replace("\\\n", " ").splitlines()
-    return [*joined, *re.findall(r"`([^`\n]+)`", text)]
+    return [*"\n".join(lines).replace("\\\n", " ").splitlines(), *re.findall(r"`([^`\n]+)`", text)]
 
 
 @by_page
@@ -70,8 +69,7 @@ def test_every_command_and_flag_in_it_exists(page):
             continue
         name = f"{command[1]}{command[2]}" if command[1] in groups else command[1]
         assert name in flags_of, line
-        flags = set(re.findall(r"(?<=\s)--[A-Za-z][\w-]*", command[0]))
-        assert flags <= flags_of[name] | {"--help"}, line
+        assert set(re.findall(r"(?<=\s)--[A-Za-z][\w-]*", command[0])) <= flags_of[name] | {"--help"}, line
 
 
 @by_page
@@ -151,6 +149,5 @@ def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    page = (tmp_path / "site" / "python.html").read_text()
-    assert "specbench.api.images.generate" in page
+    assert "specbench.api.images.generate" in (tmp_path / "site" / "python.html").read_text()
     assert not re.findall(r'<(?:script|link)[^>]*"https?:[^>]*>', (tmp_path / "site" / "index.html").read_text())

@@ -29,7 +29,7 @@ def plugin(tmp_path_factory) -> Path:
 
 
 def specbench(plugin: Path, folder: Path, *arguments: str, code: int = 0) -> list[dict]:
-    """The JSON that one command prints where the plug-in is installed; it must end with exit code `code`."""
+    """The JSON that one command prints if the plug-in is installed; it must end with exit code `code`."""
     done = forked_command([*arguments, "--json"], cwd=folder, path=[plugin])
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout)

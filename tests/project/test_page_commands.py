@@ -92,8 +92,7 @@ def run_block(block: Block, type_line) -> None:
         return
     for line, shown in block.commands():
         code, out, err = type_line(line)
-        allowed = {0, *map(int, re.findall(r"exit code (\d)", line))}
-        assert code in allowed, f"{line}\n{out}{err}"
+        assert code in {0, *map(int, re.findall(r"exit code (\d)", line))}, f"{line}\n{out}{err}"
         assert missing_lines(shown, out, err) == [], f"{line}\n{out}{err}"
     os.chdir(folder)
 

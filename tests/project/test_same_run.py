@@ -47,7 +47,7 @@ def report(out: Path) -> tuple[list[dict], str]:
 
 
 def observed(monkeypatch, out: Path, spec: RunSpec, change) -> str:
-    """The effect of changing the description of a run of SJD beside one of AR."""
+    """The effect of changing the description of a run of SJD, with a run of AR."""
     hardware = {"gpus": ["NVIDIA H100"], "cuda": "12.8", "driver": "570.1"} if spec.device == "cuda" else {}
     for name in ("transformers", "torchao"):
         monkeypatch.setitem(INVOCATION["versions"], name, "5.0")

@@ -1,8 +1,6 @@
-"""The user's commands as typed, by the real client from an empty machine.
-
-A hub on the loopback has small checkpoints under the official names, with the official vocabularies and grids, and the
-networks of the metrics in their publishers' formats.
-"""
+"""The user's commands as typed, by the real client from an empty machine. A hub on the loopback has small checkpoints
+under the official names, with the official vocabularies and grids, and the networks of the metrics in their publishers'
+formats."""
 
 import functools
 import json
@@ -80,7 +78,7 @@ def test_run_score_and_report_as_typed(hub, tmp_path):
 
 
 def test_after_a_score_the_same_process_loads_a_model():
-    """open_clip is imported with stand-ins for torchvision, which transformers must not take for the package."""
+    """open_clip is imported with stubs of torchvision, which transformers must not take for the package."""
     order = "from specbench.metrics.openclip import import_open_clip as c; c(); import transformers as t"
     done = subprocess.run([sys.executable, "-c", f"{order}; t.JanusForConditionalGeneration"], capture_output=True)
     assert done.returncode == 0, done.stderr
@@ -111,7 +109,7 @@ def test_a_table_from_an_empty_cache_in_one_command(hub, tmp_path):
     assert rows or "GSD" in bench.stdout
 
 
-def test_the_published_head_is_used_where_none_is_named(hub, tmp_path):
+def test_the_published_head_is_used_if_none_is_named(hub, tmp_path):
     ran = typed(hub, tmp_path, "specbench run --model llamagen --decoder eagle --tree 0 --limit 1 --baseline 0")
     assert ran.returncode == 0 and "downloading jadohu/llamagen_drafter" in ran.stderr, ran.stderr
     assert len(list((tmp_path / "work" / "results").glob("llamagen-eagle-*/run.json"))) == 1
@@ -133,7 +131,7 @@ def test_the_whole_path_with_one_model_of_each_family(model, hub, tmp_path):
         ("report", [0]),
         ("audit --run RUN --recompute", [0]),
         ("pack", [0]),
-        ("verify runs.zip", [0, 4]),  # 4: a small stand-in is faster than the roofline of its official size allows
+        ("verify runs.zip", [0, 4]),  # 4: a small substitute is faster than the roofline of its official size allows
         (f"bench gsd-1 --model {model} --limit 1 --dry-run", [0, 5]),  # 5: its full size does not fit this machine
         ("status", [0]),
     ):

@@ -1,8 +1,6 @@
-"""The whole path of a user with a checkpoint, at tiny scale: prompts, readiness, run, score, report.
-
-Checkpoint, networks of the metrics and prompt files are in their publishers' formats. With PROMPT_DATA_FOLDER, the
-prompt files are the published ones, of which each set then decodes its first two prompts.
-"""
+"""The whole path of a user with a checkpoint, at tiny scale: prompts, readiness, run, score, report. Checkpoint,
+networks of the metrics and prompt files are in their publishers' formats. With PROMPT_DATA_FOLDER, the prompt files are
+the published ones, of which each set then decodes its first two prompts."""
 
 import functools
 import json

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import published
 import pytest
+from refusals import refused
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import MISSING_PREREQUISITE
 from specbench.prompts import load_prompts, public, text_id
 from specbench.prompts.public_files import read_parti
 from specbench.system.digests import digest_of
@@ -42,8 +43,7 @@ def test_a_copy_that_is_a_pipe_is_refused_instead_of_waited_for(name, tmp_path, 
     monkeypatch.setattr("zipfile.is_zipfile", lambda _: pytest.fail("it was opened"))
     monkeypatch.setattr("pathlib.Path.open", lambda *_, **__: pytest.fail("it was opened"))
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(SpecbenchError, match="is not a regular file"):
-        public.adopt_set(public_set, tmp_path / "pipe")
+    refused("is not a regular file", public.adopt_set, public_set, tmp_path / "pipe")
 
 
 TEXT = "text"
@@ -68,7 +68,7 @@ FIRST_AND_LAST = {
                 (None, "a photo of two cows", "counting", {"line": 1, "exclude": [{"class": "cow", "count": 3}]})],
     "t2i-compbench": [(None, "a color cup", "color", {"line": 0}), (None, "two cups", "complex", {"kind": "action"})],
     "dpg-bench": [("0", "a red, ripe cup", None, {"line": 0}),
-                  ("partiprompts7", "two dogs beside a cat", None, {"line": 1})],
+                  ("partiprompts7", "two dogs near a cat", None, {"line": 1})],
 }  # fmt: skip
 
 
@@ -100,21 +100,18 @@ def test_ids_do_not_depend_on_the_order_of_the_file(tmp_path):
     before = {prompt.text: prompt.id for prompt in read_parti(folder)}
     head, *rows = published.PARTI.splitlines()
     (folder / "PartiPrompts.tsv").write_text("\n".join([head, *reversed(rows)]))
-    after = {prompt.text: prompt.id for prompt in read_parti(folder)}
-    assert before == after
+    assert before == {prompt.text: prompt.id for prompt in read_parti(folder)}
 
 
 def test_a_file_changed_after_it_arrived_is_refused(small, tmp_path):
     public.adopt_set(small["parti"], published.write("parti", tmp_path / "parti"))
     (small["parti"].folder / "PartiPrompts.tsv").write_text("Prompt\n")
-    with pytest.raises(SpecbenchError, match="differs from the published file"):
-        load_prompts("parti")
+    refused("differs from the published file", load_prompts, "parti")
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_fetch_from_a_copy_then_show(name, small, tmp_path, cli):
-    folder = published.write(name, tmp_path / "copy")
-    fetched = cli("fetch", name, "--from", folder)
+    fetched = cli("fetch", name, "--from", published.write(name, tmp_path / "copy"))
     assert fetched.code == 0 and fetched.out.strip() == str(small[name].folder)
     shown = cli("prompts", "show", name, "--limit", "1", "--json")
     assert [row["id"] for row in json.loads(shown.out)] == [load_prompts(name).prompts[0].id]
@@ -129,8 +126,7 @@ def test_show_prints_what_a_run_with_the_same_options_decodes(small, tmp_path, c
     assert len(shown()) == 16 and shown("--offset", "14") == ["complex"] * 2 and len(shown("--sample", "5")) == 5
     assert shown("--per-category", "1", "--limit", "3") == ["color", "shape", "texture"]
     assert shown("--category", "color,shape") == ["color", "color", "shape", "shape"]
-    refused = cli("prompts", "show", "t2i-compbench", "--category", "colour")
-    assert refused.code == 2 and "unknown category" in refused.err
+    cli("prompts", "show", "t2i-compbench", "--category", "colour").refused("unknown category")
 
 
 def test_a_copy_with_one_byte_changed_is_refused(small, tmp_path, cli):
@@ -146,8 +142,7 @@ def test_a_set_that_was_not_fetched_names_the_command_and_offline_touches_no_net
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert cli("fetch", "parti").code == MISSING_PREREQUISITE
     assert cli("fetch", "coco", "--images").code == MISSING_PREREQUISITE
-    outcome = cli("prompts", "show", "parti")
-    assert outcome.code == MISSING_PREREQUISITE and "specbench fetch parti" in outcome.err
+    cli("prompts", "show", "parti").refused("specbench fetch parti", code=MISSING_PREREQUISITE)
 
 
 def test_every_set_is_listed_before_it_is_fetched(cli):
@@ -166,12 +161,11 @@ def test_a_set_is_listed_alone_with_its_categories_and_the_next_command(typed, r
 
 
 @pytest.mark.parametrize("command", ["list prompts", "prompts show", "fetch"])
-def test_what_a_name_that_is_no_set_means_is_told_by_every_command(command, cli):
+def test_every_command_explains_a_name_that_is_no_set(command, cli):
     assert "did you mean 'tiif'" in cli(*command.split(), "tif").err
     assert "--prompts meta_data.json" in cli(*command.split(), "MJHQ-30K").err
     for name in ("wise", "WISE"):  # two releases with other prompts: neither is taken for the other
-        refused = cli(*command.split(), name)
-        assert refused.code == 2 and "wise-legacy" in refused.err and "wise-verified" in refused.err
+        cli(*command.split(), name).refused("wise-legacy", "wise-verified")
 
 
 @real_files
@@ -200,8 +194,7 @@ def test_the_list_has_the_number_of_prompts_of_each_category_before_the_download
 
 
 @pytest.mark.parametrize("name", ["parti/animal-kingdom", "geneval/count"])
-def test_an_unknown_part_of_a_set_is_told_the_parts(name):
-    with pytest.raises(SpecbenchError, match="unknown prompt set") as refused:
-        load_prompts(name)
+def test_an_unknown_part_of_a_set_is_answered_with_the_parts(name):
+    error = refused("unknown prompt set", load_prompts, name)
     whole = name.partition("/")[0]
-    assert f"{whole}/" in refused.value.try_this and "coco" not in refused.value.try_this
+    assert f"{whole}/" in error.try_this and "coco" not in error.try_this

@@ -5,9 +5,9 @@ import json
 
 import pytest
 import synthetic
+from refusals import refused
 
 import specbench
-from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
 from specbench.reporting.forecast import Accepted, ForecastSetting, Printed, forecast_rows
 from specbench.specs.presets import PRESETS, resolve
@@ -31,7 +31,7 @@ def test_a_device_is_known_as_people_write_it(typed):
     assert peak_of("a100-80gb", "bfloat16").name == "NVIDIA A100-SXM4-80GB"
 
 
-def test_a_forecast_is_its_parts_summed_and_its_range_that_of_shares_and_overheads():
+def test_a_forecast_sums_its_parts_and_its_range_covers_shares_and_overheads():
     ar, sjd = forecast_rows([AR, SJD], setting())
     assert sjd["kind"] == "forecast" and sjd["nfe"] == 2352 / 2
     assert sum(sjd["parts_ms"].values()) == pytest.approx(sjd["forward_ms"])
@@ -118,10 +118,8 @@ def test_a_run_brings_its_own_overhead_if_asked(cli, tmp_path):
     synthetic.folder(tmp_path, synthetic.SJD, synthetic.sjd())  # a run that is not asked for
     for named in (folder, [folder], iter([folder.name]), specbench.report(folder)["run_id"]):
         assert [row["decoder"] for row in specbench.forecast("A100", named, "lumina", tmp_path)] == ["ar"]
-    with pytest.raises(SpecbenchError, match="the list is empty"):
-        specbench.forecast("A100", [], "lumina", tmp_path)
-    with pytest.raises(SpecbenchError, match="--overhead-ms run needs runs"):
-        specbench.forecast("A100", "gsd-1", "lumina", overhead_ms=None)
+    refused("the list is empty", specbench.forecast, "A100", [], "lumina", tmp_path)
+    refused("--overhead-ms run needs runs", specbench.forecast, "A100", "gsd-1", "lumina", overhead_ms=None)
 
 
 def test_printed_steps_and_a_device_given_by_its_rates(cli):
@@ -137,8 +135,8 @@ def test_printed_steps_and_a_device_given_by_its_rates(cli):
 
 def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
     synthetic.folder(tmp_path, dataclasses.replace(synthetic.AR, model="lumina+random+tiny"), synthetic.ar())
-    refused = cli("forecast", "--on", "A100", "--model", "lumina", "--out", tmp_path)
-    assert refused.code == 2 and "random weights, so its numbers of steps are meaningless" in refused.err
+    answer = cli("forecast", "--on", "A100", "--model", "lumina", "--out", tmp_path)
+    answer.refused("random weights, so its numbers of steps are meaningless")
 
 
 def test_the_table_names_the_seconds_of_a_batch_as_such(cli, monkeypatch):

@@ -85,8 +85,7 @@ def test_names_of_folders_and_pictures_stay_inside(hostile):
 
 
 def test_every_name_is_kept_as_it_is(hostile, everything):
-    names = {read_info(folder).spec.model for folder in find_runs(hostile)}
-    assert names == set(TEXTS)
+    assert {read_info(folder).spec.model for folder in find_runs(hostile)} == set(TEXTS)
     rows = RunStore(everything).samples(["prompt", "category", "meta"])
     assert list(rows["prompt"]) == list(rows["category"]) == list(TEXTS)
     assert [json.loads(text) for text in rows["meta"]] == [{text: text} for text in TEXTS]
@@ -96,8 +95,7 @@ def test_markdown_has_no_markup_and_no_further_cells(rows):
     text = render(rows)
     assert not re.search(r"(?<!&lt;)<[a-z/]", text) and not ESCAPES.search(text)
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
-        cells = {len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}
-        assert len(cells) == 1
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 
 
 def test_csv_is_rectangular_and_runs_nothing_and_json_is_exactly_what_was_given(rows):

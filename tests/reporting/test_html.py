@@ -6,7 +6,6 @@ import queue
 import re
 import shutil
 import subprocess
-import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import synthetic
+from served import serving
 from synthetic import AR, SJD, bare_row, generation
 
 from specbench.papers.html_page import tables_page
@@ -118,11 +118,8 @@ def server(answered):
         def log_message(self, *_):
             pass
 
-    local = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=local.serve_forever, daemon=True).start()
-    yield local.server_address[1]
-    local.shutdown()
-    local.server_close()
+    with serving(Handler) as address:
+        yield int(address.rpartition(":")[2])
 
 
 @pytest.fixture
@@ -151,14 +148,14 @@ def hostile_runs(out: Path, port: int) -> list[Path]:
 
 
 def opened(folder: Path, dark: bool = False) -> tuple[list[dict], list[str]]:
-    """What a browser sees of `page.html` in `folder`, narrow and wide, and what it says on its console."""
+    """Views of `page.html` by a browser in `folder`, narrow and wide, and what it says on its console."""
     views = answer(folder, PROBE, dark)
     complaints = [line for line in (folder / "console").read_text().splitlines() if "CONSOLE" in line]
     return sorted(views, key=lambda view: view["width"]), complaints
 
 
 def answer(folder: Path, probe: str, dark: bool) -> list[dict]:
-    """What a page sends to REPORT as soon as it has it, so that no clock decides when the page is done."""
+    """Return what a page sends to REPORT as soon as it has it, so that no clock decides when the page is done."""
     answers = queue.Queue()
     with server(lambda _, body: answers.put(body)) as port, open(folder / "console", "w") as console:
         (folder / "probe.html").write_text(probe.replace("REPORT", f"http://127.0.0.1:{port}/"))
@@ -209,7 +206,7 @@ def test_the_page_opens_without_network_or_complaint(tmp_path, trap, dark):
 
 @needs_browser
 def test_the_browser_would_have_complained(tmp_path, trap):
-    """What the test above relies on: a page that does run scripts and load pictures is caught in both ways."""
+    """The test above relies on this: a page that does run scripts and load pictures is caught in both ways."""
     port, asked = trap
     body = HOSTILE[0] + f'<img src="http://127.0.0.1:{port}/x.png">'
     (tmp_path / "page.html").write_text(f"<!doctype html><body>{body}</body>")
@@ -310,7 +307,7 @@ def test_the_command_prints_the_path(tmp_path, cli):
     assert nowhere.code != 0 and nowhere.err.startswith("error: cannot write /proc/page.html")
 
 
-def test_a_run_is_dominated_only_where_the_intervals_say_so():
+def test_a_run_is_dominated_only_if_the_intervals_say_so():
     def row(label, speed, value, half):
         score = {"metric": "m", "fingerprint": "f", "value": value, "n": 9, "better": "lower", "kind": "plain"}
         score |= {"low": None, "high": None} if half is None else {"low": value - half, "high": value + half}

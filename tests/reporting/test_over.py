@@ -57,7 +57,7 @@ def judged_run(out, seed: int, right: set[int]):
     return folder
 
 
-def test_scores_over_seeds_are_computed_as_those_of_one_run(tmp_path):
+def test_scores_over_seeds_are_computed_as_in_a_single_run(tmp_path):
     """As the mean over categories with its own interval, and without images that have no value or runs without any."""
     runs = [judged_run(tmp_path, seed, right) for seed, right in ((0, {0, 1, 2, 3, 4, 6}), (1, {2, 6, 7, 8}))]
     synthetic.folder(tmp_path, replace(synthetic.SJD, seed=2), [None] * 9)

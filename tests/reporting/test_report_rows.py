@@ -17,6 +17,7 @@ from specbench.reporting.compare import compare_runs
 from specbench.reporting.forecast import accepted_lengths
 from specbench.reporting.marks import label, window_of
 from specbench.reporting.plot_data import speed_by_prompt, step_data
+from specbench.reporting.report_schema import REPORT
 from specbench.reporting.row import record
 from specbench.reporting.status import status_of
 from specbench.reporting.terminal import card
@@ -24,7 +25,6 @@ from specbench.specs.components import columns_fed
 from specbench.specs.presets import resolve
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
-from specbench.store.schema import REPORT
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -73,8 +73,7 @@ def test_the_window_is_the_number_of_tokens_per_forward_and_siblings_and_paths_a
 
 
 def test_a_costly_window_is_explained_before_the_table(results):
-    text = render(report_rows(find_runs(results)))
-    assert "A target forward of 3 tokens takes 1.50 times as long" in text
+    assert "A target forward of 3 tokens takes 1.50 times as long" in render(report_rows(find_runs(results)))
     rows = report_rows(find_runs(results))
     free = [replace(row, over_ar=replace(row.over_ar, window_cost=1.0)) for row in rows]
     assert "A target forward of" not in render(free)
@@ -143,7 +142,7 @@ def test_the_fastest_ar_configuration_is_found(tmp_path):
 
 
 @pytest.mark.parametrize(("ratio", "text"), [(5.31, "takes 5.3 times"), (1.9, None), (None, "AR is not compiled: ")])
-def test_an_eager_ar_far_above_its_roofline_is_told_wherever_a_speed_up_stands(tmp_path, monkeypatch, ratio, text):
+def test_an_eager_ar_far_above_its_roofline_is_reported_with_every_speed_up(tmp_path, monkeypatch, ratio, text):
     monkeypatch.setattr("specbench.stats.roofline_ratio", lambda *_: ratio)
     folder(tmp_path, AR, ar())
     folder(tmp_path, SJD, sjd())
@@ -165,7 +164,7 @@ def test_partly_shared_images_are_compared_and_counted(tmp_path):
     assert rows_of(tmp_path / "one", "sjd")[0]["speedup_note"] == "over the one image in common with AR"
 
 
-def test_settings_that_differ_are_different_tables_and_those_of_a_sweep_are_in_order(tmp_path):
+def test_settings_that_differ_are_different_tables_and_a_sweep_is_in_order(tmp_path):
     folder(tmp_path, AR, ar())
     folder(tmp_path, changed(AR, temperature=0.5), ar())
     assert render(report_rows(find_runs(tmp_path))).count("### ") == 2
@@ -195,7 +194,7 @@ def test_a_run_without_any_decoded_image_is_a_row_of_missing_numbers(tmp_path):
     assert rows_of(tmp_path, "sjd")[0]["speedup_note"] == "no image was decoded"
 
 
-def test_a_card_tells_a_run_apart(tmp_path):
+def test_a_card_identifies_a_run(tmp_path):
     noted = sjd(2)
     noted[0].facts, noted[1].facts = {"cluster_size": np.float32(3.0)}, {"cluster_size": 5.0, "odd": np.nan}
     shown = card(folder(tmp_path, SJD, [*noted, None, None]))
@@ -244,7 +243,7 @@ def test_images_of_calls_of_several_versions_at_once_have_no_times(tmp_path):
     with RunStore(place).lock(SJD) as store:
         store._write_info(at_once)
     [row] = report_rows([place])
-    assert row.latency_ms is None and sum(row.untimed.values()) == 6
+    assert row.number("latency_ms") is None and sum(row.machine.untimed.values()) == 6
     folder(tmp_path, AR, ar(6))
     text = render(report_rows(find_runs(tmp_path)), everything=True)
     assert "No speed-up can be given: its images were decoded under different versions." in text

@@ -48,7 +48,7 @@ def test_chosen_columns_bring_the_notes_of_their_own_scores(rows):
         assert [other.note for other in scores if f"{other.note}." in text] == [score.note]
 
 
-def test_chosen_columns_fit_too_and_stand_once(rows):
+def test_chosen_columns_also_fit_and_appear_once(rows):
     text = shown(rows, 60, columns=("nfe", "speed-up", "steps", "nfe", "tokens per step"))
     assert max(map(len, text.splitlines())) <= 60 and "| ---" not in text
     assert text.count("NFE") == 1 and "latency s" not in text

@@ -29,7 +29,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_forms_are_told_as_they_are_compiled_and_counted_for_the_next_time(cache):
+def test_forms_are_reported_as_they_are_compiled_and_counted_for_the_next_time(cache):
     from torch._dynamo.callback import callback_handler
 
     part, calls = SimpleNamespace(forms=2), []

@@ -1,4 +1,4 @@
-"""What keeps a step from being compiled, told before it is tried."""
+"""Obstacles to compiling a step are reported before compilation."""
 
 from importlib.machinery import ModuleSpec
 
@@ -65,11 +65,11 @@ def plan(tmp_path):
     return make
 
 
-def test_auto_compiles_on_a_cpu_where_it_pays_and_as_the_stored_runs_did(complete, plan, tmp_path):
+def test_auto_compiles_on_a_cpu_if_it_pays_and_as_the_stored_runs_did(complete, plan, tmp_path):
     few, many = plan(decoder=["ar,sjd"], limit=8), plan(decoder=["ar,sjd"], limit=200)
     assert not few.compute.compiled and not [note for note in few.notes if "compil" in note]
     assert many.compute.compiled
     assert "compiling the steps saves about" in many.notes[-1] and "--compile off" in many.notes[-1]
     assert not plan(decoder=["ar,sjd"], limit=200, compile="off").compute.compiled
     folder(tmp_path, few.spec(few.decoders[0].spec, few.model.weights_sha256()), [generation(4, 10.0)])
-    assert not plan(decoder=["ar,sjd"], limit=200).compute.compiled, "it goes on with the images of before"
+    assert not plan(decoder=["ar,sjd"], limit=200).compute.compiled, "it resumes the earlier images"

@@ -1,4 +1,4 @@
-"""What an image will cost, and how many threads a run takes on a busy machine. It concerns several modules: dry_run,
+"""The cost of an image, and how many threads a run takes on a busy machine. It concerns several modules: dry_run,
 compiler."""
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ def test_the_forecast_of_seven_billion_weights_is_the_time_to_read_them(monkeypa
     busy_cpu = Peak("Busy CPU", {0: 1e9}, 1e15, "measured briefly")
     monkeypatch.setattr(dry_run, "glimpse_peak", lambda *_: (busy_cpu, False))
     busy = dry_run.cost_note(make_plan(merge(run_settings(), settings, env={})))
-    assert "8.9 hours per image" in busy and "faster: a GPU" in busy, "a busy machine is told, too"
+    assert "8.9 hours per image" in busy and "faster: a GPU" in busy, "also on a busy machine"
     assert "needs 1/k of the steps" in note and "a GPU, --model janus" in dry_run.cost_text(2352, 3601, "CPU", "now")
 
 

@@ -1,4 +1,4 @@
-"""What a batch takes is known before it runs: predicted against the tensors, and refused where it cannot fit."""
+"""The memory of a batch is predicted before it runs, compared with the tensors, and refused if it does not fit."""
 
 import json
 import runpy
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
 from specbench.decoding.loop import Decoding, Loop, begin, decode
 from specbench.decoding.timing import Spans
-from specbench.errors import SpecbenchError
 from specbench.models.catalog import ModelInfo, find_model, load_model
 from specbench.models.checkpoint_loading import randomise
 from specbench.models.families import emu3, vq_decoder
@@ -31,7 +31,7 @@ CAPTION = "a red circle left of a blue square"
 
 
 def stop_after(steps: int, monkeypatch) -> None:
-    """Break the decode off: the memory of a few steps is that of all."""
+    """Break the decode off: a few steps take the memory of all."""
     left = iter(range(steps))
     step = Loop.step
 
@@ -129,7 +129,7 @@ class Narrow(TransformerModel):
     ("sjd", Sampling(3.0, top_k=100)), ("sjd", Sampling(3.0, top_p=0.9)), ("sjd", Sampling(1.0, 0.7, top_p=0.9)),
     ("scd-mc", Sampling(3.0)),
 ])  # fmt: skip
-def test_the_peak_is_predicted_where_distributions_dominate(name, sampling, tmp_path):
+def test_the_peak_is_predicted_if_distributions_dominate(name, sampling, tmp_path):
     decoder, facts = resolve(name, {"window": 32}), Narrow.facts(tmp_path)
     measured = BENCH["peak"](Narrow(), decoder, sampling, 2)
     expected = BENCH["predicted"](facts, decoder, sampling, 2)
@@ -163,7 +163,7 @@ def test_the_largest_batch_fits_and_one_more_does_not():
     assert memory_estimate.largest_batch([need], 50) < 1
 
 
-def test_pictures_are_drawn_beside_the_caches():
+def test_pictures_are_drawn_while_the_caches_are_in_memory():
     one_by_one = memory_estimate.Footprint(weights=100, cache=20, inputs=10, step=10, picture=200)
     assert [one_by_one.total(batch) for batch in (0, 1, 30)] == [100, 330, 1300]
     assert memory_estimate.largest_batch([one_by_one], 300) == 0
@@ -180,8 +180,7 @@ def test_a_batch_that_cannot_fit_is_refused_before_anything_runs(cli, tmp_path, 
     assert cli(*auto, "lumina").code == 2
     assert "--batch auto" in cli(*auto, "llamagen", "--scale", "tiny").err, "nobody has counted"
     assert {need for kinds in CHOICES.values() for part in kinds.values() for need in part.memory} == MEMORY
-    with pytest.raises(SpecbenchError, match="unknown kind of memory 'temporray'"):
-        Component("m:C", "a component", memory={"temporray": 1})
+    refused("unknown kind of memory 'temporray'", Component, "m:C", "a component", memory={"temporray": 1})
 
 
 def test_auto_takes_what_fits_and_takes_it_again(cli, tmp_path, monkeypatch):
@@ -197,7 +196,7 @@ def test_auto_takes_what_fits_and_takes_it_again(cli, tmp_path, monkeypatch):
 
 
 def test_list_doctor_and_run_state_the_same_memory(cli, tmp_path, monkeypatch):
-    """The estimate of one image with AR: in `list models`, in `doctor`, and behind the batch size of `run`."""
+    """The estimate of an image with AR: in `list models`, in `doctor`, and behind the batch size of `run`."""
     listed = {row["name"]: row["memory_gib"] for row in json.loads(cli("list", "models", "--json").out)}
     checked = json.loads(cli("doctor", "--model", "lumina", "--random-weights", "--out", tmp_path, "--json").out)
     (memory,) = (row["detail"] for row in checked if row["name"] == "memory")

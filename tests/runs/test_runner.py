@@ -1,4 +1,4 @@
-"""However a run is cut up, shuffled, killed or repeated, its rows are those of an undisturbed one."""
+"""However a run is cut up, shuffled, killed or repeated, its rows equal the rows of an undisturbed run."""
 
 import itertools
 import json
@@ -12,9 +12,11 @@ import weakref
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import tiny
+from refusals import refused
 from stored_rows import contents
 
 from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
@@ -72,8 +74,7 @@ def test_a_decoder_with_other_components_has_its_own_name_and_no_prefix_of_it_is
     assert find_runs(tmp_path, ["enumerable-sjd"]) == [tmp_path / plain.run_id]
     assert find_runs(tmp_path, ["enumerable-sjd-isp"]) == [tmp_path / isp.run_id]
     assert find_runs(tmp_path, [grouped.earlier_ids[0][:-2]]) == [named]
-    with pytest.raises(SpecbenchError, match="ambiguous"):
-        find_runs(tmp_path, ["enumerable-s"])
+    refused("ambiguous", find_runs, tmp_path, ["enumerable-s"])
 
 
 def test_order_changes_nothing(tmp_path, undisturbed):
@@ -87,8 +88,7 @@ def test_order_changes_nothing(tmp_path, undisturbed):
 def test_halves_make_a_whole(tmp_path, undisturbed):
     go(tmp_path, tiny.prompts()[:2], samples=2)
     go(tmp_path, samples=1)
-    summary = go(tmp_path)
-    assert summary.resumed == 2 * (4 + 2) and contents(tmp_path) == undisturbed
+    assert go(tmp_path).resumed == 2 * (4 + 2) and contents(tmp_path) == undisturbed
 
 
 def test_batches_hold_the_same_rows_and_have_no_latency(tmp_path, undisturbed):
@@ -194,12 +194,9 @@ def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypat
 
 
 def test_settings_that_do_not_fit_the_model_write_nothing(tmp_path, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise SpecbenchError("top-k 9 is more than the vocabulary")
-
-    monkeypatch.setattr(local, "warm_up_steps", refuse)
-    with pytest.raises(SpecbenchError, match="top-k 9"):
-        go(tmp_path / "out")
+    error = SpecbenchError("top-k 9 is more than the vocabulary")
+    monkeypatch.setattr(local, "warm_up_steps", Mock(side_effect=error))
+    refused("top-k 9", go, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -267,10 +264,8 @@ def test_run_json_says_what_was_run_by_what(tmp_path):
     run(tiny.executor(), [spec], requests_for(tiny.prompts()[:1]), tmp_path, run_facts=facts)
     run(tiny.executor(), [spec], requests_for(tiny.prompts()[:2]), tmp_path)
 
-    def refuse(constant):
-        raise AssertionError(f"{constant} is not JSON")
-
-    info = json.loads((tmp_path / spec.run_id / "run.json").read_text(), parse_constant=refuse)
+    text = (tmp_path / spec.run_id / "run.json").read_text()
+    info = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is not JSON"))
     assert info["spec"]["decoder"]["options"] == {"fresh-q": "uniform", "tau": "inf", "window": 3}
     assert info["spec"]["sampling"]["guidance"] == 2.0 and info["origins"] == {"seed": "flag --seed"}
     assert len(info["invocations"]) == 2

@@ -18,7 +18,7 @@ SERVERS = {key: [*cases] for key, cases in groupby(engines.CASES, lambda case: (
 
 
 @pytest.mark.parametrize("server", SERVERS, ids=str)
-def test_what_vllm_serves_is_told_from_what_it_should(server, tmp_path):
+def test_what_vllm_serves_is_distinguished_from_what_it_should_serve(server, tmp_path):
     engines.prepared(tmp_path, [server[0]])
     with engines.serving(SERVERS[server][0], tmp_path) as address:
         for case in SERVERS[server]:

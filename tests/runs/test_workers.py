@@ -1,4 +1,4 @@
-"""However many workers decode, and whichever of them die, the rows are those of a single process. It concerns
+"""However many workers decode, and whichever of them die, the rows equal the rows of a single process. It concerns
 several modules: executors.ray_workers, ray_cluster and local."""
 
 import json
@@ -74,7 +74,7 @@ def single(tmp_path_factory) -> dict:
 
 
 def test_workers_on_other_hardware_are_recorded(tmp_path):
-    """Times of a run that decoded on two kinds of machine are comparable with those of neither."""
+    """Times of a run that decoded on two kinds of machine are comparable with neither kind."""
     crew = SimulatedCrew(3, random.Random(1), hardware=iter([NODE_A, NODE_B, NODE_B]))
     run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path)
     for spec in SPECS:

@@ -1,7 +1,5 @@
-"""Derived numbers against hand-computed values, closed forms and simulations.
-
-It concerns several modules: speed, drafts and tokens.
-"""
+"""Derived numbers against hand-computed values, closed forms and simulations. It concerns several modules: speed,
+drafts and tokens."""
 
 import json
 import math
@@ -91,8 +89,7 @@ def test_one_prompt_has_no_interval_rather_than_a_zero_one():
 
 
 def test_nothing_in_common_is_no_speed_up():
-    rows = frame(sjd(2))
-    assert stats.speed_up(rows.assign(prompt_id=["x", "y"]), frame(ar(2))) is None
+    assert stats.speed_up(frame(sjd(2)).assign(prompt_id=["x", "y"]), frame(ar(2))) is None
 
 
 def test_no_rows_at_all_give_missing_numbers():
@@ -133,7 +130,7 @@ def test_the_perplexity_is_pooled_or_a_mean_over_images():
     assert stats.image_perplexity(rows.iloc[:0]) is None
 
 
-def test_statistics_of_tokens_are_those_of_all_tokens_laid_end_to_end():
+def test_statistics_of_tokens_match_all_tokens_laid_end_to_end():
     """Images with no, one and several free tokens; a spread needs at least two tokens, and two images."""
     images = [[], [-1.0], [-2.0, -5.0, -0.5], [-3.0, -1.5]]
     for kept in (images, images[:1] + images[-1:], [[-1.0], [-3.0]]):
@@ -187,15 +184,10 @@ def test_acceptance_is_accepted_over_verified_drafts():
 def test_what_is_said_of_drafts():
     first = {"rounds": 5, "draft_tv_1": 0.2, "sibling_0_tested": 4, "sibling_0_accepted": 0.5, "theorem2_bound": 1}
     second = {"rounds": 8, "draft_tv_1": 0.4, "draft_tv_2": 0.6, "sibling_0_tested": 12, "sibling_0_accepted": 0.25}
-    rows = pd.DataFrame(
-        {
-            "stream_tokens": [20, 20],
-            "nfe": [6, 9],
-            "draft_ms": [3.0, 5.0],
-            "latency_ms": [30.0, 50.0],
-            "facts": [json.dumps(facts) for facts in (first, second)],
-        }
-    )
+    rows = pd.DataFrame({
+        "stream_tokens": [20, 20], "nfe": [6, 9], "draft_ms": [3.0, 5.0], "latency_ms": [30.0, 50.0],
+        "facts": [json.dumps(facts) for facts in (first, second)],
+    })  # fmt: skip
     rows = with_facts(pa.Table.from_pandas(rows)).to_pandas()
     assert stats.rounds(rows) == 6.5 and stats.draft_ms(rows) == 4.0 and stats.theorem2_bound(rows) == 1.0
     assert stats.acceptance_length(rows) == pytest.approx((19 + 19) / (5 + 8)), "the first token needed no round"
@@ -226,12 +218,9 @@ def test_the_overall_interval_is_narrower_than_its_parts():
     assert stats.mean_of_estimates([part, Estimate(1.0, None, None)]).low is None
 
 
-def test_definitions_are_written_down():
-    for name in ("nfe", "tokens_per_step", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput",
-                 "speedup", "step_ratio", "window_cost", "overhead", "logp_mean", "logp_std", "perplexity", "nll_gap",
-                 "acceptance", "acceptance_by_offset", "acceptance_length", "rounds", "draft_ms", "theorem2_bound",
-                 "acceptance_by_sibling", "draft_tv_by_depth", "images_per_hour", "roofline_ratio"):  # fmt: skip
-        assert ": " in getattr(stats, name).__doc__.split("\n\n")[0], name
+def test_every_number_has_a_heading_and_a_definition_of_its_own():
+    texts = [number.definition for number in stats.NUMBERS.values()]
+    assert len({*texts}) == len(texts) and all(text.partition(": ")[2] and text[-1] == "." for text in texts)
 
 
 def test_tails_are_quantiles_between_order_statistics_and_the_slowest_category():

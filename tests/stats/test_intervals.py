@@ -1,8 +1,6 @@
 """Intervals have nominal coverage, p-values are calibrated, pairing helps, and the power analysis holds. Intervals of
-means that are ratios of totals, and their paired differences.
-
-It concerns several modules: intervals, means and drafts.
-"""
+means that are ratios of totals, and their paired differences. It concerns several modules: intervals, means and
+drafts."""
 
 import itertools
 import math
@@ -103,9 +101,8 @@ def test_the_median_and_p95_cover_with_several_images_a_prompt(prompts, images, 
     assert alone.low is None and alone.value > 90, "no interval of fewer than eight prompts"
 
 
-def test_p_values_are_those_of_the_paired_t_test():
-    draw = np.random.default_rng(4)
-    x, y = draw.normal(size=(2, 15))
+def test_p_values_match_the_paired_t_test():
+    x, y = np.random.default_rng(4).normal(size=(2, 15))
     assert stats.mean_difference(x - y, range(15)).p == pytest.approx(ttest_rel(x, y).pvalue)
 
 
@@ -153,11 +150,10 @@ def test_the_prompts_needed_are_enough_and_no_more(spread, change):
         assert needed == pytest.approx(((1.96 + 0.8416) * spread / change) ** 2, rel=0.03)
 
 
-def test_what_a_pilot_cannot_tell_is_missing():
+def test_what_a_pilot_cannot_show_is_missing():
     assert stats.prompts_needed(None, 0.02) is None and stats.prompts_needed(0.1, 0.0) is None
     assert stats.prompts_needed(1e6, 1e-6) is None and stats.prompts_needed(0.0, 0.02) is None
-    single = stats.mean_difference([0.3], ["p"])
-    assert single == stats.Difference(0.3, None, None, None, None, 1)
+    assert stats.mean_difference([0.3], ["p"]) == stats.Difference(0.3, None, None, None, None, 1)
 
 
 def test_prompts_needed_come_from_pairs():
@@ -167,8 +163,7 @@ def test_prompts_needed_come_from_pairs():
     pairs = pd.DataFrame(
         {"prompt_id": range(200), "latency_ms_base": base, "latency_ms": base / 2 * draw.lognormal(0, 0.02, 200)}
     )
-    difference = stats.speed_difference(pairs)
-    assert stats.prompts_needed(difference.spread, 0.02) < 40
+    assert stats.prompts_needed(stats.speed_difference(pairs).spread, 0.02) < 40
     assert stats.prompts_needed(float(np.std(base) / base.mean()), 0.02) > 5000
 
 

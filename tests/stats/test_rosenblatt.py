@@ -24,7 +24,7 @@ def splits(tokens, images):
         yield Tokens({k: u[part] for k, u in tokens.u.items()}, tokens.place[part], tokens.entropy[part])
 
 
-def test_the_distance_is_that_of_kolmogorov_and_smirnov():
+def test_the_distance_is_kolmogorovs_and_smirnovs():
     draw = np.random.default_rng(0)
     for values in (draw.random(300), draw.random(300) ** 2, draw.random(300) ** 0.5):
         distance, t, sign = uniform_distance(values)
@@ -79,13 +79,11 @@ def test_each_kind_of_test_sees_what_it_is_for():
     shape = (200, 60)
     place = np.broadcast_to(np.arange(60) % 6, shape)
     u = draw.random(shape)
-    at_two = np.where(place == 2, u**1.4, u)
-    assert audit_tokens(run_of({"u_id": at_two}, place)).tests[0].group == "2-3"
+    assert audit_tokens(run_of({"u_id": np.where(place == 2, u**1.4, u)}, place)).tests[0].group == "2-3"
     follows = u.copy()
     follows[:, 1:] = np.where(draw.random((200, 59)) < 0.3, u[:, :-1], u[:, 1:])
     assert audit_tokens(run_of({"u_id": follows}, place)).tests[0].kind == "serial"
-    twice = np.repeat(u[::2], 2, axis=0)
-    assert audit_tokens(run_of({"u_id": twice}, place)).tests[0].kind == "images"
+    assert audit_tokens(run_of({"u_id": np.repeat(u[::2], 2, axis=0)}, place)).tests[0].kind == "images"
 
 
 def test_whole_images_are_the_units_of_the_interval():

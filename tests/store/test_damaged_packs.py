@@ -20,7 +20,7 @@ from specbench.store.run_folders import find_runs
 
 @pytest.fixture(scope="module")
 def members(tmp_path_factory) -> dict[str, bytes]:
-    """The members of a pack of two runs of one image."""
+    """The members of a pack of two runs with an image each."""
     out = tmp_path_factory.mktemp("packed")
     api.run(decoder=["ar", "sjd"], limit=1, out=str(out), quiet=True)
     api.score(metrics="shapes-detector", out=out)
@@ -43,8 +43,7 @@ def mark(path: Path, bit: int) -> None:
     """Set a flag of all members."""
     data, at = bytearray(path.read_bytes()), 0
     while (at := data.find(b"PK\x01\x02", at)) >= 0:
-        flags = struct.unpack_from("<H", data, at + 8)[0]
-        struct.pack_into("<H", data, at + 8, flags | bit)
+        struct.pack_into("<H", data, at + 8, struct.unpack_from("<H", data, at + 8)[0] | bit)
         at += 4
     path.write_bytes(data)
 

@@ -62,16 +62,15 @@ def test_what_decoded_is_named_and_compared(device, gpus):
     info = described(replace(SPEC, device=device), CARDS)
     [call] = info.invocations
     assert call.gpus == gpus and call.machine == ", ".join(["Linux x86_64", "Test CPU", "2 cores", *gpus])
-    beside = ", NVIDIA A100-SXM4-40GB (and 7 more), " in call.environment
-    assert beside == (device in ("cuda", "cuda:3"))
+    assert (", NVIDIA A100-SXM4-40GB (and 7 more), " in call.environment) == (device in ("cuda", "cuda:3"))
     assert same_hardware("NVIDIA A100", type("Run", (), {"info": info})()) == (gpus == CARDS[:1])
 
 
 def test_cards_hidden_from_one_of_two_commands_make_no_other_hardware():
     first, other = described(ON_CUDA, CARDS), described(replace(ON_CUDA, device="cuda:0"), CARDS[:1])
-    assert mismatched_fields(first, other) == []
+    assert mismatched_fields(first, other) == {}
     assert configuration(first) == "float32" and configuration(described(SPEC)) == "float32, 1 thread"
-    assert mismatched_fields(described(replace(SPEC, threads=2)), described(SPEC)) == ["threads (2, AR 1)"]
+    assert mismatched_fields(described(replace(SPEC, threads=2)), described(SPEC)) == {"threads": "threads (2, AR 1)"}
 
 
 def stored(out, threads: int, device: str = "cpu"):

@@ -1,4 +1,4 @@
-"""Shards, run anywhere and merged in any order, are the rows of one undivided run."""
+"""Shards, run anywhere and merged in any order, are the rows of an undivided run."""
 
 import json
 import random
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import tiny
+from refusals import refused
 from stored_rows import contents
 
-from specbench.errors import PARTIAL, SpecbenchError
+from specbench.errors import PARTIAL
 from specbench.prompts import requests_for
 from specbench.reporting.status import status
 from specbench.runs.runner import run
@@ -65,8 +66,7 @@ def test_a_merge_takes_what_came_later_and_a_run_makes_what_is_missing(tmp_path,
 
 def test_shards_that_are_missing_are_named_by_merge_and_report(cli, tmp_path):
     shard(tmp_path, 2, 8)
-    part = shard(tmp_path, 4, 8)
-    shutil.rmtree(next(part.iterdir()))
+    shutil.rmtree(next(shard(tmp_path, 4, 8).iterdir()))
     merged = cli("merge", "--out", tmp_path)
     assert merged.code == PARTIAL and len(merged.out.splitlines()) == 2
     (problem,) = [line for line in merged.err.splitlines() if line.startswith("error: ")]
@@ -125,19 +125,15 @@ def test_a_merge_that_was_cut_off_is_done_by_merging_again(tmp_path, undivided, 
 
 def test_what_is_not_a_shard_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(SpecbenchError, match="no runs in"):
-        merge_runs([tmp_path / "empty"], tmp_path)
-    with pytest.raises(SpecbenchError, match="no shards in"):
-        merge_runs((), tmp_path)
-    with pytest.raises(SpecbenchError, match="no folder given"):
-        merge_runs([], tmp_path)
+    refused("no runs in", merge_runs, [tmp_path / "empty"], tmp_path)
+    refused("no shards in", merge_runs, (), tmp_path)
+    refused("no folder given", merge_runs, [], tmp_path)
     ours, other = tmp_path / "one", tmp_path / "other"
     for out, seed in ((ours, 0), (other, 1)):
         run(tiny.executor(), [tiny.spec("ar", seed=seed)], REQUESTS[:1], out)
     theirs = next(other.iterdir())
     (theirs / "run.json").write_text((theirs / "run.json").read_text().replace(theirs.name, next(ours.iterdir()).name))
-    with pytest.raises(SpecbenchError, match="seed is 0 there, 1 here"):
-        merge_runs([ours, other], tmp_path / "out")
+    refused("seed is 0 there, 1 here", merge_runs, [ours, other], tmp_path / "out")
     assert not list((tmp_path / "out").glob("*/samples/*"))
 
 

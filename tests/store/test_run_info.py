@@ -42,7 +42,7 @@ OPTIONS = {"forward": {"triton.cudagraphs": True}, "sampling": {"realize_opcount
 
 @pytest.mark.parametrize(("planned", "facts", "steps"), [
     (None, {}, "eager"),
-    (True, {}, "compiled"),  # files of before, and workers that told nothing
+    (True, {}, "compiled"),  # earlier files, and workers that reported nothing
     (True, {"compiled_forms": 3}, "compiled"),
     (True, {"compiled_forms": 0, "compile_options": {}}, "eager"),  # the flag alone does not count
     (

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from drawn import drawn_run
 from PIL import Image
+from refusals import refused
 
-from specbench.errors import SpecbenchError
 from specbench.metrics import scoring
 from specbench.reporting import report_rows
 from specbench.reporting.html import page_charts, write_page
@@ -43,7 +43,7 @@ READERS = (score, page, sheet, merged)
 
 
 def forget_digests(folder: Path) -> None:
-    """Make the rows those of schema version 3."""
+    """Turn the rows into rows of schema version 3."""
     for part in list((folder / "samples").iterdir()):
         table = pq.read_table(part)
         part.unlink()
@@ -52,7 +52,7 @@ def forget_digests(folder: Path) -> None:
 
 
 def bomb(side: int) -> bytes:
-    """A PNG of one colour whose header speaks of side x side pixels, and whose data are a few kilobytes."""
+    """A PNG of a single colour whose header speaks of side x side pixels, and whose data are a few kilobytes."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -73,8 +73,7 @@ def test_swapped_pictures_are_refused(folder, tmp_path, reader):
     first.rename(folder / "images" / "x.png")
     other.rename(first)
     (folder / "images" / "x.png").rename(other)
-    with pytest.raises(SpecbenchError, match=r"s0-0\.png is damaged or replaced: its SHA-256"):
-        reader(folder, tmp_path)
+    refused(r"s0-0\.png is damaged or replaced: its SHA-256", reader, folder, tmp_path)
 
 
 def test_charts_do_not_read_pictures(folder):
@@ -106,8 +105,7 @@ def pipe(picture: Path) -> None:
 def test_what_is_no_file_of_the_folder_is_refused_and_copied_nowhere(folder, tmp_path, reader, replace, problem):
     forget_digests(folder)
     replace(folder / "images" / "s0-0.png")
-    with pytest.raises(SpecbenchError, match=problem):
-        reader(folder, tmp_path)
+    refused(problem, reader, folder, tmp_path)
     assert not list((tmp_path / "merged").glob("**/*.png"))
 
 
@@ -115,12 +113,10 @@ def test_no_format_but_the_four_is_opened(tmp_path, monkeypatch):
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a program was started"))
     path = tmp_path / "x.png"
     path.write_bytes(EPS)
-    with pytest.raises(SpecbenchError, match="not a PNG, JPEG, WebP or BMP image"):
-        read_picture(path)
+    refused("not a PNG, JPEG, WebP or BMP image", read_picture, path)
     for kind in ("gif", "tiff", "ppm", "ico"):
         Image.new("RGB", (16, 16)).save(path, format=kind)
-        with pytest.raises(SpecbenchError, match="not a PNG, JPEG, WebP or BMP image"):
-            read_picture(path)
+        refused("not a PNG, JPEG, WebP or BMP image", read_picture, path)
     for kind in ("png", "jpeg", "webp", "bmp"):
         Image.new("RGB", (16, 16)).save(path, format=kind)
         assert read_picture(path).shape == (16, 16, 3)
@@ -131,5 +127,4 @@ def test_a_bomb_is_refused_by_its_header(tmp_path, side, monkeypatch):
     path = tmp_path / "x.png"
     path.write_bytes(bomb(side))
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("pixels were decoded"))
-    with pytest.raises(SpecbenchError, match=r"more than 67,108,864"):
-        read_picture(path)
+    refused(r"more than 67,108,864", read_picture, path)

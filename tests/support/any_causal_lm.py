@@ -35,16 +35,12 @@ _ENCODERS += ("roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "roformer
 _ENCODERS += ("roc_bert",)
 _MORE = {
     **{key: {"num_key_value_heads": 4} for key in (*_LATENT, "longcat_flash", "minicpm3", "youtu")},
-    **{key: {"is_decoder": True} for key in _ENCODERS},
-    "zaya": {"num_experts_per_tok": 1},
-    "dots1": {"n_shared_experts": 1},
-    "falcon": {"head_dim": None},
-    "xlstm": {"v_head_dim": None},
+    **{key: {"is_decoder": True} for key in _ENCODERS}, "zaya": {"num_experts_per_tok": 1},
+    "dots1": {"n_shared_experts": 1}, "falcon": {"head_dim": None}, "xlstm": {"v_head_dim": None},
     "xlnet": {"max_position_embeddings": None, "n_ctx": None, "max_seq_len": None},
     **{key: {"mamba_n_heads": 4, "mamba_d_head": "auto"} for key in ("bamba", "granitemoehybrid")},
-    "mamba2": {"num_heads": 8},
-    "zamba2": {"num_hidden_layers": 54},
-}
+    "mamba2": {"num_heads": 8}, "zamba2": {"num_hidden_layers": 54},
+}  # fmt: skip
 
 
 def configuration(name: str) -> transformers.PreTrainedConfig:
@@ -59,7 +55,7 @@ def configuration(name: str) -> transformers.PreTrainedConfig:
 
 
 def build(name: str, attention: str | None = None) -> nn.Module | None:
-    """The network with random weights; None if it does not build, is large, or has not this attention."""
+    """The network with random weights; None without this attention, or if it is large or does not build."""
     names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]
     kind = getattr(transformers, names if isinstance(names, str) else names[0])
     try:

@@ -32,7 +32,7 @@ class _Archive(nn.Module):
 
 
 def save_openai_clip(path: Path, image: int = 64, patch: int = 32) -> Path:
-    """A CLIP as OpenAI publishes them: a TorchScript archive of half-precision weights with three sizes beside them."""
+    """A CLIP as OpenAI publishes them: a TorchScript archive of half-precision weights, and three sizes."""
     from specbench.metrics.openclip import import_open_clip
 
     torch.manual_seed(1)
@@ -71,7 +71,7 @@ TINY_HPS = {
 
 def save_hpsv2(folder: Path) -> Path:
     """HPSv2 as its authors publish it, but small: its architecture, which open_clip then knows, is `tiny-hps.json`
-    beside the returned file."""
+    next to the returned file."""
     from specbench.metrics.openclip import import_open_clip
 
     (folder / "tiny-hps.json").write_text(json.dumps(TINY_HPS))
@@ -166,7 +166,7 @@ def save_vocabulary(path: Path) -> Path:
 
 
 def vision_forward(weights: dict[str, Tensor], image_CHW: Tensor) -> Tensor:
-    """Features [tokens, hidden] of one image, written out."""
+    """Features [tokens, hidden] of an image, written out."""
     patch = weights["patch_embed.proj.weight"].shape[2]
     grid = F.conv2d(image_CHW[None], weights["patch_embed.proj.weight"], weights["patch_embed.proj.bias"], patch)
     x_TD = torch.cat([weights["cls_token"][0], grid[0].flatten(1).T]) + weights["pos_embed"][0]
@@ -181,7 +181,7 @@ def vision_forward(weights: dict[str, Tensor], image_CHW: Tensor) -> Tensor:
 
 
 def text_forward(weights: dict[str, Tensor], ids: list[int], seen_SD: Tensor, causal: bool = False) -> Tensor:
-    """States [tokens, hidden] of one unpadded text that looks at `seen_SD`, written out."""
+    """States [tokens, hidden] of an unpadded text that looks at `seen_SD`, written out."""
     x = weights["embeddings.word_embeddings.weight"][ids] + weights["embeddings.position_embeddings.weight"][: len(ids)]
     x_TD = _normed(weights, "embeddings.LayerNorm", x, 1e-12)
     layers = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith("encoder.layer."))

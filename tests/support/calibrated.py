@@ -1,7 +1,5 @@
-"""An Inception checkpoint in the published format: random weights whose normalisations have seen images.
-
-With the statistics of a fresh network its features hardly depend on the image, so a test on them could not fail.
-"""
+"""An Inception checkpoint in the published format: random weights whose normalisations have seen images. With the
+statistics of a fresh network its features hardly depend on the image, so a test on them could not fail."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Tests of compiled code, which skip where nothing can be compiled."""
+"""Tests of compiled code, which skip if nothing can be compiled."""
 
 import pytest
 

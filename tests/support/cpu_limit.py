@@ -1,9 +1,7 @@
 """No test of `make test` takes more than a few CPU seconds, its child processes and its share of fixtures counted.
-
-Processor time, not time on the clock: other work on the machine hardly changes it. What it still changes is measured
-where a test is about to fail. A fixture of a module or class is shared by the tests that use it; what a whole session
-shares is nobody's.
-"""
+Processor time, not time on the clock: other work on the machine hardly changes it. The remaining effect is measured if
+a test is about to fail. A fixture of a module or class is shared by the tests that use it; what a whole session shares
+is nobody's."""
 
 import os
 from collections import Counter
@@ -14,13 +12,13 @@ import pytest
 LIMIT_S = 3.0
 """CPU seconds that a test may take on a quiet core."""
 MARGIN = 3.0
-"""A test fails if it takes so many times the limit: threads of one core slow each other, and a test of 3.6 CPU seconds
+"""A test fails if it takes so many times the limit: threads of a core slow each other, and a test of 3.6 CPU seconds
 on one machine took 6.1 on another of the same kind."""
 EXCEPTIONS = {
     "cli/test_commands.py::test_interrupting_says_how_to_resume": "a signal is answered by a whole process",
     "cli/test_commands.py::test_a_full_disk_behind_a_stream_is_one_line_or_nothing_and_ends_no_run": "whole processes",
-    "cli/test_fuzzed_input.py::test_every_input_is_accepted_rightly_or_refused_in_one_line": "all readers, each case",
-    "models/test_compilation.py::test_a_compiled_model_may_be_changed_in_place": "the one test that compiles a network",
+    "cli/test_fuzzed_input.py::test_every_input_is_accepted_rightly_or_refused_in_one_line": "each reader and case",
+    "models/test_compilation.py::test_a_compiled_model_may_be_changed_in_place": "the test that compiles a network",
     "models/test_eight_bits.py::test_a_run_is_another_model_and_the_audit_measures_how_far_it_is_from_the_plain_one": (
         "three runs and two audits, the only ones in eight bits"
     ),
@@ -30,7 +28,6 @@ EXCEPTIONS = {
     "project/test_user_path.py::test_from_a_checkpoint_and_published_prompts_to_a_scored_report": "a user's every step",
 }
 """Tests that may take longer, each with its reason."""
-MOST_EXCEPTIONS = 10
 _REFERENCE_S = 0.065
 """CPU seconds of `_reference_s` on a quiet core of a server of 2023."""
 
@@ -91,7 +88,7 @@ class CpuLimit:
 
 
 def _fixtures(item: pytest.Item) -> list[object]:
-    """Fixtures of a test that others use, too."""
+    """Fixtures of a test that others also use."""
     info = getattr(item, "_fixtureinfo", None)
     named = info.name2fixturedefs.values() if info else ()
     return [definitions[-1] for definitions in named if definitions[-1].scope != "function"]

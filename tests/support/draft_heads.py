@@ -10,8 +10,8 @@ INNER = 40
 
 
 def write_janus_head(folder, tensors, layer):
-    """A whole Janus-Pro of one layer, as the authors' strict loading implies: `tensors` of deepseek-ai's layout, whose
-    layers are replaced by random ones as wide as `layer` of its configuration."""
+    """A whole Janus-Pro with a single layer, as the authors' strict loading implies: `tensors` of deepseek-ai's layout,
+    whose layers are replaced by random ones as wide as `layer` of its configuration."""
     width, inner, draw = layer["hidden_size"], layer["intermediate_size"], torch.Generator().manual_seed(9)
     kept = {name: tensor.float() for name, tensor in tensors.items() if ".layers." not in name or "gen_" in name}
     shapes = {f"self_attn.{part}_proj.weight": (width, width) for part in "qkvo"}
@@ -35,14 +35,11 @@ def write_head(folder, name, words, width):
     grid = name.startswith("llamagen")
     heads = width // (64 if grid else 8)
     shapes = {
-        "embed_tokens.weight": (words, width),
-        "fc.weight": (width, 2 * width),
-        "fc.bias": (width,),
+        "embed_tokens.weight": (words, width), "fc.weight": (width, 2 * width), "fc.bias": (width,),
         **{f"layers.0.self_attn.{part}_proj.weight": (width, width) for part in "qkvo"},
         **{f"layers.0.mlp.{part}_proj.weight": (INNER, width) for part in ("gate", "up")},
-        "layers.0.mlp.down_proj.weight": (width, INNER),
-        "layers.0.post_attention_layernorm.weight": (width,),
-    }
+        "layers.0.mlp.down_proj.weight": (width, INNER), "layers.0.post_attention_layernorm.weight": (width,),
+    }  # fmt: skip
     if not grid:
         shapes["layers.0.input_layernorm.weight"] = (width,)
         rows = 1 if name == "lumina" else heads

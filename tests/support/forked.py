@@ -1,8 +1,6 @@
 """Commands in a fork of the test process, which has torch and transformers loaded: a new process takes seconds of CPU
-to import them.
-
-What depends on imports, on the encoding of streams, on signals or on how Python ends is tested in a real process.
-"""
+to import them. What depends on imports, on the encoding of streams, on signals or on how Python ends is tested in a
+real process."""
 
 import importlib
 import io
@@ -29,13 +27,12 @@ def forked(
     path: Sequence[Path | str] = (),
     timeout_s: int = TIMEOUT_S,
 ) -> subprocess.CompletedProcess:
-    """Call `work` in a fork with a working folder and an environment of its own; what it did, as of a process.
+    """Call `work` in a fork with a separate working folder and environment; its exit code and output.
 
     Args:
-        path: folders to import from, as if PYTHONPATH named them.
-    """
+        path: folders to import from, as if PYTHONPATH named them."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # other threads exist: those of a hub wait for a request
+        warnings.simplefilter("ignore", DeprecationWarning)  # other threads exist: a hub's threads wait for a request
         child = os.fork()
         if not child:
             sys.path[:0] = map(str, path)

@@ -1,4 +1,4 @@
-"""What is wrong in a piece of LaTeX, where no LaTeX is installed: environments, braces, cells of a row, special signs,
+"""Find errors in LaTeX without an installed LaTeX: environments, braces, cells of a row, special signs,
 rules of booktabs. It is strict: of LaTeX it knows what specbench writes."""
 
 import re

@@ -14,7 +14,7 @@ from specbench.system.digests import digest_of
 
 @dataclass
 class Hub:
-    """What the hub serves.
+    """Content of the hub.
 
     Attributes:
         commits: per repository its commits with their folders; the last one is `main`.
@@ -22,8 +22,7 @@ class Hub:
         asked: paths that were asked for.
         files: other published files, by path.
         cut_after: bytes of a file's body after which the connection is cut.
-        spoil: makes the body that is sent of the one that is meant at a path; its length is that of the former.
-    """
+        spoil: makes the sent body of the true body of a path; the stated length is the sent body's."""
 
     commits: dict[str, dict[str, Path]] = field(default_factory=dict)
     refusals: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
@@ -39,13 +38,9 @@ class Hub:
     def env(self, home: Path) -> dict[str, str]:
         """Variables of a user whose hub this is and whose home folder is empty."""
         return {
-            "HF_ENDPOINT": self.address,
-            "HF_HOME": str(home / "hf"),
-            "SPECBENCH_CACHE": str(home / "specbench"),
-            "HF_HUB_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "1",
-            "NO_PROXY": "127.0.0.1",
-        }
+            "HF_ENDPOINT": self.address, "HF_HOME": str(home / "hf"), "SPECBENCH_CACHE": str(home / "specbench"),
+            "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1",
+        }  # fmt: skip
 
 
 _LARGE = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
@@ -92,8 +87,7 @@ class _Answers(BaseHTTPRequestHandler):
         return next(reversed(commits), None) if revision == "main" else revision if revision in commits else None
 
     def _api(self, repo: str, rest: list[str], body: bool) -> None:
-        revision = rest[1] if rest[:1] in (["revision"], ["tree"]) else "main"
-        commit = self._commit(repo, revision)
+        commit = self._commit(repo, rest[1] if rest[:1] in (["revision"], ["tree"]) else "main")
         if commit is None:
             code = "RevisionNotFound" if repo in self.hub.commits else "RepoNotFound"
             return self._send(404, b"{}", body, {"X-Error-Code": code})

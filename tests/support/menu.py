@@ -10,7 +10,7 @@ from specbench.specs.presets import DecoderSpec, resolve
 
 TREES = ("chain", "0", "0 1 2 00 01 10 000")
 EXTREME_NUMBER = 16
-"""Stands for "as large as you like" where an option has no upper bound of its own."""
+"""The largest value to try of an option without an upper bound."""
 ELSEWHERE = {"window", "head"}
 """Options that are not varied here: audit settings have windows, and the models have their own draft head."""
 
@@ -42,7 +42,7 @@ def _allowed(start: str, chosen: dict, options: list[dict]) -> Iterator[DecoderS
 
 
 def extremes(option: Option) -> list[object]:
-    """Values of an option to try besides its default."""
+    """Values of an option to try in addition to its default."""
     if option.name == "tree":
         values = list(TREES)
     elif option.choices:

@@ -1,4 +1,4 @@
-"""Audit of one combination of components, and the order in which to audit many."""
+"""Audit of a combination of components, and the order in which to audit many."""
 
 import random
 from collections.abc import Iterable
@@ -18,18 +18,14 @@ SETTINGS = (
     AuditSetting("2x4 of 2, window wider than the image", TokenLayout.plain(2, 4, 2), window=12),
     AuditSetting("2x6 of 2 with row ends, window 3", TokenLayout.with_row_ends(2, 6, 2), Sampling(2.0), window=3),
     AuditSetting("4x4 of 2, window 4", TokenLayout.plain(4, 4, 2), window=4),
-    AuditSetting(
-        "8x1 of 3, one-token rows, T by entropy, window 2",
-        TokenLayout.with_row_ends(8, 1, 3),
-        Sampling(1.0, entropy_scale=2.0),
-        window=2,
-    ),
+    AuditSetting("8x1 of 3, one-token rows, T by entropy, window 2", TokenLayout.with_row_ends(8, 1, 3),
+     Sampling(1.0, entropy_scale=2.0), window=2),
     AuditSetting("2x2 of 4, window 1", TokenLayout.plain(2, 2, 4), Sampling(1.0, 0.8, 3), window=1),
-)
+)  # fmt: skip
 
 
 def audit_combination(spec: DecoderSpec) -> dict[str, object]:
-    """The row of `specbench.checks.losslessness.audit_decoders` of one combination, on SETTINGS."""
+    """The row of `specbench.checks.losslessness.audit_decoders` of a combination, on SETTINGS."""
     return audit_one(described(spec), spec, IMAGES, seed=1, settings=SETTINGS)
 
 

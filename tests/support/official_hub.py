@@ -1,9 +1,6 @@
 """A hub on the loopback with a checkpoint of every model under its official names: small in width and layers, with the
-official vocabularies, grids and file names.
-
-`python official_hub.py FOLDER MODEL...` writes the checkpoints, in a process of its own because the vocabularies are
-constants of the writers.
-"""
+official vocabularies, grids and file names. `python official_hub.py FOLDER MODEL...` writes the checkpoints, in a
+separate process because the vocabularies are constants of the writers."""
 
 import functools
 import json
@@ -37,7 +34,7 @@ def serve(hub: Hub, folder: Path, models: Sequence[str]) -> None:
 
 
 def _write(folder: Path, model: str) -> None:
-    """The repositories of a model: its own, and one for each companion that stands in a folder of its name."""
+    """The repositories of a model: its own, and the repository of each companion with a folder of its name."""
     import torch
     from checkpoints import llamagen, write
     from draft_heads import write_head

@@ -41,7 +41,7 @@ class OneDevice(TorchDispatchMode):
 
 
 class RowsAtWork:
-    """What loops over image rows ask a device once a step: whether rows are at work; all of them, so many times."""
+    """Answer loops that ask once a step which rows are at work: all of them, so many times."""
 
     def __init__(self) -> None:
         self.left = 0
@@ -73,7 +73,7 @@ def give_host_reads(monkeypatch) -> None:
 
 
 def refuse_host_numbers(monkeypatch) -> None:
-    """Fail where a tensor is made from numbers of the host, for which a GPU waits."""
+    """Fail if a tensor is made from numbers of the host, for which a GPU waits."""
 
     def refuse(*args, **kwargs):
         raise AssertionError("a step makes a tensor from numbers of the host, for which a GPU waits")

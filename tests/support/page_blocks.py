@@ -1,9 +1,7 @@
-"""Code blocks of the pages, each with the mark that says what a test does with it, and what its commands print.
-
-A mark is a comment before the block, which no reader sees: `<!-- run -->` (typed as it stands, in the page's order, in
-a folder of the page's own), `<!-- run slow -->` (the same, by `make test-commands`), `<!-- dry-run -->` (what decodes
-gets `--dry-run`, the rest is parsed: it needs a GPU, weights or a network) and `<!-- shown -->` (parsed).
-"""
+"""Code blocks of the pages, each with the mark that says what a test does with it, and what its commands print. A mark
+is an invisible comment before the block: `<!-- run -->` (typed unchanged, in the page's order, in a folder of the
+page's own), `<!-- run slow -->` (the same, by `make test-commands`), `<!-- dry-run -->` (what decodes gets `--dry-run`,
+the rest is parsed: it needs a GPU, weights or a network) and `<!-- shown -->` (parsed)."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -16,7 +14,7 @@ _MARK = re.compile(r"<!-- ([a-z -]+?) -->")
 
 @dataclass(frozen=True)
 class Block:
-    """A code block: its mark, None without one, its language, its text and the number of its first line."""
+    """A code block: its mark or None, its language, its text and the number of its first line."""
 
     mark: str | None
     language: str
@@ -24,7 +22,7 @@ class Block:
     line: int
 
     def commands(self) -> list[tuple[str, list[str]]]:
-        """What is typed, with the lines that the page shows below it."""
+        """Commands of the block, with the lines that the page shows below each."""
         commands: list[tuple[str, list[str]]] = []
         prompted = any(line.startswith("$ ") for line in self.text.splitlines())
         for line in re.sub(r"(?<!\\)\\\n", " ", self.text).splitlines():
@@ -69,11 +67,9 @@ def _mark(before: str) -> str | None:
 
 
 def missing_lines(shown: Sequence[str], out: str, err: str) -> list[str]:
-    """Lines that a page shows and a command did not print: on stdout in their order, on stderr anywhere.
-
-    Numbers may be others and columns wider. Lines that are measured statements ("- The best is ...") or end in "..."
-    are compared up to there, or not at all.
-    """
+    """Lines that a page shows and a command did not print: on stdout in their order, on stderr anywhere. Numbers may be
+    others and columns wider. Lines that are measured statements ("- The best is ...") or end in "..." are compared up
+    to there, or not at all."""
     there, errors = [_settled(line) for line in out.splitlines()], [_settled(line) for line in err.splitlines()]
     lost = []
     for line in shown:

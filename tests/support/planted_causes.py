@@ -25,14 +25,14 @@ SETTINGS = {
 
 
 def drawn(model, texts, sampling: Sampling, seed: int = 5) -> np.ndarray:
-    """[K, N] tokens of one image of each text."""
+    """[K, N] tokens of an image of each text."""
     requests = [Request(text, f"p{number}") for number, text in enumerate(texts)]
     return np.stack([row.numpy() for row in decode_tokens(Decoding(model, resolve("ar"), sampling, seed), requests)])
 
 
 @torch.inference_mode()
 def drawn_by(model, texts, way: Alternative, seed: int, shift: tuple[int, ...] = ()) -> np.ndarray:
-    """[K, N] tokens of one image of each text, drawn in any way; `shift`: what is off by one."""
+    """[K, N] tokens of an image of each text, drawn in any way; `shift`: offsets of positions."""
     draws, layout = torch.Generator().manual_seed(seed), model.layout
     tokens = torch.zeros(len(texts), layout.length, dtype=torch.long)
     session = model.begin(model.encode(list(texts)), way.sampling.guidance, 1)

@@ -10,12 +10,10 @@ from specbench.system.downloads import Remote
 COCO = {
     "images": [{"id": 9}, {"id": 2}],
     "annotations": [
-        {"image_id": 9, "id": 1, "caption": "short"},
-        {"image_id": 2, "id": 2, "caption": " a cat,\nasleep "},
-        {"image_id": 9, "id": 3, "caption": "the longest one."},
-        {"image_id": 9, "id": 4, "caption": "the longest two."},
+        {"image_id": 9, "id": 1, "caption": "short"}, {"image_id": 2, "id": 2, "caption": " a cat,\nasleep "},
+        *({"image_id": 9, "id": 3 + n, "caption": f"the longest {name}."} for n, name in enumerate(("one", "two"))),
     ],
-}
+}  # fmt: skip
 PARTI = (
     "Prompt\tCategory\tChallenge\tNote\n"
     "bond\tAbstract\tBasic\tseveral meanings\n"
@@ -23,22 +21,18 @@ PARTI = (
 )
 GENEVAL = [
     {"tag": "single_object", "include": [{"class": "bench", "count": 1}], "prompt": "a photo of a bench"},
-    {
-        "tag": "counting",
-        "include": [{"class": "cow", "count": 2}],
-        "exclude": [{"class": "cow", "count": 3}],
-        "prompt": "a photo of two cows",
-    },
-]
+    {"tag": "counting", "include": [{"class": "cow", "count": 2}], "exclude": [{"class": "cow", "count": 3}],
+     "prompt": "a photo of two cows"},
+]  # fmt: skip
 DPG = (
     "\ufeffitem_id,text,keywords,proposition_id,dependency,category_broad,category_detailed,tuple,"
     "question_natural_language\r\n"
     '0,"a red, ripe cup",k,1,0,entity,whole,entity - whole (cup),Is there a cup?\r\n'
     '0,"a red, ripe cup",k,2,1,attribute,color,"attribute - color (cup, red)","Is the cup, if any, red?"\r\n'
-    'partiprompts7,two dogs beside a cat,,1,0,other,count,"other - count (dogs, ==2)",Are there two dogs?\r\n'
-    "partiprompts7,two dogs beside a cat,,2,0,entity,whole,entity - whole (cat),Is there a cat?\r\n"
-    'partiprompts7,two dogs beside a cat,,3,"1, 2",relation,spatial,"relation - spatial (dogs, cat, beside)",'
-    "Are they beside it?\r\n"
+    'partiprompts7,two dogs near a cat,,1,0,other,count,"other - count (dogs, ==2)",Are there two dogs?\r\n'
+    "partiprompts7,two dogs near a cat,,2,0,entity,whole,entity - whole (cat),Is there a cat?\r\n"
+    'partiprompts7,two dogs near a cat,,3,"1, 2",relation,spatial,"relation - spatial (dogs, cat, near)",'
+    "Are they near it?\r\n"
 )
 GENEVAL2 = {
     "prompt": "two metal toys", "atom_count": 3,

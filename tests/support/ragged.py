@@ -1,4 +1,4 @@
-"""Windows of drafts of two rows, each of which accepts a number of its own."""
+"""Windows of drafts of two rows, which accept different numbers of drafts."""
 
 from collections.abc import Callable, Iterator, Sequence
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Respond = Callable[[str, dict | None], object]
-"""The answer by path and body (None of GET); an int is the status of a refusal, alone or beside its content."""
+"""The answer by path and body (of GET: None); an int is the status of a refusal, alone or with its content."""
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """Answer on a free port until the block ends, and yield the address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.handle_error = lambda *_: None  # a client that was killed
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:

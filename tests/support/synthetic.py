@@ -14,7 +14,7 @@ import tiny
 from specbench import stats
 from specbench.decoding.generation import ORDERS, Generation
 from specbench.prompts import Prompt, Request
-from specbench.reporting.row import OverAR, ReportRow
+from specbench.reporting.row import Machine, OverAR, OverFastest, ReportRow, Roofline
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_store import RunStore
 from specbench.store.schema import SAMPLES, base_row, failed_row, sample_row
@@ -40,22 +40,14 @@ def generation(
 ) -> Generation:
     """Four stream tokens, the third one forced; one millisecond each of encoding, prefill and rendering."""
     return Generation(
-        tokens=np.array([0, 1, 3, 2], dtype=np.int32),
-        forced=np.array([False, False, True, False]),
-        logp=np.array(logp, dtype=np.float32),
-        entropy=np.array(entropy, dtype=np.float32),
-        top1=np.full(4, 0.5, dtype=np.float32),
-        committed_step=np.arange(1, 5, dtype=np.int32),
-        nfe=nfe,
-        prefills=1,
-        drafted=np.array(tested),
-        tested=np.array(tested),
-        accepted=np.array(accepted),
-        spans_ms={"encode": 1.0, "prefill": 1.0, "target": target_ms, "verify": verify_ms, "render": 1.0},
-        batch=batch,
+        tokens=np.array([0, 1, 3, 2], dtype=np.int32), forced=np.array([False, False, True, False]),
+        logp=np.array(logp, dtype=np.float32), entropy=np.array(entropy, dtype=np.float32),
+        top1=np.full(4, 0.5, dtype=np.float32), committed_step=np.arange(1, 5, dtype=np.int32), nfe=nfe, prefills=1,
+        drafted=np.array(tested), tested=np.array(tested), accepted=np.array(accepted),
+        spans_ms={"encode": 1.0, "prefill": 1.0, "target": target_ms, "verify": verify_ms, "render": 1.0}, batch=batch,
         uniforms={name: np.full(len(logp), 0.5, np.float32) for name in ORDERS},
         image=np.zeros((3, 2, 2), dtype=np.uint8),
-    )
+    )  # fmt: skip
 
 
 def stored_rows(generations: Sequence[Generation | None], timed: bool = True) -> list[dict]:
@@ -122,7 +114,14 @@ AR = tiny.spec("ar")
 
 def bare_row(**values) -> ReportRow:
     """A report row with these values and no others."""
+
+    def part(kind: type, **empty: object) -> object:
+        given = {field.name: values.pop(field.name) for field in fields(kind) if field.name in values}
+        return kind(**empty | given)
+
+    parts = {"over_ar": values.pop("over_ar", None) or part(OverAR), "over_fastest": part(OverFastest)}
+    parts["machine"] = part(Machine, load=[], environment=[], stalled=None, disturbed=None)
+    parts["roofline"] = part(Roofline, over_floor=None, roofline_note=None, floor=None)
+    numbers = {name: values.pop(name) for name in stats.NUMBERS if name in values}
     none = dict.fromkeys((field.name for field in fields(ReportRow)), None)
-    empty = {"options": {}, "numbers": {}, "scores": [], "beside_ar": {}, "load": [], "environment": []}
-    empty |= {"over_ar": OverAR()}
-    return ReportRow(**none | empty | values)
+    return ReportRow(**none | {"options": {}, "scores": [], "beside_ar": {}, "numbers": numbers} | parts | values)

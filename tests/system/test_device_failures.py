@@ -6,15 +6,17 @@ import gc
 import os
 import sys
 import weakref
+from unittest.mock import Mock
 
 import pytest
 import tiny
 import torch
+from refusals import refused
 from stored_rows import contents
 
 import specbench
 from specbench.decoding.loop import decode
-from specbench.errors import FAILURE, SpecbenchError
+from specbench.errors import FAILURE
 from specbench.metrics import scoring
 from specbench.metrics.scoring import score
 from specbench.models.catalog import find_model
@@ -70,11 +72,9 @@ def test_a_device_that_computes_nothing_more_ends_the_run_and_a_rerun_makes_the_
     monkeypatch.setattr(local.StepWatch, "__call__", assert_on_device)
     monkeypatch.setattr(device_failures, "_probe", zeros)
     specs = [tiny.spec("sjd", batch=batch)]
-    with pytest.raises(
-        SpecbenchError, match=r"^cpu stopped working after: CUDA error: device-side assert trigg"
-    ) as lost:
-        run(tiny.executor(), specs, REQUESTS, tmp_path / "out")
-    assert lost.value.exit_code == FAILURE and "again to resume" in lost.value.try_this and len(calls) == 9
+    text = r"^cpu stopped working after: CUDA error: device-side assert trigg"
+    lost = refused(text, run, tiny.executor(), specs, REQUESTS, tmp_path / "out")
+    assert lost.exit_code == FAILURE and "again to resume" in lost.try_this and len(calls) == 9
     monkeypatch.undo()
     [folder] = (tmp_path / "out").iterdir()
     statuses = RunStore(folder).samples(["status"])["status"].to_list()
@@ -127,29 +127,20 @@ def test_a_batch_that_does_not_fit_frees_its_memory_and_after_a_second_one_there
 
 
 def test_a_model_that_does_not_fit_is_one_line(monkeypatch):
-    def refuse(*_):
-        raise torch.OutOfMemoryError(NO_MEMORY)
-
-    monkeypatch.setattr(preparation, "load_model", refuse)
-    with pytest.raises(
-        SpecbenchError, match=r"^model 'shapes' \(float32\) does not fit into the memory of cpu: CUDA ou"
-    ) as no:
-        preparation.load_for_run(find_model("shapes"), Compute(1, "float32", "cpu", 1))
-    assert "--dtype" in no.value.try_this and no.value.exit_code == FAILURE
+    monkeypatch.setattr(preparation, "load_model", Mock(side_effect=torch.OutOfMemoryError(NO_MEMORY)))
+    text = r"^model 'shapes' \(float32\) does not fit into the memory of cpu: CUDA ou"
+    error = refused(text, preparation.load_for_run, find_model("shapes"), Compute(1, "float32", "cpu", 1))
+    assert "--dtype" in error.try_this and error.exit_code == FAILURE
 
 
 def test_metrics_that_do_not_fit_are_one_line(tmp_path, monkeypatch):
     specbench.run(model="shapes", decoder="ar", limit=1, out=str(tmp_path))
 
-    def refuse(*_):
-        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
-
-    monkeypatch.setattr(scoring, "_add_features", refuse)
-    with pytest.raises(
-        SpecbenchError, match=r"^scoring by shapes-clip does not fit into the memory of cpu: "
-    ) as caught:
-        score(list(tmp_path.iterdir()), ["shapes-clip"]).check()
-    assert "fewer metrics" in caught.value.try_this
+    no_memory = RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
+    monkeypatch.setattr(scoring, "_add_features", Mock(side_effect=no_memory))
+    outcomes = score(list(tmp_path.iterdir()), ["shapes-clip"])
+    error = refused(r"^scoring by shapes-clip does not fit into the memory of cpu: ", outcomes.check)
+    assert "fewer metrics" in error.try_this
 
 
 def test_other_processes_on_a_gpu_are_named_with_their_memory(monkeypatch):

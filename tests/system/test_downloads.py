@@ -13,9 +13,10 @@ from http.server import BaseHTTPRequestHandler
 import published
 import pytest
 from loopback_hub import loopback_hub
+from refusals import refused
 from served import serving
 
-from specbench.errors import FAILURE, SpecbenchError
+from specbench.errors import FAILURE
 from specbench.prompts import public
 from specbench.prompts.public import PublishedImages
 from specbench.system import downloads
@@ -26,7 +27,7 @@ CONTENT = bytes(range(256)) * 2000
 
 @dataclass
 class Server:
-    """What a local server sends, and what it was asked. `cuts` are the bytes after which it hangs up, per request."""
+    """A local server's content, and the requests to it. `cuts` are the bytes after which it hangs up, per request."""
 
     url: str
     content: bytes = CONTENT
@@ -89,8 +90,8 @@ def remote(server):
 
 
 @pytest.mark.parametrize(("part", "server_does", "asked"), [
-    (None, {"cuts": [100_000, 50_000]}, [None, "bytes=100000-", "bytes=150000-"]),  # it continues where it was cut
-    (CONTENT[:1000], {}, ["bytes=1000-"]),  # and where an earlier call stopped
+    (None, {"cuts": [100_000, 50_000]}, [None, "bytes=100000-", "bytes=150000-"]),  # it continues after the cut
+    (CONTENT[:1000], {}, ["bytes=1000-"]),  # and after the part of an earlier call
     (b"x" * 1000, {}, ["bytes=1000-", None]),  # a part of something else is thrown away
     (CONTENT, {}, []),  # a complete one needs no request
     (None, {"ranges": False, "cuts": [100_000]}, [None, "bytes=100000-"]),
@@ -113,16 +114,14 @@ def test_what_is_there_in_the_end_is_what_was_published(server, remote, tmp_path
 @pytest.mark.parametrize("size", [len(CONTENT), None])
 def test_a_wrong_digest_keeps_nothing(server, remote, tmp_path, size):
     server.content = b"y" * len(CONTENT)
-    with pytest.raises(SpecbenchError, match="not the expected file") as caught:
-        fetch_file(replace(remote, size=size), tmp_path / "file")
-    assert caught.value.exit_code == FAILURE and "sha256" in caught.value.what
+    error = refused("not the expected file", fetch_file, replace(remote, size=size), tmp_path / "file")
+    assert error.exit_code == FAILURE and "sha256" in error.what
     assert [path.name for path in tmp_path.iterdir()] == [".file.lock"]
 
 
 def test_not_found_is_said_at_once(server, remote, tmp_path):
     server.statuses = [404, 404]
-    with pytest.raises(SpecbenchError, match="404"):
-        fetch_file(remote, tmp_path / "file")
+    refused("404", fetch_file, remote, tmp_path / "file")
     assert len(server.asked) == 1
 
 
@@ -137,8 +136,7 @@ def test_a_long_wait_is_no_reason_to_ask_again(headers, wait):
     assert downloads.asked_wait(headers) == wait
     if headers and wait[1]:
         error = urllib.error.HTTPError("", 429, "Too Many Requests", headers, None)
-        with pytest.raises(SpecbenchError, match=wait[0]):
-            downloads._transient_reason(downloads.Remote("https://x/y", ""), error)
+        refused(wait[0], downloads._transient_reason, downloads.Remote("https://x/y", ""), error)
 
 
 def test_a_page_to_log_in_is_no_file_and_a_length_that_is_text_none(tmp_path):
@@ -147,8 +145,7 @@ def test_a_page_to_log_in_is_no_file_and_a_length_that_is_text_none(tmp_path):
         remote = Remote(f"{hub.address}/file", "")
         assert fetch_file(remote, tmp_path / "file").read_bytes() == b'{"error": "refused"}'
         hub.refusals["/file"] = (200, {"Content-Type": "text/html; charset=utf-8"})
-        with pytest.raises(SpecbenchError, match=r"file of 127.*: a web page came instead"):
-            fetch_file(remote, tmp_path / "other")
+        refused(r"file of 127.*: a web page came instead", fetch_file, remote, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -156,8 +153,7 @@ def test_a_silent_server_is_given_up(server, remote, tmp_path, monkeypatch):
     monkeypatch.setattr(downloads, "TIMEOUT_S", 0.05)
     monkeypatch.setattr(downloads, "DOWNLOAD_ATTEMPTS", 2)
     server.stall_s = 0.3
-    with pytest.raises(SpecbenchError, match="timed out"):
-        fetch_file(remote, tmp_path / "file")
+    refused("timed out", fetch_file, remote, tmp_path / "file")
 
 
 def test_a_full_disk_keeps_what_arrived(server, remote, tmp_path, monkeypatch):
@@ -170,9 +166,8 @@ def test_a_full_disk_keeps_what_arrived(server, remote, tmp_path, monkeypatch):
     monkeypatch.setattr(downloads, "_CHUNK", 60_000)
     with monkeypatch.context() as patch:
         patch.setattr("pathlib.Path.open", lambda path, mode="r": Full(path, mode.replace("b", "")))
-        with pytest.raises(SpecbenchError, match="No space left") as caught:
-            fetch_file(remote, tmp_path / "file")
-    assert "to resume" in caught.value.try_this and (tmp_path / "file.part").stat().st_size >= 100_000
+        error = refused("No space left", fetch_file, remote, tmp_path / "file")
+    assert "to resume" in error.try_this and (tmp_path / "file.part").stat().st_size >= 100_000
     assert fetch_file(remote, tmp_path / "file").read_bytes() == CONTENT
 
 
@@ -219,13 +214,11 @@ def test_the_wanted_file_of_an_archive_is_kept(server, captions):
 
 def test_another_archive_under_the_address_is_refused_as_a_whole(server, captions):
     server.content += b"x"
-    with pytest.raises(SpecbenchError, match="larger than the expected"):
-        public.fetch_set(captions)
+    refused("larger than the expected", public.fetch_set, captions)
     assert not (captions.folder / "captions_val2017.json").exists()
     server.content = server.content[:-1]
     wrong = replace(captions.files["captions_val2017.json"], digest=published.digest(b"other"))
-    with pytest.raises(SpecbenchError, match="not the expected file"):
-        public.fetch_set(replace(captions, files={"captions_val2017.json": wrong}))
+    refused("not the expected file", public.fetch_set, replace(captions, files={"captions_val2017.json": wrong}))
     assert not (captions.folder / "captions_val2017.json").exists()
 
 
@@ -239,8 +232,7 @@ def test_a_mirror_takes_the_place_of_the_publishers(server, captions, monkeypatc
     public.fetch_images(replace(captions, images=PublishedImages(remote, 1, "Flickr")))
     assert server.paths[1:] == ["/mirror/coco/val2017.zip"]
     monkeypatch.setenv("SPECBENCH_PROMPTS_MIRROR", "http://example.org")
-    with pytest.raises(SpecbenchError, match="not an https address"):
-        public.fetch_set(published.public_set("parti"))
+    refused("not an https address", public.fetch_set, published.public_set("parti"))
 
 
 def test_reference_images_are_all_there_or_an_error(server, tmp_path, monkeypatch):
@@ -250,8 +242,7 @@ def test_reference_images_are_all_there_or_an_error(server, tmp_path, monkeypatc
     folder = public.fetch_images(coco)
     assert sorted(path.name for path in folder.iterdir()) == ["1.jpg", "2.jpg"]
     short = replace(coco, images=PublishedImages(archive, 3, "Flickr"))
-    with pytest.raises(SpecbenchError, match="2 images instead of 3"):
-        public.fetch_images(short)
+    refused("2 images instead of 3", public.fetch_images, short)
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -259,16 +250,13 @@ def test_more_than_there_should_be_ends_the_download(server, tmp_path, monkeypat
     monkeypatch.setattr(downloads, "_CHUNK", 1000)
     monkeypatch.setattr(downloads, "_MAX_BYTES", 5000)
     remote = Remote(f"{server.url}/file", published.digest(CONTENT), 5000 if is_known else None)
-    with pytest.raises(SpecbenchError, match="larger than the expected 5,000 bytes"):
-        fetch_file(remote, tmp_path / "file")
+    refused("larger than the expected 5,000 bytes", fetch_file, remote, tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == [".file.lock"]
 
 
 @pytest.mark.parametrize("url", ["http://example.org/file", "ftp://example.org/file", "file:///etc/passwd"])
 def test_addresses_without_tls_are_refused(url, tmp_path, server):
-    with pytest.raises(SpecbenchError, match="not an https address"):
-        fetch_file(Remote(url, ""), tmp_path / "file")
+    refused("not an https address", fetch_file, Remote(url, ""), tmp_path / "file")
     server.moved_to = url
-    with pytest.raises(SpecbenchError, match=r"not an https address|is not allowed"):
-        fetch_file(Remote(f"{server.url}/moved", ""), tmp_path / "file")
+    refused(r"not an https address|is not allowed", fetch_file, Remote(f"{server.url}/moved", ""), tmp_path / "file")
     assert not (tmp_path / "file").exists()

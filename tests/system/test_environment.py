@@ -1,4 +1,4 @@
-"""Provenance: version and commit of a checkout, of an installed package, of one without any record."""
+"""Provenance: version and commit of a checkout, of an installed package with and without a record."""
 
 import re
 import shutil
@@ -17,7 +17,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def installed(tmp_path) -> Path:
-    """The modules that tell the version, copied out of the checkout."""
+    """The modules that know the version, copied out of the checkout."""
     for name in ("__init__.py", "system/__init__.py", "system/version.py", "system/limits.py", "system/environment.py"):
         (tmp_path / "specbench" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PACKAGE / name, tmp_path / "specbench" / name)

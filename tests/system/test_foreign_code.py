@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import tiny
+from refusals import refused
 from synthetic import folder, sjd
 
 import specbench
@@ -28,7 +29,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A folder on the path of imports, none of whose modules outlives the test."""
+    """A folder on the path of imports whose modules are removed after the test."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
     before, presets = set(sys.modules), dict(PRESETS)
@@ -87,8 +88,7 @@ def test_what_runs_is_the_text_that_was_imported(place):
     refuse_edited(code_of(["mine:THING"]))
     (place / "mine.py").write_text("THING = 10\n")
     assert code_of(["mine:THING"]).digest == first, "a process keeps the module that it has imported"
-    with pytest.raises(SpecbenchError, match=r"mine\.py was edited .*old code"):
-        refuse_edited(code_of(["mine:THING"]))
+    refused(r"mine\.py was edited .*old code", refuse_edited, code_of(["mine:THING"]))
     importlib.reload(sys.modules["mine"])
     assert code_of(["mine:THING"]).digest != first and code_of(["specbench.decoding.loop:Loop", None]) is None
 
@@ -155,7 +155,7 @@ def test_what_a_component_returns_wrongly_is_an_error_that_names_it(returned, pr
 
 @pytest.fixture
 def scaled(monkeypatch):
-    """Jacobi's drafter as one of a plug-in, with a multiple of its q."""
+    """Jacobi's drafter as a drafter of a plug-in, with a multiple of its q."""
 
     def scale(factor):
         propose = Jacobi.propose
@@ -183,10 +183,8 @@ def test_a_drafters_q_that_is_rounded_is_a_distribution(scaled):
 
 def test_an_error_of_a_cells_code_is_named_with_its_line_and_its_options_are_plain_values(no_cells, monkeypatch):
     typed(CELL.replace("ratio(p, q, x) ** power", "p.absent"), 9, monkeypatch)
-    with pytest.raises(SpecbenchError, match=r"AttributeError at <cell 9>:6: .*absent"):
-        specbench.generate("a red circle", decoder="soft", threads=1)
-    with pytest.raises(SpecbenchError, match=r"decoder 'mine': option eps=\[1, 2\] is a list .*a number, a text"):
-        specbench.decoder("mine", eps=[1, 2])
+    refused(r"AttributeError at <cell 9>:6: .*absent", specbench.generate, "a red circle", decoder="soft", threads=1)
+    refused(r"decoder 'mine': option eps=\[1, 2\] is a list .*a number, a text", specbench.decoder, "mine", eps=[1, 2])
 
 
 def test_what_a_component_changes_of_p_and_q_in_place_is_a_copy(no_cells, monkeypatch):
@@ -210,10 +208,8 @@ def test_a_decoder_of_a_cell_runs_without_a_file_and_its_source_is_part_of_the_r
     other = specbench.run(decoder="soft:power=1", limit=1, threads=1, out="here", progress=False, baseline=0)
     assert other.samples()["path"].map(os.path.isfile).all()
     assert dict(other.report()["options"])[0].count('"power": 1.0')
-    with pytest.raises(SpecbenchError, match="'sjd': the name is already taken"):
-        specbench.decoder("sjd")
-    with pytest.raises(SpecbenchError, match="unknown kind 'verifyer'"):
-        specbench.decoder("mine", kind="verifyer")
+    refused("'sjd': the name is already taken", specbench.decoder, "sjd")
+    refused("unknown kind 'verifyer'", specbench.decoder, "mine", kind="verifyer")
 
 
 def test_installed_packages_count_by_version_and_a_worker_with_other_code_is_refused(place):
@@ -231,8 +227,7 @@ def test_installed_packages_count_by_version_and_a_worker_with_other_code_is_ref
     newer = replace(code, packages={"plugs": "1.1"})
     assert newer.digest != code.digest and changed_modules(code.to_json(), newer.to_json()) == ["plugs"]
     require_code("decoder 'x'", code.digest, code)
-    with pytest.raises(SpecbenchError, match="decoder 'x': its code on this worker"):
-        require_code("decoder 'x'", code.digest, newer)
+    refused("decoder 'x': its code on this worker", require_code, "decoder 'x'", code.digest, newer)
 
 
 def copy(name, place):
@@ -279,7 +274,7 @@ def test_an_edited_decoder_and_an_edited_model_are_other_runs(place, cli):
     assert len(run("--limit", 1)[1]) == 7
 
 
-def test_rows_whose_code_was_edited_in_the_same_minute_are_told_apart(tmp_path):
+def test_rows_whose_code_was_edited_in_the_same_minute_are_distinguished(tmp_path):
     at = {"decoder": {"modules": {}, "edited": "2026-11-26T14:02:00+00:00"}}
     for number in "12":
         place = folder(tmp_path, replace(tiny.spec("sjd"), decoder_code=number * 64), sjd(2))
@@ -296,5 +291,4 @@ def test_a_model_whose_image_is_not_as_declared_is_refused(place):
     copy("plugin/toy_plugin/greys.json", place)
     (place / "greys.py").write_text(greys.replace("toy_plugin.greys", "greys").replace("tokens=64", "tokens=63"))
     problem = "model 'greys': image tokens: 63 declared, 64 found; stream slots: 63 declared, 64 found"
-    with pytest.raises(SpecbenchError, match=problem):
-        specbench.generate("bright", model="greys:MODEL", threads=1)
+    refused(problem, specbench.generate, "bright", model="greys:MODEL", threads=1)

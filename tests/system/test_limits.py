@@ -41,7 +41,7 @@ def test_a_cgroup_limits_memory_and_cores_and_so_does_the_one_around_it(machine)
     assert limits.available_memory() == 64 * GIB
 
 
-def test_the_older_version_of_cgroups_limits_too_and_a_system_without_them_tells_something(
+def test_the_older_version_of_cgroups_also_limits_and_a_system_without_them_has_an_answer(
     machine, monkeypatch, tmp_path
 ):
     machine({"self/cgroup": "7:cpu,cpuacct:/box\n4:memory:/box\n0::/\n"})

@@ -41,7 +41,7 @@ def reading(machine, *busy: float, device: str = "cpu") -> dict:
     return readings.read()
 
 
-def test_other_work_counts_where_it_takes_cores_that_the_run_needs_and_a_gpu_needs_one(machine):
+def test_other_work_counts_if_it_takes_cores_that_the_run_needs_and_a_gpu_needs_one_core(machine):
     beside = reading(machine, 5.0, 5.0, 5.0, 0.0)
     assert beside["other_cores"] == 1.5 and beside["taken_cores"] == 0.0 and others_at_work(beside) is None
     within = reading(machine, 10.0, 10.0, 10.0, 5.0)
@@ -49,10 +49,10 @@ def test_other_work_counts_where_it_takes_cores_that_the_run_needs_and_a_gpu_nee
     assert reading(machine, 10.0, 10.0, 10.0, 0.0, 10.0, 10.0, 10.0, 10.0, device="cuda")["taken_cores"] == 0.0
     assert reading(machine, 10.0, 10.0, 10.0, 5.0, device="cuda")["taken_cores"] == 0.5
     assert machine_warnings([{"other_cores": 9.0, "taken_cores": 0.0}]) == []
-    assert machine_warnings([{"other_cores": 2.0}]) == ["other processes took 2.0 of the cores"], "readings of before"
+    assert machine_warnings([{"other_cores": 2.0}]) == ["other processes took 2.0 of the cores"], "earlier readings"
 
 
-def test_runs_tell_of_a_gpu_that_was_slowed_or_shared():
+def test_runs_report_a_gpu_that_was_slowed_or_shared():
     machines = [{"gpu_slowed": []}, {"gpu_slowed": ["heat"]}, {"gpu_slowed": ["power cap", "heat"], "gpu_others": 2}]
     sentences = gpu_disturbances(machines)
     clocks = "the driver lowered the GPU's clock (heat, power cap) in 2 of 3 readings"
@@ -65,7 +65,7 @@ def test_runs_tell_of_a_gpu_that_was_slowed_or_shared():
     ([], True, 0),
 ])  # fmt: skip
 def test_in_a_container_a_process_does_not_take_itself_for_another(pids, cuda, others, monkeypatch):
-    """Where NVML tells the host's numbers (4242 is this process there), its own is not among them."""
+    """If NVML reports the host's numbers (4242 is this process there), its own is not among them."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: cuda)
     numbers = [os.getpid() if pid == "own" else pid for pid in pids]
     processes = [SimpleNamespace(pid=pid, usedGpuMemory=2**30 * (1 + (pid != 7))) for pid in numbers]

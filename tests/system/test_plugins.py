@@ -144,7 +144,7 @@ def test_the_decoder_of_the_guide_is_lossy_unless_its_power_is_1(tmp_path):
 
 
 def test_the_option_of_a_file_is_read_as_the_file_has_it(tmp_path):
-    """`eps` is one of the built-in `add`, too, which takes at most 1."""
+    """The built-in `add` also has an `eps`, which is at most 1."""
     text = POWER.replace('"power", 0.5', '"eps", 2.0').replace("power):", "eps):").replace("= power", "= eps")
     (tmp_path / "keep.py").write_text(text.replace("above=0.0, maximum=1.0", "minimum=1.0, maximum=5.0"))
     (tmp_path / "power.py").write_text(POWER.replace('"power", 0.5', '"thr", 0.5'))
@@ -163,7 +163,7 @@ def test_a_reference_that_is_no_decoder_is_refused(tmp_path):
     (tmp_path / "five.py").write_text("DECODER = 3\n")
     done = specbench(tmp_path, "run", "--decoder", "five:DECODER")
     assert done.returncode == 2 and "is a int, not a specbench Preset" in done.stderr
-    for name in ("one", "two"):  # two presets of one name, the name of a file
+    for name in ("one", "two"):  # two presets with the same name, the name of a file
         (tmp_path / f"{name}.py").write_text(POWER.replace('"power"', '"one"'))
     (tmp_path / "lacks.py").write_text("from specbench.specs.presets import Preset\n" + PARTIAL)
     for decoder, problem in [

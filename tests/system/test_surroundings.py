@@ -1,4 +1,5 @@
-"""What the machine and its user give a process: home, name, working folder, width, threads, matplotlib's settings."""
+"""Settings of a process by the machine and its user: home, name, working folder, width, threads, matplotlib's
+settings."""
 
 import getpass
 import os
@@ -8,12 +9,13 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import matplotlib as mpl
 import pytest
+from refusals import refused
 
 from specbench.cli import main
-from specbench.errors import SpecbenchError
 from specbench.models.transformer import compilation
 from specbench.reporting.figures import chart_figure, saved
 from specbench.system import limits, surroundings
@@ -24,11 +26,7 @@ from specbench.system.surroundings import private_folder, settle
 @pytest.fixture
 def nobody(monkeypatch, tmp_path):
     """A process of a user without a name and a home."""
-
-    def unknown(uid):
-        raise KeyError(uid)
-
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(pwd, "getpwuid", Mock(side_effect=KeyError))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for name in ("HOME", "USER", "LOGNAME", "SPECBENCH_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, "")  # which is put back, whatever the process sets
@@ -51,8 +49,7 @@ def test_a_process_without_home_and_name_keeps_what_it_keeps_in_a_folder_of_its_
 def test_a_folder_that_another_user_could_write_to_is_not_taken(nobody):
     (nobody / f"specbench-{os.getuid()}").mkdir(mode=0o777)
     (nobody / f"specbench-{os.getuid()}").chmod(0o777)
-    with pytest.raises(SpecbenchError, match="other users may write to"):
-        private_folder()
+    refused("other users may write to", private_folder)
 
 
 @pytest.mark.parametrize(("name", "value", "said"), [
@@ -75,7 +72,7 @@ def test_a_home_that_is_no_path_is_the_one_of_the_user(named, expected, monkeypa
 @pytest.mark.parametrize(
     ("columns", "width"), [("0", "80"), ("x", "80"), ("9" * 5000, "80"), ("39", "40"), ("60", "60")]
 )
-def test_widths_without_room_for_words_are_those_of_a_narrow_terminal(columns, width, monkeypatch, cli):
+def test_widths_without_room_for_words_match_a_narrow_terminal(columns, width, monkeypatch, cli):
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setenv("TERMINAL_WIDTH", columns)
     monkeypatch.setenv("LINES", columns)
@@ -87,7 +84,7 @@ def test_widths_without_room_for_words_are_those_of_a_narrow_terminal(columns, w
     assert not ended.value.code
 
 
-def test_a_deleted_working_folder_is_told_in_one_line(monkeypatch, tmp_path, cli):
+def test_a_deleted_working_folder_is_reported_in_one_line(monkeypatch, tmp_path, cli):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -169,6 +166,5 @@ def test_a_home_that_cannot_be_made_is_refused(monkeypatch):
     private_folder.cache_clear()
     monkeypatch.setattr(surroundings.os, "access", lambda place, mode: place == "/proc")
     monkeypatch.setattr("tempfile.tempdir", "/proc")
-    with pytest.raises(SpecbenchError, match=r"/proc/specbench-.* cannot be made"):
-        private_folder()
+    refused(r"/proc/specbench-.* cannot be made", private_folder)
     private_folder.cache_clear()

@@ -49,7 +49,7 @@ def test_empty_and_constant_columns_say_nothing():
     table = plain_table(headings, rows)
     assert distinct_columns(table, kept=["name", "images"]).headings == ["name", "images", "value"]
     alone = distinct_columns(plain_table(headings, rows[:1]), kept=[])
-    assert alone.headings == ["name", "images", "value"], "of one row nothing is constant"
+    assert alone.headings == ["name", "images", "value"], "in a single row nothing is constant"
     assert not distinct_columns(plain_table(headings, []), kept=[]).rows
     text = shown(distinct_columns(table, kept=["name"]), 60)
     assert "In every row: images 4" in text and "note" not in text and text.split()[:2] == ["name", "value"]

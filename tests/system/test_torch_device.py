@@ -2,9 +2,11 @@
 
 import itertools
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 import torch
+from refusals import refused
 
 from specbench import api
 from specbench.checks import doctor
@@ -22,22 +24,21 @@ from specbench.system.torch_device import check_device_name, require_device, use
     "check", [check_device_name, lambda name: Settings(name).check(), lambda name: load_model("shapes", name)]
 )
 def test_a_name_that_is_no_device_is_refused_in_a_short_line(name, check):
-    with pytest.raises(SpecbenchError, match="not a device") as refused:
-        check(name)
-    assert refused.value.exit_code == BAD_INPUT and len(str(refused.value)) < 150
+    error = refused("not a device", check, name)
+    assert error.exit_code == BAD_INPUT and len(str(error)) < 150
 
 
 def test_a_device_that_is_not_here_is_a_missing_prerequisite_and_two_are_refused_with_what_helps(monkeypatch):
-    with pytest.raises(SpecbenchError, match="a model decodes on a single device") as refused:
-        check_device_name("cuda:0,cuda:1")
-    assert refused.value.exit_code == BAD_INPUT and "--dtype int8wo" in refused.value.try_this
+    error = refused("a model decodes on a single device", check_device_name, "cuda:0,cuda:1")
+    assert error.exit_code == BAD_INPUT and "--dtype int8wo" in error.try_this
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     require_device("cuda")
     require_device("cuda:1")
-    with pytest.raises(SpecbenchError, match=r"cuda:2: torch .* does not find this device") as refused:
-        require_device("cuda:2")
-    assert refused.value.exit_code == MISSING_PREREQUISITE
+    assert (
+        refused(r"cuda:2: torch .* does not find this device", require_device, "cuda:2").exit_code
+        == MISSING_PREREQUISITE
+    )
 
 
 @pytest.mark.parametrize(("build", "message", "reason"), [
@@ -49,23 +50,19 @@ def test_a_device_that_is_not_here_is_a_missing_prerequisite_and_two_are_refused
     ("13.0", "No CUDA GPUs are available", r"No CUDA GPUs are available \(CUDA_VISIBLE_DEVICES=7\)"),
 ])  # fmt: skip
 def test_a_machine_without_a_gpu_that_torch_can_use_says_why(build, message, reason, monkeypatch):
-    def fails():
-        raise RuntimeError(message)
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "init", fails)
+    monkeypatch.setattr(torch.cuda, "init", Mock(side_effect=RuntimeError(message)))
     monkeypatch.setattr(torch.version, "cuda", build)
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    with pytest.raises(SpecbenchError, match=rf"does not find this device: .*{reason}"):
-        require_device("cuda")
+    refused(rf"does not find this device: .*{reason}", require_device, "cuda")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_a_run_on_a_gpu_that_is_not_here_is_one_line_before_anything_else(cli, tmp_path):
-    refused = cli("run", "--device", "cuda", "--decoder", "ar", "--limit", "1", "--out", tmp_path)
-    assert refused.code == MISSING_PREREQUISITE and refused.out == ""
-    assert refused.err.count("\n") == 1 and "does not find this device: " in refused.err
+    answer = cli("run", "--device", "cuda", "--decoder", "ar", "--limit", "1", "--out", tmp_path)
+    answer.refused("does not find this device: ", code=MISSING_PREREQUISITE, alone=True)
+    assert not answer.out
 
 
 @pytest.fixture
@@ -85,8 +82,7 @@ def test_a_card_with_a_number_becomes_the_current_one_before_anything_is_loaded(
         raise SpecbenchError("loaded")
 
     monkeypatch.setattr("specbench.models.catalog.ModelInfo.load", load)
-    with pytest.raises(SpecbenchError, match="loaded"):
-        load_model("shapes", "cuda:1")
+    refused("loaded", load_model, "shapes", "cuda:1")
     cards.clear()
     Settings("cuda").check()
     assert cards == [("set_device", "cuda:0")], "the first one, also after another, as run.json says"
@@ -148,15 +144,14 @@ def test_float32_is_not_tf32_on_a_card(cards, monkeypatch):
 def test_no_decoder_runs_on_mps(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     Settings("mps").check()
-    for refused in (lambda: load_model("shapes", "mps"), lambda: api.run(device="mps", limit=1)):
-        with pytest.raises(SpecbenchError, match="--device mps: decoding needs float64") as caught:
-            refused()
-        assert caught.value.exit_code == BAD_INPUT and "--device cpu" in caught.value.try_this
+    for call in (lambda: load_model("shapes", "mps"), lambda: api.run(device="mps", limit=1)):
+        error = refused("--device mps: decoding needs float64", call)
+        assert error.exit_code == BAD_INPUT and "--device cpu" in error.try_this
 
 
 @pytest.fixture
 def old_card(cards, monkeypatch):
-    """A card like a T4, without bfloat16 of its own; triton and a compiler are installed."""
+    """A card like a T4, without native bfloat16; triton and a compiler are installed."""
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
     monkeypatch.setattr(compiler, "missing", lambda device: None)
@@ -180,7 +175,6 @@ def test_a_card_without_bfloat16_decodes_in_float32_eagerly_and_others_keep_thei
 
 def test_a_dry_run_and_doctor_count_on_the_number_format_of_the_card(old_card, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (16 * 2**30, 16 * 2**30))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     asked = {"model": "janus", "device": "cuda", "decoder": "ar", "limit": 1, "out": tmp_path}
     rows = [api.dry_run(**asked, dtype=dtype)[0] for dtype in (None, "float16")]
     assert [row["dtype"] for row in rows] == ["float32", "float16"]

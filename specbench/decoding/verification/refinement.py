@@ -58,7 +58,7 @@ class Resample(KeptTail):
 
 
 class Restart(Resample):
-    """Reinitialise the slots after the last accepted draft (SJD's ablation). Only `Match` reads the samples."""
+    """Reinitialise the slots after the last accepted draft (SJD's ablation). Only `Match` uses the samples."""
 
     keeps_tail = False
 

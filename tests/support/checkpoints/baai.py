@@ -1,6 +1,5 @@
 """Emu3 as BAAI publishes it: the language model with a tiktoken vocabulary, and the vision tokenizer in a folder of its
-own.
-"""
+own."""
 
 import base64
 import json
@@ -17,7 +16,7 @@ from checkpoints.parts import Tiny, in_bfloat16, in_two_shards, randomise
 from checkpoints.slow import SIZES, full_forward
 
 MERGES = (b"cl", b"os", b"clos", b"close", b"-u", b"-up", b"up", b" c", b" ca", b" cat", b"'s", b". ", b"'t", b"ed")
-"""Tokens of more than one byte; the ones across a hyphen, an apostrophe or a full stop tell splits apart."""
+"""Tokens of more than one byte; those across a hyphen, an apostrophe or a full stop distinguish splits."""
 RANKS = {bytes([byte]): byte for byte in range(256)} | {token: 256 + index for index, token in enumerate(MERGES)}
 TEXT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
 VISION = ("<|image token|>", "<|image start|>", "<|image end|>", "<|frame start|>", "<|frame end|>")

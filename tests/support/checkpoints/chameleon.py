@@ -25,10 +25,8 @@ FIRST_BYTE = 6 + CODES + len(RESERVED)
 
 
 def write_lumina(folder: Path, size: int, **changes: object) -> Tiny:
-    """Only the 768 px repository has a tokenizer, and none has an image decoder; both stand in subfolders here.
-
-    Query and key norms are stored once per model-parallel shard of the training: one at 7B, several at 34B.
-    """
+    """Only the 768 px repository has a tokenizer, and none has an image decoder; both are in subfolders here. Query and
+    key norms are stored once per model-parallel shard of the training: one at 7B, several at 34B."""
     network = _network(**changes)
     parallel = network.config.model_parallel_size
     for layer in network.model.layers:
@@ -43,8 +41,7 @@ def write_lumina(folder: Path, size: int, **changes: object) -> Tiny:
     in_two_shards(folder, tensors)
     beside = folder if size == 768 else folder / "Lumina-mGPT-7B-768"
     beside.mkdir(exist_ok=True)
-    tokenizer = _tokenizer()
-    tokenizer.save(str(beside / "tokenizer.json"))
+    tokenizer = byte_tokenizer(beside / "tokenizer.json", SPECIALS, FIRST_BYTE, IMAGE_WORDS)
     decoder = meta_vq()
     vq_folder = folder / "Anole-7b-v0.1-vqvae-hf"
     vq_folder.mkdir()
@@ -68,8 +65,7 @@ def write_lumina2(folder: Path) -> Tiny:
     network = _network(vocab_size=FIRST_2 + CODES_2, model_parallel_size=4)
     network.save_pretrained(folder)
     in_two_shards(folder, {n: t for n, t in stored(folder).items() if not n.startswith("model.vqmodel.")})
-    tokenizer = byte_tokenizer(SPECIALS_2, 0)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer = byte_tokenizer(folder / "tokenizer.json", SPECIALS_2, 0)
     roles = {"bos_token": None, "eos_token": {"content": "<|endoftext|>"}}
     (folder / "tokenizer_config.json").write_text(json.dumps(roles))
     decoder = movq()
@@ -99,8 +95,7 @@ def write_anole(folder: Path) -> Tiny:
     decoder = meta_vq()
     images = {f"model.vqmodel.{name}": tensor for name, tensor in decoder.items() if not name.startswith("loss.")}
     in_two_shards(folder, stored(folder) | images)
-    tokenizer = _tokenizer()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer = byte_tokenizer(folder / "tokenizer.json", SPECIALS, FIRST_BYTE, IMAGE_WORDS)
 
     def prompt(text: str, conditional: bool) -> list[int]:
         words = [*tokenizer.encode(text).ids, RESERVED["<reserved08706>"]] if conditional else []
@@ -129,10 +124,6 @@ def _network(**changes: object) -> ChameleonForConditionalGeneration:
         },
     )
     return randomise(ChameleonForConditionalGeneration(config))
-
-
-def _tokenizer():
-    return byte_tokenizer(SPECIALS, FIRST_BYTE, IMAGE_WORDS)
 
 
 def _tiny(folder: Path, network, prompt, decoder: dict[str, Tensor], ids: list[int] | None = None) -> Tiny:
@@ -172,7 +163,7 @@ def published_taming(network: torch.nn.Module) -> dict[str, Tensor]:
 
 def meta_decode(tensors: dict[str, Tensor], codes: Tensor) -> Tensor:
     """The published VQGAN decoder, written out: codes [1, h, w] to [1, 3, 16 h, 16 w]. A MoVQ has attention
-    in its lowest level, too, and norms that are scaled and shifted by the latents."""
+    also in its lowest level, and norms that are scaled and shifted by the latents."""
     latents = tensors["quantize.embedding.weight"][codes].permute(0, 3, 1, 2)
 
     def convolve(name: str, x: Tensor) -> Tensor:

@@ -12,16 +12,13 @@ from checkpoints.llamagen import official_vq_name
 from checkpoints.parts import Tiny, in_pickled_shards
 
 HEADS = {
-    "model.language_model.": "language_model.model.",
-    "lm_head.": "language_model.lm_head.",
-    "model.generation_embeddings.": "gen_embed.",
-    "model.generation_aligner.fc1.": "gen_aligner.layers.0.",
+    "model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head.",
+    "model.generation_embeddings.": "gen_embed.", "model.generation_aligner.fc1.": "gen_aligner.layers.0.",
     "model.generation_aligner.hidden_layers.0.": "gen_aligner.layers.2.",
     "model.generation_head.proj_out.": "gen_head.output_mlp_projector.",
-    "model.generation_head.vision_head.": "gen_head.vision_head.",
-    "model.aligner.fc1.": "aligner.layers.0.",
+    "model.generation_head.vision_head.": "gen_head.vision_head.", "model.aligner.fc1.": "aligner.layers.0.",
     "model.aligner.hidden_layers.0.": "aligner.layers.2.",
-}
+}  # fmt: skip
 
 
 def write(folder: Path) -> Tiny:
@@ -60,15 +57,9 @@ def _written(folder: Path) -> tuple[Tiny, dict[str, Tensor]]:
     }
     published = {name: {"cls": "-", "model_type": name, "params": params} for name, params in parts.items()}
     published |= {
-        "language_config": {
-            "model_type": "llama",
-            "torch_dtype": "bfloat16",
-            "max_position_embeddings": 16_384,
-            **text,
-        },
-        "model_type": "multi_modality",
-        "architectures": ["MultiModalityCausalLM"],
-    }
+        "language_config": {"model_type": "llama", "torch_dtype": "bfloat16", "max_position_embeddings": 16_384} | text,
+        "model_type": "multi_modality", "architectures": ["MultiModalityCausalLM"],
+    }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(published))
     return tiny, tensors
 

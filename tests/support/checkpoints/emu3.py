@@ -32,8 +32,7 @@ def write(folder: Path) -> Tiny:
         Emu3ForConditionalGeneration(Emu3Config(text_config=text, vq_config=vq, vocabulary_map=vocabulary))
     )
     network.save_pretrained(folder)
-    tokenizer = byte_tokenizer(SPECIALS | VISUAL, 0)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer = byte_tokenizer(folder / "tokenizer.json", SPECIALS | VISUAL, 0)
     ids = [*VISUAL.values(), SPECIALS["<|extra_200|>"]]
 
     def prompt(text: str, conditional: bool) -> list[int]:

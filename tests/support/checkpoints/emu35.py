@@ -1,4 +1,4 @@
-"""Tiny checkpoint of Emu3.5-Image, with its tokenizer and image decoder in folders of their own."""
+"""Tiny checkpoint of Emu3.5-Image, with its tokenizer and image decoder in separate folders."""
 
 import base64
 import json

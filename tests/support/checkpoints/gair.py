@@ -29,11 +29,10 @@ def write(folder: Path) -> Tiny:
     params |= {"rope_theta": 10000.0, "swin_norm": False, "vocab_size": WORDS}
     (models / "params.json").write_text(json.dumps({"model": params, "model_parallel_size": 1, "seed": 1}))
     (models / "consolidate_params.json").write_text(json.dumps({"model_parallel_size": 1}))
-    tokenizer = byte_tokenizer(chameleon.SPECIALS, chameleon.FIRST_BYTE, chameleon.IMAGE_WORDS)
-    tokenizer.save(str(tokens / "text_tokenizer.json"))
+    words = chameleon.SPECIALS, chameleon.FIRST_BYTE, chameleon.IMAGE_WORDS
+    tokenizer = byte_tokenizer(tokens / "text_tokenizer.json", *words)
     decoder = chameleon.meta_vq()
-    content = {"state_dict": decoder | {"loss.logvar": torch.zeros(())}}
-    torch.save(content, tokens / "vqgan.ckpt")
+    torch.save({"state_dict": decoder | {"loss.logvar": torch.zeros(())}}, tokens / "vqgan.ckpt")
     (tokens / "vqgan.yaml").write_text("model: {}\n")
     first = 4
 

@@ -29,11 +29,9 @@ def write(folder: Path) -> Tiny:
     config = GlmImageConfig(
         text_config=text | {"pad_token_id": 0, "eos_token_id": END},
         vision_config={"hidden_size": 32, "depth": 1, "num_heads": 2, "intermediate_size": 32},
-        vq_config={"num_embeddings": CODES, "embed_dim": 8, "latent_channels": 32},
-        image_start_token_id=START,
-        image_end_token_id=END,
-        image_token_id=FIRST_BYTE - 1,
-    )
+        vq_config={"num_embeddings": CODES, "embed_dim": 8, "latent_channels": 32}, image_start_token_id=START,
+        image_end_token_id=END, image_token_id=FIRST_BYTE - 1,
+    )  # fmt: skip
     network = randomise(GlmImageForConditionalGeneration(config))
     if CODES == 16_384:
         network.lm_head.weight.data[CODES:] = 0  # of thousands of codes, the 50 likeliest have larger logits
@@ -43,8 +41,7 @@ def write(folder: Path) -> Tiny:
     settings = {"do_sample": True, "temperature": 0.9, "top_p": 0.75, "eos_token_id": END}
     (encoder / "generation_config.json").write_text(json.dumps(settings))
     processor.mkdir()
-    tokenizer = byte_tokenizer(SPECIALS, FIRST_BYTE)
-    tokenizer.save(str(processor / "tokenizer.json"))
+    tokenizer = byte_tokenizer(processor / "tokenizer.json", SPECIALS, FIRST_BYTE)
     roles = {"grid_bos_token": "<sop>", "grid_eos_token": "<eop>", "bos_token": {"content": "<|image|>"}}
     (processor / "tokenizer_config.json").write_text(json.dumps(roles))
     (processor / "chat_template.jinja").write_text(TEMPLATE)

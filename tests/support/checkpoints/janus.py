@@ -24,8 +24,7 @@ def write_network(folder: Path, bfloat16: bool = False) -> tuple[Tiny, JanusForC
     if bfloat16:
         in_bfloat16(network)
     network.save_pretrained(folder)
-    tokenizer = byte_tokenizer(SPECIALS, 0)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    byte_tokenizer(folder / "tokenizer.json", SPECIALS, 0)
     names = {"bos_token": START, "eos_token": END, "pad_token": PAD}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
 
@@ -46,7 +45,7 @@ def write_network(folder: Path, bfloat16: bool = False) -> tuple[Tiny, JanusForC
 
 
 def prompt_ids(text: str) -> list[int]:
-    tokenizer = byte_tokenizer(SPECIALS, 0)
+    tokenizer = byte_tokenizer(None, SPECIALS, 0)
     return tokenizer.encode(f"{START}<|User|>: {text}\n\n<|Assistant|>:<begin_of_image>").ids
 
 

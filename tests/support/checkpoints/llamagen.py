@@ -31,7 +31,7 @@ def write_pickled_text(folder: Path, file: str) -> Tiny:
 
 def write(folder: Path, file: str, text_folder: str = "flan-t5-xl") -> Tiny:
     tensors = _tensors()
-    # Training saves its parsed arguments beside the weights.
+    # Training saves its parsed arguments with the weights.
     torch.save({"model": tensors, "steps": 7, "args": argparse.Namespace(gpt_model="GPT-XL")}, folder / file)
     image = vq_network(CODES, 8)
     torch.save({"model": official_vq(image)}, folder / "vq_ds16_t2i.pt")

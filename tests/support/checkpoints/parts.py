@@ -14,18 +14,14 @@ from transformers import JanusVQVAEConfig
 from transformers.models.janus.modeling_janus import JanusVQVAE
 
 VQ_SIZES = {
-    "latent_channels": 32,
-    "base_channels": 32,
-    "channel_multiplier": [1, 1, 1, 2, 2],
-    "num_res_blocks": 1,
+    "latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 2, 2], "num_res_blocks": 1,
     "num_patches": 4,
-}
+}  # fmt: skip
 
 
 def vocabulary(official: int) -> int:
     """Image tokens of a checkpoint: few, unless the official number is asked for, as `--model` without `--scale tiny`
-    needs it.
-    """
+    needs it."""
     return official if os.environ.get("OFFICIAL_VOCABULARIES") else 24
 
 
@@ -36,13 +32,12 @@ class Tiny:
     Attributes:
         folder: for `--weights`.
         logits: `logits(text, stream, conditional)` gives the logits [len(stream) + 1, vocabulary] of every slot, from
-            one full forward without cache; `stream` holds stream tokens, the row end being the one past the codes.
-        image_ids: where the image tokens stand in that vocabulary.
+            one full forward without cache; `stream` holds stream tokens, the row end follows the codes.
+        image_ids: ids of the image tokens in that vocabulary.
         pixels: [1, h * w] codes to the reference's [1, 3, H, W] in [-1, 1].
         seen: `seen(text, stream, conditional)` gives what a published draft head is shown, for families that have one:
             token ids [P + len(stream)] and the target's features [P + len(stream), d].
-        output: [codes, d] the target's output matrix.
-    """
+        output: [codes, d] the target's output matrix."""
 
     folder: Path
     logits: Callable[[str, list[int], bool], Tensor]
@@ -74,14 +69,18 @@ def randomise(network: nn.Module, seed: int = 0) -> nn.Module:
     return network.eval()
 
 
-def byte_tokenizer(specials: Mapping[str, int], first_byte: int, fillers: Mapping[str, int] | None = None) -> Tokenizer:
-    """One token per byte of text, the special tokens, and ordinary words that no text contains."""
+def byte_tokenizer(
+    path: Path | None, specials: Mapping[str, int], first_byte: int, fillers: Mapping[str, int] | None = None
+) -> Tokenizer:
+    """A token per byte of text, the special tokens, and ordinary words that no text contains; saved at `path`."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: first_byte + index for index, letter in enumerate(letters)}
     tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, **specials, **(fillers or {})}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(specials))
+    if path is not None:
+        tokenizer.save(str(path))
     return tokenizer
 
 

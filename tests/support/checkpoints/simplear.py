@@ -46,8 +46,7 @@ def write(folder: Path) -> Tiny:
     )  # fmt: skip
     network = randomise(Qwen2ForCausalLM(config))
     network.save_pretrained(folder)
-    tokenizer = byte_tokenizer(SPECIALS, 0, FILLERS)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer = byte_tokenizer(folder / "tokenizer.json", SPECIALS, 0, FILLERS)
     cosmos = write_decoder(folder / "decoder.jit")
 
     def prompt(text: str, conditional: bool) -> list[int]:

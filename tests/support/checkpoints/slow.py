@@ -10,7 +10,7 @@ SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "nu
 
 
 def full_forward(network: nn.Module, prompt: Callable[[str, bool], list[int]], ids: Sequence[int]) -> Callable:
-    """The `Tiny.logits` of a causal language model. `prompt(text, conditional)`: ids of a prompt; `ids`: those of the
+    """The `Tiny.logits` of a causal language model. `prompt(text, conditional)`: ids of a prompt; `ids`: ids of the
     stream tokens."""
 
     @torch.no_grad()
@@ -32,7 +32,7 @@ def turned(vector: Tensor, angles: Sequence[float]) -> Tensor:
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, sees: Tensor | None = None) -> Tensor:
-    """What one attention head gives for q, k, v [T, d]; `sees`: [T, T] bool, causal by default."""
+    """The output of an attention head for q, k, v [T, d]; `sees`: [T, T] bool, causal by default."""
     sees = torch.ones(len(q), len(q), dtype=torch.bool).tril() if sees is None else sees
     return (q @ k.T / q.shape[1] ** 0.5).masked_fill(~sees, -torch.inf).softmax(-1) @ v
 

@@ -33,8 +33,7 @@ def write(folder: Path, side: int = 64, tied: bool = True, heads: int = 4) -> Ti
     (folder / "generation_config.json").unlink()
     if not tied:
         in_two_shards(folder, stored(folder) | {"model.vision_tower.vision_tower.unused": torch.zeros(2)})
-    tokenizer = byte_tokenizer(SPECIALS, 0)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer = byte_tokenizer(folder / "tokenizer.json", SPECIALS, 0)
     (folder / "TA-Tok").mkdir()
     write_detokenizer(folder / "TA-Tok", side)
     (folder / "TA-Tok" / "vq_ds16_t2i.pt").rename(folder / "vq_ds16_t2i.pt")

@@ -25,8 +25,7 @@ LAYERS, FIRST, LAST = 5, 2, 1
 def write(folder: Path) -> Tiny:
     sizes = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}
-    config = Qwen2Config(vocab_size=WORDS, tie_word_embeddings=False, **sizes)
-    network = randomise(Qwen2ForCausalLM(config))
+    network = randomise(Qwen2ForCausalLM(Qwen2Config(vocab_size=WORDS, tie_word_embeddings=False, **sizes)))
     network.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     own = {"model.embed_tokens.weight": "model.lm_embed_tokens.weight", "model.norm.weight": "model.lm_norm.weight"}
@@ -43,8 +42,7 @@ def write(folder: Path) -> Tiny:
     described |= {"num_mm_adap_layers": FIRST, "num_mm_head_layers": LAST, "mm_special_tokens": list(SPECIALS)}
     described |= {"mm_vocab_size": CODES + SPARE, "image_vocab_size": CODES, "vision_config": VISION}
     (folder / "config.json").write_text(json.dumps(described))
-    tokenizer = byte_tokenizer(SPECIALS | NAMES, 0)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer = byte_tokenizer(folder / "tokenizer.json", SPECIALS | NAMES, 0)
 
     @torch.no_grad()
     def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
@@ -75,8 +73,7 @@ def _official(network: Qwen2ForCausalLM, tensors: dict[str, Tensor], ids: Tensor
     mask = torch.full((len(ids), len(ids)), -torch.inf).triu(1)[None, None]
     for number, layer in enumerate(network.model.layers):
         changed = layer(hidden, attention_mask=mask, position_embeddings=rotary)
-        every = FIRST <= number < LAYERS - LAST
-        hidden = changed if every else torch.where(of_code, changed, hidden)
+        hidden = changed if FIRST <= number < LAYERS - LAST else torch.where(of_code, changed, hidden)
     scale = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + network.config.rms_norm_eps)
     norms = torch.where(of_code, tensors["model.mm_norm.weight"], tensors["model.lm_norm.weight"])
     return (scale * norms @ tensors["mm_head.weight"].T)[0]
