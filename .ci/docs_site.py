@@ -4,8 +4,6 @@ The guides are read on a code host as well, so their links are relative to the c
 followed into the site: its target is added to it, under the same path.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

@@ -1,7 +1,5 @@
 """The page of the field: printed speeds of all papers by model and prompt set, in a table each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Markdown of the generated blocks: cells, tables, links."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path

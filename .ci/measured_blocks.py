@@ -1,7 +1,5 @@
 """Generated blocks of what was measured, forecast or printed: their numbers come from results/ and benchmarks/."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path

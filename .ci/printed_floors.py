@@ -1,7 +1,5 @@
 """Latencies that the papers print beside the floors of their GPUs, for a page of the documentation."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

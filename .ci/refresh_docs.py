@@ -4,8 +4,6 @@ A block stands between `<!-- begin:NAME ARGUMENT -->` and `<!-- end:NAME -->`; t
 runs this, and a test fails while a block is stale.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

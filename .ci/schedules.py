@@ -4,8 +4,6 @@ A chain of five drafts whose p/q is lognormal under q is fitted to the length th
 same chain under a schedule then has a length that is compared with the one printed for Cool-SD.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from statistics import NormalDist

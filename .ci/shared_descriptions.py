@@ -1,7 +1,5 @@
 """An extension of the API reference's reader: docstrings here describe `tokens, positions:` in one entry of `Args:`."""
 
-from __future__ import annotations
-
 import re
 
 import griffe

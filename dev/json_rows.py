@@ -1,7 +1,5 @@
 """Files of JSON lines that a program appends to and that a kill may cut off."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -6,8 +6,6 @@
 Public names are imported on first use, so that `import specbench` is fast.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import TYPE_CHECKING
 

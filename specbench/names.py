@@ -5,8 +5,6 @@ come from the model catalogue, all others from `names.toml`. Callers receive the
 is never stored.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import tomllib

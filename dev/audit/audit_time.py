@@ -6,8 +6,6 @@ One line per model: `shapes` (16 images), and a language model of three layers o
 per image (4 images; temperature 1, top-k 1,200, top-p 0.95). Times are CPU seconds of one thread.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

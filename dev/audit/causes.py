@@ -6,8 +6,6 @@ Each plant, model and seed is written to results/audit/causes.jsonl at once, and
 line. The table of docs/tokens.md is printed at the end. A cause counts as named if the tokens are samples of it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -7,8 +7,6 @@ Each audit is written to results/audit/false_alarms.jsonl at once. An exact deco
 AUDIT_LEVEL. P-values are corrected for several tests; therefore fewer than 5 % should be below 0.05.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -5,8 +5,6 @@ audit can run on several evenings; delete the file to audit all combinations aga
 cover all components, all option values and all pairs of them. `--limit N` stops after N more combinations.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -6,8 +6,6 @@ Each run is written to results/audit/planted_records.jsonl at once, and a later 
 lines show what `audit --run --recompute` finds, and which faults the rounding of bfloat16 hides.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

@@ -6,8 +6,6 @@ Each model and dtype is written to results/audit/recorded.jsonl at once, and a l
 No line may have `differs`: these are the measurements behind the tolerances of `specbench.checks.teacher_forced`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -18,8 +18,6 @@ variation measured in all of these, cross-fitted so that noise adds nothing. If 
 failed, quick tests of the package also run (`tests`). Other mutations have the outcome `survived`.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

@@ -7,8 +7,6 @@ Those packages pin old versions of libraries, so each has a separate environment
 `dev/authors/programs.py`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

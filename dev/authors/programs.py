@@ -3,8 +3,6 @@
 `dev/authors/compare.py` starts it. The exchange format is defined in `specbench/metrics/authors_programs.py`.
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib.metadata
 import itertools

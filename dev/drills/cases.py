@@ -2,8 +2,6 @@
 heads and checkpoints, results folders from others, prompts to export, results to import, and refusals of the operating
 system."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import functools

@@ -1,7 +1,5 @@
 """Worker backend of forked processes, which start in milliseconds so that many can be killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Valid inputs for `cases.py` to corrupt: a results folder, a draft head, a checkpoint; each created once."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

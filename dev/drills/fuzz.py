@@ -11,8 +11,6 @@ case. With `--guided` it builds cases from inputs with which atheris reached new
 are lines of results/drills/fuzz.jsonl.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

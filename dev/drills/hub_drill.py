@@ -1,7 +1,5 @@
 """Downloads from a hub on the loopback: a correct hub, and a hub with arbitrary answers."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -8,8 +8,6 @@ are lines of results/drills/interrupts.jsonl; a later call continues their count
 interrupted at the same moment; its time to end shows how much the machine is loaded.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -8,8 +8,6 @@ results/drills/kills.jsonl, a line per kill; a later call continues their count,
 model is enumerable: a run of 24 images takes a fraction of a second, so that kills hit all of its moments.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -59,8 +57,9 @@ PREVIEWED = TokenLayout(2, 2, 4, (-1, -1, 4, -1, -1, 5, -1, -1, 5), before=((1, 
 
 def specs() -> list[RunSpec]:
     return [
-        RunSpec("enumerable", "0" * 64, resolve(name, {} if name == "ar" else {"window": 3}), Sampling(guidance=2.0),
-                "pets", "1" * 64, seed=0, batch=1, dtype="float32", device="cpu", threads=1)
+        RunSpec(model="enumerable", weights_sha256="0" * 64, prompts="pets", prompts_sha256="1" * 64, seed=0,
+                decoder=resolve(name, {} if name == "ar" else {"window": 3}), sampling=Sampling(guidance=2.0),
+                batch=1, dtype="float32", device="cpu", threads=1)
         for name in ("ar", "preview" if make_model.layout is PREVIEWED else "scd-mc")
     ]  # fmt: skip
 

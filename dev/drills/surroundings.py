@@ -6,8 +6,6 @@ Run as root, which can become any user and mount a full disk. A command passes i
 without a traceback or "a bug"; a figure must also have the same bytes. A command that cannot work must say so.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Targets of the fuzzer: how a case of `cases.py` is written to a folder, and how specbench reads it."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

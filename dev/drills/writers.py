@@ -6,8 +6,6 @@ After each kill (SIGKILL at a random moment) the same command runs again, and it
 of an undisturbed command. Outcomes go to the log of `kills.py`, whose `report` prints them.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

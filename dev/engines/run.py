@@ -7,8 +7,6 @@ program writes the verdicts of the audits, and a report of engine and AR on the 
     python dev/engines/run.py --tokens-alone
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -16,8 +16,6 @@ Drafters in addition to specbench's:
 One line per decoder goes to bounds.jsonl, with target forwards of every image; existing lines are not measured again.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

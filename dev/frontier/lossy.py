@@ -15,8 +15,6 @@ pass, so no correction for two scores is needed; p-values are corrected over dec
 explains the margins. Seconds come from `specbench forecast` for Lumina-mGPT 7B, at this many tokens per step.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

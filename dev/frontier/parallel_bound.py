@@ -10,8 +10,6 @@ test it, so the noise of q makes the estimate too low; `split` uses a quarter of
 `chain` is the mean number of tokens per step of a window of that many drafts, discarded after a rejection.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -10,8 +10,6 @@ again.
 Steps need no quiet machine. Modelled seconds come from `specbench forecast` for Lumina-mGPT 7B.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

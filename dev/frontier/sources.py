@@ -9,8 +9,6 @@ the best number of tokens per unit of time, over the length k of a chain of such
 reading of weights takes time: (1 - a^(k + 1)) / (1 - a) / (1 + k cost).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -11,8 +11,6 @@ from the machine, `make gpu OUT=folder` keeps a copy there. `make docs` copies t
 date and commit, and the last line names the parts that are not done.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

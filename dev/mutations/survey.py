@@ -11,8 +11,6 @@ with the earlier result and the result of the current tests.
 Decoding has a separate survey, against the audit: dev/audit/survey.py.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import random

@@ -5,8 +5,6 @@ gives the reason for each exception. Commands of the command line are ignored, b
 functions that they call; methods are also ignored. Constants that no other module reads count as private.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import sys

@@ -5,8 +5,6 @@ gallery are decoded first, with the current weights, into `build/pictures` (this
 The screenshots of the HTML report need a Chromium.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Drawings of README and docs as SVG, which follow the reader's light or dark setting."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path

@@ -3,8 +3,6 @@
 A run that was decoded on another machine needs only its tokens: the tokenizer draws the pictures from them here.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

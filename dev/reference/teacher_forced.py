@@ -8,8 +8,6 @@ the model can draw, the number of other tokens, and how many images have other t
 record this p (`specbench audit --run --recompute` finds no difference); ZipAR and PJD record the p of their context.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

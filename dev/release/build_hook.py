@@ -4,8 +4,6 @@ A wheel built from an unpacked source distribution takes the record of the sourc
 needs no record: its checkout has the commit.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile

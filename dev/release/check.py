@@ -5,8 +5,6 @@ README that an index can render, and name the licence of all their files. Each f
 code 1. Without faults, the last lines say what to upload.
 """
 
-from __future__ import annotations
-
 import email
 import hashlib
 import json

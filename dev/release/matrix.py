@@ -12,8 +12,6 @@ code is 1 if a step fails. Needs network, 8 GB of disk if pip takes a torch with
 namespaces (`unshare`).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@ agree or its sentence is missing. Then the program prints the sentences that are
 count of numbers on each page that are not compared, except in generated tables, which come from raw files.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

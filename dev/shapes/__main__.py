@@ -4,8 +4,6 @@ Everything goes into one folder, and an interrupted training continues from ther
 the shipped weights; the length and other settings of their training are in the model card.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

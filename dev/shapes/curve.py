@@ -3,8 +3,6 @@
 Reads `ar.jsonl` and every `scores*.json` of a folder and writes `curve.png` to the same folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping, Sequence

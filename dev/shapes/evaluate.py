@@ -3,8 +3,6 @@
 Writes `scores.json` and PNG grids into a folder; images are sampled by the plain sampler of this package.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections import defaultdict

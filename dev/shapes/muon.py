@@ -3,8 +3,6 @@
 After Keller Jordan's https://github.com/KellerJordan/Muon (MIT), in bfloat16 and batched over matrices of equal shape.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import torch

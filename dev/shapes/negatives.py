@@ -1,7 +1,5 @@
 """Captions that are true of a scene, and false captions that differ from a true caption in one attribute."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Write the prompt sets `shapes` and `shapes-hard`: captions whose meaning training never saw."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools

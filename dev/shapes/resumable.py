@@ -1,7 +1,5 @@
 """Training that can be stopped at any step and continued."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

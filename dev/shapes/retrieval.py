@@ -1,7 +1,5 @@
 """Measure how well the small CLIP distinguishes captions, on fresh renders and meanings that training never saw."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Plain autoregressive sampling with a KV cache, and the detector's score of the images."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import numpy as np

@@ -5,8 +5,6 @@ level is compared with the previous level over the same pictures. Prints a table
 (with the small CLIP's retrieval) or `sensitivity-model.json`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from collections.abc import Mapping, Sequence

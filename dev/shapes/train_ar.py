@@ -7,8 +7,6 @@ No scene is repeated. Matrix products run in bfloat16, the weights stay in float
 The schedule counts samples, so a paused run continues where it was; averaged weights are evaluated and shipped.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ scenes are known. Captions that are true of another image too are no negatives f
 captions, each image is contrasted with its own near misses. Held-out meanings are never seen.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Train the feature network to read background, kinds of objects and their number from pictures of scenes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path

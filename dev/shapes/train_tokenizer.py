@@ -1,7 +1,5 @@
 """Train the VQ tokenizer: reconstruction and commitment losses, a codebook of moving averages."""
 
-from __future__ import annotations
-
 import math
 from functools import cached_property
 from pathlib import Path

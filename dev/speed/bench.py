@@ -25,8 +25,6 @@ Contenders of a comparison take turns within every round, so that drift of the m
 Numbers are kept as measured; the summary on stdout has their medians.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Seconds of compilation of a run's steps: the first run on a machine, and the second run in a new process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

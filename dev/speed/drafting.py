@@ -5,8 +5,6 @@
 CPU time is measured in turns, which is least affected by other load; the milliseconds still depend on the load.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -1,7 +1,5 @@
 """Ways to multiply a weight matrix with few hidden states: x W', W x', and sums that Inductor compiles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

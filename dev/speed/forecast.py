@@ -1,7 +1,5 @@
 """The forecast's forward against a measured forward on a CPU, at three model sizes and windows of 1 to 64."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

@@ -1,7 +1,5 @@
 """AR decoding in specbench against `generate()` of transformers: same weights, dtype and sampling."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """A Llama with random parameters behind the model interface, for timings independent of the weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

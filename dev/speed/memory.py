@@ -1,7 +1,5 @@
 """Peak memory of decoding `shapes` without the weights, against the estimate of `specbench.runs.memory_estimate`."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from dataclasses import asdict

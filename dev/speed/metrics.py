@@ -6,8 +6,6 @@ Networks have their published sizes and random weights, which take as long as tr
 take turns, so that other load affects both; on a busy machine compare processor seconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import tempfile

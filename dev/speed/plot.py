@@ -3,8 +3,6 @@
 Milliseconds are medians over the rounds of `bench.py`; a part that a file does not have is left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -1,7 +1,5 @@
 """Profile of a compiled step with torch's profiler; its overhead adds to every call."""
 
-from __future__ import annotations
-
 from timing import CAPTION
 from torch.profiler import ProfilerActivity, profile
 

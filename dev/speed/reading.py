@@ -10,8 +10,6 @@ the CPU time of the thread that runs the networks: with enough cores the images 
 serial_cpu_s, independent of other load.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -6,8 +6,6 @@ The rows come from two runs of `shapes`, half AR and half SJD, repeated under ne
 drawn again, so that they compress as badly as real values. Each figure comes from a new process, without its imports.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import resource

@@ -4,8 +4,6 @@ python dev/speed/same.py run --prompts 64 --out /tmp/same     # a later call con
 python dev/speed/same.py report --out /tmp/same               # writes results/speed/same.json
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

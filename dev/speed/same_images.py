@@ -4,8 +4,6 @@ Noise is addressed, so a batch can change an image only through the rounding of 
 the first differing tokens go to results/speed/same_images.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

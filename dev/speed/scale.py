@@ -7,8 +7,6 @@ time is measured with 64 simulated workers that answer at once with stored image
 and pictures to the disk, and nothing else.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

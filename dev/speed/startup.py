@@ -9,8 +9,6 @@ turns; each process is measured by the system (user and system time), with byte 
 last revision of 0.1.0 before its modules were moved.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Time of a compiled step of `shapes` by part: the forward's library, and products, attention and cache alone."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Images per hour of `shapes`: continuous batching against one image at a time."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Time contenders in interleaved rounds, so that drift of the machine affects all equally."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

@@ -6,8 +6,6 @@ The commit is the last commit before the change. Times are CPU milliseconds of o
 give bitwise equal p.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -1,7 +1,5 @@
 """Cost of keeping the values of the Rosenblatt transform: images decoded with and without them, in turns."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

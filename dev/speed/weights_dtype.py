@@ -1,8 +1,6 @@
 """AR with 100 million parameters in float32 and bfloat16, its matrix products alone, and the reading of its
 weights."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from functools import partial

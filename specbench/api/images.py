@@ -16,9 +16,9 @@ from specbench.api.results import report, samples
 from specbench.errors import chosen
 from specbench.runs.plan import plan_drawing
 from specbench.runs.run_progress import RunSummary
-from specbench.runs.settings import DRAWN, OF_IMAGES, decoder_settings, merge, run_settings
+from specbench.runs.settings import decoder_settings, merge, run_settings
 from specbench.runs.sweep import sweep_plans, sweep_values
-from specbench.specs.options import split_list
+from specbench.specs.options import Use, split_list
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -97,7 +97,7 @@ def generate(
     """
     from specbench.runs.preparation import generate_images  # brings torch
 
-    accepted = (*run_settings(OF_IMAGES), *decoder_settings())
+    accepted = (*run_settings(use=Use.IMAGES), *decoder_settings())
     read = merge(accepted, _flags(settings | {"model": model, "decoder": decoder}), env={})
     if isinstance(prompt, str):
         return generate_images([prompt], read)[0]
@@ -273,7 +273,7 @@ def show_prompts(
     """
     numbers = {"limit": limit, "offset": offset, "sample": sample, "per-category": per_category}
     listed, kinds = tuple(chosen("ids", ids)), tuple(chosen("categories", categories))
-    drawing = replace(plan_drawing(merge(run_settings(DRAWN), numbers, env={})), ids=listed, categories=kinds)
+    drawing = replace(plan_drawing(merge(run_settings(use=Use.DRAWING), numbers, env={})), ids=listed, categories=kinds)
     return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts, column))]
 
 

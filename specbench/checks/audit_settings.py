@@ -4,12 +4,10 @@ If an image is several windows long, a draft enters the window at its end and is
 tested. Seven settings therefore use images of at least four windows; in four others the window is wider than the image.
 """
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -30,7 +28,8 @@ class AuditSetting:
     sampling: Sampling = field(default_factory=lambda: Sampling(guidance=1.0))
     window: int | None = None  # value for the decoder's window option, if it has this option; None: unchanged
     tables: int = 1  # random models, one per prompt of a batch
-    model: str = "tables"  # "tables": a random table per prefix; "transformer": small, with a KV cache
+    # "tables": a random table per prefix; "transformer": small, with a KV cache
+    model: Literal["tables", "transformer"] = "tables"
     sharpness: float = 1.5  # standard deviation of the tables' logits
     # standard deviation of the part of a slot's logits that all prefixes share. If it is large, drafts drawn after
     # another prefix are often kept for several steps, as with real models

@@ -1,8 +1,6 @@
 """Conformance tests for decoders, models and metrics of plug-ins. The module for each kind is imported only if it is
 needed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 

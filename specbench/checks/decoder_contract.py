@@ -5,8 +5,6 @@ can be trusted. For a vocabulary that cannot be enumerated, a small transformer 
 models: the Rosenblatt transform of its tokens under a float64 reference must be uniform and independent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +15,19 @@ from specbench.checks.audit_settings import in_window
 from specbench.checks.divergence import AUDIT_LEVEL
 from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer, processed
 from specbench.checks.findings import FAILED, OK, SKIPPED, SLOW, Finding, finding, run_tests
-from specbench.checks.losslessness import AUDIT_SAMPLES, Auditable, Decode, audit_one, load_decoder, verdict_line
+from specbench.checks.losslessness import (
+    AUDIT_SAMPLES,
+    LOSSLESS,
+    LOSSY,
+    Auditable,
+    Decode,
+    audit_one,
+    load_decoder,
+    own_images,
+    tokens_of,
+    verdict_line,
+    without_errors,
+)
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode
@@ -49,6 +59,7 @@ WIDE_DTYPES = {"float32": (torch.float32, 1e-3, 0.001), "bfloat16": (torch.bfloa
 def check_decoder(decoder: Auditable, samples: int = AUDIT_SAMPLES) -> list[Finding]:
     """Run every conformance test on a decoder, named as for `specbench.checks.losslessness.audit_decoders`. `samples`:
     images for the exactness test, on the settings of `specbench audit`."""
+    torch.set_num_threads(1)  # more threads are slower with such small tensors; `PinnedTorch` restores the number
     return run_tests(ContractChecks(*load_decoder(decoder), seed=0).all(samples))
 
 
@@ -87,7 +98,7 @@ class ContractChecks:
         """The audit does not find a deviation in a decoder that is declared lossless."""
         row = audit_one(self._name, self._decoder, samples, self._seed)
         seen = f"total variation {row['tv']:.4f} over {row['samples']:,} images"
-        if row["declared"] == "lossless" and row["verdict"] == "lossy":
+        if row["declared"] == LOSSLESS and row["verdict"] == LOSSY:
             return Finding(
                 "exactness", FAILED, f"it is declared lossless, but its images do not have the distribution of AR "
                 f"sampling: {seen}, p = {row['p_value']:.1e}, most clearly in '{row['worst_setting']}'; declare it "
@@ -160,7 +171,7 @@ class ContractChecks:
                 "continuous batching", SKIPPED, "only a Preset or DecoderSpec is decoded by continuous batching"
             )
         decoded = dict(decode_each(self._model, self._requests, 2, self._spec, _SAMPLING, self._seed))
-        refilled = _tokens_of([decoded[request] for request in self._requests])
+        refilled = tokens_of(without_errors([decoded[request] for request in self._requests]))
         return self._unchanged("continuous batching", refilled, "rows are refilled", "in refilled rows")
 
     def trace(self) -> Finding:
@@ -168,7 +179,8 @@ class ContractChecks:
         if self._spec is None:
             return Finding("trace", SKIPPED, "only a Preset or DecoderSpec is traced")
         traced = decode(self._model, self._requests, self._spec, _SAMPLING, self._seed, render=False, trace=True)
-        return self._unchanged("trace", _tokens_of(traced), "traces are recorded", "with and without traces")
+        tokens = tokens_of(without_errors(traced))
+        return self._unchanged("trace", tokens, "traces are recorded", "with and without traces")
 
     def _unchanged(self, name: str, tokens: np.ndarray, when: str, where: str) -> Finding:
         """Compare stream tokens [B, N] of the images with the tokens of a single batch."""
@@ -201,10 +213,10 @@ class ContractChecks:
 
     def _wide_images(self, model: EnumerableTransformer, requests: Sequence[Request]) -> Sequence[Any]:
         if not isinstance(self._decoder, DecoderSpec):
-            return list(self._decoder(model, requests, WIDE_SAMPLING, self._seed))
+            return own_images(self._decoder, model, requests, WIDE_SAMPLING, self._seed)
         spec = in_window(self._decoder, WINDOW)
         images = dict(decode_each(model, requests, ROWS, spec, WIDE_SAMPLING, self._seed))
-        return _decoded([images[request] for request in requests])
+        return without_errors([images[request] for request in requests])
 
     def speed(self) -> Finding:
         """Time of a step outside its target forward, on the embedded model, relative to exact SJD."""
@@ -223,7 +235,7 @@ class ContractChecks:
 
     def _tokens(self, requests: Sequence[Request]) -> np.ndarray:
         """Stream tokens [B, N] of the requests."""
-        return _tokens_of(self._decode(requests))
+        return tokens_of(self._decode(requests))
 
     def _generations(self, requests: Sequence[Request]) -> list[Generation]:
         decoded = self._decode(requests)
@@ -234,8 +246,8 @@ class ContractChecks:
     def _decode(self, requests: Sequence[Request]) -> Sequence[Any]:
         if isinstance(self._decoder, DecoderSpec):
             spec = in_window(self._decoder, 3)
-            return _decoded(decode(self._model, requests, spec, _SAMPLING, self._seed, render=False))
-        return _decoded(list(self._decoder(self._model, requests, _SAMPLING, self._seed)))
+            return without_errors(decode(self._model, requests, spec, _SAMPLING, self._seed, render=False))
+        return own_images(self._decoder, self._model, requests, _SAMPLING, self._seed)
 
     def _truth(self, text: str, tokens: np.ndarray) -> Iterator[tuple[float, float]]:
         """log p and entropy at every slot, from the model's tables; both are 0 at forced slots."""
@@ -249,24 +261,12 @@ class ContractChecks:
             code += token * _LAYOUT.vocab**slot
 
 
-def _decoded(images: Sequence[Any]) -> Sequence[Any]:
-    """Return the images, or raise the first error if `images` contains errors."""
-    if error := next((image for image in images if isinstance(image, SpecbenchError)), None):
-        raise error
-    return images
-
-
-def _tokens_of(images: Sequence[Any]) -> np.ndarray:
-    """Stream tokens [B, N] of images, or of a user's function, which may return only tokens."""
-    return np.asarray([getattr(image, "tokens", image) for image in _decoded(images)])
-
-
 def _rule_ms(model: ImageModel, spec: DecoderSpec) -> float:
     """Milliseconds per step for drafting, verification and host work; the minimum over two images."""
     sampling, times = Sampling(), []
     for sample in range(3):
         request = Request("a red circle", "(check)", sample)
-        (image,) = _decoded(decode(model, [request], spec, sampling, 0, render=False))
+        (image,) = without_errors(decode(model, [request], spec, sampling, 0, render=False))
         times.append(sum(image.spans_ms.get(span, 0.0) for span in ("draft", "verify", "host")) / image.nfe)
     return min(times[1:])
 
@@ -285,7 +285,7 @@ def wide_faults(
     model.codebook, model.matrix = model.codebook.to(kind), model.matrix.to(kind)
     requests = [Request(_TEXTS[n % 2], f"prompt {n % 2}", n // 2) for n in range(_IMAGES)]
     images = decode(model, requests)
-    tokens: np.ndarray = _tokens_of(images).astype(np.int64)
+    tokens: np.ndarray = tokens_of(images).astype(np.int64)
     values = np.empty((4, *tokens.shape))
     for number, text in enumerate(_TEXTS):
         of_text = range(number, _IMAGES, len(_TEXTS))

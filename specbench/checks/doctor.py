@@ -10,9 +10,10 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
@@ -35,8 +36,46 @@ if TYPE_CHECKING:
 
 # Imports inside functions: a missing or broken package is a finding, and importing torch takes seconds.
 
-OK, WARNING, MISSING = "ok", "warning", "missing"
 LOW_DISK_GIB = 1.0
+
+
+class Status(StrEnum):
+    """Whether a prerequisite is met; only a missing prerequisite fails the command."""
+
+    OK, WARNING, MISSING = "ok", "warning", "missing"
+
+
+OK, WARNING, MISSING = Status
+
+
+class Kind(StrEnum):
+    """Subject of a row. The names of models, metrics and plug-ins begin with it."""
+
+    MACHINE, PACKAGE, ACCELERATION, MEMORY = "machine", "package", "acceleration", "memory"
+    PEAK, UNKNOWN_PEAK = "peak", "unknown peak"
+    MODEL, FILES, METRIC, PLUGIN = "model", "files", "metric", "plug-in"
+
+
+class Row(TypedDict):
+    """One prerequisite."""
+
+    name: str
+    kind: Kind
+    status: Status
+    detail: str
+    fix: str
+
+
+def in_short(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that describe this machine, and rows with problems; absent models share one row."""
+    without = (Kind.PACKAGE, Kind.ACCELERATION, Kind.UNKNOWN_PEAK)
+    shown = [row for row in rows if row["status"] != OK or row["kind"] not in without]
+    absent = [row for row in shown if row["kind"] == Kind.MODEL and row["status"] == WARNING]
+    if len(absent) < 2:
+        return shown
+    names = ", ".join(row["name"].removeprefix(f"{Kind.MODEL} ") for row in absent)
+    others = _row("other models", Kind.FILES, OK, f"{len(absent)} not on this disk: {names}", "specbench fetch NAME")
+    return [row for row in shown if row not in absent] + [others]
 
 
 def doctor(
@@ -49,7 +88,7 @@ def doctor(
     metrics: Sequence[str] = (),
     measure: bool = False,
     protocol: str | None = None,
-) -> list[dict[str, str]]:
+) -> list[Row]:
     """Check whether this machine is ready to run.
 
     Args:
@@ -61,7 +100,7 @@ def doctor(
         protocol: a paper's protocol, whose metrics must also be ready.
 
     Returns:
-        One dict per prerequisite: `name, status` ("ok", "warning" or "missing"), `detail, fix`.
+        One dict per prerequisite: `name, kind` (see `Kind`), `status` ("ok", "warning" or "missing"), `detail, fix`.
 
     Raises:
         SpecbenchError: an unknown model or metric, a model that has only one set of weights, or a choice of weights
@@ -77,7 +116,7 @@ def doctor(
     torch = _torch()
     imports = torch["status"] == OK
     return [
-        _row("python", OK, f"{platform.python_version()} in {sys.prefix}"),
+        _row("python", Kind.MACHINE, OK, f"{platform.python_version()} in {sys.prefix}"),
         *_packages(),
         torch,
         *_torchvision(),
@@ -93,11 +132,12 @@ def doctor(
     ]
 
 
-def _row(name: str, status: str, detail: str, fix: str = "") -> dict[str, str]:
-    return {"name": name, "status": status, "detail": detail, "fix": fix}
+def _row(name: str, kind: Kind, status: Status, detail: str, fix: str = "") -> Row:
+    name = f"{kind} {name}" if kind in (Kind.MODEL, Kind.METRIC, Kind.PLUGIN) else name
+    return {"name": name, "kind": kind, "status": status, "detail": detail, "fix": fix}
 
 
-def _packages() -> list[dict[str, str]]:
+def _packages() -> list[Row]:
     rows = []
     for requirement in requirements():
         name = re.split(r"[\s<>=!~;\[(]", requirement, maxsplit=1)[0]
@@ -107,13 +147,15 @@ def _packages() -> list[dict[str, str]]:
             here = metadata.version(name)
             if _older(here, requirement):
                 fix = f"pip install --upgrade '{requirement}'"
-                rows.append(_row(name, MISSING, f"version {here} is too old (needed: {requirement})", fix))
+                rows.append(
+                    _row(name, Kind.PACKAGE, MISSING, f"version {here} is too old (needed: {requirement})", fix)
+                )
             elif name != "torch":  # torch has a separate row
-                rows.append(_row(name, OK, here))
+                rows.append(_row(name, Kind.PACKAGE, OK, here))
         except metadata.PackageNotFoundError:
             if name != "torch":
                 detail = f"not installed (needed: {requirement})"
-                rows.append(_row(name, MISSING, detail, f"pip install '{requirement}'"))
+                rows.append(_row(name, Kind.PACKAGE, MISSING, detail, f"pip install '{requirement}'"))
     return rows
 
 
@@ -124,18 +166,18 @@ def _older(here: str, requirement: str) -> bool:
     return numbers[0] < numbers[1]
 
 
-def _torch() -> dict[str, str]:
+def _torch() -> Row:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return _row("torch", MISSING, f"cannot be imported: {error}", "pip install torch")
+        return _row("torch", Kind.MACHINE, MISSING, f"cannot be imported: {error}", "pip install torch")
     devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     threads = available_threads()
     cpu = f"{threads} CPU thread{'s' if threads > 1 else ''}"
-    return _row("torch", OK, f"{torch.__version__}, {cpu}, {', '.join(devices) or 'no GPU'}")
+    return _row("torch", Kind.MACHINE, OK, f"{torch.__version__}, {cpu}, {', '.join(devices) or 'no GPU'}")
 
 
-def _torchvision() -> list[dict[str, str]]:
+def _torchvision() -> list[Row]:
     """Check torchvision. It is optional; if installed, transformers imports it, and a build for another torch fails."""
     if importlib.util.find_spec("torchvision") is None:
         return []
@@ -144,40 +186,57 @@ def _torchvision() -> list[dict[str, str]]:
         import torchvision  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
         fix = "install torchvision built for this torch version, from the same package index, or uninstall it"
-        return [_row("torchvision", MISSING, f"{version} does not fit this torch: {error}", fix)]
-    return [_row("torchvision", OK, version)]
+        return [_row("torchvision", Kind.PACKAGE, MISSING, f"{version} does not fit this torch: {error}", fix)]
+    return [_row("torchvision", Kind.PACKAGE, OK, version)]
 
 
-def _acceleration() -> list[dict[str, str]]:
+def _acceleration() -> list[Row]:
     """Check requirements of a GPU other than torch: a usable driver, a compiler, NVML, float32 without TF32."""
     import torch
 
     rows, gpu = [], torch.cuda.is_available()
     if not gpu:
         fix = "install the torch build and the driver of this GPU: https://pytorch.org" if has_gpu_driver() else ""
-        rows.append(_row("GPU", WARNING if fix else OK, f"torch finds no GPU: {no_gpu_reason()}", fix))
+        rows.append(_row("GPU", Kind.MACHINE, WARNING if fix else OK, f"torch finds no GPU: {no_gpu_reason()}", fix))
     lacking = compiler.missing("cuda" if gpu else "cpu")
     fix = "install it, or decode more slowly with --compile off" if lacking and gpu else ""
-    rows.append(_row("compilation", WARNING if fix else OK, lacking or "compiler and headers are installed", fix))
+    rows.append(
+        _row(
+            "compilation",
+            Kind.ACCELERATION,
+            WARNING if fix else OK,
+            lacking or "compiler and headers are installed",
+            fix,
+        )
+    )
     if importlib.util.find_spec("pynvml"):
-        rows.append(_row("nvidia-ml-py", OK, metadata.version("nvidia-ml-py")))
+        rows.append(_row("nvidia-ml-py", Kind.ACCELERATION, OK, metadata.version("nvidia-ml-py")))
     else:
         detail = "not installed: clocks, power and other processes of an NVIDIA GPU are not recorded"
         fix = "pip install 'nvidia-ml-py>=12'" if torch.version.cuda and gpu else ""
-        rows.append(_row("nvidia-ml-py", WARNING if fix else OK, detail, fix))
+        rows.append(_row("nvidia-ml-py", Kind.ACCELERATION, WARNING if fix else OK, detail, fix))
     if (forced := os.environ.get("NVIDIA_TF32_OVERRIDE", "0")) != "0":
-        return [*rows, _row("TF32", WARNING, f"NVIDIA_TF32_OVERRIDE={forced} may enable it", "unset that variable")]
-    return [*rows, _row("TF32", OK, "off while decoding")]
+        return [
+            *rows,
+            _row(
+                "TF32",
+                Kind.ACCELERATION,
+                WARNING,
+                f"NVIDIA_TF32_OVERRIDE={forced} may enable it",
+                "unset that variable",
+            ),
+        ]
+    return [*rows, _row("TF32", Kind.ACCELERATION, OK, "off while decoding")]
 
 
-def _limits() -> dict[str, str]:
+def _limits() -> Row:
     """Check the cores and memory available to this process, limited by affinity, container or cluster allocation."""
     free = available_memory()
     memory = "" if free is None else f", {free / 2**30:.1f} GiB of memory free"
-    return _row("limits", OK, f"{available_cores()} of {os.cpu_count()} CPU cores{memory}")
+    return _row("limits", Kind.MACHINE, OK, f"{available_cores()} of {os.cpu_count()} CPU cores{memory}")
 
 
-def _model(info: ModelFacts, required: bool) -> dict[str, str]:
+def _model(info: ModelFacts, required: bool) -> Row:
     try:
         files = info.files()
         if required:
@@ -187,17 +246,17 @@ def _model(info: ModelFacts, required: bool) -> dict[str, str]:
         detail, fix = error.what, error.try_this
         if official:
             detail, fix = f"{official[0].what} not on this disk: {official[0].text()}", fetch_command(info, None)
-        return _row(f"model {info.name}", MISSING if required else WARNING, detail, fix)
+        return _row(info.name, Kind.MODEL, MISSING if required else WARNING, detail, fix)
     if not files:
-        return _row(f"model {info.name}", OK, "random weights, no files needed")
+        return _row(info.name, Kind.MODEL, OK, "random weights, no files needed")
     size = sum(path.stat().st_size for path in files)
     complete = ", names and shapes of all tensors correct" if required else ""
     folder = files[0].parent
     where = "this package" if folder.is_relative_to(PACKAGE) else folder
-    return _row(f"model {info.name}", OK, f"{size / 2**20:.1f} MiB in {where}{complete}")
+    return _row(info.name, Kind.MODEL, OK, f"{size / 2**20:.1f} MiB in {where}{complete}")
 
 
-def _needs(info: ModelFacts) -> list[dict[str, str]]:
+def _needs(info: ModelFacts) -> list[Row]:
     """List missing files of the model, of its prompts, and of the networks of its default metrics."""
     prompts = default_prompts(info.name.partition("+")[0])
     of_model = needs_of(info, None)
@@ -205,12 +264,12 @@ def _needs(info: ModelFacts) -> list[dict[str, str]]:
     lacking = [(need, MISSING, False) for need in others]
     lacking += [(need, WARNING, True) for need in score_needs(info, prompts)]
     return [
-        _row(need.what, status, f"not on this disk: {need.text()}", fetch_command(info, prompts, scores))
+        _row(need.what, Kind.FILES, status, f"not on this disk: {need.text()}", fetch_command(info, prompts, scores))
         for need, status, scores in lacking
     ]
 
 
-def _memory(info: ModelFacts) -> list[dict[str, str]]:
+def _memory(info: ModelFacts) -> list[Row]:
     """Check that one image with guidance fits into the first GPU, or into main memory if there is no GPU."""
     import torch
 
@@ -231,11 +290,11 @@ def _memory(info: ModelFacts) -> list[dict[str, str]]:
             light = replace(info, choice=replace(info.choice, eight_bits=True))
             less = footprint(light, resolve("ar"), info.sampling(), dtype, device)
             fix += f"; --dtype int8wo needs about {less.total(1) / 2**30:.1f} GiB ({EIGHT_BITS_GAIN})" if less else ""
-        return [_row("memory", WARNING, detail, fix)]
-    return [_row("memory", OK, detail)]
+        return [_row("memory", Kind.MEMORY, WARNING, detail, fix)]
+    return [_row("memory", Kind.MEMORY, OK, detail)]
 
 
-def _peaks(measure: bool) -> list[dict[str, str]]:
+def _peaks(measure: bool) -> list[Row]:
     """Report peak bandwidth and FLOP/s of each device, in the number formats of the models."""
     import torch
 
@@ -255,21 +314,25 @@ def _peaks(measure: bool) -> list[dict[str, str]]:
     return rows
 
 
-def _peak(device: str, dtype: str, threads: int, peak: Peak | None, refusal: SpecbenchError | None) -> dict[str, str]:
+def _peak(device: str, dtype: str, threads: int, peak: Peak | None, refusal: SpecbenchError | None) -> Row:
     name = f"peak of {device}, {dtype}" + (f", {threads} thread{'s' if threads > 1 else ''}" if threads else "")
     if refusal:
         kept = f"; the earlier value is still used: {peak.source}" if peak else ""
-        return _row(name, WARNING, f"{refusal.what}{kept}", refusal.try_this)
+        return _row(name, Kind.PEAK, WARNING, f"{refusal.what}{kept}", refusal.try_this)
     if peak is None:
         return _row(
-            name, OK, "unknown; each run measures it briefly for its roofline ratio", "specbench doctor --measure"
+            name,
+            Kind.UNKNOWN_PEAK,
+            OK,
+            "unknown; each run measures it briefly for its roofline ratio",
+            "specbench doctor --measure",
         )
     large, small = peak.bandwidth(2**40) / 1e9, peak.bandwidth(0) / 1e9
     cached = f" ({small:,.1f} from cache)" if small > 1.05 * large else ""
-    return _row(name, OK, f"{large:,.1f} GB/s{cached}, {peak.flops / 1e12:,.3g} TFLOP/s: {peak.source}")
+    return _row(name, Kind.PEAK, OK, f"{large:,.1f} GB/s{cached}, {peak.flops / 1e12:,.3g} TFLOP/s: {peak.source}")
 
 
-def _metric(name: str) -> list[dict[str, str]]:
+def _metric(name: str) -> list[Row]:
     """Check a metric: one row per missing prerequisite."""
     try:
         missing = metric_catalog.metric(name)().missing()
@@ -278,29 +341,37 @@ def _metric(name: str) -> list[dict[str, str]]:
             raise
         missing = [(error.what, error.try_this)]
     if not missing:
-        return [_row(f"metric {name}", OK, "all files are on this disk")]
-    return [_row(f"metric {name}", MISSING, what, fix) for what, fix in missing]
+        return [_row(name, Kind.METRIC, OK, "all files are on this disk")]
+    return [_row(name, Kind.METRIC, MISSING, what, fix) for what, fix in missing]
 
 
-def _plugins() -> list[dict[str, str]]:
+def _plugins() -> list[Row]:
     rows = []
     for kind in plugins.PLUGIN_KINDS:
         for name, point in plugins.plugins(kind).items():
             try:
                 plugins.load_object(point.value, f"plug-in {name}")
-                rows.append(_row(f"plug-in {name}", OK, f"{kind}: {point.value}"))
+                rows.append(_row(name, Kind.PLUGIN, OK, f"{kind}: {point.value}"))
             except SpecbenchError as error:
-                rows.append(_row(f"plug-in {name}", WARNING, error.what, "reinstall or remove it"))
+                rows.append(_row(name, Kind.PLUGIN, WARNING, error.what, "reinstall or remove it"))
     return rows
 
 
-def _disk(out: Path) -> list[dict[str, str]]:
+def _disk(out: Path) -> list[Row]:
     try:
         check_writable(out)
     except SpecbenchError as error:
-        return [_row("results folder", MISSING, error.what, error.try_this)]
+        return [_row("results folder", Kind.MACHINE, MISSING, error.what, error.try_this)]
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free / 2**30
     if free < LOW_DISK_GIB:
-        return [_row("results folder", WARNING, f"{out.absolute()}, only {free:.1f} GiB free", "free some space")]
-    return [_row("results folder", OK, f"{out.absolute()}, {free:.0f} GiB free")]
+        return [
+            _row(
+                "results folder",
+                Kind.MACHINE,
+                WARNING,
+                f"{out.absolute()}, only {free:.1f} GiB free",
+                "free some space",
+            )
+        ]
+    return [_row("results folder", Kind.MACHINE, OK, f"{out.absolute()}, {free:.0f} GiB free")]

@@ -393,11 +393,12 @@ def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     if sampling.min_p:
         p = np.where(p >= sampling.min_p * p.max(-1, keepdims=True), p, 0.0)
         p /= p.sum(-1, keepdims=True)
-    for name in {*sampling.filters} - {"top_k", "top_n_sigma", "top_p", "min_p"}:  # filters without a formula above
-        with np.errstate(divide="ignore"):
-            dropped = FILTER_RULES[name](torch.from_numpy(np.log(p)), getattr(sampling, name))
-        p = np.where(dropped, 0.0, p)
-        p /= p.sum(-1, keepdims=True)
+    for name, drops in FILTER_RULES.items():  # filters without a formula above, in the order of the decoders
+        if name in sampling.filters and name not in ("top_k", "top_n_sigma", "top_p", "min_p"):
+            with np.errstate(divide="ignore"):
+                dropped = drops(torch.from_numpy(np.log(p)), getattr(sampling, name))
+            p = np.where(dropped, 0.0, p)
+            p /= p.sum(-1, keepdims=True)
     return p
 
 

@@ -1,6 +1,4 @@
-"""Results of conformance tests, for decoders, models, metrics and prompt sets alike."""
-
-from __future__ import annotations
+"""Results of conformance tests, for decoders, models, metrics and prompt sets alike; claims of runs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +15,12 @@ class Status(StrEnum):
 
 
 OK, FAILED, SKIPPED, SLOW = Status
+
+
+class Declared(StrEnum):
+    """Distribution that a run declares; `CLAIMED`: the claim about tokens that another program has drawn."""
+
+    LOSSLESS, LOSSY, CLAIMED = "lossless", "lossy", "the model's"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """Log likelihood of stored images under many sampling settings, computed in few teacher-forced passes, and a test
 whether the images' tokens are samples of a given setting."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace

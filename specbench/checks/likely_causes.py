@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -52,37 +53,48 @@ _HOPELESS = -10.0  # Log likelihood ratio in nats below which a cause is exclude
 _OTHERS = 32  # Number of prompts tried for each image that is unlikely under its own prompt
 _CLEARLY = 12.0  # Nats by which a cause must be likelier than a mere share of the unfiltered distribution
 _CLOSE = 5.0  # Nats within which another cause is also named
-_OF_SOME = ("prompts", "order", "uniform", "greedy")  # Kinds of causes that may affect only some images
-SINGLE_TOKENS = ("uniform", "greedy", "copies")
+
+
+class CauseKind(StrEnum):
+    """Kind of a cause; `SETTING` is another value of a sampling setting."""
+
+    SETTING, EARLY, REPETITION, FREQUENCY = "setting", "early", "repetition", "frequency"
+    PROMPTS, ORDER, POSITIONS, CACHE, FORMAT = "prompts", "order", "positions", "cache", "format"
+    UNIFORM, GREEDY, COPIES = "uniform", "greedy", "copies"
+
+
+_OF_SOME = (CauseKind.PROMPTS, CauseKind.ORDER, CauseKind.UNIFORM, CauseKind.GREEDY)
+"""Kinds of causes that may affect only some images."""
+SINGLE_TOKENS = (CauseKind.UNIFORM, CauseKind.GREEDY, CauseKind.COPIES)
 """Kinds of causes that change tokens but leave the logits unchanged."""
 _MIXTURES = {
-    "uniform": "tokens are replaced at random: about {:g} % are replaced, or follow a replaced token",
-    "greedy": "greedy in part: about {:g} % of the tokens were chosen as the most probable token",
+    CauseKind.UNIFORM: "tokens are replaced at random: about {:g} % are replaced, or follow a replaced token",
+    CauseKind.GREEDY: "greedy in part: about {:g} % of the tokens were chosen as the most probable token",
 }
-_ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "the image is transposed: its tokens are in column order": lambda grid: grid.reshape(grid.shape[::-1]).T,
-    "the rows are mirrored": lambda grid: grid[:, ::-1],
-    "the rows are in reverse order, from the bottom": lambda grid: grid[::-1],
-    "the tokens are shifted: the first one is missing": lambda grid: np.roll(grid.ravel(), 1).reshape(grid.shape),
-    "the tokens are shifted: one extra at the start": lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape),
-    "row ends are shifted: rows are one token too short": lambda grid: _skewed(grid, 1),
-    "row ends are shifted: rows are one token too long": lambda grid: _skewed(grid, -1),
-}
-"""By cause, a function that reorders a grid of token indices as the model drew the tokens."""
-_SHIFTS: Mapping[str, tuple[str, Shift]] = {
-    "positions of the image are one too far from the prompt": ("positions", (1,)),
-    "positions of the image are one too near to the prompt": ("positions", (-1,)),
-    "the cache is read one slot too short: no token attends to itself": ("cache", (0, 1)),
-    "the cache is written one slot too early, over the prompt": ("cache", (0, 0, 1)),
-}
-"""By cause, its kind, and the argument of `TransformerSession.move`."""
+_ORDERS: Sequence[tuple[str, Callable[[np.ndarray], np.ndarray]]] = (
+    ("the image is transposed: its tokens are in column order", lambda grid: grid.reshape(grid.shape[::-1]).T),
+    ("the rows are mirrored", lambda grid: grid[:, ::-1]),
+    ("the rows are in reverse order, from the bottom", lambda grid: grid[::-1]),
+    ("the tokens are shifted: the first one is missing", lambda grid: np.roll(grid.ravel(), 1).reshape(grid.shape)),
+    ("the tokens are shifted: one extra at the start", lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape)),
+    ("row ends are shifted: rows are one token too short", lambda grid: _skewed(grid, 1)),
+    ("row ends are shifted: rows are one token too long", lambda grid: _skewed(grid, -1)),
+)
+"""Causes in words, each with the grid of token indices that restores the order in which the model drew the tokens."""
+_SHIFTS: Sequence[tuple[CauseKind, str, Shift]] = (
+    (CauseKind.POSITIONS, "positions of the image are one too far from the prompt", (1,)),
+    (CauseKind.POSITIONS, "positions of the image are one too near to the prompt", (-1,)),
+    (CauseKind.CACHE, "the cache is read one slot too short: no token attends to itself", (0, 1)),
+    (CauseKind.CACHE, "the cache is written one slot too early, over the prompt", (0, 0, 1)),
+)
+"""Kind of each cause, the cause in words, and the argument for `TransformerSession.move`."""
 
 
 @dataclass(frozen=True)
 class Cause:
     """An alternative to the claim that explains the tokens better."""
 
-    kind: str  # name of the setting if it is a setting of the sampling, else "prompts", "order", "format", ...
+    kind: CauseKind
     what: str  # the cause in words, with the estimated parameter
     nats: float  # log likelihood ratio to the claim
     images: int  # how many of the images it explains better than the claim
@@ -95,8 +107,8 @@ class Cause:
 
     @property
     def exactly(self) -> float | int | None:
-        """The value in the type that `Sampling` uses."""
-        return int(self.value) if self.setting == "top_k" and self.value is not None else self.value
+        """The value as `Sampling` has it."""
+        return self.value if self.setting is None or self.value is None else SAMPLING[self.setting].type(self.value)
 
     @property
     def label(self) -> str:
@@ -127,30 +139,28 @@ def likely_causes(
         about = console.duration(_PASSES * (time.monotonic() - began))
         console.say(f"searching for likely causes in {console.counted(len(rows), 'image')}: takes about {about}")
     ways = study.alternatives()
-    ratios = study.likelihoods([way for _, way in ways]) - study.claim
+    ratios = study.likelihoods([way.sampled for way in ways]) - study.claim
     exact = study if dtype == "float32" else study.of_format(load, "float32")
     some = study.prompts(every["prompt"]) + study.orders() + study.positions() + study.mixtures(exact)
     found = some + study.formats(load, dtype, exact) + study.copies(every)
     least = math.log((len(ways) + len(found) + 2 * len(_SHARES) - 2) / LEVEL)
     least += 0 if dtype == "float32" else _ROUNDING * (~np.stack(rows["forced"])).sum()
-    for kind in dict.fromkeys(kind for kind, _ in ways):
-        places = [place for place, (other, _) in enumerate(ways) if other == kind]
+    for difference in dict.fromkeys(way[:2] for way in ways):
+        places = [place for place, way in enumerate(ways) if way[:2] == difference]
         best = max(places, key=lambda place: ratios[place].sum())
-        way = ways[best][1]
-        found.append(_Found(study.setting(kind, way, ratios[best]), partial(study.are_samples, way)))
-    tests = {cause.what: test for cause, test in found}
-    causes = sorted((cause for cause, _ in found), key=lambda cause: -cause.nats)
-    if causes[0].nats <= least:
+        found.append(_Found(study.of_way(ways[best], ratios[best]), partial(study.are_samples, ways[best].sampled)))
+    found.sort(key=lambda each: -each.cause.nats)
+    if found[0].cause.nats <= least:
         return [], study.seen()
     # Keep all causes that the tokens do not distinguish from the likeliest cause; if there are copies, only the copies.
-    near = [cause for cause in causes if cause.kind == "copies" and cause.nats > least]
-    near = near or [cause for cause in causes if cause.nats > causes[0].nats - _CLOSE]
-    causes = [cause for cause in causes if cause.nats > least and cause not in near]
-    near = [study.estimated(cause) for cause in near]
-    if dtype == "float32":  # with fewer bits, exact samples do not match p recomputed with other tensor shapes
-        near = [replace(cause, explains=study.explains(cause, tests)) for cause in near]
-        near = [cause for cause in near if cause.explains is not False] or near
-    return near + causes, []
+    near = [each for each in found if each.cause.kind == CauseKind.COPIES and each.cause.nats > least]
+    near = near or [each for each in found if each.cause.nats > found[0].cause.nats - _CLOSE]
+    causes = [each.cause for each in found if each.cause.nats > least and each not in near]
+    found = [study.estimated(each) for each in near]
+    # With fewer bits, exact samples do not match p recomputed with other tensor shapes.
+    first = [replace(cause, explains=test() if dtype == "float32" else None) for cause, test in found]
+    first = [cause for cause in first if cause.explains is not False] or first
+    return first + causes, []
 
 
 def studied(rows: pd.DataFrame) -> int:
@@ -190,6 +200,14 @@ def _of_some(ratio: np.ndarray) -> float:
     return float(np.logaddexp(ratio.sum(), np.logaddexp(0, ratio).sum() - len(ratio) * math.log(2)) - math.log(2))
 
 
+class _Way(NamedTuple):
+    """A sampling other than the claim. `setting`: the setting that differs, if the kind is `SETTING`."""
+
+    kind: CauseKind
+    setting: str | None
+    sampled: Alternative
+
+
 class _Found(NamedTuple):
     """A cause, and a test whether the tokens are samples of it."""
 
@@ -206,8 +224,8 @@ class _Study(ImageLikelihood):
         super().__init__(model, rows, sampling, _FLOOR.get(dtype, ROUNDED), int(max(SAMPLING["top_k"].typed)))
         self._guided, self._logp_kind = guided, logp_kind
 
-    def alternatives(self) -> list[tuple[str, Alternative]]:
-        """Sampling settings other than the claimed setting, each with the name of its difference from the claim."""
+    def alternatives(self) -> list[_Way]:
+        """Samplings other than the claim."""
         claimed = self.sampling
         values: dict[str, list[Any]] = {
             "guidance": [*_GUIDANCE, 0.85 * claimed.guidance, 1.15 * claimed.guidance] if self._guided else [],
@@ -218,28 +236,28 @@ class _Study(ImageLikelihood):
             typed = (x for x in SAMPLING[name].typed if name != "top_k" or x < self.model.layout.v_image)
             values[name] = [*typed, off] if SAMPLING[name].typed else []
         pairs = ((name, value) for name, others in values.items() for value in others if value != self._claimed(name))
-        ways = [(name, self.under(**{name: value})) for name, value in pairs]
+        ways = [_Way(CauseKind.SETTING, name, self.under(**{name: value})) for name, value in pairs]
         if claimed.temperature != 1 and claimed.entropy_scale is None and {*claimed.filters} - {"top_k", "top_n_sigma"}:
-            ways.append(("early", replace(self.way, early=True)))
-        ways += [("repetition", replace(self.way, repetition=value)) for value in _REPETITION]
-        return ways + [("frequency", replace(self.way, frequency=value)) for value in _FREQUENCY]
+            ways.append(_Way(CauseKind.EARLY, None, replace(self.way, early=True)))
+        ways += [_Way(CauseKind.REPETITION, None, replace(self.way, repetition=value)) for value in _REPETITION]
+        return ways + [_Way(CauseKind.FREQUENCY, None, replace(self.way, frequency=value)) for value in _FREQUENCY]
 
-    def setting(self, kind: str, way: Alternative, ratio: np.ndarray) -> Cause:
-        """Describe a sampling setting as a possible cause."""
-        evidence = float(ratio.sum()), int((ratio > 0).sum())
-        if kind == "early":
+    def of_way(self, way: _Way, ratio: np.ndarray) -> Cause:
+        """Describe a sampling as a possible cause."""
+        (kind, setting, sampled), evidence = way, (float(ratio.sum()), int((ratio > 0).sum()))
+        if kind == CauseKind.EARLY:
             return Cause(kind, "top-p is applied before the temperature", *evidence)
-        if kind in ("repetition", "frequency"):
-            return Cause(kind, f"a {kind} penalty of about {getattr(way, kind):g}", *evidence)
-        value = getattr(way.sampling, kind)
-        claimed = self._claimed(kind)
-        what = f"{_label(kind, value)}, not {'claimed' if _is_off(kind, claimed) else _label(kind, claimed)}"
-        return Cause(kind, what, *evidence, kind, None if value is None else float(value))
+        if setting is None:
+            return Cause(kind, f"a {kind} penalty of about {getattr(sampled, kind):g}", *evidence)
+        value, claimed = getattr(sampled.sampling, setting), self._claimed(setting)
+        what = f"{_label(setting, value)}, not {'claimed' if _is_off(setting, claimed) else _label(setting, claimed)}"
+        return Cause(kind, what, *evidence, setting, None if value is None else float(value))
 
-    def estimated(self, cause: Cause) -> Cause:
+    def estimated(self, found: _Found) -> _Found:
         """The cause with the likeliest value of its setting, for guidance and temperature."""
+        cause = found.cause
         if cause.setting not in ("guidance", "temperature") or cause.value is None:
-            return cause
+            return found
         name, claimed = cause.setting, self._claimed(cause.setting)
         _, low, high = self.likeliest(name, cause.value)
         value = self.likeliest_within(name, low, high)
@@ -248,13 +266,8 @@ class _Study(ImageLikelihood):
             what = f"guidance had no effect: {what}"
         if name == "guidance" and value < 0.5:
             what = f"the prompt had no effect: {what}"
-        return replace(cause, what=what, value=value, low=low, high=high)
-
-    def explains(self, cause: Cause, tests: Mapping[str, Callable[[], bool | None]]) -> bool | None:
-        """Return whether the tokens are samples of a cause, by its test or with the estimated value of its setting."""
-        if cause.setting in ("guidance", "temperature"):
-            return self.are_samples(self.under(**{cause.setting: cause.value}))
-        return tests[cause.what]()
+        cause = replace(cause, what=what, value=value, low=low, high=high)
+        return _Found(cause, partial(self.are_samples, self.under(**{name: value})))
 
     def _claimed(self, name: str) -> Any:
         return getattr(self.sampling, name)
@@ -262,14 +275,14 @@ class _Study(ImageLikelihood):
     def prompts(self, every: Sequence[str]) -> list[_Found]:
         """Prompts other than an image's own: the empty prompt, its first half, or another prompt of the set."""
         halves = [" ".join(text.split()[: max(2, len(text.split()) // 2)]) for text in self.texts]
-        others = {
-            "the prompt is missing: the tokens are more likely under the empty prompt": [""] * len(self.texts),
-            "the prompt is cut: the tokens are more likely under its first half": halves,
-        }
+        others = (
+            ("the prompt is missing: the tokens are more likely under the empty prompt", [""] * len(self.texts)),
+            ("the prompt is cut: the tokens are more likely under its first half", halves),
+        )
         found = []
-        for what, texts in others.items():
+        for what, texts in others:
             with suppress(SpecbenchError, ValueError, IndexError):  # some models cannot encode every text
-                found.append(self._compared("prompts", what, texts=texts))
+                found.append(self._compared(CauseKind.PROMPTS, what, texts=texts))
         return found + self._exchanged(every)
 
     def _exchanged(self, every: Sequence[str]) -> list[_Found]:
@@ -291,7 +304,7 @@ class _Study(ImageLikelihood):
                 image, texts[few[place][0]] = few[place]
                 paid[image] = math.log((images == image).sum())
         what = "prompts are mixed up: the tokens are more likely under another image's prompt"
-        return [self._compared("prompts", what, paid, texts=texts)]
+        return [self._compared(CauseKind.PROMPTS, what, paid, texts=texts)]
 
     def _of_prompts(self, pairs: Sequence[tuple[int, str]], slots: int) -> np.ndarray:
         """Log likelihood of the first slots of images, each under a prompt."""
@@ -302,17 +315,17 @@ class _Study(ImageLikelihood):
 
     def orders(self) -> list[_Found]:
         """Causes in which the tokens are in another order."""
-        read = {what: self.tokens[:, _places(self.model.layout, order)] for what, order in _ORDERS.items()}
-        return [self._compared("order", what, tokens=tokens) for what, tokens in read.items()]
+        read = [(what, self.tokens[:, _places(self.model.layout, order)]) for what, order in _ORDERS]
+        return [self._compared(CauseKind.ORDER, what, tokens=tokens) for what, tokens in read]
 
     def positions(self) -> list[_Found]:
         """Causes in which image tokens have other positions, or a slot of the cache is missing."""
         known = isinstance(self.model, TransformerModel)
-        return [self._compared(kind, what, shift=shift) for what, (kind, shift) in _SHIFTS.items() if known]
+        return [self._compared(kind, what, shift=shift) for kind, what, shift in _SHIFTS if known]
 
     def _compared(
         self,
-        kind: str,
+        kind: CauseKind,
         what: str,
         paid: np.ndarray | float = 0.0,
         texts: Sequence[str] | None = None,
@@ -344,7 +357,7 @@ class _Study(ImageLikelihood):
         found, claim = [], np.maximum(self.claim, exact.claim)
         beyond = np.maximum(claim, max((self.mixed(share) for share in _SHARES), key=np.sum))
         for kind, what in _MIXTURES.items():
-            other = self.greatest if kind == "greedy" else 1 / self.model.layout.v_image
+            other = self.greatest if kind == CauseKind.GREEDY else 1 / self.model.layout.v_image
             mixed = [self.mixed(share, other) for share in _SHARES]
             best = max(range(len(_SHARES)), key=lambda place: _of_some(mixed[place] - claim))
             drawn: dict[str, Any] = {kind: _SHARES[best]}
@@ -365,7 +378,7 @@ class _Study(ImageLikelihood):
         surely = -self.claim[known].sum() - (len(copies) - len(known)) * self.claim.max()
         what = f"{console.counted(len(copies), 'image')} of {len(every)} are exact copies of others"
         first = ~np.isin(np.arange(len(self.tokens)), known)
-        cause = Cause("copies", what, float(surely - len(copies) * math.log(len(every))), len(known))
+        cause = Cause(CauseKind.COPIES, what, float(surely - len(copies) * math.log(len(every))), len(known))
         return [_Found(cause, lambda: self.are_samples(kept=first))]
 
     def of_format(self, load: Callable[[str], ImageModel], dtype: str, images: np.ndarray | None = None) -> _Study:
@@ -391,7 +404,7 @@ class _Study(ImageLikelihood):
                     if study is exact or ratio.sum() < 0:
                         break
                 what = f"another number format: {other}, not {dtype}"
-                cause = Cause("format", what, float(ratio.sum()), int((ratio > 0).sum()))
+                cause = Cause(CauseKind.FORMAT, what, float(ratio.sum()), int((ratio > 0).sum()))
                 found.append(_Found(cause, study.are_samples))
         return found
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,26 +26,50 @@ if TYPE_CHECKING:
 
 SAMPLED = "sampled"
 _DIGITS = 1e-5  # Change of log p in nats by other tensor shapes in float32
-_ALONE = "conditional-"
-_OF_LOGITS = {
-    SAMPLED: "after all sampling settings",
-    "tempered": "after temperature, before truncation, over the image tokens",
-    "raw": "before temperature and truncation, over the image tokens",
-    "tempered-words": "after temperature, before truncation, over the whole vocabulary",
-    "raw-words": "before temperature and truncation, over the whole vocabulary, as vLLM returns it by default",
+
+
+class LogpKind(NamedTuple):
+    """A kind of log p."""
+
+    text: str  # description
+    sampled: bool = False  # after truncation
+    tempered: bool = False  # at the temperature; only if not `sampled`
+    words: bool = False  # over the whole vocabulary, not only the image's tokens
+    guided: bool = True
+
+
+_GUIDED = {
+    SAMPLED: LogpKind("after all sampling settings", sampled=True),
+    "tempered": LogpKind("after temperature, before truncation, over the image tokens", tempered=True),
+    "raw": LogpKind("before temperature and truncation, over the image tokens"),
+    "tempered-words": LogpKind(
+        "after temperature, before truncation, over the whole vocabulary", tempered=True, words=True
+    ),
+    "raw-words": LogpKind(
+        "before temperature and truncation, over the whole vocabulary, as vLLM returns it by default", words=True
+    ),
 }
-LOGP_KINDS = _OF_LOGITS | {_ALONE + kind: f"{words}, without guidance" for kind, words in _OF_LOGITS.items()}
-"""Description of each kind of log p, by name."""
+LOGP_KINDS = _GUIDED | {
+    f"conditional-{name}": kind._replace(text=f"{kind.text}, without guidance", guided=False)
+    for name, kind in _GUIDED.items()
+}
+"""Each kind of log p, by name."""
 
 
 def kinds_of(model: ImageModel, sampling: Sampling) -> list[str]:
     """List the kinds whose values differ for this model and sampling."""
-    filtered = sampling.filters
+    filtered = bool(sampling.filters)
     scaled = sampling.temperature != 1 or sampling.entropy_scale is not None
     words = getattr(model, "vocabulary", None) is not None
-    kinds = [SAMPLED, *["tempered"] * bool(filtered and scaled), *["raw"] * bool(filtered or scaled)]
-    kinds += [*["tempered-words"] * bool(words and scaled), *["raw-words"] * words]
-    return kinds + [_ALONE + kind for kind in kinds if sampling.guidance != 1]
+
+    def differs(kind: LogpKind) -> bool:
+        if (kind.words and not words) or (not kind.guided and sampling.guidance == 1):
+            return False
+        if kind.tempered:
+            return scaled and (kind.words or filtered)
+        return kind.sampled or kind.words or filtered or scaled
+
+    return [name for name, kind in LOGP_KINDS.items() if differs(kind)]
 
 
 def log_p_of(
@@ -59,7 +83,7 @@ def log_p_of(
     stream, (width, batch) = np.stack(rows["tokens"]).astype(np.int64), pieces(model)
     asked = stream if asked is None else asked.astype(np.int64)
     found = {kind: np.zeros(stream.shape, np.float32) for kind in kinds}
-    scales = {kind: 1.0 if kind.startswith(_ALONE) else sampling.guidance for kind in kinds}
+    scales = {kind: sampling.guidance if LOGP_KINDS[kind].guided else 1.0 for kind in kinds}
     with PinnedTorch():
         for start, scale in product(range(0, len(rows), batch), set(scales.values())):
             some = slice(start, start + batch)
@@ -69,13 +93,13 @@ def log_p_of(
                 chosen = torch.from_numpy(asked[some, part]).to(model.device)
                 of_kind = _of_logits(model, session, replace(sampling, guidance=scale), logits, positions, chosen)
                 for kind in [kind for kind in kinds if scales[kind] == scale]:
-                    found[kind][some, part] = of_kind(kind.removeprefix(_ALONE)).cpu().numpy()
+                    found[kind][some, part] = of_kind(LOGP_KINDS[kind]).cpu().numpy()
     return found
 
 
 def _of_logits(
     model: Any, session: Session, sampling: Sampling, logits: Tensor, positions: Tensor, chosen: Tensor
-) -> Callable[[str], Tensor]:
+) -> Callable[[LogpKind], Tensor]:
     """By kind, log p [B, T] of the tokens from the latest forward of a session, which returned `logits`."""
     from specbench.decoding.sampling import Target, at
 
@@ -87,11 +111,11 @@ def _of_logits(
         words = model.guide(model.all_words(features).float(), sampling.guidance, positions)
     inside = chosen.clamp(max=logits.shape[-1] - 1)
 
-    def log_p(kind: str) -> Tensor:
-        if kind == SAMPLED:
+    def log_p(kind: LogpKind) -> Tensor:
+        if kind.sampled:
             return at(Target(model.layout, sampling, logits.device)(logits, positions), chosen).log()
-        temperature = sampling.temperature if kind.startswith("tempered") else 1.0
-        every = words if kind.endswith("words") else raw
+        temperature = sampling.temperature if kind.tempered else 1.0
+        every = words if kind.words else raw
         return at(raw, inside) / temperature - (every / temperature).logsumexp(-1)
 
     return log_p

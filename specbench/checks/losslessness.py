@@ -3,13 +3,12 @@
 The audit does not use the decoder's declaration: the real decode loop runs, and its images are counted.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,15 @@ _BATCH = 10_000
 THOROUGH = 10  # A thorough audit decodes this many times the images in the least sensitive settings
 SMALL_ENOUGH = 0.05
 """An audit calls a decoder lossless only if its `detectable_tv` is at most this, which takes about 15,000 images."""
-LOSSLESS, LOSSY, UNSEEN = "lossless", "lossy", "no deviation seen"
+
+
+class Verdict(StrEnum):
+    """Result of an audit, and what a decoder declares; see `audit_verdict`."""
+
+    LOSSLESS, LOSSY, UNSEEN = "lossless", "lossy", "no deviation seen"
+
+
+LOSSLESS, LOSSY, UNSEEN = Verdict
 
 Decode = Callable[[ImageModel, Sequence[Request], Sampling, int], Sequence[Generation] | np.ndarray]
 Auditable = str | DecoderSpec | Decode
@@ -124,6 +131,7 @@ def audit_one(
     thorough: bool = False,
 ) -> dict[str, Any]:
     """Audit a decoder from `load_decoder` on AUDIT_SETTINGS or other settings. The row is as in `audit_decoders`."""
+    torch.set_num_threads(1)  # more threads are slower with such small tensors; `PinnedTorch` restores the number
     settings = settings or AUDIT_SETTINGS
     refused = _refused(decoder, settings, seed)
     accepted = [setting for setting in settings if setting.name not in refused]
@@ -171,7 +179,7 @@ def audit_one(
     }
 
 
-def audit_verdict(p: float, detectable: float, declared: str | None, alone: int = 0) -> str:
+def audit_verdict(p: float, detectable: float, declared: Verdict | None, alone: int = 0) -> Verdict:
     """Verdict of an audit with p-value `p` that can detect a total variation of `detectable`.
 
     "lossy" if the test rejects at AUDIT_LEVEL, else "lossless". The verdict is only "no deviation seen" if the audit
@@ -283,7 +291,7 @@ def stream_tokens(
 ) -> np.ndarray:
     """Stream tokens [B, N] of the requests, decoded according to the setting."""
     if not isinstance(decoder, DecoderSpec):
-        return _own_tokens(decoder, model, requests, setting.sampling, seed)
+        return tokens_of(own_images(decoder, model, requests, setting.sampling, seed))
     spec = in_window(decoder, setting.window)
     if not setting.rows:
         return decode_tokens(Decoding(model, spec, setting.sampling, seed, setting.trace), requests).cpu().numpy()
@@ -292,25 +300,43 @@ def stream_tokens(
     return np.stack([tokens[request] for request in requests])
 
 
-def _own_tokens(
+def own_images(
     decoder: Decode, model: ImageModel, requests: Sequence[Request], sampling: Sampling, seed: int
-) -> np.ndarray:
-    """Tokens [B, N] from a user's function; a SpecbenchError if it fails or returns anything else."""
-    name = getattr(decoder, "__name__", type(decoder).__name__)
+) -> Sequence[Any]:
+    """Images, or stream tokens [B, N], of a user's function; a SpecbenchError if it fails or returns anything else."""
+    name, shape = getattr(decoder, "__name__", type(decoder).__name__), (len(requests), model.layout.length)
     try:
-        decoded = decoder(model, requests, sampling, seed)
+        decoded: Any = decoder(model, requests, sampling, seed)
+        decoded = list(decoded) if isinstance(decoded, Iterator) else decoded
     except SpecbenchError:
         raise
     except Exception as error:
         raise SpecbenchError(f"decoder '{name}' failed: {type(error).__name__}: {error}") from error
-    generated = isinstance(decoded, Sequence) and all(isinstance(image, Generation) for image in decoded)
-    tokens = [image.tokens for image in decoded] if generated else decoded
-    if np.shape(tokens) != (len(requests), model.layout.length):
-        raise SpecbenchError(
-            f"decoder '{name}' returned {type(decoded).__name__} of shape {np.shape(tokens)}",
-            f"return one Generation per request, or tokens [{len(requests)}, {model.layout.length}]",
-        )
-    return np.asarray(tokens)
+    images: Any = decoded.cpu().numpy() if isinstance(decoded, torch.Tensor) else decoded
+    images = images if isinstance(images, Sequence | np.ndarray) else [images]
+    returned = type(decoded).__name__
+    try:
+        tokens = tokens_of(without_errors(images))
+        wrong = "" if np.issubdtype(tokens.dtype, np.integer) else f"{returned} of {tokens.dtype}, not of whole numbers"
+        wrong = wrong if tokens.shape == shape else f"{returned} of shape {tokens.shape}"
+    except (ValueError, TypeError):  # numpy makes no array of them
+        wrong = f"{returned} of images with different numbers of tokens, or of values that are no tokens"
+    if wrong:
+        hint = f"return one Generation per request, or tokens [{shape[0]}, {shape[1]}]"
+        raise SpecbenchError(f"decoder '{name}' returned {wrong}", hint)
+    return images
+
+
+def without_errors(images: Sequence[Any]) -> Sequence[Any]:
+    """Return images, or raise the first error among them."""
+    if error := next((image for image in images if isinstance(image, SpecbenchError)), None):
+        raise error
+    return images
+
+
+def tokens_of(images: Sequence[Any]) -> np.ndarray:
+    """Stream tokens [B, N] of images, or of a user's function, which may return only tokens."""
+    return np.asarray([getattr(image, "tokens", image) for image in images])
 
 
 def _cells(tokens: np.ndarray, layout: TokenLayout) -> np.ndarray:

@@ -1,7 +1,5 @@
 """Conformance tests of a metric."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Conformance tests of a model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -19,7 +17,7 @@ from specbench.system.torch_state import PinnedTorch
 _GUIDANCE = 3.0
 _WINDOW = 4
 _MOST_SLOTS = 64  # Maximum number of slots of an image that are tested
-_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
+_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.05}
 """Largest difference of logits, relative to their standard deviation, that rounding explains."""
 _TEXTS = ("a bright red circle", "a dark blue square beside a dog")
 
@@ -52,7 +50,7 @@ class ModelChecks:
         free = torch.randint(layout.v_image, (2, layout.length), generator=drawn)
         forced = torch.tensor(layout.forced)
         self._tokens = torch.where(forced >= 0, forced, free).to(model.device)
-        self._tolerance = _TOLERANCE[str(model.dtype).removeprefix("torch.")]
+        self._tolerance = _TOLERANCE[model.dtype]
 
     def all_findings(self) -> list[Finding]:
         names = ("facts", "render", "logits", "window", "causality", "rejection", "batch", "refill", "prompts")

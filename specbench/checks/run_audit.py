@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from specbench.checks.findings import Declared
 from specbench.checks.logp_kinds import LOGP_KINDS, SAMPLED, kinds_of, log_p_of
 from specbench.checks.teacher_forced import (
     COMPARED,
@@ -52,7 +53,6 @@ PRINTED_ORDERS = {
 }
 """Printed names of the orders of the vocabulary; see `specbench.decoding.generation.ORDERS`."""
 CONSISTENT, DEVIATES, UNLIKELY, IMPOSSIBLE, OTHERS = AuditVerdict
-CLAIMED = "the model's"  # The claim about tokens that another program has drawn
 _CONTROL = 16  # Images of a run with fewer bits that are recomputed in float32, to measure the effect of rounding
 _COLUMNS = (
     *KEY,
@@ -161,7 +161,7 @@ def _harder_verdict(audit: Mapping[str, Any]) -> dict[str, Any]:
     """Verdict of the recomputed values, which overrides the verdict of the tests; empty if there is none."""
     harder: dict[str, Any] = {}
     if audit.get("impossible_tokens", 0) > audit.get("impossible_by_rounding", 0):
-        harder = {"verdict": IMPOSSIBLE, "deviates": True, "failed": audit["declared"] != "lossy"}
+        harder = {"verdict": IMPOSSIBLE, "deviates": True, "failed": audit["declared"] != Declared.LOSSY}
     if any(column["differs"] for column in audit.get("agreement", {}).values()):
         harder |= {"verdict": OTHERS, "failed": True}
     return harder
@@ -191,7 +191,7 @@ def _explained(
         return {"causes": [], "cause": None, "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
     if not causes and not audit["deviates"]:
         found = audit["logp_fits"]
-        of_what = f"{LOGP_KINDS[found]}: --logp {found}" if found else "of an unknown kind"
+        of_what = f"{LOGP_KINDS[found].text}: --logp {found}" if found else "of an unknown kind"
         return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}; the recorded log p is {of_what}"}
     place = concentrated(load(spec.dtype).layout, values, _free(rows))
     where = f", most in {place}" if place else f", most at entropy {audit['entropy']}" if audit["entropy"] else ""
@@ -266,10 +266,11 @@ def _described(info: RunInfo, result: RosenblattResult) -> dict[str, Any]:
     `order, kind, group`: of the test with this p-value; `place, entropy`: place in the window and range of entropy that
     deviate most, None if nothing deviates; `detectable`: see `specbench.stats.rosenblatt.detectable`."""
     decoder, worst = info.spec.decoder, result.tests[0]
+    declared = Declared.LOSSLESS if decoder.lossless else Declared.LOSSY
     return {
         "run_id": info.run_id,
         "decoder": decoder.name,
-        "declared": CLAIMED if info.spec.tokens_sha256 else "lossless" if decoder.lossless else "lossy",
+        "declared": Declared.CLAIMED if info.spec.tokens_sha256 else declared,
         "verdict": DEVIATES if result.deviates else CONSISTENT,
         "deviates": result.deviates,
         "failed": result.deviates and bool(decoder.lossless or info.spec.tokens_sha256),
@@ -379,7 +380,7 @@ def _logp_kind(
     """Return the entries of `_recomputed` about the kind of recorded log p. `forced`: the kind, if the user gave it;
     `control`: the images whose rounding was measured, and the rounding."""
     model = load(spec.dtype)
-    if forced and forced.endswith("words") and getattr(model, "vocabulary", None) is None:
+    if forced and LOGP_KINDS[forced].words and getattr(model, "vocabulary", None) is None:
         what = f"--logp {forced}: '{model.name}' has no logits of text tokens, which this kind of log p needs"
         raise SpecbenchError(what, "valid: raw, tempered")
     kinds = [*dict.fromkeys([forced or SAMPLED, *kinds_of(model, spec.sampling)])]

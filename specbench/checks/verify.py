@@ -1,13 +1,12 @@
 """Check runs in a packed file or a folder (`specbench verify`): digests, rows, pictures, scores, tokens, latencies."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ import pandas as pd
 import torch
 
 from specbench import stats
-from specbench.checks.run_audit import CLAIMED, audit_run, checkpoint_of, model_of
+from specbench.checks.findings import Declared
+from specbench.checks.run_audit import audit_run, checkpoint_of, model_of
 from specbench.decoding.generation import ORDERS, SPANS
 from specbench.decoding.noise import row_key
 from specbench.errors import SpecbenchError
@@ -41,14 +41,20 @@ from specbench.system.device_peaks import KNOWN
 from specbench.system.plugins import plugins
 from specbench.system.torch_state import PinnedTorch
 
-OK, WRONG, OPEN = "ok", "WRONG", "not checked"
+
+class Status(StrEnum):
+    """Outcome of a check."""
+
+    OK, WRONG, OPEN = "ok", "WRONG", "not checked"
+
+
+OK, WRONG, OPEN = Status
 _CLOSE = 1e-5
 _ROUNDED = 0.99
 _SLACK = 1e-2
 """Tolerance, larger than rounding, for log p and entropy (nats), probabilities, and times (relative to their sum)."""
 _MOST_WORDS = 2**20  # More tokens than any vocabulary has
 _LEVELS = 6.0  # Mean distance in grey levels that JPEG and other arithmetic may cause
-_COLUMNS = ("run", "check", "status", "detail")
 
 
 def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> list[dict[str, str]]:
@@ -80,7 +86,7 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
 
 def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[str, str]]:
     """Check unpacked runs."""
-    checks: dict[str, Callable[[Path], Iterable[tuple[str, ...]]]] = {
+    checks: dict[str, Callable[[Path], Iterable[tuple[str, Status, str]]]] = {
         "identity": _identity, "prompts": _prompts, "facts": _facts, "pictures": _pictures, "scores": _scores,
         "latencies": _latencies, "report": _report,
         "tokens": lambda run: [("tokens", *_tokens(run, recompute, device))],
@@ -100,11 +106,11 @@ def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[s
     return rows
 
 
-def _row(*values: str) -> dict[str, str]:
-    return dict(zip(_COLUMNS, values, strict=True))
+def _row(run: str, check: str, status: Status, detail: str) -> dict[str, str]:
+    return {"run": run, "check": check, "status": status, "detail": detail}
 
 
-def _identity(run: Path) -> Iterator[tuple[str, str, str]]:
+def _identity(run: Path) -> Iterator[tuple[str, Status, str]]:
     """The id is the digest of the settings, and the rows have the form that specbench writes."""
     store = RunStore(run)
     info, rows = store.info(), store.samples()
@@ -117,7 +123,7 @@ def _identity(run: Path) -> Iterator[tuple[str, str, str]]:
     yield "rows", OK, f"{len(rows)} image{'s' * (len(rows) != 1)}"
 
 
-def _prompts(run: Path) -> Iterator[tuple[str, str, str]]:
+def _prompts(run: Path) -> Iterator[tuple[str, Status, str]]:
     """Seeds equal the run's seed. If the prompt set is on this disk, captions equal its captions."""
     spec, rows = RunStore(run).info().spec, RunStore(run).samples(["prompt", "seed"])
     if spec.tokens_sha256 is None and (rows["seed"] != spec.seed).any():  # another program may use other seeds
@@ -139,7 +145,7 @@ def _prompts(run: Path) -> Iterator[tuple[str, str, str]]:
     yield "prompts", WRONG if other else OK, detail
 
 
-def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
+def _facts(run: Path) -> Iterator[tuple[str, Status, str]]:
     """The facts of a row are consistent: steps, log p and entropy, drafts, and times."""
     wrong: Counter[str] = Counter()
     decoder = RunStore(run).info().spec.decoder
@@ -148,7 +154,7 @@ def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
         summed = np.isclose(rows[SUMS.names], again, equal_nan=True).all(axis=1)
         for row in rows.assign(summed=summed)[rows["status"] == "ok"].to_dict("records"):
             wrong.update(_contradictions(row, bool(decoder.lossless)))
-            if decoder.drafter == "none" and np.any(row["drafted"]):
+            if not decoder.drafts and np.any(row["drafted"]):
                 wrong["it has drafts, although the decoder makes none"] += 1
     if not wrong:
         yield "facts", OK, "steps, log p, entropy, drafts and times agree with each other"
@@ -196,7 +202,7 @@ def _contradictions(row: Mapping[str, Any], lossless: bool) -> Iterator[str]:
 
 
 @PinnedTorch()
-def _drawing(run: Path, device: str) -> tuple[str, str]:
+def _drawing(run: Path, device: str) -> tuple[Status, str]:
     """The pictures are decoded from the tokens."""
     info, store = RunStore(run).info(), RunStore(run)
     if not (run / "images").is_dir():
@@ -224,7 +230,7 @@ def _drawing(run: Path, device: str) -> tuple[str, str]:
     return (OK if worst <= _LEVELS else WRONG), text
 
 
-def _pictures(run: Path) -> Iterator[tuple[str, str, str]]:
+def _pictures(run: Path) -> Iterator[tuple[str, Status, str]]:
     rows = RunStore(run).samples(["image", "image_sha256"]).dropna(subset=["image"])
     if not (run / "images").is_dir():
         yield "pictures", OPEN, "the run has no pictures"
@@ -234,7 +240,7 @@ def _pictures(run: Path) -> Iterator[tuple[str, str, str]]:
     yield "pictures", OK, f"all {len(rows)} match the digests in their rows"
 
 
-def _scores(run: Path) -> Iterator[tuple[str, str, str]]:
+def _scores(run: Path) -> Iterator[tuple[str, Status, str]]:
     """Scores are recomputed from the stored features. Metrics of plug-ins are not imported."""
     scores: Sequence[Mapping[str, Any]] = read_scores(run)
     for score in scores:
@@ -269,7 +275,7 @@ def _score_again(run: Path, name: str, score: Mapping[str, Any]) -> float | None
     return next((part.estimate.value for part in again if part.name == name), None)
 
 
-def _latencies(run: Path) -> Iterator[tuple[str, str, str]]:
+def _latencies(run: Path) -> Iterator[tuple[str, Status, str]]:
     """No image took less time than its forwards, or less than the data sheet of the device allows."""
     read = Run(run)
     if (read.rows["latency_ms"] < _ROUNDED * read.rows["target_ms"]).any():
@@ -292,19 +298,19 @@ def _latencies(run: Path) -> Iterator[tuple[str, str, str]]:
     yield "latency", OK if ratio >= 1 else WRONG, detail
 
 
-def _report(run: Path) -> Iterator[tuple[str, str, str]]:
+def _report(run: Path) -> Iterator[tuple[str, Status, str]]:
     """Check the other facts that `report` and `show` read."""
     report_rows([run])
     card(run)
     yield "report", OK, "can be reported"
 
 
-def _tokens(run: Path, recompute: bool, device: str) -> tuple[str, str]:
+def _tokens(run: Path, recompute: bool, device: str) -> tuple[Status, str]:
     try:
         audit = audit_run(run, recompute, device=device, keep=False, explain=False)
     except SpecbenchError as error:
         return OPEN, str(error)
     how = "p recomputed with the model" if audit["recomputed"] else "p as recorded; --recompute computes p"
-    how += "; audit --run also searches for likely causes" if audit["declared"] == CLAIMED else ""
+    how += "; audit --run also searches for likely causes" if audit["declared"] == Declared.CLAIMED else ""
     detail = f"{audit['verdict']} over {counted(audit['images'], 'image')} ({how})"
     return (WRONG if audit["failed"] else OK), detail

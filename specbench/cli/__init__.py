@@ -3,8 +3,6 @@
 Modules of commands import nothing heavy at the top, so that `--help` and `list` start fast.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import logging
@@ -254,7 +252,7 @@ def _usage_problem(error: Any, arguments: Sequence[str]) -> SpecbenchError:
         hint = _own_option(option.removeprefix("--"), arguments) or _option_meant(option, context)
         return SpecbenchError(f"unknown option '{option}' of '{path}'", hint, BAD_INPUT)
     extra = re.search(r"unexpected extra argument\S* \((.+)\)", error.format_message())
-    if extra and path.endswith(" run"):
+    if extra and context and context.info_name == "run":
         return _extra_argument(extra[1].split() or [""], arguments)
     parameter = getattr(error, "param", None)
     variable, names = getattr(parameter, "envvar", None), getattr(parameter, "opts", ())

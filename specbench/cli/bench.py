@@ -14,8 +14,8 @@ from specbench.cli import options as opt
 from specbench.cli.commands import command
 from specbench.cli.output import print_json, write_or_print
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
-from specbench.specs.options import split_list
+from specbench.runs.settings import check_environment, merge, run_settings
+from specbench.specs.options import Use, split_list
 from specbench.system import console
 from specbench.system.table_formats import formats_with
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from specbench.papers.join import PaperTable
     from specbench.papers.table import Table
 
-_SETTINGS = run_settings(OPEN_IN_TABLES)
+_SETTINGS = run_settings(use=Use.TABLES)
 
 
 @command(

@@ -1,7 +1,5 @@
 """`specbench doctor`, `specbench audit` and `specbench check`."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +11,8 @@ from specbench.cli import options as opt
 from specbench.cli.commands import command
 from specbench.cli.output import print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
-from specbench.runs.settings import OF_ENGINES, run_settings
+from specbench.runs.settings import run_settings
+from specbench.specs.options import Use
 from specbench.specs.presets import PRESETS, require_decoders
 from specbench.specs.run_spec import SAMPLING, UNSERVED
 from specbench.system import console
@@ -22,7 +21,7 @@ from specbench.system.torch_device import AUTO, best_device, chosen_device
 _DEFAULT_SAMPLES = 290_000
 _UNSERVED = {*(SAMPLING[name].name for name in UNSERVED), "guidance-rows", "guidance-schedule", "random-weights"}
 _OWN = {"weights", "revision", "device", "dtype"}  # Options that `audit` also uses without --engine
-_OF_ENGINE = tuple(replace(setting, panel="Engine") for setting in run_settings(OF_ENGINES - _OWN - _UNSERVED))
+_OF_ENGINE = tuple(replace(s, panel="Engine") for s in run_settings(use=Use.ENGINES) if s.name not in _OWN | _UNSERVED)
 
 
 @command("doctor")
@@ -48,7 +47,7 @@ def doctor(
     from specbench.checks import doctor as machine
 
     rows = machine.doctor(model, out, weights, revision, random_weights, scale, metric or (), measure, protocol)
-    print_json(rows) if json else _print_readiness(rows if everything else _in_short(rows))
+    print_json(rows) if json else _print_readiness(rows if everything else machine.in_short(rows))
     if missing := dict.fromkeys(row["name"] for row in rows if row["status"] == machine.MISSING):
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)
     if not json:
@@ -56,20 +55,6 @@ def doctor(
         gpu = best_device() != "cpu"
         more = "" if everything else f" (all {len(rows)} checks: specbench doctor --all)"
         console.say(f"ready{more}; type next: specbench {f'run {best}' if model or gpu else 'demo'}")
-
-
-def _in_short(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Keep rows that describe this machine and rows with problems; merge rows of missing models."""
-    names = ("python", "torch", "GPU", "limits", "results folder")
-    kinds = ("model ", "memory", "metric ", "plug-in ")
-    shown = [row for row in rows if row["status"] != "ok" or row["name"] in names or row["name"].startswith(kinds)]
-    shown += [row for row in rows if row["name"].startswith("peak ") and "unknown" not in row["detail"]]
-    absent = [row for row in shown if row["name"].startswith("model ") and row["status"] == "warning"]
-    if len(absent) < 2:
-        return shown
-    detail = f"{len(absent)} not on this disk: {', '.join(row['name'].removeprefix('model ') for row in absent)}"
-    others = {"name": "other models", "status": "ok", "detail": detail, "fix": "specbench fetch NAME"}
-    return [row for row in shown if row not in absent] + [others]
 
 
 def _print_readiness(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -318,7 +303,7 @@ def notes(row: Mapping[str, Any]) -> list[str]:
             how.append(f"not tested: {', '.join(row['unavailable'])}")
         lines.append("; ".join(how))
         if row.get("logp_kind") not in (None, SAMPLED):
-            lines.append(f"the recorded log p is the model's log p {LOGP_KINDS[row['logp_kind']]}")
+            lines.append(f"the recorded log p is the model's log p {LOGP_KINDS[row['logp_kind']].text}")
         lines += [_distance(name, gap) for name, gap in row["agreement"].items()]
         if not row["agreement"] and not row["target"]:
             lines.append("the run recorded no log p that could be compared")

@@ -3,8 +3,6 @@
 `specbench --help` prints these paragraphs and imports none of the modules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

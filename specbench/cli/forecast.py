@@ -1,7 +1,5 @@
 """`specbench forecast`: the speed of a decoder on another device, predicted by a model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

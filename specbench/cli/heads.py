@@ -1,7 +1,5 @@
 """Commands `specbench train-head` and `specbench check-head`: draft heads of the EAGLE and vertical decoders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from specbench.cli.commands import command

@@ -1,7 +1,5 @@
 """`specbench list` (reads only names and small files), `specbench fetch` and `specbench prompts show`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -13,7 +11,8 @@ from specbench.cli.commands import ADDERS, COMMANDS, CommandLine, command
 from specbench.cli.options import Json, Out, Quiet, argument, flags, option, protocol_option, switch
 from specbench.cli.output import print_json, print_table
 from specbench.errors import SpecbenchError
-from specbench.runs.settings import DRAWN, merge, run_settings
+from specbench.runs.settings import merge, names_with, run_settings
+from specbench.specs.options import Use
 from specbench.system import console
 
 _COLUMNS = {
@@ -63,9 +62,11 @@ def list_things(
 
 def _print_decoders(rows: Sequence[dict[str, Any]]) -> None:
     """Print decoders in groups: lossless, lossy, with a trained head, and as released by the authors."""
+    from specbench.specs.presets import PRESETS
+
     screen, groups = console.stdout(), dict[tuple[bool, bool, bool], list[tuple[str, str]]]()
     for row in rows:
-        released = row["name"].endswith("-released")
+        released = PRESETS[row["name"]].released
         group = released, not released and "head" in row["options"], not released and not row["lossless"]
         groups.setdefault(group, []).append((row["name"], row["summary"]))
     width = max(len(row["name"]) for row in rows)
@@ -118,7 +119,7 @@ def fetch(
         print(folder)
 
 
-_DRAWING = run_settings({"prompt-column", *DRAWN})
+_DRAWING = run_settings({"prompt-column", *names_with(Use.DRAWING)})
 _prompts = CommandLine(help=COMMANDS["prompts"][1], no_args_is_help=True)
 _prompts.callback()(lambda: None)
 ADDERS["prompts"] = lambda app: app.add_typer(_prompts, name="prompts")

@@ -4,8 +4,6 @@
 An option is the default of its parameter: `out: str = Out`, `seed: int = option("--seed", "N", "Random seed.", 0)`.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, wraps

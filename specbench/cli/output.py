@@ -1,7 +1,5 @@
 """Print rows on stdout: as JSON, as a table on a terminal, or as markdown if stdout is no terminal."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

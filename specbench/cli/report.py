@@ -1,7 +1,5 @@
 """`specbench report` (tables of runs and of papers), `figure`, `methods` and `compare`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

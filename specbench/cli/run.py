@@ -17,18 +17,17 @@ from specbench.cli.output import print_json, print_line, print_table
 from specbench.errors import MISSING_PREREQUISITE, unknown_name
 from specbench.runs.progress_bar import ProgressReporter, ScoreProgress
 from specbench.runs.settings import (
-    DRAWN,
     RunSettings,
     check_environment,
     decoder_settings,
     merge,
+    names_with,
     read_config,
     run_settings,
 )
 from specbench.specs.components import CHOICES
-from specbench.specs.options import SettingOrigin, SettingSource, plain
+from specbench.specs.options import SettingOrigin, SettingSource, Use, plain
 from specbench.specs.presets import PRESETS, options_of
-from specbench.specs.run_spec import OFF_IF_NONE
 from specbench.system import console
 from specbench.system.downloads import offline
 from specbench.system.torch_device import AUTO
@@ -38,12 +37,6 @@ if TYPE_CHECKING:
     from specbench.runs.run_progress import Reporter
 
 _SETTINGS = run_settings()
-_COLUMNS = (
-    *("model", "decoder", "options", "guidance", "temperature", "top_k", "top_p", *OFF_IF_NONE, "prompts", "samples"),
-    *("seed", "batch", "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "weights", "head"),
-    "run_id",
-)
-"""Columns of the table of a dry run."""
 _FIRST_LOOK = 8  # Default number of prompts if neither prompts nor decoders are named; the minimum for an interval
 _FIRST = SettingOrigin(SettingSource.DEFAULT, "where neither decoders nor prompts are named")
 _MOST_USED = ("decoder", "prompts", "limit", "model", "window", "device", "out", "dry-run")
@@ -144,7 +137,7 @@ def _read(flags: Mapping[str, object], config: str | None) -> RunSettings:
     config = config or os.environ.get("SPECBENCH_CONFIG") or None
     stored = read_config(config, [setting.name for setting in _SETTINGS]) if config else {}
     settings = merge(_SETTINGS, flags, config=stored, config_name=config or "")
-    if any(map(settings.is_given, ("decoder", "prompts", *DRAWN))):
+    if any(map(settings.is_given, ("decoder", "prompts", *names_with(Use.DRAWING)))):
         return settings
     return settings.changed({"limit": _FIRST_LOOK}, {"limit": _FIRST})
 
@@ -172,7 +165,7 @@ def print_dry_run(
     """Print rows of `specbench.runs.dry_run` as a table that begins with the columns `first` and refers by number to
     obstacles and `notes` below it. `needed`: lines on missing files; if empty, taken from the rows."""
     from specbench.prompts.public import missing_set
-    from specbench.runs.dry_run import ON_DISK
+    from specbench.runs.dry_run import ON_DISK, ROW
 
     notes = (*notes, "obstacles")
     texts = {name: list(dict.fromkeys(text for row in rows for text in row[name])) for name in notes}
@@ -189,7 +182,8 @@ def print_dry_run(
         }
         for row in rows
     ]
-    print_table(shown, (*first, *_COLUMNS, *notes), elsewhere=160)
+    columns = [name for name in ROW if name not in ("run_id", "lossless", "captions", "obstacles")]
+    print_table(shown, (*first, *columns, "run_id", *notes), elsewhere=160)
     for marked in marks.values():
         _print_lines([f"{mark}. {text}" for text, mark in marked.items()])
     missing = dict.fromkeys((row["model"], row["weights"]) for row in rows if row["weights"] not in (None, ON_DISK))

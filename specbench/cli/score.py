@@ -1,7 +1,5 @@
 """Command `specbench score`: score the images of runs or of a folder."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands on stored runs: `status`, `merge`, `show`, `export`, `import`, `pack` and `verify`."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,13 +23,14 @@ from specbench.cli.options import (
 from specbench.cli.output import print_json, print_table, print_written
 from specbench.errors import GATE, PARTIAL, SpecbenchError, read_name
 from specbench.metrics.catalog import BENCHMARKS
-from specbench.runs.settings import OF_ENGINES, run_settings
+from specbench.runs.settings import run_settings
+from specbench.specs.options import Use
 from specbench.system import console
 
 _PLAIN_WIDTH = 120  # Line width of a card if stdout is no terminal
 _LAYOUTS = (*BENCHMARKS, "cvtg-2k", "dataset")
 _TOKENS = "tokens"
-_SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings(OF_ENGINES))
+_SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings(use=Use.ENGINES))
 
 
 @command(

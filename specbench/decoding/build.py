@@ -1,7 +1,5 @@
 """Builds the objects of a decoder from its `DecoderSpec`."""
 
-from __future__ import annotations
-
 import keyword
 from collections.abc import Callable
 from contextlib import suppress
@@ -49,6 +47,8 @@ def build(decoder: DecoderSpec, model: ImageModel) -> Method:
                 vars(built)[name] = _checked(getattr(built, name), name, who)
         return built
 
+    if model.codebook is None:
+        decoder.refuse_without_codebook(model.name)
     residual = load_object(CHOICES["residual"][decoder.residual].target)
     if _is_foreign(residual):
         residual = _checked(residual, "residual", f"decoder '{decoder.name}': residual '{decoder.residual}'")

@@ -15,8 +15,6 @@ next level. With `pairs` level, the nodes' own predictions are compared. Lossy: 
 paper's text was not read, so it is unknown whether the paper has this rule.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Literal, NamedTuple
 

@@ -3,8 +3,6 @@
 Noise is addressed by image and steps are counted by row, so that an image does not depend on the rest of the batch.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Static draft trees, and the index tables with which tree verification runs without host syncs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise

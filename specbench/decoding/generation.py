@@ -1,7 +1,5 @@
 """Raw measurements of a decoded image. Derived numbers are defined in `specbench.stats`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

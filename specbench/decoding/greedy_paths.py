@@ -17,8 +17,6 @@ the paper. This is lossless, because q* is the true distribution of the verified
 afterwards. (Committing the path with most accepted drafts, as `path_jacobi` does, is lossy: it depends on the coins.)
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch

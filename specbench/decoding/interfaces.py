@@ -1,7 +1,5 @@
 """Types that drafters, verification and the decode loops exchange, and the `Context` that components are built from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -137,7 +135,9 @@ class Context:
     """Arguments of a component: facts of the model, and the decoder's residual distribution."""
 
     layout: TokenLayout  # grammar of the token stream
-    codebook: Tensor | None  # [v_image, d] float32 embedding of each image token for distance rules, or None
+    # [v_image, d] float32 embedding of each image token for distance rules; None if the model has none, and then no
+    # option needs it (`Option.without_codebook`)
+    codebook: Any
     device: torch.device  # of the target
     residual: Residual  # residual distribution after a rejection
     drafts: int = 0  # maximum draft depth of a step, set by the drafter; 0 while the drafter is built

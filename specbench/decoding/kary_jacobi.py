@@ -9,8 +9,6 @@ Lossy for K > 1: siblings come from residual distributions, but are tested as dr
 and the path depends on the outcome of the coins. After a path without a rejection the next token is uniform.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch

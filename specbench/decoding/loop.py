@@ -7,8 +7,6 @@ Decoders of several image rows in parallel have separate loops (`specbench.decod
 Continuous batching (`specbench.decoding.continuous_batching`) runs the steps of this loop and refills complete rows.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice

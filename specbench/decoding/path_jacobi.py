@@ -8,8 +8,6 @@ Lossy for K > 1: the choice of the path depends on its coins. The authors call t
 the rule follows their released code. With a single path it is SJD.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import torch
@@ -97,9 +95,15 @@ class PathLoop(Loop):
         left = (self._length - self.committed)[:, None]
         path = longest_path(verified.first.unflatten(0, (-1, drafter.paths)).minimum(left))
         rows = torch.arange(len(path), device=device) * drafter.paths + path
-        tensors = {name: getattr(verified, name)[rows] for name in Verification._fields[:6]}
-        facts = {name: fact[rows] for name, fact in verified.facts.items()}
-        chosen = Verification(**tensors, facts=facts)
+        chosen = Verification(
+            first=verified.first[rows],
+            columns=verified.columns[rows],
+            tokens=verified.tokens[rows],
+            p=verified.p[rows],
+            tested=verified.tested[rows],
+            accepted=verified.accepted[rows],
+            facts={name: fact[rows] for name, fact in verified.facts.items()},
+        )
         positions = self.committed[:, None] + torch.arange(width, device=device)
         tested = chains._replace(tokens=chains.tokens[rows], positions=positions, q=chains.q[rows], earlier=None)
         shift = self._commit_chain(chosen, tested, columns[path] if proposal.branches else None)

@@ -159,8 +159,20 @@ def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcom
     """Join consecutive steps of the same kind, of a batch of `rows`. Also return the slots that they commit."""
     outcomes = [step.outcome for step in steps]
     facts = {name: torch.cat([step.facts[name] for step in outcomes]) for name in outcomes[0].facts}
-    tensors = {name: torch.cat([getattr(step, name) for step in outcomes]) for name in StepOutcome._fields[:9]}
-    outcome = outcomes[0]._replace(**tensors, facts=facts)
+    outcome = StepOutcome(
+        first=torch.cat([step.first for step in outcomes]),
+        columns=torch.cat([step.columns for step in outcomes]),
+        tokens=torch.cat([step.tokens for step in outcomes]),
+        tested=torch.cat([step.tested for step in outcomes]),
+        accepted=torch.cat([step.accepted for step in outcomes]),
+        predicted=torch.cat([step.predicted for step in outcomes]),
+        positions=torch.cat([step.positions for step in outcomes]),
+        steps=torch.cat([step.steps for step in outcomes]),
+        drafted=torch.cat([step.drafted for step in outcomes]),
+        facts=facts,
+        tables=outcomes[0].tables,
+        by_depth=outcomes[0].by_depth,
+    )
     slot = torch.arange(outcome.positions.shape[1], device=outcome.first.device)
     row, slot = (slot <= outcome.first[:, None]).nonzero(as_tuple=True)
     positions, tokens = outcome.positions[row, slot], outcome.tokens[row, slot]

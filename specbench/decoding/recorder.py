@@ -1,7 +1,5 @@
 """Per-step measurements, kept on the device until the images are complete."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 

@@ -4,8 +4,6 @@
 trees, other rules by component, records and compiled steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Random replacement of a given share of sampled tokens (GSD, section 3.1 and figure 4)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -13,8 +13,6 @@ that changes from step to step, with LANTERN's acceptance; here the tree is EAGL
 verifier can be used.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

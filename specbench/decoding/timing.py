@@ -1,7 +1,5 @@
 """Named time spans inside one decode, measured without host syncs."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from contextlib import AbstractContextManager

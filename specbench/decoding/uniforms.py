@@ -17,8 +17,6 @@ For the verifier `block`, which looks ahead, F_i instead holds all noise of earl
 event that the step commits slot i. `block` gives x_i ~ p_i given these; the rest is the same.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import Tensor

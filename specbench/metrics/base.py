@@ -4,8 +4,6 @@ A metric is a class. `scoring` iterates over the images, stores their features u
 then computes statistics and scores. A metric never reads a run folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json

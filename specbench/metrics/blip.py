@@ -1,8 +1,6 @@
 """BLIP networks of transformers with the authors' weights (Li et al. 2022), for ImageReward and BLIP-VQA. Sizes are
 derived from the weights. Layer norms of the vision network use 1e-6; transformers' default of 1e-5 shifts scores."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

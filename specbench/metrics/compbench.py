@@ -4,8 +4,6 @@ prompts, parsed by spaCy's small English model as in the paper's programs; `clip
 prompts and their images. The other parts need the paper's detector, which is not included because of its licence. For
 these, export the images to the paper's programs and import the answers."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property

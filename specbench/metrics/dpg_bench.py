@@ -2,8 +2,6 @@
 of the program's judge, mPLUG-large. The program differs from the paper in two points: it skips the first row of its
 table, and category scores use only the last image of each grid."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Export files for another program to a new folder."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

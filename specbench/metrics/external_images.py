@@ -1,8 +1,6 @@
 """Match external images to prompts, by prompt id or by the layout (rule for file names) of a paper's program. A layout
 fits a folder if every file is the image of a prompt and all prompts have the same samples. Only one layout may fit."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,8 +1,6 @@
 """GenEval's rules (Ghosh et al. 2023) on detected objects: pure functions. An image is correct if every `include`
 clause and no `exclude` clause holds. Counts are exact, because an `exclude` clause forbids an additional object."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 
 LongText-Bench's network, Qwen2.5-VL-7B, is not run: answers that its program stored are scored."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections import Counter

@@ -1,8 +1,6 @@
 """Authors' packages (VQAScore, HPSv3) in separate environments: their location and installation, and requests to
 `specbench.metrics.authors_programs`, which runs there and exchanges JSON objects."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import subprocess

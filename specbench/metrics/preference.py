@@ -2,8 +2,6 @@
 HPSv2 loads the authors' checkpoints into open_clip. ImageReward is BLIP's image-grounded text encoder with a small
 head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version

@@ -1,8 +1,6 @@
 """Published weights of metrics (single files, and model folders of the hub): addresses, digests, downloads. The digest
 of a file is checked before each loading. Of model folders, only safetensors weights are read."""
 
-from __future__ import annotations
-
 import hashlib
 import tomllib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Reference images of Frechet distances and KID: their features, cached by fingerprint, and their statistics."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,8 +1,6 @@
 """Stored scores of runs (`scores/<metric>-<fingerprint>.parquet`): read, write, tabulate and subtract them. For scores
 of single images see `specbench.store.image_scores`."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -228,6 +228,14 @@ def _snapshot_in(folder: Path) -> Path:
     raise SpecbenchError(f"--weights {folder} needs exactly one snapshot", f"name one of {folder / 'snapshots'}")
 
 
+def json_object(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object; an OSError, ValueError or SpecbenchError if it does not."""
+    content = parse_json(read_regular(path, MAX_JSON_BYTES))
+    if not isinstance(content, dict):
+        raise ValueError(f"no JSON object in {path}")
+    return content
+
+
 def read_json(source: Source, path: Path) -> dict[str, Any]:
     """Read a file of the source that holds one JSON object."""
     with source.blaming(path):

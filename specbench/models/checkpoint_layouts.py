@@ -1,7 +1,4 @@
-"""Layouts in which the supported families are published: recognise the layout of a folder, and read the size of its
-network, so that plans use the checkpoint's real size. Imports torch only to read LlamaGen's tensors."""
-
-from __future__ import annotations
+"""Layouts in which the supported families are published, and recognition of a folder's layout. No torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import INDEX, MAX_JSON_BYTES, CheckpointFiles, Source, WantedFiles, local_folder
+from specbench.models.checkpoint_files import INDEX, CheckpointFiles, Source, WantedFiles, json_object, local_folder
 from specbench.models.facts import ModelChoice
-from specbench.models.family_sizes import CHAMELEON_WORDS, default_sizes, llamagen_shape, network_size
+from specbench.models.family_sizes import CHAMELEON_WORDS
 from specbench.models.hub_downloads import require_permission
-from specbench.models.network_sizes import SIZES, NetworkSize
 from specbench.system.digests import sha256_of
 from specbench.system.downloads import Download, offline
-from specbench.system.files import read_regular
 from specbench.system.json_values import parse_json
 
 
@@ -45,17 +40,10 @@ def _model_type(*names: str) -> Callable[[Path], bool]:
     return lambda folder: _config(folder).get("model_type") in names
 
 
-def _json_object(path: Path) -> dict[str, Any]:
-    content = parse_json(read_regular(path, MAX_JSON_BYTES))
-    if not isinstance(content, dict):
-        raise ValueError(f"no JSON object in {path}")
-    return content
-
-
 def _config(folder: Path) -> dict[str, Any]:
     """Read `config.json`. If it cannot be read, return an empty dictionary; later the loader reports the reason."""
     try:
-        return _json_object(folder / "config.json")
+        return json_object(folder / "config.json")
     except (OSError, ValueError, SpecbenchError):
         return {}
 
@@ -79,7 +67,7 @@ def _holds(folder: Path, prefix: str) -> bool | None:
     """Return whether a stored tensor's name starts with `prefix`; None if unknown."""
     try:
         if (folder / INDEX).is_file():
-            names: Any = _json_object(folder / INDEX)["weight_map"]
+            names: Any = json_object(folder / INDEX)["weight_map"]
         else:
             with (folder / INDEX.removesuffix(".index.json")).open("rb") as file:
                 names = parse_json(file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000)))
@@ -167,6 +155,7 @@ LAYOUTS = {
         ("tar", "tar-dtok", "llamagen"),
     ),
 }
+_META = LAYOUTS["anole-meta"]
 
 
 def recognise(folder: Path) -> str | None:
@@ -183,8 +172,12 @@ def _refuse_unread(folder: Path, weights: str, family: str) -> None:
         fix = "merge it into its base model and save the result: peft's merge_and_unload(), save_pretrained()"
     elif _any("*.gguf")(folder) and not holds:
         what, fix = "contains GGUF weights for llama.cpp", "use the safetensors from which they were made"
-    elif _any("consolidated*.pth")(folder) and family != "anole" and not _any("config.json", "*.safetensors")(folder):
-        what = "contains consolidated.*.pth, Meta's layout, which only --model anole can read"
+    elif (
+        _any("consolidated*.pth")(folder)
+        and family != _META.family
+        and not _any("config.json", "*.safetensors")(folder)
+    ):
+        what = f"contains consolidated.*.pth, Meta's layout, which only --model {_META.models} can read"
         fix = "convert it with transformers' convert_*_weights_to_hf.py, and use the result"
     else:
         return
@@ -294,60 +287,3 @@ class ModelFiles:
             what = f"--weights {weights} contains {LAYOUTS[name].what}, not '{self.model}'"
             raise SpecbenchError(what, f"use --model {LAYOUTS[name].models}")
         return next((layout for layout in self.layouts if layout.name == name), usual)
-
-
-def stored_size(family: str, official: NetworkSize, folder: Path, source: Source | None = None) -> NetworkSize | None:
-    """Return the size of the checkpoint in `folder`; None if its files do not show it (later the loader reports
-    the reason). `source`: needed for LlamaGen, whose folder holds several models: its first file is this model's."""
-    try:
-        if source and family.startswith("llamagen"):
-            return _llamagen_size(CheckpointFiles(source, (folder / source.files[0],)), official)
-        return _configured_size(family, folder)
-    except (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError):
-        return None
-
-
-CONFIGS = ("config.json", "vision_language_encoder/config.json")
-"""Path of the language model's configuration in a repository."""
-
-
-def _configured_size(family: str, folder: Path) -> NetworkSize:
-    meta = next((path for path in (folder / "models/7b/params.json", folder / "params.json") if path.is_file()), None)
-    if family == "anole" and meta:
-        return _meta_size(_json_object(meta))
-    config = _json_object(next((path for path in map(folder.joinpath, CONFIGS) if path.is_file()), folder / CONFIGS[0]))
-    text = config.get("text_config", config.get("language_config", config))
-    usual = default_sizes(family)
-    numbers = {name: value for name, value in (usual | text).items() if name in SIZES}
-    numbers.setdefault("num_key_value_heads", numbers["num_attention_heads"])
-    if min(map(int, numbers.values())) < 1 or numbers["hidden_size"] % numbers["num_attention_heads"]:
-        raise ValueError("these sizes are not of a valid network")
-    size = network_size(family, *(int(numbers[name]) for name in SIZES))
-    if family == "tar" and not text.get("tie_word_embeddings"):
-        size = replace(size, head_rows=size.words)
-    head = text.get("head_dim") or usual.get("head_dim", 0)
-    return replace(size, head_width=int(head) if head * size.heads != size.width else 0)
-
-
-def _meta_size(content: dict[str, Any]) -> NetworkSize:
-    """Return the size in Meta's `params.json`; the feed-forward width follows from the other entries."""
-    params = content.get("model", content)
-    width, heads = params["dim"], params["n_heads"]
-    least = int(params.get("ffn_dim_multiplier", 1) * int(8 * width / 3))
-    unit = params.get("multiple_of", 256)
-    inner = unit * -(-least // unit)
-    words, kv_heads = params.get("vocab_size", CHAMELEON_WORDS), params.get("n_kv_heads") or heads
-    return network_size("anole", words, width, inner, params["n_layers"], heads, kv_heads)
-
-
-def _llamagen_size(files: CheckpointFiles, named: NetworkSize) -> NetworkSize:
-    """Return the size by the shapes of LlamaGen's mapped tensors, because LlamaGen has no configuration file."""
-    from specbench.models.checkpoint_loading import read_tensors  # imports torch
-
-    tensors = read_tensors(files)
-    codes, width, inner, layers, head = llamagen_shape(tensors, named)
-    shape = codes, width, inner, layers, width // head, width // head
-    if (classes := tensors.get("cls_embedding.embedding_table.weight")) is not None:
-        return network_size("llamagen_class", *shape, classes=len(classes) - 1)
-    caption, text_width = tensors["cls_embedding.uncond_embedding"].shape
-    return network_size("llamagen", *shape, text_width=text_width, caption=caption)

@@ -1,7 +1,5 @@
 """Loading of checkpoint files into networks. Every parameter and every stored tensor must be accounted for."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import zipfile

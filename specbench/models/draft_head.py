@@ -9,8 +9,6 @@ Checkpoints have the layout of the public heads: `config.json`, and `model.safet
 `embed_tokens.weight`, `fc.{weight,bias}` and `layers.0.*`, without the target's output matrix.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Files of a draft head: a folder, a hub repository, or part of a model. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

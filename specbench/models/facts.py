@@ -152,6 +152,11 @@ class ModelFacts:
             return False
         return True
 
+    @property
+    def has_codebook(self) -> bool:
+        """Whether the loaded model has a codebook, if that is known; otherwise True."""
+        return True
+
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelFacts:
         """Return this model as chosen; a SpecbenchError if the choice is not possible. `download`: whether the small
         files that show the size of other weights may be fetched."""

@@ -1,13 +1,15 @@
-"""Sizes of each family's language model: parameters that do not follow from the six common sizes, and sizes that a
-configuration may omit. Imports no torch, unlike the families' modules."""
-
-from __future__ import annotations
+"""Sizes of each family's language model: parameters that do not follow from the six common sizes, sizes that a
+configuration may omit, and the size of a checkpoint, so that plans use its real size. Imports no torch, unlike the
+families' modules, except for LlamaGen's tensors."""
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from specbench.errors import SpecbenchError
+from specbench.models.checkpoint_files import CheckpointFiles, Source, json_object
 from specbench.models.network_sizes import SIZES, NetworkSize
 
 CHAMELEON_WORDS = 65_536
@@ -20,6 +22,11 @@ class FamilySizes:
     # transformers' values for entries that a configuration omits; if the last value is missing, kv_heads = heads
     usual: tuple[int, ...] = ()
     head_width: int = 0  # 0 for width / heads
+    head_rows: bool = False  # whether the head has rows of its own, unless the configuration ties them to the table
+    # returns the grids before the last grid of the stream, from its height and width
+    before: Callable[[int, int], tuple[tuple[int, int], ...]] | None = None
+    # returns the size of files of another layout than with transformers' configuration, else None
+    unconfigured: Callable[[Path, Source | None, NetworkSize], NetworkSize | None] = lambda *_: None
 
 
 _LLAMAGEN_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
@@ -36,6 +43,37 @@ def llamagen_shape(tensors: Mapping[str, Any], named: NetworkSize) -> tuple[int,
         return codes, width, inner, layers, 2 * table.shape[1]
     head = width // _LLAMAGEN_HEADS[width] if width in _LLAMAGEN_HEADS else named.head_size
     return codes, width, inner, layers, head
+
+
+def _of_llamagen(folder: Path, source: Source | None, named: NetworkSize) -> NetworkSize | None:
+    """Return the size from the shapes of LlamaGen's mapped tensors, because it has no configuration file. A
+    folder holds several models; only the first file of the source belongs to this model."""
+    from specbench.models.checkpoint_loading import read_tensors  # imports torch
+
+    if source is None:
+        return None
+    tensors = read_tensors(CheckpointFiles(source, (folder / source.files[0],)))
+    codes, width, inner, layers, head = llamagen_shape(tensors, named)
+    shape = codes, width, inner, layers, width // head, width // head
+    if (classes := tensors.get("cls_embedding.embedding_table.weight")) is not None:
+        return network_size("llamagen_class", *shape, classes=len(classes) - 1)
+    caption, text_width = tensors["cls_embedding.uncond_embedding"].shape
+    return network_size("llamagen", *shape, text_width=text_width, caption=caption)
+
+
+def _of_meta(folder: Path, source: Source | None, named: NetworkSize) -> NetworkSize | None:
+    """Return the size in Meta's `params.json`; the feed-forward width follows from the other entries."""
+    for path in (folder / "models/7b/params.json", folder / "params.json"):
+        if path.is_file():
+            content = json_object(path)
+            params = content.get("model", content)
+            width, heads = params["dim"], params["n_heads"]
+            least = int(params.get("ffn_dim_multiplier", 1) * int(8 * width / 3))
+            unit = params.get("multiple_of", 256)
+            inner = unit * -(-least // unit)
+            words, kv_heads = params.get("vocab_size", CHAMELEON_WORDS), params.get("n_kv_heads") or heads
+            return network_size("anole", words, width, inner, params["n_layers"], heads, kv_heads)
+    return None
 
 
 def _chameleon(size: NetworkSize) -> dict[str, int]:
@@ -76,25 +114,29 @@ def _glm(size: NetworkSize, codes: int = 16_512) -> dict[str, int]:
     return {"layer_extra": size.query_width + 2 * size.key_width + 2 * size.width, "head_rows": codes}
 
 
-def glm_preview(height: int, width: int) -> tuple[tuple[int, int], ...]:
+def _glm_preview(height: int, width: int) -> tuple[tuple[int, int], ...]:
     """Return GLM-Image's preview grid: about 256 tokens in the grid's ratio, rounded down as in its processor."""
     ratio = height / width
     return ((int(math.sqrt(ratio) * 16), int(math.sqrt(1 / ratio) * 16)),)
 
 
+_CHAMELEON, _QWEN = (CHAMELEON_WORDS, 4096, 11_008, 32, 32), (151_936, 4096, 22_016, 32, 32)
 _EMU3 = (184_622, 4096, 14_336, 32, 32, 8)
 FAMILIES: Mapping[str, FamilySizes] = {  # by family
-    **dict.fromkeys(("anole", "lumina", "lumina2"), FamilySizes(_chameleon, (CHAMELEON_WORDS, 4096, 11_008, 32, 32))),
-    **dict.fromkeys(("simplear", "tar"), FamilySizes(_qwen, (151_936, 4096, 22_016, 32, 32))),
-    "llamagen": FamilySizes(_llamagen),
+    "anole": FamilySizes(_chameleon, _CHAMELEON, unconfigured=_of_meta),
+    **dict.fromkeys(("lumina", "lumina2"), FamilySizes(_chameleon, _CHAMELEON)),
+    "simplear": FamilySizes(_qwen, _QWEN),
+    "tar": FamilySizes(_qwen, _QWEN, head_rows=True),
+    "llamagen": FamilySizes(_llamagen, unconfigured=_of_llamagen),
     # learned vectors of the classes, and a vector for the unconditional row
     "llamagen_class": FamilySizes(
-        lambda size, classes=1000: {"extra": (classes + 1) * size.width, "head_rows": size.words}
+        lambda size, classes=1000: {"extra": (classes + 1) * size.width, "head_rows": size.words},
+        unconfigured=_of_llamagen,
     ),
     "tar_dtok": FamilySizes(_tar_detokenizer),
     "janus": FamilySizes(_janus, (32_000, 4096, 11_008, 32, 32)),
-    "x_omni": FamilySizes(_x_omni, (151_936, 4096, 22_016, 32, 32)),
-    "glm": FamilySizes(_glm, (168_064, 4096, 13_696, 40, 32, 2)),
+    "x_omni": FamilySizes(_x_omni, _QWEN),
+    "glm": FamilySizes(_glm, (168_064, 4096, 13_696, 40, 32, 2), before=_glm_preview),
     "emu3": FamilySizes(lambda size: {"head_rows": size.words}, _EMU3),
     # one norm for all query heads, and another for all key heads
     "emu35": FamilySizes(lambda size: {"head_width": 128, "head_norms": 2, "head_rows": size.words}, _EMU3, 128),
@@ -114,3 +156,31 @@ def default_sizes(family: str) -> dict[str, int]:
     """Return the sizes that a configuration may omit, by their names in a configuration."""
     sizes = FAMILIES[family]
     return dict(zip(SIZES, sizes.usual, strict=False)) | ({"head_dim": sizes.head_width} if sizes.head_width else {})
+
+
+CONFIGS = ("config.json", "vision_language_encoder/config.json")
+"""Path of the language model's configuration in a repository."""
+
+
+def stored_size(family: str, official: NetworkSize, folder: Path, source: Source | None = None) -> NetworkSize | None:
+    """Return the size of the checkpoint in `folder`; None if its files do not show it (later the loader reports the
+    reason). `source`: the language model's files."""
+    try:
+        return FAMILIES[family].unconfigured(folder, source, official) or _configured_size(family, folder)
+    except (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError):
+        return None
+
+
+def _configured_size(family: str, folder: Path) -> NetworkSize:
+    config = json_object(next((path for path in map(folder.joinpath, CONFIGS) if path.is_file()), folder / CONFIGS[0]))
+    text = config.get("text_config", config.get("language_config", config))
+    usual = default_sizes(family)
+    numbers = {name: value for name, value in (usual | text).items() if name in SIZES}
+    numbers.setdefault("num_key_value_heads", numbers["num_attention_heads"])
+    if min(map(int, numbers.values())) < 1 or numbers["hidden_size"] % numbers["num_attention_heads"]:
+        raise ValueError("these sizes are not of a valid network")
+    size = network_size(family, *(int(numbers[name]) for name in SIZES))
+    if FAMILIES[family].head_rows and not text.get("tie_word_embeddings"):
+        size = replace(size, head_rows=size.words)
+    head = text.get("head_dim") or usual.get("head_dim", 0)
+    return replace(size, head_width=int(head) if head * size.heads != size.width else 0)

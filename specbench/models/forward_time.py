@@ -10,8 +10,6 @@ A forward has four parts that run in sequence, each bound by memory or by arithm
 Nothing here is a measurement.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, local_folder
-from specbench.models.checkpoint_layouts import Layout, ModelFiles, stored_size
+from specbench.models.checkpoint_files import CheckpointFiles, Source, local_folder, read_json
+from specbench.models.checkpoint_layouts import Layout, ModelFiles
 from specbench.models.facts import BYTES, TINY_BEFORE, TINY_GRID, ModelChoice, ModelFacts, require_torchao
-from specbench.models.family_sizes import glm_preview, network_size
+from specbench.models.family_sizes import FAMILIES, network_size, stored_size
 from specbench.models.network_sizes import NetworkSize, Size
 from specbench.specs.options import parse_size
 from specbench.specs.run_spec import Sampling
@@ -86,6 +86,8 @@ class HubModel(ModelFacts):
     before: Callable[[int, int], tuple[tuple[int, int], ...]] | None = None
     # whether the authors sample with transformers' `generate` and the repository's generation settings
     generates: bool = False
+    # place in `config.json` of the path to the file with the codebook, if the listed files lack the codebook
+    codebook_path: str = ""
     # False for another checkpoint whose size is unknown; `network` then has the official size
     size_known: bool = True
 
@@ -136,6 +138,19 @@ class HubModel(ModelFacts):
                 what = f"--weights {self.choice.weights or folder}: has the size of '{min(alike, key=len)}'"
                 raise SpecbenchError(what, f"use --model {min(alike, key=len)}")
         return replace(self, network=size or self.network, size_known=size is not None)
+
+    @property
+    def has_codebook(self) -> bool:
+        if not self.codebook_path:
+            return True
+        try:
+            config = self.checkpoint.find()[0].named("config.json")
+            path: Any = read_json(self.source, config)
+            for name in self.codebook_path.split("."):
+                path = path[name]
+            return (config.parent / path).is_file()
+        except (SpecbenchError, LookupError, TypeError):  # without files, or with random weights
+            return False
 
     @property
     def parameters(self) -> int:
@@ -305,7 +320,7 @@ def _model(
         grid=grid,
         sizes=sizes,
         second=tuple(second),
-        before=glm_preview if "before" in entry else None,
+        before=FAMILIES[entry["family"]].before,
         dtype="bfloat16",
         defaults=Sampling(**entry["sampling"]),
         network=network_size(entry["family"], **entry["network"]),

@@ -1,7 +1,5 @@
 """Sizes of language models and draft heads, and their numbers of parameters, memory reads and operations. No torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Tensors of a TorchScript archive, read as data: its code is not run, and no object that it names is created."""
 
-from __future__ import annotations
-
 import math
 import pickletools
 import zipfile

@@ -9,8 +9,6 @@ state that predicts slot s, e the token embeddings and a the slot above s:
 Inputs that are unknown (features of slot n and later) or outside the image are 0. There is no attention and no cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

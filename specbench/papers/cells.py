@@ -1,7 +1,5 @@
 """Cells of a paper's table: printed value, and measured value with its interval or the reason why it is missing."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Downloads (`specbench fetch`) for models, papers' tables, prompt sets, metrics or hub repositories, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from specbench import prompts

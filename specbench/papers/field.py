@@ -1,7 +1,5 @@
 """Printed speeds of all papers, grouped by model and prompt set, with their contradictions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from specbench.reporting.report_rows import report_rows
 from specbench.reporting.row import ReportRow
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
+from specbench.specs.presets import named_ar
 from specbench.store.run_folders import Names, find_runs
 from specbench.system.device_peaks import SHORT_NAMES
 
@@ -62,8 +61,9 @@ def field_figure(runs: Names = (), out: str | Path = "results", width: str = "co
 
 def chart_of_field(measured: Sequence[ReportRow]) -> Chart:
     """Chart all printed rows that have both ratios, grouped by paper, and the given report rows."""
-    printed = [row for row in field() if row["decoder"] != "ar" and row["latency_ratio"] and row["step_ratio"]]
-    return field_chart(printed, [row for row in measured if row.decoder != "ar" and row.over_ar.speedup is not None])
+    printed = [row for row in field() if row["latency_ratio"] and row["step_ratio"]]
+    printed = [row for row in printed if not named_ar(str(row["decoder"]))]
+    return field_chart(printed, [row for row in measured if not row.is_ar and row.over_ar.speedup is not None])
 
 
 def _speeds(table: Table) -> Iterator[dict[str, object]]:
@@ -71,10 +71,10 @@ def _speeds(table: Table) -> Iterator[dict[str, object]]:
     for row in table.rows:
         printed = printed_values(table, row)
         place = row.model, row.settings.prompts
-        ars = (one for one in table.rows if _is_ar(one) and (one.model, one.settings.prompts) == place)
+        ars = (one for one in table.rows if named_ar(one.decoder) and (one.model, one.settings.prompts) == place)
         ar = next((printed_values(table, one) for one in ars), {})
         latency = printed.get("speedup", _over(ar.get("latency_ms"), printed.get("latency_ms")))
-        if latency is None or (_is_ar(row) and "latency_ms" not in printed):
+        if latency is None or (named_ar(row.decoder) and "latency_ms" not in printed):
             continue
         steps = next((printed[key] for key in STEP_RATIOS if key in printed), _over(ar.get("nfe"), printed.get("nfe")))
         yield {
@@ -91,12 +91,8 @@ def _speeds(table: Table) -> Iterator[dict[str, object]]:
             "step_ratio": steps,
             "ar_step_ms": _over(ar.get("latency_ms"), ar.get("nfe")),
             "step_ms": _over(printed.get("latency_ms"), printed.get("nfe")),
-            "reason": row.notes.get("latency_s" if _is_ar(row) else "speedup"),
+            "reason": row.notes.get("latency_s" if named_ar(row.decoder) else "speedup"),
         }
-
-
-def _is_ar(row: Row) -> bool:
-    return row.decoder == "ar"
 
 
 def _over(value: float | None, by: float | None) -> float | None:
@@ -120,9 +116,9 @@ def _name(table: Table, row: Row) -> str:
 
 def _contradiction(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     """Return the kind of contradiction of a row (None without a contradiction), and the reason."""
-    if row["decoder"] == "ar":
+    if named_ar(row["decoder"]):
         family = gpu_family(row["gpu"])
-        alike = [one for one in rows if (one["decoder"], one["model"]) == ("ar", row["model"])]
+        alike = [one for one in rows if named_ar(one["decoder"]) and one["model"] == row["model"]]
         comparable = {family, None} if family in _FASTEST else {family}  # a slow GPU may be slower than an unnamed GPU
         alike = [one for one in alike if family is None or gpu_family(one["gpu"]) in comparable]
         least = min(alike, key=lambda one: one["seconds"])

@@ -1,7 +1,5 @@
 """Forecasts of speed from the tokens per step of runs or of papers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +22,7 @@ from specbench.reporting.forecast import (
 from specbench.reporting.marks import label
 from specbench.reporting.row import ReportRow
 from specbench.runs.settings import RunSettings
-from specbench.specs.presets import DecoderSpec, printed_acceptances, resolve
+from specbench.specs.presets import DecoderSpec, named_ar, printed_acceptances, resolve
 from specbench.store.run_folders import Names, find_runs
 from specbench.system.device_peaks import peak_of
 
@@ -110,7 +108,7 @@ def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
         decoder = decoder_of(settings)
         source = f"{table.name}: {f'{row.group}, ' if row.group else ''}{row.label}"
         lengths.append(Accepted(source, settings.model, decoder, label(decoder), tokens))
-    if all(length.decoder.name == "ar" for length in lengths):
+    if all(not length.decoder.drafts for length in lengths):
         raise SpecbenchError(f"{table.name} prints no steps", "tables with steps: gsd-1, sjd-1, sjdpp-1, cool-sd-1")
     return [length for length in lengths if length.model == model] or lengths
 
@@ -127,7 +125,7 @@ def printed_elsewhere(accepted: Accepted) -> tuple[Printed, ...]:
     ]
     if accepted.decoder.head_kind and accepted.decoder.lossless:
         elsewhere += [Printed(*entry) for entry in printed_acceptances(accepted.decoder.head_kind)]
-    return tuple(entry for entry in elsewhere if entry.model != accepted.model and accepted.decoder.name != "ar")
+    return tuple(entry for entry in elsewhere if entry.model != accepted.model and accepted.decoder.drafts)
 
 
 def row_settings(table: Table, row: Row) -> RunSettings | None:
@@ -143,7 +141,7 @@ def decoder_of(settings: RunSettings) -> DecoderSpec:
 def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float | None:
     """Derive it from the first printed number of: NFE, step ratio, step compression, accepted length. 1 for AR."""
     printed = printed_values(table, row)
-    if row.decoder == "ar":
+    if named_ar(row.decoder):
         return 1.0
     if "nfe" in printed:
         return max(1.0, model.stream / printed["nfe"])
@@ -174,7 +172,7 @@ def printed_beside(rows: Sequence[ReportRow]) -> list[str]:
     """Describe up to three cells of papers with the decoder, options and model of a report row, one line each. Cells
     that print most speeds come first. Empty if no paper uses the model."""
     models = {model.name for model in MODELS}
-    ours = [row for row in rows if row.decoder != "ar" and RANDOM not in row.model]
+    ours = [row for row in rows if not row.is_ar and RANDOM not in row.model]
     ours = [row for row in ours if row.model.partition("+")[0] in models]
     like_ours = [cell for table in load_tables() for row in ours for cell in _cells(table, row)] if ours else []
     like_ours.sort(key=lambda cell: -cell[0])

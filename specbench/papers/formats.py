@@ -3,8 +3,6 @@
 In a table of texts, a row has up to three lines: printed, measured, difference.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Joined tables as one self-contained HTML page, with notes and the plots of figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any

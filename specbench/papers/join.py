@@ -1,7 +1,5 @@
 """Join a paper's table with runs: printed values next to measured values, with notes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Lists of models, decoders, metrics, prompt sets, papers' tables and runs, as rows. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

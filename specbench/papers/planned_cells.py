@@ -3,8 +3,6 @@
 A cell's settings come from the table. Flags override the table, for example to use a smaller model.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +20,9 @@ from specbench.papers.table import SCORE, Column, Row, Table, chosen_setting, ta
 from specbench.reporting.marks import label, natural
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import Plan, Shared, make_plan, plan_model, plan_sampling
-from specbench.runs.settings import OPEN_IN_TABLES, RunSettings, merge, run_settings
-from specbench.specs.options import Setting, SettingOrigin, SettingSource, plain
-from specbench.specs.presets import PRESETS, decoder_name, resolve
+from specbench.runs.settings import RunSettings, merge, run_settings
+from specbench.specs.options import Setting, SettingOrigin, SettingSource, Use, plain
+from specbench.specs.presets import decoder_name, named_ar, resolve
 from specbench.stats import Better
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.store.run_store import RunStore
@@ -51,8 +49,8 @@ def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, s
     every = table.all_settings()
     shared = {"trace": any(column.key in _TRACED for column in table.columns)}
     cells = [_resolve(asked, shared, f"{table.name}.toml", settings, flags, env) for asked in every]
-    drafters = [PRESETS[cell.decoder[0]].choices["drafter"] for cell in every if cell.decoder[0] in PRESETS]
-    if "none" in drafters or not any(column.key in RATIOS_TO_AR for column in table.columns):
+    over_ar = any(column.key in RATIOS_TO_AR for column in table.columns)
+    if not over_ar or any(named_ar(cell.decoder[0]) for cell in every):
         none = {"baseline": 0}, {"baseline": SettingOrigin(SettingSource.DEFAULT, "of tables")}
         cells = [replace(cell, values=cell.values and cell.values.changed(*none)) for cell in cells]
     _raise_if_all_refused(cells)
@@ -73,9 +71,8 @@ def _resolve(
         flags = {name: value for name, value in flags.items() if name not in unused}
         if flags.get("head"):
             flags["head"] = head_of(str(flags["head"]), str(flags.get("model") or asked.model))
-        open_here = {
-            setting.env for setting in settings if setting.name in OPEN_IN_TABLES - unused and setting.name not in table
-        }
+        closed = unused | table.keys()
+        open_here = {setting.env for setting in settings if Use.TABLES in setting.uses and setting.name not in closed}
         free = {name: value for name, value in env.items() if name in open_here}
         return PlannedCell(asked, merge(settings, flags, free, table, file))
     except SpecbenchError as problem:

@@ -1,7 +1,5 @@
 """Write joined tables in each format, and lay them out on a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -97,9 +97,8 @@ class TableRun:
     """The outcome of running a table."""
 
     folders: dict[RunSettings, Path] = field(default_factory=dict)  # {cell settings: run folder}
-    problems: dict[RunSettings, SpecbenchError] = field(
-        default_factory=dict
-    )  # {cell settings: reason for a missing run}
+    # {cell settings: reason for a missing run}
+    problems: dict[RunSettings, SpecbenchError] = field(default_factory=dict)
     # an error to raise after the table is shown, such as failed images
     trouble: SpecbenchError | None = None
 
@@ -233,7 +232,10 @@ def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = N
         `problem` (the first obstacle).
     """
     table = without_replaced_choices(table, planned)
-    rows = _rows_of(with_model(table, planned, model) if model else table)
+    table, rows = with_model(table, planned, model) if model else table, dict[RunSettings, list[Row]]()
+    for shown in table.rows:
+        for settings in table.runs_of_row(shown):
+            rows.setdefault(settings, []).append(shown)
     shared = Costs()
     by_run: dict[object, dict[str, object]] = {}
     cells = {cell.settings: cell for cell in planned}
@@ -315,15 +317,6 @@ def total(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{images} image{'s' * (images != 1)}{more} to decode, {time}, at most {disk:,} MB" + (
         f"; {rest}" if blocked else ""
     )
-
-
-def _rows_of(table: Table) -> dict[RunSettings, list[Row]]:
-    """Return the rows of the table that use each run."""
-    served: dict[RunSettings, list[Row]] = {}
-    for row in table.rows:
-        for settings in table.runs_of_row(row):
-            served.setdefault(settings, []).append(row)
-    return served
 
 
 def _row(cell: PlannedCell, rows: Sequence[Row], shared: Costs) -> dict[str, object]:

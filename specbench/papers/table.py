@@ -16,7 +16,7 @@ from specbench.runs.decoder_args import parse_decoders
 from specbench.runs.settings import RunSettings
 from specbench.specs.components import CHOICES
 from specbench.specs.options import SettingOrigin, SettingSource
-from specbench.specs.presets import PRESETS, decoder_name, options_of
+from specbench.specs.presets import PRESETS, decoder_name, named_ar, options_of
 from specbench.store.run_info import read_info
 from specbench.system.plugins import is_reference
 
@@ -209,7 +209,7 @@ def merge_settings(defaults: RunSettings, stated: RunSettings) -> RunSettings:
 def takes(decoder: str | None, overrides: Mapping[str, object]) -> set[str]:
     """Return the options and kinds of components that a decoder accepts, given its components; empty for AR."""
     preset = PRESETS.get(decoder_name(decoder)) if decoder else None
-    if preset is None or preset.choices["drafter"] == "none":
+    if preset is None or named_ar(preset.name):
         return set()
     choices = {kind: str(overrides.get(kind, value)) for kind, value in preset.choices.items()}
     return {*options_of(preset, choices), *CHOICES}

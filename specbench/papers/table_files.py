@@ -33,7 +33,7 @@ from specbench.papers.table import (
 )
 from specbench.runs.settings import RunSettings, decoder_settings, run_settings
 from specbench.specs.components import CHOICES
-from specbench.specs.options import SettingOrigin, SettingSource, plain
+from specbench.specs.options import SettingOrigin, SettingSource, Use, plain
 from specbench.specs.presets import PRESETS, decoder_name, options_of
 from specbench.specs.run_spec import SAMPLING
 from specbench.store.run_folders import runs_in
@@ -44,8 +44,7 @@ from specbench.system.plugins import is_reference
 if TYPE_CHECKING:
     from specbench.stats import Better
 
-_OF_CELLS = {"model", "prompts", "limit", "samples", "seed", "batch", "dtype", "guidance-rows", "prompt-form"}
-_SETTINGS = {**{setting.name.replace("-", "_"): setting for setting in run_settings(_OF_CELLS)}, **SAMPLING}
+_SETTINGS = {**{setting.name.replace("-", "_"): setting for setting in run_settings(use=Use.CELLS)}, **SAMPLING}
 _CASE: dict[str, Any] = {"decoder": str, "options": dict, "sampling": dict}
 _CASE |= dict.fromkeys(_SETTINGS.keys() - SAMPLING.keys(), object)  # `RunSettings` checks their values
 _COLUMN: dict[str, Any] = {"key": str, "name": str, "header": str, "precision": int, "better": str, "scale": float}

@@ -1,7 +1,5 @@
 """Load a prompt set by name (shipped, public, plug-in) or from a file."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

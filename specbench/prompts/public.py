@@ -3,8 +3,6 @@
 Files are stored as published in `<cache>/prompts/<set>`; digests are verified after the download and before each read.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

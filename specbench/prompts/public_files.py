@@ -1,7 +1,5 @@
 """Readers of the files of public prompt sets."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Summary of a report in sentences: speed-up, loss of quality, unclear differences, disturbed timings."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from operator import itemgetter
@@ -45,7 +43,7 @@ class _Timed(NamedTuple):
 
 def answer(rows: Sequence[ReportRow]) -> list[str]:
     """Summarise the report rows of one section, the most important sentence first; empty if AR is the only decoder."""
-    quoted = [(row, row.over_fastest.quoted) for row in rows if row.decoder != "ar"]
+    quoted = [(row, row.over_fastest.quoted) for row in rows if not row.is_ar]
     against_ar = [_Timed(row, speed) for row, speed in quoted if speed]
     apart = [timed.row for timed in against_ar if (timed.row.over_ar.window_cost or 1) < _IMPLAUSIBLE_WINDOW]
     timed = [run for run in against_ar if (run.row.over_ar.window_cost or 1) >= _IMPLAUSIBLE_WINDOW]
@@ -249,7 +247,7 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
         return sentences
     # Number of prompts that detects a change: from the unclear differences if known, else from AR's scores.
     needed = [score.prompts_needed for score in open_scores if score.prompts_needed]
-    of_ar = [score for row in rows if row.decoder == "ar" for score in row.scores if score.metric in names]
+    of_ar = [score for row in rows if row.is_ar for score in row.scores if score.metric in names]
     needed = needed or [score.prompts_needed for score in of_ar if score.prompts_needed]
     change = f" To detect a change of {100 * CHANGE:g} %, up to {max(needed):,} prompts are needed." if needed else ""
     listed = "; ".join(f"{who} in {', '.join(of)}" for who, of in unclear.items())
@@ -260,7 +258,7 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
 
 def _untimed(rows: Sequence[ReportRow]) -> list[str]:
     """If no decoder of the section has a speed-up, give the reason."""
-    missing = [row for row in rows if row.over_ar.speedup is None and row.decoder != "ar"]
+    missing = [row for row in rows if row.over_ar.speedup is None and not row.is_ar]
     if not missing:
         return []
     reasons = dict.fromkeys(re.sub(r"\s+", " ", str(row.over_ar.speedup_note)) for row in missing)
@@ -268,7 +266,7 @@ def _untimed(rows: Sequence[ReportRow]) -> list[str]:
     decoded = [row for row in missing if not row.imported]  # times of other programs are not comparable
     if decoded and all(row.over_ar.baseline is None for row in missing):
         folder = decoded[0].folder
-        if all(row.over_ar.unlike_ar for row in missing) and any(row.decoder == "ar" for row in rows):
+        if all(row.over_ar.unlike_ar for row in missing) and any(row.is_ar for row in rows):
             return [*sentences, "To compare: decode both in one command, with another --out."]  # AR is stored
         sentences.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")
     return sentences

@@ -6,8 +6,6 @@ A chart is a dict: `title`, `caption`, `label` (for screen readers), `scales` (o
 value that determines the colour; None: black), for dots `hollow` and `size`, for lines `dash`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Columns of the printed tables: heading, cell text, and definition printed below the table."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

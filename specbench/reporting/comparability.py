@@ -129,7 +129,7 @@ def _calls(run: Run) -> dict[tuple[str, int], tuple[str, str]]:
 
 def is_ar(info: RunInfo) -> bool:
     """Return whether a run is AR sampling by specbench: without drafts, and not imported."""
-    return info.spec.decoder.drafter == "none" and info.spec.tokens_sha256 is None
+    return not info.spec.decoder.drafts and info.spec.tokens_sha256 is None
 
 
 def mismatched_fields(

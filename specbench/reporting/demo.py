@@ -1,7 +1,5 @@
 """Demonstration on the embedded model: decode, score and report a few prompts with several decoders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

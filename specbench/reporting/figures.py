@@ -3,8 +3,6 @@
 Fonts are embedded as TrueType. Runs differ in marker and line style, bars in hatching, so that a figure reads in grey.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

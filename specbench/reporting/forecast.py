@@ -7,8 +7,6 @@
 All numbers are computed, not measured. The rows state this, are never stored, and are never in a table of measurements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -126,7 +124,7 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
         smaller number), seconds for all images of a batch together; `parts_ms` of the middle forward; `assumptions`,
         sentences.
     """
-    ar = next((length.overhead_ms for length in accepted if length.decoder.name == "ar"), None)
+    ar = next((length.overhead_ms for length in accepted if not length.decoder.drafts), None)
     overheads = [_overheads(length, setting, ar) for length in accepted]
     return [_row(length, setting, of_steps) for length, of_steps in zip(accepted, overheads, strict=True)]
 
@@ -136,7 +134,7 @@ def _overheads(length: Accepted, setting: ForecastSetting, ar: float | None) -> 
     assumptions. A decoder's overhead is at least AR's."""
     if setting.overhead_ms is not None:
         low, high = setting.overhead_ms
-        return [(low, low), (high, high)] + [(high, low)] * (length.decoder.name != "ar")
+        return [(low, low), (high, high)] + [(high, low)] * length.decoder.drafts
     if ar is None or length.overhead_ms is None:
         what = "--overhead-ms run needs runs that were timed one image at a time, including a run of ar"
         raise SpecbenchError(what, "--overhead-ms LOW,HIGH")
@@ -273,7 +271,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
         )
     if others:
         lines.append(f"Tokens per step were measured on {', '.join(others)}, not on {model.name}.")
-        elsewhere = [length for length in accepted if length.decoder.name != "ar" and length.model != model.name]
+        elsewhere = [length for length in accepted if length.decoder.drafts and length.model != model.name]
         lines += _printed_sentences(elsewhere)
     lines += ["A batch row that finishes is refilled at once."] if setting.batch > 1 else []
     return lines

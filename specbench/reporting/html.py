@@ -4,8 +4,6 @@ The template escapes all text. The content security policy lists the digests of 
 other scripts and any loading.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib
@@ -248,7 +246,7 @@ def _speed(names: Mapping[str, ReportRow]) -> _Measure:
         return _Measure("speed-up ↑ [95 %]", 2, speeds, 1.0, few)
     key = "images_per_hour" if any(row.number("images_per_hour") for row in names.values()) else "tokens_per_step"
     rates = {name: Estimate(rate.value) for name, row in names.items() if (rate := row.number(key))}
-    ar = next((rate.value for name, rate in rates.items() if names[name].decoder == "ar"), None)
+    ar = next((rate.value for name, rate in rates.items() if names[name].is_ar), None)
     return _Measure(f"{key.replace('_', ' ')} ↑", 2, rates, ar, set())
 
 
@@ -259,7 +257,7 @@ def _two_scores(names: Mapping[str, ReportRow]) -> list[_Measure]:
         for score in row.scores:
             if score.whole:
                 by_version.setdefault((score.metric, score.fingerprint), {})[name] = score
-    ar = next((name for name, row in names.items() if row.decoder == "ar"), None)
+    ar = next((name for name, row in names.items() if row.is_ar), None)
     measures = []
     for (metric, digest), scores in sorted(by_version.items(), key=lambda pair: -len(pair[1]))[:2]:
         version = score_versions(metric, [*names.values()])[digest]
@@ -287,7 +285,7 @@ def _main_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Ch
     versions = [(metric, *version_of) for metric in metrics for version_of in score_versions(metric, runs).items()]
     fronts = {metric + version: pareto(runs, metric, digest) for metric, digest, version in versions}
     drawn = [charts.pareto_chart(points, metric, marks) for metric, points in fronts.items() if len(points) > 1]
-    timed = {name: row for name, row in names.items() if row.over_ar.speedup is not None and row.decoder != "ar"}
+    timed = {name: row for name, row in names.items() if row.over_ar.speedup is not None and not row.is_ar}
     if not timed:
         return drawn
     total = {name: speed for name, row in timed.items() if (speed := row.over_ar.speedup)}

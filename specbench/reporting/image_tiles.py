@@ -4,8 +4,6 @@ A token map is a PNG with one pixel per token of the token grid. It shows the co
 or sampled) of each token.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os

@@ -1,7 +1,5 @@
 """Labels, colours and shapes of decoders, in tables, on pages and in figures."""
 
-from __future__ import annotations
-
 import math
 import re
 import zlib
@@ -11,7 +9,7 @@ from typing import Any
 
 from specbench.specs.components import CHOICES, columns_fed
 from specbench.specs.options import SettingSource, plain
-from specbench.specs.presets import PRESETS, DecoderSpec, published, resolve
+from specbench.specs.presets import PRESETS, DecoderSpec, named_ar, published, resolve
 
 PALETTE = ("#0096ff", "#874b0f", "#5a4bb4", "#d27869", "#c32d5a", "#00694b", "#788700", "#b469b4", "#645f82", "#cd8cb4")
 """Colours that are distinguishable on white and black, also with protanopia or deuteranopia (CIEDE2000 above 12)."""
@@ -44,7 +42,7 @@ Marks = Mapping[str, Mark]  # {name of a run: mark}, in the order of the runs
 
 def mark_of(decoder: str) -> Mark:
     """Return the mark of a decoder, independent of other decoders (compare `marks_of`); AR is grey."""
-    return Mark("#7d8087", "circle") if decoder == "ar" else mark_at(_place(decoder))
+    return Mark("#7d8087", "circle") if named_ar(decoder) else mark_at(_place(decoder))
 
 
 def marks_of(decoders: Iterable[str]) -> dict[str, Mark]:
@@ -54,7 +52,7 @@ def marks_of(decoders: Iterable[str]) -> dict[str, Mark]:
     for decoder in named:
         mark, taken = mark_of(decoder), [other.colour for other in marks.values()]
         free = [colour for colour in PALETTE if colour not in taken]
-        few = len({*named} - {"ar"}) <= len(PALETTE)
+        few = len([name for name in named if not named_ar(name)]) <= len(PALETTE)
         marks[decoder] = replace(mark, colour=free[0]) if few and mark.colour in taken else mark
     return marks
 

@@ -1,7 +1,5 @@
 """Methods paragraph of a paper and its BibTeX entries, made only from `run.json` and stored scores."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Reports and runs in notebooks: tables, charts and pictures."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from pathlib import Path

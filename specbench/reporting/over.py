@@ -1,7 +1,5 @@
 """Tables of runs pooled over seeds, with varied options as columns (`specbench report --over seed`)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +14,7 @@ from specbench.metrics.score_store import pooled_score, read_scores
 from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.comparability import Run, code_text, copies, is_ar, nearest_ar
 from specbench.specs.options import plain
+from specbench.specs.presets import named_ar
 from specbench.store.run_folders import runs_in, setting_texts
 from specbench.store.run_info import identity_json
 from specbench.system.json_values import json_text
@@ -75,7 +74,7 @@ def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
         alike = [other for other in rows if other.decoder == row.decoder]
         swept = [name for name in _option_names(alike) if len({plain(one.options.get(name)) for one in alike}) > 1]
         shown.append(replace(row, options={name: row.options.get(name) for name in swept}))
-    return sorted(shown, key=lambda row: (row.decoder != "ar", row.model, row.decoder))
+    return sorted(shown, key=lambda row: (not named_ar(row.decoder), row.model, row.decoder))
 
 
 def _option_names(rows: Sequence[SeedsRow]) -> list[str]:

@@ -1,7 +1,5 @@
 """Figures of images (`specbench figure`): images of several runs for chosen prompts, and token maps."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Data of a report's charts: time and log-probabilities of steps, speed-up of each prompt, quality against speed with
 the Pareto front, and sweeps (runs of a decoder that differ in a single option)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

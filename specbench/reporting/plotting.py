@@ -1,7 +1,5 @@
 """Matplotlib in specbench's style, independent of the user's settings."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 
 from specbench.system.surroundings import plain_matplotlib

@@ -1,7 +1,5 @@
 """Compute the numbers of a report: a `ReportRow` per run, with the speed-up over AR. Missing values are None."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -70,7 +68,7 @@ def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
     def shared(row: ReportRow) -> object:
         return row.model, replace(row.setting, **unknown)
 
-    ours = {shared(row): row.setting for row in sorted(rows, key=lambda row: row.decoder == "ar") if not row.imported}
+    ours = {shared(row): row.setting for row in sorted(rows, key=lambda row: row.is_ar) if not row.imported}
     return [replace(row, setting=ours.get(shared(row), row.setting)) if row.imported else row for row in rows]
 
 

@@ -1,7 +1,5 @@
 """Columns of reports: those of `report_schema.toml`, with the facts of `specbench.stats.NUMBERS`."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

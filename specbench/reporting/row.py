@@ -13,6 +13,7 @@ from typing import Any
 
 from specbench.metrics.base import Kind
 from specbench.reporting.report_schema import KEYS
+from specbench.specs.presets import named_ar
 from specbench.specs.run_spec import RunSetting
 from specbench.stats import MEANS, NUMBERS, Better, Difference, Estimate
 from specbench.stats.intervals import is_real
@@ -217,6 +218,10 @@ class ReportRow:
     copies: Sequence[str] | None = None  # folders of copies of the run, which are not shown
     against: Against | None = None
     real: Collection[str] | None = None  # names of the numbers that differ from AR's
+
+    @property
+    def is_ar(self) -> bool:
+        return not self.imported and named_ar(self.decoder)
 
     @cached_property
     def by_key(self) -> Mapping[str, Any]:

@@ -1,7 +1,5 @@
 """Content of a report, independent of its format: runs grouped by setting, their tables and notes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -265,7 +263,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
 def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     row = runs[0]
     setting, sampling = row.setting, row.setting.sampling
-    drafting = [run for run in runs if run.decoder != "ar"]  # an AR baseline may have fewer prompts
+    drafting = [run for run in runs if not run.is_ar]  # an AR baseline may have fewer prompts
     which = "; ".join(dict.fromkeys(text for run in drafting or runs for text in run.drawn or ()))
     ours = not all(run.imported for run in runs)
     parts = [f"prompts {setting.prompts}" + (f" ({which})" if which and drawn else "")]

@@ -1,7 +1,5 @@
 """Progress of runs (`specbench status`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +14,7 @@ from specbench.reporting.comparability import Run, code_text, with_ar_runs
 from specbench.reporting.marks import label, window_of
 from specbench.reporting.report_rows import over_ar
 from specbench.reporting.row import with_bounds
+from specbench.specs.presets import named_ar
 from specbench.store.merge_shards import incomplete_shards
 from specbench.store.run_folders import SHARDS, find_runs, runs_in, shards_in
 from specbench.store.run_info import RunInfo
@@ -133,7 +132,7 @@ def status_table(rows: Sequence[Mapping[str, Any]], width: int) -> Group:
     lines = [list(status_line(row).values()) for row in rows]
     cells = [[MISSING if cell is None else str(cell) for cell in line] for line in lines]
     table = distinct_columns(plain_table(STATUS_COLUMNS, cells), ("decoder", "images", "state"))
-    quoted = (row["eager_ar"] for row in rows if row["speedup"] is not None and row["decoder"] != "ar")
+    quoted = (row["eager_ar"] for row in rows if row["speedup"] is not None and not named_ar(row["decoder"]))
     return Group(
         terminal_table(table, width, (*STATUS_COLUMNS[:3], STATUS_COLUMNS[-1])),
         *(f"{sentence}." for sentence in dict.fromkeys(quoted) if sentence),
@@ -143,7 +142,7 @@ def status_table(rows: Sequence[Mapping[str, Any]], width: int) -> Group:
 def status_line(row: Mapping[str, Any]) -> dict[str, object]:
     """Format a row of `status` as cells of the columns `STATUS_COLUMNS`."""
     low, high = row["speedup_low"], row["speedup_high"]
-    interval = f" [{TOO_FEW if low is None else between(low, high)}]" if row["decoder"] != "ar" else ""  # AR: always 1
+    interval = "" if named_ar(row["decoder"]) else f" [{TOO_FEW if low is None else between(low, high)}]"  # AR's is 1
     wanted = f" of {row['wanted']}" if (row["wanted"] or 0) >= row["images"] else ""
     state = f"silent for {duration(row['silent_s'])}" if row["state"] == "silent" else row["state"]
     return {

@@ -1,7 +1,5 @@
 """Terminal output of `specbench report` and `specbench show`; facts of runs and images ("cards") as plain values."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +27,7 @@ from specbench.reporting.row import ReportRow, record
 from specbench.reporting.sections import ReportTable, circumstances, definitions, sections, with_columns
 from specbench.specs.components import COMPONENT_KINDS
 from specbench.specs.presets import PRESETS
+from specbench.specs.run_spec import SAMPLING
 from specbench.store.run_info import decoder_json, describe_point
 from specbench.store.run_store import RunStore
 from specbench.store.schema import SAMPLES, RowStatus, read_facts
@@ -129,7 +128,7 @@ def _setting(card: Mapping[str, Any], row: ReportRow) -> Iterator[tuple[str, str
     for name, value in card["setting"].items():
         items = value.items() if isinstance(value, Mapping) else [(name, value)]
         for key, item in items:
-            yield key, _with_origin(item, origins.get(key.replace("_", "-")))
+            yield key, _with_origin(item, origins.get(SAMPLING[key].name if key in SAMPLING else key.replace("_", "-")))
         if name == "prompts":
             yield from (("prompts drawn", text) for text in row.drawn or ())
 

@@ -1,7 +1,5 @@
 """Formats of report rows: markdown and LaTeX with definitions, csv, json, parquet."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Choice of compilation, number format and CPU threads for this machine. Imports no torch."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sysconfig

@@ -1,7 +1,5 @@
 """Resolve the decoders and options of the command line to checked `DecoderSpec`s. Imports no torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +15,7 @@ from specbench.specs.presets import (
     Preset,
     choices_of,
     decoder_name,
+    named_ar,
     options_of,
     published,
     resolve,
@@ -86,7 +85,7 @@ def with_ar(decoders: Sequence[PlannedDecoder], settings: RunSettings) -> list[P
     untimed = settings.batch != 1 or settings.mode == "throughput" or settings.workers or settings.ray
     timed = settings.mode == "latency" or not untimed
     prompts = settings.baseline if settings.baseline is not None else BASELINE_PROMPTS * timed
-    if not prompts or any(planned.spec.drafter == "none" for planned in decoders):
+    if not prompts or not all(planned.spec.drafts for planned in decoders):
         return list(decoders)
     return [*decoders, replace(_plan_decoder("ar", {}, RunSettings(model=settings.model)), first=prompts)]
 
@@ -153,7 +152,7 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], settings: RunSettin
 
 def _open_choices(preset: Preset, inline: Mapping[str, str], plain: Mapping[str, Any]) -> list[str]:
     """List the kinds of components that flags may choose for this decoder: none for AR, else those its drafter uses."""
-    if preset.choices["drafter"] == "none":
+    if named_ar(preset.name):
         return []
     drafter = inline.get("drafter") or plain.get("drafter") or preset.choices["drafter"]
     ignored = DRAFTERS[drafter].ignores if drafter in DRAFTERS else ()

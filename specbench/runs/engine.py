@@ -5,8 +5,6 @@ image ids, and sets every sampling parameter, so that no default of the engine a
 grids have different ids, each stretch of free slots with the same allowed ids is a separate request.
 """
 
-from __future__ import annotations
-
 import json
 import time
 import urllib.error

@@ -24,8 +24,6 @@ Not included: the cache of new prompts while a throughput run refills rows, nump
 memory pool of captured graphs on a GPU (up to one `target` for each form).
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections import Counter

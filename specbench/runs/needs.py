@@ -1,7 +1,5 @@
 """Missing files that a run and its scores need, with sizes and licences, listed without network access."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from specbench.errors import BAD_INPUT, SpecbenchError

@@ -25,9 +25,9 @@ from specbench.runs.executors.ray_cluster import Workers, plan_workers, require_
 from specbench.runs.memory_estimate import fitting_windows, free_memory, settle_batch
 from specbench.runs.needs import naming_all
 from specbench.runs.problems import Problem, Problems, check_disk, check_memory, check_writable
-from specbench.runs.settings import DRAWN, RUN_ORIGINS, RunSettings
+from specbench.runs.settings import RunSettings, names_with
 from specbench.runs.shards import plan_shard, shard_folder
-from specbench.specs.options import SettingSource
+from specbench.specs.options import SettingSource, Use
 from specbench.specs.presets import DecoderSpec, decoder_code
 from specbench.specs.run_spec import OFF_IF_NONE, Compute, RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
@@ -85,9 +85,8 @@ class Plan(Draft):
 
     def asked_of(self, decoder: PlannedDecoder) -> dict[str, object]:
         """Return the user's settings without decoder options; for an added baseline, with its limits."""
-        names = (*RUN_ORIGINS, "samples", "out", *DRAWN)
-        given = self.settings.given
-        flags = {name: given[name] for name in names if name in given}
+        kept = names_with(Use.REPEAT)
+        flags = {name: value for name, value in self.settings.given.items() if name in kept}
         return flags if decoder.first is None else flags | {"samples": 1, "limit": min(decoder.first, len(self.chosen))}
 
     def drawn_of(self, decoder: PlannedDecoder) -> str | None:
@@ -118,7 +117,8 @@ class Plan(Draft):
 
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
         """Return {setting: origin of its value} for one decoder's run."""
-        shared = {name: str(origin) for name, origin in self.settings.origins.items() if name in RUN_ORIGINS}
+        kept = names_with(Use.RUN)
+        shared = {name: str(origin) for name, origin in self.settings.origins.items() if name in kept}
         options = {name: f"default of {decoder.spec.name}" for name, _ in decoder.spec.options.items()}
         return shared | options | dict(decoder.origins)
 
@@ -195,6 +195,8 @@ def draft_plan(settings: RunSettings, shared: Shared | None = None, ahead: bool 
     for planned in draft.decoders:
         if head := head_files(model, planned.spec):
             problems.check(planned, head.require)
+        if not model.has_codebook:
+            problems.check(planned, planned.spec.refuse_without_codebook, model.name)
     if chosen:
         problems.check("captions", shared.check_prompts, model, named, drawing)
     problems.check("out", shared.check_writable, draft.out)

@@ -1,8 +1,6 @@
 """Prepare runs: load the model or start workers, choose the window of `--window auto`, collect facts for run.json. Also
 decode images without a run."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Problems that block a run, and checks of folder, memory and disk."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from specbench.system import console
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress as Bar
 
     from specbench.metrics.scoring import ScoreReporter
@@ -91,7 +90,16 @@ class ProgressReporter(Reporter):
         if not console.has_bars(self._console):
             return
         if self._bar is None:
-            self._bar = _bar(self._console)
+            from rich import progress  # only for progress bars
+
+            columns = (
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(bar_width=None),
+                progress.MofNCompleteColumn(),
+                progress.TextColumn("{task.fields[ahead]}"),
+            )
+            shape: dict[str, Any] = {"transient": True, "expand": True, "refresh_per_second": 4}
+            self._bar = progress.Progress(*columns, console=self._console, **shape)
             self._task = self._bar.add_task("", ahead="")
             self._bar.start()
         self._bar.update(self._task, **shown)
@@ -142,18 +150,6 @@ def _ahead(done: float, left: float, since: float) -> str:
     each = (time.monotonic() - since) / done
     pace = f"{1 / each:.3g} a second" if each <= 1 else f"{console.duration(each)} each"
     return f", {pace}, {console.duration(left * each)} left"
-
-
-def _bar(screen: Console) -> Bar:
-    from rich import progress  # only for progress bars
-
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(bar_width=None),
-        progress.MofNCompleteColumn(),
-        progress.TextColumn("{task.fields[ahead]}"),
-    )
-    return progress.Progress(*columns, console=screen, transient=True, expand=True, refresh_per_second=4)
 
 
 class ScoreProgress(ScoreReporter):

@@ -18,7 +18,16 @@ from specbench.errors import SpecbenchError, unknown_name
 from specbench.models.facts import DTYPES, EIGHT_BITS_GAIN, Form
 from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
-from specbench.specs.options import ENV_PREFIX, Component, Option, Setting, SettingOrigin, SettingSource, parse_size
+from specbench.specs.options import (
+    ENV_PREFIX,
+    Component,
+    Option,
+    Setting,
+    SettingOrigin,
+    SettingSource,
+    Use,
+    parse_size,
+)
 from specbench.specs.presets import PRESETS, options_of
 from specbench.specs.run_spec import SAMPLING, Mode
 from specbench.system.files import text_of
@@ -39,19 +48,21 @@ OTHER_VARIABLES = {
 """{environment variable that is no setting: meaning}, for docs/commands.md."""
 
 
-def _in(panel: str, usual_unset: str = "") -> Callable[..., Any]:
+def _in(panel: str, usual_uses: Use, usual_unset: str = "") -> Callable[..., Any]:
     """Return a function that makes dataclass fields for the settings of one help panel."""
 
     def setting(default: Any, help: str, metavar: str = "", unset: str = usual_unset, **more: Any) -> Any:
-        made = Setting("", default, help, panel=panel, metavar=metavar, unset=unset, **more)
+        more = {"panel": panel, "metavar": metavar, "unset": unset, "uses": usual_uses, **more}
+        made = Setting("", default, help, **more)
         return field(default=made.value_unset, metadata={"setting": made})
 
     return setting
 
 
 _FORMS, _MODES = get_args(Form), get_args(Mode)
-_what, _where, _model, _output = map(_in, ("What to run", "Where to run", "Model", "Output"))
-_draw = partial(_what, draws=True)
+_what, _where = _in("What to run", Use.REPEAT | Use.TABLES), _in("Where to run", Use.NONE)
+_model, _output = _in("Model", Use.TARGET), _in("Output", Use.TABLES)
+_draw = partial(_what, uses=Use.SELECTION)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +76,14 @@ class RunSettings:
     # fmt: off
     decoder: tuple[str, ...] = _what("ar,sjd",
         "decoders, each with optional inline options, for example ar,gsd:G=50,window=16", "NAME[:OPTION=VALUE,...]",
-        many=True)
+        many=True, uses=Use.IMAGES)
     prompts: str | None = _what("",
-        "prompt set or file; by default the model's own set, else parti", "SET|FILE", "the model")
+        "prompt set or file; by default the model's own set, else parti", "SET|FILE", "the model",
+        uses=(Use.TARGET ^ Use.IMAGES) | Use.CELLS)
     prompt_column: str | None = _what("",
-        "column of the prompt file with the texts", "NAME", "text, prompt or caption")
-    limit: int | None = _draw(1, "use only the first N prompts", "N", "all prompts", minimum=1)
+        "column of the prompt file with the texts", "NAME", "text, prompt or caption", uses=Use.REPEAT)
+    limit: int | None = _draw(1, "use only the first N prompts", "N", "all prompts", minimum=1,
+        uses=Use.SELECTION | Use.ENGINES | Use.CELLS)
     offset: int = _draw(0, "skip the first N prompts", "N", minimum=0)
     sample: int | None = _draw(1,
         "use only a random sample of N prompts; the sample is the same in every run", "N", "all prompts", minimum=1)
@@ -78,37 +91,40 @@ class RunSettings:
     category: tuple[str, ...] = _draw("",
         "use only the prompts of these categories; quote a name with a comma", "NAME,...", many=True)
     ids: tuple[str, ...] = _draw("", "use only the prompts with these ids", "ID,...", many=True)
-    samples: int = _what(1, "images per prompt", "N", minimum=1, maximum=10**6)
-    seed: int = _what(0, "random seed", "N", minimum=0, maximum=MAX_SEED)
+    samples: int = _what(1, "images per prompt", "N", minimum=1, maximum=10**6,
+        uses=Use.REPEAT | Use.TABLES | Use.CELLS)
+    seed: int = _what(0, "random seed", "N", minimum=0, maximum=MAX_SEED, uses=Use.DECODING | Use.CELLS)
     baseline: int | None = _what(8,
         "if no decoder is AR, also decode the first N prompts with AR, to compute the speed-up; 0: never", "N",
-        "8; none with a batch or workers, whose latencies are not measured", minimum=0)
+        "8; none with a batch or workers, whose latencies are not measured", minimum=0, uses=Use.NONE)
     batch: int | Literal["auto"] = _what(1,
         "images decoded together; auto: as many as fit in memory (always 1 in latency mode)", "N|auto", minimum=1,
-        maximum=4096, words=("auto",))
+        maximum=4096, words=("auto",), uses=(Use.DECODING ^ Use.IMAGES) | Use.ENGINES | Use.CELLS)
 
     workers: int | None = _where(1,
         "worker processes, each with its own copy of the model", "N", "one, or with --ray one per GPU or node",
         minimum=1, maximum=4096)
     ray: str | None = _where("", "address of a running Ray cluster, or auto", "ADDRESS", "this machine")
     shard: str | None = _where("",
-        "decode only part I of N equal parts; auto: as set by SLURM, LSF, MPI or torchrun", "I/N", "all")
+        "decode only part I of N equal parts; auto: as set by SLURM, LSF, MPI or torchrun", "I/N", "all",
+        uses=Use.TABLES)
     mode: Mode | None = _where("",
         "latency: decode one image at a time, alone on the device; throughput: report no latency",
         "MODE", "latency for one worker and batch 1", choices=_MODES)
 
-    model: str = _model("shapes", "name of a model, see 'specbench list models'", "NAME")
+    model: str = _model("shapes", "name of a model, see 'specbench list models'", "NAME", uses=Use.TARGET | Use.CELLS)
     weights: str | None = _model("", "checkpoint to load instead of the official one", "DIR|OWNER/NAME", "the model")
     revision: str | None = _model("", "revision of the checkpoint's Hugging Face repository", "REF", "the hub")
     guidance_rows: Form = _model("official",
         "unconditional prompt of lumina and anole: official (of the model's authors), or released (of SJD's and GSD's "
-        "code: it keeps the last token of the prompt)", "NAME", choices=_FORMS)
+        "code: it keeps the last token of the prompt)", "NAME", choices=_FORMS,
+        uses=(Use.TARGET ^ Use.TABLES) | Use.CELLS)
     prompt_form: Form = _model("official",
         "prompt of anole: official (the bare text), or released (SJD's script: 'Generate an image of ' before it)",
-        "NAME", choices=_FORMS)
+        "NAME", choices=_FORMS, uses=(Use.TARGET ^ Use.TABLES) | Use.CELLS)
     guidance_schedule: Form = _model("official",
         "guidance of lumina2: official (the requested scale), or released (as in its code: scales below 4 are raised "
-        "to 4; scales above 4 fall to 4 within the first row)", "NAME", choices=_FORMS)
+        "to 4; scales above 4 fall to 4 within the first row)", "NAME", choices=_FORMS, uses=Use.TARGET ^ Use.TABLES)
     size: str | None = _model("", "image size in pixels, for models trained with several sizes", "WIDTHxHEIGHT",
         "the model", reads=names.size, check=parse_size)
     random_weights: bool = _model(False, "use random weights in the true architecture, to measure the speed only")
@@ -116,21 +132,23 @@ class RunSettings:
         "tiny: images of 4 x 4 tokens; with --random-weights, also a small network", "SIZE", choices=("full", "tiny"))
     dtype: str | None = _model("float32",
         f"number format of the weights: {', '.join(DTYPES)} (int8wo: matrices in eight bits by torchao; it changes "
-        f"the target distribution and {EIGHT_BITS_GAIN})", "TYPE", "the model", choices=DTYPES)
+        f"the target distribution and {EIGHT_BITS_GAIN})", "TYPE", "the model", choices=DTYPES,
+        uses=Use.TARGET | Use.CELLS)
     device: str = _model(AUTO, "torch device: cpu, cuda, cuda:1, or auto (CUDA if torch finds a GPU)", "DEVICE")
     threads: int = _model(0,
-        "CPU threads; 0: one per core that no other process uses", "N", minimum=0, maximum=1024)
+        "CPU threads; 0: one per core that no other process uses", "N", minimum=0, maximum=1024, uses=Use.DECODING)
     compile: compiler.CompileMode = _model("auto",
         "compile the decode step before timing; auto: on CUDA, and on a CPU if the run is long enough to gain from it",
-        "WHEN", choices=compiler.MODES)
+        "WHEN", choices=compiler.MODES, uses=Use.DECODING)
 
     # sampling: given fields of `specbench.specs.run_spec.Sampling`. options: given components and decoder options
     sampling: Mapping[str, Any] = field(default_factory=dict, hash=False)
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
-    out: str = _output("results", "results folder", "DIR")
+    out: str = _output("results", "results folder", "DIR", uses=Use.REPEAT | Use.TABLES)
     trace: bool = _output(False,
-        "record the total variation between draft and target and the draft's top-1 probability for each token")
+        "record the total variation between draft and target and the draft's top-1 probability for each token",
+        uses=Use.IMAGES)
     quiet: bool = _output(False, "print only errors")
     json: bool = _output(False, "print one JSON array on stdout")
 
@@ -172,24 +190,6 @@ _OWN: Mapping[str, Setting] = {
     if part.metadata and (name := part.name.replace("_", "-"))
 }
 _SAMPLED = {setting.name: name for name, setting in SAMPLING.items()}
-DRAWN = tuple(setting.name for setting in _OWN.values() if setting.draws)
-"""Settings that select prompts of a set, see `specbench.prompts.prompt_set.Drawing`."""
-_OF_MODEL = tuple(setting.name for setting in _OWN.values() if setting.panel == "Model")
-RUN_ORIGINS = (*_OF_MODEL, *_SAMPLED, "prompts", "seed", "batch")
-"""Settings that distinguish runs, without decoder options."""
-OPEN_IN_TABLES = {*_OWN, *_SAMPLED, "head"} - {
-    *("decoder", "prompt-column", "baseline", "trace", "workers", "ray", "mode"),
-    *("guidance-rows", "prompt-form", "guidance-schedule"),
-}
-"""Settings of `specbench run` that a paper's table does not state, or that may override the table."""
-
-
-OF_TOKENS = {*_OF_MODEL, *_SAMPLED, "prompts"} - {"threads", "compile"}
-"""Settings of `specbench run` that apply to an import of tokens: the model, and the claimed sampling."""
-OF_ENGINES = OF_TOKENS | {"limit", "batch"}
-"""Settings for images from a serving engine."""
-OF_IMAGES = OF_TOKENS - {"prompts"} | {"threads", "compile", "decoder", "seed", "trace"}
-"""Settings of `specbench run` that also apply to images that are not stored, without decoder options."""
 
 
 def decoder_settings() -> tuple[Setting, ...]:
@@ -221,6 +221,7 @@ def _settings_of(*_known: str | Component) -> tuple[Setting, ...]:
             metavar="N|auto"
             if name == "window"
             else metavars.get(name) or ("NAME" if first.choices else of_type[first.type]),
+            uses=Use.TABLES if name == "head" else Use.NONE,
             words=("auto",) if name == "window" else (),
             others=tuple(others),
         )
@@ -229,12 +230,17 @@ def _settings_of(*_known: str | Component) -> tuple[Setting, ...]:
     return (*kinds, *knobs)
 
 
-def run_settings(names: Collection[str] | None = None) -> tuple[Setting, ...]:
-    """Return the settings of `specbench run`, all or only `names`, in help order."""
+def run_settings(names: Collection[str] | None = None, use: Use = Use.NONE) -> tuple[Setting, ...]:
+    """Return the settings of `specbench run`, all or only `names`, or those with a use, in help order."""
     groups = {"sampling": tuple(SAMPLING.values()), "options": decoder_settings(), "origins": ()}
     groups |= {name.replace("-", "_"): (setting,) for name, setting in _OWN.items()}
     every = chain.from_iterable(groups[part.name] for part in fields(RunSettings))
-    return tuple(setting for setting in every if names is None or setting.name in names)
+    return tuple(setting for setting in every if use in setting.uses and (names is None or setting.name in names))
+
+
+def names_with(use: Use) -> tuple[str, ...]:
+    """Return the names of the settings with a use, in help order."""
+    return tuple(setting.name for setting in run_settings(use=use))
 
 
 def read_config(path: str | Path, keys: Iterable[str]) -> dict[str, object]:

@@ -1,7 +1,5 @@
 """Shards: the part of the images that a process decodes, given by `--shard I/N`, scheduler or launcher."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from specbench.errors import SpecbenchError

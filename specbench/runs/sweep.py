@@ -1,7 +1,5 @@
 """Sweeps: one `run` over all combinations of values of some settings. Imports no torch."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +9,8 @@ from typing import Any
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import fetched_prompts
 from specbench.runs.plan import Plan, Shared, make_plan
-from specbench.runs.settings import RUN_ORIGINS, RunSettings, decoder_settings, run_settings
-from specbench.specs.options import SettingOrigin, SettingSource, split_list
+from specbench.runs.settings import RunSettings, decoder_settings, names_with, run_settings
+from specbench.specs.options import SettingOrigin, SettingSource, Use, split_list
 from specbench.system import console
 
 _MANY = 1000  # Maximum number of runs planned without a progress line; each takes a millisecond
@@ -55,7 +53,7 @@ def sweep_values(settings: RunSettings, axes: Mapping[str, Sequence[object]]) ->
 
 def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
     settings = {setting.name: setting for setting in run_settings()}
-    swept = [*RUN_ORIGINS, *(setting.name for setting in decoder_settings())]
+    swept = [*names_with(Use.RUN), *(setting.name for setting in decoder_settings())]
     for name in axes:
         if name not in settings:
             raise unknown_name("setting to sweep", name, swept)

@@ -3,8 +3,6 @@ from a serving engine at an address. A file has the columns `prompt` and `tokens
 `seed`, `logp` (log p of each token), `seconds` (duration of the call that generated the image), `batch` (images per
 call)."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import zipfile
@@ -37,8 +35,8 @@ from specbench.runs import compiler
 from specbench.runs.engine import EngineModel, find_engine
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.preparation import load_for_run
-from specbench.runs.settings import MAX_SEED, OF_ENGINES, OF_TOKENS, RunSettings, merge, run_settings
-from specbench.specs.options import plain
+from specbench.runs.settings import MAX_SEED, RunSettings, merge, names_with, run_settings
+from specbench.specs.options import Use, plain
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Compute, RunSpec
 from specbench.stats.tokens import copies_among
@@ -80,10 +78,10 @@ def import_run(
     """Make a run from tokens in a file, or from tokens that an engine at an address generates; see
     `specbench.import_tokens`."""
     by_address = source.startswith(("http://", "https://"))
-    names = OF_ENGINES if by_address else OF_TOKENS
-    if others := sorted(OF_ENGINES.intersection(flags) - names):
+    accepted = run_settings(use=Use.ENGINES if by_address else Use.TOKENS)
+    if others := sorted({*names_with(Use.ENGINES)} & flags.keys() - {setting.name for setting in accepted}):
         raise SpecbenchError(f"--{others[0]} requires the address of an engine", f"omit it; {source} is a file")
-    settings = merge(run_settings(names), flags, env={})
+    settings = merge(accepted, flags, env={})
     if by_address:
         if ids:
             raise SpecbenchError(f"--ids {ids}: an engine always returns ids of the model's vocabulary", "omit --ids")
@@ -98,7 +96,7 @@ def import_run(
 @PinnedTorch(False)
 def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, ids: str | None = None) -> Path:
     """Make a run of the tokens of a file, and return its folder; images that are already stored are skipped.
-    `program`: label of the run; `settings`: settings in `OF_TOKENS`; `ids`: one of `ID_KINDS`; None: the kind that
+    `program`: label of the run; `settings`: those of `Use.TOKENS`; `ids`: one of `ID_KINDS`; None: the kind that
     fits."""
     model, columns = plan_model(settings), _columns(path)
     prompts, requests = _requests(path, columns, settings)
@@ -138,7 +136,7 @@ def run_of_engine(
     Args:
         address: for example http://127.0.0.1:8000; see `specbench.runs.engine`.
         program: label of the run; if None, the name and version that the engine returns.
-        settings: named in `OF_ENGINES`.
+        settings: those of `Use.ENGINES`.
         served: the engine's name for the model, if it differs from the checkpoint's name.
     """
     model, batch = plan_model(settings), settings.batch

@@ -5,8 +5,6 @@ distribution of the image tokens equals AR sampling). Static draft trees are tex
 digit (child index) per level. Importing this module never imports torch.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -9,7 +9,7 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Flag, StrEnum, auto
 from types import MappingProxyType
 from typing import Any
 
@@ -65,6 +65,8 @@ class Option:
     outside: str = ""  # hint for a number outside the bounds; if empty, the help is the hint
     # whether runs were stored before this option existed; specs omit its default value, so that run ids do not change
     later: bool = False
+    # values that need no codebook of the model; None if no value needs a codebook
+    without_codebook: tuple[object, ...] | None = None
 
     @property
     def type(self) -> type:
@@ -99,6 +101,23 @@ class Option:
         return " and ".join(parts) or "a number"
 
 
+class Use(Flag):
+    """Uses of a setting of `specbench run` in addition to that command."""
+
+    NONE = 0
+    RUN = auto()  # distinguishes runs; `run.json` keeps its origin, and it may be swept
+    REPEAT = auto()  # `run.json` keeps its value, for the command that decodes the same images with another decoder
+    DRAWING = auto()  # selects prompts of the set, see `specbench.prompts.prompt_set.Drawing`
+    TABLES = auto()  # papers' tables leave it open, or it may override them
+    CELLS = auto()  # cells of papers' tables state it
+    TOKENS = auto()  # imports of tokens
+    ENGINES = auto()  # images that a serving engine draws
+    IMAGES = auto()  # images that are not stored
+    SELECTION = DRAWING | REPEAT | TABLES
+    DECODING = RUN | REPEAT | TABLES | IMAGES
+    TARGET = DECODING | TOKENS | ENGINES
+
+
 @dataclass(frozen=True)
 class Setting(Option):
     """An option of `specbench run`, with its presentation in help texts."""
@@ -106,7 +125,7 @@ class Setting(Option):
     panel: str = ""  # the help panel that lists the setting
     metavar: str = ""  # placeholder of its value in help screens; empty for switches
     unset: str = ""  # source of the value when it is not set, for example "the model"; empty when `default` applies
-    draws: bool = False  # selects prompts of the set, see `specbench.prompts.prompt_set.Drawing`
+    uses: Use = Use.NONE
     many: bool = False  # may be repeated, and accepts lists separated by commas
     words: tuple[str, ...] = ()  # extra words accepted in addition to the type, for example "auto" for a number
     # options of other decoders with the same name; the value stays text until a decoder parses it

@@ -19,9 +19,11 @@ from typing import Any, NamedTuple, TypeVar
 from specbench import names
 from specbench.errors import SpecbenchError, read_name, unknown_name
 from specbench.specs.components import ANY_TAIL, CHOICES, DRAFTERS, WRITTEN
-from specbench.specs.options import Component, Option, Options
+from specbench.specs.options import Component, Option, Options, plain
 from specbench.system.foreign_code import Code, code_of
 from specbench.system.plugins import load_plugin, load_user_object, plugins
+
+_NO_DRAFTS = "none"  # The drafter of AR
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Preset:
     choices: Mapping[str, str]  # value of each choice (drafter, init, verifier, residual, refine)
     defaults: Mapping[str, object] = field(default_factory=dict)  # option defaults that differ from the components' own
     own: bool = False  # whether this project invented the method; `paper` then names only related papers
+    released: bool = False  # whether it decodes as the authors' released code, where this differs from their paper
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,11 @@ class DecoderSpec:
     refine: str
     options: Options
     lossless: bool
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the decoder drafts tokens; AR does not."""
+        return self.drafter != _NO_DRAFTS
 
     @property
     def full_name(self) -> str:
@@ -81,6 +89,15 @@ class DecoderSpec:
         """The decoder's components that have an effect."""
         return _components(vars(self))
 
+    def refuse_without_codebook(self, model: str) -> None:
+        """Reject values of options that need a codebook, for a model that has none."""
+        for option in (option for part in self.components for option in part.options):
+            value = self.options.get(option.name, option.default)
+            if option.without_codebook is not None and value not in option.without_codebook:
+                what = f"decoder '{self.name}': --{option.name} {plain(value)} needs a codebook, which '{model}' lacks"
+                valid = " or ".join(f"--{option.name} {plain(other)}" for other in option.without_codebook)
+                raise SpecbenchError(what, f"use {valid}" if valid else "use another decoder or --verifier")
+
 
 def _built_in() -> dict[str, Preset]:
     """Return the presets of `decoders.toml`; a component that a preset does not name is SJD's."""
@@ -94,12 +111,18 @@ def _built_in() -> dict[str, Preset]:
             sjd | entry.get("components", {}),
             entry.get("defaults", {}),
             entry.get("own", False),
+            entry.get("released", False),
         )
         for name, entry in WRITTEN["decoder"].items()
     }
 
 
 PRESETS = _built_in()
+
+
+def named_ar(decoder: str | None) -> bool:
+    """Return whether a decoder's name is AR's, or another preset's without drafts."""
+    return decoder in PRESETS and PRESETS[decoder].choices["drafter"] == _NO_DRAFTS
 
 
 def resolve(name: str, overrides: Mapping[str, object] | None = None) -> DecoderSpec:
@@ -127,7 +150,7 @@ def choices_of(preset: Preset, overrides: Mapping[str, object]) -> dict[str, str
     choices = dict(preset.choices)
     for kind in CHOICES.keys() & overrides.keys():
         choices[kind] = read_name(kind, str(overrides[kind]), CHOICES[kind])
-    if preset.choices["drafter"] == "none" != choices["drafter"]:
+    if preset.choices["drafter"] == _NO_DRAFTS != choices["drafter"]:
         what = f"--drafter {choices['drafter']}: decoder '{preset.name}' has no drafts to replace"
         raise SpecbenchError(what, "use a decoder with drafts, such as sjd")
     return choices

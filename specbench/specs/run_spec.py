@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from specbench.specs.options import Setting
+from specbench.specs.options import Setting, Use
 from specbench.specs.presets import DecoderSpec
-from specbench.system.json_values import nonfinite_as_text
 
 Mode = Literal["latency", "throughput"]
 """Purpose of a run: one image at a time on an exclusive device, or as many images per hour as possible."""
@@ -28,7 +27,8 @@ class SamplingSetting(Setting):
 
 def _sampling(default: float | None, name: str, help: str, metavar: str, off: float, **more: Any) -> Any:
     """Make a field of `Sampling` with its setting. `off`: value of the setting that has no effect."""
-    setting = SamplingSetting(name, off, help, panel="Sampling", metavar=metavar, unset="the model", **more)
+    more |= {"panel": "Sampling", "metavar": metavar, "unset": "the model", "uses": Use.TARGET}
+    setting = SamplingSetting(name, off, help, **more)
     return field(default=default, metadata={"setting": setting})
 
 
@@ -85,7 +85,9 @@ UNSERVED = tuple(name for name, setting in SAMPLING.items() if name != "guidance
 
 @dataclass(frozen=True)
 class Compute:
-    """Device and way of decoding of a run; `RunSpec` has the same fields."""
+    """Device and way of decoding of a run. `mode` is "throughput" if images decoded one at a time shared the machine
+    with other workers (no latency is measured), else None. `compiled` is True if the target's steps were compiled, else
+    None."""
 
     batch: int
     dtype: str
@@ -95,58 +97,42 @@ class Compute:
     compiled: bool | None = None
 
 
-@dataclass(frozen=True)
-class RunSetting:
-    """Settings shared by the rows of a table: the identity of a run (`RunSpec`) without model, decoder and head. On a
-    GPU, `threads` is None."""
+@dataclass(frozen=True, kw_only=True)
+class RunSetting(Compute):
+    """Settings shared by the rows of a table: those of a run (`RunSpec`) apart from model, decoder and head. On a GPU,
+    `threads` is 0. `prompts` is a set's name or a file; `prompts_sha256` is its digest."""
 
     weights_sha256: str
     sampling: Sampling
     prompts: str
     prompts_sha256: str
     seed: int
-    batch: int
-    dtype: str
-    device: str
-    threads: int | None
-    mode: Mode | None
-    compiled: bool | None
-    model_code: str | None
+    model_code: str | None = None
 
     def content(self) -> dict[str, Any]:
         """Return nested dicts for JSON, without unset fields."""
-        return nonfinite_as_text(_given(self) | {"sampling": _given(self.sampling)})
+        given = {name: value for name in _KEYS if (value := getattr(self, name, None)) is not None}
+        if self.device == "cuda" and not self.threads:
+            del given["threads"]
+        given["sampling"] = {name: value for name, value in vars(self.sampling).items() if value is not None}
+        return given
 
 
-@dataclass(frozen=True)
-class RunSpec:
+@dataclass(frozen=True, kw_only=True)
+class RunSpec(RunSetting):
     """Full specification of a run; two runs are the same if and only if their digests agree. On a GPU, the digest omits
     the device index and the threads of the host.
 
-    `prompts` is a set's name or a file; `prompts_sha256` is its digest. `head_sha256` is the digest of the draft head's
-    files, None for decoders without a head; `decoder_code` and `model_code` are digests of code outside specbench
-    (`specbench.system.foreign_code`). `mode` is "throughput" if images decoded one at a time shared the machine with
-    other workers (no latency is measured), else None. `compiled` is True if the target's steps were compiled,
-    else None. `tokens_sha256` is the digest of the file with another program's tokens. The generated ids, their order
-    and the workers are not part of the spec: rows are addressed by (prompt id, sample).
+    `head_sha256` is the digest of the draft head's files, None for decoders without a head; `decoder_code` and
+    `model_code` are digests of code outside specbench (`specbench.system.foreign_code`). `tokens_sha256` is the digest
+    of the file with another program's tokens. The generated ids, their order and the workers are not part of the spec:
+    rows are addressed by (prompt id, sample).
     """
 
     model: str
-    weights_sha256: str
     decoder: DecoderSpec
-    sampling: Sampling
-    prompts: str
-    prompts_sha256: str
-    seed: int
-    batch: int
-    dtype: str
-    device: str
-    threads: int
     head_sha256: str | None = None
-    mode: Mode | None = None
-    compiled: bool | None = None
     decoder_code: str | None = None
-    model_code: str | None = None
     tokens_sha256: str | None = None
 
     @property
@@ -155,24 +141,23 @@ class RunSpec:
         return self.batch == 1 and self.mode is None
 
     @property
+    def anywhere(self) -> RunSpec:
+        """The spec without settings that may differ between the invocations of a run."""
+        return replace(self, device="cuda", threads=0) if self.device.startswith("cuda") else self
+
+    @property
     def setting(self) -> RunSetting:
-        gpu = {"device": "cuda", "threads": None} if self.device.startswith("cuda") else {}
-        return RunSetting(**{kept.name: getattr(self, kept.name) for kept in fields(RunSetting)} | gpu)
+        spec = self.anywhere
+        return RunSetting(**{kept.name: getattr(spec, kept.name) for kept in fields(RunSetting)})
 
     def content(self) -> dict[str, Any]:
         """Return nested dicts of the spec, without unset fields."""
-        return _given(self) | {
-            "decoder": {**vars(self.decoder), "options": list(self.decoder.options.items())},
-            "sampling": _given(self.sampling),
-        }
+        decoder = {**vars(self.decoder), "options": list(self.decoder.options.items())}
+        return super().content() | {"decoder": decoder}
 
     def identity(self) -> dict[str, Any]:
         """Return `content` without settings that may differ between the invocations of a run."""
-        content = self.content()
-        if self.device.startswith("cuda"):
-            content["device"] = "cuda"
-            del content["threads"]
-        return content
+        return self.anywhere.content()
 
     @property
     def digest(self) -> str:
@@ -194,8 +179,11 @@ class RunSpec:
         )
 
 
-def _given(spec: RunSpec | RunSetting | Sampling) -> dict[str, Any]:
-    return {name: value for name, value in vars(spec).items() if value is not None}
+_KEYS = (
+    *("model", "weights_sha256", "decoder", "sampling", "prompts", "prompts_sha256", "seed", "batch", "dtype"),
+    *("device", "threads", "head_sha256", "mode", "compiled", "decoder_code", "model_code", "tokens_sha256"),
+)
+"""Fields of `RunSpec` in the order of `run.json`."""
 
 
 def _hashed(content: Mapping[str, object]) -> str:

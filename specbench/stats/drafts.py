@@ -1,7 +1,5 @@
 """Acceptance statistics, and total variation between draft and target distributions."""
 
-from __future__ import annotations
-
 from itertools import count, takewhile
 
 import numpy as np

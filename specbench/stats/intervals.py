@@ -3,8 +3,6 @@
 Clusters (prompts) are the independent units; one cluster has no interval. Differences are paired by prompt and sample.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Prompts are the independent units. Standard errors are those of the linearised ratio; intervals use Student's t.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Numbers of a run in reports: the function that defines each number, with its definition in words, unit, better
 direction, interval and required rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, ParamSpec, TypeVar

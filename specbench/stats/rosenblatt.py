@@ -6,8 +6,6 @@ range of entropy, or in one part of the image. In addition, u_i must not depend 
 previous image. All tests of a run form one family, corrected by Holm's method.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,8 +1,6 @@
 """Speed of a run, speed-up over another run on the same images, and roofline ratio: measured decode time relative to
 the device's lower bound."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

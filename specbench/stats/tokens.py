@@ -1,8 +1,6 @@
 """Convert stored rows for statistics: sums per image replace per-token lists. Compute statistics of log-probabilities
 of the committed tokens under the target distribution, in nats."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -2,8 +2,6 @@
 `correct`) and `feature` have columns, other columns of a metric are a JSON object in `details`. Schema versions 1 to 4
 used `scores/<metric>-<feature fingerprint>/`. Such folders are readable; the next scoring or merge rewrites them."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -2,8 +2,6 @@
 decoded it. Existing rows are kept, and repeating an interrupted merge completes it. Scores are not copied, because
 scores of a shard are not scores of the whole run. Files of older schema versions in `out` are rewritten."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Sequence

@@ -2,8 +2,6 @@
 only if a run folder can contain a file with its name, and its size is within bounds. Members are stored uncompressed,
 so that a small file cannot unpack to a large one. Reading unpacks into the cache folder once per content."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

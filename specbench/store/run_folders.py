@@ -1,7 +1,5 @@
 """Find run folders by name or by settings. Imports nothing heavy, for `list` and `--help`."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

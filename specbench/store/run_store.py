@@ -38,7 +38,7 @@ from specbench.store.schema import (
     RowStatus,
     read_facts,
     read_machines,
-    read_metas,
+    read_meta,
     with_facts,
 )
 from specbench.store.token_sums import LISTS, SUMS
@@ -48,7 +48,7 @@ from specbench.system.images import picture_bytes, png_bytes, read_picture
 from specbench.system.json_values import nonfinite_as_null, nonfinite_as_text, parse_json
 
 _PATTERNS = {"image": r"^images/[^./\\\x00][^/\\\x00]*$", "image_sha256": r"^[0-9a-f]{64}$"}
-_OBJECTS = {"facts": read_facts, "meta": read_metas, "machine": read_machines}
+_OBJECTS = {"facts": read_facts, "meta": lambda texts: [*map(read_meta, texts.to_pylist())], "machine": read_machines}
 _NOT_NEGATIVE = re.compile(r"nfe|prefills|batch|attempts|logp_spread|.*_ms")
 _ALWAYS = (*KEY, "prompt", "status", *SUMS.names)
 _DECODED = ("batch", "tokens", "forced", "logp")
@@ -64,7 +64,9 @@ class RunStore:
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
-        sums = Derived(token_sums.VERSION, SUMS, ("status", *LISTS), self._sums)
+        sums = Derived(
+            token_sums.VERSION, SUMS, ("status", *LISTS), lambda rows: token_sums.token_sums(self._checked(rows))
+        )
         self._samples = ParquetLog(self.folder / "samples", SAMPLES, KEY, sums, self._owner)
         self._traces = ParquetLog(self.folder / "traces", TRACES, KEY, owner=self._owner)
         self._lock: int | None = None
@@ -279,9 +281,6 @@ class RunStore:
         if wrong:
             raise self._foreign(wrong[0])
         return rows
-
-    def _sums(self, rows: pa.Table) -> pa.Table:
-        return token_sums.token_sums(self._checked(rows))
 
     def _foreign(self, column: str) -> SpecbenchError:
         what = f"{self._samples.folder}: specbench did not write these rows; see their column '{column}'"

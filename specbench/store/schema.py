@@ -66,10 +66,11 @@ def with_units(frame: pd.DataFrame, *schemas: pa.Schema) -> pd.DataFrame:
 def declared(kind: str, columns: str) -> pa.Schema:
     """Make the schema of a kind of file from a table `name | type | unit | meaning`, which is kept as its metadata."""
     text = columns.replace("OWNER\n", _OWNER)
-    lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line]
-    about = {name: {"unit": unit, "meaning": meaning} for name, _, unit, meaning in lines}
+    cells = (map(str.strip, line.split("|")) for line in text.splitlines() if line)
+    lines = [dict(zip(("name", "type", "unit", "meaning"), row, strict=True)) for row in cells]
+    about = {line["name"]: {key: line[key] for key in ("unit", "meaning")} for line in lines}
     metadata = {"specbench.kind": kind, "specbench.columns": json.dumps(about, ensure_ascii=False)}
-    return pa.schema([(name, _arrow_type(of)) for name, of, _, _ in lines], metadata)
+    return pa.schema([(line["name"], _arrow_type(line["type"])) for line in lines], metadata)
 
 
 def _arrow_type(name: str) -> pa.DataType:
@@ -146,11 +147,6 @@ def read_meta(text: object) -> dict[str, Any]:
     if not isinstance(meta, dict):
         raise ValueError("not a JSON object")
     return meta
-
-
-def read_metas(texts: pa.ChunkedArray) -> list[dict[str, Any]]:
-    """Apply `read_meta` to a column."""
-    return [read_meta(text) for text in texts.to_pylist()]
 
 
 def read_machines(texts: pa.ChunkedArray) -> list[dict[str, Any]]:

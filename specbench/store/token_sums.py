@@ -1,8 +1,6 @@
 """Sums over the per-token lists of a sample row. Every part stores them, so that reports read a few numbers per image
 instead of its tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

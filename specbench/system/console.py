@@ -3,8 +3,6 @@
 Colour follows the terminal and the variables NO_COLOR, FORCE_COLOR and TERM=dumb.
 """
 
-from __future__ import annotations
-
 import codecs
 import io
 import json

@@ -1,7 +1,5 @@
 """Device failures as one-line errors: out of memory, and errors after which the device cannot compute."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Digests of files, and small JSON files in this machine's cache folder. Imports no torch."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

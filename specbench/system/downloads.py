@@ -5,8 +5,6 @@ its digest was verified, so that a file with its final name is complete and corr
 Imports no torch.
 """
 
-from __future__ import annotations
-
 import functools
 import http.client
 import os

@@ -1,7 +1,5 @@
 """Provenance of a run: package versions, git revision, hardware. Never fails; unknown values are null."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

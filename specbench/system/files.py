@@ -4,8 +4,6 @@ Network and user-space file systems may lack locks or the syncing of folders. Wr
 after one warning per process.
 """
 
-from __future__ import annotations
-
 import codecs
 import errno
 import fcntl

@@ -5,8 +5,6 @@ Two texts are the same code if they differ only in comments, white space and doc
 trees, so that other loaded modules do not matter. The text is read at its import, because this version runs.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib

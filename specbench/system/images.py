@@ -1,7 +1,5 @@
 """Read image files as 8-bit RGB."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """Values as strict JSON: without NaN, infinity and repeated keys, and with limited nesting."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping

@@ -1,8 +1,6 @@
 """Cores, threads and memory that this process may use, limited by affinity, cgroups (containers, cluster jobs), SLURM,
 and the environment variables of OpenMP and MKL."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

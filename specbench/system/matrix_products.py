@@ -5,8 +5,6 @@ With one or two hidden states, a matrix of 4,096 rows is too small to occupy a G
 by name, so each layer is replaced by a module that returns its part of the joined product.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Machine state during a measurement: cores used by other processes; clocks, power and temperature of an NVIDIA GPU."""
 
-from __future__ import annotations
-
 import functools
 import os
 import platform

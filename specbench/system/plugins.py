@@ -7,8 +7,6 @@ returns the path. A broken plug-in is skipped with a warning. Without an install
 "package.module:NAME".
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import os

@@ -4,8 +4,6 @@ Python raises KeyboardInterrupt at any point of the main thread. A destructor wo
 records the signal's number, which `look` checks, and raises again every second until the command reacts.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,8 +1,6 @@
 """Environment of the process: home folder and user name, working folder, width of the terminal. `settle` corrects
 values that libraries cannot use, before the libraries are imported."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import re

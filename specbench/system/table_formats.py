@@ -4,8 +4,6 @@ Imports are light, because commands list and reject formats before any work. The
 `OUTPUT_FORMAT`, such as `report_csv`, in the module of its kind of output.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

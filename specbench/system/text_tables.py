@@ -1,7 +1,5 @@
 """Tables of texts: one data structure, and writers for markdown, LaTeX and terminals."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Container, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Torch devices by name: checks that a name is valid and that this machine has the device."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Global state of torch, which a calling program or a plug-in may have changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Diagnosis of draft heads: total variation to the target by depth, and a check of the training pairs."""
 
-from __future__ import annotations
-
 import math
 
 import torch

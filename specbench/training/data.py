@@ -1,7 +1,5 @@
 """Training data of a draft head: token streams of a target model with the target's features."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

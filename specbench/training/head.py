@@ -6,14 +6,12 @@ the input features only. Other heads: `_eagle3_losses`, `_vertical_losses`. Orde
 of the step, so an interrupted and resumed training gives the same weights.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +43,8 @@ _NOISE = 0.2 * 512
 _LONGEST_RUN = 32
 _TEST_DEPTH, _STARTS, _DECAY = 5, 64, 0.8
 CHECKPOINT_EVERY = 100
+HeadName = Literal["eagle", "eagle3", "vertical"]
+"""Kind of a draft head."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,10 @@ class HeadPlan:
     warmup: float = 0.03
     null: float = 0.1  # share of images trained without caption, for guidance
     seed: int = 0
-    kind: str = "eagle"  # kind of head, a name in `KINDS`
+    kind: HeadName = "eagle"
 
     def __post_init__(self) -> None:
         check_counts(images=self.images, epochs=self.epochs, batch=self.batch)
-        head_kind(self.kind)
         if self.batch > self.images:
             raise SpecbenchError(f"--batch {self.batch}: more than --images")
         if not self.lr > 0:
@@ -92,12 +91,12 @@ def train(
     work.mkdir(parents=True, exist_ok=True)
     plan_file.write_text(json.dumps(record, indent=2))
     store = FeatureStore(work / "features")
-    tapped = model.tapped(getattr(head_kind(plan.kind).untrained(model, plan.seed), "taps", ()))
+    tapped = model.tapped(getattr(KINDS[plan.kind].untrained(model, plan.seed), "taps", ()))
     store.compute(tapped, images, plan.null, plan.seed, lambda done: tell("features", done, plan.images, ""))
     trainer = HeadTrainer(model, store, plan, work)
     trainer.run(lambda done, loss: tell("steps", done, plan.steps, f"loss {loss:.4f}"))
     extra = {"trained_for": model.name, "target_sha256": model.weights_sha256, **asdict(plan)}
-    head_kind(plan.kind).save(trainer.head, out, extra)
+    KINDS[plan.kind].save(trainer.head, out, extra)
     shutil.copyfile(work / "loss.jsonl", out / "loss.jsonl")
     shutil.rmtree(work)
     return trainer.head.eval()
@@ -108,7 +107,7 @@ class HeadTrainer:
 
     def __init__(self, model: TransformerModel, store: FeatureStore, plan: HeadPlan, work: Path):
         self._model, self._store, self._plan, self._work = model, store, plan, work
-        self._kind = head_kind(plan.kind)
+        self._kind = KINDS[plan.kind]
         self.head = self._kind.untrained(model, plan.seed).to(model.device)
         trained = [p for p in self.head.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=plan.lr, betas=(0.9, 0.95))
@@ -186,7 +185,7 @@ def train_head(
     Raises:
         SpecbenchError: a number out of range, an unknown model, no training data, or a folder with another training.
     """
-    plan = HeadPlan(images, epochs, batch, lr, seed=seed, kind=kind)
+    plan = HeadPlan(images, epochs, batch, lr, seed=seed, kind=_head_name(kind))
     train(load_trainable(model, device, threads), Path(out), plan, Path(data) if data else None, tell)
     return Path(out)
 
@@ -223,7 +222,7 @@ def check_head(
     """
     target = load_trainable(model, device, threads)
     check_counts(images=images, depths=depths)
-    entry = head_kind(kind)
+    entry = KINDS[_head_name(kind)]
     loaded = entry.load(target, head)
     evaluated = corpus(target, images, seed, Path(data) if data else None)
     return entry.distances(target, loaded, evaluated, find_model(target.name).sampling(), depths)
@@ -355,7 +354,7 @@ def _vertical_losses(
     return {"loss": -((p * guessed).sum(-1) * free).sum() / (free.sum() * len(ids))}
 
 
-KINDS = {
+KINDS: dict[HeadName, HeadKind] = {
     "eagle": HeadKind(untrained_eagle, eagle_losses, save_head, head_for, alignment),
     "eagle3": HeadKind(untrained_eagle3, _eagle3_losses, save_head, eagle3_head_for, alignment),
     "vertical": HeadKind(
@@ -368,6 +367,6 @@ KINDS = {
 }
 
 
-def head_kind(name: str) -> HeadKind:
-    name = read_name("kind of draft head", name, KINDS)
-    return KINDS[name]
+def _head_name(typed: str) -> HeadName:
+    name = read_name("kind of draft head", typed, KINDS)
+    return next(known for known in KINDS if known == name)

@@ -2,11 +2,13 @@
 nor sleep."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from specbench.checks import enumerable_model
 from specbench.checks.divergence import AUDIT_LEVEL, AUDIT_POWER, Counts, detectable_tv, p_value
 from specbench.checks.divergence import total_variation as tv
 from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer, image_index, joint, processed
@@ -93,6 +95,19 @@ def test_ties_at_top_k_are_kept_and_top_p_keeps_the_first_token():
     np.testing.assert_array_equal(processed(logits, Sampling(1.0, 1.0, 2)) > 0, [[1, 1, 1, 0], [1, 1, 1, 1]])
     np.testing.assert_array_equal(processed(logits, Sampling(1.0, 1.0, 0, 0.1)) > 0, [[0, 1, 0, 0], [1, 0, 0, 0]])
     np.testing.assert_array_equal(processed(logits, Sampling(1.0, 1.0, 0, 0.7)) > 0, [[1, 1, 1, 0], [1, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("on", [["half", "two"], ["two", "half"]])
+def test_filters_without_a_formula_here_are_applied_in_the_order_of_the_decoders(on, monkeypatch):
+    def above(logits, share):  # drops tokens below a share of the mean of the others: depends on earlier filters
+        p = logits.exp()
+        return p < share * p.sum(-1, keepdim=True) / (p > 0).sum(-1, keepdim=True)
+
+    rules = {"half": above, "two": lambda logits, count: logits < logits.topk(count).values[..., -1:]}
+    monkeypatch.setattr(enumerable_model, "FILTER_RULES", rules)
+    off = vars(Sampling(1.0))
+    p = processed(np.log([[0.5, 0.3, 0.2]]), SimpleNamespace(**off, filters=on, half=0.8, two=2))
+    np.testing.assert_allclose(p, [[0.625, 0.375, 0.0]])
 
 
 def test_more_prefixes_than_table_rows_are_hashed_and_the_session_agrees_with_the_joint():

@@ -224,6 +224,23 @@ def test_a_decoder_that_cannot_be_had_is_named(user_module, decoder, named):
     assert refused(named, audit_decoders, [decoder]).exit_code == 2
 
 
+@pytest.mark.parametrize(("returned", "line"), [
+    (lambda n, length: [[0] * (length - row % 2) for row in range(n)], "'mine' returned list of images with different"),
+    (lambda n, length: np.zeros((n, length)), "'mine' returned ndarray of float64, not of whole numbers"),
+    (lambda n, length: torch.zeros(n, length + 1, dtype=torch.long), r"'mine' returned Tensor of shape \(.*, 4\)"),
+    (lambda n, length: None, "'mine' returned NoneType of shape"),
+    (lambda n, length: ["a cup"] * n, "'mine' returned list of shape"),
+    (lambda n, length: [SpecbenchError("no memory left")] * n, "no memory left"),
+    (lambda n, length: (1 / 0 for _ in range(n)), "'mine' failed: ZeroDivisionError"),
+])  # fmt: skip
+def test_wrong_results_of_a_user_s_decoder_are_named_in_a_line(returned, line):
+    def mine(model, requests, sampling, seed):
+        return returned(len(requests), model.layout.length)
+
+    with pytest.raises(SpecbenchError, match=line):
+        audit_one("mine", mine, 1000, 0, AUDIT_SETTINGS[:1])
+
+
 def test_a_small_audit_or_a_lossy_decoder_is_not_called_lossless_and_a_tiny_audit_is_refused():
     lossy, lossless = audit_decoders(["gsd", "ar"], samples=1000)
     assert lossy["verdict"] == lossless["verdict"] == "no deviation seen" and lossless["detectable_tv"] > SMALL_ENOUGH

@@ -177,7 +177,9 @@ def test_parts_of_a_run_share_its_baseline_and_say_how_much_of_it_is_theirs(tmp_
 
 
 def test_the_command_that_adds_ar_names_the_folder_where_the_run_is_now(cli, tmp_path):
-    cli(*("run", "--limit", "1", "--threads", "1", "--decoder", "sjd"), "--out", tmp_path / "there")
+    (tmp_path / "my.csv").write_text("id,words\n1,a red circle\n2,a blue square\n")
+    run = ("run", "--limit", "1", "--threads", "1", "--decoder", "sjd")
+    cli(*run, "--prompts", tmp_path / "my.csv", "--prompt-column", "words", "--out", tmp_path / "there")
     (tmp_path / "there").rename(tmp_path / "now here")
     report = cli("report", "--out", tmp_path / "now here").out
     folder = str(tmp_path / "now here")
@@ -185,6 +187,11 @@ def test_the_command_that_adds_ar_names_the_folder_where_the_run_is_now(cli, tmp
     (command,) = [line for line in report.splitlines() if "To add AR" in line]
     assert cli(*shlex.split(command.partition(": specbench ")[2])).code == 0
     assert "No speed-up" not in cli("report", "--out", folder).out
+
+
+def test_show_names_the_origin_of_every_setting(there):
+    lines = dict(line.split(maxsplit=1) for line in there("show", "sjd").out.splitlines() if " (" in line)
+    assert {lines[name].partition(" ")[2] for name in ("guidance", "temperature", "top_p")} == {"(left to the model)"}
 
 
 def test_report_prints_the_first_table_and_on_demand_all_with_definitions(there):

@@ -1,7 +1,5 @@
 """Random numbers depend on their address alone: not on the batch, nor on what was hashed together or ahead."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -2,8 +2,6 @@
 a shape and no numbers. Models and decoders take the branches of a GPU for it, as they do for every device but a CPU. It
 concerns several modules: the decode step with every model and decoder."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from one_device import NoKernel, OneDevice, OtherDevice, give_host_reads, refuse_host_numbers, step

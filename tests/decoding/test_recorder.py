@@ -2,8 +2,6 @@
 the recorded distances are correct, take no measured time and change no image. It concerns several modules: recorder and
 uniforms."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

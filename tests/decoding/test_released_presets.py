@@ -1,8 +1,6 @@
 """The presets that follow released code, against their rules written out slowly, and against what they declare. It
 concerns several modules: drafters.token_init, verification.grouped, lantern and ratio_tests."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,8 +1,6 @@
 """Warm-up: a few steps cover every input shape of an image's steps, so that nothing compiles while an image is timed;
 it reports its progress. It concerns several modules: loop, row_loop, and the compiled steps of a model."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Scores as DataFrames: one row per run, or per run and score."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -3,8 +3,6 @@ added or reshaped tensor is rejected in one line that names it. Checkpoints othe
 distribution of their configuration, or are one line. It concerns several modules: checkpoint_loading and
 forward_probe."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

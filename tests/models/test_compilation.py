@@ -481,7 +481,10 @@ def test_a_network_that_is_made_again_of_the_same_files_is_not_exported_again(mo
 def test_auto_pays_for_few_images_once_the_code_is_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(compiler, "missing", lambda device: None)
-    spec = RunSpec("shapes", "", resolve("ar"), SAMPLING, "shapes", "", 0, 1, "float32", "cpu", 1)
+    spec = RunSpec(
+        model="shapes", weights_sha256="", decoder=resolve("ar"), sampling=SAMPLING, prompts="shapes",
+        prompts_sha256="", seed=0, batch=1, dtype="float32", device="cpu", threads=1,
+    )  # fmt: skip
     key = compiler.code_key("shapes", "float32", 1, 1, SAMPLING.guidance, resolve("ar"))
     of_eight = [], 6, 8 * 2 * 256
     assert compiler.worth_compiling(*of_eight, [key]) == (False, None)

@@ -2,8 +2,6 @@
 own distribution, or one line, without a catalogue and without a results folder. It concerns several modules:
 models.loaded_model, models.network_head, models.forward_probe, models.families.base."""
 
-from __future__ import annotations
-
 import gc
 import os
 import weakref

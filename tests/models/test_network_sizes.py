@@ -1,6 +1,6 @@
 """A model is planned with the size of the checkpoint that it loads, whatever layout that is in. The roofline model of a
 forward: hand-computed parts, and what binds each. It concerns several modules: network_sizes, forward_time and
-checkpoint_layouts."""
+family_sizes."""
 
 import json
 
@@ -9,8 +9,8 @@ from checkpoints import INFO, WRITERS
 from refusals import refused
 
 from specbench.models import hub_model
-from specbench.models.checkpoint_layouts import stored_size
 from specbench.models.facts import ModelChoice
+from specbench.models.family_sizes import stored_size
 from specbench.models.forward_time import Forward, Reached, forward_ms, forward_work, product_rate
 from specbench.models.network_sizes import Size
 from specbench.system.device_peaks import Peak

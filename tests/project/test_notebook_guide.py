@@ -1,7 +1,5 @@
 """It concerns several modules: the guide that is a notebook, run in a fresh kernel."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

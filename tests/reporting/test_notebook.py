@@ -1,7 +1,5 @@
 """Tables of runs as DataFrames, and how a notebook shows them."""
 
-from __future__ import annotations
-
 import ast
 from itertools import chain
 from pathlib import Path

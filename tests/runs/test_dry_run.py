@@ -40,6 +40,18 @@ def test_other_weights_that_the_run_would_refuse_are_an_obstacle(tmp_path):
     assert tiny["obstacles"] == [] and tiny["run_id"].startswith("lumina+tiny-")
 
 
+def test_a_decoder_that_needs_a_codebook_is_refused_in_the_plan(tmp_path):
+    asked = {"model": "x-omni", "prompts": "shapes", "limit": 1, "out": tmp_path, "scale": "tiny"}
+    asked["decoder"] = ["gsd", "sjd", "gsd:d=inf", "gsd:d=inf,cluster=embedding", "gsd-released"]
+    lines = [row["obstacles"] for row in api.dry_run(**asked, random_weights=True)]
+    needs = "decoder 'gsd': --{} needs a codebook, which 'x-omni+random+tiny' lacks"
+    expected = needs.format("d 0.5"), None, None, needs.format("cluster embedding"), None
+    assert [line[0].partition(" (")[0] if line else None for line in lines] == list(expected)
+    assert "use --d inf" in lines[0][0] and "use --cluster target or --cluster draft" in lines[3][0]
+    checkpoints.write("x-omni", tmp_path / "weights")
+    assert not any(row["obstacles"] for row in api.dry_run(**asked, weights=tmp_path / "weights"))
+
+
 def test_a_run_that_can_start_has_no_obstacles_and_an_identity(tmp_path):
     (row,) = api.dry_run(decoder="gsd:G=50", limit=2, samples=3, window=8, out=tmp_path)
     assert row["obstacles"] == [] and row["run_id"].startswith("shapes-gsd-") and row["weights"] == "on disk"

@@ -7,8 +7,16 @@ from synthetic import SJD, folder, sjd
 
 import specbench
 from specbench import api
-from specbench.runs.settings import check_environment, merge, read_config, run_settings
-from specbench.specs.options import SettingOrigin, SettingSource
+from specbench.runs.settings import (
+    check_environment,
+    decoder_settings,
+    merge,
+    names_with,
+    read_config,
+    run_settings,
+)
+from specbench.specs.options import SettingOrigin, SettingSource, Use
+from specbench.specs.run_spec import SAMPLING
 
 SETTINGS = run_settings()
 NAMES = [setting.name for setting in SETTINGS]
@@ -49,6 +57,13 @@ def test_a_changed_record_keeps_its_other_values_and_knows_where_the_new_ones_ar
     assert read.given == {"limit": 2, "cfg": 3.0, "top-k": 50, "G": 4} and changed.origins["seed"] == swept
     assert changed.by_name.keys() == set(NAMES)
     assert len(set(NAMES)) == len({each.env for each in SETTINGS}) == len(NAMES)
+
+
+def test_the_uses_of_settings_agree_with_each_other():
+    of = {use: {*names_with(use)} for use in Use}
+    assert of[Use.RUN] | of[Use.DRAWING] < of[Use.REPEAT] and of[Use.TOKENS] < of[Use.ENGINES]
+    assert {setting.name for setting in SAMPLING.values()} < of[Use.RUN] & of[Use.TOKENS] & of[Use.IMAGES]
+    assert not of[Use.RUN] & {setting.name for setting in decoder_settings()}, "a decoder's origins are its own"
 
 
 @pytest.mark.parametrize("sources", [({"seed": "-1"},), ({}, {"SPECBENCH_SEED": "-1"}), ({}, {}, {"seed": -1})])

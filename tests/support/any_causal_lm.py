@@ -1,7 +1,5 @@
 """Small networks of every causal language model of transformers, by its name in the library's mapping."""
 
-from __future__ import annotations
-
 import torch
 import transformers
 from torch import nn

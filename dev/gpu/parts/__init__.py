@@ -1,7 +1,5 @@
 """The parts of `make gpu`: each proves or measures one thing on a device, and returns claims and raw rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple

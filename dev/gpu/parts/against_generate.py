@@ -1,7 +1,5 @@
 """AR against compiled `generate()`, at Lumina's true size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Claims: the lines of the report."""
 
-from __future__ import annotations
-
 MET, MISSED, TOLD, FAILED = "met", "missed", "told", "failed"
 """Verdicts of a claim; `told` means a number without a goal."""
 

@@ -1,7 +1,5 @@
 """The main measurements: AR, and SJD with a narrow and a wide window, at Lumina's true size and length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from bench import step_cost

@@ -1,7 +1,5 @@
 """Joules per image, if the driver reports the energy."""
 
-from __future__ import annotations
-
 import time
 
 from timing import CAPTION

@@ -5,8 +5,6 @@ compiled in mode "reduce-overhead". It records nothing and has no drafts, so it 
 rounding and draws differ, so it has a separate row and is never the denominator of a speed-up.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The audit's transformer settings, sampled on the device, for every decoder."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

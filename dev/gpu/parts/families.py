@@ -1,7 +1,5 @@
 """Every family with random weights and every decoder without a draft head; draft heads on `shapes`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from timing import CAPTION

@@ -1,7 +1,5 @@
 """Other ways to compile a forward at Lumina's true size; times are ratios to the reading of weights and cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec

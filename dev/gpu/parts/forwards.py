@@ -1,7 +1,5 @@
 """Forwards by window, at Lumina's true size, against the forecast of `specbench forecast`."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Compiled steps: equality of tokens, numbers of forms and captures, addresses of the KV caches."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Planned against peak memory."""
 
-from __future__ import annotations
-
 import torch
 from memory import peak, predicted
 

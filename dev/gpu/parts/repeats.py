@@ -1,8 +1,6 @@
 """Check that the same work gives the same numbers twice: torch lists the cumulative sum in `draw` and top-p among the
 CUDA operations that may be nondeterministic."""
 
-from __future__ import annotations
-
 import torch
 from timing import CAPTION
 

@@ -1,7 +1,5 @@
 """Sizes of the trials, and the random model of Lumina's size."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

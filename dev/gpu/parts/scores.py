@@ -1,8 +1,6 @@
 """Scores on the device: the networks of `score --protocol sjd` and of GenEval at their published sizes, with random
 weights, fed by the threads of `score`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO

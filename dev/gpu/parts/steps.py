@@ -1,7 +1,5 @@
 """Ratio of a step to its forward, and the realised share of the ideal speed-up, at Lumina's true size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Images per hour of `shapes`: batches against one image at a time."""
 
-from __future__ import annotations
-
 from throughput import timed_images
 
 from parts.claims import Outcome, claim

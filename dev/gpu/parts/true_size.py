@@ -1,7 +1,5 @@
 """The user's commands at the true size and length of a model, with random weights, run as command lines."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -5,8 +5,6 @@ verification. Draft trees use scratch slots, which the next tree overwrites. Con
 their tokens, but have separate features and caches. The session combines their logits like the target's.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Drafters without a draft model: no drafts (AR), the Jacobi chain, and the Jacobi chain with sibling branches."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import Any
 

@@ -8,8 +8,6 @@ Slots are looked up from left to right, as long as q of earlier lookups in this 
 than q of the Jacobi drafts. Neither the decision to look up a slot nor the result depends on the slot's draft.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

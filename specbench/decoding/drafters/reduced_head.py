@@ -5,8 +5,6 @@ are the most probable ids in the slots that the last step committed, so that the
 0 for other ids; verification can draw them from the residual distribution.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -5,8 +5,6 @@ then q), copies a preview with some probability, or is uniformly random. If the 
 source is used; a slot without a source is uniformly random.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 

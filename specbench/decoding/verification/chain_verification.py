@@ -12,8 +12,6 @@ All slots are computed in parallel, without a host sync. The verifier `block` ch
 accepts the first n drafts; the rest is the same.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

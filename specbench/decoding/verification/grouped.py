@@ -5,8 +5,6 @@ overlap, so the result is lossy. q(C) sums over the whole cluster, as in the pap
 over the members within the target's top-k only, which accepts more drafts near the top-k cut-off.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -35,13 +33,11 @@ class Grouped(RatioTest):
         cluster_q: Literal["whole", "support"] = "whole",
     ):
         super().__init__(context)
-        if context.codebook is None and (d != float("inf") or cluster == "embedding"):
-            raise SpecbenchError("--d and --cluster embedding need a codebook, which this model lacks", "use --d inf")
         self._d, self._delta, self._rank_by, self._descending = d, delta, cluster, order == "descending"
         half = G // 2
         self._before, self._after = half, half if bounds == "inclusive" else max(half - 1, 0)
         self._whole = cluster_q == "whole"
-        self._codebook: Tensor = context.codebook
+        self._codebook = context.codebook
         self._nearest = _neighbours(context.codebook, G - 1) if cluster == "embedding" else None
 
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:

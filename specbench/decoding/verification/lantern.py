@@ -19,7 +19,6 @@ from torch import Tensor
 
 from specbench.decoding.interfaces import Context
 from specbench.decoding.verification.ratio_tests import DraftTests, FailedTest, RatioTest, optimal, or_target, standard
-from specbench.errors import SpecbenchError
 from specbench.system.digests import cache_folder
 
 _TIE = 1 + 1e-6
@@ -34,8 +33,6 @@ class Lantern(RatioTest):
 
     def __init__(self, context: Context, k: int, delta: float, neighbours: Neighbours):
         super().__init__(context)
-        if context.codebook is None:
-            raise SpecbenchError("the LANTERN verifiers need a codebook, which this model does not have")
         self._limit = delta
         table = neighbour_table(context.codebook, raw=neighbours == "raw")
         self._table = table[:, : k + 1].to(context.device)

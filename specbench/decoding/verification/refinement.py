@@ -4,8 +4,6 @@ Given the prefix, every rule except `Reuse` fills the slot with a sample from it
 distribution is q of the next step, even if the token has not changed. It is p, except for `StaleReuse`.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

@@ -13,8 +13,6 @@ is redrawn). A run is tested only if the previous run was accepted completely. A
 the run looks ahead, and part of it may not be tested.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -5,8 +5,6 @@ rejection sampling of SpecInfer and EAGLE). All drafts are tested in parallel an
 without a host sync. Chains have a simpler module, `chain_verification`.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -6,8 +6,6 @@ model-parallel shard, which the class cannot read), and the image decoder (the c
 `specbench.models.families.vq_decoder`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Chameleon in Meta's layout, in which Anole's authors publish it: a pickle of the language model, `params.json`,
 `text_tokenizer.json` and `vqgan.ckpt`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from torch import Tensor

@@ -6,8 +6,6 @@ act on the same values and are summed. Attention over time attends to a single v
 gives several frames, of which the last is kept.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 

@@ -5,8 +5,6 @@ Two layouts of Emu3 are read: BAAI's (Emu3-Gen and Emu3-VisionTokenizer), and th
 Prompts are split and normalised as in the authors' tokenizer, unlike in the conversion's `tokenizer.json`.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """`generation_config.json`: changes of the logits that transformers' `generate` adds to the authors' script."""
 
-from __future__ import annotations
-
 from collections.abc import Container
 from pathlib import Path
 

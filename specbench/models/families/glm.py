@@ -5,8 +5,6 @@ on such an image, unless the ids are in the preview and are not ends. Here such 
 recorded as failed. Tokens after the last slot are not drawn, because the pipeline does not read them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any

@@ -6,8 +6,6 @@ encoding half of the image tokenizer serve image understanding only and are not 
 Difference from the official script: guidance and softmax are computed in float32 instead of bfloat16.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -3,8 +3,6 @@
 The official script (top-k 0, top-p 1) can sample text tokens and clamps them to code 0; here only codes are sampled.
 """
 
-from __future__ import annotations
-
 from transformers import GemmaConfig, GemmaForCausalLM
 
 from specbench.models.checkpoint_loading import build_network, read_model_config, read_tensors, read_tokenizer

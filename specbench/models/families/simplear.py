@@ -4,8 +4,6 @@ The official loop may sample text tokens inside an image and later clamps them t
 A repetition penalty in `generation_config.json` is part of the target, because the official script inherits it.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM

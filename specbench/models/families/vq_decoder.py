@@ -4,8 +4,6 @@ All decoders return values in [-1, 1]; pixels are round((x + 1) * 127.5) after c
 at most one grey level, because some truncate instead of rounding.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import partial

@@ -6,8 +6,6 @@ FLUX model are read from a folder with the whole repository. The script samples 
 repository's generation settings replace its default temperature, top-k and top-p.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path

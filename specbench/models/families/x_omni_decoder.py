@@ -1,8 +1,6 @@
 """X-Omni's image decoder, written after a copy of the authors' code for the Chinese model. It is a FLUX transformer
 that reads no text. Between its two kinds of blocks, features of the codes are added to the hidden states."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The embedded `shapes` model as an `ImageModel`."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ red circle left of a blue square" and of "a red circle and a blue square" is in 
 opposite the network sees only one wording, which names objects in the picture's raster order.
 """
 
-from __future__ import annotations
-
 import re
 
 from specbench.errors import SpecbenchError

@@ -5,8 +5,6 @@ with the outline of each shape. The judgement follows GenEval: every clause must
 only if a clause requests several objects of a kind.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

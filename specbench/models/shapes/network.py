@@ -9,8 +9,6 @@ word also carries the number of objects named before it. All inputs are built as
 plain transformers class.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path

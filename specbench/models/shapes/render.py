@@ -5,8 +5,6 @@ them. Four backgrounds consist of whole 4 x 4-pixel tokens without noise. Two ha
 clouds in the upper part, grain in the lower part.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from specbench.models.shapes.scene import SIZE, Item, Scene

@@ -4,8 +4,6 @@ The encoder reads only a token's own 4 x 4 pixels, so equal patches have equal t
 tokens around and draws the edges. A second network computes the features that `shapes-frechet` compares.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file

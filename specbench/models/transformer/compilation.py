@@ -1,7 +1,5 @@
 """Functions of tensors, run eagerly or compiled for the shapes they are called with."""
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile
@@ -12,7 +10,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -139,7 +137,7 @@ def graph_bytes() -> int | None:
 
 
 class CompiledForms:
-    part: str  # part of a step, for run.json
+    part: Literal["forward", "sampling"]  # of a step, for run.json
     options: dict[str, Any]  # options of Inductor
 
     def all_compiled(self) -> Iterable[Any]:

@@ -6,8 +6,6 @@ if torch can (`nest_layers`). Only guards on the arguments are kept, because che
 as long as the forward of a small model. The model is checked when a session begins.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager

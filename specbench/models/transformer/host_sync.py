@@ -3,8 +3,6 @@
 In a sync the host waits for all work queued on a GPU. Decode steps use bounds or the copies below instead.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

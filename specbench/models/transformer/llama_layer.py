@@ -5,8 +5,6 @@ A small model's forward takes as long as its calls, and many calls do no arithme
 wrappers of modules, a norm in six operations, a rotary embedding that every layer unpacks again.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface

@@ -180,7 +180,7 @@ def _export(step: _Step, buffers: Buffers, inputs: ForwardInputs) -> tuple[Expor
     """Trace a step for such arguments. Also return the arguments of the trace, whose values are never read."""
     columns = {"columns": 1} if inputs.tokens.shape[1] == 1 else {}
     shown, *allowed = (sizes._replace(**columns) for sizes in (_TRACED, *_ALLOWED))
-    fields = list(zip(ForwardInputs._fields[:-1], inputs[:-1], strict=True))
+    fields = [(name, value) for name, value in inputs._asdict().items() if name != "state"]
 
     def arguments(sizes: _Sizes, device: str) -> tuple[Any, ...]:
         fed = [None if value is None else _blank(value, sizes.of(name), device) for name, value in fields]

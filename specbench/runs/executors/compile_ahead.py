@@ -1,8 +1,6 @@
 """Parallel compilation of several decoders on a CPU: separate processes fill the cache of compiled code. Each runs this
 module as a program, because a process of `multiprocessing` would run the user's script again."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys

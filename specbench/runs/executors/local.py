@@ -1,7 +1,5 @@
 """Decode chunks: requests become rows of the store. `LocalExecutor` decodes in this process."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Configuration of workers, import of Ray, and check of a cluster. Loads no model, for dry runs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -28,9 +26,6 @@ class Workers:
     @property
     def elsewhere(self) -> bool:
         return self.address is not None or self.count != 1
-
-
-THIS_PROCESS = Workers()
 
 
 def plan_workers(settings: RunSettings) -> Workers:

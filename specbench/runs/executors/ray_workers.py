@@ -63,7 +63,7 @@ class WorkerPool:
 
     def decode(self, chunks: Iterator[Chunk], reporter: Reporter | None = None) -> Iterator[DecodedChunk]:
         while True:
-            while self._free and (chunk := self._take(chunks)):
+            while self._free and (chunk := self._again.popleft() if self._again else next(chunks, None)):
                 worker = self._free.pop()
                 self._busy[self._crew.submit(worker, chunk)] = worker, chunk
             if not self._again and all(chunk is None for _, chunk in self._busy.values()) and self._free:
@@ -73,9 +73,6 @@ class WorkerPool:
                 yield done
             elif isinstance(outcome, WorkerLost):
                 yield from self._requeue_lost(chunk, outcome)
-
-    def _take(self, chunks: Iterator[Chunk]) -> Chunk | None:
-        return self._again.popleft() if self._again else next(chunks, None)
 
     def _prepare(self, worker: int) -> None:
         self._busy[self._crew.prepare(worker, *self._preparation)] = worker, None
