@@ -30,7 +30,7 @@ REASONS = (errno.EACCES, errno.ENOMEM)
 def folder(tmp_path_factory) -> Path:
     folder = drawn_run(tmp_path_factory.mktemp("runs"), n=1)
     scoring.score([folder], ["shapes-detector"])
-    write_audit(folder, {"deviates": False, "fingerprint": "x", "tv": 0.0, "images": 1})
+    write_audit(folder, {"verdict": "consistent", "deviates": False, "fingerprint": "x", "tv": 0.0, "images": 1})
     return folder
 
 
