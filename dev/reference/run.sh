@@ -19,5 +19,5 @@ run --decoder gsd:G=10,d=inf --decoder gsd:G=50,d=inf --decoder sjd++:tau=0.1 --
 run --decoder lantern++-optimal,cool-sd-linear,gsd-released,lantern-released,lantern++-released,pathexplore
 run --decoder zipar-released,zipar-adaptive,pjd-released,pjd-residual
 run --decoder vertical-coupled,vvs
-run --decoder sjd-pac-released,sjd-sv --decoder sjd-sv:before=tested --decoder cascade,eagle3 --decoder cascade:pairs=level
+run --decoder sjd-pac-released,sjd-sv --decoder sjd-sv:before=tested --decoder cascade,eagle3,adt-tree --decoder cascade:pairs=level
 run --decoder ar --top-k 1 --top-p 1 --samples 1  # greedy: all samples would be the same
