@@ -84,7 +84,7 @@ _ORDERS: Sequence[tuple[str, Callable[[np.ndarray], np.ndarray]]] = (
 _SHIFTS: Sequence[tuple[CauseKind, str, Shift]] = (
     (CauseKind.POSITIONS, "positions of the image are one too far from the prompt", (1,)),
     (CauseKind.POSITIONS, "positions of the image are one too near to the prompt", (-1,)),
-    (CauseKind.CACHE, "the cache is read one slot too short: no token sees itself", (0, 1)),
+    (CauseKind.CACHE, "the cache is read one slot too short: no token attends to itself", (0, 1)),
     (CauseKind.CACHE, "the cache is written one slot too early, over the prompt", (0, 0, 1)),
 )
 """Kind of each cause, the cause in words, and the argument for `TransformerSession.move`."""

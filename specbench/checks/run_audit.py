@@ -204,7 +204,7 @@ def _explained(
             changed: dict[str, Any] = {str(cause.setting): value}
             if p := _fits(replace(spec, sampling=replace(spec.sampling, **changed)), unknown, load):
                 label = cause.label if value == cause.exactly else f"{cause.setting} {value:g}"
-                why += f"; with {label} they are consistent (p = {p:.2g})"
+                why += f"; with {label} the tokens are consistent (p = {p:.2g})"
                 break
         explains = p is not None
     elif causes and causes[0].kind in SINGLE_TOKENS and audit["logp_kind"] is None and "log p" in audit["agreement"]:

@@ -192,7 +192,7 @@ def _contradictions(row: Mapping[str, Any], lossless: bool) -> Iterator[str]:
     taken, free = int(accepted.sum()), int((~forced).sum())
     most_tokens = taken + row["nfe"] if lossless and tested.any() else free  # a step adds one to its accepted drafts
     if not taken <= free <= most_tokens:
-        yield "steps and accepted drafts do not add up to its tokens"
+        yield "the numbers of steps and accepted drafts do not match the number of tokens"
     if len(np.unique(row["committed_step"])) < last:
         yield "a step committed no token"
     for total, spans in (("latency_ms", AR_SPANS), ("latency_e2e_ms", SPANS)):

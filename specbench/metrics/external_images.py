@@ -297,8 +297,8 @@ _BESIDE = ("global_statistics_*.json", "generation_configs.json", "gen_img_outpu
 """Files that LANTERN's and SJD's programs write next to their images."""
 IMAGE_LAYOUTS: Mapping[str, ImageLayout] = {
     "ids": ImageLayout("<prompt id>.png or <prompt id>-<sample>.png", _by_id),
-    "lines": ImageLayout("0.png, prompt_0.png or 00000.png: line of the list; LANTERN, SJD on PartiPrompts", _by_line),
-    "annotations": ImageLayout("<annotation>.png: COCO's number of the caption; SJD on COCO", _by_annotation),
+    "lines": ImageLayout("0.png, prompt_0.png or 00000.png: line in the list; LANTERN, SJD on PartiPrompts", _by_line),
+    "annotations": ImageLayout("<annotation>.png: id of the caption in COCO; SJD on COCO", _by_annotation),
     "captions": ImageLayout("<caption>_<number>.png; T2I-CompBench", _by_caption),
     "starts": ImageLayout("<model>-<30 characters of the caption>-...-seed<seed>-...png; GSD", _by_start),
     "geneval": ImageLayout("<line>/samples/<sample>.png; GenEval", _by_folder),

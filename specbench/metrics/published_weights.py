@@ -65,7 +65,7 @@ def missing_file(name: str, forbidden: bool = False) -> Download | None:
     if forbidden or offline():
         raise SpecbenchError(f"{checkpoint.file} is not on this disk", checkpoint.hint, MISSING_PREREQUISITE)
     if not checkpoint.digest and is_pinned_only():
-        what = f"{checkpoint.file} has no published digest, which --pinned-only requires"
+        what = f"{checkpoint.file} has no published digest, and --pinned-only downloads only pinned files"
         raise SpecbenchError(what, f"put it into {checkpoint.path.parent}", MISSING_PREREQUISITE)
     remote = replace(on_hub_endpoint(checkpoint.remote), by_hand=f"or put it into {checkpoint.path.parent}")
     part, size = checkpoint.path.with_name(f"{checkpoint.file}.part"), size_of(remote)

@@ -219,7 +219,7 @@ def _read_json(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     if isinstance(rows, dict):
         rows = _listed(rows, source)
     if not isinstance(rows, list) or not all(isinstance(row, str | dict) for row in rows):
-        what = f"prompt file '{path}' is not a list of objects or texts, nor an object with these by id"
+        what = f"prompt file '{path}' must be a list of objects or texts, or an object that maps ids to them"
         raise SpecbenchError(what, _FORMATS)
     for number, row in enumerate(rows, 1):
         where = f"entry {number}"

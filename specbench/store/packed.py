@@ -153,7 +153,7 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
             raise ValueError(f"not of version {PACK_VERSION}")
         files = about.get("files")
         if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
-            raise ValueError("'files' are not digests by name")
+            raise ValueError("'files' must map file names to digests")
     except (*_DAMAGED, KeyError) as error:
         raise SpecbenchError(f"{path} is not a packed file: {MANIFEST}: {error}", "specbench pack writes one") from None
     names = [member.filename for member in members if member.filename != MANIFEST]

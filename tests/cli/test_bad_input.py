@@ -29,7 +29,7 @@ BAD = [
     ("run --decoder gsdd", "unknown decoder 'gsdd'", "did you mean 'gsd'"),
     ("run --decoder gsd --GG 5", "unknown option '--GG'", "did you mean '--G'"),
     ("run --decoder gsd:GG=5", "unknown gsd option 'GG'", "did you mean 'G'"),
-    ("run --decoder sjd --G 5", "--G: none of the chosen decoders", "belongs to gsd"),
+    ("run --decoder sjd --G 5", "--G: not an option of the chosen decoders", "belongs to gsd"),
     ("run --decoder gsd --G 0", "--G 0: must be at least 1", ""),
     ("run --decoder gsd --G many", "--G many: expected a whole number", ""),
     ("run --decoder gsd --cluster red", "--cluster red: not a valid choice", "target"),

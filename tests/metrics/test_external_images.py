@@ -294,7 +294,7 @@ def test_a_caption_of_geneval_that_is_not_the_lists_is_refused(tmp_path):
 def test_two_layouts_that_pair_differently_are_refused_until_one_is_named(tmp_path):
     folder = written(tmp_path / "images", "0.png", "1.png", "2.png")
     prompts = build_prompt_set("numbers", [Prompt(str(n), text) for n, text in zip((2, 1, 0), CAPTIONS, strict=True)])
-    with pytest.raises(SpecbenchError, match=r"the layouts 'ids' and 'lines'.*--layout ids or --layout lines"):
+    with pytest.raises(SpecbenchError, match=r"two layouts, 'ids' and 'lines'.*--layout ids or --layout lines"):
         external_images(folder, prompts, tmp_path / "out")
     rows = external_images(folder, prompts, tmp_path / "out", "lines").rows
     assert dict(zip(rows["prompt"], (path.name for path in rows["path"]), strict=True))[CAPTIONS[0]] == "0.png"

@@ -61,7 +61,7 @@ def test_a_run_is_scored_by_all_three_unasked_and_few_images_and_a_missing_packa
     bundled = ("shapes-clip", "shapes-detector", "shapes-frechet")
     assert tuple(outcome.metric for outcome in outcomes) == bundled
     scores = {row["metric"]: row for row in read_scores(folder)}
-    assert scores["shapes-frechet"]["low"] is None and "6 images are few" in scores["shapes-frechet"]["note"]
+    assert scores["shapes-frechet"]["low"] is None and "6 images are too few" in scores["shapes-frechet"]["note"]
     assert scores["shapes-clip"]["low"] is not None and scores["shapes-clip"]["note"] is None
     text = render_tables(report_rows([folder]), everything=True, explain=True)
     assert all(f"| {name} " in text and f"- {name}: " in text for name in bundled)
@@ -70,7 +70,7 @@ def test_a_run_is_scored_by_all_three_unasked_and_few_images_and_a_missing_packa
     monkeypatch.setattr(ShapesClip, "packages", {"no-such-package": "pip install it"})
     scoring.score([folder], reporter=ScoreProgress(), bundled_only=True)
     told = capsys.readouterr().err
-    assert ": shapes-detector, shapes-frechet\nshapes-clip is left out" in told and "needs no-such-package" in told
+    assert ": shapes-detector, shapes-frechet\nshapes-clip is not computed" in told and "needs no-such-package" in told
 
 
 def test_the_reference_depends_on_captions_alone_and_scores_name_their_weights_and_renderer(monkeypatch):

@@ -356,7 +356,7 @@ def test_captions_that_are_cut_are_counted_stored_and_said(cli, tmp_path):
     (tmp_path / "p.txt").write_text(f"{'a' * (CAPTION - 1)}\n{'b' * (CAPTION + 4)}\nc\n")
     line = "--model llamagen --random-weights --scale tiny --decoder ar --device cpu --dtype float32 --threads 1"
     arguments = *line.split(), "--prompts", tmp_path / "p.txt", "--out", tmp_path / "out"
-    planned, cut = cli("run", *arguments, "--dry-run"), "reads 120 tokens of a caption: 1 of 3 are cut"
+    planned, cut = cli("run", *arguments, "--dry-run"), "reads at most 120 tokens of a caption; 1 of 3 are cut"
     assert cut in planned.out
     ran = cli("run", *arguments)
     assert ran.code == 0 and cut in ran.err

@@ -189,7 +189,7 @@ def reversed_tokens(row):
     ("change", "check", "problem"),
     [
         (lambda row: {"nfe": max(1, row["nfe"] // 2)}, "facts", "the number of steps disagrees"),
-        (lambda row: fewer_steps(row, 1 / 3), "facts", "do not add up to its tokens"),
+        (lambda row: fewer_steps(row, 1 / 3), "facts", "do not match the number of tokens"),
         (lambda row: fewer_steps(row, 2), "facts", "a step committed no token"),
         (lambda row: {"logp": [0.0] * len(row["logp"])}, "facts", "no distribution has this log p and entropy"),
         (lambda row: {"top1": [value / 9 for value in row["top1"]]}, "facts", "probability than the most probable"),

@@ -273,7 +273,7 @@ def test_tokens_of_our_own_are_consistent_in_a_sentence_and_a_false_claim_is_not
         assert "audit --run also searches for likely causes" in cli("verify", true).out
     lie = cli("audit", "--run", false)
     last = lie.err.splitlines()[-1]
-    assert lie.code == GATE and "likely cause: guidance 1." in last and "they are consistent (p = " in last
+    assert lie.code == GATE and "likely cause: guidance 1." in last and "the tokens are consistent (p = " in last
     assert "searching for likely causes in 4 images: takes about" in lie.err
 
 
