@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -28,6 +27,7 @@ from specbench.specs.presets import resolve
 from specbench.system import plugins
 from specbench.system.environment import requirements
 from specbench.system.files import PACKAGE
+from specbench.system.json_values import Word
 from specbench.system.limits import available_cores, available_memory, available_threads
 from specbench.system.torch_device import has_gpu_driver, no_gpu_reason
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LOW_DISK_GIB = 1.0
 
 
-class Status(StrEnum):
+class Status(Word):
     """Whether a prerequisite is met; only a missing prerequisite fails the command."""
 
     OK, WARNING, MISSING = "ok", "warning", "missing"
@@ -48,7 +48,7 @@ class Status(StrEnum):
 OK, WARNING, MISSING = Status
 
 
-class Kind(StrEnum):
+class Kind(Word):
     """Subject of a row. The names of models, metrics and plug-ins begin with it."""
 
     MACHINE, PACKAGE, ACCELERATION, MEMORY = "machine", "package", "acceleration", "memory"

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -38,6 +37,7 @@ from specbench.runs.decoder_args import labelled_decoders
 from specbench.specs.presets import PRESETS, DecoderSpec, Preset, decoder_name, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
+from specbench.system.json_values import Word
 from specbench.system.torch_state import PinnedTorch
 
 AUDIT_SAMPLES = 290_000  # Images per decoder: about 19,300 per setting of share 1
@@ -47,7 +47,7 @@ SMALL_ENOUGH = 0.05
 """An audit calls a decoder lossless only if its `detectable_tv` is at most this, which takes about 15,000 images."""
 
 
-class Verdict(StrEnum):
+class Verdict(Word):
     """Result of an audit, and what a decoder declares; see `audit_verdict`."""
 
     LOSSLESS, LOSSY, UNSEEN = "lossless", "lossy", "no deviation seen"

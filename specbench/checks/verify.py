@@ -6,7 +6,6 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +37,12 @@ from specbench.store.schema import AR_SPANS, SAMPLES
 from specbench.store.token_sums import LISTS, SUMS, token_sums
 from specbench.system.console import counted, one_line
 from specbench.system.device_peaks import KNOWN
+from specbench.system.json_values import Word
 from specbench.system.plugins import plugins
 from specbench.system.torch_state import PinnedTorch
 
 
-class Status(StrEnum):
+class Status(Word):
     """Outcome of a check."""
 
     OK, WRONG, OPEN = "ok", "WRONG", "not checked"
@@ -233,7 +233,7 @@ def _drawing(run: Path, device: str) -> tuple[Status, str]:
 def _pictures(run: Path) -> Iterator[tuple[str, Status, str]]:
     rows = RunStore(run).samples(["image", "image_sha256"]).dropna(subset=["image"])
     if not (run / "images").is_dir():
-        yield "pictures", OPEN, "the run has no pictures"
+        yield "pictures", OPEN, "no pictures are stored here"
         return
     for row in rows.itertuples():
         image_bytes(run, row.image, row.image_sha256)
@@ -249,8 +249,11 @@ def _scores(run: Path) -> Iterator[tuple[str, Status, str]]:
             continue
         again = _score_again(run, name, score)
         if again is None:
-            imported = name in metric_catalog.IMPORTED
-            reason = "its value was imported" if imported else "its class, reference or versions differ"
+            reason = "the class of a plug-in is not imported"
+            if name in metric_catalog.IMPORTED:
+                reason = "its value was imported"
+            elif name in metric_catalog.METRICS:
+                reason = "files are missing, or its reference or versions differ"
             yield "score", OPEN, f"{name}: cannot be computed here again ({reason})"
         elif score["value"] is None:
             yield "score", OK if math.isnan(again) else WRONG, f"{name} has no stored value; from features: {again:.6g}"

@@ -92,7 +92,9 @@ class ModelInfo(ModelFacts):
             raise SpecbenchError(f"model '{self.name}': {'; '.join(wrong)}", "correct its ModelInfo, or its layout")
         if self.eight_bits:
             if not isinstance(getattr(loaded, "backbone", None), torch.nn.Module):
-                raise SpecbenchError(f"--dtype int8wo: the backbone of '{self.name}' is no transformer", "omit --dtype")
+                raise SpecbenchError(
+                    f"--dtype int8wo: '{self.name}' has no transformer as its backbone", "omit --dtype"
+                )
             from specbench.models.checkpoint_loading import quantise_network  # imports torch
 
             quantise_network(loaded.backbone)

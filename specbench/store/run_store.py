@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ from specbench.store.token_sums import LISTS, SUMS
 from specbench.system.environment import now
 from specbench.system.files import blaming, files_named, read_regular, sync_folder, take_lock, write_atomically
 from specbench.system.images import picture_bytes, png_bytes, read_picture
-from specbench.system.json_values import nonfinite_as_null, nonfinite_as_text, parse_json
+from specbench.system.json_values import Word, nonfinite_as_null, nonfinite_as_text, parse_json
 
 _PATTERNS = {"image": r"^images/[^./\\\x00][^/\\\x00]*$", "image_sha256": r"^[0-9a-f]{64}$"}
 _OBJECTS = {"facts": read_facts, "meta": lambda texts: [*map(read_meta, texts.to_pylist())], "machine": read_machines}
@@ -409,7 +408,7 @@ def write_audit(folder: Path, result: Mapping[str, object]) -> None:
         raise SpecbenchError(f"cannot write {Path(folder) / AUDIT_JSON}: {error.strerror}") from error
 
 
-class AuditVerdict(StrEnum):
+class AuditVerdict(Word):
     """Verdict of a stored audit. OTHERS: p was recorded for another model."""
 
     CONSISTENT = "consistent"
