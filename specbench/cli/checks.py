@@ -315,7 +315,9 @@ def notes(row: Mapping[str, Any]) -> list[str]:
             )
     if row["kind"] in ("serial", "images") and row["p_value"] < row["level"]:
         before = (
-            f"token {row['group']} positions earlier" if row["kind"] == "serial" else "same token of the last image"
+            f"token {console.counted(int(row['group']), 'position')} earlier"
+            if row["kind"] == "serial"
+            else "same token of the previous image"
         )
         lines.append(f"the values depend on the values of the {before}")
     if not row["deviates"]:

@@ -106,8 +106,8 @@ def draft_tv(rows: pd.DataFrame) -> float | None:
     return mean(_slots(rows["draft_tv"]))
 
 
-@number("Top-1 of q: largest probability of the draft distribution of a verified draft token, mean as for TV(p, q).",
-        of="traces")  # fmt: skip
+@number("Top-1 of q: largest probability of the draft distribution of a verified draft token, mean over the same "
+        "tokens as TV(p, q).", of="traces")  # fmt: skip
 def draft_top1(rows: pd.DataFrame) -> float | None:
     return mean(_slots(rows["draft_top1"]))
 

@@ -46,7 +46,7 @@ def logp_mean(rows: pd.DataFrame) -> float | None:
     return ratio_or_none(rows["logp_sum"].sum(), rows["free_tokens"].sum())
 
 
-@number("Std of log p: standard deviation over all free tokens.", "nats", of="tokens")
+@number("Std of log p: standard deviation of log p over all free tokens.", "nats", of="tokens")
 def logp_std(rows: pd.DataFrame) -> float | None:
     n, mean = rows["free_tokens"].sum(), logp_mean(rows)
     if n < 2 or mean is None or not math.isfinite(mean):
@@ -91,8 +91,8 @@ def nll_gap(rows: pd.DataFrame) -> float:
     return mean if math.isfinite(mean) else math.inf
 
 
-@number("Standard error of the NLL - H gap: over independent images; missing for one image, or an infinite gap.",
-        "nats", of="tokens")  # fmt: skip
+@number("Standard error of the NLL - H gap: standard error over independent images; missing for one image or an "
+        "infinite gap.", "nats", of="tokens")  # fmt: skip
 def nll_gap_se(rows: pd.DataFrame) -> float | None:
     excess, tokens = _excess(rows)
     n, mean = len(tokens), nll_gap(rows)

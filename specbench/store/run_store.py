@@ -54,7 +54,7 @@ _DECODED = ("batch", "tokens", "forced", "logp")
 _STEPS = ("nfe", "prefills", "committed_step", "drafted", "tested", "accepted")
 """Columns without nulls: in every row; in every decoded row; and in every row decoded by specbench (for imported
 tokens, all of `_STEPS` are null)."""
-_REDO = "delete the file if it exists; running again decodes its images again"
+_REDO = "delete the file if it exists, and run again to decode the image again"
 _WAIT = "wait until it is done; to split the images: --shard auto in tasks of a job, --shard I/N in other processes"
 
 
