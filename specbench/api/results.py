@@ -97,14 +97,13 @@ def columns(table: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from specbench.reporting.report_schema import TABLES
     from specbench.store.schema import column_facts
 
-    kinds = TABLES if table is None else [read_name("table", table, TABLES)]
+    kinds = REPORT_TABLES if table is None else [read_name("table", table, REPORT_TABLES)]
     return pd.DataFrame(
-        {"table": kind, "name": field.name, "type": str(field.type), **column_facts(TABLES[kind])[field.name]}
+        {"table": kind, "name": field.name, "type": str(field.type), **column_facts(REPORT_TABLES[kind])[field.name]}
         for kind in kinds
-        for field in TABLES[kind]
+        for field in REPORT_TABLES[kind]
     )
 
 

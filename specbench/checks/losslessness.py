@@ -47,13 +47,13 @@ SMALL_ENOUGH = 0.05
 """An audit calls a decoder lossless only if its `detectable_tv` is at most this, which takes about 15,000 images."""
 
 
-class Verdict(Word):
+class Losslessness(Word):
     """Result of an audit, and what a decoder declares; see `audit_verdict`."""
 
     LOSSLESS, LOSSY, UNSEEN = "lossless", "lossy", "no deviation seen"
 
 
-LOSSLESS, LOSSY, UNSEEN = Verdict
+LOSSLESS, LOSSY, UNSEEN = Losslessness
 
 Decode = Callable[[ImageModel, Sequence[Request], Sampling, int], Sequence[Generation] | np.ndarray]
 Auditable = str | DecoderSpec | Decode
@@ -179,7 +179,7 @@ def audit_one(
     }
 
 
-def audit_verdict(p: float, detectable: float, declared: Verdict | None, alone: int = 0) -> Verdict:
+def audit_verdict(p: float, detectable: float, declared: Losslessness | None, alone: int = 0) -> Losslessness:
     """Verdict of an audit with p-value `p` that can detect a total variation of `detectable`.
 
     "lossy" if the test rejects at AUDIT_LEVEL, else "lossless". The verdict is only "no deviation seen" if the audit

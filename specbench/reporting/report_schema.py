@@ -27,5 +27,5 @@ def _columns_of(number: Number[..., Any]) -> str:
 
 REPORT = schema.declared("report", _with_numbers(_TABLES["report"]["columns"]))
 LONG_REPORT = schema.declared("numbers", _TABLES["numbers"]["columns"])
-TABLES = schema.TABLES | {"report": REPORT, "numbers": LONG_REPORT, "samples": schema.IMAGE_TABLE}
+REPORT_TABLES = schema.TABLES | {"report": REPORT, "numbers": LONG_REPORT, "samples": schema.IMAGE_TABLE}
 """{name: schema} of all declared tables, including tables that are not files."""
