@@ -97,6 +97,7 @@ def columns(table: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
+    from specbench.reporting.report_schema import REPORT_TABLES
     from specbench.store.schema import column_facts
 
     kinds = REPORT_TABLES if table is None else [read_name("table", table, REPORT_TABLES)]
