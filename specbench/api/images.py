@@ -202,7 +202,8 @@ def estimate(table: str, **settings: object) -> Rows:
         table, settings: as for `bench`.
 
     Returns:
-        One dict per run: `rows` of the table, `chosen` settings, the keys of `dry_run`, `on_disk` and `problem`.
+        One dict per run, with the keys of `dry_run` and: `rows` (labels of the table's rows), `chosen` (settings that
+        the paper does not state, with reasons), `on_disk` (whether the weights are), `problem` (the first obstacle).
 
     Raises:
         SpecbenchError: an unknown table or an invalid setting.

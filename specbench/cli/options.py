@@ -22,6 +22,8 @@ from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 from specbench.system.table_formats import FORMATS, format_name, formats_with
 
+_FEW_DECODERS = 5  # Help names the decoders of an option up to this number
+
 
 def option(name: str, metavar: str, help: str, default: Any = None, **more: Any) -> Any:
     """Make an option with a placeholder for its value; further arguments as for `typer.Option`."""
@@ -170,24 +172,30 @@ def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Para
 
 def _help(setting: Setting, default: str | None) -> str:
     if setting.panel == "Decoder options":
-        return "; ".join(_decoder_help(option) for option in (setting, *setting.others))
+        options = (setting, *setting.others)
+        return ". ".join(_decoder_help(option, len(options) > 1) for option in options)
     text = _sentence(setting.help)
     if default is None and (setting.unset or setting.type is bool or setting.value_unset in ("", ())):
         return text
     return f"{text} [dim](default {escape(default or str(setting.default))})[/dim]"
 
 
-def _decoder_help(option: Option) -> str:
-    """Describe a decoder option with its default for each decoder: "Cluster size (gsd 10)"."""
-    defaults: dict[object, list[str]] = {}
+def _decoder_help(option: Option, of_several: bool) -> str:
+    """Describe a decoder option with its defaults: "Cluster size (default: 10 for gsd)". `of_several`: whether other
+    decoders have another option of this name; then the text begins with its decoders, unless they are many."""
+    owners: dict[str, list[str]] = {}
     for name, options in _options_by_preset(tuple(PRESETS)).items():
         if (same := options.get(option.name)) and same.help == option.help:
-            defaults.setdefault(same.default, []).append(name)
-    shown = {value: "on" if value is True else "" if value is False else plain(value) for value in defaults}
-    rare = [f"{'/'.join(names)} {shown[value]}".strip() for value, names in defaults.items() if len(names) <= 4]
-    common = " or ".join(shown[value] for value, names in defaults.items() if len(names) > 4 and shown[value])
-    owners = ", ".join([*([f"default {common}"] if common else []), *rare]) or ("" if defaults else "used by no preset")
-    return _sentence(option.help) + (f" [dim]({escape(owners)})[/dim]" if owners else "")
+            value = {True: "on", False: "off"}[same.default] if same.type is bool else plain(same.default)
+            owners.setdefault(value, []).append(name)
+    names = [name for some in owners.values() for name in some]
+    few = of_several and 0 < len(names) <= _FEW_DECODERS
+    common = [value for value, some in owners.items() if len(some) > 4 or (few and len(owners) == 1)]
+    shown = [" or ".join(common) + " by decoder" * (len(common) > 1)] if any(common) else []
+    shown += [f"{value} for {'/'.join(some)}" for value, some in owners.items() if value not in common]
+    note = f"default: {', '.join(shown)}" if shown else "" if names else "used by no preset"
+    text = _sentence(f"for {'/'.join(names)}: {option.help}" if few else option.help)
+    return text + (f" [dim]({escape(note)})[/dim]" if note else "")
 
 
 @cache

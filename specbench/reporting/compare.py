@@ -241,7 +241,7 @@ def _nothing_common(a: Path, b: Path) -> str:
     if shared.empty:
         return "no captions in common"
     if (shared["prompt_id_x"] == shared["prompt_id_y"]).any():
-        return "no images in common: their sample numbers (--samples) differ"
+        return "no images in common: the runs have different sample numbers, see --samples"
     named = [info.spec.prompts for info in map(read_info, (a, b)) if not info.spec.tokens_sha256]
     advice = f": import tokens --prompts {named[0]} gives the ids of the other run" if len(named) == 1 else ""
     return f"the captions in common have different ids{advice}"

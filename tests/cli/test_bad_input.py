@@ -74,7 +74,7 @@ BAD = [
     ("doctor --model shaps", "unknown model 'shaps'", "did you mean 'shapes'"), ("demo --limit 0", "'--limit'", "1"),
     ("score --images x", "x has no metadata.jsonl or metadata.csv", ""),
     ("score --prompts shapes", "--prompts requires --images", ""),
-    ("score a-run --images x --prompts shapes", "exclude each other", ""),
+    ("score a-run --images x --prompts shapes", "cannot be combined", ""),
     ("score --protocol sdj", "did you mean 'sjd'", ""), ("score --metric clip[b61]", "did you mean 'clip[b16]'", ""),
     ("score --device tpu9", "--device tpu9", ""), ("score --reference /nowhere", "/nowhere does not exist", ""),
     ("score --reference val2017.zip", "unpack it", "fetch coco --images --from"),

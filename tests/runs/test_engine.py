@@ -187,7 +187,7 @@ def test_other_engines_and_settings_are_refused_in_a_line(more, code, problem, f
 def test_models_that_no_engine_serves_are_refused_in_a_line(folder, tmp_path, cli):
     problems = {
         "shapes": "an engine takes prompts as token ids", "janus": "are not in the served model's vocabulary",
-        "simplear": "does not offer guidance, here 6",
+        "simplear": "does not offer guidance, but simplear would use 6",
     }  # fmt: skip
     with engine(vllm) as (address, _):
         for name, problem in problems.items():

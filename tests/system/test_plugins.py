@@ -152,7 +152,7 @@ def test_the_option_of_a_file_is_read_as_the_file_has_it(tmp_path):
         (("keep:DECODER", "--eps", "3"), 0, ""),
         (("keep:DECODER", "--eps", "0.5"), 2, "--eps 0.5: must be at least 1 and at most 5 (exponent on p/q"),
         (("keep:DECODER", "--eps", "abc"), 2, "--eps abc: expected a number (exponent on p/q"),
-        (("keep:DECODER:eps=2:fresh-q=onehot",), 2, "use commas between options"),
+        (("keep:DECODER:eps=2:fresh-q=onehot",), 2, "a colon between options"),
         (("power:DECODER", "--thr", "0.2"), 2, "write it inline: --decoder power:DECODER:thr=VALUE"),
     ]:
         done = specbench(tmp_path, "run", "--dry-run", "--decoder", *arguments)
