@@ -186,7 +186,7 @@ def _decoder_help(option: Option, of_several: bool) -> str:
     owners: dict[str, list[str]] = {}
     for name, options in _options_by_preset(tuple(PRESETS)).items():
         if (same := options.get(option.name)) and same.help == option.help:
-            value = {True: "on", False: "off"}[same.default] if same.type is bool else plain(same.default)
+            value = ("on" if same.default else "off") if same.type is bool else plain(same.default)
             owners.setdefault(value, []).append(name)
     names = [name for some in owners.values() for name in some]
     few = of_several and 0 < len(names) <= _FEW_DECODERS

@@ -93,7 +93,7 @@ def _check_ranges(batch: int, dtype: str | None, bandwidth: Range, flops: Range,
         raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(DTYPES)}")
     for name, (low, high) in (("bandwidth-share", bandwidth), ("flops-share", flops)):
         if not 0 < low <= high <= 1:
-            raise SpecbenchError(f"--{name} {low:g},{high:g}: not shares", "write LOW,HIGH with 0 < LOW <= HIGH <= 1")
+            raise SpecbenchError(f"--{name} {low:g},{high:g}: invalid shares", "use 0 < LOW <= HIGH <= 1")
     if overhead_ms and not 0 <= overhead_ms[0] <= overhead_ms[1] <= MOST_MS:
         raise SpecbenchError("--overhead-ms: invalid range", f"write run, or LOW,HIGH in 0 to {MOST_MS:,}")
 
