@@ -109,7 +109,7 @@ class RunSettings:
         "decode only shard I of N shards of equal size; auto: as set by SLURM, LSF, MPI or torchrun", "I/N", "all",
         uses=Use.TABLES)
     mode: Mode | None = _where("",
-        "latency (decode one image at a time, alone on the device), or throughput (report no latency)",
+        "purpose: latency (decode one image at a time, alone on the device), or throughput (report no latency)",
         "MODE", "latency for one worker and batch 1", choices=_MODES)
 
     model: str = _model("shapes", "name of a model, see 'specbench list models'", "NAME", uses=Use.TARGET | Use.CELLS)
