@@ -117,7 +117,7 @@ def test_a_foreign_model_is_named_for_its_faults(name, code, tmp_path):
     where = ("--prompts", "shapes", "--limit", "1", "--out", "runs")
     answer = specbench(tmp_path, "run", "--model", f"mine:{name}", "--decoder", "sjd", *where)
     assert answer.returncode == code and "a bug" not in answer.stderr, answer.stderr
-    texts = (f"model '{name.lower()}'", "mine.py:", "the model drew", "is called")
+    texts = (f"model '{name.lower()}'", "mine.py:", "the model rendered", "is called")
     assert any(text in answer.stderr for text in texts), (name, answer.stderr)
     assert not list(tmp_path.rglob("outside*"))
 
