@@ -202,8 +202,8 @@ def estimate(table: str, **settings: object) -> Rows:
         table, settings: as for `bench`.
 
     Returns:
-        One dict per run, with the keys of `dry_run` and: `rows` (labels of the table's rows), `chosen` (settings that
-        the paper does not state, with reasons), `on_disk` (whether the weights are), `problem` (the first obstacle).
+        One dict per run: the keys of `dry_run`, `rows` (labels in the table), `chosen` (settings that the paper does
+        not state, with reasons), `on_disk` (whether the weights are) and `problem` (the first obstacle).
 
     Raises:
         SpecbenchError: an unknown table or an invalid setting.

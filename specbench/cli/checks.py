@@ -132,7 +132,7 @@ def audit(
     asked = {name: value for name, value in flags.items() if value is not None}
     if engine:
         if decoders or run or recompute or compiled or thorough or samples != _DEFAULT_SAMPLES or seed:
-            raise SpecbenchError("--engine cannot be combined with DECODER or --run", "use two commands")
+            raise SpecbenchError("--engine cannot be combined with DECODER, --run or their options", "use two calls")
         asked |= {"weights": weights or "", "revision": revision or "", "device": chosen_device(device)}
         asked |= {"dtype": dtype} if dtype else {}
         run = [_run_of_engine(engine, out, served, asked)]

@@ -22,8 +22,6 @@ from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 from specbench.system.table_formats import FORMATS, format_name, formats_with
 
-_FEW_DECODERS = 5  # Help names the decoders of an option up to this number
-
 
 def option(name: str, metavar: str, help: str, default: Any = None, **more: Any) -> Any:
     """Make an option with a placeholder for its value; further arguments as for `typer.Option`."""
@@ -172,8 +170,7 @@ def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Para
 
 def _help(setting: Setting, default: str | None) -> str:
     if setting.panel == "Decoder options":
-        options = (setting, *setting.others)
-        return ". ".join(_decoder_help(option, len(options) > 1) for option in options)
+        return ". ".join(_decoder_help(option, bool(setting.others)) for option in (setting, *setting.others))
     text = _sentence(setting.help)
     if default is None and (setting.unset or setting.type is bool or setting.value_unset in ("", ())):
         return text
@@ -189,7 +186,7 @@ def _decoder_help(option: Option, of_several: bool) -> str:
             value = ("on" if same.default else "off") if same.type is bool else plain(same.default)
             owners.setdefault(value, []).append(name)
     names = [name for some in owners.values() for name in some]
-    few = of_several and 0 < len(names) <= _FEW_DECODERS
+    few = of_several and 0 < len(names) <= 5
     common = [value for value, some in owners.items() if len(some) > 4 or (few and len(owners) == 1)]
     shown = [" or ".join(common) + " by decoder" * (len(common) > 1)] if any(common) else []
     shown += [f"{value} for {'/'.join(some)}" for value, some in owners.items() if value not in common]

@@ -247,7 +247,7 @@ def _foreign(cls: Any, reference: str) -> Any:
         name = getattr(self, "name", None)
         if not path_component(name) or name in METRICS:
             taken = "the name of a built-in metric" if path_component(name) else "not a valid name"
-            raise SpecbenchError(f"metric '{reference}' is called {name!r:.100}, {taken}", "use A-Z a-z 0-9 .+-[]")
+            raise SpecbenchError(f"metric '{reference}' is called {name!r:.100}, {taken}", "use letters, digits .+-[]")
 
     methods = [name for name in vars(Metric) if not name.startswith("_") and callable(getattr(cls, name, None))]
     parts = {"__init__": made, "__module__": cls.__module__, "class_reference": reference}

@@ -14,7 +14,7 @@ def export_files(target: Path, files: Iterable[tuple[bytes, *tuple[str, ...]]]) 
     place = Path(os.path.realpath(target))  # not Path.resolve, which raises a RuntimeError for circular links
     try:
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            raise SpecbenchError(f"{target} is not empty", "name a new folder, because programs read all files in it")
+            raise SpecbenchError(f"{target} is not an empty folder", "name a new folder: programs read all its files")
         if place == Path.cwd():
             raise SpecbenchError(f"{target} is the current folder", "name another folder")
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -317,9 +317,7 @@ class Gate:
         except ValueError:
             bound = math.nan
         if not match or math.isnan(bound):  # a gate with NaN would never fail, because comparisons with NaN are false
-            raise SpecbenchError(
-                f"'{text}' is not a condition", "write a name, one of < <= > >=, and a number: speedup<0.98"
-            )
+            raise SpecbenchError(f"'{text}' is not a condition", "write name, < <= > or >=, and number: speedup<0.98")
         return cls(text, match[1], _BOUNDS[match[2] or ""], match[3], bound)
 
     def check(self, rows: Sequence[Compared]) -> None:

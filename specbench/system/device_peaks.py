@@ -91,7 +91,8 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
         return Peak(f"{bandwidth:g} GB/s, {flops:g} TFLOP/s", {0: bandwidth * 1e9}, flops * 1e12, "given")
     if text == "cpu" or re.fullmatch(r"cuda(:\d+)?", text):
         if (peak := find_peak(text, dtype, threads)) is None:
-            raise SpecbenchError(f"--on {text}: not measured in {dtype}", "measure it: specbench doctor --measure")
+            what = f"--on {text}: bandwidth and FLOP/s in {dtype} are unknown"
+            raise SpecbenchError(what, "measure them: specbench doctor --measure")
         return peak
     names = {_folded(name): name for name in KNOWN} | {_folded(name): full for name, full in SHORT_NAMES.items()}
     if _folded(text) not in names:

@@ -215,4 +215,4 @@ def test_geneval_export_is_the_official_layout_file_by_file(tmp_path):
     for line, metadata in enumerate(published.GENEVAL):
         assert json.loads((tmp_path / f"out/0000{line}/metadata.jsonl").read_text()) == metadata
     assert np.asarray(Image.open(tmp_path / "out/00001/samples/0000.png")).max() == 2
-    refused("is not empty", official_exchange.export_images, "geneval", run, tmp_path / "out")
+    refused("not an empty folder", official_exchange.export_images, "geneval", run, tmp_path / "out")

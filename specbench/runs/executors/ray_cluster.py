@@ -90,6 +90,5 @@ def no_cluster(address: str | None, why: str) -> SpecbenchError:
             MISSING_PREREQUISITE,
         )
     where = f"--ray {address}: no Ray cluster answers there" if address else "Ray does not start here"
-    return SpecbenchError(
-        f"{where}: {why.strip().partition('. ')[0][:200]}", "start a cluster: ray start --head", MISSING_PREREQUISITE
-    )
+    reason = why.strip().partition(". ")[0][:200]
+    return SpecbenchError(f"{where}: {reason}", "start a cluster: ray start --head", MISSING_PREREQUISITE)
