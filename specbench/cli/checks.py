@@ -116,7 +116,7 @@ def audit(
         "that the engine claims.",
     ),
     engine: str | None = opt.option(
-        "--engine", "ADDRESS", "Audit images that this serving engine generates.", rich_help_panel="Engine"
+        "--engine", "ADDRESS", "Audit a serving engine's images.", rich_help_panel="Engine"
     ),
     served: str | None = opt.served_option(rich_help_panel="Engine"),
     logp: str | None = opt.option(

@@ -178,8 +178,7 @@ def _help(setting: Setting, default: str | None) -> str:
 
 
 def _decoder_help(option: Option, of_several: bool) -> str:
-    """Describe a decoder option with its defaults: "Cluster size (default: 10 for gsd)". `of_several`: whether other
-    decoders have another option of this name; then the text begins with its decoders, unless they are many."""
+    """Describe an option: "Cluster size (default: 10 for gsd)". `of_several`: begin with its decoders if few."""
     owners: dict[str, list[str]] = {}
     for name, options in _options_by_preset(tuple(PRESETS)).items():
         if (same := options.get(option.name)) and same.help == option.help:
@@ -190,9 +189,8 @@ def _decoder_help(option: Option, of_several: bool) -> str:
     common = [value for value, some in owners.items() if len(some) > 4 or (few and len(owners) == 1)]
     shown = [" or ".join(common) + " by decoder" * (len(common) > 1)] if any(common) else []
     shown += [f"{value} for {'/'.join(some)}" for value, some in owners.items() if value not in common]
-    note = f"default: {', '.join(shown)}" if shown else "" if names else "used by no preset"
-    text = _sentence(f"for {'/'.join(names)}: {option.help}" if few else option.help)
-    return text + (f" [dim]({escape(note)})[/dim]" if note else "")
+    note = f" [dim](default: {escape(', '.join(shown))})[/dim]" if shown else "" if names else " (used by no preset)"
+    return _sentence(f"for {'/'.join(names)}: {option.help}" if few else option.help) + note
 
 
 @cache

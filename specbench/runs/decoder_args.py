@@ -106,9 +106,8 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
             decoder, options = requests[-1]
             run_on = re.search(r":([\w-]+)=", value)
             if run_on and run_on[1] in (setting.name for setting in decoder_settings()):
-                raise SpecbenchError(
-                    f"--decoder {piece}: a colon between options", f"use commas: {run_on[0].replace(':', ',')}..."
-                )
+                meant = run_on[0].replace(":", ",")
+                raise SpecbenchError(f"--decoder {piece}: a colon between options", f"use commas: {meant}...")
             if option in options:
                 raise SpecbenchError(f"--decoder {piece}: '{decoder}' has two values of {option}", "set it once")
             options[option] = value
