@@ -128,4 +128,4 @@ def _size(kind: str, rows: Rows) -> str:
         return f"{max(row['times_lowest'] for row in rows):.1f} times the lowest; "
     steps = [row["step_ms"] for row in rows if row["step_ms"] and row["ar_step_ms"]]
     span = " to ".join(dict.fromkeys(f"{end(steps):.1f}" for end in (min, max))) if steps else ""
-    return f"a step takes {rows[0]['ar_step_ms']:.1f} ms in AR, {span} ms here; " if steps else ""
+    return f"AR takes {rows[0]['ar_step_ms']:.1f} ms per step, the decoders {span} ms; " if steps else ""

@@ -90,7 +90,7 @@ def read_name(
     """Resolve a typed name to a valid name by `names.fitting`; if no name fits, to a name of `fallback`."""
     valid = list(valid)
     if len(fitting := names.fitting(name, valid, kind, also) or list(fallback)) > 1:
-        raise SpecbenchError(f"{kind} '{name}' is ambiguous", ", ".join(fitting))
+        raise SpecbenchError(f"{kind} '{name}' is ambiguous", f"name one of: {', '.join(fitting)}")
     if not fitting:
         raise unknown_name(kind, name, valid)
     return fitting[0]

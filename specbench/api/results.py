@@ -158,7 +158,7 @@ def show(run: str, prompt: str | None = None, sample: int = 0, out: str | Path =
     if prompt is None:
         return [card(folder) for folder in folders]
     if len(folders) > 1:
-        raise SpecbenchError(f"'{run}' matches {len(folders)} runs", "name the run of the image")
+        raise SpecbenchError(f"'{run}' matches {len(folders)} runs", "name the run that contains the image")
     return [image_card(folders[0], prompt, sample)]
 
 

@@ -42,7 +42,7 @@ from specbench.system.torch_state import PinnedTorch
 
 AUDIT_SAMPLES = 290_000  # Images per decoder: about 19,300 per setting of share 1
 _BATCH = 10_000
-THOROUGH = 10  # A thorough audit decodes this many times the images in the least sensitive settings
+THOROUGH = 10  # Factor on the number of images of a thorough audit, in the less sensitive half of the settings
 SMALL_ENOUGH = 0.05
 """An audit calls a decoder lossless only if its `detectable_tv` is at most this, which takes about 15,000 images."""
 
@@ -77,7 +77,7 @@ def audit_decoders(
         samples: images per decoder, divided among the audit's settings by their shares; None takes AUDIT_SAMPLES.
         seed: seed of the models and of the decoding noise.
         compiled: also audit compiled steps (COMPILED_SETTINGS), which takes a minute or more per decoder.
-        thorough: decode THOROUGH times the images in the less sensitive half of the settings.
+        thorough: decode THOROUGH times as many images in the less sensitive half of the settings.
         workers: processes that share the decoders, on Linux.
         tell: receives each dict as soon as it and all earlier ones are complete.
 
@@ -87,7 +87,7 @@ def audit_decoders(
         `p_value`, `detectable_tv` (a distance the test would have found with probability AUDIT_POWER), `models`,
         `declared` (by the spec; None for a user decoder), `worst_setting` (the setting with the smallest p-value),
         `dependent` (entries of PAIRS whose images are not independent), `alone_differ` (lower bound on the number of
-        images with other tokens alone than in a batch), `weakest_setting, weakest_tv` (the setting with the largest
+        images that get other tokens in a batch than alone), `weakest_setting, weakest_tv` (the setting with the largest
         `detectable_tv`, and its value), and `refused` (settings whose model the decoder does not accept).
 
     Raises:

@@ -218,7 +218,7 @@ def _explained(
 
 
 def _round_values(cause: Cause) -> list[float]:
-    """List the values with one decimal in the interval of an estimate."""
+    """Return the estimate rounded to 0 and to 1 decimals, each if it is in the estimate's 95 % interval."""
     if cause.value is None or cause.low is None or cause.high is None:
         return []
     return [value for digits in (0, 1) if cause.low <= (value := round(cause.value, digits)) <= cause.high]

@@ -105,7 +105,7 @@ def fetch(
         from specbench.prompts import fetch_prompts
 
         if not names or len(names) > 1:
-            raise SpecbenchError("--from is for one prompt set", "for example: specbench fetch coco --from COPY")
+            raise SpecbenchError("--from requires one prompt set", "write for example: fetch coco --from COPY")
         return print(fetch_prompts(names[0], images, source))
     from specbench.papers import downloads
 

@@ -68,8 +68,8 @@ def report(
         console.warn(f"{text}: the tables lack their images")
     fmt = opt.chosen_format("tables" if of_tables else "report", fmt, to, json)
     if long and not FORMATS[fmt].long:
-        what = f"--long takes the formats {enumerated(formats_with('long'))}"
-        raise SpecbenchError(what, "for example: --long --to t.csv")
+        what = f"--long cannot be written as {fmt}, only as {enumerated(formats_with('long'), 'or')}"
+        raise SpecbenchError(what, "choose a format, for example: --long --to t.csv")
     if of_tables and given and given[0] in of_runs:
         raise SpecbenchError(f"{given[0]} takes runs, and {of_tables} is a table")
     layout: dict[str, Any] = {"columns": split_list(columns or ""), "notes": notes, "caption": caption}
@@ -79,7 +79,7 @@ def report(
         return report_tables(runs or (), model, prompts, out, fmt, to, html, added or (), baseline, **layout)
     refuse_mistyped(runs or (), out)
     if model or prompts or added:
-        raise SpecbenchError("--model, --prompts and --with require the name of a table", "see: specbench list tables")
+        raise SpecbenchError("--model, --prompts and --with require a table", "name a table of: specbench list tables")
     if over:
         return _report_over(over, runs or (), out, fmt, to)
     layout |= {"everything": everything, "explain": explain, "long": long, "label": to and to.stem}
@@ -89,11 +89,11 @@ def report(
 def _check_outputs(html: Path | None, given: Sequence[str]) -> None:
     """Reject an HTML page without a file name, and flags that cannot be combined with --over."""
     if html and str(html).startswith("--"):
-        raise SpecbenchError("--html: the file name is missing", "for example: specbench report --html page.html")
+        raise SpecbenchError("--html: the file name is missing", "write for example --html page.html")
     if html:
         opt.require_ending("--html", html, ".html", ".htm")
     if given[1:] and given[0] == "--over":
-        raise SpecbenchError(f"--over excludes {given[1]}", "use two commands")
+        raise SpecbenchError(f"--over cannot be combined with {given[1]}", "use two commands")
 
 
 def _print_report(
@@ -131,7 +131,7 @@ def _print_report(
 @command(
     "figure",
     "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of prompts with these words, or field "
-    "(published results of all papers, and the named runs). A wrong name lists all. The numbers are also saved as csv.",
+    "(results of all papers, and the named runs). An unknown name prints all names. The numbers are also saved as csv.",
 )
 def figure(
     name: str = opt.argument("NAME", "Chart, map of tokens, or pictures."),
@@ -156,7 +156,7 @@ def figure(
     fmt = fmt or (to and to.suffix[1:]) or "pdf"
     if fmt not in _FIGURE_FORMATS:
         raise SpecbenchError(
-            f"a figure cannot be written as '{fmt}'", "--format pdf, svg or png, or --to FILE with this ending"
+            f"a figure cannot be written as '{fmt}'", "use --format pdf, svg or png, or --to FILE with this ending"
         )
     if width not in _WIDTHS:
         raise SpecbenchError(f"--width {width}: unknown", "valid: column, page")
@@ -202,7 +202,7 @@ def methods(runs: list[str] | None = opt.Runs, to: Path | None = opt.To, out: st
 def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
     """Print runs pooled over their seeds."""
     if over != "seed" or fmt not in formats_with("over"):
-        raise SpecbenchError(f"--over takes the value seed, and the formats {enumerated(formats_with('over'))}")
+        raise SpecbenchError(f"--over {over}: only seed is possible, as {enumerated(formats_with('over'), 'or')}")
     from specbench.reporting.over import over_seeds, over_table
     from specbench.store.run_folders import find_runs
 

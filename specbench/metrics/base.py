@@ -58,7 +58,7 @@ class Settings:
         """Raise a SpecbenchError if this machine lacks the device or the reference does not exist."""
         use_device(self.device)
         if self.reference is not None and not self.reference.exists():
-            raise SpecbenchError(f"--reference {self.reference} does not exist", "a folder of images, or a .npz file")
+            raise SpecbenchError(f"--reference {self.reference} does not exist", "name a folder or a .npz file")
         if self.reference is not None and self.reference.suffix in (".zip", ".tar", ".gz", ".tgz", ".parquet"):
             what = f"--reference {self.reference} is not a folder of images; unpack it"
             raise SpecbenchError(what, "for COCO's val2017.zip: specbench fetch coco --images --from val2017.zip")

@@ -179,17 +179,17 @@ def require_metric(name: str) -> str:
     if name in IMPORTED:
         metric(name)
     if name in _DERIVED and not variants:
-        advice = "for example --metric 'fid[pytorch-fid]' --reference DIR"
+        advice = "use its variants, for example --metric 'fid[pytorch-fid]' --reference DIR"
         raise SpecbenchError(f"'{name}' is computed by the metric fid", advice)
     if not variants and (protocol := spellings.fitting(name, PROTOCOLS)):
         raise SpecbenchError(f"'{name}' is a protocol, not a metric", f"use --protocol {protocol[0]}")
     if not variants:
         raise unknown_name("metric", name, metric_names())
     if len(variants) == 1:
-        raise SpecbenchError(f"metric '{name}': the name must include the variant", f"--metric '{variants[0]}'")
+        raise SpecbenchError(f"metric '{name}': the name must include the variant", f"use --metric '{variants[0]}'")
     found = ((paper, variant) for paper, names in PROTOCOLS.items() for variant in names if variant in variants)
     papers = [f"{variant} (--protocol {paper})" for paper, variant in found]
-    hint = f"used by papers: {', '.join(papers)}" if papers else f"one of {', '.join(variants)}"
+    hint = f"choose a variant; papers use {', '.join(papers)}" if papers else f"choose a variant: {', '.join(variants)}"
     raise SpecbenchError(f"metric '{name}' has {len(variants)} variants, which give different numbers", hint)
 
 
@@ -206,7 +206,7 @@ def metric(name: str) -> Any:
     if is_reference(name):
         return _foreign(load_user_object(name, "metric"), name)
     if name in IMPORTED:
-        raise SpecbenchError(f"'{name}' is computed by its authors' program", "specbench export, then specbench import")
+        raise SpecbenchError(f"'{name}' is computed by its authors' program", "use export, then import")
     raise unknown_name("metric", name, metric_names())
 
 
@@ -247,7 +247,7 @@ def _foreign(cls: Any, reference: str) -> Any:
         name = getattr(self, "name", None)
         if not path_component(name) or name in METRICS:
             taken = "the name of a built-in metric" if path_component(name) else "not a valid name"
-            raise SpecbenchError(f"metric '{reference}' is called {name!r:.100}, {taken}", "letters, digits and .+-[]")
+            raise SpecbenchError(f"metric '{reference}' is called {name!r:.100}, {taken}", "use letters, digits .+-[]")
 
     methods = [name for name in vars(Metric) if not name.startswith("_") and callable(getattr(cls, name, None))]
     parts = {"__init__": made, "__module__": cls.__module__, "class_reference": reference}

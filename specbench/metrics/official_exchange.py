@@ -189,7 +189,7 @@ class OfficialGenEval(JudgedMetric):
             raise SpecbenchError(f"{self.results} has no result for {key[0]:05d}/samples/{key[1]:04d}.png")
         verdict = self._verdicts[key]
         if (verdict.get("prompt") or sample.prompt) != sample.prompt:
-            raise SpecbenchError(f"{self.results}: {key[0]:05d} has '{verdict['prompt']}', not '{sample.prompt}'")
+            raise SpecbenchError(f"{self.results}: {key[0]:05d} is about '{verdict['prompt']}', not '{sample.prompt}'")
         return {"correct": verdict["correct"], "reason": verdict.get("reason"), "details": verdict.get("details")}
 
 
@@ -225,7 +225,7 @@ class OfficialCompBench(Metric):
 
         def answer(name: str) -> float:
             if number not in self._answers[name]:
-                raise SpecbenchError(f"{self._files[name]} has no answer {number}")
+                raise SpecbenchError(f"{self._files[name]} has no answer to question {number}")
             return self._answers[name][number]
 
         if sample.category in self._answers:

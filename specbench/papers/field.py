@@ -22,7 +22,7 @@ FIGURE = "field"
 APART = 1.2  # Two papers' AR seconds of a model on a GPU contradict each other if their ratio is larger
 _FASTEST = ("A100", "H100", "H200")
 AR_SECONDS, MORE_LATENCY = "AR seconds", "latency ratio above step ratio"
-UNEXPLAINED, NO_GPU = "not explained by the papers", "one of the two papers names no GPU"
+UNEXPLAINED, NO_GPU = "no paper explains it", "one of the two papers names no GPU"
 
 
 def field() -> list[dict[str, object]]:

@@ -93,9 +93,9 @@ def _check_ranges(batch: int, dtype: str | None, bandwidth: Range, flops: Range,
         raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(DTYPES)}")
     for name, (low, high) in (("bandwidth-share", bandwidth), ("flops-share", flops)):
         if not 0 < low <= high <= 1:
-            raise SpecbenchError(f"--{name} {low:g},{high:g}: invalid shares", "LOW,HIGH with 0 < LOW <= HIGH <= 1")
+            raise SpecbenchError(f"--{name} {low:g},{high:g}: invalid shares", "use 0 < LOW <= HIGH <= 1")
     if overhead_ms and not 0 <= overhead_ms[0] <= overhead_ms[1] <= MOST_MS:
-        raise SpecbenchError("--overhead-ms: invalid range", f"LOW,HIGH with 0 <= LOW <= HIGH <= {MOST_MS:,}, or run")
+        raise SpecbenchError("--overhead-ms: invalid range", f"write run, or LOW,HIGH in 0 to {MOST_MS:,}")
 
 
 def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
@@ -109,7 +109,7 @@ def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
         source = f"{table.name}: {f'{row.group}, ' if row.group else ''}{row.label}"
         lengths.append(Accepted(source, settings.model, decoder, label(decoder), tokens))
     if all(not length.decoder.drafts for length in lengths):
-        raise SpecbenchError(f"{table.name} prints no steps", "tables with steps: gsd-1, sjd-1, sjdpp-1, cool-sd-1")
+        raise SpecbenchError(f"{table.name} prints no steps", "choose gsd-1, sjd-1, sjdpp-1 or cool-sd-1")
     return [length for length in lengths if length.model == model] or lengths
 
 
@@ -158,9 +158,9 @@ def read_range(name: str, text: str) -> Range:
     try:
         low, high = [float(part) for part in (text if "," in text else f"{text},{text}").split(",")]
     except ValueError:
-        raise SpecbenchError(f"--{name} {text}: not a range", "LOW,HIGH, for example 0.6,0.9") from None
+        raise SpecbenchError(f"--{name} {text}: not a range", "write LOW,HIGH, for example 0.6,0.9") from None
     if not (abs(low) < float("inf") and abs(high) < float("inf")):  # also false for NaN
-        raise SpecbenchError(f"--{name} {text}: not finite", "LOW,HIGH, for example 0.6,0.9")
+        raise SpecbenchError(f"--{name} {text}: not finite", "write LOW,HIGH, for example 0.6,0.9")
     return low, high
 
 

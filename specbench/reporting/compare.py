@@ -241,7 +241,7 @@ def _nothing_common(a: Path, b: Path) -> str:
     if shared.empty:
         return "no captions in common"
     if (shared["prompt_id_x"] == shared["prompt_id_y"]).any():
-        return "no images in common: their sample numbers (--samples) differ"
+        return "no images in common: the runs have different sample numbers, see --samples"
     named = [info.spec.prompts for info in map(read_info, (a, b)) if not info.spec.tokens_sha256]
     advice = f": import tokens --prompts {named[0]} gives the ids of the other run" if len(named) == 1 else ""
     return f"the captions in common have different ids{advice}"
@@ -317,9 +317,7 @@ class Gate:
         except ValueError:
             bound = math.nan
         if not match or math.isnan(bound):  # a gate with NaN would never fail, because comparisons with NaN are false
-            raise SpecbenchError(
-                f"'{text}' is not a condition", "write a name, one of < <= > >=, and a number: speedup<0.98"
-            )
+            raise SpecbenchError(f"'{text}' is not a condition", "write name, < <= > or >=, and number: speedup<0.98")
         return cls(text, match[1], _BOUNDS[match[2] or ""], match[3], bound)
 
     def check(self, rows: Sequence[Compared]) -> None:

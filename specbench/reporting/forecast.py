@@ -137,7 +137,7 @@ def _overheads(length: Accepted, setting: ForecastSetting, ar: float | None) -> 
         return [(low, low), (high, high)] + [(high, low)] * length.decoder.drafts
     if ar is None or length.overhead_ms is None:
         what = "--overhead-ms run needs runs that were timed one image at a time, including a run of ar"
-        raise SpecbenchError(what, "--overhead-ms LOW,HIGH")
+        raise SpecbenchError(what, "give --overhead-ms LOW,HIGH")
     return [(length.overhead_ms, ar)]
 
 

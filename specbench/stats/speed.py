@@ -230,7 +230,7 @@ def _least_favourable(rows: pd.DataFrame, values: pd.Series, sign: int) -> tuple
 
 
 def with_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """Select the rows with times. Images that were decoded under other versions than most images have no times."""
+    """Select the rows with times. Images that were decoded with other library versions than most have no times."""
     return rows.dropna(subset=["target_ms"])
 
 

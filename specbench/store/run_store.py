@@ -98,11 +98,11 @@ class RunStore:
             where = f"it is now {now_at.readlink()}" if locked.st_nlink and now_at.exists() else "it is no longer there"
             raise SpecbenchError(
                 f"{folder} was moved or removed while this run wrote to it: {where}",
-                "the same command decodes the missing images; if the folder was moved, name the new place with --out",
+                "run the same command again to decode the missing images; if the folder was moved, with the new --out",
                 PARTIAL,
             )
         if self._began and not (self.folder / RUN_JSON).exists():
-            advice = "restore the file and run the same command again; it decodes the missing images"
+            advice = "restore the file, then run the same command again to decode the missing images"
             raise SpecbenchError(f"{self.folder / RUN_JSON} was removed while this run wrote", advice, PARTIAL)
 
     @contextmanager

@@ -113,7 +113,7 @@ def test_images_of_other_captions_are_not_common(tmp_path):
 
 @pytest.mark.parametrize(("change", "kept", "note"), [
     ({"first": "x"}, "prompt", "the captions in common have different ids: import tokens --prompts shapes gives"),
-    ({"sample": 1}, "prompt", "no images in common: their sample numbers"),
+    ({"sample": 1}, "prompt", "no images in common: the runs have different sample numbers"),
     ({"first": "x"}, "another", "no captions in common"), ({}, "another", OTHER_CAPTIONS),
 ])  # fmt: skip
 def test_a_comparison_of_no_pair_says_how_the_images_differ(tmp_path, change, kept, note):
