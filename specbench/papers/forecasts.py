@@ -114,18 +114,26 @@ def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
 
 
 def printed_elsewhere(accepted: Accepted) -> tuple[Printed, ...]:
-    """Return the tokens per step that papers print for this decoder on models other than the measured model. For exact
-    decoders with a draft head, values of all decoders with this kind of head are included."""
+    """Return the tokens per step that papers print for this decoder with the same options on models other than the
+    measured model. For exact decoders with a draft head, values of all decoders with this kind of head are included."""
     elsewhere = [
         Printed(tokens, settings.model, f"{table.name}, {row.label}")
         for table in load_tables()
         for row in table.rows
         if row.decoder == accepted.decoder.name and (settings := row_settings(table, row)) is not None
+        if _same_options(decoder_of(settings), accepted.decoder)
         if (tokens := printed_tokens_per_step(table, row, find_model(settings.model))) is not None
     ]
     if accepted.decoder.head_kind and accepted.decoder.lossless:
         elsewhere += [Printed(*entry) for entry in printed_acceptances(accepted.decoder.head_kind)]
     return tuple(entry for entry in elsewhere if entry.model != accepted.model and accepted.decoder.drafts)
+
+
+def _same_options(decoder: DecoderSpec, other: DecoderSpec) -> bool:
+    """Compare window, G and so on, but not the choice of q for fresh drafts or of the head's weights."""
+    ignored = {"fresh-q", "head"}
+    differing = {key for key, _ in decoder.options.items() ^ other.options.items()}
+    return differing <= ignored
 
 
 def row_settings(table: Table, row: Row) -> RunSettings | None:
