@@ -131,7 +131,7 @@ def _print_report(
 @command(
     "figure",
     "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of prompts with these words, or field "
-    "(published results of all papers, and the named runs). A wrong name lists all. The numbers are also saved as csv.",
+    "(printed speeds of papers' tables, and named runs). A wrong name lists all. The numbers are also saved as csv.",
 )
 def figure(
     name: str = opt.argument("NAME", "Chart, map of tokens, or pictures."),

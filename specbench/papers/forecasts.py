@@ -157,8 +157,10 @@ def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float 
 
 
 def printed_values(table: Table, row: Row) -> dict[str, float]:
-    """Return {key: printed value}, in the unit of the measured values."""
-    return {column.key: row.paper[column.name] / column.scale for column in table.columns if column.name in row.paper}
+    """Return {key: printed value}, in the unit of the measured values; a value in this unit keeps its decimals."""
+    columns = [column for column in table.columns if column.name in row.paper]
+    values = {column.key: (row.paper[column.name], column.scale) for column in columns}
+    return {key: value if scale == 1 else value / scale for key, (value, scale) in values.items()}
 
 
 def read_range(name: str, text: str) -> Range:
