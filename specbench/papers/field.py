@@ -101,9 +101,9 @@ def _speeds(table: Table) -> Iterator[dict[str, object]]:
 def _seconds(table: Table, row: Row) -> float | None:
     """Return the printed seconds, with the paper's number of decimals."""
     column = next((one for one in table.columns if one.key == "latency_ms" and one.name in row.paper), None)
-    if column is None or column.scale == 1e-3:
-        return column and row.paper[column.name]
-    return row.paper[column.name] / column.scale / 1e3
+    if column is None:
+        return None
+    return row.paper[column.name] if column.scale == 1e-3 else row.paper[column.name] / column.scale / 1e3
 
 
 def _over(value: float | None, by: float | None) -> float | None:
