@@ -119,7 +119,7 @@ OwnRows = option(
 )
 Baseline = option("--baseline", "ROW", "Add speed-ups over this row, and mark differences from it.")
 Caption = option("--caption", "TEXT", "LaTeX: the caption of the tables.")
-Notes = switch("--notes", "LaTeX: also print footnotes, definitions and machines below the table.")
+Notes = switch("--notes", "LaTeX: also print notes, definitions and machines below the table.")
 To = option("--to", "FILE", "Write to this file, in the format of its ending.")
 
 

@@ -11,6 +11,7 @@ from specbench.cli import options as opt
 from specbench.cli.commands import command
 from specbench.cli.output import write_or_print
 from specbench.errors import SpecbenchError, enumerated, unknown_name
+from specbench.names import guess
 from specbench.specs.options import split_list
 from specbench.system import console
 from specbench.system.table_formats import FORMATS, formats_with, writer
@@ -131,7 +132,7 @@ def _print_report(
 @command(
     "figure",
     "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of prompts with these words, or field "
-    "(results of all papers, and the named runs). An unknown name prints all names. The numbers are also saved as csv.",
+    "(printed speeds of papers' tables, and named runs). An unknown name prints all names. The numbers are also saved as csv.",
 )
 def figure(
     name: str = opt.argument("NAME", "Chart, map of tokens, or pictures."),
@@ -146,7 +147,7 @@ def figure(
     from specbench.papers.field import FIGURE, chart_of_field
     from specbench.papers.html_page import figure_charts
     from specbench.papers.reproduce import measured_table
-    from specbench.papers.table_files import is_table, load_table
+    from specbench.papers.table_files import is_table, load_table, refuse_mistyped, refuse_tables
     from specbench.reporting import figures, picture_figures
     from specbench.reporting.html import page_charts
     from specbench.reporting.report_rows import report_rows
@@ -161,6 +162,11 @@ def figure(
     if width not in _WIDTHS:
         raise SpecbenchError(f"--width {width}: unknown", "valid: column, page")
     opt.warn_of_ending(to, fmt, {*_FIGURE_FORMATS} - {fmt})
+    if name == FIGURE:
+        refuse_tables("figure field (all tables, and runs)", runs or ())
+    elif guess(name, [FIGURE]):
+        raise unknown_name("figure", name, [FIGURE])
+    refuse_mistyped([run for run in runs or () if not is_table(run)], out)
     tables = [measured_table(load_table(run), model, prompts, out) for run in runs or () if is_table(run)]
     rows = [] if tables or (name == FIGURE and not runs) else report_rows(find_runs(out, runs or ()))
     folders = {name: row.folder for name, row in unique_names(rows).items()}
@@ -189,10 +195,9 @@ def figure(
 @command("methods")
 def methods(runs: list[str] | None = opt.Runs, to: Path | None = opt.To, out: str = opt.Out) -> None:
     from specbench import api
-    from specbench.papers.table_files import is_table
+    from specbench.papers.table_files import refuse_tables
 
-    if any(map(is_table, runs or ())):
-        raise SpecbenchError("methods describes runs, not a paper's table", "name the runs: specbench list runs")
+    refuse_tables("methods", runs or ())
     paragraph, entries = api.methods_paragraph(runs or (), out)
     write_or_print(paragraph if to else f"{paragraph}\n{entries}", to)
     if to:
@@ -229,11 +234,13 @@ def compare(
     json: bool = opt.Json,
 ) -> None:
     from specbench.metrics.base import Settings
+    from specbench.papers.table_files import refuse_tables
     from specbench.reporting.compare import HEADINGS, Gate, compare_runs, comparison_lines, directions, reasons, verdict
     from specbench.store.run_folders import find_run
 
     gates = [Gate.parse(text) for text in fail_if or ()]
     fmt = opt.chosen_format("comparison", fmt, to, json)
+    refuse_tables("compare", (run_a, run_b))
     a, b = find_run(out, run_a), find_run(out, run_b)
     rows = compare_runs(a, b, Settings(reference=reference, offline=True))
     named = [_described(folder) for folder in (a, b)]

@@ -132,8 +132,24 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
 
 def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
     """Return the columns of the widest forward: one window, or a window in every image row."""
-    (height, width), columns = model.resolution, columns_fed(decoder.options)
-    return columns * math.isqrt(model.tokens * height // width) if _needs(decoder)["image_rows"] else columns
+    columns = columns_fed(decoder.options)
+    return columns * _image_rows(model) if _needs(decoder)["image_rows"] else columns
+
+
+def usual_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
+    """Return the columns of a forward amid an image. Decoders of several image rows feed only active rows: at equal
+    rates, those that start before the first of them is complete."""
+    if not _needs(decoder)["image_rows"]:
+        return columns_fed(decoder.options)
+    rows = _image_rows(model)
+    width = model.tokens // rows
+    active = math.ceil(width / min(width, int(decoder.options["rows-window"])))
+    return min(rows, active) * min(width, columns_fed(decoder.options))
+
+
+def _image_rows(model: ModelFacts) -> int:
+    height, width = model.resolution
+    return math.isqrt(model.tokens * height // width)
 
 
 def free_memory(device: str) -> int | None:

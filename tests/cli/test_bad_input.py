@@ -112,7 +112,9 @@ BAD = [
     ("forecast gsd-1 --on A100 --model lumena", "did you mean 'lumina'", ""),
     ("forecast sjdpp-1 --on A100", "choose one with --model", ""),
     ("forecast gsd-fig2 --on A100", "prints no steps", ""), ("forecast no-such-run --on A100", "no-such-run", ""),
-    ("forecast gsd-99 --on A100", "unknown table 'gsd-99'", ""),
+    ("forecast gsd-99 --on A100", "unknown table 'gsd-99'", ""), ("report gsd", "tables of this paper: gsd-1", ""),
+    ("report lantern", "specbench list tables", ""), ("figure feild", "did you mean 'field'", ""),
+    ("figure field gsd-1", "gsd-1 is a paper's table", ""), ("compare sjd-1 sjd-pac-1", "is a paper's table", ""),
 ]  # fmt: skip
 
 
