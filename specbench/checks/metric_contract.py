@@ -1,6 +1,7 @@
 """Conformance tests of a metric."""
 
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -32,8 +33,9 @@ def metric_findings(name: str, prompts: str | None = None) -> list[Finding]:
         return [Finding("ready", SKIPPED, f"it accepts no prompt of '{prompts or 'shapes'}'; set --prompts")]
     draw, shape = np.random.default_rng(0), (_PIXELS, _PIXELS, 3)
     samples = [
-        Sample(prompt.id, 0, prompt.text, prompt.category, prompt.meta, draw.integers(0, 256, shape, np.uint8))
+        Sample(prompt.id, sample, prompt.text, prompt.category, prompt.meta, draw.integers(0, 256, shape, np.uint8))
         for prompt in accepted[:_IMAGES]
+        for sample in range(getattr(made, "samples", 1))
     ]
     made.prepare()
     return MetricChecks(made, lambda: metric(name)(), samples).all_findings()
@@ -90,7 +92,9 @@ class MetricChecks:
         wrong = [f"the first score is called '{scores[0].name}'"] * (scores[0].name != self._metric.name)
         for score in scores:
             low, value, high = score.estimate.low, score.estimate.value, score.estimate.high
-            if low is not None and high is not None and not low <= value <= high:
+            if value is None or not math.isfinite(value):
+                wrong.append(f"{score.name} is {value}")
+            elif low is not None and high is not None and not low <= value <= high:
                 wrong.append(f"{score.name}: {value} lies outside its interval {low} to {high}")
             if not 0 < score.n <= len(self._samples):
                 wrong.append(f"{score.name}: n = {score.n} of {len(self._samples)} images")
