@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from specbench.checks.contracts import check_all
 from specbench.checks.findings import finding, run_tests
 from specbench.checks.metric_contract import MetricChecks, metric_findings
 from specbench.checks.model_contract import ModelChecks, model_findings
@@ -114,4 +115,7 @@ def test_a_metric_that_breaks_its_promises_is_found_and_one_that_is_not_there_is
     assert failed(checks.values()) >= {"identity", "features", "batch", "scores"}
     assert "extra" in checks["features"].detail and "changes its input pixels" in checks["features"].detail
     assert Ranked.columns == {"value": pa.float32()}
+    named = {row["name"] for row in check_all(metric=["shapes-detector", "shapes-clip"])}
+    assert named == {"shapes-detector", "shapes-clip"}
+    assert "repeat the option" in cli("check", "--metric", "tv,shapes-clip").err
     assert cli("check").code == 2 and cli("check", "--metric", "nowhere:Metric").code == 2
