@@ -14,7 +14,6 @@ from specbench.reporting.row import ARROWS, SIGNS, ReportRow
 from specbench.stats import Better, Estimate, Number
 from specbench.stats.intervals import FEW_UNITS, is_real
 from specbench.store.run_store import AuditVerdict
-from specbench.system.foreign_code import edited_text
 
 MISSING = "-"
 MARK = "†"  # Marks a difference that is real by `specbench.stats.RULE`
@@ -426,12 +425,9 @@ def _columns_of(name: str, heading: str, rows: Sequence[ReportRow], definition: 
 
 
 def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
-    """Map fingerprints of a metric to texts that distinguish its scores: edit time of plug-in code, or fingerprint."""
-    scores = [score for row in rows for score in row.scores if score.metric == name]
-    edits = {score.fingerprint: edited_text(score.edited) if score.edited else "" for score in scores}
-    alone = {digest for digest, text in edits.items() if text and list(edits.values()).count(text) == 1}
-    which = {digest: text if digest in alone else f"{text} {digest}".strip() for digest, text in edits.items()}
-    return {digest: f" ({text})" if len(which) > 1 else "" for digest, text in which.items()}
+    """Map fingerprints of a metric to texts that distinguish its scores: " (fingerprint)" if there are several."""
+    which = dict.fromkeys(score.fingerprint for row in rows for score in row.scores if score.metric == name)
+    return {digest: f" ({digest})" if len(which) > 1 else "" for digest in which}
 
 
 def _summary(metric: str, bounded: Kind | None) -> str | None:

@@ -14,6 +14,7 @@ from specbench.reporting.row import Compared, ReportRow
 from specbench.specs.run_spec import OFF_IF_NONE, SAMPLING
 from specbench.stats import RULE, Number
 from specbench.store.run_folders import same_but_for_threads
+from specbench.system.foreign_code import edited_text
 from specbench.system.text_tables import TextCell, TextTable, plain_table
 
 READING = (
@@ -224,13 +225,16 @@ def _section(runs: list[ReportRow]) -> Section:
 
 def _remarks(runs: Sequence[ReportRow], metrics: Set[str] | None = None) -> str:
     """Join the notes on scores as sentences: on all scores, or only on the given metrics and parts."""
-    scores = [score for row in runs for score in row.scores if score.note]
-    noted = dict.fromkeys((score.note, score.metric, score.fingerprint) for score in scores)
-    shown = [
-        (note, name + col.score_versions(name, runs)[made])
-        for note, name, made in noted
-        if metrics is None or name in metrics
-    ]
+    scores = [score for row in runs for score in row.scores if metrics is None or score.metric in metrics]
+    versions = {name: col.score_versions(name, runs) for name in dict.fromkeys(score.metric for score in scores)}
+    edits = [score.edited if versions[score.metric][score.fingerprint] else None for score in scores]
+    noted = dict.fromkeys(
+        (note, score.metric, score.fingerprint)
+        for score, edited in zip(scores, edits, strict=True)
+        for note in (edited and edited_text(edited), score.note)
+        if note
+    )
+    shown = [(note, name + versions[name][made]) for note, name, made in noted]
     named = {note: ", ".join(name for other, name in shown if other == note) for note, _ in shown}
     return " ".join(f"{names}: {note}." for note, names in named.items())
 
@@ -243,7 +247,11 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
         return row.against.numbers if row.against else {}
 
     def marked(column: ReportColumn) -> ReportColumn:
-        return replace(column, cell=lambda row: column.cell(row) + marks(numbers(row)).get(column.tested, ""))
+        def cell(row: ReportRow) -> str:
+            found = marks(numbers(row))
+            return column.cell(row) + found.get(column.heading, found.get(column.tested, ""))
+
+        return replace(column, cell=cell)
 
     def over(row: ReportRow) -> str:
         speed = numbers(row).get("speedup")

@@ -17,7 +17,7 @@ from specbench.checks.contracts import check_all
 from specbench.metrics.score_store import read_scores, scores_to_show
 from specbench.reporting import report_rows
 from specbench.reporting.columns import score_columns
-from specbench.reporting.compare import scores_beside
+from specbench.reporting.compare import compare_runs, reasons, scores_beside, verdict
 from specbench.reporting.plot_data import pareto
 from specbench.reporting.row import OverAR
 from specbench.reporting.terminal import image_card
@@ -159,4 +159,12 @@ def test_scores_of_a_plug_in_depend_on_the_reference_images_even_if_its_identity
         Image.new("L", (8, 8), level).save(folder / "a.png")
         assert cli(*command, "--reference", folder).code == 0
     assert not any(row["status"] == "failed" for row in check_all(metric="distance:Apart"))
-    assert len({row["fingerprint"] for row in read_scores(runs[0])}) == 2
+    names = [f"apart ({digest})" for digest in sorted(row["fingerprint"] for row in read_scores(runs[0]))]
+    compared = compare_runs(*runs)
+    assert [row.name for row in compared if "apart" in row.name] == names and f"Not tested: {names[0]} (" in verdict(
+        compared
+    )
+    assert reasons(compared)[-1].endswith("its metric defines no interval.")
+    assert all(name in cli("report", "--out", tmp_path / "out").out for name in names)
+    failed = [cli("compare", *runs, "--fail-if", f"{name}<1").code for name in (*names, "apart")]
+    assert failed == [4, 4, 4]
