@@ -24,7 +24,7 @@ from specbench.metrics.score_store import difference, of_same_captions, read_sco
 from specbench.reporting.columns import MARK, MISSING, TOO_FEW, bounds, bracketed, number
 from specbench.reporting.comparability import Run, decoded_apart, is_ar, mismatched_fields
 from specbench.reporting.report_rows import eager_ar, stalled_images
-from specbench.reporting.row import ARROWS, Against, Compared, OverAR, ReportRow, Stalled, unique_names
+from specbench.reporting.row import ARROWS, SIGNS, Against, Compared, OverAR, ReportRow, Stalled, unique_names
 from specbench.stats.intervals import CHANGE, FEW_UNITS
 from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
@@ -372,7 +372,8 @@ def _told(row: Compared, estimate: stats.Estimate) -> str:
     value, interval = _value(row.name, estimate.value), bracketed(estimate, _digits(row.name))
     if row.name == "speedup":
         return f"B is {'faster' if estimate.value > 1 else 'slower'} than A: {value} times as fast{interval}"
-    return f"B scores {'higher' if estimate.value > 0 else 'lower'} in {row.name}, by {value}{interval}"
+    favours = "better" if estimate.value * SIGNS[row.better] > 0 else "worse"
+    return f"B scores {'higher' if estimate.value > 0 else 'lower'} ({favours}) in {row.name}, by {value}{interval}"
 
 
 def _open(row: Compared, estimate: stats.Estimate, tests: int) -> str:
