@@ -96,7 +96,7 @@ def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
     few = [col.FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
     unbounded = any(row.roofline.roofline_note for row in runs)
     wrong = ["A roofline is invalid; see specbench report --all"] if unbounded else []
-    lines = [*common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
+    lines = [*legend(runs), *common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
     left = len(lines) - _MOST_NOTES
     return lines if left <= 0 else [*lines[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]
 
@@ -168,7 +168,8 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
     few = [col.FEW_PROMPTS] if lacks_interval(rows) else []
     light = any(f"+{EIGHT_BITS}" in row.model for row in rows)
     return (
-        few
+        legend(rows)
+        + few
         + captions_cut(rows)
         + [f"Measured on {line}." for line in machines]
         + list(dict.fromkeys(f"Steps: {row.steps}." for row in rows if tells_steps(row)))
@@ -177,6 +178,11 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
         + ([f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}; its roofline counts one byte per weight."] if light else [])
         + [*(f"{text}." for text in parts_of_one), *(_load(rows) if load else ())]
     )
+
+
+def legend(rows: Sequence[ReportRow]) -> list[str]:
+    """Explain the marks of differences from a baseline that the reader chose; empty without a baseline."""
+    return [MARKED] if any(row.against for row in rows) else []
 
 
 def captions_cut(rows: Sequence[ReportRow]) -> list[str]:
@@ -263,7 +269,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
     for column in columns:
         with_marks.append(column if column.tested in ("", "speedup") else marked(column))
         if column.tested == "speedup":
-            meaning = f"Over: speed-up over {base}, its latency divided by the latency of the run. {MARKED}"
+            meaning = f"Over: speed-up over {base}, its latency divided by the latency of the run."
             with_marks.append(ReportColumn(f"over {base} [95 %]", over, meaning, "higher", against=True))
     return with_marks
 
