@@ -1,5 +1,6 @@
 """Columns of the printed tables: heading, cell text, and definition printed below the table."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Kind
 from specbench.reporting.marks import window_of
-from specbench.reporting.row import ARROWS, SIGNS, ReportRow
+from specbench.reporting.row import ARROWS, SIGNS, ReportRow, ShownScore
 from specbench.stats import Better, Estimate, Number
 from specbench.stats.intervals import FEW_UNITS, is_real
 from specbench.store.run_store import AuditVerdict
@@ -393,7 +394,8 @@ def score_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
     scores = [score for row in rows for score in row.scores]
     whole = dict.fromkeys(score.metric for score in scores if score.whole)
     bounded = {score.metric: score.kind for score in scores if score.estimate.low is not None}
-    return [column for name in whole for column in _columns_of(name, name, rows, _summary(name, bounded.get(name)))]
+    summaries = {score.metric: _summary(score, bounded.get(score.metric)) for score in scores if score.whole}
+    return [column for name in whole for column in _columns_of(name, name, rows, summaries[name])]
 
 
 def part_columns(rows: Sequence[ReportRow]) -> dict[str, list[ReportColumn]]:
@@ -430,12 +432,16 @@ def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
     return {digest: f" ({digest})" if len(which) > 1 else "" for digest in which}
 
 
-def _summary(metric: str, bounded: Kind | None) -> str | None:
-    """Return the definition of a metric. `bounded`: the kind of its scores, if the scores have intervals."""
+def _summary(score: ShownScore, bounded: Kind | None) -> str:
+    """Return the definition of a score's metric, or the stored facts if the plug-in with its summary is not installed.
+    `bounded`: the kind of its scores, if the scores have intervals."""
+    metric = score.metric
     interval = ", with 95 % confidence interval" if bounded else ""
     if bounded == "proportions":
         interval += " (Wilson of each part, its n from the variance over prompts with n - 1; combined by MOVER)"
     try:
         return f"{metric}: {metric_catalog.metric_summary(metric)}{interval}."
-    except SpecbenchError:  # the metric's plug-in is not installed
-        return None
+    except SpecbenchError:
+        source = json.loads(score.stored.get("identity") or "{}").get("class")
+        facts = (f"{score.better} values are better", score.stored.get("unit"), source and f"defined by {source}")
+        return f"{metric}: {', '.join(filter(None, facts))}{interval}."

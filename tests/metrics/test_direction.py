@@ -65,6 +65,7 @@ def test_reports_follow_what_a_plug_in_declares_without_it(scored, cli, tmp_path
     printed = [cli(*command).out for command in (*printed, ("compare", ar.folder, sjd.folder))]
     assert all(f"mine {arrow}" in text for text in (*printed, page.read_text()))
     assert "mine does not judge the sky." in page.read_text()
+    assert f"mine: {better} values are better, levels, defined by" in cli("report", "--out", out, "--explain").out
     card = image_card(ar.folder, RunStore(ar.folder).samples()["prompt_id"][0])
     assert card["scores"].keys() == {"mine"} and card["unjudged"] == ["mine does not judge the sky."]
     [column], values = score_columns([ar, sjd]), {row.decoder: row.scores[0].estimate.value for row in (ar, sjd)}
