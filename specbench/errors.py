@@ -77,6 +77,8 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], most: int = 12) -> 
     if len(valid) > most and kind in _LISTS:
         named = f"specbench list {_LISTS[kind]} shows all {len(valid)}"
         hint = f"{hint} {named}" if near else named
+    if "," in name and kind == "metric":
+        hint = "repeat the option: --metric A --metric B"
     return SpecbenchError(f"unknown {kind} '{name}'", hint)
 
 

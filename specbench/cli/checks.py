@@ -359,10 +359,10 @@ def _distance(name: str, gap: Mapping[str, Any]) -> str:
 )
 def check(
     decoders: list[str] | None = opt.decoders_argument("none"),
-    model: str | None = opt.option("--model", "NAME", "Test this model."),
-    metric: str | None = opt.option("--metric", "NAME", "Test this metric."),
+    model: list[str] | None = opt.option("--model", "NAME", "Test this model; may be repeated."),
+    metric: list[str] | None = opt.option("--metric", "NAME", "Test this metric; may be repeated."),
     prompts: str | None = opt.option(
-        "--prompts", "SET|FILE", "Prompt set or file for the tests of the model and the metric."
+        "--prompts", "SET|FILE", "Prompt set or file for the tests of models and metrics."
     ),
     samples: int = opt.option("--samples", "N", "Images for the losslessness test.", _DEFAULT_SAMPLES, min=10_000),
     quiet: bool = opt.Quiet,

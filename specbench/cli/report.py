@@ -132,7 +132,7 @@ def _print_report(
 @command(
     "figure",
     "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of prompts with these words, or field "
-    "(printed speeds of papers' tables, and named runs). An unknown name prints all names. The numbers are also saved as csv.",
+    "(printed speeds of papers' tables, and named runs). Any other name lists all. The numbers are also saved as csv.",
 )
 def figure(
     name: str = opt.argument("NAME", "Chart, map of tokens, or pictures."),

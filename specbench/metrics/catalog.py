@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from specbench import names as spellings
 from specbench.errors import SpecbenchError, read_name, unknown_name
 from specbench.system.foreign_code import code_of, refuse_edited
-from specbench.system.plugins import is_reference, load_object, load_user_object, naming_plugin, path_component, plugins
+from specbench.system.plugins import (
+    PluginError,
+    is_reference,
+    load_object,
+    load_user_object,
+    naming_plugin,
+    path_component,
+    plugins,
+)
 
 if TYPE_CHECKING:
     from specbench.metrics.base import Settings
@@ -226,11 +234,16 @@ def _foreign(cls: Any, reference: str) -> Any:
     def guarded(method: str) -> Callable[..., Any]:
         @functools.wraps(getattr(cls, method))
         def call(self: Any, *arguments: Any, **named: Any) -> Any:
-            with naming_plugin("metric", str(getattr(self, "name", reference)), cls.__module__):
-                value = getattr(cls, method)(self, *arguments, **named)
-                if method in listed and not all(isinstance(item, listed[method]) for item in value):
-                    raise TypeError(f"{method}() returned {value!r:.60}")
-                return value
+            try:
+                with naming_plugin("metric", str(getattr(self, "name", reference)), cls.__module__):
+                    value = getattr(cls, method)(self, *arguments, **named)
+                    if method in listed and not all(isinstance(item, listed[method]) for item in value):
+                        raise TypeError(f"{method}() returned {value!r:.60}")
+                    return value
+            except PluginError as error:
+                if getattr(self, "kind", "") == "distance" and self.settings.reference is None:
+                    error.try_this = "give its reference images: --reference DIR; if it needs none, fix the plug-in"
+                raise
 
         return call
 

@@ -109,7 +109,7 @@ def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
         source = f"{table.name}: {f'{row.group}, ' if row.group else ''}{row.label}"
         lengths.append(Accepted(source, settings.model, decoder, label(decoder), tokens))
     if all(not length.decoder.drafts for length in lengths):
-        raise SpecbenchError(f"{table.name} prints no steps", "choose another table, such as gsd-1, sjd-1, sjdpp-1 or cool-sd-1")
+        raise SpecbenchError(f"{table.name} prints no steps", "tables with steps: gsd-1, sjd-1, sjdpp-1 and more")
     return [length for length in lengths if length.model == model] or lengths
 
 

@@ -67,6 +67,7 @@ class Compared:
     note: str | None = None
     better: Better = "higher"
     kind: Kind = "plain"
+    fingerprint: str | None = None  # of a score that both runs have
 
     @property
     def value(self) -> float | None:
