@@ -195,9 +195,7 @@ def verdict_line(row: Mapping[str, Any]) -> str:
     """Verdict of a row of `audit_decoders`, with its dependent images or its smallest detectable deviation."""
     if row["verdict"] == LOSSY:
         p = f"p {row['p_value']:.2g}" if row["p_value"] else "p < 1e-300"  # an underflow is not 0
-        return f"{LOSSY} ({p})" + "".join(
-            f"; images with another {kind} are not independent" for kind in row["dependent"]
-        )
+        return f"{LOSSY} ({p})" + "".join(f"; images of other {kind} are not independent" for kind in row["dependent"])
     seen = f"would have detected a total variation of {row['detectable_tv']:.3f}"
     if row["weakest_tv"]:
         seen += f", of {row['weakest_tv']:.3f} in the least sensitive setting: {row['weakest_setting']}"
