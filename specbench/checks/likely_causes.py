@@ -24,9 +24,10 @@ from specbench.checks.image_likelihood import ROUNDED, ImageLikelihood
 from specbench.checks.logp_kinds import SAMPLED, log_p_of, nearer
 from specbench.checks.teacher_forced import Shift
 from specbench.checks.token_likelihood import Alternative
+from specbench.checks.token_orders import ORDERS, places_of
 from specbench.errors import SpecbenchError
 from specbench.models.facts import DTYPES
-from specbench.models.interface import ImageModel, TokenLayout
+from specbench.models.interface import ImageModel
 from specbench.models.transformer.model import TransformerModel
 from specbench.specs.run_spec import FILTERS, OFF_IF_NONE, SAMPLING, Sampling
 from specbench.stats.rosenblatt import LEVEL
@@ -71,16 +72,6 @@ _MIXTURES = {
     CauseKind.UNIFORM: "tokens are replaced at random: about {:g} % are replaced, or follow a replaced token",
     CauseKind.GREEDY: "greedy in part: about {:g} % of the tokens were chosen as the most probable token",
 }
-_ORDERS: Sequence[tuple[str, Callable[[np.ndarray], np.ndarray]]] = (
-    ("the image is transposed: its tokens are in column order", lambda grid: grid.reshape(grid.shape[::-1]).T),
-    ("the rows are mirrored", lambda grid: grid[:, ::-1]),
-    ("the rows are in reverse order, from the bottom", lambda grid: grid[::-1]),
-    ("the tokens are shifted: the first one is missing", lambda grid: np.roll(grid.ravel(), 1).reshape(grid.shape)),
-    ("the tokens are shifted: one extra at the start", lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape)),
-    ("row ends are shifted: rows are one token too short", lambda grid: _skewed(grid, 1)),
-    ("row ends are shifted: rows are one token too long", lambda grid: _skewed(grid, -1)),
-)
-"""Causes in words, each with the grid of token indices that restores the order in which the model drew the tokens."""
 _SHIFTS: Sequence[tuple[CauseKind, str, Shift]] = (
     (CauseKind.POSITIONS, "positions of the image are one too far from the prompt", (1,)),
     (CauseKind.POSITIONS, "positions of the image are one too near to the prompt", (-1,)),
@@ -109,6 +100,12 @@ class Cause:
     def exactly(self) -> float | int | None:
         """The value as `Sampling` has it."""
         return self.value if self.setting is None or self.value is None else SAMPLING[self.setting].type(self.value)
+
+    def round_values(self) -> list[float]:
+        """List the values with one decimal in the interval of an estimate."""
+        if self.value is None or self.low is None or self.high is None:
+            return []
+        return [value for digits in (0, 1) if self.low <= (value := round(self.value, digits)) <= self.high]
 
     @property
     def label(self) -> str:
@@ -315,7 +312,7 @@ class _Study(ImageLikelihood):
 
     def orders(self) -> list[_Found]:
         """Causes in which the tokens are in another order."""
-        read = [(what, self.tokens[:, _places(self.model.layout, order)]) for what, order in _ORDERS]
+        read = [(what, self.tokens[:, places_of(self.model.layout, order)]) for what, order in ORDERS]
         return [self._compared(CauseKind.ORDER, what, tokens=tokens) for what, tokens in read]
 
     def positions(self) -> list[_Found]:
@@ -435,16 +432,3 @@ class _Study(ImageLikelihood):
             value, low, high = self.likeliest(name, self._claimed(name))
             intervals.append(f"{name} estimated from the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
         return intervals
-
-
-def _skewed(grid: np.ndarray, step: int) -> np.ndarray:
-    return np.stack([np.roll(row, step * number) for number, row in enumerate(grid)])
-
-
-def _places(layout: TokenLayout, order: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """For each slot [N], the slot whose token is read instead if every grid is in another order."""
-    places = np.arange(layout.length)
-    for rows in layout.rows:
-        grid = np.array(rows)
-        places[grid.ravel()] = grid.ravel()[order(np.arange(grid.size).reshape(grid.shape)).ravel()]
-    return places
