@@ -304,6 +304,9 @@ def notes(row: Mapping[str, Any]) -> list[str]:
         lines.append("; ".join(how))
         if row.get("logp_kind") not in (None, SAMPLED):
             lines.append(f"the recorded log p is the model's log p {LOGP_KINDS[row['logp_kind']].text}")
+        if row.get("logp_nearest") and not row["logp_fits"]:
+            nearest = f"{row['logp_nearest']} ({LOGP_KINDS[row['logp_nearest']].text})"
+            lines.append(f"no kind of log p fits all tokens; compared with {nearest}; --logp KIND sets another")
         lines += [_distance(name, gap) for name, gap in row["agreement"].items()]
         if not row["agreement"] and not row["target"]:
             lines.append("the run recorded no log p that could be compared")

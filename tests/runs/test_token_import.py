@@ -169,6 +169,19 @@ def test_what_log_p_is_is_found_and_a_kind_that_it_is_not_is_refused(kind, asked
     assert audit["logp_fits"] == (None if kind == "none" else kind)
 
 
+def test_a_few_wrong_log_p_leave_the_kind_of_the_others_and_are_counted(ours, tmp_path, cli):
+    sampling = replace(find_model("shapes").sampling(), temperature=0.9, top_k=100)
+    logp = log_p_of(load_model("shapes"), ours, sampling, ["raw"])["raw"]
+    logp[:, ::10] = -30.0
+    rows = [row | {"logp": of_row.tolist()} for row, of_row in zip(as_rows(ours), logp, strict=True)]
+    path = written(tmp_path / "t.jsonl", rows)
+    folder = imported(cli, path, "--temperature", "0.9", "--top-k", "100", "--out", tmp_path).out.strip()
+    audit = audit_run(folder, explain=False, keep=False)
+    assert audit["logp_kind"] is None and audit["logp_nearest"] == "raw" and audit["verdict"] == OTHERS
+    assert audit["agreement"]["log p"]["beyond"] == pytest.approx(26 / 256)
+    assert any("no kind of log p fits all tokens; compared with raw (" in line for line in notes(audit))
+
+
 def test_wrong_log_p_of_tokens_that_fit_is_not_said_of_the_tokens(ours, tmp_path, cli, monkeypatch):
     monkeypatch.setattr("specbench.checks.likely_causes.likely_causes", lambda *_: ([], []))
     for name, logp, asked, said in (("none", None, None, "of an unknown kind"), ("ours", 0, "raw", "sampling")):
