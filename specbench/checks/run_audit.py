@@ -184,13 +184,16 @@ def _explained(
     sampling = [f"guidance {spec.sampling.guidance:g}", f"temperature {spec.sampling.temperature:g}"]
     sampling += [f"{SAMPLING[name].name} {getattr(spec.sampling, name):g}" for name in spec.sampling.filters]
     claim = f"samples of {spec.model} at {', '.join(sampling)} ({audit['images']} images, {audit['tokens']:,} tokens)"
+    gap, wrong = audit["agreement"].get("log p"), ""
+    if gap and not audit["logp_fits"] and gap["rounding"] is None and 0 < gap["beyond"] < 0.5:
+        wrong = f"of {gap['beyond']:.1%} of the tokens is not the model's, of the others it is"
     if not causes and not audit["deviates"] and not audit["failed"]:
         unseen = f"a deviation of {audit['detectable']:.3f} per token would have been detected"
         return {"causes": [], "cause": None, "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
     if not causes and not audit["deviates"]:
         found = audit["logp_fits"]
-        of_what = f"{LOGP_KINDS[found].text}: --logp {found}" if found else "of an unknown kind"
-        return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}; the recorded log p is {of_what}"}
+        of_what = f"is {LOGP_KINDS[found].text}: --logp {found}" if found else wrong or "is of an unknown kind"
+        return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}; the recorded log p {of_what}"}
     place = concentrated(load(spec.dtype).layout, values, _free(rows))
     where = f", most in {place}" if place else f", most at entropy {audit['entropy']}" if audit["entropy"] else ""
     why = named(causes, studied(rows)) if causes else "none of the causes that were tried"
@@ -207,7 +210,9 @@ def _explained(
         explains = p is not None
     elif causes and causes[0].kind in SINGLE_TOKENS and audit["logp_kind"] is None and "log p" in audit["agreement"]:
         explains = False  # such causes do not change log p, but the recorded log p differs
-    if explains is False:
+    if wrong and (explains is False or not causes):
+        why = f"some tokens were replaced, or are not samples of p: the recorded log p {wrong}"
+    elif explains is False:
         why = f"none of the causes that were tried; the best of them does not explain all tokens: {why}"
     verdict = {"verdict": UNLIKELY} if audit["verdict"] == CONSISTENT else {}
     sentence = f"not {claim}{where}; likely cause: {why}"
