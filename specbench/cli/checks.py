@@ -248,7 +248,7 @@ def audit_runs(
     else:
         cells = [_cells(row) for row in rows]
         print_table(cells, list(cells[0]))
-    causes = {row["run_id"]: f"; likely cause: {row['cause']}" for row in rows if row.get("cause")}
+    causes = {row["run_id"]: f"; likely cause: {row['cause']}" for row in rows if quiet and row.get("cause")}
     failures = ((row["run_id"], f"{row['verdict']}: {decided_by(row)}") for row in rows if row["failed"])
     if failed := [f"{name} ({why}{causes.get(name, '')})" for name, why in failures]:
         what = f"tokens or recorded values do not follow the model's distribution: {', '.join(failed)}"
@@ -300,7 +300,7 @@ def notes(row: Mapping[str, Any]) -> list[str]:
             recorded = "orders that use q" if row["dtype"] == "float32" else "all orders"
             how.append(f"{recorded} are tested with recorded values")
         if row["unavailable"]:
-            how.append(f"not tested: {', '.join(row['unavailable'])}")
+            how.append(f"orders without recorded values, not tested: {', '.join(row['unavailable'])}")
         lines.append("; ".join(how))
         if row.get("logp_kind") not in (None, SAMPLED):
             lines.append(f"the recorded log p is the model's log p {LOGP_KINDS[row['logp_kind']].text}")
