@@ -296,11 +296,11 @@ def notes(row: Mapping[str, Any]) -> list[str]:
     if row["recomputed"]:
         target = f"{row['target']}, which is not the run's target" if row["target"] else row["dtype"]
         how = [f"p recomputed in {target}"]
-        if row["agreement"]:
+        if row["agreement"] and len(row["unavailable"]) < 2:
             recorded = "orders that use q" if row["dtype"] == "float32" else "all orders"
             how.append(f"{recorded} are tested with recorded values")
         if row["unavailable"]:
-            how.append(f"orders without recorded values, not tested: {', '.join(row['unavailable'])}")
+            how.append(f"orders without values, which are not tested: {', '.join(row['unavailable'])}")
         lines.append("; ".join(how))
         if row.get("logp_kind") not in (None, SAMPLED):
             lines.append(f"the recorded log p is the model's log p {LOGP_KINDS[row['logp_kind']].text}")
