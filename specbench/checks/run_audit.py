@@ -46,7 +46,7 @@ PRINTED_ORDERS = {
     "u_id": "token id",
     "u_p": "p descending",
     "u_pq": "p/q descending",
-    "u_qq": "q / q of the previous step, descending",
+    "u_qq": "q/q of the step before, descending",
 }
 """Printed names of the orders of the vocabulary; see `specbench.decoding.generation.ORDERS`."""
 CONSISTENT, DEVIATES, UNLIKELY, IMPOSSIBLE, OTHERS = AuditVerdict
