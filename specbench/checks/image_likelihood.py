@@ -51,6 +51,7 @@ class ImageLikelihood:
             rounding causes.
         p, every, greatest, entropy: [K, N] p of each token, p without filters at temperature 1, whether no other token
             is likelier, and the entropy of p in the slot.
+        rank: the largest rank of a token by p: no smaller top-k can have drawn all tokens.
         surprise: [K] standard errors by which an image is less likely than the model's own images on average.
     """
 
@@ -64,8 +65,10 @@ class ImageLikelihood:
         # Penalties lower the rank of tokens that the image already contains.
         self._few = max(few, sampling.top_k + min(self.tokens.shape[1], few)) if sampling.top_k else 0
         self.p, self.every, self.greatest, self.entropy, spread = np.zeros((5, *self.tokens.shape))
+        self.rank = 1
         for slots in self._slots([sampling.guidance]):
             logits = slots.at(sampling.guidance)
+            self.rank = max(self.rank, int(torch.where(slots.free, logits.rank, 1).max()))
             every = logits.every.nan_to_num(1 / model.layout.v_image)
             parts = (logits.p(self.way, logits.every), every, logits.likeliest, *logits.spread(self.way))
             slots.fill((self.p, self.every, self.greatest, self.entropy, spread), parts)

@@ -23,9 +23,10 @@ from specbench.checks.image_likelihood import ROUNDED, ImageLikelihood
 from specbench.checks.logp_kinds import SAMPLED, log_p_of, nearer
 from specbench.checks.teacher_forced import Shift
 from specbench.checks.token_likelihood import Alternative
+from specbench.checks.token_orders import ORDERS, places_of
 from specbench.errors import SpecbenchError
 from specbench.models.facts import DTYPES
-from specbench.models.interface import ImageModel, TokenLayout
+from specbench.models.interface import ImageModel
 from specbench.models.transformer.model import TransformerModel
 from specbench.specs.run_spec import FILTERS, OFF_IF_NONE, SAMPLING, Sampling
 from specbench.stats.rosenblatt import LEVEL
@@ -68,19 +69,9 @@ _OF_SOME = (CauseKind.PROMPTS, CauseKind.ORDER, CauseKind.UNIFORM, CauseKind.GRE
 SINGLE_TOKENS = (CauseKind.UNIFORM, CauseKind.GREEDY, CauseKind.COPIES)
 """Kinds of causes that change tokens but leave the logits unchanged."""
 _MIXTURES = {
-    CauseKind.UNIFORM: "tokens are replaced at random: about {:g} % are replaced, or follow a replaced token",
+    CauseKind.UNIFORM: "about {:g} % of the tokens are random: replaced, or after a replaced token",
     CauseKind.GREEDY: "greedy in part: about {:g} % of the tokens were chosen as the most probable token",
 }
-_ORDERS: Sequence[tuple[str, Callable[[np.ndarray], np.ndarray]]] = (
-    ("the image is transposed: its tokens are in column order", lambda grid: grid.reshape(grid.shape[::-1]).T),
-    ("the rows are mirrored", lambda grid: grid[:, ::-1]),
-    ("the rows are in reverse order, from the bottom", lambda grid: grid[::-1]),
-    ("the tokens are shifted: the first one is missing", lambda grid: np.roll(grid.ravel(), 1).reshape(grid.shape)),
-    ("the tokens are shifted: one extra at the start", lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape)),
-    ("row ends are shifted: rows are one token too short", lambda grid: _skewed(grid, 1)),
-    ("row ends are shifted: rows are one token too long", lambda grid: _skewed(grid, -1)),
-)
-"""Causes in words, each with the grid of token indices that restores the order in which the model drew the tokens."""
 _SHIFTS: Sequence[tuple[CauseKind, str, Shift]] = (
     (CauseKind.POSITIONS, "positions of the image are one too far from the prompt", (1,)),
     (CauseKind.POSITIONS, "positions of the image are one too near to the prompt", (-1,)),
@@ -109,6 +100,12 @@ class Cause:
     def exactly(self) -> float | int | None:
         """The value as `Sampling` has it."""
         return self.value if self.setting is None or self.value is None else SAMPLING[self.setting].type(self.value)
+
+    def round_values(self) -> list[float]:
+        """Return the estimate rounded to 0 and to 1 decimals, each if it is in the estimate's 95 % interval."""
+        if self.value is None or self.low is None or self.high is None:
+            return []
+        return [value for digits in (0, 1) if self.low <= (value := round(self.value, digits)) <= self.high]
 
     @property
     def label(self) -> str:
@@ -139,7 +136,7 @@ def likely_causes(
         about = console.duration(_PASSES * (time.monotonic() - began))
         console.say(f"searching for likely causes in {console.counted(len(rows), 'image')}: takes about {about}")
     ways = study.alternatives()
-    ratios = study.likelihoods([way.sampled for way in ways]) - study.claim
+    ratios = study.ratios(ways)
     exact = study if dtype == "float32" else study.of_format(load, "float32")
     some = study.prompts(every["prompt"]) + study.orders() + study.positions() + study.mixtures(exact)
     found = some + study.formats(load, dtype, exact) + study.copies(every)
@@ -182,13 +179,13 @@ def named(causes: Sequence[Cause], images: int) -> str:
     parts = [cause.what + count for cause, count in zip(close, counts, strict=True)]
     if len(parts) > 2:
         return f"one of these, which the tokens do not distinguish: {'; '.join(parts)}"
-    return f"{' or '.join(parts)} ({causes[0].nats:,.0f} nats more likely than the claim)"
+    return f"{'; or '.join(parts)} ({causes[0].nats:,.0f} nats more likely than the claim)"
 
 
 def _label(setting: str, value: float | None) -> str:
     """A setting and its value in words."""
     label = setting.replace("_", "-")
-    return f"no {label}" if _is_off(setting, value) else f"{label} {value:.3g}"
+    return f"no {label}" if _is_off(setting, value) else f"{label} {value:g}"
 
 
 def _is_off(setting: str, value: float | None) -> bool:
@@ -222,7 +219,9 @@ class _Study(ImageLikelihood):
         self, model: ImageModel, rows: pd.DataFrame, sampling: Sampling, dtype: str, guided: bool, logp_kind: str | None
     ):
         super().__init__(model, rows, sampling, _FLOOR.get(dtype, ROUNDED), int(max(SAMPLING["top_k"].typed)))
-        self._guided, self._logp_kind = guided, logp_kind
+        self._guided, self._logp_kind, typed = guided, logp_kind, SAMPLING["top_k"].typed
+        # The likeliest top-k, if it is small and not tried anyway
+        self._top_k = None if self.rank in typed or self.rank > max(typed) else self.rank
 
     def alternatives(self) -> list[_Way]:
         """Samplings other than the claim."""
@@ -235,12 +234,19 @@ class _Study(ImageLikelihood):
             off = None if name in OFF_IF_NONE else SAMPLING[name].default
             typed = (x for x in SAMPLING[name].typed if name != "top_k" or x < self.model.layout.v_image)
             values[name] = [*typed, off] if SAMPLING[name].typed else []
+        values["top_k"] += [self._top_k] if self._top_k else []
         pairs = ((name, value) for name, others in values.items() for value in others if value != self._claimed(name))
         ways = [_Way(CauseKind.SETTING, name, self.under(**{name: value})) for name, value in pairs]
         if claimed.temperature != 1 and claimed.entropy_scale is None and {*claimed.filters} - {"top_k", "top_n_sigma"}:
             ways.append(_Way(CauseKind.EARLY, None, replace(self.way, early=True)))
         ways += [_Way(CauseKind.REPETITION, None, replace(self.way, repetition=value)) for value in _REPETITION]
         return ways + [_Way(CauseKind.FREQUENCY, None, replace(self.way, frequency=value)) for value in _FREQUENCY]
+
+    def ratios(self, ways: Sequence[_Way]) -> np.ndarray:
+        """[ways, K] log likelihood ratios to the claim. An estimated top-k k has the prior 1 / (k (k + 1))."""
+        estimated = np.array([[way.setting == "top_k" and way.sampled.sampling.top_k == self._top_k] for way in ways])
+        paid = math.log(self.rank * (self.rank + 1)) / len(self.tokens)
+        return self.likelihoods([way.sampled for way in ways]) - self.claim - estimated * paid
 
     def of_way(self, way: _Way, ratio: np.ndarray) -> Cause:
         """Describe a sampling as a possible cause."""
@@ -250,7 +256,7 @@ class _Study(ImageLikelihood):
         if setting is None:
             return Cause(kind, f"a {kind} penalty of about {getattr(sampled, kind):g}", *evidence)
         value, claimed = getattr(sampled.sampling, setting), self._claimed(setting)
-        what = f"{_label(setting, value)}, not {'claimed' if _is_off(setting, claimed) else _label(setting, claimed)}"
+        what = f"{_label(setting, value)}, not {'claimed' if _is_off(setting, claimed) else f'{claimed:g}'}"
         return Cause(kind, what, *evidence, setting, None if value is None else float(value))
 
     def estimated(self, found: _Found) -> _Found:
@@ -261,7 +267,9 @@ class _Study(ImageLikelihood):
         name, claimed = cause.setting, self._claimed(cause.setting)
         _, low, high = self.likeliest(name, cause.value)
         value = self.likeliest_within(name, low, high)
-        what = f"{name} {value:.3g} [{low:.3g}, {high:.3g}], not {claimed:g}"
+        # The interval ignores tokens beyond the filters; it holds the claimed value if those decide.
+        interval = "" if low <= claimed <= high else f" [{low:.3g}, {high:.3g}]"
+        what = f"{name} {value:.3g}{interval}, not {claimed:g}"
         if name == "guidance" and claimed != 1 and low - _ONE <= 1 <= high + _ONE:
             what = f"guidance had no effect: {what}"
         if name == "guidance" and value < 0.5:
@@ -315,7 +323,7 @@ class _Study(ImageLikelihood):
 
     def orders(self) -> list[_Found]:
         """Causes in which the tokens are in another order."""
-        read = [(what, self.tokens[:, _places(self.model.layout, order)]) for what, order in _ORDERS]
+        read = [(what, self.tokens[:, places_of(self.model.layout, order)]) for what, order in ORDERS]
         return [self._compared(CauseKind.ORDER, what, tokens=tokens) for what, tokens in read]
 
     def positions(self) -> list[_Found]:
@@ -435,16 +443,3 @@ class _Study(ImageLikelihood):
             value, low, high = self.likeliest(name, self._claimed(name))
             intervals.append(f"{name} estimated from the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
         return intervals
-
-
-def _skewed(grid: np.ndarray, step: int) -> np.ndarray:
-    return np.stack([np.roll(row, step * number) for number, row in enumerate(grid)])
-
-
-def _places(layout: TokenLayout, order: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """For each slot [N], the slot whose token is read instead if every grid is in another order."""
-    places = np.arange(layout.length)
-    for rows in layout.rows:
-        grid = np.array(rows)
-        places[grid.ravel()] = grid.ravel()[order(np.arange(grid.size).reshape(grid.shape)).ravel()]
-    return places

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SAMPLED = "sampled"
 _DIGITS = 1e-5  # Change of log p in nats by other tensor shapes in float32
+_EQUAL = 1e-3  # Distances in nats far below this count as equal
 
 
 class LogpKind(NamedTuple):
@@ -119,6 +120,13 @@ def _of_logits(
         return at(raw, inside) / temperature - (every / temperature).logsumexp(-1)
 
     return log_p
+
+
+def typical_distance(recorded: np.ndarray, logp: np.ndarray, free: np.ndarray) -> float:
+    """Mean logarithm of the distances in the slots that are `free`: a few wrong values hardly change it."""
+    with np.errstate(invalid="ignore"):
+        away = np.minimum(np.abs(recorded - logp)[free], 1.0)
+    return float(np.nanmean(np.log(away + _EQUAL)))
 
 
 def nearer(claimed: np.ndarray, other: np.ndarray) -> np.ndarray:

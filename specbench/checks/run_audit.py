@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from specbench.checks.findings import Declared
-from specbench.checks.logp_kinds import LOGP_KINDS, SAMPLED, kinds_of, log_p_of
+from specbench.checks.logp_kinds import LOGP_KINDS, SAMPLED, kinds_of, log_p_of, typical_distance
 from specbench.checks.teacher_forced import (
     COMPARED,
     EDGES,
@@ -40,9 +40,6 @@ from specbench.store.run_info import RunInfo
 from specbench.store.run_store import AuditVerdict, RunStore, images_fingerprint, write_audit
 from specbench.store.schema import KEY
 
-if TYPE_CHECKING:
-    from specbench.checks.likely_causes import Cause
-
 FormatLoader = Callable[[str], ImageModel]
 """Loads a run's model in a number format."""
 PRINTED_ORDERS = {
@@ -54,6 +51,7 @@ PRINTED_ORDERS = {
 """Printed names of the orders of the vocabulary; see `specbench.decoding.generation.ORDERS`."""
 CONSISTENT, DEVIATES, UNLIKELY, IMPOSSIBLE, OTHERS = AuditVerdict
 _CONTROL = 16  # Images of a run with fewer bits that are recomputed in float32, to measure the effect of rounding
+_KINDS = ("logp_kind", "logp_fits", "logp_nearest")
 _COLUMNS = (
     *KEY,
     *("prompt", "status", "started_at", "seed", "tokens", "forced", "committed_step", "logp", "entropy"),
@@ -186,13 +184,16 @@ def _explained(
     sampling = [f"guidance {spec.sampling.guidance:g}", f"temperature {spec.sampling.temperature:g}"]
     sampling += [f"{SAMPLING[name].name} {getattr(spec.sampling, name):g}" for name in spec.sampling.filters]
     claim = f"samples of {spec.model} at {', '.join(sampling)} ({audit['images']} images, {audit['tokens']:,} tokens)"
+    gap, wrong = audit["agreement"].get("log p"), ""
+    if gap and not audit["logp_fits"] and gap["rounding"] is None and 0 < gap["beyond"] < 0.5:
+        wrong = f"of {gap['beyond']:.1%} of the tokens is not the model's, of the others it is"
     if not causes and not audit["deviates"] and not audit["failed"]:
         unseen = f"a deviation of {audit['detectable']:.3f} per token would have been detected"
         return {"causes": [], "cause": None, "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
     if not causes and not audit["deviates"]:
         found = audit["logp_fits"]
-        of_what = f"{LOGP_KINDS[found].text}: --logp {found}" if found else "of an unknown kind"
-        return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}; the recorded log p is {of_what}"}
+        of_what = f"is {LOGP_KINDS[found].text}: --logp {found}" if found else wrong or "is of an unknown kind"
+        return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}; the recorded log p {of_what}"}
     place = concentrated(load(spec.dtype).layout, values, _free(rows))
     where = f", most in {place}" if place else f", most at entropy {audit['entropy']}" if audit["entropy"] else ""
     why = named(causes, studied(rows)) if causes else "none of the causes that were tried"
@@ -200,7 +201,7 @@ def _explained(
     if causes and causes[0].setting:
         cause, unknown = causes[0], rows if audit["logp_kind"] is None else rows.assign(logp=None)
         # Also try round values, which people type: an estimate from tokens is not precise enough to match log p.
-        for value in dict.fromkeys((cause.exactly, *_round_values(cause))):
+        for value in dict.fromkeys((cause.exactly, *cause.round_values())):
             changed: dict[str, Any] = {str(cause.setting): value}
             if p := _fits(replace(spec, sampling=replace(spec.sampling, **changed)), unknown, load):
                 label = cause.label if value == cause.exactly else f"{cause.setting} {value:g}"
@@ -209,19 +210,14 @@ def _explained(
         explains = p is not None
     elif causes and causes[0].kind in SINGLE_TOKENS and audit["logp_kind"] is None and "log p" in audit["agreement"]:
         explains = False  # such causes do not change log p, but the recorded log p differs
-    if explains is False:
+    if wrong and (explains is False or not causes):
+        why = f"some tokens were replaced, or are not samples of p: the recorded log p {wrong}"
+    elif explains is False:
         why = f"none of the causes that were tried; the best of them does not explain all tokens: {why}"
     verdict = {"verdict": UNLIKELY} if audit["verdict"] == CONSISTENT else {}
     sentence = f"not {claim}{where}; likely cause: {why}"
     listed = [vars(cause) for cause in causes]
     return verdict | {"deviates": True, "failed": True, "causes": listed, "cause": why, "sentence": sentence}
-
-
-def _round_values(cause: Cause) -> list[float]:
-    """Return the estimate rounded to 0 and to 1 decimals, each if it is in the estimate's 95 % interval."""
-    if cause.value is None or cause.low is None or cause.high is None:
-        return []
-    return [value for digits in (0, 1) if cause.low <= (value := round(cause.value, digits)) <= cause.high]
 
 
 def _fits(spec: RunSpec, rows: pd.DataFrame, load: FormatLoader) -> float | None:
@@ -329,7 +325,7 @@ def _recomputed(
     or none); `nll_gap, nll_gap_se`: see `_gap_of`, for the possible tokens; `agreement`: of recorded and recomputed
     values, as from `compare_recorded`, empty if the loop records none; `dtype`: number format of the
     recomputation; `logp_kind`: kind of another program's log p, one of `LOGP_KINDS`, None if unknown or not the forced
-    kind; `logp_fits`: the kind that agrees; `logp_nearest`: the nearest kind.
+    kind; `logp_fits`: the kind that agrees; `logp_nearest`: the nearest kind for most tokens.
 
     Orders that need q are tested as recorded. Rounding changes p, and guidance multiplies the change. Exact samples of
     a run with fewer bits are therefore not samples of p recomputed with other shapes or in float32: their uniformity is
@@ -356,10 +352,10 @@ def _recomputed(
         "nll_gap_se": error,
         "agreement": compare_recorded(stored, values, free, rounding),
         "dtype": spec.dtype,
-        **dict.fromkeys(("logp_kind", "logp_fits", "logp_nearest")),
+        **dict.fromkeys(_KINDS),
     }
     if spec.tokens_sha256 and "logp" in stored:
-        compared |= dict.fromkeys(("logp_kind", "logp_fits", "logp_nearest"), SAMPLED)
+        compared |= dict.fromkeys(_KINDS, SAMPLED)
         if logp or compared["agreement"]["log p"]["differs"]:
             control = None if rounding is None else (rows.iloc[part], rounding)
             compared |= _logp_kind(load, spec, rows, values, control, logp)
@@ -393,14 +389,15 @@ def _logp_kind(
         for kind in kinds:
             pair = rounding.drawn._replace(logp=drawn[kind]), rounding.exact._replace(logp=exact[kind])
             rounded[kind] = Rounding(rounding.free, *pair)
-    compared, stored = {}, _stacked(rows, ["logp"])
-    for kind in kinds:
-        compared[kind] = compare_recorded(stored, values._replace(logp=found[kind]), _free(rows), rounded.get(kind))
-    gaps = {kind: compared[kind]["log p"] for kind in kinds}
-    nearest = min(kinds, key=lambda kind: (gaps[kind]["differs"], kind != forced, gaps[kind]["mean"]))
-    fits = None if gaps[nearest]["differs"] else nearest
+    compared, away, (stored, free) = {}, {}, (_stacked(rows, ["logp"]), _free(rows))
+    for kind, logp in found.items():
+        compared[kind] = compare_recorded(stored, values._replace(logp=logp), free, rounded.get(kind))
+        distance = typical_distance(stored["logp"], logp, free)
+        away[kind] = (compared[kind]["log p"]["differs"], kind != forced, distance)
+    nearest = min(kinds, key=lambda kind: away[kind])
+    fits = None if away[nearest][0] else nearest
     kinds_found = {"logp_kind": fits if forced in (None, fits) else None, "logp_fits": fits, "logp_nearest": nearest}
-    return {"agreement": compared[forced or fits or SAMPLED], **kinds_found}
+    return {"agreement": compared[forced or nearest], **kinds_found}
 
 
 def _under_other_target(

@@ -189,6 +189,11 @@ class SlotLogits:
         """[B, T] bool, whether no token has a larger logit."""
         return (self.x >= self._first)[..., 0]
 
+    @property
+    def rank(self) -> Tensor:
+        """[B, T] one more than the number of larger logits."""
+        return (self.logits > self.x).sum(-1) + 1
+
     def given(self, least: Tensor, temperature: float) -> Tensor:
         """[B, T] log p of the tokens, conditional on a logit of at least `least`; 0 for tokens with a smaller logit."""
         kept = self._sums_at(temperature).gather(-1, self._count(least) - 1).log() + self._first / temperature

@@ -249,7 +249,7 @@ def audit_runs(
     else:
         cells = [_cells(row) for row in rows]
         print_table(cells, list(cells[0]))
-    causes = {row["run_id"]: f"; likely cause: {row['cause']}" for row in rows if row.get("cause")}
+    causes = {row["run_id"]: f"; likely cause: {row['cause']}" for row in rows if quiet and row.get("cause")}
     failures = ((row["run_id"], f"{row['verdict']}: {decided_by(row)}") for row in rows if row["failed"])
     if failed := [f"{name} ({why}{causes.get(name, '')})" for name, why in failures]:
         what = f"tokens or recorded values do not follow the model's distribution: {', '.join(failed)}"
@@ -297,14 +297,17 @@ def notes(row: Mapping[str, Any]) -> list[str]:
     if row["recomputed"]:
         target = f"{row['target']}, which is not the run's target" if row["target"] else row["dtype"]
         how = [f"p recomputed in {target}"]
-        if row["agreement"]:
+        if row["agreement"] and len(row["unavailable"]) < 2:
             recorded = "orders that use q" if row["dtype"] == "float32" else "all orders"
             how.append(f"{recorded} are tested with recorded values")
         if row["unavailable"]:
-            how.append(f"not tested: {', '.join(row['unavailable'])}")
+            how.append(f"orders without values, which are not tested: {', '.join(row['unavailable'])}")
         lines.append("; ".join(how))
         if row.get("logp_kind") not in (None, SAMPLED):
             lines.append(f"the recorded log p is the model's log p {LOGP_KINDS[row['logp_kind']].text}")
+        if row.get("logp_nearest") and not row["logp_fits"]:
+            nearest = f"{row['logp_nearest']} ({LOGP_KINDS[row['logp_nearest']].text})"
+            lines.append(f"no kind of log p fits all tokens; compared with {nearest}; --logp KIND sets another")
         lines += [_distance(name, gap) for name, gap in row["agreement"].items()]
         if not row["agreement"] and not row["target"]:
             lines.append("the run recorded no log p that could be compared")

@@ -56,7 +56,7 @@ def protocol_option(what: str) -> Any:
 
 
 def served_option(**more: Any) -> Any:
-    return option("--served", "NAME", "The engine's name for the model.", show_default="the checkpoint's", **more)
+    return option("--served", "NAME", "The engine's name for the model.", show_default="as checkpoint or model", **more)
 
 
 def decoders_argument(show_default: str) -> Any:

@@ -219,7 +219,8 @@ def _label(row: ReportRow) -> str:
     """Label of a decoder, with a remark if its audit failed (lossy decoders: recorded values are not the model's)."""
     if not (row.audit and row.audit.failed):
         return row.label
-    return f"{row.label} ({FAILED_AUDIT if row.lossless else row.audit.verdict})"
+    why = "; why: audit --run" if row.imported else ""
+    return f"{row.label} ({FAILED_AUDIT if row.lossless else row.audit.verdict}{why})"
 
 
 def audit_cell(row: ReportRow) -> str:

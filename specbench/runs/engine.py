@@ -81,7 +81,7 @@ def find_engine(address: str, expected: Sequence[str], served: str | None = None
     fitting = [name for name, others in names.items() if served == name or wanted & set(map(_last_part, others))]
     if not fitting or served not in (None, *fitting):
         what = f"{address} serves {', '.join(names)}, not {served or ' or '.join(sorted(wanted))}"
-        raise SpecbenchError(what, "if the engine has another name for the model: --served NAME")
+        raise SpecbenchError(what, f"if this is the engine's name for the model: --served {next(iter(names))}")
     facts = ", ".join(f"{name} {info[name]}" for name in _SGLANG_FACTS if info.get(name))
     return Engine(address, program, str(info.get("version", "")), served or fitting[0], facts or None)
 

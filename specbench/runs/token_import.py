@@ -5,10 +5,12 @@ call)."""
 
 import hashlib
 import json
+import time
 import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -111,7 +113,7 @@ def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, id
     digest = hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest()
     images = []
     for row, image in enumerate(tokens):
-        with blaming(path, f"image {row + 1} has an invalid seed, log p, seconds or batch ({{}})"):
+        with blaming(path, f"image {row + 1}: invalid {{}}"):
             images.append(_image(columns, row, requests[row], image, loaded.layout))
     images = _alone(images)
     usual = sorted(image.batch or 1 for image in images)[len(images) // 2]
@@ -147,7 +149,12 @@ def run_of_engine(
     model.check_prompts(chosen)
     source = getattr(model, "source", None)
     names = [settings.weights or (source.repo if source else model.name), model.name.partition("+")[0]]
-    engine, loaded = find_engine(address, names, served), _loaded(model, settings)
+    engine = find_engine(address, names, served)
+    try:
+        loaded = _loaded(model, settings)
+    except SpecbenchError as error:
+        hint = "the engine's own checkpoint: --weights DIR" if not settings.weights else error.try_this
+        raise SpecbenchError(error.what, hint, error.exit_code) from None
     drawer = EngineModel(engine, loaded, plan_sampling(model, settings))
     engine = replace(engine, fingerprint=drawer.probe(chosen[0].text) or engine.fingerprint)
     told = {name: value for name, value in asdict(engine).items() if value}
@@ -156,7 +163,7 @@ def run_of_engine(
     label = (program or engine.label) + (f" batch={batch}" if batch > 1 else "")
     spec = _claimed(model, loaded, settings, label, prompts, digest, batch)
     console.say(f"{address}: {', '.join(what.values())}")
-    store = RunStore(run_folder(out, spec))
+    store, said = RunStore(run_folder(out, spec)), time.monotonic()
     with store.lock(spec):
         wanted = {request.key: request for request in requests_for(chosen)}
         missing = _begin(store, spec, model, wanted, engine=told)
@@ -169,7 +176,9 @@ def run_of_engine(
             _store(images, loaded, spec, store)
             pace = len(requests) * loaded.layout.length / drawer.seconds
             text = f"{start + len(requests)} of {len(missing)} images, {console.duration(drawer.seconds)}"
-            if console.progress_shown():
+            last = start + batch >= len(missing)
+            if console.progress_shown() and (last or time.monotonic() - said > console.LINE_EVERY_S):
+                said = time.monotonic()
                 console.say(f"{store.folder.name}: {text}, {pace:,.0f} tokens a second")
     return store.folder
 
@@ -303,7 +312,7 @@ def _columns(path: Path) -> dict[str, list[Any]]:
         check_regular(path)
         columns = read(path)
         if others := [name for name in columns if name not in _COLUMNS]:
-            unread = console.one_line(", ".join(others), 200)
+            unread = console.one_line(", ".join(map(_meant, others)), 200)
             console.say(f"{path.name}: ignored columns: {unread} (known columns: {', '.join(_COLUMNS)})")
         columns = {name: columns[name] for name in _COLUMNS if name in columns}
         if scalars := [name for name, values in columns.items() if not isinstance(values, list)]:
@@ -315,6 +324,12 @@ def _columns(path: Path) -> dict[str, list[Any]]:
     if len(lengths) != 1 or not any(lengths):
         raise SpecbenchError(f"{path} holds no images, or columns of different lengths")
     return columns
+
+
+def _meant(name: str) -> str:
+    """An unknown column, with the known column that it resembles."""
+    near = get_close_matches(name.lower(), _COLUMNS, 1)
+    return f"{name} (did you mean '{near[0]}'?)" if near else name
 
 
 def _parquet(path: Path) -> dict[str, list[Any]]:
@@ -348,6 +363,8 @@ def _json_lines(path: Path) -> dict[str, list[Any]]:
 
 def _whole(path: Path, row: int, tokens: object) -> np.ndarray:
     array = np.asarray(tokens if isinstance(tokens, list) else [])
+    if array.size and array.dtype.kind == "f" and not (array % 1).any() and (np.abs(array) < 2**53).all():
+        array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise SpecbenchError(f"{path}: image {row + 1}: tokens are not a list of whole numbers")
     return array if array.dtype == np.uint64 else array.astype(np.int64)  # errors then report ids above 2**63 correctly
@@ -388,14 +405,16 @@ def _image(
     seed, logp, seconds, batch = (columns[name][row] if name in columns else None for name in names)
     whole: np.ndarray = np.full(len(tokens), np.nan, np.float32)
     if logp is not None:
+        if not isinstance(logp, list) or any(type(x) not in (int, float, type(None)) for x in logp):
+            raise ValueError("logp, which must be a list of numbers")
         slots = np.arange(len(tokens)) if len(logp) == len(tokens) else np.array(layout.free_slots())
         if len(logp) != len(slots):
-            raise ValueError(f"{len(logp)} log p of {len(slots)} tokens")
+            raise ValueError(f"logp: {len(logp)} values of {len(slots)} tokens")
         whole[slots] = logp
     if (whole > 0).any():
-        raise ValueError("log p above 0")
-    if not 0 < float(1 if seconds is None else seconds) < 1e9:
-        raise ValueError(f"seconds {seconds}, which must be above 0")
+        raise ValueError("logp: a value above 0")
+    if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds < 1e9):
+        raise ValueError(f"seconds {seconds}, which must be a number above 0")
     if batch is not None and (type(batch) not in (int, float) or batch % 1 or not 1 <= batch < 1e9):
         raise ValueError(f"batch {batch}, which must be a whole number from 1")
     seed = 0 if seed is None else seed

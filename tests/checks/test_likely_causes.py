@@ -156,6 +156,17 @@ def test_transposed_images_of_a_small_model_are_named():
     assert "transposed" in causes[0].what
 
 
+@pytest.mark.parametrize(("claim", "true", "text"), [
+    ({"temperature": 3.0, "top_k": 50}, {"top_k": 6}, "top-k 6, not 50 ("),
+    ({"top_p": 0.9}, {"temperature": 1.15}, "temperature 1.05, not 1; or top-p 0.92, not 0.9 ("),
+], ids=["a top-k that is not usual", "an interval that holds the claimed value"])  # fmt: skip
+def test_a_setting_is_named_without_contradiction(claim, true, text):
+    model, texts, claimed = Wide(9, 64), ["a", "a dog"], Sampling(1.0, **claim)
+    tokens = planted.drawn(model, texts, planted.replace(claimed, **true))
+    causes, _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, tokens), claimed, "float32", True)
+    assert named(causes, len(texts)).startswith(text)
+
+
 def replaced(tokens, every, codes):
     slots = slice(None, None, every)
     tokens[:, slots] = np.random.default_rng(0).integers(codes, size=tokens[:, slots].shape)
@@ -167,14 +178,14 @@ def test_random_tokens_are_named_and_not_the_filter_that_they_are_beyond():
     model, texts, claim = Wide(9, 64), ["a", "a dog", "a cat", "two words"], Sampling(2.0, top_p=0.8)
     tokens = replaced(planted.drawn(model, texts, claim), 20, 64)  # never the end of a row
     causes, _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, tokens), claim, "float32", True)
-    assert named(causes, len(texts)).startswith("tokens are replaced at random: about 10 % are replaced, or follow")
+    assert named(causes, len(texts)).startswith("about 10 % of the tokens are random: replaced, or after")
 
 
 @pytest.mark.slow
 def test_one_random_token_in_a_hundred_is_named():
     """And those after it, which were drawn with another before them."""
     text, _ = cause("shapes", replaced(images("shapes")[2].copy(), 100, 512))
-    assert text.startswith("tokens are replaced at random: about 5 % are replaced, or follow a replaced token (")
+    assert text.startswith("about 5 % of the tokens are random: replaced, or after a replaced token (")
 
 
 @pytest.mark.slow

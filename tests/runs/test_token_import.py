@@ -68,7 +68,11 @@ def imported(cli, path, *more):
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "npz"])
 def test_tokens_become_a_run_with_pictures_scores_report_and_verdict(suffix, ours, tmp_path, cli):
-    path, out = written(tmp_path / f"tokens.{suffix}", as_rows(ours)), tmp_path / "results"
+    theirs, out = as_rows(ours), tmp_path / "results"
+    theirs[0]["tokens"] = (
+        [float(token) for token in theirs[0]["tokens"]] if suffix != "parquet" else theirs[0]["tokens"]
+    )
+    path = written(tmp_path / f"tokens.{suffix}", theirs)
     folder = imported(cli, path, "--prompts", "shapes", "--out", out).out.strip()
     rows = RunStore(folder).samples()
     assert [row.tolist() for row in rows["tokens"]] == [row.tolist() for row in ours["tokens"]]
@@ -169,6 +173,19 @@ def test_what_log_p_is_is_found_and_a_kind_that_it_is_not_is_refused(kind, asked
     assert audit["logp_fits"] == (None if kind == "none" else kind)
 
 
+def test_a_few_wrong_log_p_leave_the_kind_of_the_others_and_are_counted(ours, tmp_path, cli):
+    sampling = replace(find_model("shapes").sampling(), temperature=0.9, top_k=100)
+    logp = log_p_of(load_model("shapes"), ours, sampling, ["raw"])["raw"]
+    logp[:, ::10] = -30.0
+    rows = [row | {"logp": of_row.tolist()} for row, of_row in zip(as_rows(ours), logp, strict=True)]
+    path = written(tmp_path / "t.jsonl", rows)
+    folder = imported(cli, path, "--temperature", "0.9", "--top-k", "100", "--out", tmp_path).out.strip()
+    audit = audit_run(folder, explain=False, keep=False)
+    assert audit["logp_kind"] is None and audit["logp_nearest"] == "raw" and audit["verdict"] == OTHERS
+    assert audit["agreement"]["log p"]["beyond"] == pytest.approx(26 / 256)
+    assert any("no kind of log p fits all tokens; compared with raw (" in line for line in notes(audit))
+
+
 def test_wrong_log_p_of_tokens_that_fit_is_not_said_of_the_tokens(ours, tmp_path, cli, monkeypatch):
     monkeypatch.setattr("specbench.checks.likely_causes.likely_causes", lambda *_: ([], []))
     for name, logp, asked, said in (("none", None, None, "of an unknown kind"), ("ours", 0, "raw", "sampling")):
@@ -181,20 +198,21 @@ def test_wrong_log_p_of_tokens_that_fit_is_not_said_of_the_tokens(ours, tmp_path
 
 @pytest.mark.parametrize(("change", "problem"), [
     ({"tokens": [2**64 - 1] * 256}, "image 1: slot 0 holds 18446744073709551615, not an image id (0 to 511)"),
-    ({"seed": 1.5}, "(seed 1.5, which must be a whole number from 0 to "),
-    ({"seconds": 0}, "(seconds 0, which must be above 0)"),
-    ({"batch": 0}, "(batch 0, which must be a whole number from 1)"),
+    ({"seed": 1.5}, "image 1: invalid seed 1.5, which must be a whole number from 0 to "),
+    ({"seconds": 0}, "invalid seconds 0, which must be a number above 0"),
+    ({"batch": 0}, "invalid batch 0, which must be a whole number from 1"),
     ({"tokens": [1] * 255}, "image 1: 255 tokens, but an image of this model has 256"),
     ({"tokens": [1] * 255 + [9999]}, "image 1: slot 255 holds 9999, not an image id (0 to 511)"),
     ({"tokens": ["a"] * 256}, "image 1: tokens are not a list of whole numbers"),
+    ({"tokens": [1.5] * 256}, "image 1: tokens are not a list of whole numbers"),
     ({"tokens": None}, "image 1: tokens are not a list of whole numbers"),
     ({"prompt": "a red dog"}, "image 1: 'a red dog' is not a prompt of 'shapes'"),
     ({"prompt": 5}, "image 1: its prompt is not text"),
-    ({"logp": [0.1] * 256}, "image 1 has an invalid seed, log p, seconds or batch"),
-    ({"logp": [-1.0]}, "1 log p of 256 tokens"),
-    ({"logp": -1.0}, "image 1 has an invalid seed, log p, seconds or batch"),
-    ({"seed": 2**70}, "seed, log p, seconds or batch (seed 1180591620717411303424, which must be"),
-    ({"seconds": "soon"}, "image 1 has an invalid seed, log p, seconds or batch"),
+    ({"logp": [0.1] * 256}, "image 1: invalid logp: a value above 0"),
+    ({"logp": [-1.0]}, "invalid logp: 1 values of 256 tokens"),
+    ({"logp": -1.0}, "image 1: invalid logp, which must be a list of numbers"),
+    ({"seed": 2**70}, "invalid seed 1180591620717411303424, which must be"),
+    ({"seconds": "soon"}, "image 1: invalid seconds soon, which must be a number above 0"),
 ])  # fmt: skip
 def test_what_is_no_image_is_reported_in_one_line(change, problem, ours, tmp_path, cli):
     rows = as_rows(ours)
@@ -215,6 +233,8 @@ def test_what_is_no_image_is_reported_in_one_line(change, problem, ours, tmp_pat
     ('{"prompt": "x"}\n', "has no column 'tokens'"),
     ("[1]\n", "each line must be one object"),
     ('{"prompt": "x", "latency_ms": 3}\n', "t.jsonl: ignored columns: latency_ms"),
+    ('{"Prompt": "x", "token_ids": [3.0], "logprobs": [-1]}\n',
+     "Prompt (did you mean 'prompt'?), token_ids (did you mean 'tokens'?), logprobs (did you mean 'logp'?) ("),
     ('{"tokens": [1]}', "has no column 'prompt'"),
 ])  # fmt: skip
 def test_a_file_without_images_is_reported_in_one_line(content, problem, tmp_path, cli):
@@ -272,8 +292,8 @@ def test_tokens_of_our_own_are_consistent_in_a_sentence_and_a_false_claim_is_not
         patch.setattr("specbench.checks.likely_causes.likely_causes", None)  # verify seeks none
         assert "audit --run also searches for likely causes" in cli("verify", true).out
     lie = cli("audit", "--run", false)
-    last = lie.err.splitlines()[-1]
-    assert lie.code == GATE and "likely cause: guidance 1." in last and "the tokens are consistent (p = " in last
+    assert lie.code == GATE and lie.err.count("likely cause: guidance 1.") == 1
+    assert "the tokens are consistent (p = " in lie.err
     assert "searching for likely causes in 4 images: takes about" in lie.err
 
 

@@ -42,7 +42,9 @@ class LoadRequest:
     def layout(self, v_image: int) -> TokenLayout:
         """Return the grammar for a checkpoint with `v_image` image tokens."""
         if v_image != self.info.v_image and not self.info.choice.tiny:
-            raise self.files[0].refusal(f" has {v_image} image tokens, {self.info.name} has {self.info.v_image}")
+            small = "; a small checkpoint needs --scale tiny" if v_image < self.info.v_image else ""
+            problem = f" has {v_image} image tokens, {self.info.name} has {self.info.v_image}{small}"
+            raise self.files[0].refusal(problem)
         if self.info.row_ends:
             return TokenLayout.with_row_ends(*self.info.grid, v_image)
         return TokenLayout.plain(*self.info.grid, v_image, self.info.grids_before)
