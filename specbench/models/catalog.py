@@ -81,6 +81,8 @@ class ModelInfo(ModelFacts):
     def load(self, device: str, dtype: str | None = None) -> ImageModel:
         import torch  # takes seconds, and `list models` does not need it
 
+        from specbench.models import loaded_model
+
         make: Any = plugins.load_object(self.target, f"model {self.name}")
         with plugins.naming_plugin("model", self.name, self.target):
             loaded = make(device=device, dtype=getattr(torch, dtype or self.dtype))
@@ -96,6 +98,9 @@ class ModelInfo(ModelFacts):
             from specbench.models.checkpoint_loading import quantise_network  # imports torch
 
             quantise_network(loaded.backbone)
+        if isinstance(loaded, loaded_model.LoadedModel):
+            loaded.name, loaded.weights_sha256 = self.name, self.weights_sha256()
+            loaded_model.prepare_for_runs(loaded)
         return loaded
 
     def require_weights(self) -> None:

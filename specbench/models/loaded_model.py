@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -117,7 +117,11 @@ class LoadedModel(TransformerModel):
         """Encode prompts as ids [P, 1], because the network embeds them itself."""
         rows: tuple[list[list[int]], list[list[int]]] = [], []
         for text in prompts:
-            pair = self._ids_of(text)
+            try:
+                pair = self._ids_of(text)
+            except Exception as error:
+                what = f"prompt_ids failed for {text!r:.40}: {type(error).__name__}: {error!s:.100}"
+                raise SpecbenchError(" ".join(what.split())) from error
             if not isinstance(pair, Sequence) or len(pair) != 2:
                 raise SpecbenchError("prompt_ids must return two lists of ids", "of the prompt, and without a prompt")
             for ids, part in zip(rows, pair, strict=True):
@@ -353,10 +357,29 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+def prepare_for_runs(model: LoadedModel) -> None:
+    """Like `decoding` with a comparison, but for good: a plug-in loads the network only for runs. A prompt that the
+    plug-in cannot read, or too long, is replaced by a shorter prompt."""
+    network = unwrapped(model.network).eval()
+    prefix = Prefix([row[:, None] for row in (model.stream_ids[:8], model.stream_ids[:1])])
+    for text in ("0", "a cup", "a photo of a cup, " * 12):
+        with suppress(SpecbenchError):
+            prefix = model.encode([text])
+    with refusing(model.name):
+        known = _compare(model, network, prefix, network.config._attn_implementation)
+    model.no_trees = known.result.no_trees
+    for config in _configs(network):
+        config._attn_implementation = known.attention
+
+
+def _configs(network: nn.Module) -> list[Any]:
+    return list({id(part.config): part.config for part in network.modules() if hasattr(part, "config")}.values())
+
+
 @contextmanager
 def _attention(network: nn.Module, implementation: str) -> Iterator[None]:
     """Set the attention implementation in every configuration of the network."""
-    configs = {id(part.config): part.config for part in network.modules() if hasattr(part, "config")}.values()
+    configs = _configs(network)
     before = [config._attn_implementation for config in configs]
     try:
         for config in configs:

@@ -4,9 +4,11 @@ models.loaded_model, models.network_head, models.forward_probe, models.families.
 
 import gc
 import os
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import any_causal_lm
 import numpy as np
@@ -25,6 +27,7 @@ from transformers import (
 import specbench
 from specbench.errors import SpecbenchError
 from specbench.models import loaded_model
+from specbench.models.catalog import ModelInfo, load_model
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.models.transformer import kv_cache
 
@@ -113,6 +116,21 @@ def test_a_longer_prompt_is_compared_too():
     for texts, ids in (("b", lambda text: long), (["a", "b"], lambda text: long if text == "b" else PROMPTS)):
         given = {"layout": (5, 6), "image_ids": IDS, "prompt_ids": ids}
         refused("when other tokens follow it", specbench.decode, network, texts, "ar", cfg=2.0, **given)
+
+
+def test_a_plug_in_is_compared_when_it_is_loaded(tmp_path, monkeypatch):
+    (tmp_path / "users.json").write_text('{"network": {"codes": 16, "layers": 2}}')
+    sizes = {"resolution": (5, 6), "tokens": 30, "licence": "MIT", "config": tmp_path / "users.json"}
+    info = ModelInfo("users-lm", "a user's", target="users_lm:load", **sizes)
+    for name, prompts in (("llama", lambda text: PROMPTS), ("gpt2", lambda text: {}[text]), ("mamba", None)):
+        network = any_causal_lm.build(name, "eager").train()
+        own = loaded_model.LoadedModel(network, (5, 6), IDS, prompts)
+        monkeypatch.setitem(sys.modules, "users_lm", SimpleNamespace(load=lambda device, dtype, own=own: own))
+        if name == "mamba":
+            refused("users-lm: .*(differs from|cannot be decoded)", load_model, info)
+            continue
+        model = load_model(info)
+        assert model.name == "users-lm" and model.weights_sha256 == info.weights_sha256() and not network.training
 
 
 class Scaled(LlamaForCausalLM):
@@ -341,8 +359,6 @@ def test_what_does_not_fit_is_one_line(network):
 
 
 def test_a_model_of_the_catalogue_needs_no_ids():
-    from specbench.models.catalog import load_model
-
     image = specbench.decode(load_model("shapes"), "a red circle", "sjd", window=8, cfg=3.0, seed=5)
     other = specbench.generate("a red circle", decoder="sjd", window=8, cfg=3.0, seed=5, top_k=0, top_p=1.0)
     assert (image.tokens == other.tokens).all()
