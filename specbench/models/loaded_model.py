@@ -54,9 +54,12 @@ class LoadedModel(TransformerModel):
         image_ids: Sequence[int],
         prompt_ids: PromptIds,
         forced_ids: Sequence[int] = (),
-        codebook: Tensor | None = None,
+        codebook: Tensor | Sequence[Sequence[float]] | None = None,
         render: Callable[[Tensor], Tensor] | None = None,
     ):
+        if isinstance(image_ids, set | frozenset) or not hasattr(image_ids, "__len__"):
+            what = f"image_ids: {image_ids!r:.60} is not a list of ids"
+            raise SpecbenchError(what, "give the vocabulary id of each image token, in their order")
         self.layout = layout if isinstance(layout, TokenLayout) else _grid(layout, len(image_ids))
         if self.layout.vocab != len(image_ids) + len(forced_ids):
             what = f"{len(image_ids)} image ids and {len(forced_ids)} forced ids for a layout of {self.layout.vocab}"
@@ -77,7 +80,7 @@ class LoadedModel(TransformerModel):
             base = self.backbone.base
             hidden = base(input_ids=self._image_ids[None, :3], **accepted(base, use_cache=False))[0]
             self._head = own_head(inner, self._image_ids, hidden)
-        self.codebook = None if codebook is None else codebook.detach().float().to(self.device)
+        self.codebook = None if codebook is None else _codebook(codebook, self.layout.v_image).to(self.device)
         self._ids_of: Any = prompt_ids
         self._draw: Any = render
 
@@ -165,12 +168,28 @@ class LoadedModel(TransformerModel):
 
 def _grid(layout: Any, codes: int) -> TokenLayout:
     try:
-        height, width = map(operator.index, layout)
+        height, width = (0 if isinstance(size, bool) else operator.index(size) for size in layout)
     except (TypeError, ValueError):
         height = width = 0
     if min(height, width) < 1:
         raise SpecbenchError(f"layout {layout!r:.60}", "give (height, width) in image tokens, or a TokenLayout")
     return TokenLayout.plain(height, width, codes)
+
+
+def _codebook(given: Any, codes: int) -> Tensor:
+    """Convert a codebook, given as a tensor, an array or nested lists, to float32 [v_image, d]."""
+    try:
+        codebook = torch.as_tensor(given).detach().float()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SpecbenchError(f"codebook: {error!s:.100}", "give a matrix with one row for each image token") from error
+    if codebook.ndim != 2:
+        what = f"codebook has {codebook.ndim} dimension{'s' * (codebook.ndim != 1)}, not 2"
+        raise SpecbenchError(what, "give a matrix with one row for each image token")
+    if len(codebook) != codes:
+        raise SpecbenchError(f"codebook has {len(codebook)} rows for {codes} image tokens", "select one row for each")
+    if not codebook.isfinite().all():
+        raise SpecbenchError("codebook contains NaN or infinite numbers")
+    return codebook
 
 
 class _Session(TransformerSession):

@@ -257,7 +257,7 @@ def decode_loaded(
     image_ids: Sequence[int] = (),
     prompt_ids: PromptIds | None = None,
     forced_ids: Sequence[int] = (),
-    codebook: Tensor | None = None,
+    codebook: Tensor | Sequence[Sequence[float]] | None = None,
     render: Callable[[Tensor], Tensor] | None = None,
     seed: int = 0,
     trace: bool = False,
