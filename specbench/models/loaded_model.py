@@ -8,7 +8,9 @@ network's own forward.
 
 from __future__ import annotations
 
+import math
 import operator
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +31,9 @@ from specbench.system.torch_state import PinnedTorch
 
 PromptIds = Callable[[str], tuple[Sequence[int], Sequence[int]]]
 """Function of a text: vocabulary ids of the prompt (up to the first image token), and of the unconditional prompt."""
+
+
+_INTERFACE = "config", "base_model", "get_input_embeddings", "get_output_embeddings"  # what is used of a network
 
 
 class LoadedModel(TransformerModel):
@@ -67,8 +72,16 @@ class LoadedModel(TransformerModel):
         self.network = network
         inner = unwrapped(network)
         self.name = type(inner).__name__
+        if wrong := [name for name in _INTERFACE if not hasattr(inner, name)]:
+            what = f"{self.name} is not a causal language model of transformers with a KV cache: it has no {wrong[0]}"
+            raise SpecbenchError(what, "docs/extending-model.md describes a plug-in for other networks")
+        for name, function in {"prompt_ids": prompt_ids, "render": render or prompt_ids}.items():
+            if not callable(function):
+                raise SpecbenchError(f"{name} = {function!r:.60} is not a function")
         with refusing(self.name):
             self.backbone = Backbone(inner)
+            if self.device.type == "meta":
+                raise SpecbenchError(f"{self.name} is on the meta device, so it has no weights", "load its weights")
             self._words = len(inner.get_input_embeddings().weight)
         ids = self._ids("image_ids", image_ids), self._ids("forced_ids", forced_ids)
         if not ids[0] or len(set(ids[0])) < len(ids[0]):
@@ -120,20 +133,27 @@ class LoadedModel(TransformerModel):
         """Encode prompts as ids [P, 1], because the network embeds them itself."""
         rows: tuple[list[list[int]], list[list[int]]] = [], []
         for text in prompts:
-            try:
-                pair = self._ids_of(text)
-            except Exception as error:
-                what = f"prompt_ids failed for {text!r:.40}: {type(error).__name__}: {error!s:.100}"
-                raise SpecbenchError(" ".join(what.split())) from error
+            pair = _result(f"prompt_ids of {text!r:.40}", self._ids_of, text)
             if not isinstance(pair, Sequence) or len(pair) != 2:
                 raise SpecbenchError("prompt_ids must return two lists of ids", "of the prompt, and without a prompt")
             for ids, part in zip(rows, pair, strict=True):
                 ids.append(self._ids("prompt_ids", part))
         if not all((*rows[0], *rows[1])):
             raise SpecbenchError("prompt_ids returned a prompt without ids", "return at least one id, such as <s>")
+        total, positions = max(map(len, (*rows[0], *rows[1]))) + self.layout.length, self._positions()
+        if total > positions:
+            what = f"a prompt and its image have {total} tokens, but the network has {positions} positions"
+            raise SpecbenchError(what, "give a shorter prompt or a smaller layout")
         elements = [torch.tensor(row, device=self.device) for row in (*rows[0], *rows[1])]
         ids = nn.utils.rnn.pad_sequence(elements, batch_first=True)
         return Prefix([row[:, None] for row in elements], ids=ids)
+
+    def _positions(self) -> float:
+        """Return the number of positions in the network's table of learned positions; infinite without a table."""
+        tables = [part for name, part in self.backbone.named_modules() if re.search("wpe|position", name)]
+        sizes = [table.num_embeddings for table in tables if isinstance(table, nn.Embedding)]
+        named = getattr(self.backbone.config, "max_position_embeddings", math.inf)
+        return min([*sizes, named]) if sizes else math.inf
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
         return self.stream_ids[tokens][..., None]
@@ -163,7 +183,18 @@ class LoadedModel(TransformerModel):
         return logits[0, first:, self._image_ids]
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
-        return self._draw(image_tokens)
+        return _result("render", self._draw, image_tokens)
+
+
+def _result(name: str, users: Callable[[Any], Any], given: object) -> Any:
+    """Call a user's function; its error becomes one line."""
+    try:
+        return users(given)
+    except (SpecbenchError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        what = f"{name} failed: {type(error).__name__}: {error!s:.100}"
+        raise SpecbenchError(" ".join(what.split())) from error
 
 
 def _grid(layout: Any, codes: int) -> TokenLayout:

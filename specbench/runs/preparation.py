@@ -303,7 +303,10 @@ def decode_loaded(
     plain: Any = SimpleNamespace(
         name=model.name, guided=True, v_image=model.layout.v_image, sampling=lambda: Sampling(guidance=1.0)
     )
-    texts, planned = [prompts] if isinstance(prompts, str) else list(prompts), _one_decoder(read)
+    texts: list[Any] = list(prompts) if isinstance(prompts, Sequence) and not isinstance(prompts, str) else [prompts]
+    planned = _one_decoder(read)
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise SpecbenchError(f"decode: prompt {wrong[0]!r:.60} is not a text", "pass a text, or a list of texts")
     if not texts:
         raise SpecbenchError("decode: no prompt given", "pass a text, or a list of texts")
     sampling, own, loaded = plan_sampling(plain, read), isinstance(model, LoadedModel), cast(Any, model)

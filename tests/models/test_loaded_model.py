@@ -2,6 +2,7 @@
 own distribution, or one line, without a catalogue and without a results folder. It concerns several modules:
 models.loaded_model, models.network_head, models.forward_probe, models.families.base."""
 
+import copy
 import gc
 import os
 import sys
@@ -122,7 +123,11 @@ def test_a_plug_in_is_compared_when_it_is_loaded(tmp_path, monkeypatch):
     (tmp_path / "users.json").write_text('{"network": {"codes": 16, "layers": 2}}')
     sizes = {"resolution": (5, 6), "tokens": 30, "licence": "MIT", "config": tmp_path / "users.json"}
     info = ModelInfo("users-lm", "a user's", target="users_lm:load", **sizes)
-    for name, prompts in (("llama", lambda text: PROMPTS), ("gpt2", lambda text: {}[text]), ("mamba", None)):
+    for name, prompts in (
+        ("llama", lambda text: PROMPTS),
+        ("gpt2", lambda text: {}[text]),
+        ("mamba", lambda text: PROMPTS),
+    ):
         network = any_causal_lm.build(name, "eager").train()
         own = loaded_model.LoadedModel(network, (5, 6), IDS, prompts)
         monkeypatch.setitem(sys.modules, "users_lm", SimpleNamespace(load=lambda device, dtype, own=own: own))
@@ -338,7 +343,8 @@ def test_a_window_of_drafts_takes_the_most_probable_tokens_and_pictures_are_the_
 
 def test_what_does_not_fit_is_one_line(network):
     refused("a network needs layout", specbench.decode, network, "a cup")
-    given = {"layout": (3, 3), "image_ids": range(4, 13), "prompt_ids": prompt_ids}
+    given = {"model": network, "prompts": "a cup"}
+    given |= {"layout": (3, 3), "image_ids": range(4, 13), "prompt_ids": prompt_ids}
     for wrong, line in (
         ({"layout": LAYOUT, "image_ids": range(23)}, "23 image ids and 0 forced ids for a layout of 25"),
         ({"image_ids": range(10**6, 10**6 + 9)}, "image_ids: 1000000 is not one of the 64 words of Chameleon"),
@@ -351,6 +357,16 @@ def test_what_does_not_fit_is_one_line(network):
         ({"codebook": np.zeros(9)}, "codebook has 1 dimension, not 2"),
         ({"codebook": [[0.0, np.nan]] * 9}, "codebook contains NaN"),
         ({"codebook": "x"}, "codebook: "),
+        ({"prompts": [1]}, "prompt 1 is not a text"),
+        ({"prompt_ids": lambda text: {}[text]}, "prompt_ids of 'a cup' failed: KeyError"),
+        ({"render": 5}, "render = 5 is not a function"),
+        ({"render": lambda tokens: {}["x"]}, "render failed: KeyError"),
+        ({"model": torch.nn.Linear(2, 2)}, "Linear is not a causal language model of transformers with a KV cache"),
+        ({"model": copy.deepcopy(network).to("meta")}, "is on the meta device"),
+        (
+            {"model": any_causal_lm.build("gpt2"), "prompt_ids": lambda text: ([1] * 5000, [1])},
+            "5009 tokens, but .* positions",
+        ),
         ({"layout": 5}, "layout 5"),
         ({"layout": (True, 9)}, "layout .True, 9."),
         ({"layout": (0, 3)}, "layout .0, 3."),
@@ -359,9 +375,9 @@ def test_what_does_not_fit_is_one_line(network):
         ({"prompt_ids": lambda text: (torch.tensor([[1]]), [0])}, "prompt_ids: .* is not a list of whole numbers"),
         ({"prompt_ids": lambda text: ([64], [0])}, "prompt_ids: 64 is not one of the 64 words"),
     ):
-        refused(line, specbench.decode, network, "a cup", **given | wrong)
+        refused(line, specbench.decode, **given | wrong)
     for no_model in (None, "gpt2"):
-        refused("is neither a network nor an ImageModel", specbench.decode, no_model, "a cup", **given)
+        refused("is neither a network nor an ImageModel", specbench.decode, **given | {"model": no_model})
     refused("GG", decoded, network, "gsd", GG=3)
 
 
