@@ -279,7 +279,8 @@ def decode_loaded(
         codebook: [image tokens, d] embedding of each image token, for the distances of GSD and LANTERN.
         render: function that draws image tokens [B, height * width] as uint8 [B, 3, H, W].
         probe: whether to compare decoding steps of a network with its own forward, once per network before the
-            first image (seconds). The largest difference of log p is `.facts["own_forward_gap"]`, NaN without probe.
+            first image (seconds). The largest difference of log p is `.facts["own_forward_gap"]`, NaN without probe, and
+            `.facts["own_forward_slots"]` is the number of compared tokens, 0 without probe.
         settings: `cfg`, `temperature`, `top_k`, `top_p`, ..., by default plain sampling, and options of the
             decoder, for example `G=50`.
 
@@ -315,15 +316,15 @@ def decode_loaded(
         set_up.enter_context(refusing(model.name) if own else nullcontext())
         images = _decoded(loaded, texts, planned, sampling, seed, trace)
     for image in images if own else ():
-        facts = {"own_forward_gap": compared.gap, "own_forward_slots": compared.slots} if compared else {}
-        image.facts |= {"own_forward_gap": math.nan} | facts
+        gap, slots = (compared.gap, compared.slots) if compared else (math.nan, 0)
+        image.facts |= {"own_forward_gap": gap, "own_forward_slots": slots}
     return images[0] if isinstance(prompts, str) else images
 
 
 def _one_decoder(settings: RunSettings) -> DecoderSpec:
     planned, *others = plan_decoders(settings)
     if others or planned.auto_window:
-        what = "generate takes one decoder, and its window is a number"
+        what = "window='auto' needs a run" if planned.auto_window else "several decoders, but only one can be used here"
         raise SpecbenchError(what, "specbench.run takes several decoders and window='auto'")
     return planned.spec
 
@@ -331,6 +332,8 @@ def _one_decoder(settings: RunSettings) -> DecoderSpec:
 def _decoded(
     model: ImageModel, texts: Sequence[str], decoder: DecoderSpec, sampling: Sampling, seed: int, trace: bool
 ) -> list[Generation]:
+    if decoder.init == "preview" and not model.layout.before:
+        console.warn(f"{model.name} has no preview: the fresh drafts of {decoder.name} are uniformly random")
     try:
         images: list[Any] = decode(
             model, [Request(text, text_id(text)) for text in texts], decoder, sampling, seed, trace=trace

@@ -327,6 +327,7 @@ def test_any_decoder_draws_from_the_distribution_of_the_network(network, decoder
         free = ~image.forced
         expected = torch.log_softmax(library_logits(network, text, image.tokens, 2.0)[free] / 0.7, dim=-1)
         logp = expected.gather(1, torch.tensor(image.tokens[free]).long()[:, None])[:, 0]
+        assert image.facts["own_forward_slots"] == 20
         assert image.logp[free] == pytest.approx(logp.numpy(), abs=1e-4)
         assert image.image is None and image.tokens[4] == CODES and image.nfe <= 20
     assert os.listdir() == [] and network.config._attn_implementation == attention
@@ -379,6 +380,8 @@ def test_what_does_not_fit_is_one_line(network):
     for no_model in (None, "gpt2"):
         refused("is neither a network nor an ImageModel", specbench.decode, **given | {"model": no_model})
     refused("GG", decoded, network, "gsd", GG=3)
+    refused("train a head with a plug-in", decoded, network, "eagle")
+    refused("several decoders", decoded, network, "ar,sjd")
 
 
 def test_a_model_of_the_catalogue_needs_no_ids():
