@@ -279,8 +279,8 @@ def decode_loaded(
         codebook: [image tokens, d] embedding of each image token, for the distances of GSD and LANTERN.
         render: function that draws image tokens [B, height * width] as uint8 [B, 3, H, W].
         probe: whether to compare decoding steps of a network with its own forward, once per network before the
-            first image (seconds). The largest difference of log p is `.facts["own_forward_gap"]`, NaN without probe, and
-            `.facts["own_forward_slots"]` is the number of compared tokens, 0 without probe.
+            first image (seconds). `.facts["own_forward_gap"]` is the largest difference of log p, NaN without probe,
+            and `.facts["own_forward_slots"]` is the number of compared tokens, 0 without probe.
         settings: `cfg`, `temperature`, `top_k`, `top_p`, ..., by default plain sampling, and options of the
             decoder, for example `G=50`.
 
