@@ -6,9 +6,9 @@ from pathlib import Path
 from markdown_blocks import as_table, escape
 
 from specbench.models.catalog import find_model
-from specbench.papers.field import AR_SECONDS, field
+from specbench.papers.field import AR_SECONDS, STEPS, field
 from specbench.papers.table_files import papers
-from specbench.specs.presets import PRESETS
+from specbench.specs.presets import PRESETS, resolve
 
 AR, MARK, UNKNOWN = "ar", "†", "not named"
 Rows = Sequence[Mapping]
@@ -30,8 +30,8 @@ def field_alone(page: Path, argument: str) -> str:
     lines = [
         [
             *(model, ", ".join(dict.fromkeys(row["prompts"] or UNKNOWN for row in rows)), paper, gpu),
-            _span([row["seconds"] for row in rows if row["decoder"] == AR], 4),
-            "; ".join(f"{name} {_ratio_spans(some)}" for name, some in _decoders(rows).items()),
+            _span([row["seconds"] for row in rows if row["decoder"] == AR]),
+            "; ".join(f"{_named(name)} {_ratio_spans(some)}" for name, some in _decoders(rows).items()),
         ]
         for (model, paper, gpu), rows in found.items()
     ]
@@ -40,12 +40,12 @@ def field_alone(page: Path, argument: str) -> str:
 
 
 def _ratio_spans(rows: Rows) -> str:
-    ratios = [_span([row[key] for row in rows if row[key]], 3) for key in ("latency_ratio", "step_ratio")]
+    ratios = [_span([row[key] for row in rows if row[key]]) for key in ("latency_ratio", "step_ratio")]
     return "/".join(ratios) + max(map(_mark, rows))
 
 
-def _span(values: Sequence[float], digits: int) -> str:
-    return "-".join(dict.fromkeys(f"{end(values):.{digits}g}" for end in (min, max))) if values else "-"
+def _span(values: Sequence[float]) -> str:
+    return "-".join(dict.fromkeys(_number(end(values)) for end in (min, max))) if values else "-"
 
 
 def _shared(place: tuple[str, str], rows: Rows) -> bool:
@@ -80,18 +80,26 @@ def _decoders(rows: Rows) -> dict[str, list[Mapping]]:
     return found
 
 
+def _named(decoder: str) -> str:
+    """A decoder, and whether it is lossy, if it has a preset."""
+    preset = decoder.split()[0]
+    return decoder if preset not in PRESETS or resolve(preset).lossless else f"{decoder} (lossy)"
+
+
 def _section(model: str, prompts: str, rows: Rows) -> str:
     columns, (high, wide) = _columns(rows), find_model(model).resolution
     lines = [["GPU", *(gpu for _, gpu in columns)], ["AR, s", *map(_ar_seconds, columns.values())]]
     for name in _decoders(rows):
-        lines.append([name, *(_ratios([row for row in some if row["decoder"] == name]) for some in columns.values())])
+        lines.append(
+            [_named(name), *(_ratios([row for row in some if row["decoder"] == name]) for some in columns.values())]
+        )
     table = as_table(["latency/step ratio", *(paper for paper, _ in columns)], lines)
     return f"### {model}, {high} x {wide}, {prompts}\n\n{table}{_reasons(rows)}"
 
 
 def _ar_seconds(rows: Rows) -> str:
     seconds = (row for row in rows if row["decoder"] == AR and row["seconds"])
-    return ", ".join(dict.fromkeys(f"{row['seconds']:.5g}{_mark(row)}" for row in seconds)) or "-"
+    return ", ".join(dict.fromkeys(f"{_number(row['seconds'])}{_mark(row)}" for row in seconds)) or "-"
 
 
 def _ratios(rows: Rows) -> str:
@@ -103,7 +111,10 @@ def _ratios(rows: Rows) -> str:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+    """The digits as printed; a computed ratio with two decimals."""
+    if value is None or isinstance(value, int):
+        return "-" if value is None else str(value)
+    return f"{value:.{getattr(value, 'decimals', 2)}f}"
 
 
 def _mark(row: Mapping) -> str:
@@ -126,6 +137,8 @@ def _size(kind: str, rows: Rows) -> str:
     """How large a contradiction is, where the numbers for it are printed."""
     if kind == AR_SECONDS:
         return f"{max(row['times_lowest'] for row in rows):.1f} times the lowest; "
+    if kind == STEPS:
+        return ""
     steps = [row["step_ms"] for row in rows if row["step_ms"] and row["ar_step_ms"]]
     span = " to ".join(dict.fromkeys(f"{end(steps):.1f}" for end in (min, max))) if steps else ""
-    return f"a step takes {rows[0]['ar_step_ms']:.1f} ms in AR, {span} ms here; " if steps else ""
+    return f"AR takes {rows[0]['ar_step_ms']:.1f} ms per step, the decoders {span} ms; " if steps else ""

@@ -134,8 +134,8 @@ def results(page: Path, argument: str) -> str:
     said = f"{rows[0].n} images of `shapes` per decoder, all compiled, also AR. Measured on {machine}."
     picture = f"![One row per prompt, one column per decoder]({link(page, RESULTS / PICTURE)})"
     ranges = (
-        "A forecast's range covers its assumptions and the values that papers print for the decoder. A decoder without "
-        "printed values has '-'."
+        "A forecast's range covers its assumptions and the values that papers print for the decoder with these "
+        "options, or for an exact decoder's kind of draft head. Without such values on another model: '-'."
     )
     return f"{as_table(titles, cells)}\n\n{said} {ranges}\n\n{picture}"
 
@@ -183,7 +183,8 @@ def drills(page: Path, argument: str) -> str:
         ["Ctrl-C", *_by_version(interrupts), f"{sum(row['traceback'] for row in interrupts)} tracebacks"],
         [
             "commands in odd surroundings",
-            *[f"{sum(row['commands'] for row in last):,}"] * 2,
+            _by_version([row | {"cases": row["commands"]} for row in last])[0],
+            f"{sum(row['commands'] for row in last):,}",
             f"{wrong} fail only there",
         ],
     ]
@@ -191,6 +192,7 @@ def drills(page: Path, argument: str) -> str:
 
 
 def _by_version(rows: list[dict]) -> list[str]:
-    """How many cases the rows of a drill's log count, of this version and of all."""
+    """How many cases the rows of a drill's log count, of this version ("-" if no row states its version) and of all."""
     cases = [(row.get("specbench", row.get("version")), row.get("cases", 1)) for row in rows]
-    return [f"{sum(n for version, n in cases if version == __version__):,}", f"{sum(n for _, n in cases):,}"]
+    ours = f"{sum(n for version, n in cases if version == __version__):,}" if any(v for v, _ in cases) else "-"
+    return [ours, f"{sum(n for _, n in cases):,}"]

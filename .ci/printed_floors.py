@@ -9,7 +9,7 @@ from specbench.papers.forecasts import decoder_of, printed_tokens_per_step, prin
 from specbench.papers.table import Row, Table
 from specbench.papers.table_files import load_table, load_tables
 from specbench.reporting.forecast import PROMPT_TOKENS
-from specbench.runs.memory_estimate import most_columns
+from specbench.runs.memory_estimate import usual_columns
 from specbench.runs.settings import RunSettings
 from specbench.system.device_peaks import KNOWN, SHORT_NAMES, Peak, known_peak
 
@@ -70,7 +70,7 @@ def _beside(table: Table, row: Row) -> dict[str, object]:
     if (device := device_of(row.hardware)) is None:
         return found | unknown | known | {"note": "no single GPU with a known data sheet"}
     settings = row_settings(table, row)
-    columns = most_columns(decoder_of(settings), model) if settings else 1
+    columns = usual_columns(decoder_of(settings), model) if settings else 1
     weights_ms, floor_ms = _floor(model, known_peak(device, model.dtype), row.settings, columns)
     ratios = {"over_floor": known["printed_step_ms"] / floor_ms, "over_weights": known["printed_step_ms"] / weights_ms}
     floors = {"device": device, "weights_ms": weights_ms, "floor_step_ms": floor_ms, "floor_s": floor_ms * steps / 1e3}

@@ -77,6 +77,8 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], most: int = 12) -> 
     if len(valid) > most and kind in _LISTS:
         named = f"specbench list {_LISTS[kind]} shows all {len(valid)}"
         hint = f"{hint} {named}" if near else named
+    if "," in name and kind == "metric":
+        hint = "repeat the option: --metric A --metric B"
     return SpecbenchError(f"unknown {kind} '{name}'", hint)
 
 
@@ -90,7 +92,7 @@ def read_name(
     """Resolve a typed name to a valid name by `names.fitting`; if no name fits, to a name of `fallback`."""
     valid = list(valid)
     if len(fitting := names.fitting(name, valid, kind, also) or list(fallback)) > 1:
-        raise SpecbenchError(f"{kind} '{name}' is ambiguous", ", ".join(fitting))
+        raise SpecbenchError(f"{kind} '{name}' is ambiguous", f"name one of: {', '.join(fitting)}")
     if not fitting:
         raise unknown_name(kind, name, valid)
     return fitting[0]

@@ -107,7 +107,7 @@ def example_stranger() -> Path:
     api.run(decoder="sjd", prompts=str(box / "prompts.jsonl"), baseline="0", out=str(box / "results"))
     (folder,) = (box / "results").iterdir()
     scoring.score([folder], ["shapes-detector"]).check()
-    write_audit(folder, {"deviates": False, "fingerprint": "x", "tv": 0.0, "images": 2})
+    write_audit(folder, {"verdict": "consistent", "deviates": False, "fingerprint": "x", "tv": 0.0, "images": 2})
     return box / "results"
 
 

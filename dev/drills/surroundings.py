@@ -22,6 +22,9 @@ from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ
 
+from specbench.system.environment import git_state
+from specbench.system.version import __version__
+
 LOG = Path(__file__).parents[2] / "results" / "drills" / "surroundings.jsonl"
 ROOT = Path(__file__).parents[2]
 COMMANDS = """--version
@@ -194,7 +197,8 @@ def failures(
     print(f"{name}: {len(commands)} commands, {failed} not as they should be", flush=True)
     if place:
         with LOG.open("a") as log:
-            print(json.dumps({"place": name, "commands": len(commands), "wrong": failed}), file=log)
+            line = {"place": name, "specbench": __version__, "commit": git_state()["revision"]}
+            print(json.dumps(line | {"commands": len(commands), "wrong": failed}), file=log)
     return failed
 
 

@@ -91,7 +91,7 @@ def _free_window() -> float:
 
 
 def _eager_over_compiled() -> float:
-    eager, compiled = (_first_page(name)["ar"].latency_ms.value for name in ("eager.zip", "runs.zip"))
+    eager, compiled = (_first_page(name)["ar"].number("latency_ms").value for name in ("eager.zip", "runs.zip"))
     return eager / compiled
 
 
@@ -108,8 +108,8 @@ QUOTED: tuple[tuple[str, str, Callable[[], float]], ...] = (
     ("README.md", r"takes ([\d.]+) to [\d.]+ times as long as a forward of a", lambda: _window_costs()[0]),
     ("README.md", r"takes [\d.]+ to ([\d.]+) times as long as a forward of a", lambda: _window_costs()[-1]),
     ("README.md", r"`vertical` would be ([\d.]+) times", _free_window),
-    ("README.md", r"process gave ([\d.]+) to", lambda: _column_costs()[0]),
-    ("README.md", r"process gave [\d.]+ to ([\d.]+) times", lambda: _column_costs()[-1]),
+    ("README.md", r"process this ratio was ([\d.]+) to", lambda: _column_costs()[0]),
+    ("README.md", r"process this ratio was [\d.]+ to ([\d.]+) \(", lambda: _column_costs()[-1]),
     ("README.md", r"AR takes ([\d.]+) times as long; \[the", _eager_over_compiled),
     ("README.md", r"decoder looks ([\d.]+) times",
      lambda: _first_page("eager.zip")["vertical siblings=1"].over_ar.speedup.value),

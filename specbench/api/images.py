@@ -202,7 +202,8 @@ def estimate(table: str, **settings: object) -> Rows:
         table, settings: as for `bench`.
 
     Returns:
-        One dict per run: `rows` of the table, `chosen` settings, the keys of `dry_run`, `on_disk` and `problem`.
+        One dict per run: the keys of `dry_run`, `rows` (labels in the table), `chosen` (settings that the paper does
+        not state, with reasons), `on_disk` (whether the weights are) and `problem` (the first obstacle).
 
     Raises:
         SpecbenchError: an unknown table or an invalid setting.

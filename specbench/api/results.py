@@ -97,14 +97,14 @@ def columns(table: str | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    from specbench.reporting.report_schema import TABLES
+    from specbench.reporting.report_schema import REPORT_TABLES
     from specbench.store.schema import column_facts
 
-    kinds = TABLES if table is None else [read_name("table", table, TABLES)]
+    kinds = REPORT_TABLES if table is None else [read_name("table", table, REPORT_TABLES)]
     return pd.DataFrame(
-        {"table": kind, "name": field.name, "type": str(field.type), **column_facts(TABLES[kind])[field.name]}
+        {"table": kind, "name": field.name, "type": str(field.type), **column_facts(REPORT_TABLES[kind])[field.name]}
         for kind in kinds
-        for field in TABLES[kind]
+        for field in REPORT_TABLES[kind]
     )
 
 
@@ -158,7 +158,7 @@ def show(run: str, prompt: str | None = None, sample: int = 0, out: str | Path =
     if prompt is None:
         return [card(folder) for folder in folders]
     if len(folders) > 1:
-        raise SpecbenchError(f"'{run}' matches {len(folders)} runs", "name the run of the image")
+        raise SpecbenchError(f"'{run}' matches {len(folders)} runs", "name the run that contains the image")
     return [image_card(folders[0], prompt, sample)]
 
 

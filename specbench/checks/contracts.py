@@ -7,18 +7,18 @@ from collections.abc import Callable, Sequence
 def check_all(
     decoders: Sequence[str] | str = (),
     samples: int | None = None,
-    model: str | None = None,
-    metric: str | None = None,
+    model: Sequence[str] | str | None = None,
+    metric: Sequence[str] | str | None = None,
     prompts: str | None = None,
     announce: Callable[[str], None] = lambda name: None,
 ) -> list[dict[str, object]]:
-    """Run the conformance tests on decoders, a model or a metric.
+    """Run the conformance tests on decoders, models and metrics.
 
     Args:
         decoders: names, optionally with inline options, or "package.module:NAME" for your own.
         samples: images for the losslessness test of decoders; None takes the default of `specbench check`.
         model, metric: names, or "package.module:NAME" for your own.
-        prompts: prompt set or file for the tests of the model and the metric.
+        prompts: prompt set or file for the tests of the models and the metrics.
         announce: called with each name before its tests.
 
     Returns:
@@ -33,14 +33,14 @@ def check_all(
 
         named = check_named([decoders] if isinstance(decoders, str) else decoders, samples, announce)
         rows += [{"name": row["decoder"], "kind": "decoder", **row} for row in named]
-    if model:
+    for name in [model] if isinstance(model, str) else model or ():
         from specbench.checks.model_contract import model_findings  # imports torch
 
-        announce(model)
-        rows += [{"name": model, "kind": "model", **vars(finding)} for finding in model_findings(model, prompts)]
-    if metric:
+        announce(name)
+        rows += [{"name": name, "kind": "model", **vars(finding)} for finding in model_findings(name, prompts)]
+    for name in [metric] if isinstance(metric, str) else metric or ():
         from specbench.checks.metric_contract import metric_findings  # imports pandas
 
-        announce(metric)
-        rows += [{"name": metric, "kind": "metric", **vars(finding)} for finding in metric_findings(metric, prompts)]
+        announce(name)
+        rows += [{"name": name, "kind": "metric", **vars(finding)} for finding in metric_findings(name, prompts)]
     return rows

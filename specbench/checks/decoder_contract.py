@@ -153,8 +153,8 @@ class ContractChecks:
         other = self._tokens(renamed)
         wrong = []
         if not np.array_equal(first, again):
-            wrong.append("the same requests in another order give other images: noise must depend on seed, prompt and "
-            "slot, not on the order of calls, and calls must share no state")  # fmt: skip
+            wrong.append("the same requests in another order give other images: noise must depend on seed, prompt, "
+            "sample and slot, not on the order of calls, and calls must share no state")  # fmt: skip
         if np.array_equal(first, other):
             wrong.append("prompts with another id give the same images: the noise ignores the id")
         return finding("resume", wrong, "an interrupted run continues with the same images")

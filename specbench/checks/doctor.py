@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -28,6 +27,7 @@ from specbench.specs.presets import resolve
 from specbench.system import plugins
 from specbench.system.environment import requirements
 from specbench.system.files import PACKAGE
+from specbench.system.json_values import Word
 from specbench.system.limits import available_cores, available_memory, available_threads
 from specbench.system.torch_device import has_gpu_driver, no_gpu_reason
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 LOW_DISK_GIB = 1.0
 
 
-class Status(StrEnum):
+class Readiness(Word):
     """Whether a prerequisite is met; only a missing prerequisite fails the command."""
 
     OK, WARNING, MISSING = "ok", "warning", "missing"
 
 
-OK, WARNING, MISSING = Status
+OK, WARNING, MISSING = Readiness
 
 
-class Kind(StrEnum):
+class Area(Word):
     """Subject of a row. The names of models, metrics and plug-ins begin with it."""
 
     MACHINE, PACKAGE, ACCELERATION, MEMORY = "machine", "package", "acceleration", "memory"
@@ -56,25 +56,25 @@ class Kind(StrEnum):
     MODEL, FILES, METRIC, PLUGIN = "model", "files", "metric", "plug-in"
 
 
-class Row(TypedDict):
+class DoctorRow(TypedDict):
     """One prerequisite."""
 
     name: str
-    kind: Kind
-    status: Status
+    kind: Area
+    status: Readiness
     detail: str
     fix: str
 
 
-def in_short(rows: Sequence[Row]) -> list[Row]:
+def in_short(rows: Sequence[DoctorRow]) -> list[DoctorRow]:
     """Return the rows that describe this machine, and rows with problems; absent models share one row."""
-    without = (Kind.PACKAGE, Kind.ACCELERATION, Kind.UNKNOWN_PEAK)
+    without = (Area.PACKAGE, Area.ACCELERATION, Area.UNKNOWN_PEAK)
     shown = [row for row in rows if row["status"] != OK or row["kind"] not in without]
-    absent = [row for row in shown if row["kind"] == Kind.MODEL and row["status"] == WARNING]
+    absent = [row for row in shown if row["kind"] == Area.MODEL and row["status"] == WARNING]
     if len(absent) < 2:
         return shown
-    names = ", ".join(row["name"].removeprefix(f"{Kind.MODEL} ") for row in absent)
-    others = _row("other models", Kind.FILES, OK, f"{len(absent)} not on this disk: {names}", "specbench fetch NAME")
+    names = ", ".join(row["name"].removeprefix(f"{Area.MODEL} ") for row in absent)
+    others = _row("other models", Area.FILES, OK, f"{len(absent)} not on this disk: {names}", "specbench fetch NAME")
     return [row for row in shown if row not in absent] + [others]
 
 
@@ -88,7 +88,7 @@ def doctor(
     metrics: Sequence[str] = (),
     measure: bool = False,
     protocol: str | None = None,
-) -> list[Row]:
+) -> list[DoctorRow]:
     """Check whether this machine is ready to run.
 
     Args:
@@ -100,7 +100,7 @@ def doctor(
         protocol: a paper's protocol, whose metrics must also be ready.
 
     Returns:
-        One dict per prerequisite: `name, kind` (see `Kind`), `status` ("ok", "warning" or "missing"), `detail, fix`.
+        One dict per prerequisite: `name, kind` (see `Area`), `status` ("ok", "warning" or "missing"), `detail, fix`.
 
     Raises:
         SpecbenchError: an unknown model or metric, a model that has only one set of weights, or a choice of weights
@@ -116,7 +116,7 @@ def doctor(
     torch = _torch()
     imports = torch["status"] == OK
     return [
-        _row("python", Kind.MACHINE, OK, f"{platform.python_version()} in {sys.prefix}"),
+        _row("python", Area.MACHINE, OK, f"{platform.python_version()} in {sys.prefix}"),
         *_packages(),
         torch,
         *_torchvision(),
@@ -132,12 +132,12 @@ def doctor(
     ]
 
 
-def _row(name: str, kind: Kind, status: Status, detail: str, fix: str = "") -> Row:
-    name = f"{kind} {name}" if kind in (Kind.MODEL, Kind.METRIC, Kind.PLUGIN) else name
+def _row(name: str, kind: Area, status: Readiness, detail: str, fix: str = "") -> DoctorRow:
+    name = f"{kind} {name}" if kind in (Area.MODEL, Area.METRIC, Area.PLUGIN) else name
     return {"name": name, "kind": kind, "status": status, "detail": detail, "fix": fix}
 
 
-def _packages() -> list[Row]:
+def _packages() -> list[DoctorRow]:
     rows = []
     for requirement in requirements():
         name = re.split(r"[\s<>=!~;\[(]", requirement, maxsplit=1)[0]
@@ -148,14 +148,14 @@ def _packages() -> list[Row]:
             if _older(here, requirement):
                 fix = f"pip install --upgrade '{requirement}'"
                 rows.append(
-                    _row(name, Kind.PACKAGE, MISSING, f"version {here} is too old (needed: {requirement})", fix)
+                    _row(name, Area.PACKAGE, MISSING, f"version {here} is too old (needed: {requirement})", fix)
                 )
             elif name != "torch":  # torch has a separate row
-                rows.append(_row(name, Kind.PACKAGE, OK, here))
+                rows.append(_row(name, Area.PACKAGE, OK, here))
         except metadata.PackageNotFoundError:
             if name != "torch":
                 detail = f"not installed (needed: {requirement})"
-                rows.append(_row(name, Kind.PACKAGE, MISSING, detail, f"pip install '{requirement}'"))
+                rows.append(_row(name, Area.PACKAGE, MISSING, detail, f"pip install '{requirement}'"))
     return rows
 
 
@@ -166,18 +166,18 @@ def _older(here: str, requirement: str) -> bool:
     return numbers[0] < numbers[1]
 
 
-def _torch() -> Row:
+def _torch() -> DoctorRow:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return _row("torch", Kind.MACHINE, MISSING, f"cannot be imported: {error}", "pip install torch")
+        return _row("torch", Area.MACHINE, MISSING, f"cannot be imported: {error}", "pip install torch")
     devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     threads = available_threads()
     cpu = f"{threads} CPU thread{'s' if threads > 1 else ''}"
-    return _row("torch", Kind.MACHINE, OK, f"{torch.__version__}, {cpu}, {', '.join(devices) or 'no GPU'}")
+    return _row("torch", Area.MACHINE, OK, f"{torch.__version__}, {cpu}, {', '.join(devices) or 'no GPU'}")
 
 
-def _torchvision() -> list[Row]:
+def _torchvision() -> list[DoctorRow]:
     """Check torchvision. It is optional; if installed, transformers imports it, and a build for another torch fails."""
     if importlib.util.find_spec("torchvision") is None:
         return []
@@ -186,57 +186,57 @@ def _torchvision() -> list[Row]:
         import torchvision  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
         fix = "install torchvision built for this torch version, from the same package index, or uninstall it"
-        return [_row("torchvision", Kind.PACKAGE, MISSING, f"{version} does not fit this torch: {error}", fix)]
-    return [_row("torchvision", Kind.PACKAGE, OK, version)]
+        return [_row("torchvision", Area.PACKAGE, MISSING, f"{version} does not fit this torch: {error}", fix)]
+    return [_row("torchvision", Area.PACKAGE, OK, version)]
 
 
-def _acceleration() -> list[Row]:
+def _acceleration() -> list[DoctorRow]:
     """Check requirements of a GPU other than torch: a usable driver, a compiler, NVML, float32 without TF32."""
     import torch
 
     rows, gpu = [], torch.cuda.is_available()
     if not gpu:
         fix = "install the torch build and the driver of this GPU: https://pytorch.org" if has_gpu_driver() else ""
-        rows.append(_row("GPU", Kind.MACHINE, WARNING if fix else OK, f"torch finds no GPU: {no_gpu_reason()}", fix))
+        rows.append(_row("GPU", Area.MACHINE, WARNING if fix else OK, f"torch finds no GPU: {no_gpu_reason()}", fix))
     lacking = compiler.missing("cuda" if gpu else "cpu")
     fix = "install it, or decode more slowly with --compile off" if lacking and gpu else ""
     rows.append(
         _row(
             "compilation",
-            Kind.ACCELERATION,
+            Area.ACCELERATION,
             WARNING if fix else OK,
             lacking or "compiler and headers are installed",
             fix,
         )
     )
     if importlib.util.find_spec("pynvml"):
-        rows.append(_row("nvidia-ml-py", Kind.ACCELERATION, OK, metadata.version("nvidia-ml-py")))
+        rows.append(_row("nvidia-ml-py", Area.ACCELERATION, OK, metadata.version("nvidia-ml-py")))
     else:
         detail = "not installed: clocks, power and other processes of an NVIDIA GPU are not recorded"
         fix = "pip install 'nvidia-ml-py>=12'" if torch.version.cuda and gpu else ""
-        rows.append(_row("nvidia-ml-py", Kind.ACCELERATION, WARNING if fix else OK, detail, fix))
+        rows.append(_row("nvidia-ml-py", Area.ACCELERATION, WARNING if fix else OK, detail, fix))
     if (forced := os.environ.get("NVIDIA_TF32_OVERRIDE", "0")) != "0":
         return [
             *rows,
             _row(
                 "TF32",
-                Kind.ACCELERATION,
+                Area.ACCELERATION,
                 WARNING,
                 f"NVIDIA_TF32_OVERRIDE={forced} may enable it",
                 "unset that variable",
             ),
         ]
-    return [*rows, _row("TF32", Kind.ACCELERATION, OK, "off while decoding")]
+    return [*rows, _row("TF32", Area.ACCELERATION, OK, "off while decoding")]
 
 
-def _limits() -> Row:
+def _limits() -> DoctorRow:
     """Check the cores and memory available to this process, limited by affinity, container or cluster allocation."""
     free = available_memory()
     memory = "" if free is None else f", {free / 2**30:.1f} GiB of memory free"
-    return _row("limits", Kind.MACHINE, OK, f"{available_cores()} of {os.cpu_count()} CPU cores{memory}")
+    return _row("limits", Area.MACHINE, OK, f"{available_cores()} of {os.cpu_count()} CPU cores{memory}")
 
 
-def _model(info: ModelFacts, required: bool) -> Row:
+def _model(info: ModelFacts, required: bool) -> DoctorRow:
     try:
         files = info.files()
         if required:
@@ -246,17 +246,17 @@ def _model(info: ModelFacts, required: bool) -> Row:
         detail, fix = error.what, error.try_this
         if official:
             detail, fix = f"{official[0].what} not on this disk: {official[0].text()}", fetch_command(info, None)
-        return _row(info.name, Kind.MODEL, MISSING if required else WARNING, detail, fix)
+        return _row(info.name, Area.MODEL, MISSING if required else WARNING, detail, fix)
     if not files:
-        return _row(info.name, Kind.MODEL, OK, "random weights, no files needed")
+        return _row(info.name, Area.MODEL, OK, "random weights, no files needed")
     size = sum(path.stat().st_size for path in files)
     complete = ", names and shapes of all tensors correct" if required else ""
     folder = files[0].parent
     where = "this package" if folder.is_relative_to(PACKAGE) else folder
-    return _row(info.name, Kind.MODEL, OK, f"{size / 2**20:.1f} MiB in {where}{complete}")
+    return _row(info.name, Area.MODEL, OK, f"{size / 2**20:.1f} MiB in {where}{complete}")
 
 
-def _needs(info: ModelFacts) -> list[Row]:
+def _needs(info: ModelFacts) -> list[DoctorRow]:
     """List missing files of the model, of its prompts, and of the networks of its default metrics."""
     prompts = default_prompts(info.name.partition("+")[0])
     of_model = needs_of(info, None)
@@ -264,12 +264,12 @@ def _needs(info: ModelFacts) -> list[Row]:
     lacking = [(need, MISSING, False) for need in others]
     lacking += [(need, WARNING, True) for need in score_needs(info, prompts)]
     return [
-        _row(need.what, Kind.FILES, status, f"not on this disk: {need.text()}", fetch_command(info, prompts, scores))
+        _row(need.what, Area.FILES, status, f"not on this disk: {need.text()}", fetch_command(info, prompts, scores))
         for need, status, scores in lacking
     ]
 
 
-def _memory(info: ModelFacts) -> list[Row]:
+def _memory(info: ModelFacts) -> list[DoctorRow]:
     """Check that one image with guidance fits into the first GPU, or into main memory if there is no GPU."""
     import torch
 
@@ -290,11 +290,11 @@ def _memory(info: ModelFacts) -> list[Row]:
             light = replace(info, choice=replace(info.choice, eight_bits=True))
             less = footprint(light, resolve("ar"), info.sampling(), dtype, device)
             fix += f"; --dtype int8wo needs about {less.total(1) / 2**30:.1f} GiB ({EIGHT_BITS_GAIN})" if less else ""
-        return [_row("memory", Kind.MEMORY, WARNING, detail, fix)]
-    return [_row("memory", Kind.MEMORY, OK, detail)]
+        return [_row("memory", Area.MEMORY, WARNING, detail, fix)]
+    return [_row("memory", Area.MEMORY, OK, detail)]
 
 
-def _peaks(measure: bool) -> list[Row]:
+def _peaks(measure: bool) -> list[DoctorRow]:
     """Report peak bandwidth and FLOP/s of each device, in the number formats of the models."""
     import torch
 
@@ -314,25 +314,25 @@ def _peaks(measure: bool) -> list[Row]:
     return rows
 
 
-def _peak(device: str, dtype: str, threads: int, peak: Peak | None, refusal: SpecbenchError | None) -> Row:
+def _peak(device: str, dtype: str, threads: int, peak: Peak | None, refusal: SpecbenchError | None) -> DoctorRow:
     name = f"peak of {device}, {dtype}" + (f", {threads} thread{'s' if threads > 1 else ''}" if threads else "")
     if refusal:
         kept = f"; the earlier value is still used: {peak.source}" if peak else ""
-        return _row(name, Kind.PEAK, WARNING, f"{refusal.what}{kept}", refusal.try_this)
+        return _row(name, Area.PEAK, WARNING, f"{refusal.what}{kept}", refusal.try_this)
     if peak is None:
         return _row(
             name,
-            Kind.UNKNOWN_PEAK,
+            Area.UNKNOWN_PEAK,
             OK,
             "unknown; each run measures it briefly for its roofline ratio",
             "specbench doctor --measure",
         )
     large, small = peak.bandwidth(2**40) / 1e9, peak.bandwidth(0) / 1e9
     cached = f" ({small:,.1f} from cache)" if small > 1.05 * large else ""
-    return _row(name, Kind.PEAK, OK, f"{large:,.1f} GB/s{cached}, {peak.flops / 1e12:,.3g} TFLOP/s: {peak.source}")
+    return _row(name, Area.PEAK, OK, f"{large:,.1f} GB/s{cached}, {peak.flops / 1e12:,.3g} TFLOP/s: {peak.source}")
 
 
-def _metric(name: str) -> list[Row]:
+def _metric(name: str) -> list[DoctorRow]:
     """Check a metric: one row per missing prerequisite."""
     try:
         missing = metric_catalog.metric(name)().missing()
@@ -341,37 +341,37 @@ def _metric(name: str) -> list[Row]:
             raise
         missing = [(error.what, error.try_this)]
     if not missing:
-        return [_row(name, Kind.METRIC, OK, "all files are on this disk")]
-    return [_row(name, Kind.METRIC, MISSING, what, fix) for what, fix in missing]
+        return [_row(name, Area.METRIC, OK, "all files are on this disk")]
+    return [_row(name, Area.METRIC, MISSING, what, fix) for what, fix in missing]
 
 
-def _plugins() -> list[Row]:
+def _plugins() -> list[DoctorRow]:
     rows = []
     for kind in plugins.PLUGIN_KINDS:
         for name, point in plugins.plugins(kind).items():
             try:
                 plugins.load_object(point.value, f"plug-in {name}")
-                rows.append(_row(name, Kind.PLUGIN, OK, f"{kind}: {point.value}"))
+                rows.append(_row(name, Area.PLUGIN, OK, f"{kind}: {point.value}"))
             except SpecbenchError as error:
-                rows.append(_row(name, Kind.PLUGIN, WARNING, error.what, "reinstall or remove it"))
+                rows.append(_row(name, Area.PLUGIN, WARNING, error.what, "reinstall or remove it"))
     return rows
 
 
-def _disk(out: Path) -> list[Row]:
+def _disk(out: Path) -> list[DoctorRow]:
     try:
         check_writable(out)
     except SpecbenchError as error:
-        return [_row("results folder", Kind.MACHINE, MISSING, error.what, error.try_this)]
+        return [_row("results folder", Area.MACHINE, MISSING, error.what, error.try_this)]
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free / 2**30
     if free < LOW_DISK_GIB:
         return [
             _row(
                 "results folder",
-                Kind.MACHINE,
+                Area.MACHINE,
                 WARNING,
                 f"{out.absolute()}, only {free:.1f} GiB free",
                 "free some space",
             )
         ]
-    return [_row("results folder", Kind.MACHINE, OK, f"{out.absolute()}, {free:.0f} GiB free")]
+    return [_row("results folder", Area.MACHINE, OK, f"{out.absolute()}, {free:.0f} GiB free")]

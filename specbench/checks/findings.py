@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from specbench.errors import SpecbenchError, place
 from specbench.system import console
+from specbench.system.json_values import Word
 
 
-class Status(StrEnum):
+class Status(Word):
     """Outcome of a conformance test."""
 
     OK, FAILED, SKIPPED, SLOW = "ok", "failed", "skipped", "slow"
@@ -17,7 +17,7 @@ class Status(StrEnum):
 OK, FAILED, SKIPPED, SLOW = Status
 
 
-class Declared(StrEnum):
+class Declared(Word):
     """Distribution that a run declares; `CLAIMED`: the claim about tokens that another program has drawn."""
 
     LOSSLESS, LOSSY, CLAIMED = "lossless", "lossy", "the model's"

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ from specbench.specs.run_spec import FILTERS, OFF_IF_NONE, SAMPLING, Sampling
 from specbench.stats.rosenblatt import LEVEL
 from specbench.stats.tokens import copies_among
 from specbench.system import console
+from specbench.system.json_values import Word
 
 _STUDIED, _STUDIED_TOKENS = 16, 4096
 _FLOOR = {"float32": 1e-6}
@@ -55,7 +55,7 @@ _CLEARLY = 12.0  # Nats by which a cause must be likelier than a mere share of t
 _CLOSE = 5.0  # Nats within which another cause is also named
 
 
-class CauseKind(StrEnum):
+class CauseKind(Word):
     """Kind of a cause; `SETTING` is another value of a sampling setting."""
 
     SETTING, EARLY, REPETITION, FREQUENCY = "setting", "early", "repetition", "frequency"

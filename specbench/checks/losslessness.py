@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -38,22 +37,23 @@ from specbench.runs.decoder_args import labelled_decoders
 from specbench.specs.presets import PRESETS, DecoderSpec, Preset, decoder_name, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
+from specbench.system.json_values import Word
 from specbench.system.torch_state import PinnedTorch
 
 AUDIT_SAMPLES = 290_000  # Images per decoder: about 19,300 per setting of share 1
 _BATCH = 10_000
-THOROUGH = 10  # A thorough audit decodes this many times the images in the least sensitive settings
+THOROUGH = 10  # Factor on the number of images of a thorough audit, in the less sensitive half of the settings
 SMALL_ENOUGH = 0.05
 """An audit calls a decoder lossless only if its `detectable_tv` is at most this, which takes about 15,000 images."""
 
 
-class Verdict(StrEnum):
+class Losslessness(Word):
     """Result of an audit, and what a decoder declares; see `audit_verdict`."""
 
     LOSSLESS, LOSSY, UNSEEN = "lossless", "lossy", "no deviation seen"
 
 
-LOSSLESS, LOSSY, UNSEEN = Verdict
+LOSSLESS, LOSSY, UNSEEN = Losslessness
 
 Decode = Callable[[ImageModel, Sequence[Request], Sampling, int], Sequence[Generation] | np.ndarray]
 Auditable = str | DecoderSpec | Decode
@@ -77,7 +77,7 @@ def audit_decoders(
         samples: images per decoder, divided among the audit's settings by their shares; None takes AUDIT_SAMPLES.
         seed: seed of the models and of the decoding noise.
         compiled: also audit compiled steps (COMPILED_SETTINGS), which takes a minute or more per decoder.
-        thorough: decode THOROUGH times the images in the less sensitive half of the settings.
+        thorough: decode THOROUGH times as many images in the less sensitive half of the settings.
         workers: processes that share the decoders, on Linux.
         tell: receives each dict as soon as it and all earlier ones are complete.
 
@@ -87,7 +87,7 @@ def audit_decoders(
         `p_value`, `detectable_tv` (a distance the test would have found with probability AUDIT_POWER), `models`,
         `declared` (by the spec; None for a user decoder), `worst_setting` (the setting with the smallest p-value),
         `dependent` (entries of PAIRS whose images are not independent), `alone_differ` (lower bound on the number of
-        images with other tokens alone than in a batch), `weakest_setting, weakest_tv` (the setting with the largest
+        images that get other tokens in a batch than alone), `weakest_setting, weakest_tv` (the setting with the largest
         `detectable_tv`, and its value), and `refused` (settings whose model the decoder does not accept).
 
     Raises:
@@ -179,7 +179,7 @@ def audit_one(
     }
 
 
-def audit_verdict(p: float, detectable: float, declared: Verdict | None, alone: int = 0) -> Verdict:
+def audit_verdict(p: float, detectable: float, declared: Losslessness | None, alone: int = 0) -> Losslessness:
     """Verdict of an audit with p-value `p` that can detect a total variation of `detectable`.
 
     "lossy" if the test rejects at AUDIT_LEVEL, else "lossless". The verdict is only "no deviation seen" if the audit
@@ -195,9 +195,7 @@ def verdict_line(row: Mapping[str, Any]) -> str:
     """Verdict of a row of `audit_decoders`, with its dependent images or its smallest detectable deviation."""
     if row["verdict"] == LOSSY:
         p = f"p {row['p_value']:.2g}" if row["p_value"] else "p < 1e-300"  # an underflow is not 0
-        return f"{LOSSY} ({p})" + "".join(
-            f"; images with another {kind} are not independent" for kind in row["dependent"]
-        )
+        return f"{LOSSY} ({p})" + "".join(f"; images of other {kind} are not independent" for kind in row["dependent"])
     seen = f"would have detected a total variation of {row['detectable_tv']:.3f}"
     if row["weakest_tv"]:
         seen += f", of {row['weakest_tv']:.3f} in the least sensitive setting: {row['weakest_setting']}"

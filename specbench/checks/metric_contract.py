@@ -1,8 +1,11 @@
 """Conformance tests of a metric."""
 
 import json
+import math
 import re
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -10,19 +13,29 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.checks.findings import SKIPPED, Finding, finding, run_tests
-from specbench.metrics.base import Metric, Sample
+from specbench.metrics.base import Metric, Sample, Settings
 from specbench.metrics.catalog import metric
 from specbench.prompts import load_prompts
+from specbench.system.images import png_bytes
 
 _IMAGES = 6
-_PIXELS = 64
+_SHAPE = (64, 64, 3)
 _RELATIVE = 1e-3  # Tolerance for rounding between an image's feature alone and in a batch
 
 
 def metric_findings(name: str, prompts: str | None = None) -> list[Finding]:
-    """Run every conformance test on a metric, with random images of the first prompts that it accepts. `name`: from the
-    catalogue, or "package.module:NAME". `prompts`: prompt set or file; "shapes" if None."""
-    made = metric(name)()
+    """Run every conformance test on a metric, with random images of the first prompts that it accepts and random
+    reference images. `name`: from the catalogue, or "package.module:NAME". `prompts`: prompt set or file; "shapes" if
+    None."""
+    draw = np.random.default_rng(0)
+    with TemporaryDirectory() as folder:
+        for number in range(_IMAGES):
+            (Path(folder) / f"{number}.png").write_bytes(png_bytes(draw.integers(0, 256, _SHAPE, np.uint8)))
+        return _findings(lambda: metric(name)(Settings(reference=Path(folder))), prompts, draw)
+
+
+def _findings(make: Callable[[], Metric], prompts: str | None, draw: np.random.Generator) -> list[Finding]:
+    made = make()
     missing = made.missing()
     if missing:
         return [Finding("ready", SKIPPED, f"{missing[0][0]} ({missing[0][1]})")]
@@ -30,13 +43,13 @@ def metric_findings(name: str, prompts: str | None = None) -> list[Finding]:
     accepted = [prompt for prompt in candidates if made.accepts(prompt.category, prompt.meta)]
     if not accepted:
         return [Finding("ready", SKIPPED, f"it accepts no prompt of '{prompts or 'shapes'}'; set --prompts")]
-    draw, shape = np.random.default_rng(0), (_PIXELS, _PIXELS, 3)
     samples = [
-        Sample(prompt.id, 0, prompt.text, prompt.category, prompt.meta, draw.integers(0, 256, shape, np.uint8))
+        Sample(prompt.id, sample, prompt.text, prompt.category, prompt.meta, draw.integers(0, 256, _SHAPE, np.uint8))
         for prompt in accepted[:_IMAGES]
+        for sample in range(getattr(made, "samples", 1))
     ]
     made.prepare()
-    return MetricChecks(made, lambda: metric(name)(), samples).all_findings()
+    return MetricChecks(made, make, samples).all_findings()
 
 
 class MetricChecks:
@@ -90,7 +103,9 @@ class MetricChecks:
         wrong = [f"the first score is called '{scores[0].name}'"] * (scores[0].name != self._metric.name)
         for score in scores:
             low, value, high = score.estimate.low, score.estimate.value, score.estimate.high
-            if low is not None and high is not None and not low <= value <= high:
+            if value is None or not math.isfinite(value):
+                wrong.append(f"{score.name} is {value}")
+            elif low is not None and high is not None and not low <= value <= high:
                 wrong.append(f"{score.name}: {value} lies outside its interval {low} to {high}")
             if not 0 < score.n <= len(self._samples):
                 wrong.append(f"{score.name}: n = {score.n} of {len(self._samples)} images")

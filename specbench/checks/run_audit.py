@@ -49,7 +49,7 @@ PRINTED_ORDERS = {
     "u_id": "token id",
     "u_p": "p descending",
     "u_pq": "p/q descending",
-    "u_qq": "q / q of the previous step, descending",
+    "u_qq": "q/q of the step before, descending",
 }
 """Printed names of the orders of the vocabulary; see `specbench.decoding.generation.ORDERS`."""
 CONSISTENT, DEVIATES, UNLIKELY, IMPOSSIBLE, OTHERS = AuditVerdict
@@ -218,7 +218,7 @@ def _explained(
 
 
 def _round_values(cause: Cause) -> list[float]:
-    """List the values with one decimal in the interval of an estimate."""
+    """Return the estimate rounded to 0 and to 1 decimals, each if it is in the estimate's 95 % interval."""
     if cause.value is None or cause.low is None or cause.high is None:
         return []
     return [value for digits in (0, 1) if cause.low <= (value := round(cause.value, digits)) <= cause.high]

@@ -220,9 +220,9 @@ def _outliers(sums: np.ndarray, mean: float, tokens: np.ndarray) -> np.ndarray:
 
 
 def _against(distance: np.ndarray, control: np.ndarray, slack: float = 0.0) -> dict[str, Any]:
-    """Means of `distance` [K, N] and `control` [M, N] without NaN, and whether the mean distance exceeds the sum of the
-    rounding in `control`, the sampling error, and `slack`. If rounding moves few tokens far, as at ties under top-k 1,
-    `control` may contain no such token. Therefore `_FLIPS` such tokens are allowed in `distance` and in `control`."""
+    """Compare `distance` [K, N] with `control` [M, N], the distances by rounding; NaN is skipped. Return both means,
+    `beyond` (share of distances above _TOLERANCE), and `differs`: whether the mean exceeds _ROUNDING times the mean of
+    `control`, plus _ERRORS standard errors, `slack`, and _FLIPS tokens that rounding moves far in only one of both."""
     distance, control = (values[~np.isnan(values).all(1)] for values in (distance, control))
     mean, rounding = float(np.nanmean(distance)), float(np.nanmean(control))
     tokens = [int((~np.isnan(values)).sum()) for values in (distance, control)]

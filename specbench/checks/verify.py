@@ -6,7 +6,6 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +37,18 @@ from specbench.store.schema import AR_SPANS, SAMPLES
 from specbench.store.token_sums import LISTS, SUMS, token_sums
 from specbench.system.console import counted, one_line
 from specbench.system.device_peaks import KNOWN
+from specbench.system.json_values import Word
 from specbench.system.plugins import plugins
 from specbench.system.torch_state import PinnedTorch
 
 
-class Status(StrEnum):
+class VerifyStatus(Word):
     """Outcome of a check."""
 
     OK, WRONG, OPEN = "ok", "WRONG", "not checked"
 
 
-OK, WRONG, OPEN = Status
+OK, WRONG, OPEN = VerifyStatus
 _CLOSE = 1e-5
 _ROUNDED = 0.99
 _SLACK = 1e-2
@@ -86,7 +86,7 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
 
 def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[str, str]]:
     """Check unpacked runs."""
-    checks: dict[str, Callable[[Path], Iterable[tuple[str, Status, str]]]] = {
+    checks: dict[str, Callable[[Path], Iterable[tuple[str, VerifyStatus, str]]]] = {
         "identity": _identity, "prompts": _prompts, "facts": _facts, "pictures": _pictures, "scores": _scores,
         "latencies": _latencies, "report": _report,
         "tokens": lambda run: [("tokens", *_tokens(run, recompute, device))],
@@ -106,11 +106,11 @@ def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[s
     return rows
 
 
-def _row(run: str, check: str, status: Status, detail: str) -> dict[str, str]:
+def _row(run: str, check: str, status: VerifyStatus, detail: str) -> dict[str, str]:
     return {"run": run, "check": check, "status": status, "detail": detail}
 
 
-def _identity(run: Path) -> Iterator[tuple[str, Status, str]]:
+def _identity(run: Path) -> Iterator[tuple[str, VerifyStatus, str]]:
     """The id is the digest of the settings, and the rows have the form that specbench writes."""
     store = RunStore(run)
     info, rows = store.info(), store.samples()
@@ -123,7 +123,7 @@ def _identity(run: Path) -> Iterator[tuple[str, Status, str]]:
     yield "rows", OK, f"{len(rows)} image{'s' * (len(rows) != 1)}"
 
 
-def _prompts(run: Path) -> Iterator[tuple[str, Status, str]]:
+def _prompts(run: Path) -> Iterator[tuple[str, VerifyStatus, str]]:
     """Seeds equal the run's seed. If the prompt set is on this disk, captions equal its captions."""
     spec, rows = RunStore(run).info().spec, RunStore(run).samples(["prompt", "seed"])
     if spec.tokens_sha256 is None and (rows["seed"] != spec.seed).any():  # another program may use other seeds
@@ -145,7 +145,7 @@ def _prompts(run: Path) -> Iterator[tuple[str, Status, str]]:
     yield "prompts", WRONG if other else OK, detail
 
 
-def _facts(run: Path) -> Iterator[tuple[str, Status, str]]:
+def _facts(run: Path) -> Iterator[tuple[str, VerifyStatus, str]]:
     """The facts of a row are consistent: steps, log p and entropy, drafts, and times."""
     wrong: Counter[str] = Counter()
     decoder = RunStore(run).info().spec.decoder
@@ -202,7 +202,7 @@ def _contradictions(row: Mapping[str, Any], lossless: bool) -> Iterator[str]:
 
 
 @PinnedTorch()
-def _drawing(run: Path, device: str) -> tuple[Status, str]:
+def _drawing(run: Path, device: str) -> tuple[VerifyStatus, str]:
     """The pictures are decoded from the tokens."""
     info, store = RunStore(run).info(), RunStore(run)
     if not (run / "images").is_dir():
@@ -230,17 +230,17 @@ def _drawing(run: Path, device: str) -> tuple[Status, str]:
     return (OK if worst <= _LEVELS else WRONG), text
 
 
-def _pictures(run: Path) -> Iterator[tuple[str, Status, str]]:
+def _pictures(run: Path) -> Iterator[tuple[str, VerifyStatus, str]]:
     rows = RunStore(run).samples(["image", "image_sha256"]).dropna(subset=["image"])
     if not (run / "images").is_dir():
-        yield "pictures", OPEN, "the run has no pictures"
+        yield "pictures", OPEN, "no pictures are stored here"
         return
     for row in rows.itertuples():
         image_bytes(run, row.image, row.image_sha256)
     yield "pictures", OK, f"all {len(rows)} match the digests in their rows"
 
 
-def _scores(run: Path) -> Iterator[tuple[str, Status, str]]:
+def _scores(run: Path) -> Iterator[tuple[str, VerifyStatus, str]]:
     """Scores are recomputed from the stored features. Metrics of plug-ins are not imported."""
     scores: Sequence[Mapping[str, Any]] = read_scores(run)
     for score in scores:
@@ -249,8 +249,11 @@ def _scores(run: Path) -> Iterator[tuple[str, Status, str]]:
             continue
         again = _score_again(run, name, score)
         if again is None:
-            imported = name in metric_catalog.IMPORTED
-            reason = "its value was imported" if imported else "its class, reference or versions differ"
+            reason = "the class of a plug-in is not imported"
+            if name in metric_catalog.IMPORTED:
+                reason = "its value was imported"
+            elif name in metric_catalog.METRICS:
+                reason = "files are missing, or its reference or versions differ"
             yield "score", OPEN, f"{name}: cannot be computed here again ({reason})"
         elif score["value"] is None:
             yield "score", OK if math.isnan(again) else WRONG, f"{name} has no stored value; from features: {again:.6g}"
@@ -275,7 +278,7 @@ def _score_again(run: Path, name: str, score: Mapping[str, Any]) -> float | None
     return next((part.estimate.value for part in again if part.name == name), None)
 
 
-def _latencies(run: Path) -> Iterator[tuple[str, Status, str]]:
+def _latencies(run: Path) -> Iterator[tuple[str, VerifyStatus, str]]:
     """No image took less time than its forwards, or less than the data sheet of the device allows."""
     read = Run(run)
     if (read.rows["latency_ms"] < _ROUNDED * read.rows["target_ms"]).any():
@@ -298,14 +301,14 @@ def _latencies(run: Path) -> Iterator[tuple[str, Status, str]]:
     yield "latency", OK if ratio >= 1 else WRONG, detail
 
 
-def _report(run: Path) -> Iterator[tuple[str, Status, str]]:
+def _report(run: Path) -> Iterator[tuple[str, VerifyStatus, str]]:
     """Check the other facts that `report` and `show` read."""
     report_rows([run])
     card(run)
     yield "report", OK, "can be reported"
 
 
-def _tokens(run: Path, recompute: bool, device: str) -> tuple[Status, str]:
+def _tokens(run: Path, recompute: bool, device: str) -> tuple[VerifyStatus, str]:
     try:
         audit = audit_run(run, recompute, device=device, keep=False, explain=False)
     except SpecbenchError as error:

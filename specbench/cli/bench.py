@@ -170,7 +170,7 @@ def _print_estimate(table: Table, flags: Mapping[str, Any], as_json: bool) -> No
     else:
         print_dry_run(seeds_together(rows), first=("rows",), notes=("chosen",))
         if lacking := [] if flags.get("model") else scoring_needs(table):
-            print("\nMissing files of metrics (specbench fetch downloads them):", *lacking, sep="\n")
+            print("\nMissing for scores (to download files: specbench fetch):", *lacking, sep="\n")
         print("\nThese commands decode the same images, without scores and table:", *run_lines(planned), sep="\n")
         console.say(total(rows))
     if all(row["problem"] for row in rows):

@@ -93,10 +93,10 @@ def _print_readiness(rows: Sequence[Mapping[str, Any]]) -> None:
 def audit(
     flags: dict[str, object],
     decoders: list[str] | None = opt.decoders_argument("all"),
-    samples: int = opt.option("--samples", "N", "Images per decoder.", _DEFAULT_SAMPLES, min=1000),
+    samples: int = opt.option("--samples", "N", "Number of images per decoder.", _DEFAULT_SAMPLES, min=1000),
     seed: int = opt.option("--seed", "N", "Random seed of the models and of the decoding noise.", 0, min=0),
     compiled: bool = opt.switch("--compile", "Also audit compiled steps (a minute or more per decoder)."),
-    thorough: bool = opt.switch("--thorough", "Decode ten times as many images in the least sensitive settings."),
+    thorough: bool = opt.switch("--thorough", "Ten times as many images in the less sensitive half of the settings."),
     run: list[str] | None = opt.option(
         "--run", "RUN", "Audit stored runs instead: run ids, prefixes of ids, decoders, or folders."
     ),
@@ -116,7 +116,7 @@ def audit(
         "that the engine claims.",
     ),
     engine: str | None = opt.option(
-        "--engine", "ADDRESS", "Let a serving engine generate images, and audit these.", rich_help_panel="Engine"
+        "--engine", "ADDRESS", "Audit a serving engine's images.", rich_help_panel="Engine"
     ),
     served: str | None = opt.served_option(rich_help_panel="Engine"),
     logp: str | None = opt.option(
@@ -132,7 +132,7 @@ def audit(
     asked = {name: value for name, value in flags.items() if value is not None}
     if engine:
         if decoders or run or recompute or compiled or thorough or samples != _DEFAULT_SAMPLES or seed:
-            raise SpecbenchError("--engine excludes DECODER, --run and their options", "use two commands")
+            raise SpecbenchError("--engine cannot be combined with DECODER, --run or their options", "use two calls")
         asked |= {"weights": weights or "", "revision": revision or "", "device": chosen_device(device)}
         asked |= {"dtype": dtype} if dtype else {}
         run = [_run_of_engine(engine, out, served, asked)]
@@ -142,23 +142,23 @@ def audit(
 
         find_model(str(asked.pop("model")))  # registers the name that run.json contains
     if asked or served:
-        raise SpecbenchError(f"--{next(iter(asked), 'served')} requires --engine", "--engine ADDRESS")
+        raise SpecbenchError(f"--{next(iter(asked), 'served')} requires --engine", "add --engine ADDRESS")
     recomputed, elsewhere = bool(recompute or dtype), bool(weights or revision)
     _check_audit(decoders or (), bool(run), compiled, thorough, recomputed, elsewhere, device)
     if run and (samples != _DEFAULT_SAMPLES or seed):
-        raise SpecbenchError("--samples and --seed exclude --run", "the audit of a run uses all its images")
+        raise SpecbenchError("--samples and --seed cannot be combined with --run", "omit them: all images are used")
     require_decoders(decoders or ())
     if run:
         return audit_runs(run, out, recompute, weights, revision, device, dtype, json, quiet, logp)
     if logp:
-        raise SpecbenchError("--logp requires --run", "it describes the tokens of another program")
+        raise SpecbenchError("--logp requires --run", "add the run whose log p another program stored: --run RUN")
     _audit_decoders(decoders or (), samples, seed, compiled, thorough, quiet, json)
 
 
 def _run_of_engine(engine: str, out: str, served: str | None, asked: Mapping[str, Any]) -> str:
     """Generate images with a serving engine, and return their run folder."""
     if not engine.startswith(("http://", "https://")):
-        raise SpecbenchError(f"--engine {engine}: not an address", f"--engine http://{engine}")
+        raise SpecbenchError(f"--engine {engine}: not an address", f"write --engine http://{engine}")
     from specbench.api import import_tokens
 
     return str(import_tokens(engine, out=out, served=served, **asked))
@@ -169,15 +169,16 @@ def _check_audit(
 ) -> None:
     """Reject flags of `audit` that conflict or lack a required flag; `elsewhere`: whether a checkpoint is named."""
     if runs and decoders:
-        raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other", "write --run before every run")
+        what = f"'{decoders[0]}' is taken as a decoder, and decoders and --run cannot be combined"
+        raise SpecbenchError(what, f"to audit several runs, repeat the option: --run RUN --run {decoders[0]}")
     if runs and (compiled or thorough):
-        raise SpecbenchError(f"{'--compile' if compiled else '--thorough'} and --run exclude each other")
+        raise SpecbenchError(f"{'--compile' if compiled else '--thorough'} and --run cannot be combined")
     if (recomputed or elsewhere) and not runs:
         raise SpecbenchError("--recompute, --weights, --revision and --dtype require --run")
     if runs and not recomputed and (elsewhere or device != AUTO):
-        raise SpecbenchError("--weights, --revision and --device require --recompute", "without it, no model is loaded")
+        raise SpecbenchError("--weights, --revision and --device require --recompute", "add it to load a model")
     if device != AUTO and not runs:
-        raise SpecbenchError(f"--device {device} requires --run", "the enumerable models run on the CPU")
+        raise SpecbenchError(f"--device {device} requires --run", "omit it: decoders are audited on the CPU")
 
 
 def _audit_decoders(
@@ -319,7 +320,9 @@ def notes(row: Mapping[str, Any]) -> list[str]:
             )
     if row["kind"] in ("serial", "images") and row["p_value"] < row["level"]:
         before = (
-            f"token {row['group']} positions earlier" if row["kind"] == "serial" else "same token of the last image"
+            f"token {console.counted(int(row['group']), 'position')} earlier"
+            if row["kind"] == "serial"
+            else "same token of the previous image"
         )
         lines.append(f"the values depend on the values of the {before}")
     if not row["deviates"]:
@@ -360,17 +363,17 @@ def _distance(name: str, gap: Mapping[str, Any]) -> str:
 )
 def check(
     decoders: list[str] | None = opt.decoders_argument("none"),
-    model: str | None = opt.option("--model", "NAME", "Test this model."),
-    metric: str | None = opt.option("--metric", "NAME", "Test this metric."),
+    model: list[str] | None = opt.option("--model", "NAME", "Test this model; may be repeated."),
+    metric: list[str] | None = opt.option("--metric", "NAME", "Test this metric; may be repeated."),
     prompts: str | None = opt.option(
-        "--prompts", "SET|FILE", "Prompt set or file for the tests of the model and the metric."
+        "--prompts", "SET|FILE", "Prompt set or file for the tests of models and metrics."
     ),
-    samples: int = opt.option("--samples", "N", "Images for the test of losslessness.", _DEFAULT_SAMPLES, min=10_000),
+    samples: int = opt.option("--samples", "N", "Images for the losslessness test.", _DEFAULT_SAMPLES, min=10_000),
     quiet: bool = opt.Quiet,
     json: bool = opt.Json,
 ) -> None:
     if not (decoders or model or metric):
-        raise SpecbenchError("nothing to check", "name decoders, or --model or --metric")
+        raise SpecbenchError("nothing to check", "name decoders, or give --model or --metric")
     require_decoders(decoders or ())
     from specbench.checks.contracts import check_all
     from specbench.checks.findings import FAILED

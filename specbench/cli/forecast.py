@@ -24,7 +24,7 @@ def forecast(
         show_default="all runs",
     ),
     on: str | None = option(
-        "--on", "DEVICE", "Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s."
+        "--on", "DEVICE", "Device: A100, RTX 4090, H100, H200, cpu, or its bandwidth and peak: 2039GB/s,312TFLOP/s."
     ),
     model: str | None = option("--model", "NAME", "Model.", show_default="the sources' model"),
     batch: int = option("--batch", "N", "Images decoded together.", 1),
@@ -42,7 +42,7 @@ def forecast(
     json: bool = Json,
 ) -> None:
     if on is None:
-        raise SpecbenchError("--on is missing", "for example --on A100, or --on 2039GB/s,312TFLOP/s")
+        raise SpecbenchError("--on is missing", "name a device, for example --on A100, or --on 2039GB/s,312TFLOP/s")
     from specbench.papers import forecasts
     from specbench.system.limits import available_threads
 

@@ -28,7 +28,7 @@ def train_head(
     out: Path = option("--out", "FOLDER", "Folder of the trained head.", ...),
     kind: str = _Kind,
     data: Path | None = _Data,
-    images: int = option("--images", "N", "Training images.", 1024),
+    images: int = option("--images", "N", "Number of training images.", 1024),
     epochs: int = option("--epochs", "N", "Passes over the training images.", 16),
     batch: int = option("--batch", "N", "Images per training step.", 16),
     lr: float = option("--lr", "X", "Peak learning rate.", 2e-3),
@@ -83,7 +83,7 @@ def check_head(
     ),
     kind: str = _Kind,
     data: Path | None = _Data,
-    images: int = option("--images", "N", "Images to evaluate.", 32, min=1),
+    images: int = option("--images", "N", "Number of images to evaluate.", 32, min=1),
     depths: int = option("--depths", "N", "Number of draft depths.", 5, min=1),
     seed: int = option(
         "--seed", "N", "Seed of the image selection; the default differs from the default of train-head.", 10**6, min=0

@@ -47,13 +47,16 @@ def list_things(
         what = "Its prompts: specbench prompts show" if rows[0]["on_disk"] else "Not on this disk: specbench fetch"
         return console.say(f"{what} {rows[0]['name']}")
     if name is not None and kind == "decoders":
-        from specbench.specs.presets import PRESETS, decoder_name
+        from specbench.specs.presets import PRESETS, decoder_name, resolve
 
         preset = PRESETS.get(decoder_name(name.partition(":")[0]))
         if preset is not None and console.is_terminal():
             lines = (f"{preset.name}: {preset.summary}", f"paper: {preset.paper}", f"equation: {preset.equation}", "")
             console.stdout().print(*map(Text, lines), sep="\n")
-        return print_table(rows, ("name", "value", "source", "published"))
+        print_table(rows, ("name", "value", "source", "published"))
+        if preset is not None:
+            console.say(f"{preset.name} is {'lossless' if resolve(preset.name).lossless else 'lossy'} by default.")
+        return None
     if kind == "decoders" and console.is_terminal():
         return _print_decoders(rows)
     columns = _COLUMNS[kind]
@@ -105,7 +108,7 @@ def fetch(
         from specbench.prompts import fetch_prompts
 
         if not names or len(names) > 1:
-            raise SpecbenchError("--from is for one prompt set", "for example: specbench fetch coco --from COPY")
+            raise SpecbenchError("--from requires one prompt set", "write for example: fetch coco --from COPY")
         return print(fetch_prompts(names[0], images, source))
     from specbench.papers import downloads
 

@@ -119,7 +119,7 @@ OwnRows = option(
 )
 Baseline = option("--baseline", "ROW", "Add speed-ups over this row, and mark differences from it.")
 Caption = option("--caption", "TEXT", "LaTeX: the caption of the tables.")
-Notes = switch("--notes", "LaTeX: also print footnotes, definitions and machines below the table.")
+Notes = switch("--notes", "LaTeX: also print notes, definitions and machines below the table.")
 To = option("--to", "FILE", "Write to this file, in the format of its ending.")
 
 
@@ -170,24 +170,27 @@ def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Para
 
 def _help(setting: Setting, default: str | None) -> str:
     if setting.panel == "Decoder options":
-        return "; ".join(_decoder_help(option) for option in (setting, *setting.others))
+        return ". ".join(_decoder_help(option, bool(setting.others)) for option in (setting, *setting.others))
     text = _sentence(setting.help)
     if default is None and (setting.unset or setting.type is bool or setting.value_unset in ("", ())):
         return text
     return f"{text} [dim](default {escape(default or str(setting.default))})[/dim]"
 
 
-def _decoder_help(option: Option) -> str:
-    """Describe a decoder option with its default for each decoder: "Cluster size (gsd 10)"."""
-    defaults: dict[object, list[str]] = {}
+def _decoder_help(option: Option, of_several: bool) -> str:
+    """Describe an option: "Cluster size (default: 10 for gsd)". `of_several`: begin with its decoders if few."""
+    owners: dict[str, list[str]] = {}
     for name, options in _options_by_preset(tuple(PRESETS)).items():
         if (same := options.get(option.name)) and same.help == option.help:
-            defaults.setdefault(same.default, []).append(name)
-    shown = {value: "on" if value is True else "" if value is False else plain(value) for value in defaults}
-    rare = [f"{'/'.join(names)} {shown[value]}".strip() for value, names in defaults.items() if len(names) <= 4]
-    common = " or ".join(shown[value] for value, names in defaults.items() if len(names) > 4 and shown[value])
-    owners = ", ".join([*([f"default {common}"] if common else []), *rare]) or ("" if defaults else "used by no preset")
-    return _sentence(option.help) + (f" [dim]({escape(owners)})[/dim]" if owners else "")
+            value = ("on" if same.default else "off") if same.type is bool else plain(same.default)
+            owners.setdefault(value, []).append(name)
+    names = [name for some in owners.values() for name in some]
+    few = of_several and 0 < len(names) <= 5
+    common = [value for value, some in owners.items() if len(some) > 4 or (few and len(owners) == 1)]
+    shown = [" or ".join(common) + " by decoder" * (len(common) > 1)] if any(common) else []
+    shown += [f"{value} for {'/'.join(some)}" for value, some in owners.items() if value not in common]
+    note = f" [dim](default: {escape(', '.join(shown))})[/dim]" if shown else "" if names else " (used by no preset)"
+    return _sentence(f"for {'/'.join(names)}: {option.help}" if few else option.help) + note
 
 
 @cache

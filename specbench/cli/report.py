@@ -11,6 +11,7 @@ from specbench.cli import options as opt
 from specbench.cli.commands import command
 from specbench.cli.output import write_or_print
 from specbench.errors import SpecbenchError, enumerated, unknown_name
+from specbench.names import guess
 from specbench.specs.options import split_list
 from specbench.system import console
 from specbench.system.table_formats import FORMATS, formats_with, writer
@@ -68,8 +69,8 @@ def report(
         console.warn(f"{text}: the tables lack their images")
     fmt = opt.chosen_format("tables" if of_tables else "report", fmt, to, json)
     if long and not FORMATS[fmt].long:
-        what = f"--long takes the formats {enumerated(formats_with('long'))}"
-        raise SpecbenchError(what, "for example: --long --to t.csv")
+        what = f"--long cannot be written as {fmt}, only as {enumerated(formats_with('long'), 'or')}"
+        raise SpecbenchError(what, "choose a format, for example: --long --to t.csv")
     if of_tables and given and given[0] in of_runs:
         raise SpecbenchError(f"{given[0]} takes runs, and {of_tables} is a table")
     layout: dict[str, Any] = {"columns": split_list(columns or ""), "notes": notes, "caption": caption}
@@ -79,7 +80,7 @@ def report(
         return report_tables(runs or (), model, prompts, out, fmt, to, html, added or (), baseline, **layout)
     refuse_mistyped(runs or (), out)
     if model or prompts or added:
-        raise SpecbenchError("--model, --prompts and --with require the name of a table", "see: specbench list tables")
+        raise SpecbenchError("--model, --prompts and --with require a table", "name a table of: specbench list tables")
     if over:
         return _report_over(over, runs or (), out, fmt, to)
     layout |= {"everything": everything, "explain": explain, "long": long, "label": to and to.stem}
@@ -89,11 +90,11 @@ def report(
 def _check_outputs(html: Path | None, given: Sequence[str]) -> None:
     """Reject an HTML page without a file name, and flags that cannot be combined with --over."""
     if html and str(html).startswith("--"):
-        raise SpecbenchError("--html: the file name is missing", "for example: specbench report --html page.html")
+        raise SpecbenchError("--html: the file name is missing", "write for example --html page.html")
     if html:
         opt.require_ending("--html", html, ".html", ".htm")
     if given[1:] and given[0] == "--over":
-        raise SpecbenchError(f"--over excludes {given[1]}", "use two commands")
+        raise SpecbenchError(f"--over cannot be combined with {given[1]}", "use two commands")
 
 
 def _print_report(
@@ -131,7 +132,7 @@ def _print_report(
 @command(
     "figure",
     "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of prompts with these words, or field "
-    "(published results of all papers, and the named runs). A wrong name lists all. The numbers are also saved as csv.",
+    "(printed speeds of papers' tables, and named runs). Any other name lists all. The numbers are also saved as csv.",
 )
 def figure(
     name: str = opt.argument("NAME", "Chart, map of tokens, or pictures."),
@@ -146,7 +147,7 @@ def figure(
     from specbench.papers.field import FIGURE, chart_of_field
     from specbench.papers.html_page import figure_charts
     from specbench.papers.reproduce import measured_table
-    from specbench.papers.table_files import is_table, load_table
+    from specbench.papers.table_files import is_table, load_table, refuse_mistyped, refuse_tables
     from specbench.reporting import figures, picture_figures
     from specbench.reporting.html import page_charts
     from specbench.reporting.report_rows import report_rows
@@ -156,11 +157,16 @@ def figure(
     fmt = fmt or (to and to.suffix[1:]) or "pdf"
     if fmt not in _FIGURE_FORMATS:
         raise SpecbenchError(
-            f"a figure cannot be written as '{fmt}'", "--format pdf, svg or png, or --to FILE with this ending"
+            f"a figure cannot be written as '{fmt}'", "use --format pdf, svg or png, or --to FILE with this ending"
         )
     if width not in _WIDTHS:
         raise SpecbenchError(f"--width {width}: unknown", "valid: column, page")
     opt.warn_of_ending(to, fmt, {*_FIGURE_FORMATS} - {fmt})
+    if name == FIGURE:
+        refuse_tables("figure field (all tables, and runs)", runs or ())
+    elif guess(name, [FIGURE]):
+        raise unknown_name("figure", name, [FIGURE])
+    refuse_mistyped([run for run in runs or () if not is_table(run)], out)
     tables = [measured_table(load_table(run), model, prompts, out) for run in runs or () if is_table(run)]
     rows = [] if tables or (name == FIGURE and not runs) else report_rows(find_runs(out, runs or ()))
     folders = {name: row.folder for name, row in unique_names(rows).items()}
@@ -189,10 +195,9 @@ def figure(
 @command("methods")
 def methods(runs: list[str] | None = opt.Runs, to: Path | None = opt.To, out: str = opt.Out) -> None:
     from specbench import api
-    from specbench.papers.table_files import is_table
+    from specbench.papers.table_files import refuse_tables
 
-    if any(map(is_table, runs or ())):
-        raise SpecbenchError("methods describes runs, not a paper's table", "name the runs: specbench list runs")
+    refuse_tables("methods", runs or ())
     paragraph, entries = api.methods_paragraph(runs or (), out)
     write_or_print(paragraph if to else f"{paragraph}\n{entries}", to)
     if to:
@@ -202,7 +207,7 @@ def methods(runs: list[str] | None = opt.Runs, to: Path | None = opt.To, out: st
 def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
     """Print runs pooled over their seeds."""
     if over != "seed" or fmt not in formats_with("over"):
-        raise SpecbenchError(f"--over takes the value seed, and the formats {enumerated(formats_with('over'))}")
+        raise SpecbenchError(f"--over {over}: only seed is possible, as {enumerated(formats_with('over'), 'or')}")
     from specbench.reporting.over import over_seeds, over_table
     from specbench.store.run_folders import find_runs
 
@@ -229,11 +234,13 @@ def compare(
     json: bool = opt.Json,
 ) -> None:
     from specbench.metrics.base import Settings
+    from specbench.papers.table_files import refuse_tables
     from specbench.reporting.compare import HEADINGS, Gate, compare_runs, comparison_lines, directions, reasons, verdict
     from specbench.store.run_folders import find_run
 
     gates = [Gate.parse(text) for text in fail_if or ()]
     fmt = opt.chosen_format("comparison", fmt, to, json)
+    refuse_tables("compare", (run_a, run_b))
     a, b = find_run(out, run_a), find_run(out, run_b)
     rows = compare_runs(a, b, Settings(reference=reference, offline=True))
     named = [_described(folder) for folder in (a, b)]

@@ -86,7 +86,7 @@ def run(
     sweep: list[str] | None = option(
         "--sweep",
         "NAME=VALUE,...",
-        "Run once with each of these values of a setting. Several --sweep run every combination.",
+        "Run once with each of these values of a setting. Several --sweep options run every combination.",
         rich_help_panel="What to run",
     ),
 ) -> None:

@@ -35,7 +35,7 @@ def score(
         "Score external images. Their prompts follow from file names (prompt ids, or the scheme of a paper's program) "
         "or metadata.",
     ),
-    prompts: str | None = opt.option("--prompts", "SET|FILE", "Prompts of --images, if they are not in its metadata."),
+    prompts: str | None = opt.option("--prompts", "SET|FILE", "Prompts of --images, if they have no metadata file."),
     layout: str | None = opt.option(
         "--layout",
         "NAME",
@@ -55,7 +55,7 @@ def score(
     json: bool = opt.Json,
 ) -> None:
     if bundled_only and (metric or protocol):
-        raise SpecbenchError("--bundled-only excludes --metric and --protocol")
+        raise SpecbenchError("--bundled-only cannot be combined with --metric or --protocol")
     from specbench.metrics.catalog import require_metric, with_protocol
 
     metric = [require_metric(name) for name in metric or ()]
@@ -76,7 +76,7 @@ def score(
     settings.check()
     progress = None if quiet else ScoreProgress()
     if layout and images is None:
-        raise SpecbenchError("--layout requires --images", "it describes the file names in that folder")
+        raise SpecbenchError("--layout requires --images", "add --images DIR: --layout describes the file names in it")
     if images is None and not runs:
         stored = find_runs(out)
     scored: Sequence[Any] = stored
@@ -111,7 +111,7 @@ def _no_score(folders: Sequence[Path]) -> SpecbenchError:
         return SpecbenchError("no score: these runs have no pictures", "`specbench run` printed the reason")
     return SpecbenchError(
         "no score: these metrics need reference images for these prompts",
-        "--reference FOLDER of real images, or --metric; see: specbench list metrics",
+        "give real images with --reference FOLDER, or choose other metrics: specbench list metrics",
     )
 
 
@@ -133,11 +133,11 @@ def _find_scored(names: Sequence[str], out: str) -> list[Path]:
 def _check_score(images: Path | None, prompts: str | None, runs: bool, metrics: bool, against: str | None) -> None:
     """Reject flags of `score` that conflict or lack a required flag; `runs`, `metrics`: whether any are named."""
     if images is None and prompts is not None:
-        raise SpecbenchError("--prompts requires --images", "a run stores its own prompts")
+        raise SpecbenchError("--prompts requires --images", "omit it: a run stores its prompts")
     if images is not None and runs:
-        raise SpecbenchError("--images and RUN exclude each other", "--images scores a folder of external images")
+        raise SpecbenchError("--images and RUN cannot be combined", "--images scores external images")
     if against and (images is not None or not metrics):
-        raise SpecbenchError("--against compares runs by given metrics", "use --metric or --protocol, and no --images")
+        raise SpecbenchError("--against requires --metric or --protocol, and no --images")
 
 
 def _say_drawn(scored: Sequence[Path]) -> None:

@@ -174,7 +174,7 @@ def import_results(
     values = {name: value for name, value in flags.items() if value is not None}
     if benchmark == _TOKENS:
         if run:
-            raise SpecbenchError("import tokens takes no RUN", "name the program instead: --program 'NAME VERSION'")
+            raise SpecbenchError(f"import tokens takes no RUN ('{run}')", "use --program 'NAME VERSION'")
         folder = api.import_tokens(results, program, out, ids, served, **values)
         return print_json([{"run_id": folder.name, "folder": str(folder)}]) if json else print(folder)
     if not run or program or ids or served or values:

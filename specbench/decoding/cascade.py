@@ -81,7 +81,7 @@ def least_of(p: Tensor, mass: float) -> Tensor:
 
 
 class Pairs(NamedTuple):
-    """Nodes compared with each column of a tree. C columns, k inner columns (with children), at most n others."""
+    """Nodes that each node of a tree is compared with. C nodes (columns), k inner (with children), at most n others."""
 
     inner: Tensor  # [k] columns
     row: Tensor  # [C] index, among the inner columns, of the prediction that is compared

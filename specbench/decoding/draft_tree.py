@@ -30,7 +30,7 @@ class Level(NamedTuple):
 
 
 class Routes:
-    """Index tables of one tree on one device. C columns, T = depth of the deepest column + 1.
+    """Index tables of one tree on one device. C columns (tokens), T = largest depth + 1.
 
     Column d + 1 consumes draft d. Drafts are tested in the order of their sibling index; drafts with the same sibling
     index are tested in the order of their columns.

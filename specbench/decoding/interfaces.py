@@ -33,7 +33,7 @@ class Earlier(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A target forward of C columns per row. Column 0, the root, consumes the last committed token; others, drafts."""
+    """A target forward of C tokens (columns) per row: column 0, the root, is the last committed token."""
 
     tokens: Tensor  # [B, C] token each column consumes
     positions: Tensor  # [B, C] stream slot each column predicts
@@ -53,7 +53,7 @@ class Proposal(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """Outcome of one step. C columns. The verified path has T slots, from the first uncommitted stream slot on."""
+    """Outcome of one step of C tokens (columns). The verified path has T slots, from the first uncommitted slot on."""
 
     first: Tensor  # [B] slot of the replacement or bonus token; slots before it hold accepted drafts
     columns: Tensor  # [B, T] columns that predict the path's slots; beyond `first`, the sources of the refined tail
@@ -69,7 +69,7 @@ class Verification(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Proposes the columns of each target forward."""
+    """Proposes the tokens of each target forward."""
 
     window: int  # maximum number of slots that one step commits
     columns: int  # maximum number of columns of a forward

@@ -26,7 +26,7 @@ from specbench.models.interface import Tree
 
 
 class KaryJacobi(Jacobi):
-    """The Jacobi chain with a K-ary tree at its beginning. Every forward has all columns, also at an image's end."""
+    """The Jacobi chain with a K-ary tree at its beginning. Every forward has all its tokens, also at an image's end."""
 
     def __init__(self, context: Context, init: Init, window: int, siblings: int, levels: int):
         super().__init__(context, init, window)

@@ -342,7 +342,7 @@ class Loop:
         return (verified.first + 1).minimum(self._length - self.committed)
 
     def _judged(self, p: Tensor, proposal: Proposal, tables: Routes | None, step: Tensor) -> Verification:
-        """Test the drafts, given the target distributions p of all columns."""
+        """Test the drafts, given the target distributions p of all tokens of the forward."""
         parts = self._verifier, self._refinement, self._noise, step
         return verify_chain(p, proposal, *parts) if tables is None else verify_tree(p, proposal, tables, *parts)
 

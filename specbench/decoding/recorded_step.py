@@ -61,7 +61,7 @@ class StepOutcome(NamedTuple):
 
 
 class RecordedStep(NamedTuple):
-    """One step. B rows, T slots, C columns."""
+    """One step. B rows, T slots, C tokens of the forward (columns)."""
 
     # verified, proposal: of the step
     verified: Verification

@@ -53,7 +53,7 @@ class RowJacobi:
 
 
 class RowWindows(NamedTuple):
-    """Columns of one forward: the windows of R image rows. B images, W columns per row."""
+    """Tokens of one forward (columns): the windows of R image rows. B images, W columns per row."""
 
     rows: Tensor  # [R] image rows
     positions: Tensor  # [B, R, W] stream slot that a column predicts; past the end for unused columns

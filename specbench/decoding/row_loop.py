@@ -63,7 +63,7 @@ class ImageRowLoop:
         self.tokens = target.forced.clamp(min=0).expand(rows, -1).clone()
         self.count = torch.zeros(rows, height, dtype=torch.long, device=device)
         self._fed = torch.zeros(rows, self._length + 1, dtype=torch.bool, device=device)
-        """Slots whose columns consumed tokens that later columns attend to."""
+        """Slots whose tokens were consumed, and that later tokens attend to."""
         self._closed = torch.zeros(rows, height, dtype=torch.bool, device=device)
         """Image rows whose last token has been fed."""
         self.recorder = StepRecorder(rows, self._length, 1, target.forced)
@@ -104,12 +104,12 @@ class ImageRowLoop:
         self._fed.scatter_(1, slots.flatten().expand(len(filled), -1), filled.flatten(1))
 
     def _columns(self, step: Tensor) -> Any:
-        """Return the columns of the `step`-th [B, 1] forward, or None if all images are complete. `tokens`, `positions`
-        and `aside` are as in `ScatteredSession.forward_scattered`, but of shape [B, ...]; `visible` is `fed`."""
+        """Return the tokens (columns) of the `step`-th [B, 1] forward, or None if all images are complete. `tokens`,
+        `positions`, `aside`: as in `ScatteredSession.forward_scattered`, but of shape [B, ...]; `visible` is `fed`."""
         raise NotImplementedError
 
     def _commit(self, p: Tensor, columns: Any, step: Tensor) -> None:
-        """Choose tokens, given p [B, T, V] of all columns, flattened; record and commit them."""
+        """Choose tokens, given p [B, T, V] of all tokens of the forward, flattened; record and commit them."""
         raise NotImplementedError
 
 

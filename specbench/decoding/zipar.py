@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Lanes(NamedTuple):
-    """Columns of a forward, one per active image row. B images, C active rows."""
+    """Tokens of a forward (columns), one per active image row. B images, C active rows."""
 
     rows: Tensor  # [C] image rows
     # tokens, positions: [B, C] for `ScatteredSession.forward_scattered`; the position of an idle column is past the
@@ -71,7 +71,7 @@ class ZipAR:
 
 
 class ZipARLoop(ImageRowLoop):
-    """Decode loop that processes several image rows of each image in parallel: one column per active row."""
+    """Decode loop that processes several image rows of each image in parallel: one token per active row and forward."""
 
     def __init__(self, method: Method, *arguments: Any):
         super().__init__(method, *arguments)

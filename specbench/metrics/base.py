@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
@@ -23,6 +24,7 @@ import pyarrow as pa
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics import published_weights
+from specbench.names import encodable
 from specbench.stats import (
     Better,
     Difference,
@@ -32,6 +34,7 @@ from specbench.stats import (
     mean_of_estimates,
     proportion_interval,
 )
+from specbench.system.digests import digest_of
 from specbench.system.downloads import Download
 from specbench.system.foreign_code import code_of
 from specbench.system.limits import available_cores
@@ -58,7 +61,7 @@ class Settings:
         """Raise a SpecbenchError if this machine lacks the device or the reference does not exist."""
         use_device(self.device)
         if self.reference is not None and not self.reference.exists():
-            raise SpecbenchError(f"--reference {self.reference} does not exist", "a folder of images, or a .npz file")
+            raise SpecbenchError(f"--reference {self.reference} does not exist", "name a folder or a .npz file")
         if self.reference is not None and self.reference.suffix in (".zip", ".tar", ".gz", ".tgz", ".parquet"):
             what = f"--reference {self.reference} is not a folder of images; unpack it"
             raise SpecbenchError(what, "for COCO's val2017.zip: specbench fetch coco --images --from val2017.zip")
@@ -124,6 +127,16 @@ class Metric:
     def feature_identity(self) -> Mapping[str, str]:
         """Return the part of the identity that can change features, without inputs that only change the score."""
         return self.identity()
+
+    @cached_property
+    def reference_identity(self) -> dict[str, str]:
+        """Digest the files of the user's reference: part of the identity of a plug-in's distance."""
+        if (reference := self.settings.reference) is None:
+            return {}
+        files = sorted(path for path in (reference, *reference.rglob("*")) if path.is_file())
+        lines = [f"{encodable(str(path.relative_to(reference)))} {digest_of(path)}" for path in files]
+        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+        return {"reference": digest} | ({"reference_n": str(len(lines))} if reference.is_dir() else {})
 
     def missing(self) -> list[tuple[str, str]]:
         """List missing requirements as (what is missing, what to do); empty if the metric is ready."""
@@ -301,7 +314,7 @@ def made_score(metric: Metric) -> Origin:
 
 
 def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
-    """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's networks, reference and code."""
+    """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's code, networks and reference."""
     facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in's class may lack it
     if settings and settings.device.startswith("cuda"):  # older identities lack this: convolutions used TF32
         facts["float32"] = "without TF32"
@@ -311,6 +324,8 @@ def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
         facts |= {"class": reference, "code": code.digest[:16] if code else "specbench's"}
         for name, repository in getattr(metric, "repositories", {}).items():
             facts[name] = metric.network_identity(repository)
+        if getattr(metric, "kind", "plain") == "distance" and "reference" not in metric.identity():
+            facts |= getattr(metric, "reference_identity", {})
         methods = [inspect.unwrap(getattr(type(metric), name, len)) for name in ("scores", "difference")]
         if methods == [PerImageMetric.scores, PerImageMetric.difference]:
             facts["score"] = MEAN_OF_IMAGES

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from specbench import names as spellings
 from specbench.errors import SpecbenchError, read_name, unknown_name
 from specbench.system.foreign_code import code_of, refuse_edited
-from specbench.system.plugins import is_reference, load_object, load_user_object, naming_plugin, path_component, plugins
+from specbench.system.plugins import (
+    PluginError,
+    is_reference,
+    load_object,
+    load_user_object,
+    naming_plugin,
+    path_component,
+    plugins,
+)
 
 if TYPE_CHECKING:
     from specbench.metrics.base import Settings
@@ -179,17 +187,17 @@ def require_metric(name: str) -> str:
     if name in IMPORTED:
         metric(name)
     if name in _DERIVED and not variants:
-        advice = "for example --metric 'fid[pytorch-fid]' --reference DIR"
+        advice = "use its variants, for example --metric 'fid[pytorch-fid]' --reference DIR"
         raise SpecbenchError(f"'{name}' is computed by the metric fid", advice)
     if not variants and (protocol := spellings.fitting(name, PROTOCOLS)):
         raise SpecbenchError(f"'{name}' is a protocol, not a metric", f"use --protocol {protocol[0]}")
     if not variants:
         raise unknown_name("metric", name, metric_names())
     if len(variants) == 1:
-        raise SpecbenchError(f"metric '{name}': the name must include the variant", f"--metric '{variants[0]}'")
+        raise SpecbenchError(f"metric '{name}': the name must include the variant", f"use --metric '{variants[0]}'")
     found = ((paper, variant) for paper, names in PROTOCOLS.items() for variant in names if variant in variants)
     papers = [f"{variant} (--protocol {paper})" for paper, variant in found]
-    hint = f"used by papers: {', '.join(papers)}" if papers else f"one of {', '.join(variants)}"
+    hint = f"choose a variant; papers use {', '.join(papers)}" if papers else f"choose a variant: {', '.join(variants)}"
     raise SpecbenchError(f"metric '{name}' has {len(variants)} variants, which give different numbers", hint)
 
 
@@ -206,7 +214,7 @@ def metric(name: str) -> Any:
     if is_reference(name):
         return _foreign(load_user_object(name, "metric"), name)
     if name in IMPORTED:
-        raise SpecbenchError(f"'{name}' is computed by its authors' program", "specbench export, then specbench import")
+        raise SpecbenchError(f"'{name}' is computed by its authors' program", "use export, then import")
     raise unknown_name("metric", name, metric_names())
 
 
@@ -226,11 +234,16 @@ def _foreign(cls: Any, reference: str) -> Any:
     def guarded(method: str) -> Callable[..., Any]:
         @functools.wraps(getattr(cls, method))
         def call(self: Any, *arguments: Any, **named: Any) -> Any:
-            with naming_plugin("metric", str(getattr(self, "name", reference)), cls.__module__):
-                value = getattr(cls, method)(self, *arguments, **named)
-                if method in listed and not all(isinstance(item, listed[method]) for item in value):
-                    raise TypeError(f"{method}() returned {value!r:.60}")
-                return value
+            try:
+                with naming_plugin("metric", str(getattr(self, "name", reference)), cls.__module__):
+                    value = getattr(cls, method)(self, *arguments, **named)
+                    if method in listed and not all(isinstance(item, listed[method]) for item in value):
+                        raise TypeError(f"{method}() returned {value!r:.60}")
+                    return value
+            except PluginError as error:
+                if getattr(self, "kind", "") == "distance" and self.settings.reference is None:
+                    error.try_this = "give its reference images: --reference DIR; if it needs none, fix the plug-in"
+                raise
 
         return call
 
@@ -247,7 +260,7 @@ def _foreign(cls: Any, reference: str) -> Any:
         name = getattr(self, "name", None)
         if not path_component(name) or name in METRICS:
             taken = "the name of a built-in metric" if path_component(name) else "not a valid name"
-            raise SpecbenchError(f"metric '{reference}' is called {name!r:.100}, {taken}", "letters, digits and .+-[]")
+            raise SpecbenchError(f"metric '{reference}' is called {name!r:.100}, {taken}", "use letters, digits .+-[]")
 
     methods = [name for name in vars(Metric) if not name.startswith("_") and callable(getattr(cls, name, None))]
     parts = {"__init__": made, "__module__": cls.__module__, "class_reference": reference}

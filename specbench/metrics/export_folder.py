@@ -14,7 +14,7 @@ def export_files(target: Path, files: Iterable[tuple[bytes, *tuple[str, ...]]]) 
     place = Path(os.path.realpath(target))  # not Path.resolve, which raises a RuntimeError for circular links
     try:
         if place.exists() and (not place.is_dir() or any(place.iterdir())):
-            raise SpecbenchError(f"{target} is not an empty folder", "other programs would also read the files in it")
+            raise SpecbenchError(f"{target} is not an empty folder", "name a new folder: programs read all its files")
         if place == Path.cwd():
             raise SpecbenchError(f"{target} is the current folder", "name another folder")
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def _check_names(names: Iterable[str]) -> None:
     """Reject names of files outside the folder."""
     for name in names:
         if name in ("", ".", "..") or "/" in name or "\0" in name:
-            raise SpecbenchError(f"'{name[:80]}' cannot be the name of an exported file", "it would be a path")
+            raise SpecbenchError(f"'{name[:80]}' is a path and cannot be the name of an exported file")
         if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
             what = f"'{name[:40]}...' cannot be the name of an exported file"
             raise SpecbenchError(what, f"it has more than {MAX_NAME_BYTES} bytes")

@@ -77,7 +77,7 @@ def prompts_of_images(folder: Path, prompts: str | Path | None, column: str | No
         return load_prompts(prompts, column)
     if (about := _metadata(folder)) is None:
         what = f"{folder} has no metadata.jsonl or metadata.csv with its prompts"
-        raise SpecbenchError(what, "--prompts SET|FILE" if folder.is_dir() else "check --images")
+        raise SpecbenchError(what, "name them with --prompts SET|FILE" if folder.is_dir() else "check --images")
     by_id: dict[str, Prompt] = {}
     for prompt in read_entries(about, column):
         meta = {name: value for name, value in prompt.meta.items() if name not in ("file_name", "sample", "run")}
@@ -133,7 +133,7 @@ def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
     first, *others = fitting
     if other := next((name for name in others if fitting[name] != fitting[first]), None):
         what = f"{folder} fits two layouts, '{first}' and '{other}', which assign different prompts to the images"
-        raise SpecbenchError(what, f"--layout {first} or --layout {other}")
+        raise SpecbenchError(what, f"choose --layout {first} or --layout {other}")
     return first, fitting[first]
 
 
@@ -177,7 +177,7 @@ def _by_line(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     if kept := _kept_captions(folder):
         by_text = {composed(prompt.text): prompt.id for prompt in prompts}
         ids = {line: by_text[text] for line, text in kept.items() if text in by_text}
-        return _numbered(paths, ids, "its number {} is not in the list of prompts")
+        return _numbered(paths, ids, "caption {} of its program is not in the list of prompts")
     numbers = [int(number["name"]) for path in paths if (number := _LINE.fullmatch(path.stem))]
     ids = {line: prompt.id for line, prompt in enumerate(prompts, 0 if 0 in numbers else 1)}
     return _numbered(paths, ids, f"the list has {len(prompts)} lines")

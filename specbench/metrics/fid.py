@@ -38,8 +38,8 @@ INCEPTION_SIZE = 299
 _SIZE = (INCEPTION_SIZE, INCEPTION_SIZE)
 _NO_DISTANCE: Any = {"better": "higher", "kind": "plain"}
 _STATISTICS_ONLY = (
-    "compared with statistics: correct only if these were computed with the same resize; KID, precision, recall, "
-    "density, coverage and FID-infinity need reference images"
+    "compared with statistics: correct only if these were computed with the same resize and crop; KID, precision, "
+    "recall, density, coverage and FID-infinity need reference images"
 )
 
 

@@ -189,7 +189,7 @@ class OfficialGenEval(JudgedMetric):
             raise SpecbenchError(f"{self.results} has no result for {key[0]:05d}/samples/{key[1]:04d}.png")
         verdict = self._verdicts[key]
         if (verdict.get("prompt") or sample.prompt) != sample.prompt:
-            raise SpecbenchError(f"{self.results}: {key[0]:05d} has '{verdict['prompt']}', not '{sample.prompt}'")
+            raise SpecbenchError(f"{self.results}: {key[0]:05d} is about '{verdict['prompt']}', not '{sample.prompt}'")
         return {"correct": verdict["correct"], "reason": verdict.get("reason"), "details": verdict.get("details")}
 
 
@@ -202,7 +202,7 @@ class OfficialCompBench(Metric):
 
     def __init__(self, results: Path, samples: int):
         super().__init__()
-        self.results, self.samples = results, samples
+        self.results, self._images_per_prompt = results, samples
         places = {category: results / category / file for category, file in RESULTS.items()}
         self._files = {category: path for category, path in places.items() if path.is_file()}
         if "complex" not in self._files:
@@ -221,11 +221,11 @@ class OfficialCompBench(Metric):
         return "line" in meta and (category in self._answers or parts)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
-        number = official_line(sample.prompt_id, sample.meta) * self.samples + sample.sample
+        number = official_line(sample.prompt_id, sample.meta) * self._images_per_prompt + sample.sample
 
         def answer(name: str) -> float:
             if number not in self._answers[name]:
-                raise SpecbenchError(f"{self._files[name]} has no answer {number}")
+                raise SpecbenchError(f"{self._files[name]} has no answer to question {number}")
             return self._answers[name][number]
 
         if sample.category in self._answers:

@@ -124,6 +124,6 @@ def folder_identity(folder: Path, files: Sequence[str] = NETWORK_FILES) -> str:
     """Digest the files of a model folder; for a folder in the hub's cache, with its commit."""
     patterns = ("*.json", "*.jinja", "*.safetensors", *"|".join(files).split("|"))
     several = sorted(path for path in folder.glob("*") if any(map(path.match, patterns)))
-    paths = [folder / name for name in files] if files == NETWORK_FILES else several
+    paths = [folder / name for name in files] if tuple(files) == NETWORK_FILES else several
     digests = hashlib.sha256("".join(map(sha256_of, paths)).encode()).hexdigest()
     return f"sha256:{digests} at {folder.name}"

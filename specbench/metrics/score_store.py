@@ -171,7 +171,7 @@ def _kept(features: pd.DataFrame, keys: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def is_mean_of_images(score: Mapping[str, object]) -> bool:
-    """Return whether a stored `value` per image, if there is one, decides a score. Its metric is not imported."""
+    """Return whether a stored `value` per image, if there is one, decides a score, without loading its class."""
     known = score["metric"] in (*catalog.METRICS, *catalog.IMPORTED)
     return known or json.loads(str(score["identity"])).get("score") == MEAN_OF_IMAGES
 
@@ -267,7 +267,10 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
 
 def _declared(metric: Metric) -> dict[str, str]:
     """Return the facts that a metric declares to readers; a plug-in without specbench's base class gets defaults."""
-    return {name: getattr(metric, name, getattr(Metric, name)) for name in ("better", "kind", "unit", "unjudged")}
+    facts = {name: getattr(metric, name, getattr(Metric, name)) for name in ("better", "kind", "unit", "unjudged")}
+    if metric.name in catalog.METRICS:
+        facts["unjudged"] = catalog.METRICS[metric.name].unjudged
+    return facts
 
 
 def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | None]:

@@ -53,8 +53,7 @@ class ModelInfo(ModelFacts):
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelInfo:
         """Return the model with `choice` applied. Other weights are refused, because these models support no others."""
         for name in choice.released:
-            what = f"--{name.replace('_', '-')} released: '{self.name}' has only the official form"
-            raise SpecbenchError(what, "omit it")
+            raise SpecbenchError(f"--{name.replace('_', '-')} released: '{self.name}' has no such form", "omit it")
         if choice.weights or choice.revision or choice.random or choice.tiny or choice.size:
             what = f"model '{self.name}' has only one set of weights and one size"
             raise SpecbenchError(what, "omit --weights, --revision, --random-weights, --scale and --size")
@@ -94,7 +93,9 @@ class ModelInfo(ModelFacts):
             raise SpecbenchError(f"model '{self.name}': {'; '.join(wrong)}", "correct its ModelInfo, or its layout")
         if self.eight_bits:
             if not isinstance(getattr(loaded, "backbone", None), torch.nn.Module):
-                raise SpecbenchError(f"--dtype int8wo: the backbone of '{self.name}' is no transformer", "omit --dtype")
+                raise SpecbenchError(
+                    f"--dtype int8wo: '{self.name}' has no transformer as its backbone", "omit --dtype"
+                )
             from specbench.models.checkpoint_loading import quantise_network  # imports torch
 
             quantise_network(loaded.backbone)

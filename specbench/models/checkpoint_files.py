@@ -189,7 +189,7 @@ class WantedFiles:
         return files
 
     def missing(self) -> Download | None:
-        """Return the files that `fetch` downloads; None if all are on this disk. Raise if they are not available."""
+        """Return the files that `fetch` downloads; None if all are on this disk. Raise if they cannot be downloaded."""
         try:
             self.find()
         except SpecbenchError:
@@ -225,7 +225,7 @@ def _snapshot_in(folder: Path) -> Path:
         snapshots = [folder / "snapshots" / (folder / "refs" / "main").read_text().strip()]
     if len(snapshots) == 1 and snapshots[0].is_dir():
         return snapshots[0]
-    raise SpecbenchError(f"--weights {folder} needs exactly one snapshot", f"name one of {folder / 'snapshots'}")
+    raise SpecbenchError(f"--weights {folder} has no snapshot, or several", f"name a folder in {folder / 'snapshots'}")
 
 
 def json_object(path: Path) -> dict[str, Any]:

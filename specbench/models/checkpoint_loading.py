@@ -29,7 +29,7 @@ def read_tensors(files: CheckpointFiles) -> dict[str, Tensor]:
     for path in files.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit"):
         stored = _read_file(files.source, path)
         if twice := tensors.keys() & stored.keys():
-            raise SpecbenchError(f"{path}: '{min(twice)}' is also in another file of {files.source.what}")
+            raise SpecbenchError(f"{path}: tensor '{min(twice)}' is also in another file of {files.source.what}")
         tensors |= stored
     return tensors
 

@@ -208,7 +208,7 @@ def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[Check
         if head is None:
             raise no_head(model.name, named=bool(model.weights_sha256))
         if head.width != model.feature_size:
-            what = f"--head {path}: made for features of size {head.width}, but '{model.name}' has {model.feature_size}"
+            what = f"--head {path}: its features have size {head.width}, those of '{model.name}' {model.feature_size}"
             raise SpecbenchError(what, "check that the head was trained for this model")
         head = _adopted(head, model, path) if isinstance(head, EagleHead) else head
         kept[own] = source, head.to(model.device, model.dtype).eval().requires_grad_(False)
@@ -219,7 +219,7 @@ def _adopted(head: EagleHead, model: Any, path: str) -> EagleHead:
     """Check that `head` has embeddings of all the model's tokens, and let the model adapt it."""
     largest = int(model.table_ids(torch.arange(model.layout.vocab, device=model.device)).max())
     if largest >= head.embed_tokens.num_embeddings:
-        what = f"--head {path}: knows {head.embed_tokens.num_embeddings} tokens, '{model.name}' has a token {largest}"
+        what = f"--head {path}: it knows tokens below {head.embed_tokens.num_embeddings}, '{model.name}' has {largest}"
         raise SpecbenchError(what, "check that the head was trained for this model")
     return model.adopt_head(head)
 

@@ -77,7 +77,7 @@ def _chosen(repo: str) -> str | None:
     for entry in filter(None, os.environ.get(_VARIABLE, "").split(",")):
         name, _, revision = entry.strip().partition("@")
         if not revision or name.count("/") != 1:
-            raise SpecbenchError(f"{_VARIABLE}: '{entry}' is not owner/name@revision", "separate several by commas")
+            raise SpecbenchError(f"{_VARIABLE}: '{entry}' is not owner/name@revision", "separate entries by commas")
         chosen[name] = revision
     return chosen.get(repo)
 
@@ -165,8 +165,8 @@ def _ask_hub(repo: str, revision: str, required: bool) -> tuple[str, dict[str, R
             raise
     unknown = f"{repo}: the hub does not know commit {revision[:12]}"
     if is_pinned_only():
-        fix = f"name one: {_VARIABLE}={repo}@COMMIT"
-        raise SpecbenchError(f"{unknown}, and --pinned-only excludes other commits", fix, MISSING_PREREQUISITE)
+        fix = f"name a commit that it knows: {_VARIABLE}={repo}@COMMIT"
+        raise SpecbenchError(f"{unknown}, and --pinned-only allows no other commit", fix, MISSING_PREREQUISITE)
     info = ask(revision="main")
     return str(info.sha), _stated(info, ""), f"{unknown}; main is used, at {str(info.sha)[:12]}"
 

@@ -97,13 +97,13 @@ class HubModel(ModelFacts):
         """See `ModelFacts.configured`. Sizes are read from the checkpoint in a folder or hub repository, for the plans
         of memory, windows and roofline. The name records any deviation from the official model."""
         if choice.random and (choice.weights or choice.revision):
-            raise SpecbenchError("--random-weights excludes --weights and --revision")
+            raise SpecbenchError("--random-weights cannot be combined with --weights or --revision")
         if choice.revision and local_folder(choice.weights):
             what = f"--revision {choice.revision}: --weights {choice.weights} is a folder, not a hub repository"
             raise SpecbenchError(what)
         for name in choice.released:
             if self.family not in RELEASED[name]:
-                what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
+                what = f"--{name.replace('_', '-')} released: '{self.name}' has no released form"
                 raise SpecbenchError(what, f"families with a released form: {', '.join(RELEASED[name])}")
         grid, second = TINY_GRID if choice.tiny else self.grid, self.second
         if choice.size:
@@ -135,7 +135,7 @@ class HubModel(ModelFacts):
         if size not in (None, self.network):
             alike = [model.name for model in MODELS if (model.family, model.network) == (self.family, size)]
             if alike:
-                what = f"--weights {self.choice.weights or folder}: has the size of '{min(alike, key=len)}'"
+                what = f"--weights {self.choice.weights or folder}: its network has the size of '{min(alike, key=len)}'"
                 raise SpecbenchError(what, f"use --model {min(alike, key=len)}")
         return replace(self, network=size or self.network, size_known=size is not None)
 

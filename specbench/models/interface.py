@@ -114,7 +114,7 @@ class TokenLayout:
 
 @dataclass(frozen=True)
 class Tree:
-    """Static draft tree. Column 0, the root, consumes the last committed token; each other column consumes a draft."""
+    """Static draft tree. A column is a token of the forward: column 0, the root, is the last committed token."""
 
     parents: tuple[int, ...]  # parent of each column, an earlier column; -1 for column 0
 
@@ -250,7 +250,7 @@ class ImageModel(Protocol):
         """Encode prompts into the prefix that `begin` takes, with conditional and unconditional rows."""
 
     def begin(self, prefix: Any, guidance: float, columns: int) -> Session:
-        """Prefill the KV cache for a batch; no forward will have more than `columns` columns."""
+        """Prefill the KV cache for a batch; no forward will have more than `columns` tokens per row."""
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         """Decode image tokens [B, free slots] into pixels, uint8 [B, 3, H, W]. `prompts` and `seeds` of the images are

@@ -93,8 +93,8 @@ class NetworkSize:
 
     @property
     def moved(self) -> int:
-        """Number of values that eager layers read and write per column, without matrix products: two norms (six passes
-        each), rotary embedding of queries and keys, two residual additions, and the gate with its multiplication."""
+        """Number of values that eager layers read and write per query position, without matrix products: two norms (six
+        passes each), rotary embedding of queries and keys, two residual sums, and the gate with its multiplication."""
         return self.layers * (40 * self.width + 5 * self.inner)
 
     @property

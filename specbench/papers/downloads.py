@@ -1,6 +1,7 @@
 """Downloads (`specbench fetch`) for models, papers' tables, prompt sets, metrics or hub repositories, by name."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from specbench import prompts
 from specbench.errors import SpecbenchError, chosen, unknown_name
@@ -75,9 +76,10 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
         return [missing for missing in [missing_file(files[name])] if missing]
     if name in (sources := _sources()):
         return [missing for source in sources[name] if (missing := WantedFiles(source).missing())]
-    for metric in metric_catalog.metric_names():
-        if name in metric_catalog.metric(metric)(Settings()).repositories.values():
-            return metric_catalog.downloads([metric], Settings())
+    for metric in sorted(metric_catalog.metric_names(), key=lambda known: known not in metric_catalog.METRICS):
+        with suppress(SpecbenchError):  # a broken plug-in does not hide other names
+            if name in metric_catalog.metric(metric)(Settings()).repositories.values():
+                return metric_catalog.downloads([metric], Settings())
     valid = [*models(), *table_names(), *public_sets(), *metric_catalog.metric_names()]
     unknown = unknown_name("thing to fetch", name, valid)
     guess = unknown.try_this.partition("valid:")[0].strip()

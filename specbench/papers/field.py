@@ -21,8 +21,9 @@ from specbench.system.device_peaks import SHORT_NAMES
 FIGURE = "field"
 APART = 1.2  # Two papers' AR seconds of a model on a GPU contradict each other if their ratio is larger
 _FASTEST = ("A100", "H100", "H200")
-AR_SECONDS, MORE_LATENCY = "AR seconds", "latency ratio above step ratio"
-UNEXPLAINED, NO_GPU = "not explained by the papers", "one of the two papers names no GPU"
+STEPS_APART = 1.1  # Two papers' step ratios of a decoder contradict each other if their ratio is larger
+AR_SECONDS, MORE_LATENCY, STEPS = "AR seconds", "latency ratio above step ratio", "step ratio"
+UNEXPLAINED, NO_GPU = "no paper explains it", "one of the two papers names no GPU"
 
 
 def field() -> list[dict[str, object]]:
@@ -33,7 +34,9 @@ def field() -> list[dict[str, object]]:
         if none is named), `decoder` (with the options that its table varies), `seconds`, `latency_ratio`,
         `step_ratio` (printed, or else from printed NFE), `ar_step_ms`, `step_ms`, `contradiction`
         (`AR seconds`: above 1.2 times the lowest AR seconds of the model, over all prompt sets, on this kind of GPU or
-        an unnamed GPU; or `latency ratio above step ratio`), its `reason`, for AR `times_lowest`. None if unknown.
+        an unnamed GPU; `latency ratio above step ratio`; or `step ratio`: more than 10 % from another paper's for the
+        decoder, model and prompt set), its `reason`, for AR `times_lowest`. None if unknown. Printed values of
+        `seconds`, `latency_ratio` and `step_ratio` keep the paper's number of decimals (`PrintedNumber`).
 
     Raises:
         SpecbenchError: a damaged table.
@@ -86,13 +89,21 @@ def _speeds(table: Table) -> Iterator[dict[str, object]]:
             "row": f"{row.group}: {row.label}" if row.group else row.label,
             "gpu": row.hardware and re.sub(r"NVIDIA | \(.*", "", row.hardware),
             "decoder": _name(table, row),
-            "seconds": _over(printed.get("latency_ms"), 1e3),
+            "seconds": _seconds(table, row),
             "latency_ratio": latency,
             "step_ratio": steps,
             "ar_step_ms": _over(ar.get("latency_ms"), ar.get("nfe")),
             "step_ms": _over(printed.get("latency_ms"), printed.get("nfe")),
             "reason": row.notes.get("latency_s" if named_ar(row.decoder) else "speedup"),
         }
+
+
+def _seconds(table: Table, row: Row) -> float | None:
+    """Return the printed seconds, with the paper's number of decimals."""
+    column = next((one for one in table.columns if one.key == "latency_ms" and one.name in row.paper), None)
+    if column is None:
+        return None
+    return row.paper[column.name] if column.scale == 1e-3 else row.paper[column.name] / column.scale / 1e3
 
 
 def _over(value: float | None, by: float | None) -> float | None:
@@ -125,8 +136,13 @@ def _contradiction(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) ->
         times, named = row["seconds"] / least["seconds"], family and gpu_family(least["gpu"])
         kind, unknown = AR_SECONDS if times > APART else None, UNEXPLAINED if named else NO_GPU
     else:
-        times, unknown = None, UNEXPLAINED
-        kind = MORE_LATENCY if row["step_ratio"] and row["latency_ratio"] > row["step_ratio"] else None
+        times, unknown, steps = None, UNEXPLAINED, row["step_ratio"]
+        place = [row[key] for key in ("decoder", "model", "prompts")]
+        alike = [one for one in rows if [one[key] for key in ("decoder", "model", "prompts")] == place]
+        others = [one["step_ratio"] for one in alike if one["step_ratio"] and one["paper"] != row["paper"]]
+        kind = MORE_LATENCY if steps and row["latency_ratio"] > steps else None
+        if not kind and steps and None not in place and any(max(x / steps, steps / x) > STEPS_APART for x in others):
+            kind = STEPS
     return {"contradiction": kind, "reason": (row["reason"] or unknown) if kind else None, "times_lowest": times}
 
 

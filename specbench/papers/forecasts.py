@@ -93,9 +93,9 @@ def _check_ranges(batch: int, dtype: str | None, bandwidth: Range, flops: Range,
         raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(DTYPES)}")
     for name, (low, high) in (("bandwidth-share", bandwidth), ("flops-share", flops)):
         if not 0 < low <= high <= 1:
-            raise SpecbenchError(f"--{name} {low:g},{high:g}: invalid shares", "LOW,HIGH with 0 < LOW <= HIGH <= 1")
+            raise SpecbenchError(f"--{name} {low:g},{high:g}: invalid shares", "use 0 < LOW <= HIGH <= 1")
     if overhead_ms and not 0 <= overhead_ms[0] <= overhead_ms[1] <= MOST_MS:
-        raise SpecbenchError("--overhead-ms: invalid range", f"LOW,HIGH with 0 <= LOW <= HIGH <= {MOST_MS:,}, or run")
+        raise SpecbenchError("--overhead-ms: invalid range", f"write run, or LOW,HIGH in 0 to {MOST_MS:,}")
 
 
 def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
@@ -109,23 +109,31 @@ def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
         source = f"{table.name}: {f'{row.group}, ' if row.group else ''}{row.label}"
         lengths.append(Accepted(source, settings.model, decoder, label(decoder), tokens))
     if all(not length.decoder.drafts for length in lengths):
-        raise SpecbenchError(f"{table.name} prints no steps", "tables with steps: gsd-1, sjd-1, sjdpp-1, cool-sd-1")
+        raise SpecbenchError(f"{table.name} prints no steps", "tables with steps: gsd-1, sjd-1, sjdpp-1 and more")
     return [length for length in lengths if length.model == model] or lengths
 
 
 def printed_elsewhere(accepted: Accepted) -> tuple[Printed, ...]:
-    """Return the tokens per step that papers print for this decoder on models other than the measured model. For exact
-    decoders with a draft head, values of all decoders with this kind of head are included."""
+    """Return the tokens per step that papers print for this decoder with the same options on models other than the
+    measured model. For exact decoders with a draft head, values of all decoders with this kind of head are included."""
     elsewhere = [
         Printed(tokens, settings.model, f"{table.name}, {row.label}")
         for table in load_tables()
         for row in table.rows
         if row.decoder == accepted.decoder.name and (settings := row_settings(table, row)) is not None
+        if _same_options(decoder_of(settings), accepted.decoder)
         if (tokens := printed_tokens_per_step(table, row, find_model(settings.model))) is not None
     ]
     if accepted.decoder.head_kind and accepted.decoder.lossless:
         elsewhere += [Printed(*entry) for entry in printed_acceptances(accepted.decoder.head_kind)]
     return tuple(entry for entry in elsewhere if entry.model != accepted.model and accepted.decoder.drafts)
+
+
+def _same_options(decoder: DecoderSpec, other: DecoderSpec) -> bool:
+    """Compare window, G and so on, but not the choice of q for fresh drafts or of the head's weights."""
+    ignored = {"fresh-q", "head"}
+    differing = {key for key, _ in decoder.options.items() ^ other.options.items()}
+    return differing <= ignored
 
 
 def row_settings(table: Table, row: Row) -> RunSettings | None:
@@ -149,8 +157,10 @@ def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float 
 
 
 def printed_values(table: Table, row: Row) -> dict[str, float]:
-    """Return {key: printed value}, in the unit of the measured values."""
-    return {column.key: row.paper[column.name] / column.scale for column in table.columns if column.name in row.paper}
+    """Return {key: printed value}, in the unit of the measured values; a value in this unit keeps its decimals."""
+    columns = [column for column in table.columns if column.name in row.paper]
+    values = {column.key: (row.paper[column.name], column.scale) for column in columns}
+    return {key: value if scale == 1 else value / scale for key, (value, scale) in values.items()}
 
 
 def read_range(name: str, text: str) -> Range:
@@ -158,9 +168,9 @@ def read_range(name: str, text: str) -> Range:
     try:
         low, high = [float(part) for part in (text if "," in text else f"{text},{text}").split(",")]
     except ValueError:
-        raise SpecbenchError(f"--{name} {text}: not a range", "LOW,HIGH, for example 0.6,0.9") from None
+        raise SpecbenchError(f"--{name} {text}: not a range", "write LOW,HIGH, for example 0.6,0.9") from None
     if not (abs(low) < float("inf") and abs(high) < float("inf")):  # also false for NaN
-        raise SpecbenchError(f"--{name} {text}: not finite", "LOW,HIGH, for example 0.6,0.9")
+        raise SpecbenchError(f"--{name} {text}: not finite", "write LOW,HIGH, for example 0.6,0.9")
     return low, high
 
 

@@ -28,15 +28,15 @@ LEGEND = "A difference marked * is real: the paper's value lies outside the meas
 CELL_NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")
 
 
-def text_table(joined: PaperTable, footnoted: bool = True, intervals_apart: bool = False) -> TextTable:
-    """Convert the joined table to texts (see `row_texts`), with footnotes, definitions and notes below."""
+def text_table(joined: PaperTable, defined: bool = True, intervals_apart: bool = False) -> TextTable:
+    """Convert the joined table to texts (see `row_texts`), with footnotes and, if `defined`, definitions and notes."""
     headings = ["", "", *map(heading, joined.table.columns)]
     groups = [
-        (group, [line for row in members for line in row_texts(joined, row, intervals_apart, footnoted)])
+        (group, [line for row in members for line in row_texts(joined, row, intervals_apart)])
         for group, members in by_group(joined.lines)
     ]
     table = TextTable(headings, groups, labels=2, title=joined.heading)
-    return replace(table, notes=_below(joined, table.marked))
+    return replace(table, notes=_below(joined, table.marked, defined))
 
 
 def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
@@ -103,12 +103,10 @@ def by_group(lines: Sequence[Line]) -> Iterator[tuple[str | None, list[Line]]]:
     return ((group, list(members)) for group, members in groupby(lines, key=attrgetter("group")))
 
 
-def row_texts(
-    joined: PaperTable, line: Line, intervals_apart: bool = False, footnoted: bool = True
-) -> list[list[TextCell]]:
+def row_texts(joined: PaperTable, line: Line, intervals_apart: bool = False) -> list[list[TextCell]]:
     """Return the text lines of a row: label (only in the first line), kind of value, a text for each column. Lines
     without values are omitted, except the printed line of a row without any values."""
-    notes, columns = joined.footnotes if footnoted else (), joined.table.columns
+    notes, columns = joined.footnotes, joined.table.columns
     cells = [(column, line.cells[column.name]) for column in columns]
     some = any(cell.low is not None for other in joined.lines for cell in other.cells.values())
     if not some and not joined.table.whole:  # a note below the table states this
@@ -155,14 +153,14 @@ def _best_measured(joined: PaperTable, group: str | None, column: Column) -> lis
     return [line for line, cell in pairs if cell.value == top and cell.real]
 
 
-def _below(joined: PaperTable, bold: bool) -> list[str]:
-    """Return footnotes, definitions and notes below the table, one line each. `bold`: whether any cell is bold."""
+def _below(joined: PaperTable, bold: bool, defined: bool) -> list[str]:
+    """Return footnotes and, if `defined`, definitions and notes, one line each. `bold`: whether any cell is bold."""
     notes = [f"{_superscript(place)} {text}" for place, text in enumerate(joined.footnotes, 1)]
     marked = any(cell.outside for line in joined.lines for cell in line.cells.values())
     few = any(cell.too_few for line in joined.lines for cell in line.cells.values())
     added = any(line.own for line in joined.lines) and joined.table.paper
     legend = [text for text, used in ((OWN_ROWS, added), (LEGEND, marked), (BOLD, bold), (FEW_PROMPTS, few)) if used]
-    return [*notes, *legend, *joined.definitions, *joined.remarks]
+    return [*notes, *legend, *((*joined.definitions, *joined.remarks) if defined else ())]
 
 
 def heading(column: Column) -> str:

@@ -240,7 +240,7 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
         remarks.append(f"Images per row measured here: {fewest_most}.")
     unlike = dict.fromkeys(text for measured in used for text in measured.unlike)
     if unlike and any(cell.paper is not None for line in lines for cell in line.cells.values()):
-        remarks.append(f"Some rows were run with {', '.join(unlike)}; they show no difference from the paper.")
+        remarks.append(f"Some rows were run with {', '.join(unlike)}; their difference from the paper is not printed.")
     if any(cell.why == NOT_SCORED for line in lines for cell in line.cells.values()):
         remarks.append("To add missing scores, if the metric is installed: specbench score --metric NAME.")
     remarks += [SEEDS] if any(len(seeds_of(measured.run)) > 1 for measured in used) else []

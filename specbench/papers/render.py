@@ -43,14 +43,14 @@ def tables_markdown(tables: Sequence[PaperTable], notes: bool = True) -> str:
 
 
 def tables_latex(tables: Sequence[PaperTable], notes: bool = False) -> str:
-    """Format each table as a booktabs `tabular` in a `table*`, with `notes` followed by footnotes and notes."""
+    """Format each table as a booktabs `tabular` in a `table*`, then its footnotes, with `notes` also definitions."""
     blocks = []
     for joined in tables:
         table = text_table(joined, notes)
         with_model = "" if joined.table.whole else latex_label(None, *joined.table.notes).removeprefix("tab:specbench")
         blocks.append(LATEX_NEEDS + latex_table(table, f"tab:{joined.table.name}{with_model}", wide=True))
         foot = "\n\n".join(map(tex, table.notes))
-        blocks[-1] += f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else ""
+        blocks[-1] += f"\n{{\\footnotesize\n{foot}\n\n}}\n" if foot else ""
     return "\n".join(blocks)
 
 

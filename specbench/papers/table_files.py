@@ -6,6 +6,7 @@ An unknown, missing, mistyped or meaningless field, or a mistyped table name, ra
 from __future__ import annotations
 
 import functools
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -107,12 +108,16 @@ def load_table(name: str) -> Table:
         return read_table(Path(name))
     name = table_name(name)
     if name not in table_names():
-        paper = re.sub(r"[ _-]+(tab|fig)?[a-z.]*[ _-]*\d+$", "", name, flags=re.IGNORECASE)
-        tables = table_names()
-        if of_paper := fitting(paper, [], also={table: _paper_names(table) for table in tables}):
+        if of_paper := _tables_of_paper(name):
             raise SpecbenchError(f"unknown table '{name}'", f"tables of this paper: {', '.join(of_paper)}")
-        raise unknown_name("table", name, tables)
+        raise unknown_name("table", name, table_names())
     return read_table(data_folder("benchmarks") / f"{name}.toml")
+
+
+def _tables_of_paper(typed: str) -> list[str]:
+    """Return the tables of the paper that a text such as "gsd" or "gsd-99" names."""
+    paper = re.sub(r"[ _-]+(tab|fig)?[a-z.]*[ _-]*\d+$", "", typed, flags=re.IGNORECASE)
+    return fitting(paper, [], also={table: _paper_names(table) for table in table_names()})
 
 
 def load_tables() -> list[Table]:
@@ -121,18 +126,24 @@ def load_tables() -> list[Table]:
 
 
 def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
-    """Reject a name of no run in `out` that is similar to a table's name, or a paper's name with an unknown number."""
+    """Reject a name of no run in `out` that is similar to a table's name or a paper's name; without runs, any name."""
     runs, tables = [folder.name for folder in runs_in(Path(out))], table_names()
-    papers = {table.rpartition("-")[0] for table in tables}
     for name in names:
-        if name in tables or any(run.startswith(name) for run in runs):
+        if name in tables or os.path.exists(name) or any(run.startswith(name) or f"-{name}-" in run for run in runs):
             continue
-        paper, _, number = name.rpartition("-")
-        if paper in papers and number.isdigit() and table_name(name) not in tables:
-            others = ", ".join(table for table in tables if table.rpartition("-")[0] == paper)
-            raise SpecbenchError(f"unknown table '{name}'", f"tables of {paper}: {others}")
+        if table_name(name) not in tables and (of_paper := _tables_of_paper(name)):
+            hint = f"no run has this name; tables of this paper: {', '.join(of_paper)}"
+            raise SpecbenchError(f"unknown table '{name}'", hint)
         if guess(name, tables):
             raise unknown_name("table", name, tables)
+        if not runs and os.sep not in name and not name.endswith(".zip"):
+            raise SpecbenchError(f"unknown run or table '{name}'", f"no runs in {out}; tables: specbench list tables")
+
+
+def refuse_tables(command: str, names: Sequence[str]) -> None:
+    """Reject papers' tables for a command that takes only runs."""
+    if table := next(filter(is_table, names), None):
+        raise SpecbenchError(f"{command} takes runs, and {table} is a paper's table", f"specbench report {table}")
 
 
 @functools.cache

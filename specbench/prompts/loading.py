@@ -115,7 +115,7 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
         if parts := [name for name in public.public_names() if name.startswith(f"{path.parts[0]}/")]:
             raise unknown_name("prompt set", name, parts)
         if path.suffix or len(path.parts) > 1:
-            raise SpecbenchError(f"prompt file '{name}' does not exist", "or name a set: specbench list prompts")
+            raise SpecbenchError(f"prompt file '{name}' does not exist", "name a file or a set: specbench list prompts")
         raise unknown_name("prompt set", name, prompt_set_names())
     if of := next((entry for entry in public.public_sets().values() if path.name in entry.files), None):
         get = f"specbench fetch {of.name} --from {path if len(of.files) == 1 else path.parent}"

@@ -77,7 +77,7 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
             check_regular(path)  # not a pipe, which may block and cannot be read again on resume
             if is_lfs_pointer(path):
                 what = f"prompt file '{path}' is a Git LFS pointer, not the file itself"
-                raise SpecbenchError(what, "git lfs pull, or download the file from its page")
+                raise SpecbenchError(what, "run git lfs pull, or download the file from its page")
         prompts = list(islice(reader(source), MAX_PROMPTS + 1))
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", 0) or error
@@ -431,5 +431,5 @@ def _single(path: Path, where: str, row: dict[str, Any], keys: tuple[str, ...]) 
         filled = [key for key in keys if row[key] not in (None, "")]
         if any(row[key] != row[filled[0]] for key in filled):
             both = f"both '{filled[0].strip()}' and '{filled[1].strip()}', and they differ"
-            raise SpecbenchError(f"prompt file '{path}': {where} has {both}", "remove or rename one")
+            raise SpecbenchError(f"prompt file '{path}': {where} has {both}", "remove or rename a column")
     return row[keys[0]] if keys else None

@@ -9,7 +9,7 @@ from specbench.errors import enumerated
 from specbench.reporting.columns import FAILED_AUDIT, between, bracketed, failed_audit, number
 from specbench.reporting.compare import corrected, scores_beside, stall_note
 from specbench.reporting.marks import window_of
-from specbench.reporting.row import Quoted, ReportRow
+from specbench.reporting.row import SIGNS, Quoted, ReportRow
 from specbench.specs.components import columns_fed
 from specbench.stats.intervals import CHANGE, holm, is_real
 from specbench.store.run_info import read_info
@@ -237,7 +237,8 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
             unclear.setdefault(who, []).append(score.name + bracketed(gap, 3))
             open_scores.append(score)
     sentences = [
-        f"{who} scores {number(abs(gap.value), 3)} {'lower' if gap.value < 0 else 'higher'} in {score.name} than "
+        f"{who} scores {number(abs(gap.value), 3)} {'lower' if gap.value < 0 else 'higher'} "
+        f"({'better' if gap.value * SIGNS[score.better] > 0 else 'worse'}) in {score.name} than "
         f"AR{bracketed(gap, 3)} over {score.n} images."
         for who, score, gap in compared
         if score.real

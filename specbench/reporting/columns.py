@@ -1,5 +1,6 @@
 """Columns of the printed tables: heading, cell text, and definition printed below the table."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +11,10 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Kind
 from specbench.reporting.marks import window_of
-from specbench.reporting.row import ARROWS, SIGNS, ReportRow
+from specbench.reporting.row import ARROWS, SIGNS, ReportRow, ShownScore
 from specbench.stats import Better, Estimate, Number
 from specbench.stats.intervals import FEW_UNITS, is_real
 from specbench.store.run_store import AuditVerdict
-from specbench.system.foreign_code import edited_text
 
 MISSING = "-"
 MARK = "†"  # Marks a difference that is real by `specbench.stats.RULE`
@@ -394,7 +394,8 @@ def score_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
     scores = [score for row in rows for score in row.scores]
     whole = dict.fromkeys(score.metric for score in scores if score.whole)
     bounded = {score.metric: score.kind for score in scores if score.estimate.low is not None}
-    return [column for name in whole for column in _columns_of(name, name, rows, _summary(name, bounded.get(name)))]
+    summaries = {score.metric: _summary(score, bounded.get(score.metric)) for score in scores if score.whole}
+    return [column for name in whole for column in _columns_of(name, name, rows, summaries[name])]
 
 
 def part_columns(rows: Sequence[ReportRow]) -> dict[str, list[ReportColumn]]:
@@ -426,20 +427,21 @@ def _columns_of(name: str, heading: str, rows: Sequence[ReportRow], definition: 
 
 
 def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
-    """Map fingerprints of a metric to texts that distinguish its scores: edit time of plug-in code, or fingerprint."""
-    scores = [score for row in rows for score in row.scores if score.metric == name]
-    edits = {score.fingerprint: edited_text(score.edited) if score.edited else "" for score in scores}
-    alone = {digest for digest, text in edits.items() if text and list(edits.values()).count(text) == 1}
-    which = {digest: text if digest in alone else f"{text} {digest}".strip() for digest, text in edits.items()}
-    return {digest: f" ({text})" if len(which) > 1 else "" for digest, text in which.items()}
+    """Map fingerprints of a metric to texts that distinguish its scores: " (fingerprint)" if there are several."""
+    which = dict.fromkeys(score.fingerprint for row in rows for score in row.scores if score.metric == name)
+    return {digest: f" ({digest})" if len(which) > 1 else "" for digest in which}
 
 
-def _summary(metric: str, bounded: Kind | None) -> str | None:
-    """Return the definition of a metric. `bounded`: the kind of its scores, if the scores have intervals."""
+def _summary(score: ShownScore, bounded: Kind | None) -> str:
+    """Return the definition of a score's metric, or the stored facts if the plug-in with its summary is not installed.
+    `bounded`: the kind of its scores, if the scores have intervals."""
+    metric = score.metric
     interval = ", with 95 % confidence interval" if bounded else ""
     if bounded == "proportions":
         interval += " (Wilson of each part, its n from the variance over prompts with n - 1; combined by MOVER)"
     try:
         return f"{metric}: {metric_catalog.metric_summary(metric)}{interval}."
-    except SpecbenchError:  # the metric's plug-in is not installed
-        return None
+    except SpecbenchError:
+        source = json.loads(score.stored.get("identity") or "{}").get("class")
+        facts = (f"{score.better} values are better", score.stored.get("unit"), source and f"defined by {source}")
+        return f"{metric}: {', '.join(filter(None, facts))}{interval}."

@@ -24,7 +24,7 @@ from specbench.metrics.score_store import difference, of_same_captions, read_sco
 from specbench.reporting.columns import MARK, MISSING, TOO_FEW, bounds, bracketed, number
 from specbench.reporting.comparability import Run, decoded_apart, is_ar, mismatched_fields
 from specbench.reporting.report_rows import eager_ar, stalled_images
-from specbench.reporting.row import ARROWS, Against, Compared, OverAR, ReportRow, Stalled, unique_names
+from specbench.reporting.row import ARROWS, SIGNS, Against, Compared, OverAR, ReportRow, Stalled, unique_names
 from specbench.stats.intervals import CHANGE, FEW_UNITS
 from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
@@ -35,7 +35,7 @@ from specbench.system.plugins import is_reference
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
 """Note on a number whose interval is omitted."""
 OTHER_CAPTIONS = "no images of the same captions: the runs share only the ids of their prompts"
-_UNPAIRED = "no images in common, or no paired difference is defined for this metric"
+_UNPAIRED = "no paired difference is defined for this metric"
 HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
 _NAMES = {
     "speedup": "speed-up ↑",
@@ -59,7 +59,8 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None, may_be_one:
     """Compare the speed and all scores of two runs.
 
     `speedup` is B over A, `speedup_reverse` A over B, followed by the factors of `speedup` and the latencies per image,
-    `latency_a_ms, median_a_ms, latency_b_ms, median_b_ms`, if runs have latencies; other names are metrics.
+    `latency_a_ms, median_a_ms, latency_b_ms, median_b_ms`, if runs have latencies; other names are metrics,
+    with the fingerprint if a metric has several.
     `p` is the two-sided p-value of no difference, `p_holm` its correction (`specbench.stats.holm`),
     `prompts_needed` the number of prompts that detects a change of 2 % (of the speed-up, or of A's score). If values
     cannot be compared, the number is None and `note` gives the reason.
@@ -68,7 +69,9 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None, may_be_one:
         raise SpecbenchError(f"both names refer to the run '{a.name}'", "name two runs: specbench list runs")
     runs = Run(a), Run(b)
     latencies = (row for name, run in zip("ab", runs, strict=True) for row in _latency_rows(name, run))
-    return corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
+    rows = corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
+    count = Counter(row.name for row in rows)
+    return [replace(row, name=f"{row.name} ({row.fingerprint})") if count[row.name] > 1 else row for row in rows]
 
 
 def against(baseline: Path, run: Path) -> dict[str, Compared]:
@@ -215,9 +218,8 @@ def quality_rows(a: Path, b: Path, settings: Settings | None = None, distances: 
     for key, mine in shared.items():
         row = (_plain_difference(mine, other[key]) if common is None else None) or _quality_row(a, b, mine, settings)
         if sum(name == key[0] for name, _ in shared) > 1:
-            version = [edited_text(mine["edited"])] if mine["edited"] else []
-            row = replace(row, note="; ".join(filter(None, (*version, f"fingerprint {key[1]}", row.note))))
-        rows.append(replace(row, better=mine["better"], kind=mine["kind"]))
+            row = replace(row, note="; ".join(filter(None, (mine["edited"] and edited_text(mine["edited"]), row.note))))
+        rows.append(replace(row, better=mine["better"], kind=mine["kind"], fingerprint=key[1]))
     compared = {row.name for row in rows}
     for name in (name for name in named if name not in compared):
         first, second = (
@@ -241,10 +243,16 @@ def _nothing_common(a: Path, b: Path) -> str:
     if shared.empty:
         return "no captions in common"
     if (shared["prompt_id_x"] == shared["prompt_id_y"]).any():
-        return "no images in common: their sample numbers (--samples) differ"
+        return "no images in common: the runs have different sample numbers, see --samples"
     named = [info.spec.prompts for info in map(read_info, (a, b)) if not info.spec.tokens_sha256]
     advice = f": import tokens --prompts {named[0]} gives the ids of the other run" if len(named) == 1 else ""
     return f"the captions in common have different ids{advice}"
+
+
+def _unpaired(a: Path, b: Path) -> str:
+    """Explain why a score has no paired difference between two runs."""
+    reason = _nothing_common(a, b)
+    return _UNPAIRED if reason == OTHER_CAPTIONS else reason
 
 
 def _plain_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Compared | None:
@@ -253,7 +261,9 @@ def _plain_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Com
     if not whole or any(score["low"] is not None or score["value"] is None for score in (mine, theirs)):
         return None
     gap = stats.Estimate(theirs["value"] - mine["value"])
-    return Compared(str(mine["metric"]), gap, n=mine["n"], note="too few images for an interval")
+    ours = mine["metric"] in metric_catalog.METRICS
+    why = "too few images for an interval" if ours else "its metric defines no interval"
+    return Compared(str(mine["metric"]), gap, n=mine["n"], note=why)
 
 
 def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings | None) -> Compared:
@@ -262,7 +272,7 @@ def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings 
         return _difference(name, stats.difference_to_show(stored[0]), stored[1], score)
     reference = name if name in metric_catalog.metric_names() else identity.get("class")
     if reference is None:  # imported score
-        return Compared(name, note=_UNPAIRED)
+        return Compared(name, note=_unpaired(a, b))
     code = code_of([reference]) if reference != name and is_reference(reference) else None
     if reference != name and (code is None or code.digest[:16] != identity.get("code")):
         return Compared(name, note=f"its class {reference} is missing, or changed since the runs were scored")
@@ -277,7 +287,7 @@ def _quality_row(a: Path, b: Path, score: Mapping[str, Any], settings: Settings 
     except SpecbenchError as error:
         return Compared(name, note=error.what)
     if paired is None:
-        return Compared(name, note=_UNPAIRED)
+        return Compared(name, note=_unpaired(a, b))
     shown = stats.Difference(paired["difference"], paired["low"], paired["high"], paired["p"], paired["spread"])
     return _difference(name, shown, paired["n"], score)
 
@@ -317,14 +327,12 @@ class Gate:
         except ValueError:
             bound = math.nan
         if not match or math.isnan(bound):  # a gate with NaN would never fail, because comparisons with NaN are false
-            raise SpecbenchError(
-                f"'{text}' is not a condition", "write a name, one of < <= > >=, and a number: speedup<0.98"
-            )
+            raise SpecbenchError(f"'{text}' is not a condition", "write name, < <= > or >=, and number: speedup<0.98")
         return cls(text, match[1], _BOUNDS[match[2] or ""], match[3], bound)
 
     def check(self, rows: Sequence[Compared]) -> None:
         """Raise a SpecbenchError if the condition holds (exit code `GATE`), or if the value is missing."""
-        named = [row for row in rows if row.name == self.name]
+        named = [row for row in rows if self.name in (row.name, row.name.removesuffix(f" ({row.fingerprint})"))]
         if not named:
             raise unknown_name("number", self.name, {row.name for row in rows})
         for row in named:
@@ -337,18 +345,21 @@ class Gate:
 
 def verdict(rows: Sequence[Compared]) -> str:
     """Summarise the real differences among the rows of `compare_runs` in one sentence."""
-    real, unclear = [], []
+    real, unclear, untested = [], [], []
     tests = Counter(_question(row) for row in rows if row.p_holm is not None)
     for row in rows:
         if row.estimate is None or (row.name in _NAMES and row.name != "speedup"):
             continue
-        if row.real:
+        if row.p_holm is None:
+            untested.append(_open(row, row.estimate, 0))
+        elif row.real:
             real.append(_told(row, row.estimate))
         else:
             unclear.append(_open(row, row.estimate, tests[_question(row)]))
-    if real or unclear:
-        shown = [f"{'; '.join(real)}."] if real else []
-        return " ".join([*shown, *([f"No difference is shown in {', '.join(unclear)}."] if unclear else [])])
+    if real or unclear or untested:
+        found = (f"No difference is shown in {', '.join(unclear)}", f"Not tested: {', '.join(untested)}")
+        shown = [text for text, part in zip(("; ".join(real), *found), (real, unclear, untested), strict=True) if part]
+        return " ".join(f"{text}." for text in shown)
     steps = next((row.value for row in rows if row.name == "step_ratio"), None)
     if steps is None:
         return "Nothing could be compared."
@@ -359,7 +370,8 @@ def _told(row: Compared, estimate: stats.Estimate) -> str:
     value, interval = _value(row.name, estimate.value), bracketed(estimate, _digits(row.name))
     if row.name == "speedup":
         return f"B is {'faster' if estimate.value > 1 else 'slower'} than A: {value} times as fast{interval}"
-    return f"B scores {'higher' if estimate.value > 0 else 'lower'} in {row.name}, by {value}{interval}"
+    favours = "better" if estimate.value * SIGNS[row.better] > 0 else "worse"
+    return f"B scores {'higher' if estimate.value > 0 else 'lower'} ({favours}) in {row.name}, by {value}{interval}"
 
 
 def _open(row: Compared, estimate: stats.Estimate, tests: int) -> str:

@@ -20,7 +20,7 @@ from specbench.models.forward_time import Forward, Reached, forward_ms
 from specbench.models.network_sizes import HEAD_SIZES, NetworkSize, Size, draft_weights, first_layer_weights
 from specbench.reporting.comparability import Run
 from specbench.reporting.marks import label
-from specbench.runs.memory_estimate import most_columns
+from specbench.runs.memory_estimate import usual_columns
 from specbench.specs.components import node_paths
 from specbench.specs.presets import DecoderSpec
 from specbench.stats.speed import with_times
@@ -137,7 +137,7 @@ def _overheads(length: Accepted, setting: ForecastSetting, ar: float | None) -> 
         return [(low, low), (high, high)] + [(high, low)] * length.decoder.drafts
     if ar is None or length.overhead_ms is None:
         what = "--overhead-ms run needs runs that were timed one image at a time, including a run of ar"
-        raise SpecbenchError(what, "--overhead-ms LOW,HIGH")
+        raise SpecbenchError(what, "give --overhead-ms LOW,HIGH")
     return [(length.overhead_ms, ar)]
 
 
@@ -150,7 +150,7 @@ def _row(length: Accepted, setting: ForecastSetting, overheads: Sequence[Range])
     shares = Reached(sum(setting.bandwidth) / 2, sum(setting.flops) / 2)
     mean, ar_mean = (sum(values) / len(values) for values in zip(*overheads[:2], strict=True))
     middle = _numbers(length, setting, shares, (mean, ar_mean), length.tokens_per_step)
-    columns = most_columns(length.decoder, model)
+    columns = usual_columns(length.decoder, model)
     row: dict[str, object] = {
         "kind": FORECAST,
         "source": length.source,
@@ -178,7 +178,7 @@ def _numbers(
 ) -> dict[str, float]:
     """Compute the forecast under one set of assumptions: reached fractions of the peaks, overheads of the decoder and
     of AR, and tokens per step."""
-    model, columns = setting.model, most_columns(length.decoder, setting.model)
+    model, columns = setting.model, usual_columns(length.decoder, setting.model)
 
     def ms(forward: Forward) -> float:
         return sum(forward_ms(forward, setting.peak, reached).values())
@@ -269,6 +269,8 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
             "A vertical head is three small layers and the output matrix; it runs once for each draft, but most of "
             "the first layer runs once per step (a few times if the window is wider than an image row)."
         )
+    if any("rows-window" in length.decoder.options for length in accepted):
+        lines.append("Decoders of several image rows feed the rows that are active if all rows advance at equal rates.")
     if others:
         lines.append(f"Tokens per step were measured on {', '.join(others)}, not on {model.name}.")
         elsewhere = [length for length in accepted if length.decoder.drafts and length.model != model.name]
@@ -285,7 +287,8 @@ def _printed_sentences(accepted: Sequence[Accepted]) -> list[str]:
         texts = dict.fromkeys(f"{entry.tokens_per_step:.3g} on {entry.model} ({entry.source})" for entry in (low, high))
         lines.append(f"{name}: papers print {' to '.join(texts)}; the ranges include these values.")
     if unknown := dict.fromkeys(length.decoder.name for length in accepted if not length.printed):
-        lines.append(f"Without a range: {', '.join(unknown)}; no known paper prints tokens per step on another model.")
+        why = "no known paper prints tokens per step with these options on another model"
+        lines.append(f"Without a range: {', '.join(unknown)}; {why}.")
     return lines
 
 

@@ -251,15 +251,20 @@ def _speed(names: Mapping[str, ReportRow]) -> _Measure:
 
 
 def _two_scores(names: Mapping[str, ReportRow]) -> list[_Measure]:
-    """Return the two scores that most runs have."""
+    """Return the two scores that most runs have; first scores with intervals that are no distances, as tests need."""
     by_version: dict[tuple[str, str], dict[str, ShownScore]] = {}
     for name, row in names.items():
         for score in row.scores:
             if score.whole:
                 by_version.setdefault((score.metric, score.fingerprint), {})[name] = score
+
+    def order(version: tuple[Any, dict[str, ShownScore]]) -> tuple[int, bool]:
+        scores = version[1].values()
+        return -len(scores), any(score.kind == "distance" or score.estimate.low is None for score in scores)
+
     ar = next((name for name, row in names.items() if row.is_ar), None)
     measures = []
-    for (metric, digest), scores in sorted(by_version.items(), key=lambda pair: -len(pair[1]))[:2]:
+    for (metric, digest), scores in sorted(by_version.items(), key=order)[:2]:
         version = score_versions(metric, [*names.values()])[digest]
         heading = f"{metric}{version} {ARROWS[next(iter(scores.values())).better]}"
         values = {name: score.estimate for name, score in scores.items()}

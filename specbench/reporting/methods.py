@@ -46,7 +46,7 @@ def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
         *_each("Sampling used {}.", _samplings(infos)),
         *_each("The prompts were from {}.", map(_prompts, infos)),
         f"The decoders were {enumerated(_decoders(infos, papers))}.",
-        *([f"These programs drew the tokens of {enumerated(theirs)} on other machines."] if theirs else []),
+        *([f"The tokens of {enumerated(theirs)} were drawn by these programs on other machines."] if theirs else []),
         *_metrics(folders),
         *_each("We measured on {}.", (_machine(info) for info in infos)),
         _statistics(infos),

@@ -38,7 +38,7 @@ _MOST_READINGS = 20_000  # For more images, the readings of the machine are skip
 
 ROOFLINE_WRONG = (
     "the roofline is invalid: decoding was faster than it allows. The device was measured on a busy machine, or "
-    "its cache holds the weights; measure it again on an idle machine (specbench doctor --measure), then run again"
+    "its cache holds the weights. On an idle machine, measure it again (specbench doctor --measure), then run again"
 )
 """Note instead of a roofline ratio below 1, which is impossible."""
 

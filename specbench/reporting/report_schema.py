@@ -1,4 +1,4 @@
-"""Columns of reports: those of `report_schema.toml`, with the facts of `specbench.stats.NUMBERS`."""
+"""Columns of reports, from `report_schema.toml`; its numbers are described by `specbench.stats.NUMBERS`."""
 
 import tomllib
 from pathlib import Path
@@ -13,7 +13,7 @@ KEYS = tuple(_TABLES["report"].pop("keys").split())
 
 
 def _with_numbers(columns: str) -> str:
-    """Replace the names of numbers by their columns; numbers that are not named are the last columns."""
+    """Expand the names of numbers in the text `columns` to lines with their columns; append numbers not named in it."""
     lines = [part for line in columns.splitlines() for part in ([line] if "|" in line else line.split(", "))]
     lines += [name for name in NUMBERS if name not in lines]
     return "".join(_columns_of(NUMBERS[line]) if line in NUMBERS else f"{line}\n" for line in lines)
@@ -27,5 +27,5 @@ def _columns_of(number: Number[..., Any]) -> str:
 
 REPORT = schema.declared("report", _with_numbers(_TABLES["report"]["columns"]))
 LONG_REPORT = schema.declared("numbers", _TABLES["numbers"]["columns"])
-TABLES = schema.TABLES | {"report": REPORT, "numbers": LONG_REPORT, "samples": schema.IMAGE_TABLE}
+REPORT_TABLES = schema.TABLES | {"report": REPORT, "numbers": LONG_REPORT, "samples": schema.IMAGE_TABLE}
 """{name: schema} of all declared tables, including tables that are not files."""

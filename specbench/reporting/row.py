@@ -67,6 +67,7 @@ class Compared:
     note: str | None = None
     better: Better = "higher"
     kind: Kind = "plain"
+    fingerprint: str | None = None  # of a score that both runs have
 
     @property
     def value(self) -> float | None:
@@ -230,7 +231,8 @@ class ReportRow:
         for field in fields(self):
             value = getattr(self, field.name)
             keys |= vars(value) if isinstance(value, Part) else {field.name: value}
-        return keys | keys.pop("numbers")
+        numbers = keys.pop("numbers")
+        return keys | numbers
 
     def number(self, name: str) -> Estimate | None:
         """Return a number of the run by its name, with or without an interval."""

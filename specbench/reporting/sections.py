@@ -14,6 +14,7 @@ from specbench.reporting.row import Compared, ReportRow
 from specbench.specs.run_spec import OFF_IF_NONE, SAMPLING
 from specbench.stats import RULE, Number
 from specbench.store.run_folders import same_but_for_threads
+from specbench.system.foreign_code import edited_text
 from specbench.system.text_tables import TextCell, TextTable, plain_table
 
 READING = (
@@ -95,7 +96,7 @@ def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
     few = [col.FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
     unbounded = any(row.roofline.roofline_note for row in runs)
     wrong = ["A roofline is invalid; see specbench report --all"] if unbounded else []
-    lines = [*common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
+    lines = [*legend(runs), *common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
     left = len(lines) - _MOST_NOTES
     return lines if left <= 0 else [*lines[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]
 
@@ -167,7 +168,8 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
     few = [col.FEW_PROMPTS] if lacks_interval(rows) else []
     light = any(f"+{EIGHT_BITS}" in row.model for row in rows)
     return (
-        few
+        legend(rows)
+        + few
         + captions_cut(rows)
         + [f"Measured on {line}." for line in machines]
         + list(dict.fromkeys(f"Steps: {row.steps}." for row in rows if tells_steps(row)))
@@ -176,6 +178,11 @@ def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
         + ([f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}; its roofline counts one byte per weight."] if light else [])
         + [*(f"{text}." for text in parts_of_one), *(_load(rows) if load else ())]
     )
+
+
+def legend(rows: Sequence[ReportRow]) -> list[str]:
+    """Explain the marks of differences from a baseline that the reader chose; empty without a baseline."""
+    return [MARKED] if any(row.against for row in rows) else []
 
 
 def captions_cut(rows: Sequence[ReportRow]) -> list[str]:
@@ -224,13 +231,16 @@ def _section(runs: list[ReportRow]) -> Section:
 
 def _remarks(runs: Sequence[ReportRow], metrics: Set[str] | None = None) -> str:
     """Join the notes on scores as sentences: on all scores, or only on the given metrics and parts."""
-    scores = [score for row in runs for score in row.scores if score.note]
-    noted = dict.fromkeys((score.note, score.metric, score.fingerprint) for score in scores)
-    shown = [
-        (note, name + col.score_versions(name, runs)[made])
-        for note, name, made in noted
-        if metrics is None or name in metrics
-    ]
+    scores = [score for row in runs for score in row.scores if metrics is None or score.metric in metrics]
+    versions = {name: col.score_versions(name, runs) for name in dict.fromkeys(score.metric for score in scores)}
+    edits = [score.edited if versions[score.metric][score.fingerprint] else None for score in scores]
+    noted = dict.fromkeys(
+        (note, score.metric, score.fingerprint)
+        for score, edited in zip(scores, edits, strict=True)
+        for note in (edited and edited_text(edited), score.note)
+        if note
+    )
+    shown = [(note, name + versions[name][made]) for note, name, made in noted]
     named = {note: ", ".join(name for other, name in shown if other == note) for note, _ in shown}
     return " ".join(f"{names}: {note}." for note, names in named.items())
 
@@ -243,7 +253,11 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
         return row.against.numbers if row.against else {}
 
     def marked(column: ReportColumn) -> ReportColumn:
-        return replace(column, cell=lambda row: column.cell(row) + marks(numbers(row)).get(column.tested, ""))
+        def cell(row: ReportRow) -> str:
+            found = marks(numbers(row))
+            return column.cell(row) + found.get(column.heading, found.get(column.tested, ""))
+
+        return replace(column, cell=cell)
 
     def over(row: ReportRow) -> str:
         speed = numbers(row).get("speedup")
@@ -255,7 +269,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
     for column in columns:
         with_marks.append(column if column.tested in ("", "speedup") else marked(column))
         if column.tested == "speedup":
-            meaning = f"Over: speed-up over {base}, its latency divided by the latency of the run. {MARKED}"
+            meaning = f"Over: speed-up over {base}, its latency divided by the latency of the run."
             with_marks.append(ReportColumn(f"over {base} [95 %]", over, meaning, "higher", against=True))
     return with_marks
 

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError, enumerated
+from specbench.reporting.columns import MARK
 from specbench.reporting.compare import HEADINGS, comparison_lines, directions, real_differences, reasons, verdict
 from specbench.reporting.report_schema import LONG_REPORT, REPORT
 from specbench.reporting.row import Compared, ReportRow, record, with_bounds
@@ -19,6 +20,7 @@ from specbench.reporting.sections import (
     Section,
     circumstances,
     definitions,
+    legend,
     sections,
     with_columns,
 )
@@ -127,14 +129,15 @@ def report_latex(rows: Sequence[ReportRow], options: ReportOptions) -> str:
     floats, marked = [], False
     label = latex_label(options.label, *(row.run_id for row in rows))
     for place, (section, table) in enumerate(tables, 1):
-        heading = options.caption or section.heading
+        base = next((f"; {MARK}: differs from {row.against.baseline}" for row in section.runs if row.against), "")
+        heading = options.caption or section.heading + base
         texts = _texts(section, table, best=True)
         marked = marked or texts.marked
         captioned = replace(texts, title=f"{texts.title}; {heading}" if texts.title else heading)
         floats.append(text_tables.latex_table(captioned, label if place == 1 else f"{label}-{place}"))
     answers = "".join(f"{tex(sentence)}\n\n" for section in grouped for sentence in section.answer)
     below = answers + "\n\n".join(map(tex, (*definitions(grouped), *circumstances(rows, load=False)))) + "\n"
-    comment = f"% {BOLD_RULE}\n" if marked else ""
+    comment = "".join(f"% {text}\n" for text in (*[BOLD_RULE] * marked, *legend(rows)))
     notes = f"\n{{\\footnotesize\n{below}\n}}\n" if options.notes else ""
     return LATEX_NEEDS + comment + "\n".join(floats) + notes
 

@@ -59,7 +59,7 @@ def worth_compiling(stored: Sequence[bool], layers: int, steps: int, keys: Seque
     if stored or saved <= cost or missing("cpu"):
         return False, None
     gain = f"saves about {duration(saved)} and costs about {duration(cost)}"
-    return True, f"compiling the steps {gain} (--compile off omits it)"
+    return True, f"compiling the steps {gain} (to omit it: --compile off)"
 
 
 def code_key(model: str, dtype: str, threads: int, batch: int, guidance: float, decoder: DecoderSpec) -> str:

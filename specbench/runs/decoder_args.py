@@ -97,18 +97,17 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
         head, equals, value = piece.partition("=")
         name, colon, option = head.rpartition(":")
         if not equals and name in PRESETS and option in options_of(PRESETS[name]):
-            raise SpecbenchError(f"--decoder {piece}: an option without a value", "for example gsd:G=50,window=16")
+            raise SpecbenchError(f"--decoder {piece}: an option without a value", "write it as in gsd:G=50,window=16")
         if not equals or colon:
             requests.append((decoder_name(name) if equals else piece, {}))
         elif not requests:
-            raise SpecbenchError(f"--decoder {piece}: an option without a decoder", "for example gsd:G=50,window=16")
+            raise SpecbenchError(f"--decoder {piece}: an option without a decoder", "write it as in gsd:G=50,window=16")
         if equals:
             decoder, options = requests[-1]
             run_on = re.search(r":([\w-]+)=", value)
             if run_on and run_on[1] in (setting.name for setting in decoder_settings()):
-                raise SpecbenchError(
-                    f"--decoder {piece}: use commas between options", f"{run_on[0].replace(':', ',')}..."
-                )
+                meant = run_on[0].replace(":", ",")
+                raise SpecbenchError(f"--decoder {piece}: a colon between options", f"use commas: {meant}...")
             if option in options:
                 raise SpecbenchError(f"--decoder {piece}: '{decoder}' has two values of {option}", "set it once")
             options[option] = value

@@ -112,8 +112,8 @@ class EngineModel:
         if max(self._ids) >= self._words:
             raise SpecbenchError(f"the image tokens of {model.name} are not in the served model's vocabulary")
         if sampling.guidance != 1:
-            what = f"{engine.program} does not offer guidance, here {sampling.guidance:g} for {model.name}"
-            raise SpecbenchError(what, "--cfg 1 uses only the conditional row")
+            what = f"{engine.program} does not offer guidance, but {model.name} would use {sampling.guidance:g}"
+            raise SpecbenchError(what, "decode without guidance: --cfg 1")
         if any(getattr(sampling, name) for name in UNSERVED):
             missing = " nor ".join(f"--{SAMPLING[name].name}" for name in UNSERVED)
             raise SpecbenchError(f"{engine.program} offers neither {missing}", "omit them")

@@ -132,8 +132,24 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
 
 def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
     """Return the columns of the widest forward: one window, or a window in every image row."""
-    (height, width), columns = model.resolution, columns_fed(decoder.options)
-    return columns * math.isqrt(model.tokens * height // width) if _needs(decoder)["image_rows"] else columns
+    columns = columns_fed(decoder.options)
+    return columns * _image_rows(model) if _needs(decoder)["image_rows"] else columns
+
+
+def usual_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
+    """Return the columns of a forward amid an image. Decoders of several image rows feed only active rows: at equal
+    rates, those that start before the first of them is complete."""
+    if not _needs(decoder)["image_rows"]:
+        return columns_fed(decoder.options)
+    rows = _image_rows(model)
+    width = model.tokens // rows
+    active = math.ceil(width / min(width, int(decoder.options["rows-window"])))
+    return min(rows, active) * min(width, columns_fed(decoder.options))
+
+
+def _image_rows(model: ModelFacts) -> int:
+    height, width = model.resolution
+    return math.isqrt(model.tokens * height // width)
 
 
 def free_memory(device: str) -> int | None:
@@ -160,7 +176,7 @@ def fitting_windows(
     fitting = [window for window, need in needs.items() if need is None or free is None or largest_batch([need], free)]
     if not fitting:
         what = f"--window auto: a window of {windows[0]} does not fit into the {_gib(free or 0)} free on {device}"
-        raise SpecbenchError(what, "--dtype int8wo, another device, or a smaller model")
+        raise SpecbenchError(what, "use --dtype int8wo, another device, or a smaller model")
     return tuple(fitting)
 
 
@@ -174,7 +190,7 @@ def settle_batch(
     free = free_memory(device) if needs else None
     if free is None:
         if batch == "auto":
-            raise SpecbenchError(f"--batch auto: the memory use of {model.name} is unknown", "--batch N")
+            raise SpecbenchError(f"--batch auto: the memory use of {model.name} is unknown", "give a number: --batch N")
         return int(batch), None
     most = largest_batch(needs, free)
     heaviest = max(needs, key=lambda need: need.per_image)
@@ -183,7 +199,7 @@ def settle_batch(
         raise SpecbenchError(
             f"--batch {batch}: {_gib(heaviest.weights)} of weights and {_gib(heaviest.per_image)} per image{drawing} "
             f"do not fit into {MARGIN:.0%} of the {_gib(free)} free on {device}",
-            f"--batch {most} fits" if most > 0 else "--dtype int8wo, another device, or a smaller model",
+            f"use --batch {most}" if most > 0 else "use --dtype int8wo, another device, or a smaller model",
         )
     chosen = min(most, _MOST) if batch == "auto" else int(batch)
     return chosen, {"batch": chosen, "largest": most, "free": free, "margin": MARGIN} | asdict(heaviest)

@@ -75,7 +75,7 @@ def naming_all(error: SpecbenchError, model: ModelFacts, prompts: str) -> Specbe
         return error
     listed = "not on this disk: " + "; ".join(f"{need.what} {need.name}" for need in needs)
     what = listed if offline() else f"{error.what}; {listed}"
-    return SpecbenchError(what, f"on a machine with a network: {fetch_command(model, prompts)}", error.exit_code)
+    return SpecbenchError(what, f"run on a machine with a network: {fetch_command(model, prompts)}", error.exit_code)
 
 
 def _of_model(model: ModelFacts) -> list[Need]:

@@ -391,5 +391,5 @@ def plan_sampling(model: ModelFacts, settings: RunSettings) -> Sampling:
         raise SpecbenchError(f"--cfg {sampling.guidance:g}: {model.name} has no unconditional prompt", "omit --cfg")
     if sampling.top_k > model.v_image:
         what = f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens"
-        raise SpecbenchError(what, "0 disables the filter")
+        raise SpecbenchError(what, "use --top-k 0, which disables the filter")
     return sampling

@@ -82,7 +82,7 @@ def load_for_run(model: ModelFacts, compute: Compute) -> ImageModel:
         loaded = load_model(model, compute.device, compute.dtype)
     if compute.compiled:
         if not isinstance(loaded, CompilableModel):
-            raise SpecbenchError(f"--compile: model '{model.name}' cannot be compiled", "--compile off")
+            raise SpecbenchError(f"--compile: model '{model.name}' cannot be compiled", "use --compile off")
         loaded.compile()
         if isinstance(loaded, TransformerModel) and not model_code(model):
             versions = [metadata.version(name) for name in ("torch", "transformers")]

@@ -47,7 +47,7 @@ def check_memory(need: int, free: int | None, device: str) -> None:
     """Raise an error if more bytes are needed than are free. `free`: None (no check) if unknown."""
     if free is not None and need > free:
         what = f"memory: the estimate exceeds the {free // 2**30} GiB free on {device}"
-        raise SpecbenchError(what, "another device, a smaller batch or a smaller model")
+        raise SpecbenchError(what, "use another device, a smaller batch or a smaller model")
 
 
 def check_disk(megabytes: float, out: Path) -> None:
@@ -55,4 +55,4 @@ def check_disk(megabytes: float, out: Path) -> None:
     there = next((folder for folder in (out, *out.absolute().parents) if folder.is_dir()), None)
     if there is not None and (free := shutil.disk_usage(there).free / 1e6) < megabytes:
         what = f"disk: up to {megabytes:,.0f} MB needed, {free:,.0f} MB free in {out}"
-        raise SpecbenchError(what, "another folder with --out, or fewer images")
+        raise SpecbenchError(what, "name another folder with --out, or decode fewer images")

@@ -106,10 +106,10 @@ class RunSettings:
         minimum=1, maximum=4096)
     ray: str | None = _where("", "address of a running Ray cluster, or auto", "ADDRESS", "this machine")
     shard: str | None = _where("",
-        "decode only part I of N equal parts; auto: as set by SLURM, LSF, MPI or torchrun", "I/N", "all",
+        "decode only shard I of N shards of equal size; auto: as set by SLURM, LSF, MPI or torchrun", "I/N", "all",
         uses=Use.TABLES)
     mode: Mode | None = _where("",
-        "purpose; latency: decode one image at a time, alone on the device; throughput: report no latency",
+        "purpose: latency (decode one image at a time, alone on the device), or throughput (report no latency)",
         "MODE", "latency for one worker and batch 1", choices=_MODES)
 
     model: str = _model("shapes", "name of a model, see 'specbench list models'", "NAME", uses=Use.TARGET | Use.CELLS)
@@ -129,7 +129,7 @@ class RunSettings:
         "the model", reads=names.size, check=parse_size)
     random_weights: bool = _model(False, "use random weights in the true architecture, to measure the speed only")
     scale: Literal["full", "tiny"] = _model("full",
-        "model size; tiny: images of 4 x 4 tokens; with --random-weights, also a small network", "SIZE",
+        "model size: full, or tiny (images of 4 x 4 tokens, and with --random-weights also a small network)", "SIZE",
         choices=("full", "tiny"))
     dtype: str | None = _model("float32",
         f"number format of the weights: {', '.join(DTYPES)} (int8wo: matrices in eight bits by torchao; it changes "

@@ -1,4 +1,4 @@
-"""Shards: the part of the images that a process decodes, given by `--shard I/N`, scheduler or launcher."""
+"""Shards: shares of the images that one process decodes, given by `--shard I/N`, scheduler or launcher."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ _FROM_1 = "number the array from 1: --array=1-N, -J 1-N or [1-N]"
 
 
 def plan_shard(text: str | None, env: Mapping[str, str]) -> tuple[tuple[int, int], str]:
-    """Return the part of this process, the number of parts, and a note for the user. `text`: "2/8"; "auto" (variables
+    """Return the shard of this process, the number of shards, and a note for the user. `text`: "2/8"; "auto" (variables
     of SLURM, LSF, MPI and torchrun); "auto/8" for job arrays without a variable for their size, such as PBS."""
     if not text:
         return (1, 1), ""
@@ -27,7 +27,7 @@ def plan_shard(text: str | None, env: Mapping[str, str]) -> tuple[tuple[int, int
         return _automatic(text, env)
     number, slash, shards = text.partition("/")
     if not (slash and 1 <= whole_number(number) <= whole_number(shards) <= MOST_SHARDS):
-        advice = "for example 2/8, the second of eight parts; auto reads the part from SLURM, LSF, MPI or torchrun"
+        advice = "write for example 2/8 for the second of eight shards; auto reads it from SLURM, LSF, MPI or torchrun"
         raise SpecbenchError(f"--shard {text}: expected I/N with 1 <= I <= N, or auto", advice)
     return (int(number), int(shards)), ""
 
@@ -38,7 +38,7 @@ def shard_folder(number: int, shards: int) -> str:
 
 
 def _automatic(text: str, env: Mapping[str, str]) -> tuple[tuple[int, int], str]:
-    """Return the part of this process from its index in the job array and its task index within the job."""
+    """Return the shard of this process from its index in the job array and its task index within the job."""
     size = text.partition("/")[2]
     array, task = _array(text, size, env), _task(env)
     if size and array is None:
@@ -46,7 +46,7 @@ def _automatic(text: str, env: Mapping[str, str]) -> tuple[tuple[int, int], str]
             f"--shard {text}: this is not an array job", "for tasks of one job, use auto without a number"
         )
     if array is None and task is None:
-        return (1, 1), "--shard auto: no scheduler or launcher has assigned a part, so all images are decoded here"
+        return (1, 1), "--shard auto: no scheduler or launcher has assigned a shard, so all images are decoded here"
     (job, jobs), (rank, tasks) = array or (1, 1), task or (0, 1)
     return ((job - 1) * tasks + rank + 1, jobs * tasks), ""
 
@@ -78,7 +78,7 @@ def _array(text: str, size: str, env: Mapping[str, str]) -> tuple[int, int] | No
     else:
         jobs, first = _number(env, "LSB_JOBINDEX_END") or 0 if name == "LSB_JOBINDEX" else 0, 1
     if not first <= number < first + jobs <= MOST_SHARDS + first:
-        what = f"--shard {text}: {name}={number} does not determine the part and the number of parts"
+        what = f"--shard {text}: {name}={number} does not determine the shard and the number of shards"
         raise SpecbenchError(what, f"give the size as --shard auto/N, and {_FROM_1}")
     return number - first + 1, jobs
 

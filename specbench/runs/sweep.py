@@ -60,8 +60,7 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
         if not axes[name]:
             raise SpecbenchError(f"--sweep {name}: no values", "write it as --sweep G=3,10,25")
         if name not in swept:
-            what = f"--sweep {name}: runs do not differ in this setting"
-            raise SpecbenchError(what, f"set it once, with --{name}")
+            raise SpecbenchError(f"--sweep {name}: this setting does not make another run", f"set it with --{name}")
     return {name: list(dict.fromkeys(map(settings[name].parse, values))) for name, values in axes.items()}
 
 

@@ -260,7 +260,7 @@ def read_stream(images: Sequence[np.ndarray], model: ImageModel, path: Path | st
             streams[kind] = read  # type: ignore[assignment]
     if len(streams) > 1:
         raise SpecbenchError(
-            f"{path}: all ids fit both the codebook and the model's vocabulary", "--ids codes or --ids model"
+            f"{path}: all ids fit both the codebook and the model's vocabulary", "choose --ids codes or --ids model"
         )
     if streams:
         return next(iter(streams.values()))

@@ -217,7 +217,7 @@ class Component:
 def parse_size(text: str) -> tuple[int, int]:
     """Parse WIDTHxHEIGHT to height and width in pixels."""
     if not (sides := re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)):
-        raise SpecbenchError(f"--size {text}: not WIDTHxHEIGHT", "for example --size 768x512")
+        raise SpecbenchError(f"--size {text}: not WIDTHxHEIGHT", "write for example --size 768x512")
     return int(sides[2]), int(sides[1])
 
 

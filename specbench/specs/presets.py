@@ -223,8 +223,8 @@ def decoder_name(reference: str) -> str:
     name, _, rest = reference.partition(":")
     loaded = reference in _imported or name in sys.modules
     if name in PRESETS and not loaded and name not in _imported.values():  # a decoder may have the name of its file
-        meant = f"did you mean {name}:{rest.replace(':', '=')}?" if ":" in rest else f"for example {name}:window=16"
-        raise SpecbenchError(f"decoder '{reference}': an option is written NAME=VALUE", meant)
+        meant = f"did you mean {name}:{rest.replace(':', '=')}?" if ":" in rest else f"write {name}:window=16"
+        raise SpecbenchError(f"decoder '{reference}': the option is not NAME=VALUE", meant)
     preset = load_user_object(reference, "decoder")
     if not isinstance(preset, Preset):
         raise SpecbenchError(f"decoder '{reference}' is a {type(preset).__name__}, not a specbench Preset")

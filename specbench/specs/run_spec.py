@@ -113,7 +113,7 @@ class RunSetting(Compute):
         """Return nested dicts for JSON, without unset fields."""
         given = {name: value for name in _KEYS if (value := getattr(self, name, None)) is not None}
         if self.device == "cuda" and not self.threads:
-            del given["threads"]
+            given.pop("threads", None)
         given["sampling"] = {name: value for name, value in vars(self.sampling).items() if value is not None}
         return given
 

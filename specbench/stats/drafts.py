@@ -7,25 +7,25 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from specbench.stats.numbers import number
+from specbench.stats.numbers import define
 from specbench.stats.speed import mean, ratio_or_none
 
 
-@number("Acceptance: accepted over verified draft tokens, summed over all images; tokens forced by the grammar are "
+@define("Acceptance: accepted over verified draft tokens, summed over all images; tokens forced by the grammar are "
         "excluded.", better="higher", totals=lambda rows: (_sums(rows["accepted"]), _sums(rows["tested"])))  # fmt: skip
 def acceptance(rows: pd.DataFrame) -> float | None:
     accepted, tested = (_offset_totals(rows[name]).sum() for name in ("accepted", "tested"))
     return ratio_or_none(accepted, tested)
 
 
-@number("Acceptance by depth: acceptance at each draft depth, counted from 1; in a draft tree a depth counts as "
+@define("Acceptance by depth: acceptance at each draft depth, counted from 1; in a draft tree a depth counts as "
         "accepted if one of the siblings verified there is accepted.", type="list<double>")  # fmt: skip
 def acceptance_by_offset(rows: pd.DataFrame) -> list[float | None]:
     accepted, tested = _offset_totals(rows["accepted"]), _offset_totals(rows["tested"])
     return [ratio_or_none(yes, all_) for yes, all_ in zip(accepted, tested, strict=True)]
 
 
-@number("Rounds: target forwards per image that verify drafts, mean over images.", "forwards")
+@define("Rounds: target forwards per image that verify drafts, mean over images.", "forwards")
 def rounds(rows: pd.DataFrame) -> float | None:
     return mean(rows["rounds"]) if "rounds" in rows else None
 
@@ -38,7 +38,7 @@ def round_totals(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     return tokens - (forwards - each), each
 
 
-@number("Acceptance length: committed tokens per round, both summed over all images; 1 for AR. The residual or bonus "
+@define("Acceptance length: committed tokens per round, both summed over all images; 1 for AR. The residual or bonus "
         "token of a round counts. The first forward with an EAGLE head has no drafts: it is not a round, and its token "
         "does not count.", "tokens", "higher", totals=round_totals)  # fmt: skip
 def acceptance_length(rows: pd.DataFrame) -> float | None:
@@ -46,37 +46,37 @@ def acceptance_length(rows: pd.DataFrame) -> float | None:
     return ratio_or_none(tokens.sum(skipna=False), each.sum(skipna=False))
 
 
-@number("Drafting: milliseconds per image spent on drafting (part of the latency), mean over images decoded one at a "
+@define("Drafting: milliseconds per image spent on drafting (part of the latency), mean over images decoded one at a "
         "time.", "ms")  # fmt: skip
 def draft_ms(rows: pd.DataFrame) -> float | None:
     return mean(rows["draft_ms"].where(rows["latency_ms"].notna()))
 
 
-@number("Steps of stage 2: target forwards per image of the second stage after its prefill, mean over images.",
+@define("Steps of stage 2: target forwards per image of the second stage after its prefill, mean over images.",
         "forwards", "lower", of="second stage")  # fmt: skip
 def stage2_nfe(rows: pd.DataFrame) -> float | None:
     return mean(rows["stage2_nfe"])
 
 
-@number("Acceptance of stage 2: accepted over verified draft tokens of the second stage, summed over all images.",
+@define("Acceptance of stage 2: accepted over verified draft tokens of the second stage, summed over all images.",
         of="second stage")  # fmt: skip
 def stage2_acceptance(rows: pd.DataFrame) -> float | None:
     return ratio_or_none(rows["stage2_accepted"].sum(), rows["stage2_tested"].sum())
 
 
-@number("Stage 2 ms: milliseconds per image from the start of the second stage's prefill to its last token, mean over "
+@define("Stage 2 ms: milliseconds per image from the start of the second stage's prefill to its last token, mean over "
         "images decoded one at a time.", "ms", "lower", of="second stage")  # fmt: skip
 def stage2_ms(rows: pd.DataFrame) -> float | None:
     return mean(rows["stage2_ms"].where(rows["latency_ms"].notna()))
 
 
-@number("Both stages ms: latency plus the latency of the second stage, without rendering of pixels, mean over images "
+@define("Both stages ms: latency plus the latency of the second stage, without rendering of pixels, mean over images "
         "decoded one at a time.", "ms", "lower", of="second stage")  # fmt: skip
 def both_stages_ms(rows: pd.DataFrame) -> float | None:
     return mean(rows["latency_ms"] + rows["stage2_ms"])
 
 
-@number("Acceptance by sibling: accepted over verified draft tokens by child index (the order in which the children of "
+@define("Acceptance by sibling: accepted over verified draft tokens by child index (the order in which the children of "
         "a node were drawn).", type="list<double>")  # fmt: skip
 def acceptance_by_sibling(rows: pd.DataFrame) -> list[float | None]:
     ranks = takewhile(lambda rank: f"sibling_{rank}_tested" in rows, count())
@@ -84,7 +84,7 @@ def acceptance_by_sibling(rows: pd.DataFrame) -> list[float | None]:
     return [None if share is None else ratio_or_none((share * number).sum(), number.sum()) for number, share in tested]
 
 
-@number("TV(P, Q) by depth: total variation between the target distribution and the proposal distribution of the first "
+@define("TV(P, Q) by depth: total variation between the target distribution and the proposal distribution of the first "
         "child at each draft depth, estimated from the verified drafts, mean over images.",
         type="list<double>")  # fmt: skip
 def draft_tv_by_depth(rows: pd.DataFrame) -> list[float | None]:
@@ -92,7 +92,7 @@ def draft_tv_by_depth(rows: pd.DataFrame) -> list[float | None]:
     return [mean(rows[f"draft_tv_{depth}"]) for depth in depths]
 
 
-@number("Theorem 2 bound: upper bound on the total variation between the image distribution and exact sampling "
+@define("Theorem 2 bound: upper bound on the total variation between the image distribution and exact sampling "
         "(Cool-SD, Theorem 2), assuming the optimal residual and estimated from the verified drafts; vacuous above 1; "
         "mean over images. Missing for decoders with another bias than their acceptance.",
         of="bias of acceptance alone")  # fmt: skip
@@ -100,19 +100,19 @@ def theorem2_bound(rows: pd.DataFrame) -> float | None:
     return mean(rows["theorem2_bound"]) if "theorem2_bound" in rows else None
 
 
-@number("TV(p, q): total variation between the target distribution p and the draft distribution q of a verified draft "
+@define("TV(p, q): total variation between the target distribution p and the draft distribution q of a verified draft "
         "token, mean over verified draft tokens of images decoded with --trace.", of="traces")  # fmt: skip
 def draft_tv(rows: pd.DataFrame) -> float | None:
     return mean(_slots(rows["draft_tv"]))
 
 
-@number("Top-1 of q: largest probability of the draft distribution of a verified draft token, mean as for TV(p, q).",
-        of="traces")  # fmt: skip
+@define("Top-1 of q: largest probability of the draft distribution of a verified draft token, mean over the same "
+        "tokens as TV(p, q).", of="traces")  # fmt: skip
 def draft_top1(rows: pd.DataFrame) -> float | None:
     return mean(_slots(rows["draft_top1"]))
 
 
-@number("TV(p, q) by offset: TV(p, q) at each position of the window, counted from the first draft token.",
+@define("TV(p, q) by offset: TV(p, q) at each position of the window, counted from the first draft token.",
         of="traces", type="list<double>")  # fmt: skip
 def draft_tv_by_offset(rows: pd.DataFrame) -> list[float | None]:
     by_offset = _slots(rows["draft_tv"]).groupby(_slots(rows["committed_step"].map(_offsets)))

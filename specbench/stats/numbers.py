@@ -50,7 +50,7 @@ class Number(Generic[Given, Value]):
         return rows[top], rows[bottom]
 
 
-def number(
+def define(
     definition: str, unit: str = "", better: Better | None = None, of: Needs = "images", **facts: Any
 ) -> Callable[[Callable[Given, Value]], Number[Given, Value]]:
     """Make a function a `Number`; `facts`: other fields."""

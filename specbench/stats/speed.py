@@ -18,25 +18,25 @@ from specbench.stats.intervals import (
     speed_difference,
     without_few,
 )
-from specbench.stats.numbers import number
+from specbench.stats.numbers import define
 from specbench.store.schema import AR_SPANS
 
 STALL = 3.0  # An image stalled if its time per target forward is more than this multiple of the median
 
 
-@number("NFE: target forwards per image after prefill, mean over images; a conditional and unconditional pair counts "
+@define("NFE: target forwards per image after prefill, mean over images; a conditional and unconditional pair counts "
         "once.", "forwards", "lower", per_image=lambda rows: rows["nfe"])  # fmt: skip
 def nfe(rows: pd.DataFrame) -> float | None:
     return mean(rows["nfe"])
 
 
-@number("Tokens per step: stream tokens over target forwards, both summed over all images (a ratio of totals).",
+@define("Tokens per step: stream tokens over target forwards, both summed over all images (a ratio of totals).",
         "tokens", "higher", ratio=("stream_tokens", "nfe"))  # fmt: skip
 def tokens_per_step(rows: pd.DataFrame) -> float | None:
     return ratio_or_none(rows["stream_tokens"].sum(), rows["nfe"].sum())
 
 
-@number("Latency: milliseconds per image from the start of prefill to the last token, mean over images decoded one at "
+@define("Latency: milliseconds per image from the start of prefill to the last token, mean over images decoded one at "
         "a time.", "ms", "lower", per_image=lambda rows: rows["latency_ms"])  # fmt: skip
 def latency_ms(rows: pd.DataFrame) -> float | None:
     return mean(rows["latency_ms"])
@@ -48,34 +48,34 @@ def stalled(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[pace > STALL * pace.median()] if pace.notna().sum() >= 3 else rows.iloc[:0]
 
 
-@number("End-to-end latency: latency plus prompt encoding and rendering of pixels.",
+@define("End-to-end latency: latency plus prompt encoding and rendering of pixels.",
         "ms", "lower", per_image=lambda rows: rows["latency_e2e_ms"])  # fmt: skip
 def latency_e2e_ms(rows: pd.DataFrame) -> float | None:
     return mean(rows["latency_e2e_ms"])
 
 
-@number("Step compression: stream tokens over target forwards of each image, mean over images, as defined by SJD and "
+@define("Step compression: stream tokens over target forwards of each image, mean over images, as defined by SJD and "
         "SJD++; if all images have the same number of tokens, never below the tokens per step.",
         "tokens", "higher", per_image=lambda rows: rows["stream_tokens"] / rows["nfe"])  # fmt: skip
 def step_compression(rows: pd.DataFrame) -> float | None:
     return mean(rows["stream_tokens"] / rows["nfe"])
 
 
-@number("Step: latency over target forwards, milliseconds, a ratio of totals.",
+@define("Step: latency over target forwards, milliseconds, a ratio of totals.",
         "ms", "lower", ratio=("latency_ms", "nfe"))  # fmt: skip
 def step_ms(rows: pd.DataFrame) -> float | None:
     rows = rows.dropna(subset=["latency_ms"])
     return ratio_or_none(rows["latency_ms"].sum(min_count=1), rows["nfe"].sum())
 
 
-@number("Throughput: images per second, from the decoding time of each batch.", "images/s", "higher", of="batches")
+@define("Throughput: images per second, from the decoding time of each batch.", "images/s", "higher", of="batches")
 def throughput(rows: pd.DataFrame) -> float | None:
     rows = with_times(rows)
     seconds = (rows[[f"{span}_ms" for span in SPANS]].sum(axis=1) / rows["batch"]).sum() / 1e3
     return ratio_or_none(len(rows), seconds)
 
 
-@number("Tokens per second: stream tokens over the time of the images from prefill to the last token (batch time over "
+@define("Tokens per second: stream tokens over the time of the images from prefill to the last token (batch time over "
         "batch size), both summed over all images.", "tokens/s", "higher")  # fmt: skip
 def tokens_per_second(rows: pd.DataFrame) -> float | None:
     rows = with_times(rows)
@@ -83,7 +83,7 @@ def tokens_per_second(rows: pd.DataFrame) -> float | None:
     return ratio_or_none(1e3 * rows["stream_tokens"].sum(), times.sum())
 
 
-@number("Images per hour: 3,600 s over the mean time per image (batch time over batch size), including prompt encoding "
+@define("Images per hour: 3,600 s over the mean time per image (batch time over batch size), including prompt encoding "
         "and rendering.", "images/h", "higher", of="batches")  # fmt: skip
 def images_per_hour(rows: pd.DataFrame) -> float | None:
     pace = throughput(rows)
@@ -123,7 +123,7 @@ def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
     )  # fmt: skip
 
 
-@number("Speed-up: latency of AR over latency of this run, each summed over the same images (a ratio of totals), with "
+@define("Speed-up: latency of AR over latency of this run, each summed over the same images (a ratio of totals), with "
         "a 95 % bootstrap interval over prompts, its percentiles expanded for few prompts (none below eight prompts).",
         better="higher", of="pairs", bounded=True)  # fmt: skip
 def speedup(pairs: pd.DataFrame) -> Estimate:
@@ -131,32 +131,32 @@ def speedup(pairs: pd.DataFrame) -> Estimate:
     return ratio_of_totals(pairs["latency_ms_base"], pairs["latency_ms"], pairs["prompt_id"])
 
 
-@number("End-to-end speed-up: as speed-up, but with end-to-end latencies.", better="higher", of="pairs")
+@define("End-to-end speed-up: as speed-up, but with end-to-end latencies.", better="higher", of="pairs")
 def speedup_e2e(pairs: pd.DataFrame) -> float | None:
     return ratio_or_none(pairs["latency_e2e_ms_base"].sum(), pairs["latency_e2e_ms"].sum())
 
 
-@number("Steps saved: target forwards of AR over target forwards of this run, summed over the same images; tokens per "
+@define("Steps saved: target forwards of AR over target forwards of this run, summed over the same images; tokens per "
         "step relative to AR.", better="higher", of="pairs")  # fmt: skip
 def step_ratio(pairs: pd.DataFrame) -> float | None:
     return ratio_or_none(pairs["nfe_base"].sum(skipna=False), pairs["nfe"].sum(skipna=False))
 
 
-@number("Window cost: time of a target forward of this run (a window of tokens) over the time of an AR forward (one "
+@define("Window cost: time of a target forward of this run (a window of tokens) over the time of an AR forward (one "
         "token), on the same machine.", of="pairs")  # fmt: skip
 def window_cost(pairs: pd.DataFrame) -> float:
     mine = pairs["target_ms"].sum() / pairs["nfe"].sum()
     return float(mine / (pairs["target_ms_base"].sum() / pairs["nfe_base"].sum()))
 
 
-@number("Overhead: step time (including prefill, drafting, verification and the work of the host between them) over "
+@define("Overhead: step time (including prefill, drafting, verification and the work of the host between them) over "
         "target-forward time, relative to the same ratio of AR.", of="pairs")  # fmt: skip
 def overhead(pairs: pd.DataFrame) -> float:
     mine = pairs["latency_ms"].sum() / pairs["target_ms"].sum()
     return float(mine / (pairs["latency_ms_base"].sum() / pairs["target_ms_base"].sum()))
 
 
-@number("Roofline ratio: time of the decode loop over the roofline time of the same target forwards, both summed over "
+@define("Roofline ratio: time of the decode loop over the roofline time of the same target forwards, both summed over "
         "images. If it is below 1, the device's measured peaks are too low, and reports leave it out. The roofline "
         "time is the larger of two times: bytes read over memory bandwidth, and FLOPs of matrix products over peak "
         "FLOP/s. A forward reads the weights once, and the KV cache of the image tokens once per row.",
@@ -182,38 +182,38 @@ def floor_ms(rows: pd.DataFrame, floor: Mapping[str, Any]) -> pd.Series:
     return pd.concat([read_ms, computed_ms], axis=1).max(axis=1)
 
 
-@number("Latency p50: median latency over images, milliseconds, with its distribution-free 95 % interval; far below "
+@define("Latency p50: median latency over images, milliseconds, with its distribution-free 95 % interval; far below "
         "the mean if an image stalled.", "ms", "lower", bounded=True)  # fmt: skip
 def latency_p50_ms(rows: pd.DataFrame) -> Estimate | None:
     return quantile_interval(rows["latency_ms"], rows["prompt_id"], 0.5)
 
 
-@number("Latency p95: the latency that 95 % of the images do not exceed, milliseconds, with its distribution-free 95 % "
+@define("Latency p95: the latency that 95 % of the images do not exceed, milliseconds, with its distribution-free 95 % "
         "interval (omitted if the images are too few for an upper bound).", "ms", "lower", bounded=True)  # fmt: skip
 def latency_p95_ms(rows: pd.DataFrame) -> Estimate | None:
     return quantile_interval(rows["latency_ms"], rows["prompt_id"], 0.95)
 
 
-@number("Tokens per step p50: median over images of the image's tokens per step, with its distribution-free 95 % "
+@define("Tokens per step p50: median over images of the image's tokens per step, with its distribution-free 95 % "
         "interval.", "tokens", "higher", bounded=True)  # fmt: skip
 def tokens_per_step_p50(rows: pd.DataFrame) -> Estimate | None:
     return quantile_interval(rows["stream_tokens"] / rows["nfe"], rows["prompt_id"], 0.5)
 
 
-@number("Tokens per step p95: tokens per step that 95 % of the images reach, with its distribution-free 95 % interval.",
+@define("Tokens per step p95: tokens per step that 95 % of the images reach, with its distribution-free 95 % interval.",
         "tokens", "higher", bounded=True)  # fmt: skip
 def tokens_per_step_p95(rows: pd.DataFrame) -> Estimate | None:
     return quantile_interval(rows["stream_tokens"] / rows["nfe"], rows["prompt_id"], 0.05)
 
 
-@number("Slowest category: category of prompts with the largest mean latency, milliseconds, and its 95 % interval over "
+@define("Slowest category: category of prompts with the largest mean latency, milliseconds, and its 95 % interval over "
         "prompts; it was selected as the largest, so the same category of another run may be faster.",
         "ms", of="other")  # fmt: skip
 def slowest_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
     return _least_favourable(rows, rows["latency_ms"], 1)
 
 
-@number("Slowest category by tokens per step: the category with the fewest tokens per step, mean over images, and its "
+@define("Slowest category by tokens per step: the category with the fewest tokens per step, mean over images, and its "
         "95 % interval over prompts; selected as for the latency.", "tokens", of="other")  # fmt: skip
 def fewest_tokens_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
     return _least_favourable(rows, rows["stream_tokens"] / rows["nfe"], -1)
@@ -230,7 +230,7 @@ def _least_favourable(rows: pd.DataFrame, values: pd.Series, sign: int) -> tuple
 
 
 def with_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """Select the rows with times. Images that were decoded under other versions than most images have no times."""
+    """Select the rows with times. Images that were decoded with other library versions than most have no times."""
     return rows.dropna(subset=["target_ms"])
 
 

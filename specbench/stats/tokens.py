@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from specbench.stats.numbers import number
+from specbench.stats.numbers import define
 from specbench.stats.speed import mean, ratio_or_none
 from specbench.store.token_sums import LISTS, token_sums
 
@@ -40,13 +40,13 @@ def tokens_measured(rows: pd.DataFrame) -> bool:
     return bool(rows["free_tokens"].sum()) and not rows[["logp_sum", "entropy_sum"]].isna().any(axis=None)
 
 
-@number("Log p: mean natural log of the committed tokens' probability under the target distribution, over all free "
+@define("Log p: mean natural log of the committed tokens' probability under the target distribution, over all free "
         "tokens.", "nats", of="tokens", ratio=("logp_sum", "free_tokens"))  # fmt: skip
 def logp_mean(rows: pd.DataFrame) -> float | None:
     return ratio_or_none(rows["logp_sum"].sum(), rows["free_tokens"].sum())
 
 
-@number("Std of log p: standard deviation over all free tokens.", "nats", of="tokens")
+@define("Std of log p: standard deviation of log p over all free tokens.", "nats", of="tokens")
 def logp_std(rows: pd.DataFrame) -> float | None:
     n, mean = rows["free_tokens"].sum(), logp_mean(rows)
     if n < 2 or mean is None or not math.isfinite(mean):
@@ -56,7 +56,7 @@ def logp_std(rows: pd.DataFrame) -> float | None:
     return math.sqrt((rows["logp_spread"].sum() + between) / (n - 1))
 
 
-@number("Entropy: mean entropy of the target distributions of all free tokens, in nats.",
+@define("Entropy: mean entropy of the target distributions of all free tokens, in nats.",
         "nats", of="tokens", ratio=("entropy_sum", "free_tokens"))  # fmt: skip
 def entropy_mean(rows: pd.DataFrame) -> float | None:
     return ratio_or_none(rows["entropy_sum"].sum(), rows["free_tokens"].sum())
@@ -67,20 +67,20 @@ def image_perplexities(rows: pd.DataFrame) -> pd.Series:
     return np.exp(-rows["logp_sum"] / rows["free_tokens"].where(rows["free_tokens"] > 0))
 
 
-@number("Perplexity per image: exp of minus the mean log p of an image's free tokens, mean over images; never below "
+@define("Perplexity per image: exp of minus the mean log p of an image's free tokens, mean over images; never below "
         "the pooled perplexity if all images have the same length.",
         of="tokens", per_image=image_perplexities)  # fmt: skip
 def image_perplexity(rows: pd.DataFrame) -> float | None:
     return mean(image_perplexities(rows))
 
 
-@number("Perplexity: exp of minus the mean log p of all free tokens (pooled).", of="tokens")
+@define("Perplexity: exp of minus the mean log p of all free tokens (pooled).", of="tokens")
 def perplexity(rows: pd.DataFrame) -> float | None:
     mean = logp_mean(rows)
     return None if mean is None else float(np.exp(-mean))
 
 
-@number("NLL - H gap: mean of -log p minus mean entropy of the target distributions, in nats per token, with its "
+@define("NLL - H gap: mean of -log p minus mean entropy of the target distributions, in nats per token, with its "
         "standard error over images; 0 within its error for an exact sampler (a non-zero gap proves bias, a zero gap "
         "proves nothing).",
         "nats", of="tokens",
@@ -91,8 +91,8 @@ def nll_gap(rows: pd.DataFrame) -> float:
     return mean if math.isfinite(mean) else math.inf
 
 
-@number("Standard error of the NLL - H gap: over independent images; missing for one image, or an infinite gap.",
-        "nats", of="tokens")  # fmt: skip
+@define("Standard error of the NLL - H gap: standard error over independent images; missing for one image or an "
+        "infinite gap.", "nats", of="tokens")  # fmt: skip
 def nll_gap_se(rows: pd.DataFrame) -> float | None:
     excess, tokens = _excess(rows)
     n, mean = len(tokens), nll_gap(rows)
@@ -108,13 +108,13 @@ def _excess(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     return -rows["logp_sum"] - rows["entropy_sum"], rows["free_tokens"]
 
 
-@number("Zero probability: number of tokens with target probability 0; if any, the means are infinite.",
+@define("Zero probability: number of tokens with target probability 0; if any, the means are infinite.",
         "tokens", of="tokens", type="int64")  # fmt: skip
 def zero_probability(rows: pd.DataFrame) -> int:
     return int(rows["impossible"].sum())
 
 
-@number("Top-1 of p: largest probability of the target distribution, mean over free tokens.",
+@define("Top-1 of p: largest probability of the target distribution, mean over free tokens.",
         ratio=("top1_sum", "free_tokens"))  # fmt: skip
 def top1(rows: pd.DataFrame) -> float | None:
     return ratio_or_none(rows["top1_sum"].sum(), rows["free_tokens"].sum())

@@ -1,6 +1,6 @@
-"""Scores per image: `image_scores/<metric>-<feature fingerprint>/*.parquet`. All metrics share a schema: `value` (or
-`correct`) and `feature` have columns, other columns of a metric are a JSON object in `details`. Schema versions 1 to 4
-used `scores/<metric>-<feature fingerprint>/`. Such folders are readable; the next scoring or merge rewrites them."""
+"""Scores per image: `image_scores/<metric>-<feature fingerprint>/*.parquet`. Shared columns: `value` (or `correct`),
+`feature`, and `details`, a JSON object of the metric's other values. Schema versions 1 to 4 used
+`scores/<metric>-<feature fingerprint>/`. Such folders are readable; the next scoring or merge rewrites them."""
 
 import io
 import json

@@ -17,7 +17,7 @@ from specbench.store.schema import RowStatus
 from specbench.system.files import write_atomically
 
 _ROWS = 1024  # Rows per copied batch
-MAX_WANTED = 10**9  # Assumed number of requested images of a part if the run does not record it
+MAX_WANTED = 10**9  # Assumed number of requested images of a shard if the run does not record it
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 
 
@@ -60,8 +60,8 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
 
 
 def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
-    """Describe missing shards: parts without a folder, and parts with too few images. The parts of a run differ in size
-    by at most one image, except that a part of a baseline may be smaller."""
+    """Describe missing shards (no folder) and unfinished shards (too few images). A run's shards differ by at most one
+    image, but an added baseline decodes only the first prompts, so its shards may have fewer images, or none."""
     images: dict[int, dict[int, dict[str, tuple[int, int]]]] = {}
     for folder in map(Path, folders):
         if shard := _SHARD.search(str(folder)):
@@ -75,7 +75,7 @@ def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
             name: max(part.get(name, (0,))[0] for part in parts.values()) for part in parts.values() for name in part
         }
         absent = [part for part in range(1, of + 1) if part not in parts]
-        # A part may contain no images of a baseline.
+        # A shard may contain no images of an added baseline.
         whole = [name for name in most if most[name] >= max(1, max(most.values()) - 1)]
         behind = [
             part

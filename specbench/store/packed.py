@@ -130,7 +130,7 @@ def _opened(path: Path) -> zipfile.ZipFile:
         return zipfile.ZipFile(path)
     except _DAMAGED as error:
         why = getattr(error, "strerror", None) or error
-        raise SpecbenchError(f"{path} is not a packed file: {why}", "specbench pack writes one") from None
+        raise SpecbenchError(f"{path} is not a packed file: {why}", "make it with specbench pack") from None
 
 
 def _manifest(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
         if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
             raise ValueError("'files' must map file names to digests")
     except (*_DAMAGED, KeyError) as error:
-        raise SpecbenchError(f"{path} is not a packed file: {MANIFEST}: {error}", "specbench pack writes one") from None
+        raise SpecbenchError(f"{path} is not a packed file: {MANIFEST}: {error}", "use specbench pack") from None
     names = [member.filename for member in members if member.filename != MANIFEST]
     if len(set(names)) != len(names) or set(names) - set(files):
         raise SpecbenchError(f"{path} has members that {MANIFEST} does not list", "do not trust this file")
@@ -166,5 +166,5 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> dict[str, Any]:
             what = "not a file of a run" if name not in parents else "a file and a folder at once"
             raise SpecbenchError(f"{path}: {MANIFEST} names '{name:.80}', {what}", "do not trust this file")
     if not any(name.endswith(f"/{RUN_JSON}") for name in files):
-        raise SpecbenchError(f"{path} contains no run: it has no member {RUN_JSON}", "specbench pack writes one")
+        raise SpecbenchError(f"{path} contains no run: it has no member {RUN_JSON}", "make it with specbench pack")
     return about

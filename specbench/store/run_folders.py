@@ -31,7 +31,7 @@ def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
         place = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
         raise SpecbenchError(f"no runs in {out}, only shards of runs", f"merge them first: specbench merge{place}")
     if not runs:
-        advice = "create one with `specbench run`, or name the results folder with --out"
+        advice = "create runs with `specbench run`, or name the results folder with --out"
         raise SpecbenchError(f"no runs in {out}", _pack_in(out) or advice)
     return runs
 

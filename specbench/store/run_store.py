@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ from specbench.store.token_sums import LISTS, SUMS
 from specbench.system.environment import now
 from specbench.system.files import blaming, files_named, read_regular, sync_folder, take_lock, write_atomically
 from specbench.system.images import picture_bytes, png_bytes, read_picture
-from specbench.system.json_values import nonfinite_as_null, nonfinite_as_text, parse_json
+from specbench.system.json_values import Word, nonfinite_as_null, nonfinite_as_text, parse_json
 
 _PATTERNS = {"image": r"^images/[^./\\\x00][^/\\\x00]*$", "image_sha256": r"^[0-9a-f]{64}$"}
 _OBJECTS = {"facts": read_facts, "meta": lambda texts: [*map(read_meta, texts.to_pylist())], "machine": read_machines}
@@ -55,7 +54,7 @@ _DECODED = ("batch", "tokens", "forced", "logp")
 _STEPS = ("nfe", "prefills", "committed_step", "drafted", "tested", "accepted")
 """Columns without nulls: in every row; in every decoded row; and in every row decoded by specbench (for imported
 tokens, all of `_STEPS` are null)."""
-_REDO = "delete the file if it exists; running again decodes its images again"
+_REDO = "delete the file if it exists, and run again to decode the image again"
 _WAIT = "wait until it is done; to split the images: --shard auto in tasks of a job, --shard I/N in other processes"
 
 
@@ -99,11 +98,11 @@ class RunStore:
             where = f"it is now {now_at.readlink()}" if locked.st_nlink and now_at.exists() else "it is no longer there"
             raise SpecbenchError(
                 f"{folder} was moved or removed while this run wrote to it: {where}",
-                "the same command decodes the missing images; if the folder was moved, name the new place with --out",
+                "run the same command again to decode the missing images; if the folder was moved, with the new --out",
                 PARTIAL,
             )
         if self._began and not (self.folder / RUN_JSON).exists():
-            advice = "restore the file and run the same command again; it decodes the missing images"
+            advice = "restore the file, then run the same command again to decode the missing images"
             raise SpecbenchError(f"{self.folder / RUN_JSON} was removed while this run wrote", advice, PARTIAL)
 
     @contextmanager
@@ -409,7 +408,7 @@ def write_audit(folder: Path, result: Mapping[str, object]) -> None:
         raise SpecbenchError(f"cannot write {Path(folder) / AUDIT_JSON}: {error.strerror}") from error
 
 
-class AuditVerdict(StrEnum):
+class AuditVerdict(Word):
     """Verdict of a stored audit. OTHERS: p was recorded for another model."""
 
     CONSISTENT = "consistent"

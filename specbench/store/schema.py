@@ -9,7 +9,6 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,7 @@ import pyarrow.json
 from specbench.decoding.generation import ORDERS, SPANS, Generation
 from specbench.prompts import Request
 from specbench.store.run_info import SCHEMA_VERSION
-from specbench.system.json_values import parse_json
+from specbench.system.json_values import Word, parse_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +43,7 @@ LENGTHS = (
 OWNER = ("run_id", "model", "decoder")  # Columns of every file that identify the run of a row
 
 
-class RowStatus(StrEnum):
+class RowStatus(Word):
     """Whether the image of a row was decoded."""
 
     OK = "ok"

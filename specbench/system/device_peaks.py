@@ -33,7 +33,7 @@ KNOWN: dict[str, tuple[float, float, float, str]] = {
 SHORT_NAMES = {short: name for name, sheet in _SHEETS.items() for short in sheet.get("short", ())}
 """{name without a variant: name of the fastest variant in `KNOWN`}."""
 _GIVEN = re.compile(r"\s*([\d.]+)\s*([GT])B/s\s*,\s*([\d.]+)\s*([TP])FLOP/s\s*", re.IGNORECASE)
-_RATES_FORM = "bandwidth and operations, for example 2039GB/s,312TFLOP/s"
+_RATES_FORM = "write bandwidth and operations per second, for example 2039GB/s,312TFLOP/s"
 COPIES_MIB = (1, 4, 16, 64, 256)
 COLUMNS, SIDE = (1, 2, 4, 8, 16, 32, 64, 128), 1024
 """Measured matrix products: numbers of columns, and side of the square weight matrix."""
@@ -91,7 +91,8 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
         return Peak(f"{bandwidth:g} GB/s, {flops:g} TFLOP/s", {0: bandwidth * 1e9}, flops * 1e12, "given")
     if text == "cpu" or re.fullmatch(r"cuda(:\d+)?", text):
         if (peak := find_peak(text, dtype, threads)) is None:
-            raise SpecbenchError(f"--on {text}: its peaks in {dtype} are unknown", "specbench doctor --measure")
+            what = f"--on {text}: bandwidth and FLOP/s in {dtype} are unknown"
+            raise SpecbenchError(what, "measure them: specbench doctor --measure")
         return peak
     names = {_folded(name): name for name in KNOWN} | {_folded(name): full for name, full in SHORT_NAMES.items()}
     if _folded(text) not in names:

@@ -3,9 +3,16 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
 from typing import Any
 
 MAX_DEPTH = 64  # Levels of nesting; many JSON writers, also Python's, fail at a thousand
+
+
+class Word(StrEnum):
+    """A word of a fixed list that prints as plain text, also within rows of the Python API."""
+
+    __repr__ = str.__repr__
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 from specbench.errors import SpecbenchError
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
-NUMBERS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+SIGNAL_NUMBERS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 TERMINATION_S = 20.0
 """Seconds from a signal other than Ctrl-C until unfinished images are dropped. Schedulers kill 30 s after SIGTERM."""
 _AGAIN_S = 1.0
@@ -51,7 +51,7 @@ def install() -> None:
 def take_back() -> None:
     """Set the handlers again after a library, such as Ray, has replaced them."""
     if _state.process == os.getpid() and threading.current_thread() is threading.main_thread():
-        for number in _free(NUMBERS):
+        for number in _free(SIGNAL_NUMBERS):
             signal.signal(number, _on_signal)
 
 
@@ -59,7 +59,7 @@ def take_back() -> None:
 def kept_from_children() -> Iterator[None]:
     """Context in which new child processes ignore the signals that this process handles, except SIGTERM, because a
     scheduler sends them to the whole process group."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*NUMBERS} - {signal.SIGINT, signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNAL_NUMBERS} - {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
@@ -120,7 +120,7 @@ def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
             with suppress(RuntimeError):  # raised if the signal interrupted a write to the same stream
                 tell(None if number == signal.SIGINT else TERMINATION_S)
 
-    before = {number: signal.signal(number, on_signal) for number in _free(NUMBERS)}
+    before = {number: signal.signal(number, on_signal) for number in _free(SIGNAL_NUMBERS)}
     before[signal.SIGALRM] = signal.signal(signal.SIGALRM, _raise_again)
     try:
         yield stop

@@ -87,7 +87,7 @@ def private_folder() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         state = folder.lstat()
     except OSError as error:
-        raise SpecbenchError(f"{folder} cannot be made: {error.strerror}", "TMPDIR", MISSING_PREREQUISITE) from error
+        raise SpecbenchError(f"cannot make {folder}: {error.strerror}", "set TMPDIR", MISSING_PREREQUISITE) from error
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
         raise SpecbenchError(f"other users may write to {folder}", "remove it, or set TMPDIR", MISSING_PREREQUISITE)
     return folder

@@ -50,7 +50,7 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
     rows = rows[rows["status"] == "ok"].head(count)
     tokens = torch.tensor(np.stack(rows["tokens"].tolist())) if len(rows) else torch.zeros(0, 0)
     if len(rows) < count or tokens.shape[1] != model.layout.length or int(tokens.max()) >= model.layout.vocab:
-        what = f"--data {folder}: has {len(rows)} images of {tokens.shape[1]} tokens"
+        what = f"--data {folder} has {len(rows)} images of {tokens.shape[1]} tokens"
         raise SpecbenchError(what, f"required: {count} images of {model.layout.length} tokens")
     return Corpus(tuple(rows["prompt"]), tokens.long())
 

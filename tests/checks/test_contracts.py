@@ -9,12 +9,14 @@ import pyarrow as pa
 import pytest
 import torch
 
+from specbench.checks.contracts import check_all
 from specbench.checks.findings import finding, run_tests
 from specbench.checks.metric_contract import MetricChecks, metric_findings
 from specbench.checks.model_contract import ModelChecks, model_findings
-from specbench.metrics.base import PerImageMetric, Sample
+from specbench.metrics.base import PerImageMetric, Sample, Score
 from specbench.models.catalog import models
 from specbench.models.interface import TokenLayout
+from specbench.stats import Estimate
 from specbench.system import console
 
 PLUGIN = Path(__file__).parents[2] / "docs" / "examples" / "plugin"
@@ -44,7 +46,7 @@ def test_the_examples_of_the_guide_and_the_embedded_parts_pass(greys):
     for findings in (
         model_findings(greys, "toy_plugin:PROMPTS"), metric_findings("toy_plugin.contrast:Contrast"),
         metric_findings("toy_plugin.variety:Variety"),
-        model_findings("shapes"), metric_findings("shapes-detector"),
+        model_findings("shapes"), metric_findings("shapes-detector"), metric_findings("diversity[shapes]"),
     ):  # fmt: skip
         assert not failed(findings) and findings, findings
 
@@ -89,7 +91,7 @@ def test_a_model_that_declares_other_facts_or_no_row_ends_is_found(greys):
 
 
 class Ranked(PerImageMetric):
-    """Depends on the other images, names a foreign column, and changes what it is given."""
+    """Depends on the other images, names a foreign column, changes what it is given, and has no number."""
 
     name = "ranked"
     summary = "planted"
@@ -102,12 +104,18 @@ class Ranked(PerImageMetric):
         samples[0].pixels[:] = 0
         return [{"value": mean - min(means), "extra": 1} for mean in means]
 
+    def scores(self, statistics):
+        return [Score(self.name, Estimate(float("nan"), None, None), len(statistics))]
+
 
 def test_a_metric_that_breaks_its_promises_is_found_and_one_that_is_not_there_is_refused(cli):
     draw = np.random.default_rng(0)
     samples = [Sample(f"p{n}", 0, "x", None, {}, draw.integers(0, 256, (8, 8, 3), np.uint8)) for n in range(3)]
     checks = {finding.check: finding for finding in MetricChecks(Ranked(), Ranked, samples).all_findings()}
-    assert failed(checks.values()) >= {"identity", "features", "batch"}
+    assert failed(checks.values()) >= {"identity", "features", "batch", "scores"}
     assert "extra" in checks["features"].detail and "changes its input pixels" in checks["features"].detail
     assert Ranked.columns == {"value": pa.float32()}
+    named = {row["name"] for row in check_all(metric=["shapes-detector", "shapes-clip"])}
+    assert named == {"shapes-detector", "shapes-clip"}
+    assert "repeat the option" in cli("check", "--metric", "tv,shapes-clip").err
     assert cli("check").code == 2 and cli("check", "--metric", "nowhere:Metric").code == 2

@@ -67,7 +67,7 @@ def test_a_lossless_run_is_consistent_and_says_how_much_it_could_have_seen(folde
     audit = audit_run(folder_of("sjd"))
     assert (audit["verdict"], audit["failed"], audit["images"]) == ("consistent", False, IMAGES)
     assert 0.03 < audit["detectable"] < 0.2
-    orders = {"token id", "p descending", "p/q descending", "q / q of the previous step, descending"}
+    orders = {"token id", "p descending", "p/q descending", "q/q of the step before, descending"}
     assert set(audit["by_order"]) == orders
 
 

@@ -74,7 +74,7 @@ BAD = [
     ("doctor --model shaps", "unknown model 'shaps'", "did you mean 'shapes'"), ("demo --limit 0", "'--limit'", "1"),
     ("score --images x", "x has no metadata.jsonl or metadata.csv", ""),
     ("score --prompts shapes", "--prompts requires --images", ""),
-    ("score a-run --images x --prompts shapes", "exclude each other", ""),
+    ("score a-run --images x --prompts shapes", "cannot be combined", ""),
     ("score --protocol sdj", "did you mean 'sjd'", ""), ("score --metric clip[b61]", "did you mean 'clip[b16]'", ""),
     ("score --device tpu9", "--device tpu9", ""), ("score --reference /nowhere", "/nowhere does not exist", ""),
     ("score --reference val2017.zip", "unpack it", "fetch coco --images --from"),
@@ -86,7 +86,7 @@ BAD = [
     ("bench gsd-1 --decoder sjd", "to add a decoder, use --with", ""), ("run --decoder gsd --sweep G", "no values", ""),
     ("run --decoder gsd --sweep H=3", "unknown setting to sweep 'H'", ""),
     ("run --decoder gsd --sweep G=3,-1", "--G -1", ""),
-    ("run --decoder gsd --sweep limit=3,4", "runs do not differ in this setting", ""),
+    ("run --decoder gsd --sweep limit=3,4", "this setting does not make another run", ""),
     ("run --decoder gsd --sweep tau=0.1,0.2", "--tau", ""),
     ("run --decoder gsd:G=5 --sweep G=3,4", "its values have no effect", ""),
     ("run --mode latency --batch 2", "--mode latency", ""), ("run --mode latency --workers 2", "--mode latency", ""),
@@ -112,7 +112,9 @@ BAD = [
     ("forecast gsd-1 --on A100 --model lumena", "did you mean 'lumina'", ""),
     ("forecast sjdpp-1 --on A100", "choose one with --model", ""),
     ("forecast gsd-fig2 --on A100", "prints no steps", ""), ("forecast no-such-run --on A100", "no-such-run", ""),
-    ("forecast gsd-99 --on A100", "unknown table 'gsd-99'", ""),
+    ("forecast gsd-99 --on A100", "unknown table 'gsd-99'", ""), ("report gsd", "tables of this paper: gsd-1", ""),
+    ("report lantern", "specbench list tables", ""), ("figure feild", "did you mean 'field'", ""),
+    ("figure field gsd-1", "gsd-1 is a paper's table", ""), ("compare sjd-1 sjd-pac-1", "is a paper's table", ""),
 ]  # fmt: skip
 
 

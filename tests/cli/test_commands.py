@@ -144,7 +144,7 @@ def test_ar_decodes_the_first_prompts_of_a_run_without_it_and_a_longer_run_decod
 
     run = _TINY | {"decoder": "sjd", "baseline": 2, "out": str(tmp_path)}
     assert specbench.run(Notes(), **run, limit=3).done == 8 and "3 prompts of shapes, 6 images with sjd" in notes[0]
-    assert notes[1] == "baseline for the speed-up: ar on the first 2 prompts (--baseline 0 omits it)"
+    assert notes[1] == "baseline for the speed-up: ar on the first 2 prompts (to omit it: --baseline 0)"
     states = {row["decoder"].split()[0]: row for row in specbench.status(tmp_path)}
     assert {name: (row["images"], row["wanted"]) for name, row in states.items()} == {"ar": (2, 2), "sjd": (6, 6)}
     sjd = specbench.report(out=tmp_path).set_index("decoder").loc["sjd"]

@@ -37,12 +37,12 @@ def test_without_docstrings_the_program_restarts_with_them_once(monkeypatch, typ
 @pytest.fixture
 def handled(monkeypatch):
     """This process handles signals as the process of a command does, until the test ends."""
-    before = {number: signal.getsignal(number) for number in (*signals.NUMBERS, signal.SIGALRM)}
+    before = {number: signal.getsignal(number) for number in (*signals.SIGNAL_NUMBERS, signal.SIGALRM)}
     monkeypatch.setattr(signals, "_state", signals._State())
     monkeypatch.setattr(signals, "_AGAIN_S", 0.05)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    for number in signals.NUMBERS:  # also those that whoever started the tests ignores, as nohup does
+    for number in signals.SIGNAL_NUMBERS:  # also those that whoever started the tests ignores, as nohup does
         signal.signal(number, signal.SIG_DFL)
     signals.install()
     yield
@@ -62,7 +62,7 @@ class Swallowing:
         time.sleep(1)
 
 
-@pytest.mark.parametrize("number", signals.NUMBERS)
+@pytest.mark.parametrize("number", signals.SIGNAL_NUMBERS)
 def test_a_signal_that_a_destructor_swallows_still_ends_the_command(handled, cli, monkeypatch, number):
     def command(*_):
         del self_destroying[0]

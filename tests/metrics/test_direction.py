@@ -11,11 +11,13 @@ import synthetic
 from drawn import drawn_run
 from forked import forked_command
 from loopback_hub import loopback_hub
+from PIL import Image
 
+from specbench.checks.contracts import check_all
 from specbench.metrics.score_store import read_scores, scores_to_show
 from specbench.reporting import report_rows
 from specbench.reporting.columns import score_columns
-from specbench.reporting.compare import scores_beside
+from specbench.reporting.compare import compare_runs, reasons, scores_beside, verdict
 from specbench.reporting.plot_data import pareto
 from specbench.reporting.row import OverAR
 from specbench.reporting.terminal import image_card
@@ -63,6 +65,7 @@ def test_reports_follow_what_a_plug_in_declares_without_it(scored, cli, tmp_path
     printed = [cli(*command).out for command in (*printed, ("compare", ar.folder, sjd.folder))]
     assert all(f"mine {arrow}" in text for text in (*printed, page.read_text()))
     assert "mine does not judge the sky." in page.read_text()
+    assert f"mine: {better} values are better, levels, defined by" in cli("report", "--out", out, "--explain").out
     card = image_card(ar.folder, RunStore(ar.folder).samples()["prompt_id"][0])
     assert card["scores"].keys() == {"mine"} and card["unjudged"] == ["mine does not judge the sky."]
     [column], values = score_columns([ar, sjd]), {row.decoder: row.scores[0].estimate.value for row in (ar, sjd)}
@@ -127,3 +130,42 @@ def test_scores_of_older_files_have_the_direction_of_specbench_s_metrics(tmp_pat
         assert {(score["better"], score["kind"]) for score in read_scores(folder)} == {(*declared,)}, metric
         again = scores_to_show(folder, RunStore(folder).samples()["prompt_id"])
         assert [row["prompts_needed"] for row in again] == [row["prompts_needed"] for row in shown]
+
+
+DISTANCE = """
+from PIL import Image
+from specbench.metrics.base import Metric, Score
+from specbench.stats import Estimate
+import pyarrow as pa
+
+class Apart(Metric):
+    name, summary, better, kind = "apart", "distance to the largest mean of a reference image", "lower", "distance"
+    columns = {"mean": pa.float32()}
+    def identity(self): return {}
+    def features_of(self, sample): return {"mean": float(sample.pixels.mean())}
+    def scores(self, statistics):
+        largest = max(Image.open(path).convert("L").getpixel((0, 0)) for path in self.settings.reference.iterdir())
+        return [Score(self.name, Estimate(largest - statistics["mean"].mean(), None, None), len(statistics))]
+"""
+
+
+def test_scores_of_a_plug_in_depend_on_the_reference_images_even_if_its_identity_lacks_them(tmp_path, cli, monkeypatch):
+    (tmp_path / "distance.py").write_text(DISTANCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    runs = [drawn_run(tmp_path / "out", 10, (), spec) for spec in (synthetic.AR, synthetic.SJD)]
+    command = ("score", "--out", tmp_path / "out", "--metric", "distance:Apart")
+    assert "--reference DIR" in cli(*command).err
+    for level in (100, 200):
+        (folder := tmp_path / str(level)).mkdir()
+        Image.new("L", (8, 8), level).save(folder / "a.png")
+        assert cli(*command, "--reference", folder).code == 0
+    assert not any(row["status"] == "failed" for row in check_all(metric="distance:Apart"))
+    names = [f"apart ({digest})" for digest in sorted(row["fingerprint"] for row in read_scores(runs[0]))]
+    compared = compare_runs(*runs)
+    assert [row.name for row in compared if "apart" in row.name] == names and f"Not tested: {names[0]} (" in verdict(
+        compared
+    )
+    assert reasons(compared)[-1].endswith("its metric defines no interval.")
+    assert all(name in cli("report", "--out", tmp_path / "out").out for name in names)
+    failed = [cli("compare", *runs, "--fail-if", f"{name}<1").code for name in (*names, "apart")]
+    assert failed == [4, 4, 4]

@@ -87,3 +87,8 @@ def test_a_score_that_is_nan_is_missing_and_only_one_of_earlier_versions_is_comp
     lists = pa.array([[10]] * len(older))
     pq.write_table(older.set_column(older.column_names.index("images"), "images", lists), clip)
     assert cli(*score).code == 0 and read_scores(run) == honest
+    times = []
+    for _ in range(2):  # its entry in the catalogue declares what it does not judge
+        assert cli("score", "--out", tmp_path / "out", "--metric", "shapes-detector").code == 0
+        times += [path.stat().st_mtime_ns for path in run.glob("scores/shapes-detector-*.parquet")]
+    assert times[0] == times[1]

@@ -85,7 +85,7 @@ def test_against_a_run_the_difference_is_paired(checkpoints, tmp_path, cli):
     gaps = values[0].astype(float) - values[1].astype(float)
     assert row["difference"] == pytest.approx(gaps.mean()) and row["low"] < gaps.mean() < row["high"] and row["n"] == 8
     assert (row["run_id"], row["baseline"]) == (runs[0].name, runs[1].name)
-    assert "use --metric or --protocol" in cli("score", "--against", runs[1].name, "--out", tmp_path / "out").err
+    assert "requires --metric or --protocol" in cli("score", "--against", runs[1].name, "--out", tmp_path / "out").err
 
 
 def test_scores_of_unlike_fingerprints_are_never_subtracted(checkpoints, tmp_path, monkeypatch):

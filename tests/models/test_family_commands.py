@@ -62,7 +62,7 @@ def test_random_weights_are_labelled_and_not_scored(run_tiny, cli, tmp_path):
 
 @pytest.mark.parametrize(("arguments", "problem"), [
     (("--model", "janus", "--weights", "absent"), "--weights absent: no such folder"),
-    (("--model", "janus", "--weights", "a/b", "--random-weights"), "--random-weights excludes --weights"),
+    (("--model", "janus", "--weights", "a/b", "--random-weights"), "--random-weights cannot be combined with"),
     (("--model", "shapes", "--random-weights"), "'shapes' has only one set of weights and one size"),
     (("--model", "shapes", "--scale", "tiny"), "'shapes' has only one set of weights and one size"),
     (("--model", "janus", "--scale", "huge"), "--scale huge"),

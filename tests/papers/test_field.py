@@ -6,7 +6,7 @@ import pytest
 from refusals import refused
 
 import specbench
-from specbench.papers.field import AR_SECONDS, MORE_LATENCY, NO_GPU, UNEXPLAINED, field, gpu_family
+from specbench.papers.field import AR_SECONDS, MORE_LATENCY, NO_GPU, STEPS, UNEXPLAINED, field, gpu_family
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +29,20 @@ def row(rows, table, decoder, prompts="coco", model="lumina") -> dict:
     ("pjd-1", "pjd rows-window=11", MORE_LATENCY, UNEXPLAINED),
     ("gsd-1", "gsd G=3", None, None),
     ("gsd-1", "gsd G=10", MORE_LATENCY, UNEXPLAINED),
+    ("sjd-pac-1", "eagle", None, None),  # 2.94 against 2.76
     ("sjd-pac-1", "gsd G=10", MORE_LATENCY, "the number printed in gsd-1"),
 ])  # fmt: skip
 def test_a_contradiction_is_named_with_the_reason_that_its_file_has(rows, table, decoder, contradiction, reason):
     found = row(rows, table, decoder)
     assert (found["contradiction"], found["reason"]) == (contradiction, reason)
+
+
+def test_step_ratios_of_a_decoder_that_differ_between_papers_are_contradictions(rows):
+    apart = [one for one in rows if one["contradiction"] == STEPS]
+    assert {(one["decoder"], one["model"], one["prompts"]) for one in apart} == {
+        ("sjd", model, prompts) for model in ("llamagen-512", "emu3") for prompts in ("coco", "parti")
+    }
+    assert len({one["paper"] for one in apart}) == 3 and {one["reason"] for one in apart} == {UNEXPLAINED}
 
 
 def test_ratios_are_printed_or_of_the_printed_seconds_and_nfe(rows):

@@ -139,6 +139,8 @@ def test_the_best_values_are_bold_and_measured_ones_only_if_they_differ_from_ar(
     runs = {PLAIN: folder(tmp_path / "slow", AR, slow), SPECULATIVE: folder(tmp_path / "slow", SJD, sjd(9))}
     bold = re.search(r"\| B SJD.*\n(.*)", render_tables([join(TABLE, runs)]))[1]
     assert re.findall(r"\*\*([\d.]+)", bold) == ["9.96"], "the speed-up alone is tested"
+    noted = replace(TABLE, rows=tuple(replace(row, notes={"row": "a contradiction"}) for row in TABLE.rows))
+    assert r"\textsuperscript{1} a contradiction" in render_tables([join(noted, {})], "latex")
     assert r"\textbf{52.34}" in render_tables([done], "latex") and "<b>52.34</b>" in render_tables([done], "html")
     few = render_tables([many(tmp_path / "few", ar=3, sjd=3)])
     assert "*" not in re.search(r"\| B SJD.*\n(.*)\n", few)[1]

@@ -184,7 +184,7 @@ BAD = {
     "a deep value": ("p.jsonl", b'{"text": "a", "x": ' + b"[" * 1000 + b"]" * 1000 + b"}\n", "nested"),
     **{f"{value} as metadata": ("p.jsonl", f'{{"text": "a", "score": [{value}]}}\n'.encode(),
                                 "line 1: metadata has NaN or infinity") for value in ("NaN", "-Infinity", "1e999")},
-    **{f"json {text[:4]}": ("p.json", text.encode(), r"p\.json' is not")
+    **{f"json {text[:4]}": ("p.json", text.encode(), r"p\.json' (is not|must be)")
        for text in ('{"a": 1}', "[1]", "[", '[{"text": "a", "text": "b"}]', "[" * 1000 + "]" * 1000)},
     "parquet of other bytes than UTF-8": ("p.parquet", parquet_of(b"\xe8\x01"), "is not a parquet file: .*utf-8"),
 }  # fmt: skip

@@ -113,7 +113,7 @@ def test_images_of_other_captions_are_not_common(tmp_path):
 
 @pytest.mark.parametrize(("change", "kept", "note"), [
     ({"first": "x"}, "prompt", "the captions in common have different ids: import tokens --prompts shapes gives"),
-    ({"sample": 1}, "prompt", "no images in common: their sample numbers"),
+    ({"sample": 1}, "prompt", "no images in common: the runs have different sample numbers"),
     ({"first": "x"}, "another", "no captions in common"), ({}, "another", OTHER_CAPTIONS),
 ])  # fmt: skip
 def test_a_comparison_of_no_pair_says_how_the_images_differ(tmp_path, change, kept, note):
@@ -181,6 +181,8 @@ def test_bold_follows_the_verdict_of_compare_in_latex_and_on_the_page(runs, tmp_
     assert [row["real"] for row in json.loads(render(rows, "json"))] == [[], ["brightness"]]
     latex, page = render(rows, "latex"), html.page(rows)
     assert latex.count("\\textbf") == 1 and BOLD_RULE in latex and BOLD_RULE.partition(":")[0] in page
+    marked = compare_rows(rows, "ar")
+    assert all("†: differs from" in render(marked, fmt) for fmt in ("latex", "markdown"))
     unclear = pictured(tmp_path / "unclear", AR, synthetic.ar(8), (100, 150, 200, 50, 80, 120, 90, 110)).parent
     pictured(unclear, SJD, synthetic.ar(8), (100, 151, 199, 50, 81, 119, 90, 110))
     assert "\\textbf" not in render(report_rows(find_runs(unclear)), "latex"), "a best value that shows nothing"

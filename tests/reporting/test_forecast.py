@@ -9,6 +9,7 @@ from refusals import refused
 
 import specbench
 from specbench.models.catalog import find_model
+from specbench.papers.forecasts import printed_elsewhere
 from specbench.reporting.forecast import Accepted, ForecastSetting, Printed, forecast_rows
 from specbench.specs.presets import PRESETS, resolve
 from specbench.system.device_peaks import peak_of
@@ -89,6 +90,18 @@ def test_a_forecast_from_another_model_reaches_to_what_papers_print_for_its_kind
     assert far["tokens_per_step_high"] == 1.14 and any("SSD (arXiv 2606.20543)" in line for line in far["assumptions"])
     (near,) = json.loads(cli("forecast", "--on", "A100", "--model", "shapes", "--out", tmp_path, "--json").out)
     assert near["tokens_per_step_low"] == near["tokens_per_step_high"] == 1
+
+    of_16, of_96 = (Accepted("a run", "shapes", resolve("sjd++", {"window": w}), "sjd++", 2.0) for w in (16, 96))
+    assert 2 < max(printed_elsewhere(of_16)).tokens_per_step < 3, "not 7.5, of a window of 96"
+    assert max(printed_elsewhere(of_96)).tokens_per_step == 7.51
+
+
+def test_a_decoder_of_image_rows_feeds_as_many_rows_as_are_active_at_equal_rates():
+    pjd = Accepted("a paper", "lumina", resolve("pjd", {"rows-window": 16}), "pjd", 5.0)
+    zipar = Accepted("a paper", "lumina", resolve("zipar", {"rows-window": 11}), "zipar", 4.0)
+    pjd, zipar = forecast_rows([pjd, zipar], setting())
+    assert (pjd["window"], zipar["window"]) == (3 * 8, 5)
+    assert any("image rows" in line for line in pjd["assumptions"])
 
 
 def test_every_assumption_is_printed_and_the_table_says_that_it_is_none_of_measurements(cli, tmp_path):

@@ -187,7 +187,7 @@ def test_other_engines_and_settings_are_refused_in_a_line(more, code, problem, f
 def test_models_that_no_engine_serves_are_refused_in_a_line(folder, tmp_path, cli):
     problems = {
         "shapes": "an engine takes prompts as token ids", "janus": "are not in the served model's vocabulary",
-        "simplear": "does not offer guidance, here 6",
+        "simplear": "does not offer guidance, but simplear+random+tiny would use 6",
     }  # fmt: skip
     with engine(vllm) as (address, _):
         for name, problem in problems.items():
@@ -206,6 +206,6 @@ def test_audit_engine_draws_and_then_audits_the_run(folder, tmp_path, cli, monke
         )
         outcome = cli(*line.split(), "--prompts", folder / "p.txt", "--out", tmp_path)
         assert outcome.code == 0 and len(RunStore(audited[0]).samples()) == 2
-        assert "--engine excludes" in cli("audit", "sjd", "--engine", address).err
+        assert "--engine cannot be combined" in cli("audit", "sjd", "--engine", address).err
     assert "--engine ADDRESS" in cli("audit", "--limit", 3).err
     assert "http://127.0.0.1:8000" in cli("audit", "--engine", "127.0.0.1:8000").err

@@ -117,7 +117,7 @@ def test_a_foreign_model_is_named_for_its_faults(name, code, tmp_path):
     where = ("--prompts", "shapes", "--limit", "1", "--out", "runs")
     answer = specbench(tmp_path, "run", "--model", f"mine:{name}", "--decoder", "sjd", *where)
     assert answer.returncode == code and "a bug" not in answer.stderr, answer.stderr
-    texts = (f"model '{name.lower()}'", "mine.py:", "the model drew", "is called")
+    texts = (f"model '{name.lower()}'", "mine.py:", "the model rendered", "is called")
     assert any(text in answer.stderr for text in texts), (name, answer.stderr)
     assert not list(tmp_path.rglob("outside*"))
 
@@ -152,7 +152,7 @@ def test_the_option_of_a_file_is_read_as_the_file_has_it(tmp_path):
         (("keep:DECODER", "--eps", "3"), 0, ""),
         (("keep:DECODER", "--eps", "0.5"), 2, "--eps 0.5: must be at least 1 and at most 5 (exponent on p/q"),
         (("keep:DECODER", "--eps", "abc"), 2, "--eps abc: expected a number (exponent on p/q"),
-        (("keep:DECODER:eps=2:fresh-q=onehot",), 2, "use commas between options"),
+        (("keep:DECODER:eps=2:fresh-q=onehot",), 2, "a colon between options"),
         (("power:DECODER", "--thr", "0.2"), 2, "write it inline: --decoder power:DECODER:thr=VALUE"),
     ]:
         done = specbench(tmp_path, "run", "--dry-run", "--decoder", *arguments)

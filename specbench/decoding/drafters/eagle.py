@@ -234,7 +234,7 @@ class HeadCache:
             self._run(prompt.ids[:, 1:], head.fused(prompt.features), places, head.rotary(places), mask, longest)
 
     def mark_lengths(self, readable: Tensor) -> None:
-        """Mark the lengths of `readable` and of the cache dynamic, so that one compiled version covers all lengths."""
+        """Declare the lengths of `readable` and of the cache dynamic: one compiled version then covers all lengths."""
         torch._dynamo.mark_dynamic(readable, 0)
         torch._dynamo.mark_dynamic(self._index, 0)
         for buffers in self._cache.buffers():

@@ -91,7 +91,7 @@ class Jacobi:
 
 
 class NoDraft(Jacobi):
-    """No drafts, as in autoregressive sampling: one column, the last committed token."""
+    """No drafts, as in autoregressive sampling: a forward has one token, the last committed token."""
 
     def __init__(self, context: Context, init: Init):
         super().__init__(context, init, window=1)

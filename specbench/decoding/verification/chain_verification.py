@@ -25,8 +25,8 @@ from specbench.decoding.verification.refinement import Refinement, refined_from
 def verify_chain(
     p: Tensor, proposal: Proposal, verifier: Verifier, refinement: Refinement, noise: Noise, step: Tensor
 ) -> Verification:
-    """Verify the drafts of a chain, given the target distributions p [B, D + 1, V] of its columns. `step`: [B, 1]
-    number of this target forward, per row, which addresses the noise."""
+    """Verify the drafts of a chain, given the target distributions p [B, D + 1, V] of the forward's tokens. `step`:
+    [B, 1] number of this target forward, per row, which addresses the noise."""
     drafts, positions = proposal.tokens[:, 1:], proposal.positions
     if drafts.shape[1] == 0:
         return _sample(p, positions, noise)

@@ -78,7 +78,7 @@ class LanternPlusPlus(Lantern):
 
 
 class Neighbourhood(NamedTuple):
-    """A(x) of drafts [..., n], without the draft itself."""
+    """A(x) of drafts x [..., n]: the draft and the `member` neighbours; `ids`, `member` and `wide` omit the draft."""
 
     draft: Tensor  # [..., n] tokens x
     ids: Tensor  # [..., n, k] codebook neighbours of x, nearest first

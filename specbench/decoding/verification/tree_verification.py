@@ -31,7 +31,7 @@ def verify_tree(
     noise: Noise,
     step: Tensor,
 ) -> Verification:
-    """Verify the drafts of a tree, given the target distributions p [B, C, V] of its columns. `tables`: of the
+    """Verify the drafts of a tree, given the target distributions p [B, C, V] of the forward's tokens. `tables`: of the
     proposal's tree. `step`: [B, 1] number of this target forward, per row, which addresses the noise."""
     slots, row = proposal.positions, torch.arange(len(p), device=p.device)[:, None]
     # One uniform per column [B, C], for the draft it consumes; drafts of the same slot have separate coins.

@@ -86,7 +86,7 @@ class CompiledStep(CompiledForms):
         return self._call(-1, cache.buffers(), embeds, positions, slots)
 
     def __call__(self, cache: PositionCache, inputs: ForwardInputs, most: int) -> tuple[Tensor, Tensor]:
-        """See `run_step`; the next call overwrites the result. `most`: columns of the session's widest forward."""
+        """Return the result of `run_step`, until the next call overwrites it. `most`: tokens of the largest forward."""
         width = inputs.tokens.shape[1]
         inputs = inputs.widened(padded_columns(max(width, most)))
         # The number of slots read is symbolic: one form covers all parts of a cache, with a separate capture each.
@@ -133,7 +133,7 @@ def unnest_layers(backbone: nn.Module) -> bool:
 
 
 def padded_columns(columns: int) -> int:
-    """Return the number of columns that a window is padded to, so that there are few shapes."""
+    """Return the number of tokens that a window is padded to, so that there are few shapes."""
     return -(-columns // 8) * 8 if columns > 8 else 1 << (columns - 1).bit_length()
 
 

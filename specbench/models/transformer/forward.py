@@ -26,7 +26,7 @@ class StepModel(Protocol):
 
 
 class ForwardInputs(NamedTuple):
-    """Inputs of a forward, without the cache. R rows, T columns, S cache slots that attention reads."""
+    """Inputs of a forward, without the cache. R rows, T query positions (columns), S slots that attention reads."""
 
     # tokens, positions: [R, T] as in `Session.forward`, for all rows
     tokens: Tensor

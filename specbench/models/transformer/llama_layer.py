@@ -30,8 +30,8 @@ def grouped_attention(
     """Grouped-query attention without repeated keys and values, with the signature of transformers: queries
     [R, H, T, d], keys and values [R, H / G, S, d], mask [R, 1, T, S]; output [R, T, H, d].
 
-    The G heads of a group become columns of one head. transformers does this for one column only; for several columns
-    it repeats keys and values.
+    The queries of the G heads of a group become query positions ("columns") of one head. transformers does this for a
+    single query position only; otherwise it repeats keys and values.
     """
     rows, heads, columns, width = query.shape
     groups = heads // key.shape[1]
@@ -49,8 +49,8 @@ def grouped_attention(
 
 
 def _lone_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
-    """Compute `grouped_attention` of one column as sums. Compiled for a CPU they take 0.6 of the time of torch's
-    kernel, whose query blocks are nearly empty for one column."""
+    """Compute `grouped_attention` of one query position as sums. Compiled for a CPU they take 0.6 of the time of
+    torch's kernel, whose query blocks are then nearly empty."""
     grouped = query.view(query.shape[0], key.shape[1], -1, 1, query.shape[3]).float()
     scores = scaling * (grouped * key[:, :, None].float()).sum(-1)
     scores = scores if mask is None else torch.where(mask, scores, -torch.inf)

@@ -79,7 +79,7 @@ class TransformerModel:
         raise NotImplementedError
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
-        """Embed stream tokens [R, T], consumed by the columns that predict stream slots `positions` [R, T]: [R, T, d].
+        """Embed the stream tokens [R, T] of a forward that predict stream slots `positions` [R, T]: [R, T, d].
         Entries with position 0 are replaced by the prompt's last element; entries past the end are never read."""
         raise NotImplementedError
 
@@ -324,7 +324,7 @@ class TransformerSession:
         visible: int,
         start: int | None = None,
     ) -> Tensor:
-        """Compute logits of columns [R, T] at cache slots [R, T]. `start`: first slot of a chain if it is the same in
+        """Compute logits of tokens [R, T] at cache slots [R, T]. `start`: first slot of a chain if it is the same in
         all rows. Then the rows are written as one run, and a single column needs no mask."""
         first, self._fed = self._fed is None, slots
         # Only a session's first forward predicts slot 0, whose input is the prompt's last element.

@@ -35,7 +35,7 @@ def plan_workers(settings: RunSettings) -> Workers:
     if workers.elsewhere and ":" in settings.device:
         raise SpecbenchError(f"--device {settings.device}: each worker has its own GPU", "write --device cuda")
     if workers.elsewhere and settings.batch == "auto":
-        raise SpecbenchError("--batch auto: cannot be estimated with --workers or --ray", "omit them, or set a number")
+        raise SpecbenchError("--batch auto cannot be combined with --workers or --ray", "omit them, or give a number")
     return workers
 
 
@@ -90,6 +90,5 @@ def no_cluster(address: str | None, why: str) -> SpecbenchError:
             MISSING_PREREQUISITE,
         )
     where = f"--ray {address}: no Ray cluster answers there" if address else "Ray does not start here"
-    return SpecbenchError(
-        f"{where}: {why.strip().partition('. ')[0][:200]}", "start one with 'ray start --head'", MISSING_PREREQUISITE
-    )
+    reason = why.strip().partition(". ")[0][:200]
+    return SpecbenchError(f"{where}: {reason}", "start a cluster: ray start --head", MISSING_PREREQUISITE)
