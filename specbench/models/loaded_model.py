@@ -27,6 +27,7 @@ from specbench.models.interface import TokenLayout
 from specbench.models.network_head import accepted, base_of, own_head, own_logits
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.model import Prefix, TransformerModel, TransformerSession
+from specbench.system.matrix_products import product
 from specbench.system.torch_state import PinnedTorch
 
 PromptIds = Callable[[str], tuple[Sequence[int], Sequence[int]]]
@@ -93,6 +94,7 @@ class LoadedModel(TransformerModel):
             base = self.backbone.base
             hidden = base(input_ids=self._image_ids[None, :3], **accepted(base, use_cache=False))[0]
             self._head = own_head(inner, self._image_ids, hidden)
+            self._matrix = self._head.matrix  # an attribute of its own, so that a compiled step takes it as an input
         self.codebook = None if codebook is None else _codebook(codebook, self.layout.v_image).to(self.device)
         self._ids_of: Any = prompt_ids
         self._draw: Any = render
@@ -162,12 +164,12 @@ class LoadedModel(TransformerModel):
         return self.stream_ids[tokens]
 
     def head(self, hidden: Tensor) -> Tensor:
-        return self._head.logits(hidden)
+        return self._head.logits(hidden) if self._matrix is None else product(hidden, self._matrix)
 
     def output_matrix(self) -> tuple[Tensor, None]:
-        if self._head.matrix is None:
+        if self._matrix is None:
             raise SpecbenchError(f"{self.name} has no plain output matrix to reduce", "choose eagle or vertical")
-        return self._head.matrix, None
+        return self._matrix, None
 
     def own_logits(self, prompt: Prefix, tokens: Tensor) -> Tensor:
         """See `TransformerModel.own_logits`. If the network's forward hides the image tokens, apply its head to the
