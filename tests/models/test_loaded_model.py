@@ -138,6 +138,16 @@ def test_a_plug_in_is_compared_when_it_is_loaded(tmp_path, monkeypatch):
         assert model.name == "users-lm" and model.weights_sha256 == info.weights_sha256() and not network.training
 
 
+@pytest.mark.slow
+def test_a_network_with_a_plain_head_can_be_compiled():
+    model = loaded_model.LoadedModel(any_causal_lm.build("llama"), (5, 6), IDS, lambda text: PROMPTS)
+    eager = specbench.decode(model, "a cup", "sjd:window=4")
+    model.compile()
+    assert model.compiles
+    compiled = specbench.decode(model, "a cup", "sjd:window=4")
+    assert (compiled.tokens == eager.tokens).all() and compiled.nfe == eager.nfe
+
+
 class Scaled(LlamaForCausalLM):
     """A user's class: `scale` changes the embeddings outside the base model, `late` the logits of later tokens."""
 
