@@ -245,8 +245,13 @@ def test_the_digest_matches_sorted_lines_of_json():
 
 @pytest.mark.parametrize("suffix", ["txt", "json", "jsonl", "csv", "parquet"])
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path, suffix, monkeypatch):
-    monkeypatch.setattr("pathlib.Path.open", lambda *_, **__: pytest.fail("it was opened"))
     os.mkfifo(path := tmp_path / f"prompts.{suffix}")
+    opened = Path.open
+
+    def opener(self, *mode, **how):
+        return pytest.fail("it was opened") if self == path else opened(self, *mode, **how)
+
+    monkeypatch.setattr(Path, "open", opener)
     refused("is not a regular file", load_prompts, path)
 
 
