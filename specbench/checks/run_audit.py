@@ -437,13 +437,7 @@ def _gap_of(logp: np.ndarray, entropy: np.ndarray, counted: np.ndarray) -> tuple
 
 def model_of(spec: RunSpec, weights: str | None, revision: str | None) -> ModelFacts:
     """Load the run's model, whose files must be on this disk."""
-    try:
-        model = recorded_model(spec.model, weights, revision)
-    except SpecbenchError as error:
-        if spec.model_code is None:
-            raise
-        what = f"the run's model '{spec.model}' is a plug-in that is not installed"
-        raise SpecbenchError(what, "specbench audit --run RUN --recompute --model MODULE:NAME") from error
+    model = recorded_model(spec.model, weights, revision, plugin=spec.model_code is not None)
     model.files()  # raises an error if files are missing; large files are downloaded only on request
     if model.weights_sha256() != spec.weights_sha256:
         raise SpecbenchError(

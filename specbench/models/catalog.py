@@ -270,10 +270,19 @@ def model_code(model: ModelFacts) -> Code | None:
     return code_of([*targets, reference], [config] if isinstance(config, Path) else [])
 
 
-def recorded_model(name: str, weights: str | None = None, revision: str | None = None) -> ModelFacts:
-    """Return a run's model from its recorded name, whose endings encode its configuration ("janus+random+tiny")."""
+def recorded_model(
+    name: str, weights: str | None = None, revision: str | None = None, plugin: bool = False
+) -> ModelFacts:
+    """Return a run's model from its recorded name, whose endings encode its configuration ("janus+random+tiny").
+    `plugin`: whether the run's model is not specbench's."""
     model, choice = ModelChoice.of_name(name, weights, revision)
-    return find_model(model).configured(choice)
+    try:
+        return find_model(model).configured(choice)
+    except SpecbenchError as error:
+        if not plugin or model in models():
+            raise
+        what = f"the run's model '{model}' is a plug-in that is not installed"
+        raise SpecbenchError(what, "specbench audit --run RUN --recompute --model MODULE:NAME") from error
 
 
 def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:
