@@ -3,7 +3,7 @@ decode images without a run."""
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from importlib import metadata
@@ -304,7 +304,7 @@ def decode_loaded(
     plain: Any = SimpleNamespace(
         name=model.name, guided=True, v_image=model.layout.v_image, sampling=lambda: Sampling(guidance=1.0)
     )
-    texts: list[Any] = list(prompts) if isinstance(prompts, Sequence) and not isinstance(prompts, str) else [prompts]
+    texts: list[Any] = list(prompts) if isinstance(prompts, Iterable) and not isinstance(prompts, str) else [prompts]
     planned = _one_decoder(read)
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise SpecbenchError(f"decode: prompt {wrong[0]!r:.60} is not a text", "pass a text, or a list of texts")
