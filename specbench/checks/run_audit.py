@@ -434,7 +434,7 @@ def _gap_of(logp: np.ndarray, entropy: np.ndarray, counted: np.ndarray) -> tuple
 
 def model_of(spec: RunSpec, weights: str | None, revision: str | None) -> ModelFacts:
     """Load the run's model, whose files must be on this disk."""
-    model = recorded_model(spec.model, weights, revision)
+    model = recorded_model(spec.model, weights, revision, plugin=spec.model_code is not None)
     model.files()  # raises an error if files are missing; large files are downloaded only on request
     if model.weights_sha256() != spec.weights_sha256:
         raise SpecbenchError(

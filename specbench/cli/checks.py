@@ -15,7 +15,7 @@ from specbench.runs.settings import run_settings
 from specbench.specs.options import Use
 from specbench.specs.presets import PRESETS, require_decoders
 from specbench.specs.run_spec import SAMPLING, UNSERVED
-from specbench.system import console
+from specbench.system import console, plugins
 from specbench.system.torch_device import AUTO, best_device, chosen_device
 
 _DEFAULT_SAMPLES = 290_000
@@ -137,6 +137,10 @@ def audit(
         asked |= {"dtype": dtype} if dtype else {}
         run = [_run_of_engine(engine, out, served, asked)]
         return audit_runs(run, out, False, weights, revision, device, None, json, quiet, logp)
+    if recompute and plugins.is_reference(str(asked.get("model"))):
+        from specbench.models.catalog import find_model
+
+        find_model(str(asked.pop("model")))  # registers the name that run.json contains
     if asked or served:
         raise SpecbenchError(f"--{next(iter(asked), 'served')} requires --engine", "add --engine ADDRESS")
     recomputed, elsewhere = bool(recompute or dtype), bool(weights or revision)

@@ -80,6 +80,8 @@ class ModelInfo(ModelFacts):
     def load(self, device: str, dtype: str | None = None) -> ImageModel:
         import torch  # takes seconds, and `list models` does not need it
 
+        from specbench.models import loaded_model
+
         make: Any = plugins.load_object(self.target, f"model {self.name}")
         with plugins.naming_plugin("model", self.name, self.target):
             loaded = make(device=device, dtype=getattr(torch, dtype or self.dtype))
@@ -97,6 +99,9 @@ class ModelInfo(ModelFacts):
             from specbench.models.checkpoint_loading import quantise_network  # imports torch
 
             quantise_network(loaded.backbone)
+        if isinstance(loaded, loaded_model.LoadedModel):
+            loaded.name, loaded.weights_sha256 = self.name, self.weights_sha256()
+            loaded_model.prepare_for_runs(loaded)
         return loaded
 
     def require_weights(self) -> None:
@@ -265,10 +270,19 @@ def model_code(model: ModelFacts) -> Code | None:
     return code_of([*targets, reference], [config] if isinstance(config, Path) else [])
 
 
-def recorded_model(name: str, weights: str | None = None, revision: str | None = None) -> ModelFacts:
-    """Return a run's model from its recorded name, whose endings encode its configuration ("janus+random+tiny")."""
+def recorded_model(
+    name: str, weights: str | None = None, revision: str | None = None, plugin: bool = False
+) -> ModelFacts:
+    """Return a run's model from its recorded name, whose endings encode its configuration ("janus+random+tiny").
+    `plugin`: whether the run's model is not specbench's."""
     model, choice = ModelChoice.of_name(name, weights, revision)
-    return find_model(model).configured(choice)
+    try:
+        return find_model(model).configured(choice)
+    except SpecbenchError as error:
+        if not plugin or model in models():
+            raise
+        what = f"the run's model '{model}' is a plug-in that is not installed"
+        raise SpecbenchError(what, "specbench audit --run RUN --recompute --model MODULE:NAME") from error
 
 
 def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:

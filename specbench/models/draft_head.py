@@ -206,7 +206,7 @@ def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[Check
     if own not in kept or kept[own][0] != source:
         head: Any = load(files) if files else getattr(model, own)()
         if head is None:
-            raise no_head(model.name)
+            raise no_head(model.name, named=bool(model.weights_sha256))
         if head.width != model.feature_size:
             what = f"--head {path}: its features have size {head.width}, those of '{model.name}' {model.feature_size}"
             raise SpecbenchError(what, "check that the head was trained for this model")

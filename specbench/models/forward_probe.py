@@ -31,7 +31,7 @@ _TREE = Tree((-1, 0, 0, 1, 2))  # Two branches of two drafts
 _AHEAD = "its attention is not causal, or its positions depend on the length, so it cannot be decoded step by step"
 _COMPARED = "own-forward.json"  # in the cache folder: largest differences of checkpoints, in nats
 _SAME = 1e-4  # Differences up to this many nats always pass
-_HINT = "specbench's cache, masks, positions or head differ from the network's; probe=False skips this test"
+_HINT = "specbench's cache, masks, positions or head differ from the network's"
 
 
 class Gap(NamedTuple):

@@ -8,10 +8,12 @@ network's own forward.
 
 from __future__ import annotations
 
+import math
 import operator
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -25,10 +27,14 @@ from specbench.models.interface import TokenLayout
 from specbench.models.network_head import accepted, base_of, own_head, own_logits
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.model import Prefix, TransformerModel, TransformerSession
+from specbench.system.matrix_products import product
 from specbench.system.torch_state import PinnedTorch
 
 PromptIds = Callable[[str], tuple[Sequence[int], Sequence[int]]]
 """Function of a text: vocabulary ids of the prompt (up to the first image token), and of the unconditional prompt."""
+
+
+_INTERFACE = "config", "base_model", "get_input_embeddings", "get_output_embeddings"  # what is used of a network
 
 
 class LoadedModel(TransformerModel):
@@ -54,9 +60,12 @@ class LoadedModel(TransformerModel):
         image_ids: Sequence[int],
         prompt_ids: PromptIds,
         forced_ids: Sequence[int] = (),
-        codebook: Tensor | None = None,
+        codebook: Tensor | Sequence[Sequence[float]] | None = None,
         render: Callable[[Tensor], Tensor] | None = None,
     ):
+        if isinstance(image_ids, set | frozenset) or not hasattr(image_ids, "__len__"):
+            what = f"image_ids: {image_ids!r:.60} is not a list of ids"
+            raise SpecbenchError(what, "give the vocabulary id of each image token, in their order")
         self.layout = layout if isinstance(layout, TokenLayout) else _grid(layout, len(image_ids))
         if self.layout.vocab != len(image_ids) + len(forced_ids):
             what = f"{len(image_ids)} image ids and {len(forced_ids)} forced ids for a layout of {self.layout.vocab}"
@@ -64,8 +73,16 @@ class LoadedModel(TransformerModel):
         self.network = network
         inner = unwrapped(network)
         self.name = type(inner).__name__
+        if wrong := [name for name in _INTERFACE if not hasattr(inner, name)]:
+            what = f"{self.name} is not a causal language model of transformers with a KV cache: it has no {wrong[0]}"
+            raise SpecbenchError(what, "docs/extending-model.md describes a plug-in for other networks")
+        for name, function in {"prompt_ids": prompt_ids, "render": render or prompt_ids}.items():
+            if not callable(function):
+                raise SpecbenchError(f"{name} = {function!r:.60} is not a function")
         with refusing(self.name):
             self.backbone = Backbone(inner)
+            if self.device.type == "meta":
+                raise SpecbenchError(f"{self.name} is on the meta device, so it has no weights", "load its weights")
             self._words = len(inner.get_input_embeddings().weight)
         ids = self._ids("image_ids", image_ids), self._ids("forced_ids", forced_ids)
         if not ids[0] or len(set(ids[0])) < len(ids[0]):
@@ -77,7 +94,8 @@ class LoadedModel(TransformerModel):
             base = self.backbone.base
             hidden = base(input_ids=self._image_ids[None, :3], **accepted(base, use_cache=False))[0]
             self._head = own_head(inner, self._image_ids, hidden)
-        self.codebook = None if codebook is None else codebook.detach().float().to(self.device)
+            self._matrix = self._head.matrix  # an attribute of its own, so that a compiled step takes it as an input
+        self.codebook = None if codebook is None else _codebook(codebook, self.layout.v_image).to(self.device)
         self._ids_of: Any = prompt_ids
         self._draw: Any = render
 
@@ -117,16 +135,27 @@ class LoadedModel(TransformerModel):
         """Encode prompts as ids [P, 1], because the network embeds them itself."""
         rows: tuple[list[list[int]], list[list[int]]] = [], []
         for text in prompts:
-            pair = self._ids_of(text)
+            pair = _result(f"prompt_ids of {text!r:.40}", self._ids_of, text)
             if not isinstance(pair, Sequence) or len(pair) != 2:
                 raise SpecbenchError("prompt_ids must return two lists of ids", "of the prompt, and without a prompt")
             for ids, part in zip(rows, pair, strict=True):
                 ids.append(self._ids("prompt_ids", part))
         if not all((*rows[0], *rows[1])):
             raise SpecbenchError("prompt_ids returned a prompt without ids", "return at least one id, such as <s>")
+        total, positions = max(map(len, (*rows[0], *rows[1]))) + self.layout.length, self._positions()
+        if total > positions:
+            what = f"a prompt and its image have {total} tokens, but the network has {positions} positions"
+            raise SpecbenchError(what, "give a shorter prompt or a smaller layout")
         elements = [torch.tensor(row, device=self.device) for row in (*rows[0], *rows[1])]
         ids = nn.utils.rnn.pad_sequence(elements, batch_first=True)
         return Prefix([row[:, None] for row in elements], ids=ids)
+
+    def _positions(self) -> float:
+        """Return the number of positions in the network's table of learned positions; infinite without a table."""
+        tables = [part for name, part in self.backbone.named_modules() if re.search("wpe|position", name)]
+        sizes = [table.num_embeddings for table in tables if isinstance(table, nn.Embedding)]
+        named = getattr(self.backbone.config, "max_position_embeddings", math.inf)
+        return min([*sizes, named]) if sizes else math.inf
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
         return self.stream_ids[tokens][..., None]
@@ -135,12 +164,12 @@ class LoadedModel(TransformerModel):
         return self.stream_ids[tokens]
 
     def head(self, hidden: Tensor) -> Tensor:
-        return self._head.logits(hidden)
+        return self._head.logits(hidden) if self._matrix is None else product(hidden, self._matrix)
 
     def output_matrix(self) -> tuple[Tensor, None]:
-        if self._head.matrix is None:
+        if self._matrix is None:
             raise SpecbenchError(f"{self.name} has no plain output matrix to reduce", "choose eagle or vertical")
-        return self._head.matrix, None
+        return self._matrix, None
 
     def own_logits(self, prompt: Prefix, tokens: Tensor) -> Tensor:
         """See `TransformerModel.own_logits`. If the network's forward hides the image tokens, apply its head to the
@@ -156,17 +185,44 @@ class LoadedModel(TransformerModel):
         return logits[0, first:, self._image_ids]
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
-        return self._draw(image_tokens)
+        return _result("render", self._draw, image_tokens)
+
+
+def _result(name: str, users: Callable[[Any], Any], given: object) -> Any:
+    """Call a user's function; its error becomes one line."""
+    try:
+        return users(given)
+    except (SpecbenchError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        what = f"{name} failed: {type(error).__name__}: {error!s:.100}"
+        raise SpecbenchError(" ".join(what.split())) from error
 
 
 def _grid(layout: Any, codes: int) -> TokenLayout:
     try:
-        height, width = map(operator.index, layout)
+        height, width = (0 if isinstance(size, bool) else operator.index(size) for size in layout)
     except (TypeError, ValueError):
         height = width = 0
     if min(height, width) < 1:
         raise SpecbenchError(f"layout {layout!r:.60}", "give (height, width) in image tokens, or a TokenLayout")
     return TokenLayout.plain(height, width, codes)
+
+
+def _codebook(given: Any, codes: int) -> Tensor:
+    """Convert a codebook, given as a tensor, an array or nested lists, to float32 [v_image, d]."""
+    try:
+        codebook = torch.as_tensor(given).detach().float()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SpecbenchError(f"codebook: {error!s:.100}", "give a matrix with one row for each image token") from error
+    if codebook.ndim != 2:
+        what = f"codebook has {codebook.ndim} dimension{'s' * (codebook.ndim != 1)}, not 2"
+        raise SpecbenchError(what, "give a matrix with one row for each image token")
+    if len(codebook) != codes:
+        raise SpecbenchError(f"codebook has {len(codebook)} rows for {codes} image tokens", "select one row for each")
+    if not codebook.isfinite().all():
+        raise SpecbenchError("codebook contains NaN or infinite numbers")
+    return codebook
 
 
 class _Session(TransformerSession):
@@ -353,10 +409,29 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+def prepare_for_runs(model: LoadedModel) -> None:
+    """Like `decoding` with a comparison, but for good: a plug-in loads the network only for runs. A prompt that the
+    plug-in cannot read, or too long, is replaced by a shorter prompt."""
+    network = unwrapped(model.network).eval()
+    prefix = Prefix([row[:, None] for row in (model.stream_ids[:8], model.stream_ids[:1])])
+    for text in ("0", "a cup", "a photo of a cup, " * 12):
+        with suppress(SpecbenchError):
+            prefix = model.encode([text])
+    with refusing(model.name):
+        known = _compare(model, network, prefix, network.config._attn_implementation)
+    model.no_trees = known.result.no_trees
+    for config in _configs(network):
+        config._attn_implementation = known.attention
+
+
+def _configs(network: nn.Module) -> list[Any]:
+    return list({id(part.config): part.config for part in network.modules() if hasattr(part, "config")}.values())
+
+
 @contextmanager
 def _attention(network: nn.Module, implementation: str) -> Iterator[None]:
     """Set the attention implementation in every configuration of the network."""
-    configs = {id(part.config): part.config for part in network.modules() if hasattr(part, "config")}.values()
+    configs = _configs(network)
     before = [config._attn_implementation for config in configs]
     try:
         for config in configs:

@@ -3,7 +3,7 @@ decode images without a run."""
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from importlib import metadata
@@ -257,7 +257,7 @@ def decode_loaded(
     image_ids: Sequence[int] = (),
     prompt_ids: PromptIds | None = None,
     forced_ids: Sequence[int] = (),
-    codebook: Tensor | None = None,
+    codebook: Tensor | Sequence[Sequence[float]] | None = None,
     render: Callable[[Tensor], Tensor] | None = None,
     seed: int = 0,
     trace: bool = False,
@@ -279,7 +279,8 @@ def decode_loaded(
         codebook: [image tokens, d] embedding of each image token, for the distances of GSD and LANTERN.
         render: function that draws image tokens [B, height * width] as uint8 [B, 3, H, W].
         probe: whether to compare decoding steps of a network with its own forward, once per network before the
-            first image (seconds). The largest difference of log p is `.facts["own_forward_gap"]`, NaN without probe.
+            first image (seconds). `.facts["own_forward_gap"]` is the largest difference of log p, NaN without probe,
+            and `.facts["own_forward_slots"]` is the number of compared tokens, 0 without probe.
         settings: `cfg`, `temperature`, `top_k`, `top_p`, ..., by default plain sampling, and options of the
             decoder, for example `G=50`.
 
@@ -303,7 +304,10 @@ def decode_loaded(
     plain: Any = SimpleNamespace(
         name=model.name, guided=True, v_image=model.layout.v_image, sampling=lambda: Sampling(guidance=1.0)
     )
-    texts, planned = [prompts] if isinstance(prompts, str) else list(prompts), _one_decoder(read)
+    texts: list[Any] = list(prompts) if isinstance(prompts, Iterable) and not isinstance(prompts, str) else [prompts]
+    planned = _one_decoder(read)
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise SpecbenchError(f"decode: prompt {wrong[0]!r:.60} is not a text", "pass a text, or a list of texts")
     if not texts:
         raise SpecbenchError("decode: no prompt given", "pass a text, or a list of texts")
     sampling, own, loaded = plan_sampling(plain, read), isinstance(model, LoadedModel), cast(Any, model)
@@ -312,15 +316,15 @@ def decode_loaded(
         set_up.enter_context(refusing(model.name) if own else nullcontext())
         images = _decoded(loaded, texts, planned, sampling, seed, trace)
     for image in images if own else ():
-        facts = {"own_forward_gap": compared.gap, "own_forward_slots": compared.slots} if compared else {}
-        image.facts |= {"own_forward_gap": math.nan} | facts
+        gap, slots = (compared.gap, compared.slots) if compared else (math.nan, 0)
+        image.facts |= {"own_forward_gap": gap, "own_forward_slots": slots}
     return images[0] if isinstance(prompts, str) else images
 
 
 def _one_decoder(settings: RunSettings) -> DecoderSpec:
     planned, *others = plan_decoders(settings)
     if others or planned.auto_window:
-        what = "generate takes one decoder, and its window is a number"
+        what = "window='auto' needs a run" if planned.auto_window else "several decoders, but only one can be used here"
         raise SpecbenchError(what, "specbench.run takes several decoders and window='auto'")
     return planned.spec
 
@@ -328,6 +332,8 @@ def _one_decoder(settings: RunSettings) -> DecoderSpec:
 def _decoded(
     model: ImageModel, texts: Sequence[str], decoder: DecoderSpec, sampling: Sampling, seed: int, trace: bool
 ) -> list[Generation]:
+    if decoder.init == "preview" and not model.layout.before:
+        console.warn(f"{model.name} has no preview: the fresh drafts of {decoder.name} are uniformly random")
     try:
         images: list[Any] = decode(
             model, [Request(text, text_id(text)) for text in texts], decoder, sampling, seed, trace=trace

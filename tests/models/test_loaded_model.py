@@ -2,11 +2,14 @@
 own distribution, or one line, without a catalogue and without a results folder. It concerns several modules:
 models.loaded_model, models.network_head, models.forward_probe, models.families.base."""
 
+import copy
 import gc
 import os
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import any_causal_lm
 import numpy as np
@@ -25,6 +28,7 @@ from transformers import (
 import specbench
 from specbench.errors import SpecbenchError
 from specbench.models import loaded_model
+from specbench.models.catalog import ModelInfo, load_model
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.models.transformer import kv_cache
 
@@ -113,6 +117,35 @@ def test_a_longer_prompt_is_compared_too():
     for texts, ids in (("b", lambda text: long), (["a", "b"], lambda text: long if text == "b" else PROMPTS)):
         given = {"layout": (5, 6), "image_ids": IDS, "prompt_ids": ids}
         refused("when other tokens follow it", specbench.decode, network, texts, "ar", cfg=2.0, **given)
+
+
+def test_a_plug_in_is_compared_when_it_is_loaded(tmp_path, monkeypatch):
+    (tmp_path / "users.json").write_text('{"network": {"codes": 16, "layers": 2}}')
+    sizes = {"resolution": (5, 6), "tokens": 30, "licence": "MIT", "config": tmp_path / "users.json"}
+    info = ModelInfo("users-lm", "a user's", target="users_lm:load", **sizes)
+    for name, prompts in (
+        ("llama", lambda text: PROMPTS),
+        ("gpt2", lambda text: {}[text]),
+        ("mamba", lambda text: PROMPTS),
+    ):
+        network = any_causal_lm.build(name, "eager").train()
+        own = loaded_model.LoadedModel(network, (5, 6), IDS, prompts)
+        monkeypatch.setitem(sys.modules, "users_lm", SimpleNamespace(load=lambda device, dtype, own=own: own))
+        if name == "mamba":
+            refused("users-lm: .*(differs from|cannot be decoded)", load_model, info)
+            continue
+        model = load_model(info)
+        assert model.name == "users-lm" and model.weights_sha256 == info.weights_sha256() and not network.training
+
+
+@pytest.mark.slow
+def test_a_network_with_a_plain_head_can_be_compiled():
+    model = loaded_model.LoadedModel(any_causal_lm.build("llama"), (5, 6), IDS, lambda text: PROMPTS)
+    eager = specbench.decode(model, "a cup", "sjd:window=4")
+    model.compile()
+    assert model.compiles
+    compiled = specbench.decode(model, "a cup", "sjd:window=4")
+    assert (compiled.tokens == eager.tokens).all() and compiled.nfe == eager.nfe
 
 
 class Scaled(LlamaForCausalLM):
@@ -304,6 +337,7 @@ def test_any_decoder_draws_from_the_distribution_of_the_network(network, decoder
         free = ~image.forced
         expected = torch.log_softmax(library_logits(network, text, image.tokens, 2.0)[free] / 0.7, dim=-1)
         logp = expected.gather(1, torch.tensor(image.tokens[free]).long()[:, None])[:, 0]
+        assert image.facts["own_forward_slots"] == 20
         assert image.logp[free] == pytest.approx(logp.numpy(), abs=1e-4)
         assert image.image is None and image.tokens[4] == CODES and image.nfe <= 20
     assert os.listdir() == [] and network.config._attn_implementation == attention
@@ -320,29 +354,47 @@ def test_a_window_of_drafts_takes_the_most_probable_tokens_and_pictures_are_the_
 
 def test_what_does_not_fit_is_one_line(network):
     refused("a network needs layout", specbench.decode, network, "a cup")
-    given = {"layout": (3, 3), "image_ids": range(4, 13), "prompt_ids": prompt_ids}
+    given = {"model": network, "prompts": "a cup"}
+    given |= {"layout": (3, 3), "image_ids": range(4, 13), "prompt_ids": prompt_ids}
     for wrong, line in (
         ({"layout": LAYOUT, "image_ids": range(23)}, "23 image ids and 0 forced ids for a layout of 25"),
         ({"image_ids": range(10**6, 10**6 + 9)}, "image_ids: 1000000 is not one of the 64 words of Chameleon"),
         ({"image_ids": torch.tensor([4] * 9)}, "image_ids contains an id twice"),
         ({"image_ids": [[4]]}, "is not a list of whole numbers"),
         ({"image_ids": ()}, "image_ids is empty|layout of 0"),
+        ({"image_ids": set(range(4, 13))}, "image_ids: .* is not a list of ids"),
+        ({"image_ids": 9}, "image_ids: 9 is not a list of ids"),
+        ({"codebook": torch.zeros(10, 2)}, "codebook has 10 rows for 9 image tokens"),
+        ({"codebook": np.zeros(9)}, "codebook has 1 dimension, not 2"),
+        ({"codebook": [[0.0, np.nan]] * 9}, "codebook contains NaN"),
+        ({"codebook": "x"}, "codebook: "),
+        ({"prompts": [1]}, "prompt 1 is not a text"),
+        ({"prompt_ids": lambda text: {}[text]}, "prompt_ids of 'a cup' failed: KeyError"),
+        ({"render": 5}, "render = 5 is not a function"),
+        ({"render": lambda tokens: {}["x"]}, "render failed: KeyError"),
+        ({"model": torch.nn.Linear(2, 2)}, "Linear is not a causal language model of transformers with a KV cache"),
+        ({"model": copy.deepcopy(network).to("meta")}, "is on the meta device"),
+        (
+            {"model": any_causal_lm.build("gpt2"), "prompt_ids": lambda text: ([1] * 5000, [1])},
+            "5009 tokens, but .* positions",
+        ),
         ({"layout": 5}, "layout 5"),
+        ({"layout": (True, 9)}, "layout .True, 9."),
         ({"layout": (0, 3)}, "layout .0, 3."),
         ({"prompt_ids": lambda text: ([], [0])}, "a prompt without ids"),
         ({"prompt_ids": lambda text: [1, 2, 3]}, "must return two lists of ids"),
         ({"prompt_ids": lambda text: (torch.tensor([[1]]), [0])}, "prompt_ids: .* is not a list of whole numbers"),
         ({"prompt_ids": lambda text: ([64], [0])}, "prompt_ids: 64 is not one of the 64 words"),
     ):
-        refused(line, specbench.decode, network, "a cup", **given | wrong)
+        refused(line, specbench.decode, **given | wrong)
     for no_model in (None, "gpt2"):
-        refused("is neither a network nor an ImageModel", specbench.decode, no_model, "a cup", **given)
+        refused("is neither a network nor an ImageModel", specbench.decode, **given | {"model": no_model})
     refused("GG", decoded, network, "gsd", GG=3)
+    refused("train a head with a plug-in", decoded, network, "eagle")
+    refused("several decoders", decoded, network, "ar,sjd")
 
 
 def test_a_model_of_the_catalogue_needs_no_ids():
-    from specbench.models.catalog import load_model
-
     image = specbench.decode(load_model("shapes"), "a red circle", "sjd", window=8, cfg=3.0, seed=5)
     other = specbench.generate("a red circle", decoder="sjd", window=8, cfg=3.0, seed=5, top_k=0, top_p=1.0)
     assert (image.tokens == other.tokens).all()

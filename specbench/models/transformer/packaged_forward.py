@@ -205,7 +205,8 @@ def _export(step: _Step, buffers: Buffers, inputs: ForwardInputs) -> tuple[Expor
     for sizes in allowed if assumed else ():
         assumed(*pytree.tree_leaves(arguments(sizes, "meta")))
     if exported.constants:
-        raise RuntimeError(f"the model keeps a tensor outside of its modules: {next(iter(exported.constants))}")
+        shapes = ", ".join(str(list(getattr(value, "shape", ()))) for value in exported.constants.values())
+        raise RuntimeError(f"the model keeps tensors outside of its modules, as for a scaled or capped head: {shapes}")
     return exported, traced
 
 
