@@ -23,7 +23,7 @@ from specbench.checks.image_likelihood import ROUNDED, ImageLikelihood
 from specbench.checks.logp_kinds import SAMPLED, log_p_of, nearer
 from specbench.checks.teacher_forced import Shift
 from specbench.checks.token_likelihood import Alternative
-from specbench.checks.token_orders import ORDERS, places_of
+from specbench.checks.token_orders import TOKEN_ORDERS, places_of
 from specbench.errors import SpecbenchError
 from specbench.models.facts import DTYPES
 from specbench.models.interface import ImageModel
@@ -323,7 +323,7 @@ class _Study(ImageLikelihood):
 
     def orders(self) -> list[_Found]:
         """Causes in which the tokens are in another order."""
-        read = [(what, self.tokens[:, places_of(self.model.layout, order)]) for what, order in ORDERS]
+        read = [(what, self.tokens[:, places_of(self.model.layout, order)]) for what, order in TOKEN_ORDERS]
         return [self._compared(CauseKind.ORDER, what, tokens=tokens) for what, tokens in read]
 
     def positions(self) -> list[_Found]:

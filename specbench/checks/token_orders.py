@@ -6,7 +6,7 @@ import numpy as np
 
 from specbench.models.interface import TokenLayout
 
-ORDERS: Sequence[tuple[str, Callable[[np.ndarray], np.ndarray]]] = (
+TOKEN_ORDERS: Sequence[tuple[str, Callable[[np.ndarray], np.ndarray]]] = (
     ("the image is transposed: its tokens are in column order", lambda grid: grid.reshape(grid.shape[::-1]).T),
     ("the rows are mirrored", lambda grid: grid[:, ::-1]),
     ("the rows are in reverse order, from the bottom", lambda grid: grid[::-1]),

@@ -218,7 +218,7 @@ def test_a_run_without_recorded_values_names_the_flag_that_helps(folder_of, cli)
 def test_a_model_that_is_not_here_gets_the_line_that_fetches_it(folder_of, monkeypatch, tmp_path, cli):
     folder = folder_of("sjd")
     gone = replace(catalog.find_model("shapes"), weights=(tmp_path / "network.safetensors",))
-    monkeypatch.setattr("specbench.checks.run_audit.recorded_model", lambda *asked: gone)
+    monkeypatch.setattr("specbench.checks.run_audit.recorded_model", lambda *asked, **also: gone)
     cli("audit", "--run", folder, "--recompute").refused("is not on this disk", code=MISSING_PREREQUISITE)
 
 

@@ -103,7 +103,7 @@ def test_formats_are_read_by_their_endings(typed, format):
 def test_a_users_checkpoint_gets_advice_and_an_ambiguous_name_is_refused_with_all_candidates():
     refused("--model NAME --weights me/mine", model_name, "me/mine")
     refused("--model janus-7b --weights me/Janus-Pro-7B", model_name, "me/Janus-Pro-7B")
-    assert refused("is ambiguous", model_name, "LlamaGen-XL").try_this == "llamagen, llamagen-c2i-xl"
+    assert refused("is ambiguous", model_name, "LlamaGen-XL").try_this == "name one of: llamagen, llamagen-c2i-xl"
 
 
 def test_settings_hold_the_names_of_the_catalogues_of_which_no_two_are_spelt_alike():

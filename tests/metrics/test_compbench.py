@@ -128,7 +128,9 @@ def test_official_answers_come_back_to_their_images(tmp_path):
     ]
     assert [row["value"] for row in metric.features(asked)] == pytest.approx([0, 0.1, 0.2, 0.3] + [0.5] * 4)
     assert metric.accepts("numeracy", {"line": 0})
-    refused("no answer 4", official_exchange.OfficialCompBench(tmp_path / "out", samples=4).features, asked[2:])
+    refused(
+        "no answer to question 4", official_exchange.OfficialCompBench(tmp_path / "out", samples=4).features, asked[2:]
+    )
 
 
 def test_three_in_one_is_combined_from_official_answers_if_the_official_program_cannot(tmp_path):
