@@ -54,4 +54,4 @@ def test_a_lossy_decoder_fails_nothing_and_is_described(monkeypatch):
     monkeypatch.setattr(decoder_contract, "_IMAGES", FEW)
     monkeypatch.setattr(decoder_contract, "WIDE_DTYPES", {"float32": decoder_contract.WIDE_DTYPES["float32"]})
     finding = ContractChecks("amplify", resolve("amplify", {"k": 8}), 0).wide_vocabulary()
-    assert finding.status == "ok" and "declared lossy" in finding.detail
+    assert finding.status == "ok" and "not declared lossless" in finding.detail
