@@ -125,7 +125,7 @@ def _reasons(rows: Rows) -> str:
     """Contradictions, in a line for each paper, kind and reason."""
     found: dict[tuple[str, str, str], list[Mapping]] = {}
     for row in rows:
-        if row["contradiction"]:
+        if row["contradiction"] and row["contradiction"] != STEPS:  # the legend of the page says it
             found.setdefault((row["paper"], row["contradiction"], row["reason"]), []).append(row)
     lines = [
         f"- {MARK} {paper}, {kind}: {_size(kind, some)}{escape(why)}" for (paper, kind, why), some in found.items()
@@ -137,8 +137,6 @@ def _size(kind: str, rows: Rows) -> str:
     """How large a contradiction is, where the numbers for it are printed."""
     if kind == AR_SECONDS:
         return f"{max(row['times_lowest'] for row in rows):.1f} times the lowest; "
-    if kind == STEPS:
-        return ""
     steps = [row["step_ms"] for row in rows if row["step_ms"] and row["ar_step_ms"]]
     span = " to ".join(dict.fromkeys(f"{end(steps):.1f}" for end in (min, max))) if steps else ""
     return f"AR takes {rows[0]['ar_step_ms']:.1f} ms per step, the decoders {span} ms; " if steps else ""
