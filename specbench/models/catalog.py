@@ -80,7 +80,7 @@ class ModelInfo(ModelFacts):
     def load(self, device: str, dtype: str | None = None) -> ImageModel:
         import torch  # takes seconds, and `list models` does not need it
 
-        from specbench.models import loaded_model
+        from specbench.models import loaded_model  # imports torch
 
         make: Any = plugins.load_object(self.target, f"model {self.name}")
         with plugins.naming_plugin("model", self.name, self.target):

@@ -237,7 +237,7 @@ def test_python_refuses_what_the_command_line_refuses():
         refused("unknown setting", specbench.generate, "a red circle", **of_stored_runs)
     refused("cats", specbench.generate, "three cats")
     for settings in ({"decoder": "ar,sjd"}, {"decoder": "sjd", "window": "auto"}):
-        refused("one decoder", specbench.generate, "a red circle", **settings)
+        refused("several decoders", specbench.generate, "a red circle", **settings)
 
 
 def test_failed_images_exit_with_3_and_are_rows(cli, tmp_path, monkeypatch):

@@ -143,7 +143,7 @@ def test_nothing_that_can_run_is_5_and_names_each_reason_once(cli, tmp_path, mon
     outcome = cli("bench", "gsd-1", "--out", tmp_path / "results")
     assert outcome.code == 5 and outcome.out == "" and not (tmp_path / "results").exists()
     assert len(outcome.err.splitlines()) == 2, "COCO is missing, PartiPrompts is missing"
-    assert "prompts parti (on a machine with" in outcome.err and "specbench fetch lumina coco" in outcome.err
+    assert "prompts parti (run on a machine with" in outcome.err and "specbench fetch lumina coco" in outcome.err
     done = cli("bench", "mulo-sd-1", "--dry-run")
     assert done.code == 2 and "no row of mulo-sd-1 can be run" in done.err and not done.out
 

@@ -42,7 +42,7 @@ def test_what_was_drawn_is_described_in_words_and_no_categories_are_not_drawn_by
 
 
 @pytest.mark.parametrize(("options", "why"), [
-    ({"categories": ("dgos",)}, "unknown category of 'pets': 'dgos'"), ({"offset": 30}, "is left"),
+    ({"categories": ("dgos",)}, "unknown category of 'pets': 'dgos'"), ({"offset": 30}, "is selected"),
     ({"ids": ("p1",)}, "no id 'p1'"),
 ])  # fmt: skip
 def test_nothing_to_draw_is_said(options, why):

@@ -109,7 +109,7 @@ def test_the_curve_is_reported_kept_and_shown(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(preparation, "others_at_work", lambda machine: "other processes used 1.5 cores")
     small = "run --decoder sjd --window auto --model llamagen --random-weights --scale tiny --prompts shapes --limit 1"
     outcome = cli(*small.split(), "--out", tmp_path)
-    assert outcome.code == 0 and "sjd: other processes used 1.5 cores meanwhile" in outcome.err
+    assert outcome.code == 0 and "sjd: meanwhile other processes used 1.5 cores" in outcome.err
     (run,) = tmp_path.iterdir()
     curve = json.loads((run / "run.json").read_text())["window_curve"]
     assert [point["window"] for point in curve] == [1, 2, 4]

@@ -106,7 +106,7 @@ def test_a_file_that_is_not_there_is_no_unknown_run(tmp_path, cli):
 
 def test_a_pack_without_a_run_and_a_cache_that_cannot_be_written_are_named(tmp_path, members, cli, monkeypatch):
     empty = written(tmp_path / "none.zip", {name: data for name, data in members.items() if "run.json" not in name})
-    assert "holds no run" in cli("report", empty).err
+    assert "contains no run" in cli("report", empty).err
     (tmp_path / "file").touch()
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "file"))
     assert "SPECBENCH_CACHE=DIR" in cli("report", written(tmp_path / "x.zip", members)).err
