@@ -64,7 +64,7 @@ def _write(folder: Path, model: str) -> None:
         else:
             for name in source.files:
                 shutil.move(made / name, target / name)
-    if head := PUBLISHED_HEADS.get(model):
+    if (head := PUBLISHED_HEADS.get(model)) and model != "janus-7b":  # tests of draft heads write its head
         config = made / "config.json"
         words = json.loads(config.read_text())["vocab_size"] if config.exists() else len(written.output)
         write_head(folder / head.repo, model, words, written.output.shape[1])
