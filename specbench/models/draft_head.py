@@ -208,7 +208,7 @@ def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[Check
         if head is None:
             raise no_head(model.name, named=bool(model.weights_sha256))
         if head.width != model.feature_size:
-            what = f"--head {path}: its features have size {head.width}, those of '{model.name}' {model.feature_size}"
+            what = f"--head {path}: its feature size is {head.width}, but '{model.name}' has {model.feature_size}"
             raise SpecbenchError(what, "check that the head was trained for this model")
         head = _adopted(head, model, path) if isinstance(head, EagleHead) else head
         kept[own] = source, head.to(model.device, model.dtype).eval().requires_grad_(False)

@@ -214,7 +214,7 @@ class CoupledVertical(Vertical):
     def _coupled(
         self, positions: Tensor, refined: Tensor, tokens: Tensor, step: Tensor, q: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return thresholds [B, k] and q [B, k, V]. Those of `tokens` [B, k] with a probability above it are kept."""
+        """Return thresholds [B, k] and q [B, k, V]; each of `tokens` [B, k] whose probability exceeds it is kept."""
         # In this step, only slots without a refined draft have used this random number.
         coin = self._batch.noise.uniform(positions, Stream.FRESH, step)
         least = torch.where(refined, coin * at(q, tokens), torch.inf)
