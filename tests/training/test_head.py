@@ -183,7 +183,7 @@ def test_a_stored_head_comes_back_and_others_are_refused(model, tmp_path):
     assert head_for(model, str(tmp_path / "good")).config.hidden_size == D
     assert refused("", head_for, model, str(tmp_path / "nothing")).exit_code == 5
     save_head(new_head(head_config(hidden_size=32), torch.randn(VOCAB, 32), seed=1), tmp_path / "wide", {})
-    refused("size 32", head_for, model, str(tmp_path / "wide"))
+    refused("size is 32", head_for, model, str(tmp_path / "wide"))
 
 
 def test_a_head_is_loaded_once_for_many_batches_and_again_once_its_file_or_the_model_has_changed(tmp_path, monkeypatch):
