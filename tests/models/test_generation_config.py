@@ -1,36 +1,33 @@
 """A `generation_config.json` that the authors' script inherits is applied, for every decoder alike, or refused."""
 
 import json
+import shutil
 
+import checkpoints
 import pytest
 import torch
-from checkpoints import write
 from ragged import ragged_windows
 from refusals import refused
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from specbench.decoding.loop import decode
 from specbench.decoding.sampling import Target
-from specbench.models.catalog import load_model
-from specbench.models.facts import ModelChoice
-from specbench.models.hub_model import MODELS
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
-INFO = next(info for info in MODELS if info.name == "simplear")
 PENALTY, SCALE = 1.3, 6.0
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("simplear")
-    return folder, write("simplear", folder)
+def folder(made, tmp_path_factory):
+    folder, tiny = made("simplear")
+    return shutil.copytree(folder, tmp_path_factory.mktemp("penalised") / "simplear"), tiny
 
 
 def loaded(folder, **entries):
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_p": 0.8, **entries}))
-    return load_model(INFO.configured(ModelChoice(weights=str(folder), tiny=True)), "cpu", "float32")
+    return checkpoints.loaded("simplear", folder)
 
 
 def official(tiny, stream: list[int]) -> torch.Tensor:
@@ -79,32 +76,28 @@ def test_the_penalty_is_part_of_the_models_identity(folder):
     assert len({loaded(path, repetition_penalty=value).weights_sha256 for value in (1.0, 1.1, 1.2)}) == 3
 
 
-def test_the_penalty_is_recorded_and_shown_and_quiet_is_quiet(folder, cli, tmp_path):
+def test_the_penalty_is_recorded_and_shown_and_quiet_is_quiet(folder, cli, run_tiny, tmp_path):
     path, _ = folder
     loaded(path, repetition_penalty=1.1)
-    (tmp_path / "one.txt").write_text("a cat\n")
-    run = ("run", "--model", "simplear", "--scale", "tiny", "--weights", path, "--prompts", tmp_path / "one.txt")
-    run = (*run, "--decoder", "ar", "--dtype", "float32")
-    assert cli(*run, "--out", tmp_path / "quiet", "--quiet").err == ""
-    assert "repetition penalty 1.1 from generation_config.json" in cli(*run, "--out", tmp_path / "results").err
+    run = ("simplear", "--weights", path, "--decoder", "ar")
+    assert run_tiny(*run, "--out", tmp_path / "quiet", "--quiet").err == ""
+    assert "repetition penalty 1.1 from generation_config.json" in run_tiny(*run).err
     (record,) = (tmp_path / "results").glob("*/run.json")
     assert json.loads(record.read_text())["processors"] == {"repetition_penalty": 1.1}
     outputs = [cli(*command, "--out", tmp_path / "results").out for command in (("report",), ("show", "simplear"))]
     assert all("repetition penalty 1.1" in output for output in outputs), outputs
     loaded(path)
-    assert cli(*run, "--out", tmp_path / "plain").code == 0
+    assert run_tiny(*run, "--out", tmp_path / "plain").code == 0
     (record,) = (tmp_path / "plain").glob("*/run.json")
     assert "processors" not in json.loads(record.read_text())
 
 
 @pytest.mark.parametrize("decoder", ["eagle", "zipar", "sjd-pac"])
-def test_decoders_without_a_chain_are_refused_by_name(decoder, folder, cli, tmp_path):
+def test_decoders_without_a_chain_are_refused_by_name(decoder, folder, run_tiny, tmp_path):
     path, _ = folder
     loaded(path, repetition_penalty=1.1)
-    (tmp_path / "one.txt").write_text("a cat\n")
-    fixed = ("run", "--model", "simplear", "--scale", "tiny", "--weights", path, "--prompts", tmp_path / "one.txt")
     head = ("--head", tmp_path) if decoder == "eagle" else ()
-    outcome = cli(*fixed, "--decoder", decoder, *head, "--out", tmp_path / "results", "--dtype", "float32", "--quiet")
+    outcome = run_tiny("simplear", "--weights", path, "--decoder", decoder, *head)
     assert outcome.code and "Traceback" not in outcome.err
     if decoder != "eagle":
         assert "repetition penalty 1.1" in outcome.err

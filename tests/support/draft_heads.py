@@ -12,17 +12,14 @@ INNER = 40
 def write_janus_head(folder, tensors, layer):
     """A whole Janus-Pro with a single layer, as the authors' strict loading implies: `tensors` of deepseek-ai's layout,
     whose layers are replaced by random ones as wide as `layer` of its configuration."""
-    width, inner, draw = layer["hidden_size"], layer["intermediate_size"], torch.Generator().manual_seed(9)
+    width, inner = layer["hidden_size"], layer["intermediate_size"]
     kept = {name: tensor.float() for name, tensor in tensors.items() if ".layers." not in name or "gen_" in name}
-    shapes = {f"self_attn.{part}_proj.weight": (width, width) for part in "qkvo"}
-    shapes |= {f"mlp.{part}_proj.weight": (inner, width) for part in ("gate", "up")}
-    shapes |= {"mlp.down_proj.weight": (width, inner)}
-    shapes |= {f"{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}
-    for name, shape in shapes.items():
-        noise = torch.randn(shape, generator=draw)
-        kept[f"language_model.model.layers.0.{name}"] = 1 + 0.2 * noise if len(shape) == 1 else noise * width**-0.5
-    kept["fusion.weight"] = torch.randn(width, 2 * width, generator=draw) * width**-0.5
-    kept["fusion.bias"] = torch.randn(width, generator=draw)
+    start = "language_model.model.layers.0."
+    shapes = {f"{start}self_attn.{part}_proj.weight": (width, width) for part in "qkvo"}
+    shapes |= {f"{start}mlp.{part}_proj.weight": (inner, width) for part in ("gate", "up")}
+    shapes |= {f"{start}mlp.down_proj.weight": (width, inner)}
+    shapes |= {f"{start}{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}
+    kept |= random_tensors(shapes | {"fusion.weight": (width, 2 * width), "fusion.bias": (width,)}, 9)
     folder.mkdir()
     save_file({name: tensor.contiguous() for name, tensor in kept.items()}, folder / "model.safetensors")
     config = {"model_type": "multi_modality", "language_config": layer | {"num_hidden_layers": 1}}

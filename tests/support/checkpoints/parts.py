@@ -17,6 +17,8 @@ VQ_SIZES = {
     "latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 2, 2], "num_res_blocks": 1,
     "num_patches": 4,
 }  # fmt: skip
+MOVQ_SIZES = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 2], "hidden_size": 64, "num_res_blocks": 1}
+"""Of Emu3's image tokenizer, which is MoVQGAN's."""
 
 
 def vocabulary(official: int) -> int:
@@ -84,29 +86,17 @@ def byte_tokenizer(
     return tokenizer
 
 
-def in_two_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Replace a folder's weights by two shards and their index."""
-    for old in folder.glob("*.safetensors"):
+def in_two_shards(folder: Path, tensors: Mapping[str, Tensor], pickled: bool = False) -> None:
+    """Replace a folder's weights by two shards and their index, as safetensors or pickled."""
+    for old in folder.glob("*.safetensors*"):
         old.unlink()
-    names = sorted(tensors)
-    shards = {f"model-0000{number}-of-00002.safetensors": names[number - 1 :: 2] for number in (1, 2)}
+    stem, ending = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
+    shards = {f"{stem}-0000{number}-of-00002.{ending}": sorted(tensors)[number - 1 :: 2] for number in (1, 2)}
     for file, members in shards.items():
-        save_file({name: tensors[name].contiguous() for name in members}, folder / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: file for file, names in shards.items() for name in names}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def in_pickled_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Two pickled shards and their index, as torch's format is published on the hub."""
-    names = sorted(tensors)
-    shards = {f"pytorch_model-0000{number}-of-00002.bin": names[number - 1 :: 2] for number in (1, 2)}
-    for file, members in shards.items():
-        torch.save({name: tensors[name].clone() for name in members}, folder / file)
-    index = {
-        "metadata": {"total_size": 1},
-        "weight_map": {name: file for file, names in shards.items() for name in names},
-    }
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+        content = {name: tensors[name].clone(memory_format=torch.contiguous_format) for name in members}
+        torch.save(content, folder / file) if pickled else save_file(content, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {"total_size": 1}, "weight_map": {name: file for file in shards for name in shards[file]}}
+    (folder / f"{stem}.{ending}.index.json").write_text(json.dumps(index))
 
 
 def in_bfloat16(network: nn.Module) -> nn.Module:

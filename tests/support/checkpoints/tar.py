@@ -66,7 +66,7 @@ def write_detokenizer(folder: Path, side: int) -> Tiny:
         codes = [int(code) for code in re.findall(r"<I(\d+)>", text)][:count]
         seen = features(torch.tensor([codes + [0] * (count - len(codes))]))[0] * conditional
         x = seen @ tensors["clip_proj.weight"].T + tensors["clip_proj.bias"]
-        x = torch.cat([x, tensors["tok_embeddings.weight"][torch.tensor(stream, dtype=torch.long)]])
+        x = torch.cat([x, llamagen.embedded(tensors, stream)])
         x = llamagen.official_layers(tensors, x + tensors["abs_pe"][0, : len(x)], 0, None)
         return x[count - 1 :] @ tensors["output.weight"].T
 
