@@ -200,7 +200,9 @@ WORDS, WIDTH, LENGTH = 24, 128, 150
 
 def test_each_published_head_is_known_by_its_model():
     assert published_head("llamagen-512+released-rows") == "jadohu/llamagen2_drafter"
-    assert {published_head("llamagen+random+tiny"), published_head("janus"), published_head("lumina", "vertical")} == {""}
+    assert {published_head("llamagen+random+tiny"), published_head("janus"), published_head("lumina", "vertical")} == {
+        ""
+    }
     repository, files = "sihwanpark/LANTERN-Lumina-mGPT-7B-768", HeadFiles(published_head("lumina"), "lumina")
     assert refused(f"{repository} is not on this disk", files.find).try_this == f"specbench fetch {repository}"
     assert PUBLISHED_HEADS["lumina"].licence == "Apache-2.0"
@@ -232,7 +234,15 @@ def test_a_head_extrapolates_as_the_authors_module_does(lantern, name, module, t
     tensors = write_head(tmp_path / "head", name, WORDS, WIDTH)
     files = head_in(tmp_path / "head")
     heads = WIDTH // (64 if name == "llamagen" else 8)
-    shared = {"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": INNER, "num_attention_heads": heads, "num_key_value_heads": heads, "num_hidden_layers": 1, "hidden_act": "silu"}
+    shared = {
+        "vocab_size": WORDS,
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+    }
     shared |= {"rms_norm_eps": 1e-6 if name == "llamagen" else 1e-5, "rope_scaling": None, "rope_theta": 10_000.0}
     shared |= {"pad_token_id": None, "pretraining_tp": 1, "max_position_embeddings": 4096, "input_type": "t2i"}
     shared |= {"attention_bias": False, "attention_dropout": 0.0, "dropout": 0.0, "mlp_bias": False}

@@ -18,6 +18,7 @@ from specbench.models.facts import ModelChoice
 from specbench.models.family_sizes import network_size
 from specbench.prompts import Prompt, load_prompts
 
+
 @torch.inference_mode()
 def test_heads_of_100_give_the_official_logits(tmp_path):
     """As 3B has them; a network with heads of 64 meets the contract of every family."""
