@@ -3,18 +3,16 @@
 
 import pytest
 import torch
+from checkpoints import INFO, random_tiny
 from compilable import needs_compiler
 from torch import nn
 
 from specbench.decoding.loop import decode
-from specbench.models.catalog import find_model, load_model, models
-from specbench.models.facts import ModelChoice
-from specbench.models.hub_model import HubModel
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.system.matrix_products import join_products
 
-FAMILIES = {model.target: name for name, model in models().items() if isinstance(model, HubModel)}
+FAMILIES = {model.target: name for name, model in INFO.items()}
 REQUESTS = [Request("7", "a"), Request("12", "b")]  # captions, or classes if a model takes classes
 
 
@@ -24,8 +22,7 @@ def tokens(model, sampling, decoder="sjd"):
 
 @pytest.mark.parametrize("name", FAMILIES.values())
 def test_joined_products_give_the_same_tokens(name):
-    info = find_model(name).configured(ModelChoice(random=True, tiny=True))
-    model, sampling = load_model(info, "cpu", "float32"), info.sampling()
+    model, sampling = random_tiny(name), INFO[name].sampling()
     before, layers = tokens(model, sampling), sum(hasattr(part, "q_proj") for part in model.backbone.modules())
     weights = {name: value.clone() for name, value in model.backbone.named_parameters()}
     join_products(model.backbone)
@@ -39,14 +36,13 @@ def test_joined_products_give_the_same_tokens(name):
 
 
 def test_one_product_replaces_three_and_another_replaces_two(monkeypatch):
-    info = find_model("lumina").configured(ModelChoice(random=True, tiny=True))
-    model, made = load_model(info, "cpu", "float32"), []
+    model, made = random_tiny("lumina"), []
     linear = nn.functional.linear
     monkeypatch.setattr(nn.functional, "linear", lambda *arguments: made.append(1) or linear(*arguments))
     counts = []
     for _ in range(2):
         made.clear()
-        tokens(model, info.sampling(), "ar")
+        tokens(model, INFO["lumina"].sampling(), "ar")
         counts.append(len(made))
         join_products(model.backbone)
     forwards = model.layout.length + 1  # with the prefill
@@ -56,12 +52,11 @@ def test_one_product_replaces_three_and_another_replaces_two(monkeypatch):
 @needs_compiler
 @pytest.mark.slow
 def test_compiled_steps_of_joined_products_draw_the_same_tokens():
-    info = find_model("lumina").configured(ModelChoice(random=True, tiny=True))
-    model = load_model(info, "cpu", "float32")
-    before = tokens(model, info.sampling())
+    model, sampling = random_tiny("lumina"), INFO["lumina"].sampling()
+    before = tokens(model, sampling)
     join_products(model.backbone)
     model.compile()
-    assert tokens(model, info.sampling()) == before
+    assert tokens(model, sampling) == before
 
 
 def test_traced_code_has_one_product_and_leaves_nothing_behind():

@@ -74,6 +74,11 @@ def loaded(name: str, folder: Path | str, **choice: object) -> ImageModel:
     return load_model(configured(name, folder, **choice), "cpu", "float32")
 
 
+def random_tiny(name: str, **choice: object) -> ImageModel:
+    """The model of this name with random weights, tiny."""
+    return load_model(INFO[name].configured(ModelChoice(random=True, tiny=True, **choice)), "cpu", "float32")
+
+
 def refusal(name: str, folder: Path | str) -> SpecbenchError:
     """The error of loading a folder: a single line, also printed by the check of the folder."""
     error = refused("", loaded, name, folder)
