@@ -14,7 +14,6 @@ from compilable import LACKING, needs_compiler
 from refusals import refused
 from tiny_llama import VOCAB
 from torch._inductor.utils import run_and_get_code
-from transformers import LlamaConfig, LlamaModel
 
 from specbench.checks.divergence import AUDIT_LEVEL, Counts, p_value
 from specbench.checks.enumerable_model import image_index, processed
@@ -194,14 +193,11 @@ def test_fixed_shapes_fill_windows_up_and_change_nothing(eager, monkeypatch):
     """As captured graphs need it, without the graphs: all windows of a session are its widest, padded."""
     widths = set()
 
-    def call_eager(function, **_):
-        def call(buffers, fed):
-            widths.add(fed.tokens.shape[1])
-            return function(buffers, fed)
+    def noted(function, **_):
+        watch = lambda buffers, fed: widths.add(fed.tokens.shape[1]) or function(buffers, fed)  # noqa: E731
+        return watch if function.__name__ == "step" else function
 
-        return call if function.__name__ == "step" else function
-
-    monkeypatch.setattr(torch, "compile", call_eager)
+    monkeypatch.setattr(torch, "compile", noted)
     model = with_fixed_shapes(Tiny())
     for decoder in DECODERS:
         np.testing.assert_array_equal(tokens(model, decoder, REQUESTS), tokens(eager, decoder, REQUESTS))
@@ -305,22 +301,13 @@ def test_graphs_are_distinguished_from_other_memory_if_the_allocator_records_it(
     assert graph_bytes() is None
 
 
-class _Deep(Tiny):
-    """With four layers."""
-
-    def __init__(self):
-        super().__init__()
-        sizes = {**tiny_llama.SIZES, "vocab_size": VOCAB + 1, "num_hidden_layers": 4, "pad_token_id": None}
-        self.backbone = LlamaModel(LlamaConfig(**sizes)).eval().requires_grad_(False)
-
-
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("directly", [True, False])
 def test_nested_layers_are_compiled_once_and_change_nothing(directly, monkeypatch):
     """On a GPU, where layers are nested; `directly` as `run_layer`, else as the forward of transformers' layer."""
     monkeypatch.setattr(forward_module, "runs_directly", lambda *_: directly)
-    model = _Deep()
+    model = Tiny(layers=4)
     want = tokens(model, DECODERS[1], REQUESTS)
     with_fixed_shapes(model).call_for = lambda *_: call_eager
     nest_layers(model.backbone)
@@ -385,18 +372,15 @@ def test_auto_compiles_if_it_helps_and_says_so_if_it_cannot(mode, device, lackin
 
 
 def test_compiled_and_uncompiled_runs_are_not_compared():
-    values = {"decoder": "ar", "compile": "on"}
-    on, other = (plan.make_plan(merge(run_settings(), values | {"compile": mode})) for mode in ("on", "off"))
-    infos = []
-    for made, compiled in ((on, LACKING is None), (other, False)):
-        spec = made.spec(made.decoders[0].spec, "0" * 64)
-        assert bool(spec.compiled) == compiled
-        infos.append(RunInfo(spec))
+    on, off = (plan.make_plan(merge(run_settings(), {"decoder": "ar", "compile": mode})) for mode in ("on", "off"))
+    specs = [made.spec(made.decoders[0].spec, "0" * 64) for made in (on, off)]
+    assert [bool(spec.compiled) for spec in specs] == [LACKING is None, False]
     if LACKING is None:
+        infos = [*map(RunInfo, specs)]
         assert mismatched_fields(*infos) == {"compiled": "compiled (yes, AR no)"}
         assert not mismatched_fields(*infos, any_configuration=True)
         assert configuration(infos[0]).endswith(", compiled")
-        assert on.spec(on.decoders[0].spec, "").run_id != other.spec(other.decoders[0].spec, "").run_id
+        assert specs[0].run_id != specs[1].run_id
 
 
 @pytest.mark.parametrize("when", ["at once", pytest.param("in an image", marks=pytest.mark.slow)])
@@ -406,13 +390,11 @@ def test_auto_goes_on_eagerly_when_a_step_cannot_be_compiled(when, monkeypatch, 
     monkeypatch.setattr(compiler, "missing", lambda device: None)
     monkeypatch.setattr("specbench.models.transformer.compilation.keep_compiled", lambda: None)
 
-    broken_at = "raise OSError(28, 'No space left on device')"
-
     def broken(function, **_):
         def call(*args):
             if when == "in an image" and "warm_up" in {frame.function for frame in inspect.stack(0)}:
                 return function(*args)
-            exec(broken_at, {"__name__": "torch._dynamo.convert_frame"})
+            exec("raise OSError(28, 'No space left on device')", {"__name__": "torch._dynamo.convert_frame"})
 
         return call
 
@@ -430,10 +412,7 @@ def test_auto_goes_on_eagerly_when_a_step_cannot_be_compiled(when, monkeypatch, 
 
 def test_an_error_of_the_system_in_a_compiled_function_is_no_failed_compilation(monkeypatch):
     """An error raised while torch compiles is a failed compilation."""
-
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
+    fail = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(torch, "compile", lambda function, **_: fail)
     with pytest.raises(OSError, match="No space left"):
         compilation.Compiled(lambda x: x + 1, False, {})()
@@ -470,8 +449,7 @@ def test_a_network_that_is_made_again_of_the_same_files_is_not_exported_again(mo
     wider = Steeper()
     wider.matrix = wider.matrix.double()
     assert made("a", wider)[1] == 4, "other number formats are other code"
-    tapped = Steeper()
-    tapped.taps = (0,)
+    (tapped := Steeper()).taps = (0,)
     assert made("a", tapped)[1] == 5, "and so are features of more layers"
     for note in tmp_path.glob("*.txt"):
         note.write_text("../elsewhere.so")
