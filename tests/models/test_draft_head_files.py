@@ -14,12 +14,11 @@ import pytest
 import torch
 from checkpoints import AUTHORS, llamagen, loaded, write
 from checkpoints.slow import attended, gated, rms
-from draft_heads import INNER, write_head, write_janus_head
+from draft_heads import INNER, noted_proposals, write_head, write_janus_head
 from refusals import refused
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel
 
-from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.loop import decode
 from specbench.models.draft_head import head_for, load_head
 from specbench.models.draft_head_files import PUBLISHED_HEADS, HeadFiles, head_in, published_head
@@ -88,15 +87,7 @@ def pair(request, tmp_path):
 @torch.inference_mode()
 def test_drafts_follow_the_official_distribution(pair, monkeypatch):
     name, tiny, tensors, folder = pair
-    model = loaded(name, tiny.folder)
-    seen = []
-    honest = Eagle.propose
-
-    def watch(self, committed, width, step):
-        seen.append((committed.clone(), honest(self, committed, width, step)))
-        return seen[-1][1]
-
-    monkeypatch.setattr(Eagle, "propose", watch)
+    model, seen = loaded(name, tiny.folder), noted_proposals(monkeypatch)
     spec = resolve("eagle", {"tree": "0 00", "head": str(folder), "verifier": "omega", "delta": 1e9})
     requests = [Request(text, text) for text in TEXTS]
     rows = decode(model, requests, spec, SAMPLING, 0, render=False)

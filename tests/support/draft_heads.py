@@ -6,7 +6,21 @@ import torch
 from checkpoints.parts import random_tensors
 from safetensors.torch import save_file
 
+from specbench.decoding.drafters.eagle import Eagle
+
 INNER = 40
+
+
+def noted_proposals(monkeypatch) -> list:
+    """From now on, the slots committed before each proposal of EAGLE, and the proposal."""
+    seen, honest = [], Eagle.propose
+
+    def watch(self, committed, width, step):
+        seen.append((committed.clone(), honest(self, committed, width, step)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(Eagle, "propose", watch)
+    return seen
 
 
 def write_janus_head(folder, tensors, layer):
