@@ -60,18 +60,10 @@ SHOWN_WITH = {
 """Options with which a small model shows that a preset is lossy."""
 # Clusters of 14 tokens need a larger vocabulary than the audit's: tests/decoding/test_released_presets.py.
 AUDITED_ELSEWHERE = {"gsd-released"}
-LOSSY = [
-    *(
-        (name, SHOWN_WITH.get(name, {}))
-        for name in PRESETS
-        if name not in AUDITED_ELSEWHERE and (name, {}) not in LOSSLESS
-    ),
-    ("sjd-sv", {"alpha": 1.0, "coins": "fresh"}),
-    ("sjd-sv", {"verifier": "runs-grouped"}),
-    ("sjd-sv", {"verifier": "runs-lantern"}),
-]
-
-
+SHOWN = [name for name in PRESETS if name not in AUDITED_ELSEWHERE and not resolve(name).lossless]
+LOSSY = [(name, SHOWN_WITH.get(name, {})) for name in SHOWN]
+LOSSY += [("sjd-sv", {"alpha": 1.0, "coins": "fresh"})]
+LOSSY += [("sjd-sv", {"verifier": verifier}) for verifier in ("runs-grouped", "runs-lantern")]
 HEAVY = ("eagle", "vertical")
 """Drafters whose networks make the settings with a transformer slow."""
 

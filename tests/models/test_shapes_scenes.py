@@ -1,9 +1,11 @@
 """Captions of the `shapes` model are parsed, or rejected by naming the unknown part; scenes and captions are in reading
 order; the detector finds each rendered object, compares the objects with the caption, and is as right on
-reconstructions. It concerns several modules: captions, scene, render, detector and tokenizer."""
+reconstructions; prompt sets contain only combinations held out from training. It concerns several modules: captions,
+scene, render, detector and tokenizer."""
 
+import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 import torch
 from refusals import refused
 
-from dev.shapes.data import owners
+from dev.shapes.data import owners, wordings
 from specbench.models.shapes import captions
 from specbench.models.shapes.captions import caption, parse
 from specbench.models.shapes.detector import Detection, detect, judge
@@ -155,8 +157,8 @@ def test_captions_with_relations_keep_their_meaning_and_their_subject():
 
 def test_scenes_of_a_caption_are_in_its_order_and_satisfy_it():
     """For every prompt of both sets: the first scene drawn is in order and the detector finds what was asked for."""
-    for line in [line for name in ("shapes", "shapes-hard") for line in (PROMPTS / f"{name}.jsonl").open()]:
-        request = SceneRequest.from_json(json.loads(line)["scene"])
+    for line in lines("shapes") + lines("shapes-hard"):
+        request = SceneRequest.from_json(line["scene"])
         scene = realize_in_order(request, np.random.default_rng(4))
         assert in_reading_order(scene) == scene
         assert judge(request, detect(render(scene))).correct
@@ -236,3 +238,34 @@ def test_the_detector_is_nearly_as_right_on_reconstructions_which_are_like_the_o
     error = (images.float() - again.float()).square().mean() / 255**2
     assert again.dtype == torch.uint8 and -10 * torch.log10(error) > 28
     assert len(tokens.unique()) >= 0.98 * tokenizer.codebook.shape[0]
+
+
+def lines(name: str) -> list[dict]:
+    return [json.loads(line) for line in (PROMPTS / f"{name}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["shapes", "shapes-hard"])
+def test_every_prompt_is_held_out_and_means_its_scene(name):
+    for line in lines(name):
+        request = SceneRequest.from_json(line["scene"])
+        assert captions.parse(line["prompt"]) == request and request.held_out() and request.category == line["category"]
+        assert line["id"] == f"{line['category']}-{hashlib.sha256(line['prompt'].encode()).hexdigest()[:8]}"
+
+
+def test_the_standard_set_has_300_prompts_in_6_categories():
+    counts = Counter(line["category"] for line in lines("shapes"))
+    assert set(counts) == set(CATEGORIES) and sum(counts.values()) >= 300
+    assert {line["category"] for line in lines("shapes")[:6]} == set(CATEGORIES)
+    assert all(len(line["scene"]["relations"]) == 2 for line in lines("shapes-hard"))
+    ids = [line["id"] for line in lines("shapes") + lines("shapes-hard")]
+    assert len(ids) == len(set(ids))
+
+
+def test_training_never_words_a_held_out_meaning():
+    asked = {tuple(captions.encode(line["prompt"])) for line in lines("shapes") + lines("shapes-hard")}
+    rng, seen = np.random.default_rng(3), 0
+    for _ in range(1000):
+        for ids in wordings(realize(sample_request(rng), rng), rng) or []:
+            seen += 1
+            assert tuple(ids) not in asked
+    assert seen > 3000
