@@ -23,10 +23,8 @@ IMAGES = 8
 
 
 def decoded(out, decoder, **settings):
-    settings = {
-        "limit": IMAGES, "batch": IMAGES, "threads": 1, "cfg": 1.0, "temperature": 2.0, "top_p": 1.0, "quiet": True,
-    } | settings  # fmt: skip
-    (folder,) = api.run(decoder=[decoder], out=str(out), **settings).folders
+    usual = {"limit": IMAGES, "batch": IMAGES, "cfg": 1.0, "temperature": 2.0, "top_p": 1.0}
+    (folder,) = api.run(decoder=[decoder], out=str(out), threads=1, quiet=True, **usual | settings).folders
     return folder
 
 
@@ -45,10 +43,7 @@ def runs(tmp_path_factory):
     with planted(Noise.run_race, lambda plain, self, p, *where: plain(self, p**20, *where)):
         made["sharpened"] = decoded(tmp_path_factory.mktemp("sharpened"), "ar")
 
-    def sharpened(plain, self, logits, positions):
-        return plain(self, logits * 20.0, positions)
-
-    with planted(Target.__call__, sharpened):
+    with planted(Target.__call__, lambda plain, self, logits, positions: plain(self, logits * 20.0, positions)):
         made["lying"] = decoded(tmp_path_factory.mktemp("lying"), "ar")
     return made
 
@@ -56,11 +51,7 @@ def runs(tmp_path_factory):
 @pytest.fixture
 def folder_of(runs, tmp_path):
     """A copy of a run, as an audit writes into it."""
-
-    def copy(name):
-        return shutil.copytree(runs[name], tmp_path / runs[name].name)
-
-    return copy
+    return lambda name: shutil.copytree(runs[name], tmp_path / runs[name].name)
 
 
 def test_a_lossless_run_is_consistent_and_says_how_much_it_could_have_seen(folder_of):

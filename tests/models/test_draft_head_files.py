@@ -16,6 +16,7 @@ from checkpoints import AUTHORS, llamagen, loaded, write
 from checkpoints.slow import attended, gated, rms
 from draft_heads import INNER, noted_proposals, write_head, write_janus_head
 from refusals import refused
+from safetensors.torch import save_file
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel
 
@@ -149,26 +150,20 @@ def test_a_head_in_the_layout_of_janus_computes_what_the_authors_code_does(tmp_p
     assert run_tiny("janus-7b", "--weights", tiny.folder, *drafting).code == 0
 
 
-@pytest.mark.parametrize("pair", ["llamagen"], indirect=True)
-def test_a_head_of_another_vocabulary_or_without_a_tensor_is_refused(pair, tmp_path):
+@pytest.mark.parametrize("pair", ["llamagen", "lumina"], indirect=True)
+def test_a_head_of_another_vocabulary_without_a_tensor_or_cut_off_after_its_index_is_refused(pair, tmp_path):
     name, tiny, tensors, folder = pair
     model = loaded(name, tiny.folder)
     write_head(tmp_path / "small", name, 10, tiny.output.shape[1])
     refused("knows tokens below 10", head_for, model, str(tmp_path / "small"))
-    del tensors["fc.bias"]
-    torch.save(tensors, folder / "pytorch_model.bin")
-    refused(r"fc\.bias", head_for, model, str(folder))
-
-
-@pytest.mark.parametrize("pair", ["llamagen", "lumina"], indirect=True)
-def test_a_head_cut_off_after_its_index_is_named(pair):
-    name, tiny, _, folder = pair
-    model = loaded(name, tiny.folder)
     (path,) = (file for file in folder.iterdir() if file.suffix in (".bin", ".safetensors"))
     whole = path.read_bytes()
     index = 8 + int.from_bytes(whole[:8], "little") if path.suffix == ".safetensors" else 0
     path.write_bytes(whole[: index + (len(whole) - index) // 2])
     refused(path.name, head_for, model, str(folder))
+    del tensors["fc.bias"]
+    torch.save(tensors, path) if path.suffix == ".bin" else save_file(tensors, path)
+    refused(r"fc\.bias", head_for, model, str(folder))
 
 
 @pytest.mark.parametrize(
