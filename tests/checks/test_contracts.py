@@ -1,4 +1,5 @@
-"""`check` tests models and metrics of a user, and finds what is planted in them."""
+"""`check` tests models, metrics and decoders of a user, and finds what is planted in them: decoders on thousands of
+tokens, in wide windows and refilled rows, in two dtypes, with bugs that the audit's models hardly show."""
 
 import dataclasses
 import sys
@@ -8,14 +9,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from planted_bugs import plant
 
+from specbench.checks import decoder_contract
 from specbench.checks.contracts import check_all
+from specbench.checks.decoder_contract import ContractChecks, wide_faults
 from specbench.checks.findings import finding, run_tests
 from specbench.checks.metric_contract import MetricChecks, metric_findings
 from specbench.checks.model_contract import ModelChecks, model_findings
+from specbench.decoding import sampling
 from specbench.metrics.base import PerImageMetric, Sample, Score
 from specbench.models.catalog import models
 from specbench.models.interface import TokenLayout
+from specbench.models.transformer.kv_cache import PositionLayer
+from specbench.specs.presets import resolve
 from specbench.stats import Estimate
 from specbench.system import console
 
@@ -119,3 +126,49 @@ def test_a_metric_that_breaks_its_promises_is_found_and_one_that_is_not_there_is
     assert named == {"shapes-detector", "shapes-clip"}
     assert "repeat the option" in cli("check", "--metric", "tv,shapes-clip").err
     assert cli("check").code == 2 and cli("check", "--metric", "nowhere:Metric").code == 2
+
+
+BUGS = {
+    "wide vocabulary: the compacted weight belongs to the token before": (
+        sampling.kept, lambda plain, p: (sparse := plain(p))._replace(
+            mass=(sparse.mass > 0) * sparse.weights(p.roll(1, -1)))),
+    "bfloat16: p is rounded to it": (
+        sampling.Target.__call__, lambda plain, *args: plain(*args).bfloat16().float()),
+    "wide window: the columns after the eighth have the keys of the eighth": (
+        PositionLayer.update, lambda plain, self, keys, *rest: plain(
+            self, keys[:, :, torch.arange(keys.shape[2]).clamp(max=7)], *rest)),
+    "refilled rows: conditional and unconditional cache are swapped": (
+        PositionLayer.put, lambda plain, self, rows, other: plain(self, rows.roll(len(rows) // 2), other)),
+}  # fmt: skip
+
+
+FEW = 96
+"""Images of which half wait for a row; the check decodes 240."""
+
+
+def wrong(decoder: str, dtype: str) -> list[str]:
+    return wide_faults(ContractChecks(decoder, resolve(decoder), 0)._wide_images, dtype, 0)[0]
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_of_wide_vocabularies_is_found(bug, monkeypatch):
+    plant(monkeypatch, *BUGS[bug])
+    with monkeypatch.context() as few:
+        few.setattr(decoder_contract, "_IMAGES", FEW)
+        findings = wrong("sjd", "float32")
+    assert findings or wrong("sjd", "float32")
+
+
+@pytest.mark.parametrize("images", [FEW, pytest.param(240, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("decoder", ["ar", "sjd-pac"])
+def test_exact_decoders_pass(decoder, dtype, images, monkeypatch):
+    monkeypatch.setattr(decoder_contract, "_IMAGES", images)
+    assert not wrong(decoder, dtype)
+
+
+def test_a_lossy_decoder_fails_nothing_and_is_described(monkeypatch):
+    monkeypatch.setattr(decoder_contract, "_IMAGES", FEW)
+    monkeypatch.setattr(decoder_contract, "WIDE_DTYPES", {"float32": decoder_contract.WIDE_DTYPES["float32"]})
+    finding = ContractChecks("amplify", resolve("amplify", {"k": 8}), 0).wide_vocabulary()
+    assert finding.status == "ok" and "not declared lossless" in finding.detail

@@ -103,9 +103,8 @@ def test_rounding_is_no_verdict(decoder, changed, tmp_path):
 
 
 @pytest.mark.parametrize("fault", RECORDING_FAULTS)
-def test_a_run_that_records_another_p_than_the_models_is_a_verdict(fault, tmp_path, monkeypatch, cli):
-    with monkeypatch.context() as patch:
-        plant(patch, *RECORDING_FAULTS[fault])
+def test_a_run_that_records_another_p_than_the_models_is_a_verdict(fault, tmp_path, cli):
+    with planted(*RECORDING_FAULTS[fault]):
         folder = decoded(tmp_path, "sjd", **SAMPLED)
     outcome = cli("audit", "--run", folder, "--recompute")
     assert outcome.code == GATE and OTHERS in outcome.out and f"{folder.name} ({OTHERS}: " in outcome.err
@@ -119,9 +118,8 @@ TEMPERATURE = (Target.__call__, lambda plain, self, logits, *rest: plain(self, l
     (RECORDING_FAULTS["cache"], "sjd", {}),
     (TEMPERATURE, "ar", {"cfg": 7.0, "limit": 6, "batch": 6, "top_k": 0, "top_p": 1.0}),
 ])  # fmt: skip
-def test_bfloat16_does_not_hide_another_p(fault, decoder, changed, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        plant(patch, *fault)
+def test_bfloat16_does_not_hide_another_p(fault, decoder, changed, tmp_path):
+    with planted(*fault):
         folder = decoded(tmp_path, decoder, **SAMPLED | {"dtype": "bfloat16"} | changed)
     assert audit_run(folder, recompute=True)["verdict"] == OTHERS
 

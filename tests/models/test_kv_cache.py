@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaModel
 from specbench.models.interface import Tree
 from specbench.models.network_sizes import whole_blocks
 from specbench.models.transformer.forward import last_hidden_state
-from specbench.models.transformer.kv_cache import PositionCache, PositionLayer, whole_parts
+from specbench.models.transformer.kv_cache import PositionCache, whole_parts
 from specbench.models.transformer.llama_layer import runs_directly, use_grouped_attention
 from specbench.models.transformer.model import Prefix, TransformerSession
 
@@ -121,11 +121,6 @@ def test_branches_of_a_tree_and_the_path_kept(model, prefix):
     for row in range(2):
         expected = full_logits(model, prefix, row, kept[row], 2.0)[-1]
         torch.testing.assert_close(logits[row, 0], expected, atol=1e-4, rtol=1e-4)
-
-
-def test_a_layer_can_be_made_by_every_version_of_transformers_allowed():
-    """Before 5.13 the method that returns a cache's size had another name, without which no layer could be made."""
-    assert PositionLayer.get_max_cache_shape is PositionLayer.get_max_length
 
 
 SLOTS, START = 24, 9

@@ -88,9 +88,7 @@ def test_a_deleted_working_folder_is_reported_in_one_line(monkeypatch, tmp_path,
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    outcome = cli("run", "--limit", "1")
-    assert outcome.code == 2
-    assert outcome.err == "error: the working folder does not exist any more (cd to another folder)\n"
+    cli("run", "--limit", "1").refused("the working folder does not exist", "cd to another folder", alone=True)
     for line in ([], ["--help"], ["help", "run"], ["score", "-h"], ["--version"]):
         assert "error" not in (outcome := cli(*line)).err and len(outcome.out + outcome.err) > 50
 
