@@ -19,7 +19,7 @@ from specbench.checks.audit_settings import (
     LONE_SETTING,
     in_window,
     setting_model,
-)  # fmt: skip
+)
 from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer
 from specbench.checks.losslessness import (

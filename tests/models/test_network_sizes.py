@@ -8,7 +8,6 @@ import pytest
 from checkpoints import INFO, WRITERS
 from refusals import refused
 
-from specbench.models import hub_model
 from specbench.models.facts import ModelChoice
 from specbench.models.family_sizes import stored_size
 from specbench.models.forward_time import Forward, Reached, forward_ms, forward_work, product_rate
@@ -74,19 +73,6 @@ def test_files_without_a_size_leave_the_official_size(text, name, tmp_path):
     (tmp_path / "config.json").write_text(text)
     (tmp_path / "t2i_XL_stage1_256.pt").write_text(text)
     assert INFO[name].configured(ModelChoice(weights=str(tmp_path))).network == INFO[name].network
-
-
-def test_a_model_may_be_like_one_that_is_like_a_third(monkeypatch):
-    read, by_name = hub_model.tomllib.loads, {model.name: model for model in hub_model.MODELS}
-
-    def with_third(text):
-        content = read(text)
-        near = next(name for name, entry in content["model"].items() if entry.get("like") == "lumina-512")
-        return content | {"model": content["model"] | {"third": {"like": near}}}
-
-    monkeypatch.setattr(hub_model.tomllib, "loads", with_third)
-    third = hub_model._read()[-1]
-    assert (third.name, third.network) == ("third", by_name["lumina-512"].network)
 
 
 SIZE = Size(weights=4 * 16 * 16 + 3 * 16 * 8 + 10 * 16, kv=2 * 16, attention=16)

@@ -22,7 +22,7 @@ from checkpoints.parts import (
     stored,
     vocabulary,
     vq_network,
-)  # fmt: skip
+)
 from checkpoints.slow import SIZES
 
 CODES = vocabulary(official=8192)
