@@ -1,4 +1,4 @@
-"""Compiled steps: same tokens as eager steps, lossless, and compiled before timing starts."""
+"""Compiled steps: same tokens as eager steps, compiled before timing starts; `test_losslessness.py` audits them."""
 
 import inspect
 import itertools
@@ -8,15 +8,13 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import tiny
 import tiny_llama
 import torch
 from compilable import LACKING, needs_compiler
 from refusals import refused
-from tiny_llama import VOCAB
 from torch._inductor.utils import run_and_get_code
 
-from specbench.checks.divergence import AUDIT_LEVEL, Counts, p_value
-from specbench.checks.enumerable_model import image_index, processed
 from specbench.decoding import sampling
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.loop import decode
@@ -36,7 +34,7 @@ from specbench.runs import compiler, plan
 from specbench.runs.preparation import generate_images
 from specbench.runs.settings import merge, run_settings
 from specbench.specs.presets import resolve
-from specbench.specs.run_spec import RunSpec, Sampling
+from specbench.specs.run_spec import Sampling
 from specbench.store.run_info import RunInfo
 
 SAMPLING = Sampling(guidance=2.0, temperature=0.9, top_k=4)
@@ -155,38 +153,6 @@ def test_a_compiled_model_may_be_changed_in_place():
         np.testing.assert_array_equal(tokens(model, DECODERS[0], REQUESTS), tokens(plain, DECODERS[0], REQUESTS))
         forms.append(model.compiled[0].forms)
     assert forms == [1, 1, 1, 2]
-
-
-@needs_compiler
-@pytest.mark.slow
-def test_the_joint_of_compiled_steps_is_exact(eager, compiled):
-    exact = np.append(joint(eager, "a fox"), 0.0)
-    observed = np.zeros((2, len(exact)), dtype=np.int64)
-    for half, start in itertools.product(range(2), range(0, 4000, 2000)):
-        requests = [Request("a fox", f"half {half}", start + n) for n in range(2000)]
-        drawn = tokens(compiled, DECODERS[1], requests)
-        np.add.at(observed[half], image_index(drawn[:, eager.layout.free_slots()], VOCAB), 1)
-    assert p_value([Counts(observed, exact)]) > AUDIT_LEVEL
-
-
-@torch.inference_mode()
-def joint(model, text) -> np.ndarray:
-    """The exact joint [VOCAB ** 4] of the images of `text`, from uncached forwards over every whole stream."""
-    free, forced = model.layout.free_slots(), torch.tensor(model.layout.forced)
-    images = torch.cartesian_prod(*[torch.arange(VOCAB)] * len(free))
-    streams = forced.repeat(len(images), 1)
-    streams[:, free] = images
-    halves = []
-    for prompt in model.encode([text]).embeds:
-        inputs = torch.cat([prompt.expand(len(streams), -1, -1), model.embed(streams[:, :-1], None, ())], 1)
-        hidden = model.backbone(inputs_embeds=inputs, use_cache=False).last_hidden_state
-        halves.append(model.head(hidden[:, len(prompt) - 1 :]).double().numpy())
-    logits = halves[1] + SAMPLING.guidance * (halves[0] - halves[1])
-    p = np.ones(len(images))
-    for number, row in enumerate(images.tolist()):
-        for slot, token in zip(free, row, strict=True):
-            p[number] *= processed(logits[number, slot], SAMPLING)[token]
-    return p
 
 
 def test_fixed_shapes_fill_windows_up_and_change_nothing(eager, monkeypatch):
@@ -459,10 +425,7 @@ def test_a_network_that_is_made_again_of_the_same_files_is_not_exported_again(mo
 def test_auto_pays_for_few_images_once_the_code_is_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(compiler, "missing", lambda device: None)
-    spec = RunSpec(
-        model="shapes", weights_sha256="", decoder=resolve("ar"), sampling=SAMPLING, prompts="shapes",
-        prompts_sha256="", seed=0, batch=1, dtype="float32", device="cpu", threads=1,
-    )  # fmt: skip
+    spec = replace(tiny.spec("ar"), model="shapes", sampling=SAMPLING)
     key = compiler.code_key("shapes", "float32", 1, 1, SAMPLING.guidance, resolve("ar"))
     of_eight = [], 6, 8 * 2 * 256
     assert compiler.worth_compiling(*of_eight, [key]) == (False, None)

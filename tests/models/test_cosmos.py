@@ -134,6 +134,7 @@ def test_a_hostile_archive_is_one_line(attack, archive, capsys):
     rewritten(archive, with_pickle((HOSTILE | BEYOND)[attack]))
     error = refused("", load_cosmos, files(archive), "cpu")
     assert ("a tensor goes beyond record 0" in error.what) == (attack in BEYOND)
+    assert ("its modules do not end" in error.what) == (attack == "deep modules")
     assert str(archive) in error.what and "\n" not in error.what
     assert not capsys.readouterr().out
 

@@ -76,8 +76,9 @@ def test_doctor_accounts_for_every_tensor_without_loading(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     changed = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
     (tmp_path / "config.json").write_text(json.dumps(config | changed))
-    row = doctor("simplear", tmp_path, str(tmp_path), scale="tiny")
-    broken = next(row for row in row if row["name"].startswith("model "))
+    broken = {row["name"]: row for row in doctor("simplear", tmp_path, str(tmp_path), scale="tiny")}[
+        "model simplear+tiny"
+    ]
     assert broken["status"] == "missing" and "lacks 'model.layers.2" in broken["detail"]
 
 

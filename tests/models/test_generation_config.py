@@ -20,9 +20,8 @@ PENALTY, SCALE = 1.3, 6.0
 
 
 @pytest.fixture(scope="module")
-def folder(made, tmp_path_factory):
-    folder, tiny = made("simplear")
-    return shutil.copytree(folder, tmp_path_factory.mktemp("penalised") / "simplear"), tiny
+def path(written, tmp_path_factory):
+    return shutil.copytree(written("simplear"), tmp_path_factory.mktemp("penalised") / "simplear")
 
 
 def loaded(folder, **entries):
@@ -42,9 +41,8 @@ def official(tiny, stream: list[int]) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def test_every_column_of_every_window_is_penalised_as_generate_does(folder):
-    path, tiny = folder
-    model = loaded(path, repetition_penalty=PENALTY)
+def test_every_column_of_every_window_is_penalised_as_generate_does(path, made):
+    model, (_, tiny) = loaded(path, repetition_penalty=PENALTY), made("simplear")
     target = Target(model.layout, Sampling(guidance=SCALE), torch.device("cpu"))
     session = model.begin(model.encode(["a cat", "a cat"]), SCALE, 4)
     plan = ((4, (3, 1)), (4, (2, 4)), (3, (1, 1)))
@@ -56,10 +54,9 @@ def test_every_column_of_every_window_is_penalised_as_generate_does(folder):
 
 
 @torch.inference_mode()
-def test_lossless_decoders_keep_the_penalised_target(folder):
+def test_lossless_decoders_keep_the_penalised_target(path):
     """At top-k 1 each draws exactly what AR does, and something else than without the penalty, which favours repeats
     below 1: a vocabulary this large has no others in so small an image."""
-    path, _ = folder
     greedy = Sampling(guidance=SCALE, top_k=1)
 
     def tokens(model, decoder, **options):
@@ -71,13 +68,11 @@ def test_lossless_decoders_keep_the_penalised_target(folder):
     assert expected != tokens(loaded(path), "ar")
 
 
-def test_the_penalty_is_part_of_the_models_identity(folder):
-    path, _ = folder
+def test_the_penalty_is_part_of_the_models_identity(path):
     assert len({loaded(path, repetition_penalty=value).weights_sha256 for value in (1.0, 1.1, 1.2)}) == 3
 
 
-def test_the_penalty_is_recorded_and_shown_and_quiet_is_quiet(folder, cli, run_tiny, tmp_path):
-    path, _ = folder
+def test_the_penalty_is_recorded_and_shown_and_quiet_is_quiet(path, cli, run_tiny, tmp_path):
     loaded(path, repetition_penalty=1.1)
     run = ("simplear", "--weights", path, "--decoder", "ar")
     assert run_tiny(*run, "--out", tmp_path / "quiet", "--quiet").err == ""
@@ -93,8 +88,7 @@ def test_the_penalty_is_recorded_and_shown_and_quiet_is_quiet(folder, cli, run_t
 
 
 @pytest.mark.parametrize("decoder", ["eagle", "zipar", "sjd-pac"])
-def test_decoders_without_a_chain_are_refused_by_name(decoder, folder, run_tiny, tmp_path):
-    path, _ = folder
+def test_decoders_without_a_chain_are_refused_by_name(decoder, path, run_tiny, tmp_path):
     loaded(path, repetition_penalty=1.1)
     head = ("--head", tmp_path) if decoder == "eagle" else ()
     outcome = run_tiny("simplear", "--weights", path, "--decoder", decoder, *head)
@@ -108,13 +102,12 @@ def test_decoders_without_a_chain_are_refused_by_name(decoder, folder, run_tiny,
     ({"typical_p": 0.9}, 2, "typical_p"), ({"repetition_penalty": 0}, 5, "repetition_penalty = 0"),
     ({"repetition_penalty": "much"}, 5, "repetition_penalty"),
 ])  # fmt: skip
-def test_what_is_not_applied_is_refused_by_name(entries, code, problem, folder):
-    error = refused("", loaded, folder[0], **entries)
+def test_what_is_not_applied_is_refused_by_name(entries, code, problem, path):
+    error = refused("", loaded, path, **entries)
     assert error.exit_code == code and problem in error.what and "generation_config.json" in error.what
 
 
-def test_what_has_no_effect_is_taken(folder):
-    neutral = {
-        "repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "typical_p": 1.0, "eos_token_id": [1], "min_p": None,
-    }  # fmt: skip
-    assert loaded(folder[0], **neutral).repetition_penalty == 1.0
+def test_what_has_no_effect_is_taken(path):
+    neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "typical_p": 1.0, "eos_token_id": [1]}
+    neutral["min_p"] = None
+    assert loaded(path, **neutral).repetition_penalty == 1.0

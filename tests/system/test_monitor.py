@@ -68,7 +68,8 @@ def test_in_a_container_a_process_does_not_take_itself_for_another(pids, cuda, o
     """If NVML reports the host's numbers (4242 is this process there), its own is not among them."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: cuda)
     numbers = [os.getpid() if pid == "own" else pid for pid in pids]
-    processes = [SimpleNamespace(pid=pid, usedGpuMemory=2**30 * (1 + (pid != 7))) for pid in numbers]
+    memory = {os.getpid(): 2**29, 7: 2**30, 4242: 2**31}
+    processes = [SimpleNamespace(pid=pid, usedGpuMemory=memory[pid]) for pid in numbers]
     nvml = SimpleNamespace(nvmlDeviceGetComputeRunningProcesses=lambda _: processes, NVMLError=OSError)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(monitor, "gpu_of", lambda _: "handle")
