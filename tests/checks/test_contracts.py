@@ -27,6 +27,7 @@ from specbench.stats import Estimate
 from specbench.system import console
 
 PLUGIN = Path(__file__).parents[2] / "docs" / "examples" / "plugin"
+TEXTS = ["a bright sky", "a dark sky"]
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_a_model_whose_logits_depend_on_the_cut_is_found(greys):
         forward, session = plugin.GreysSession.forward, plugin.GreysSession
         changed = type("Changed", (session,), {"forward": lambda *arguments: change(forward, *arguments)})
         model.begin = lambda prefix, guidance, columns: changed(model, prefix, guidance)
-        return failed(ModelChecks(plugin.MODEL, model, ["a bright sky", "a dark sky"]).all_findings())
+        return failed(ModelChecks(plugin.MODEL, model, TEXTS).all_findings())
 
     def later(forward, session, tokens, positions, tree=None):
         return forward(session, tokens, positions) + tokens.sum(1)[:, None, None] * torch.arange(16.0)
@@ -86,14 +87,13 @@ def test_a_model_that_declares_other_facts_or_no_row_ends_is_found(greys):
     import toy_plugin.greys as plugin
 
     info = dataclasses.replace(plugin.MODEL, tokens=32, resolution=(9, 9))
-    checks = ModelChecks(info, plugin.load(torch.device("cpu"), torch.float32), ["a bright sky", "a dark sky"])
+    checks = ModelChecks(info, plugin.load(torch.device("cpu"), torch.float32), TEXTS)
     assert failed(checks.all_findings()) == {"facts", "render"}
     model = plugin.load(torch.device("cpu"), torch.float32)
     model.layout = TokenLayout.with_row_ends(8, 8, plugin.CODES)
-    texts = ["a bright sky", "a dark sky"]
     declared = dataclasses.replace(plugin.MODEL, forced_slots=8)
-    assert not failed(ModelChecks(declared, model, texts).all_findings())
-    checks = {finding.check: finding for finding in ModelChecks(plugin.MODEL, model, texts).all_findings()}
+    assert not failed(ModelChecks(declared, model, TEXTS).all_findings())
+    checks = {finding.check: finding for finding in ModelChecks(plugin.MODEL, model, TEXTS).all_findings()}
     assert failed(checks.values()) == {"facts"} and "64 declared, 72 found" in checks["facts"].detail
 
 

@@ -91,16 +91,17 @@ def test_a_link_named_like_a_digest_forges_nothing(tmp_path):
     assert forged == honest
 
 
-def test_a_large_file_is_read_once_and_again_once_it_changed(tmp_path, monkeypatch):
+def test_a_large_file_is_read_and_reported_once_and_again_once_it_changed(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "_SMALL_BYTES", 3)
+    monkeypatch.setattr(digests, "_LARGE_BYTES", 3)
     path, reads, honest = tmp_path / "x", [], digests.digest_of
     monkeypatch.setattr(digests, "digest_of", lambda path: reads.append(path) or honest(path))
     for content in (b"once", b"more"):
         path.write_bytes(content)
         for _ in range(3):
             assert digests.sha256_of(path) == hashlib.sha256(content).hexdigest()
-    assert len(reads) == 2
+    assert len(reads) == 2 and capsys.readouterr().err.count(f"the digest of {path} (0.0 GB), once") == 2
 
 
 def test_no_program_is_loaded(tmp_path, monkeypatch):

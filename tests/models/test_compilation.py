@@ -23,7 +23,7 @@ from specbench.models.network_sizes import whole_blocks
 from specbench.models.transformer import compilation, packaged_forward
 from specbench.models.transformer import forward as forward_module
 from specbench.models.transformer.compilation import call_eager, graph_bytes
-from specbench.models.transformer.compiled_forward import CompiledStep, nest_layers, padded_columns, unnest_layers
+from specbench.models.transformer.compiled_forward import CompiledStep, nest_layers, unnest_layers
 from specbench.models.transformer.forward import run_step
 from specbench.models.transformer.kv_cache import PARTS, whole_parts
 from specbench.models.transformer.model import TransformerSession
@@ -168,11 +168,6 @@ def test_fixed_shapes_fill_windows_up_and_change_nothing(eager, monkeypatch):
     for decoder in DECODERS:
         np.testing.assert_array_equal(tokens(model, decoder, REQUESTS), tokens(eager, decoder, REQUESTS))
     assert widths == {1, 4, 8}
-
-
-def test_windows_are_padded_to_a_multiple_of_eight_and_narrow_ones_less():
-    widths = {1: 1, 2: 2, 3: 4, 7: 8, 9: 16, 16: 16, 26: 32, 40: 40, 48: 48, 96: 96}
-    assert {columns: padded_columns(columns) for columns in widths} == widths
 
 
 @needs_compiler

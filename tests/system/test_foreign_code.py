@@ -104,15 +104,6 @@ def test_an_object_without_a_file_is_known_by_its_instructions(place, monkeypatc
     assert of(3, "a").digest != first.digest, "a function that its method calls"
 
 
-@pytest.fixture
-def no_cells(monkeypatch):
-    """Decoders of cells, here named "soft", are taken out after the test."""
-    monkeypatch.setattr("specbench.specs.presets._defined", set())
-    for table in (VERIFIERS, PRESETS):
-        monkeypatch.setitem(table, "soft", None)
-        monkeypatch.delitem(table, "soft")
-
-
 CELL = """
 import specbench
 from specbench.decoding.verification.ratio_tests import RatioTest, ratio
@@ -131,11 +122,21 @@ class Soft(RatioTest):
 """
 
 
-def typed(cell: str, number: int, monkeypatch) -> None:
-    """Run a cell as a notebook does: its source is kept, there is no file."""
-    name, module = f"<cell {number}>", sys.modules.setdefault("cells", ModuleType("cells"))
-    monkeypatch.setitem(linecache.cache, name, (len(cell), None, cell.splitlines(True), name))
-    exec(compile(cell, name, "exec"), vars(module))
+@pytest.fixture
+def typed(monkeypatch):
+    """Run a cell as a notebook does: its source is kept, there is no file. Its decoder, here named "soft", is taken out
+    after the test."""
+    monkeypatch.setattr("specbench.specs.presets._defined", set())
+    for table in (VERIFIERS, PRESETS):
+        monkeypatch.setitem(table, "soft", None)
+        monkeypatch.delitem(table, "soft")
+
+    def run(cell: str, number: int = 7) -> None:
+        name, module = f"<cell {number}>", sys.modules.setdefault("cells", ModuleType("cells"))
+        monkeypatch.setitem(linecache.cache, name, (len(cell), None, cell.splitlines(True), name))
+        exec(compile(cell, name, "exec"), vars(module))
+
+    return run
 
 
 @pytest.mark.parametrize(("returned", "problem"), [
@@ -144,8 +145,8 @@ def typed(cell: str, number: int, monkeypatch) -> None:
     ("ratio(p, q, x)[..., 0]", r"returned float32 \[1, \d+\], not float \[1, \d+, 1\]"),
     ("ratio(p, q, x) > 1", r"returned bool \[.*\], not float"), ("None", "returned NoneType"),
 ])  # fmt: skip
-def test_what_a_component_returns_wrongly_is_an_error_that_names_it(returned, problem, no_cells, monkeypatch):
-    typed(CELL.replace("ratio(p, q, x) ** power", returned), 7, monkeypatch)
+def test_what_a_component_returns_wrongly_is_an_error_that_names_it(returned, problem, typed):
+    typed(CELL.replace("ratio(p, q, x) ** power", returned))
     with pytest.raises(SpecbenchError, match=f"decoder 'soft': verifier 'soft': acceptance {problem}"):
         specbench.generate("a red circle", decoder="soft", threads=1)
 
@@ -166,28 +167,28 @@ def test_a_drafters_q_that_is_no_distribution_is_an_error_that_names_it(factor, 
         assert specbench.generate("a red circle", decoder="sjd", threads=1).nfe
 
 
-def test_an_error_of_a_cells_code_is_named_with_its_line_and_its_options_are_plain_values(no_cells, monkeypatch):
-    typed(CELL.replace("ratio(p, q, x) ** power", "p.absent"), 9, monkeypatch)
+def test_an_error_of_a_cells_code_is_named_with_its_line_and_its_options_are_plain_values(typed):
+    typed(CELL.replace("ratio(p, q, x) ** power", "p.absent"), 9)
     refused(r"AttributeError at <cell 9>:6: .*absent", specbench.generate, "a red circle", decoder="soft", threads=1)
     refused(r"decoder 'mine': option eps=\[1, 2\] is a list .*a number, a text", specbench.decoder, "mine", eps=[1, 2])
 
 
-def test_what_a_component_changes_of_p_and_q_in_place_is_a_copy(no_cells, monkeypatch):
+def test_what_a_component_changes_of_p_and_q_in_place_is_a_copy(typed):
     images = []
     for rule in ("ratio(p, q, x)", "ratio(p, q, x) + 0 * p.mul_(0.5).sum() * q.zero_().sum()"):
-        typed(CELL.replace("ratio(p, q, x) ** power", rule), 8, monkeypatch)
+        typed(CELL.replace("ratio(p, q, x) ** power", rule))
         images.append(specbench.generate("a red circle", decoder="soft", threads=1))
     plain, changed = images
     assert (plain.logp == changed.logp).all() and (plain.tokens == changed.tokens).all()
 
 
 @pytest.mark.slow
-def test_a_decoder_of_a_cell_runs_without_a_file_and_its_source_is_part_of_the_run(place, no_cells, monkeypatch):
+def test_a_decoder_of_a_cell_runs_without_a_file_and_its_source_is_part_of_the_run(place, typed):
     runs = []
     same = CELL.replace("    return ratio", "    # the same\n    return ratio")
     cells = (CELL, same, CELL.replace("** power", "/ (1 + power)"))
     for number, cell in enumerate(cells):
-        typed(cell, number, monkeypatch)
+        typed(cell, number)
         runs += specbench.run(decoder="soft", limit=1, threads=1, out="here", progress=False, baseline=0).folders
     assert runs[0] == runs[1] != runs[2] and len(specbench.report(out="here")) == 2
     other = specbench.run(decoder="soft:power=1", limit=1, threads=1, out="here", progress=False, baseline=0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import T5Config, T5ForConditionalGeneration
 
@@ -23,8 +23,7 @@ def write(folder: Path, file: str, text_folder: str = "flan-t5-xl", pickled: boo
     tensors = _tensors()
     # Training saves its parsed arguments with the weights.
     torch.save({"model": tensors, "steps": 7, "args": argparse.Namespace(gpt_model="GPT-XL")}, folder / file)
-    image = vq_network(CODES, 8)
-    torch.save({"model": official_vq(image)}, folder / "vq_ds16_t2i.pt")
+    image = write_vq(folder / "vq_ds16_t2i.pt")
     t5 = _write_t5(folder / text_folder)
     if pickled:
         in_two_shards(folder / text_folder, stored(folder / text_folder), pickled=True)
@@ -52,11 +51,10 @@ def write(folder: Path, file: str, text_folder: str = "flan-t5-xl", pickled: boo
 
 def write_by_class(folder: Path, file: str, bare: bool = False, width: int = WIDTH, head: int = HEAD) -> Tiny:
     """A class-conditional checkpoint; `bare`: as FSDP saves it."""
-    tensors, image = language_tensors(width), vq_network(CODES, 8)
+    tensors, image = language_tensors(width), write_vq(folder / "vq_ds16_c2i.pt")
     table = torch.randn(1001, width, generator=torch.Generator().manual_seed(6))
     tensors["cls_embedding.embedding_table.weight"] = table
     torch.save(tensors if bare else {"model": tensors}, folder / file)
-    torch.save({"model": official_vq(image)}, folder / "vq_ds16_c2i.pt")
 
     def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
         x = torch.cat([table[int(text) if conditional else 1000][None], embedded(tensors, stream)])
@@ -119,10 +117,12 @@ def _tensors(width: int = WIDTH) -> dict[str, Tensor]:
     return random_tensors(shapes, 3)
 
 
-def official_vq(network) -> dict[str, Tensor]:
-    """An image tokenizer under LlamaGen's names."""
+def write_vq(path: Path) -> nn.Module:
+    """An image tokenizer, saved under LlamaGen's names."""
+    network = vq_network(CODES, 8)
     tensors = {official_vq_name(name): tensor for name, tensor in network.state_dict().items()}
-    return tensors | {"quantize.codebook_used": torch.zeros(65_536)}
+    torch.save({"model": tensors | {"quantize.codebook_used": torch.zeros(65_536)}}, path)
+    return network
 
 
 def official_vq_name(name: str) -> str:

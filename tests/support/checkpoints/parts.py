@@ -1,8 +1,9 @@
 """Shared parts of the checkpoint writers."""
 
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,25 +50,22 @@ class Tiny:
     output: Tensor | None = None
 
 
-def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
+def random_tensors(shapes: Mapping[str, Sequence[int]], seed: int) -> dict[str, Tensor]:
     """Random norms, biases and matrices, so that none can be confused with another."""
     draw, tensors = torch.Generator().manual_seed(seed), {}
     for name, shape in shapes.items():
         noise = torch.randn(shape, generator=draw)
         vector = len(shape) == 1 or "norm" in name
-        tensors[name] = 0.2 * noise + (not name.endswith("bias")) if vector else 1.5 * noise * shape[1] ** -0.5
+        fan = math.prod(shape[1:])
+        tensors[name] = 0.2 * noise + ("bias" not in name) if vector else 1.5 * noise * fan**-0.5
     return tensors
 
 
 def randomise(network: nn.Module, seed: int = 0) -> nn.Module:
-    """Random values everywhere, so that no norm or bias can be confused with another."""
-    generator = torch.Generator().manual_seed(seed)
+    """Random values in all parameters."""
+    values = random_tensors({name: parameter.shape for name, parameter in network.named_parameters()}, seed)
     for name, parameter in network.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.dim() == 1 or "norm" in name:
-            parameter.data = 0.2 * noise + ("bias" not in name)
-        else:
-            parameter.data = noise * parameter[0].numel() ** -0.5 * 1.5
+        parameter.data = values[name]
     return network.eval()
 
 
