@@ -64,7 +64,7 @@ class Reference(NamedTuple):
 
 @contextmanager
 def refusing(name: str) -> Iterator[None]:
-    """Turn any error of the block into one line: the network is not a usual causal language model."""
+    """Turn any error of the block into a one-line error: the network cannot be decoded step by step."""
     try:
         yield
     except (SpecbenchError, MemoryError, torch.OutOfMemoryError):
@@ -151,8 +151,8 @@ def _compared(model: TransformerModel, steps: Iterable[tuple[str, Tensor, Tensor
 
 
 def slots_to_compare(model: TransformerModel, prompt: int) -> int:
-    """Return the number of stream slots to compare: the comparison takes seconds, and passes every length in tokens
-    that the configuration names, if an image after a prompt of `prompt` elements reaches this length."""
+    """Return the number of stream slots to compare: as many as take seconds, but enough to pass every length in tokens
+    that the configuration names and that a prompt of `prompt` elements with its image reaches."""
     work = 2e10 if model.device.type == "cpu" else 1e13  # parameters times tokens
     parameters = sum(parameter.numel() for parameter in model.backbone.parameters())
     reached = [length - prompt for length in lengths_named(model.backbone.config) if length > prompt]

@@ -40,7 +40,7 @@ from specbench.system.files import FULL, write_atomically
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
-# Imports inside functions: huggingface_hub is slow to import, and `list models` does not need it.
+# huggingface_hub is imported inside functions, because it is slow to import and `list models` does not need it.
 
 _PINNED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 REVISIONS: Mapping[str, str] = _PINNED["revisions"]
@@ -144,7 +144,7 @@ def repository_download(
         with _explained(repo, branch):
             folder = Path(_watched(storage, size, progress, receive))
             _refuse_altered(repo, folder, {name: stated[name] for name in files})
-            if branch != commit:  # the client also stores a branch in this way, but before the files are checked
+            if branch != commit:  # the client also stores a branch's commit, but before the files are checked
                 (ref := storage / "refs" / branch).parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(ref, commit.encode())
 

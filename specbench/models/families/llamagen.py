@@ -78,11 +78,10 @@ class LlamaGen(FamilyModel):
         return Prefix([self._network.project(vectors) for vectors in captions + nothing], (captioned,), shift=shift)
 
     def draft_prompt(self, prompt: DraftPrompt, state: tuple[Tensor, ...]) -> DraftPrompt:
-        """Return all positions, as in the training of the published heads: with padding, and token 0 for every caption
-        element.
+        """Return prompts padded to `CAPTION` elements, each with token id 0, as in the training of the published heads.
 
-        The padding of a caption is zeros, which the network leaves at zero. The padding of an unconditional row is its
-        learned vectors, each of which attends to itself only.
+        Features of a caption's padding are zeros, which the network leaves at zero. In an unconditional row, they are
+        the features of the learned vectors, each of which attends to itself only.
         """
         rows = []
         for length, features, captioned in zip(prompt.lengths.tolist(), prompt.features, *state, strict=True):

@@ -39,7 +39,7 @@ def in_turn(step: Callable[..., Any], carry: tuple[Tensor, ...], given: Sequence
     the next carry and outputs [B, 1, ...], which are joined to [B, n, ...].
 
     Code compiled for a CPU keeps the loop: n copies of a draft head take ten times as long to compile, and save only a
-    tenth of its time. On a GPU one graph holds n copies.
+    tenth of the head's time. On a GPU one graph holds n copies.
     """
     if torch.compiler.is_compiling() and given[0].device.type == "cpu" and given[0].shape[1] > 1:
         from torch._higher_order_ops.scan import scan  # imported only if something is compiled
@@ -137,7 +137,7 @@ def graph_bytes() -> int | None:
 
 
 class CompiledForms:
-    part: Literal["forward", "sampling"]  # of a step, for run.json
+    part: Literal["forward", "sampling"]  # compiled part of a step, a key in run.json
     options: dict[str, Any]  # options of Inductor
 
     def all_compiled(self) -> Iterable[Any]:

@@ -325,7 +325,7 @@ class TransformerSession:
         start: int | None = None,
     ) -> Tensor:
         """Compute logits of tokens [R, T] at cache slots [R, T]. `start`: first slot of a chain if it is the same in
-        all rows. Then the rows are written as one run, and a single column needs no mask."""
+        all rows. Then the rows are written as one slice, and a single column needs no mask."""
         first, self._fed = self._fed is None, slots
         # Only a session's first forward predicts slot 0, whose input is the prompt's last element.
         opening = self._start if first or self._compiled else None
@@ -347,7 +347,7 @@ class TransformerSession:
 
     def move(self, positions: int = 0, unseen: int = 0, lost: int = 0) -> None:
         """Introduce errors into later forwards: shift rotary positions by `positions` away from the prompt. Hide from
-        every token the latest `unseen` cache slots, its own first, and `lost` slots before the prompt's last."""
+        every column the `unseen` cache slots that end with its own slot, and `lost` slots before the prompt's last."""
         self._shift, self._hidden = self._shift + positions, (unseen, lost)
 
     def _twice(self, columns: Tensor) -> Tensor:
