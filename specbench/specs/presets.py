@@ -38,7 +38,7 @@ class Preset:
     choices: Mapping[str, str]  # value of each choice (drafter, init, verifier, residual, refine)
     defaults: Mapping[str, object] = field(default_factory=dict)  # option defaults that differ from the components' own
     own: bool = False  # whether this project invented the method; `paper` then names only related papers
-    released: bool = False  # whether it decodes as the authors' released code, where this differs from their paper
+    released: bool = False  # whether it follows the authors' released code, which differs from their paper
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
             check_regular(place)
         busy = f"{place} is being packed by another process"
         with (
-            replacing(place, busy) as aside,  # zip has no times before 1980 or after 2107: it gets the nearest
+            replacing(place, busy) as aside,  # times before 1980 or after 2107 become the nearest that zip has
             zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED, strict_timestamps=False) as archive,
         ):
             for folder in runs:

@@ -126,7 +126,7 @@ class RunStore:
             raise SpecbenchError(what, "choose another folder with --out") from error
 
     def begin(self, spec: RunSpec, provenance: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> RunStore:
-        """Write `run.json` into the locked folder, or add an invocation if it has the same run. `provenance`: fields of
+        """Write `run.json` into the locked folder, or add an invocation to the run's file. `provenance`: fields of
         this `Invocation`; `facts`: fields of `specbench.store.run_info.RunInfo`, such as `origins`."""
         info = self.info() if (self.folder / RUN_JSON).exists() else RunInfo(spec)
         where = {"device": spec.device, "threads": spec.threads}

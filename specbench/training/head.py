@@ -304,7 +304,7 @@ def _eagle3_losses(
     without guidance; each depth has 0.8 times the weight of the previous depth.
 
     Drafts of depth 2 and more continue from `_STARTS` random elements. Their inputs are the head's own outputs; they
-    attend to target features up to the element, then to such outputs (EAGLE-3's training-time test)."""
+    attend to target features up to the element, then to the head's outputs (EAGLE-3's training-time test)."""
     features = batch.features.float().to(model.device)
     count, width = features.shape[1] - 1, model.feature_size
     ids = batch.ids[:, 1 : count + 1].to(model.device)

@@ -174,7 +174,7 @@ class AdjacentEagle(Eagle):
         tables = routes(proposal.tree, committed.device)
         deep = tables.depth[: proposal.q.shape[1]] >= self._shape[:, :1]
         first = proposal.tokens[:, torch.arange(len(tables.peer), device=committed.device) - tables.peer]
-        tokens = torch.where(tables.peer < self._shape[:, 1:], proposal.tokens, first)  # a repeated token is no draft
+        tokens = torch.where(tables.peer < self._shape[:, 1:], proposal.tokens, first)  # a repeat is no draft (q = 0)
         return proposal._replace(tokens=tokens, q=proposal.q.masked_fill(deep[..., None], 0.0))
 
     def _tree_of(self, depth: int) -> Tree:
@@ -182,7 +182,7 @@ class AdjacentEagle(Eagle):
         return comb(min(depth, deepest), widest)
 
     def _addresses(self, tree: TreeLevels) -> Tensor:
-        return torch.arange(len(tree.inner), device=tree.inner.device)  # independent of the width
+        return torch.arange(len(tree.inner), device=tree.inner.device)  # the same for all tree widths
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         super().observe(verification, positions, shift, keep_tail)

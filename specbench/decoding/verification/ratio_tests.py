@@ -134,7 +134,7 @@ class RatioTest:
         return Verdict(tests.coin < a, self.facts(tests, a))
 
     def facts(self, tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
-        """Acceptance probabilities a [B, K] of the drafts x, and p(x)/q(x), for `distances`."""
+        """Facts that `distances` needs: acceptance probabilities a [B, K] of the drafts x, and p(x)/q(x)."""
         return {"acceptance": a, "ratio": tests.ratio}
 
     def residual_weights(self, tests: DraftTests | FailedTest) -> Tensor:
