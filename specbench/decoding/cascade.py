@@ -10,9 +10,9 @@ up `mass` of the distribution. Otherwise it is the sum of
     p(y) of each other node y whose prediction by the head is similar to x's: their cosine is above `pair-cosine`
 
 For the n-th and m-th nodes of a level, the released code (`pairs` released) compares predictions of other nodes: of the
-n-th and m-th nodes with children in the level below (if these are more than the nodes of the level, the count of
-nodes continues in the level below). With `pairs` level, the nodes' own predictions are compared. Lossy: acceptance depends on other
-drafts. The paper's text was not read, so it is unknown whether the paper has this rule.
+n-th and m-th nodes with children in the level below (if these are more than the nodes of the level, the count of nodes
+continues in the level below). With `pairs` level, the nodes' own predictions are compared. Lossy: acceptance depends on
+other drafts. The paper's text was not read, so it is unknown whether the paper has this rule.
 """
 
 from functools import lru_cache

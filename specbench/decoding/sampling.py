@@ -310,8 +310,8 @@ def selects(vocab: int, k: int) -> bool:
 
 def candidates(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Select entries of `values` [rows, V] that include the k largest and their ties. Return tokens, values [rows, K]
-    padded with -inf, and a mask of real entries. The lower bound of the selection is
-    estimated from a part of the entries, so K is mostly much less than V. If a row has fewer than k entries, K is V."""
+    padded with -inf, and a mask of real entries. Entries from a bound on are selected. The bound is estimated from a
+    part of the entries, so K is mostly much less than V. If a row has fewer than k such entries, all V are selected."""
     step = max(8, values.shape[1] // 4096)
     sample = values[:, ::step]
     expected = k / step
