@@ -154,7 +154,7 @@ class KaryLoop(Loop):
         return Verification(first, path, token, rows_at(p, path), tested, tested & passed, facts), others
 
     def _tests(self, p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return p and q [B, C - 1, V] by test. Later siblings: tests with [p - q]+ and q without earlier siblings."""
+        """Return p and q [B, C - 1, V] by test; for later siblings, [p - q]+ and q without the earlier siblings."""
         tables = routes(self._drafter.tree, p.device)
         p, q = p[:, tables.first_parents], q[:, tables.first_parents]
         pairs = [(p, q)]

@@ -207,7 +207,7 @@ class Kept(NamedTuple):
         return place if self.ids is None else at(self.ids, place)
 
     def weights(self, other: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Return the weights [B, T', K] of the same tokens in another distribution [B, T', V] of the slots `rows`."""
+        """Return the weights [B, T', K] of these tokens in the distribution `other` [B, T', V] of the slots `rows`."""
         return other if self.ids is None else other.gather(-1, self.ids[:, rows])
 
 

@@ -101,7 +101,7 @@ _ENDINGS: dict[str, tuple[str, object]] = {
 class ModelFacts:
     """Facts of a model and of its files before it is loaded. Subclasses define where the files are."""
 
-    name: str  # in records and on the command line
+    name: str  # name in records and on the command line
     summary: str  # description for users
     target: str  # "module:function" that loads the model
     _: KW_ONLY

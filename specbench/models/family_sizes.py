@@ -1,6 +1,6 @@
 """Sizes of each family's language model: parameters that do not follow from the six common sizes, sizes that a
-configuration may omit, and the size of a checkpoint, so that plans use its real size. Imports no torch, unlike the
-families' modules, except for LlamaGen's tensors."""
+configuration may omit, and the size of a checkpoint, so that plans use its real size. Unlike the
+families' modules, it imports torch only to read LlamaGen's tensors."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -185,7 +185,7 @@ def _stated(info: ModelInfo, asked: str) -> dict[str, Remote]:
 
 
 def _refuse_altered(repo: str, folder: Path, stated: Mapping[str, Remote]) -> None:
-    """Raise if files differ from what the hub states, and remove them, because the client takes them for complete."""
+    """Remove files that differ from what the hub states, because the client would use them; then raise an error."""
     problems = []
     for name, remote in stated.items():
         if not matches(path := folder / name, remote):

@@ -189,7 +189,7 @@ class LoadedModel(TransformerModel):
 
 
 def _result(name: str, users: Callable[[Any], Any], given: object) -> Any:
-    """Call a user's function; its error becomes one line."""
+    """Call a user's function; turn its error into a one-line SpecbenchError."""
     try:
         return users(given)
     except (SpecbenchError, MemoryError, torch.OutOfMemoryError):

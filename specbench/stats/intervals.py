@@ -184,7 +184,7 @@ def difference_to_show(difference: Difference) -> Difference:
 def speed_difference(pairs: pd.DataFrame) -> Difference:
     """Compute the time saved per image as a fraction of the baseline's time; `pairs` as in `speedup`.
 
-    The p-value is also the test of a speed-up of 1, because the null hypothesis of equal totals is the same. The spread
+    The p-value also tests a speed-up of 1, because this also means equal totals (the null hypothesis). The spread
     is the standard deviation of the speed-up's relative error.
     """
     theirs, mine = pairs["latency_ms_base"], pairs["latency_ms"]

@@ -50,7 +50,7 @@ class Test:
     __test__ = False  # not a case of pytest
 
     order: str  # order of the vocabulary
-    # uniformity of a group, correlation with the token `group` tokens earlier, or with the token of the previous image
+    # test of uniformity in a group, or of correlation with the token `group` tokens earlier or in the previous image
     kind: Literal[Grouping, "serial", "images"]
     group: str  # the group's bounds or the distance as text, empty for a single group
     n: int  # number of tokens, or of pairs of tokens

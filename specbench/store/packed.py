@@ -1,6 +1,6 @@
 """Packed runs: run folders in one zip file with the SHA-256 of each member. The file is untrusted: a member is read
 only if a run folder can contain a file with its name, and its size is within bounds. Members are stored uncompressed,
-so that a small file cannot unpack to a large one. Reading unpacks into the cache folder once per content."""
+so that a small file cannot unpack to a large file. Reading unpacks into the cache folder once per content."""
 
 import hashlib
 import json

@@ -212,7 +212,7 @@ class RunInfo:
 
     @property
     def steps(self) -> str:
-        """How the steps ran: "eager", or "compiled" with the compiled parts and their options."""
+        """Mode of the steps: "eager", or "compiled" with the compiled parts and their options."""
         if not self.compiled:
             return "eager"
         parts = {part: options for call in self.invocations for part, options in (call.compile_options or {}).items()}

@@ -195,8 +195,8 @@ class RunStore:
         return (self.folder / RUN_JSON).exists() and self.info().invocations[-1].finished_at is None
 
     def completed(self, traced: bool = False) -> set[Key]:
-        """Keys of the finished images; if `traced`, of those with a trace. Failed images and images without their file
-        are decoded again. A run without a folder `images` keeps only numbers, and no file counts as missing."""
+        """Keys of the finished images; if `traced`, only of images with a trace. Failed images and images without their
+        file are decoded again. A run without a folder `images` keeps only numbers, so no file is missing there."""
         rows = self._checked(self._samples.read(["status", "image"]))
         done = pc.equal(rows["status"], RowStatus.OK)
         if (self.folder / "images").is_dir():

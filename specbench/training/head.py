@@ -212,7 +212,7 @@ def check_head(
         images, depths: images to evaluate, and draft depths.
         seed: random seed of the selection of images.
         device, threads: as for `run`.
-        kind: of head, "eagle", "eagle3" or "vertical".
+        kind: kind of head, "eagle", "eagle3" or "vertical".
 
     Returns:
         One dict per depth: `depth, tv, tv_low, tv_high, acceptance`; see `specbench.training.alignment`.

@@ -2,7 +2,7 @@
 
 The head's KV cache holds features of the target only: one element per committed token, appended after each
 verification. Draft trees use scratch slots, which the next tree overwrites. Conditional and unconditional rows share
-their tokens, but have separate features and caches. The session combines their logits like the target's.
+their tokens, but have separate features and caches. The session applies guidance to their logits as to the target's.
 """
 
 from functools import lru_cache
@@ -83,7 +83,7 @@ class Eagle:
         # After a tree without drafts, no later tree has drafts, so the head can skip the committed tokens.
         if news is not None and len(tree.parents) > 1:
             readable, call = self._cache.readable(news.positions), call_eager
-            # Compiled code supports one size of tree and path. Near an image's start and end both are smaller.
+            # Compiled code supports one size of tree and path. Near an image's start and end they are smaller.
             if tree == whole and news.tokens.shape[1] == max(whole.depth) + 1:
                 call = self._batch.call
                 self._cache.mark_lengths(readable)

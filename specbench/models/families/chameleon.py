@@ -151,9 +151,9 @@ def load_lumina(request: LoadRequest) -> Lumina:
 
 class Lumina2(Lumina):
     """Chameleon's architecture trained from scratch on another vocabulary, with MoVQGAN's image decoder. The first
-    token is the tokenizer's begin-of-text, or its end-of-text if it has no begin-of-text. In the
-    official code, and with `--guidance-schedule released`, guidance scales below 4 become 4, and larger scales fall to
-    4 during the image. The readme's scale of 4 stays constant."""
+    token is the tokenizer's begin-of-text, or its end-of-text if it has no begin-of-text. In the official code and with
+    `--guidance-schedule released`, guidance scales below 4 become 4, and larger scales fall to 4 during the image. The
+    readme's scale of 4 stays constant."""
 
     patch = 8
     _scales: Tensor | None = None

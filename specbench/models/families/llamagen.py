@@ -132,7 +132,7 @@ class Network(nn.Module):
 class GridRotary(nn.Module):
     """Rotation by row in one half of a head, and by column in the other half; no rotation for the caption. At caption
     positions cosine and sine are both 0, so queries and keys vanish there, and attention to captions is uniform. The
-    table has `caption + height * width` positions; later positions (windows past the end) use the last."""
+    table has `caption + height * width` positions; later positions (windows past the end) use its last entry."""
 
     def __init__(self, height: int, width: int, head: int, base: float = 10_000.0, caption: int = CAPTION):
         super().__init__()

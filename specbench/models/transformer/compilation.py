@@ -63,7 +63,7 @@ class Compiled:
     """One function, compiled. `seconds`: time of the calls that compiled a form; `forms`: their number."""
 
     def __init__(self, function: Any, dynamic: bool, options: dict[str, Any]):
-        """`dynamic`: one form with symbolic sizes, else a form per set of sizes. `options`: of Inductor."""
+        """`dynamic`: one form with symbolic sizes, else a form per set of sizes. `options`: Inductor's options."""
         self.seconds, self.forms = 0.0, 0
         # torch looks compiled code up by code object, and the kept guards do not distinguish two models.
         copied = FunctionType(
