@@ -1,4 +1,4 @@
-"""Sources of a checkpoint's files: a folder on this disk, or a hub repository at a known commit. No torch here.
+"""Sources of a checkpoint's files: a folder on this disk, or a hub repository at a known commit. Imports no torch.
 
 `HF_HOME` and `HF_HUB_OFFLINE` have their usual meaning, because huggingface_hub fetches the files.
 """

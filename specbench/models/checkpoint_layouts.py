@@ -1,4 +1,4 @@
-"""Layouts in which the supported families are published, and recognition of a folder's layout. No torch."""
+"""Layouts in which the supported families are published, and recognition of a folder's layout. Imports no torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ class LayoutMark:
 
     family: str  # module of `specbench.models.families` that reads this layout
     models: str  # names for `--model`
-    what: str  # for messages
+    what: str  # description for messages
     test: Callable[[Path], bool]  # whether a folder is of this layout
     # other families whose folders may also pass this test; the user's `--model` decides between the families
     shared: tuple[str, ...] = ()
@@ -260,7 +260,7 @@ class ModelFiles:
 
     @property
     def sources(self) -> list[Source]:
-        """List the sources of every layout, as on the hub."""
+        """List the official sources of every layout."""
         return [source for layout in self.layouts for source in layout.sources]
 
     def _parts(self, download: bool = False) -> list[WantedFiles]:

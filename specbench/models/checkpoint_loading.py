@@ -234,7 +234,7 @@ def quantise(module: nn.Module, name: str) -> None:
     if not _in_layer(module, name):
         return
     require_torchao()
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # package of an extra
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # optional dependency
 
     quantize_(module, Int8WeightOnlyConfig())
 

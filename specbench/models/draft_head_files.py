@@ -1,4 +1,4 @@
-"""Files of a draft head: a folder, a hub repository, or part of a model. No torch here."""
+"""Files of a draft head: a folder, a hub repository, or part of a model. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Facts of a model before it is loaded, for plans, memory estimates, `list` and `doctor`. No torch here."""
+"""Facts of a model before it is loaded, for plans, memory estimates, `list` and `doctor`. Imports no torch."""
 
 from __future__ import annotations
 

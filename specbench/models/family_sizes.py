@@ -87,7 +87,7 @@ def _llamagen(size: NetworkSize, text_width: int = 2048, caption: int = 120) -> 
 
 
 def _janus(size: NetworkSize, codes: int = 16_384) -> dict[str, int]:
-    """Janus-Pro: image tokens have a table of eight numbers each, an aligner of two layers and a head of two."""
+    """Janus-Pro: image tokens have a table of eight numbers each, an aligner of two layers and a head of two layers."""
     table, aligner = 8 * codes, (8 + 1) * size.width + (size.width + 1) * size.width
     head = (size.width + 1) * size.width + codes
     extra = table + aligner + head + codes * size.width

@@ -1,6 +1,6 @@
 """Repositories of the Hugging Face hub: the commit to use, files missing on this disk, explanations of failures.
 
-huggingface_hub downloads the files, so `HF_HOME`, `HF_ENDPOINT` and a login have their usual meaning. No torch here.
+huggingface_hub downloads the files, so `HF_HOME`, `HF_ENDPOINT` and a login have their usual meaning. Imports no torch.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def require_permission(repo: str, revision: str | None) -> None:
 
 @contextmanager
 def _explained(repo: str, revision: str) -> Iterator[None]:
-    """Turn errors of huggingface_hub and its dependencies into one line and one command."""
+    """Turn errors of huggingface_hub and its dependencies into a one-line error with a command to type."""
     from huggingface_hub import constants, get_session
 
     try:

@@ -1,4 +1,4 @@
-"""Models with weights on the Hugging Face hub: their facts, read from `families/models.toml`, and files. No torch."""
+"""Models with weights on the Hugging Face hub: facts from `families/models.toml`, and files. Imports no torch."""
 
 from __future__ import annotations
 

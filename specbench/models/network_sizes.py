@@ -1,4 +1,4 @@
-"""Sizes of language models and draft heads, and their numbers of parameters, memory reads and operations. No torch."""
+"""Sizes of language models and draft heads: parameters, memory reads and operations. Imports no torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

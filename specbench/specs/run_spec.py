@@ -39,7 +39,7 @@ class Sampling:
 
     Attributes:
         guidance: classifier-free guidance scale s in u + s (c - u); 1 runs the conditional rows only.
-        entropy_scale: H is the entropy in nats after top-k at temperature 1.
+        entropy_scale: scale of the entropy-dependent temperature; entropy in nats, after top-k, at temperature 1.
         top_n_sigma: the deviation is computed over the logits that top-k keeps.
     """
 

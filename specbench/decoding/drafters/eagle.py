@@ -219,7 +219,7 @@ class HeadCache:
     """
 
     def __init__(self, head: EagleHead, session: FeatureSession, slots: int, columns: int):
-        """`session`: of the target; `slots`: maximum number of stream slots; `columns`: maximum tree size."""
+        """`session`: the target's session; `slots`: maximum number of stream slots; `columns`: maximum tree size."""
         self._head = head
         prompt = head.seen_prompt(session.draft_prompt())
         self._last = prompt.lengths[:, None] - 1

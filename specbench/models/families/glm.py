@@ -115,7 +115,7 @@ class GlmImage(FamilyModel):
         elif find_spec("diffusers") is None:
             warn(f"{self.name} cannot render pictures: its diffusion model needs diffusers (pip install diffusers)")
         else:
-            from diffusers import GlmImagePipeline  # package of an extra
+            from diffusers import GlmImagePipeline  # optional dependency
 
             without = {"vision_language_encoder": None, "processor": None, "dtype": torch.bfloat16}
             with files.source.blaming(folder / "model_index.json"):

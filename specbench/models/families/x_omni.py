@@ -169,7 +169,7 @@ class XOmni(SimpleAR):
         elif find_spec("diffusers") is None:
             warn(f"{self.name} cannot render pictures: its FLUX model needs diffusers (pip install diffusers)")
         else:
-            from specbench.models.families.x_omni_decoder import XOmniDecoder  # imports diffusers, an extra
+            from specbench.models.families.x_omni_decoder import XOmniDecoder  # imports diffusers, which is optional
 
             with files.source.blaming(transformer / "config.json"):
                 read_json(files.source, transformer / "config.json")  # refuses code from a hub

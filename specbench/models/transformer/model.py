@@ -272,7 +272,7 @@ class TransformerSession:
         embeds = nn.utils.rnn.pad_sequence([embeds[:-1] for embeds in self._prefix.embeds], batch_first=True)
         slots = self._index[:longest].expand(len(embeds), -1)
         positions, backbone = slots + self._shift, self._model.backbone
-        # On a CPU a prefill spends its time in products, not in calls.
+        # Compiled for a GPU only: on a CPU a prefill spends its time in products, not in calls.
         if isinstance(self._compiled, CompiledStep) and self._cache.is_ready:
             return self._compiled.prefill(self._cache, embeds, positions, slots)
         self._cache.place(slots, longest)
