@@ -3,7 +3,7 @@
 The first `levels` levels of the window are a full K-ary tree, the root included; a chain continues below its first
 branch. All parents of a level have the same K children. Every node is tested with a separate coin, siblings against
 the residual distribution after earlier siblings. The path with the most accepted drafts is committed; ties take the
-first. Later slots keep their first child, with siblings from [p - q]+, or redraw all children from the residual.
+first. Later slots keep a passed first child, with siblings from [p - q]+, or redraw all children from the residual.
 
 Lossy for K > 1: siblings come from residual distributions, but are tested as draws from p without earlier siblings,
 and the path depends on the outcome of the coins. After a path without a rejection the next token is uniform.

@@ -40,7 +40,7 @@ def require_torchao() -> None:
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """User's choices for a model: its checkpoint, its size, and the prompts of released decoders."""
+    """User's choices for a model: checkpoint, size, eight bits, and forms of prompts and guidance."""
 
     weights: str | None = None  # folder or hub id that replaces the official checkpoint
     revision: str | None = None  # revision of the hub repository

@@ -189,7 +189,7 @@ def own_logp(model: TransformerModel, prefix: Prefix, tokens: Tensor) -> Tensor:
 @contextmanager
 def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
     """Change every output of a module with a matrix by up to a rounding error: the larger of the number format's error
-    and the difference between computing the first column alone and with the others."""
+    and the difference between the first column computed alone and computed with the other columns."""
     generators: dict[torch.device, torch.Generator] = {}
 
     def change(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:

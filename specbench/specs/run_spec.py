@@ -17,7 +17,7 @@ Mode = Literal["latency", "throughput"]
 
 @dataclass(frozen=True)
 class SamplingSetting(Setting):
-    """A setting of the target distribution p. Its default has no effect."""
+    """A setting of the target distribution p. The default has no effect on p."""
 
     engine: str = ""  # its name in requests to vLLM and SGLang; empty if they do not offer it
     audited: float | None = None  # value in the audit of decoders; only for filters, which remove tokens

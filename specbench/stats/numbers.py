@@ -53,5 +53,5 @@ class Number(Generic[Given, Value]):
 def define(
     definition: str, unit: str = "", better: Better | None = None, of: Needs = "images", **facts: Any
 ) -> Callable[[Callable[Given, Value]], Number[Given, Value]]:
-    """Make a function a `Number`; `facts`: other fields."""
+    """Turn a function into a `Number`; `facts`: its other fields."""
     return lambda compute: Number(compute, definition, unit, better, of=of, **facts)

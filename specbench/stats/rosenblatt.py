@@ -45,7 +45,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Test:
-    """A test of the family."""
+    """One of the tests of a run, which form a family."""
 
     __test__ = False  # not a case of pytest
 

@@ -18,7 +18,7 @@ from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import draw, rows_at
 from specbench.models.interface import TokenLayout
 
-MATCHES = 4  # Number of match qualities: which of the neighbours above and above right agree
+MATCHES = 4  # Match qualities, by which of the neighbours above and above right agree
 
 WORTH_A_LOOKUP = 0.25
 """Minimum gain in overlap with p for a lookup, because a changed draft disturbs the refined drafts after it."""

@@ -90,12 +90,12 @@ class Compiled:
 
 
 def compiled_folder() -> Path:
-    """Return the folder of compiled code: named by the environment, else in the user's cache folder. The
-    latter is separate per torch version and processor type, because Inductor would run wide-vector code on any CPU."""
+    """Return the folder of compiled code: named by the environment, else a folder in the user's cache for this
+    torch version and processor type (separate, because Inductor would run wide-vector code on any CPU)."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # imports Inductor
 
     named = os.environ.get(COMPILED)
-    if named not in (None, default_cache_dir()) and not _UNFIT.search(named):  # Inductor's import sets the default
+    if named not in (None, default_cache_dir()) and not _UNFIT.search(named):  # Inductor sets it to this default
         return Path(named)
     place = cache_folder() / "compiled"
     if _UNFIT.search(os.path.abspath(place)):
