@@ -333,7 +333,7 @@ class Loop:
         return verified, positions, (verified.first + 1).minimum(self._length - committed)
 
     def _commit_chain(self, verified: Verification, tested: Proposal, columns: Tensor | None) -> Tensor:
-        """Store and record a tree's path, the chain `tested` of `columns` [B, T]. Return the number [B] to commit."""
+        """Store and record a tree's path: `tested`, a chain, with `columns` [B, T]. Return the number [B] to commit."""
         self.tokens.scatter_(1, tested.positions, verified.tokens)
         if columns is not None:
             self.session.keep(columns[:, 1:], tested.positions[:, 1:])

@@ -2,7 +2,7 @@
 
 Row r starts once row r - 1 has a window of tokens; from then on every incomplete row gets one token per forward, and
 each column attends to all generated tokens earlier in raster order. Lossy: a token is conditioned on a part of the rows
-above. With a window as wide as the row, the decoder is AR. `specbench.decoding.row_loop`: input of a row's first token.
+above. With a window as wide as the row, the decoder is AR. For the input of a row's first token, see `row_loop`.
 
 The adaptive window draws the first token x of a row from p. Each time the row above has grown, x is kept with
 probability min(1, p'(x)/p(x)) under the new p'; otherwise it is redrawn from [p' - p]+ and tested again. The paper's

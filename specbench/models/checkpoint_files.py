@@ -35,7 +35,7 @@ MAX_LAYERS = 1000
 """Maximum number of layers in a configuration; building a network of 100,000 layers or more takes minutes."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")  # Suffixes of files that hold tensors
 _OF_A_HUB = {"auto_map": "--", "implementation": "/"}
-"""Suffixes of configuration keys, and the text in values that refer to a hub's code ("owner/name--module.Class")."""
+"""Suffixes of configuration keys, and the text in their values that refers to code ("--") or a kernel on a hub."""
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([^/]+)")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
 
@@ -146,7 +146,7 @@ class WantedFiles:
     source: Source
     weights: str | None = None  # a folder or hub id that replaces the source; None for the source
     revision: str | None = None  # revision of the hub repository
-    beside: Path | None = None  # the language model's folder; the files of other parts are searched there first
+    beside: Path | None = None  # the language model's folder: other parts' files are first searched in and next to it
 
     @property
     def repo(self) -> str:

@@ -49,7 +49,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _chameleon(decodes: bool | None) -> Callable[[Path], bool]:
-    """Test for Anole (`decodes` True: it has an image decoder), Lumina-mGPT (False) or Lumina-mGPT 2.0 (None)."""
+    """Test for Anole (`decodes` True), Lumina-mGPT (False: no image decoder) or 2.0 (None: larger vocabulary)."""
 
     def test(folder: Path) -> bool:
         config = _config(folder)

@@ -80,7 +80,7 @@ OFF_IF_NONE = tuple(part.name for part in fields(Sampling) if part.default is No
 FILTERS = tuple(name for name, setting in SAMPLING.items() if setting.audited is not None)
 """Fields of `Sampling` that remove tokens from p."""
 UNSERVED = tuple(name for name, setting in SAMPLING.items() if name != "guidance" and not setting.engine)
-"""Fields of `Sampling` that serving engines do not offer, without `guidance`, which must be set to 1."""
+"""Fields of `Sampling` that serving engines do not offer. `guidance` is not among them, because it must be set to 1."""
 
 
 @dataclass(frozen=True)

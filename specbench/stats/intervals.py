@@ -17,7 +17,7 @@ BOOTSTRAP_RESAMPLES = 10_000  # With 2,000 resamples, the printed second decimal
 FEW_UNITS = 8
 """With fewer clusters the bootstrap has too few distinct resamples for its nominal coverage; no interval is printed."""
 MOST_UNITS = 2000
-"""If there are more clusters, they are randomly divided into this number of groups, and the groups are resampled."""
+"""More clusters are randomly divided into this number of groups; the groups are also independent, and are resampled."""
 MOST_PROMPTS = 10**7
 CHANGE = 0.02  # Relative change to detect, for `prompts_needed` and `prompts_for_change`
 _POWER = 0.8
@@ -184,7 +184,7 @@ def difference_to_show(difference: Difference) -> Difference:
 def speed_difference(pairs: pd.DataFrame) -> Difference:
     """Compute the time saved per image as a fraction of the baseline's time; `pairs` as in `speedup`.
 
-    The p-value also tests a speed-up of 1, because this also means equal totals (the null hypothesis). The spread
+    The p-value also tests a speed-up of 1, because both null hypotheses mean equal totals of the times. The spread
     is the standard deviation of the speed-up's relative error.
     """
     theirs, mine = pairs["latency_ms_base"], pairs["latency_ms"]

@@ -227,7 +227,7 @@ class RunInfo:
 
     @property
     def stacks(self) -> list[str]:
-        """Return a line per invocation with the `stack` facts that all have. Equal lines mean comparable latencies."""
+        """Return a line per invocation with the `stack` facts common to all. Equal lines mean comparable latencies."""
         of_matrices = ("torchao",) if self.spec.dtype == EIGHT_BITS else ()
         stacks = [
             call.stack | {name: str(version) for name in of_matrices if (version := call.versions.get(name))}
