@@ -184,7 +184,7 @@ def difference_to_show(difference: Difference) -> Difference:
 def speed_difference(pairs: pd.DataFrame) -> Difference:
     """Compute the time saved per image as a fraction of the baseline's time; `pairs` as in `speedup`.
 
-    The p-value also tests a speed-up of 1, because both null hypotheses mean equal totals of the times. The spread
+    The p-value also tests a speed-up of 1, because its null hypothesis is also that totals are equal. The spread
     is the standard deviation of the speed-up's relative error.
     """
     theirs, mine = pairs["latency_ms_base"], pairs["latency_ms"]
