@@ -2,7 +2,7 @@
 codes, without guidance. A diffusion model of 7B, run by diffusers, turns the large grid into pixels.
 The stream is not masked: the end-of-image token and other ids outside the codes can be drawn. The authors' pipeline
 fails on an end-of-image token anywhere, and on another id outside the codes in the large grid. Here a failing image is
-decoded to its last slot and recorded as failed. Tokens after the last slot are not drawn, because the pipeline does not read them.
+decoded to its last slot and recorded as failed. Later tokens are not drawn, because the pipeline does not read them.
 """
 
 from collections.abc import Sequence
