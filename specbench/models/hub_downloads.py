@@ -40,7 +40,7 @@ from specbench.system.files import FULL, write_atomically
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
-# huggingface_hub is imported inside functions, because it is slow to import and `list models` does not need it.
+# Imports inside functions: huggingface_hub is slow to import, and `list models` does not need it.
 
 _PINNED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 REVISIONS: Mapping[str, str] = _PINNED["revisions"]
