@@ -185,7 +185,7 @@ _LATEST: WeakKeyDictionary[ImageModel, dict[str, tuple[object, Any]]] = WeakKeyD
 
 
 def head_for(model: ImageModel, path: str) -> EagleHead:
-    """Load the head `path` (a folder or hub id; empty for the published head or the model's head); see `ready_head`."""
+    """Load the head `path` (a folder or hub id; if empty, the published head, else the model's); see `ready_head`."""
     return ready_head(model, path or published_head(model.name), DraftHeadModel, "own_head", load_head)
 
 

@@ -202,7 +202,7 @@ class HubModel(ModelFacts):
         return self.checkpoint.missing()
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Accept prompts of the model's kind: texts, class numbers or codes. Other models refuse codes of a run."""
+        """Refuse prompts of another kind than the model's: texts, class numbers, or codes of a first stage's run."""
         for prompt in prompts:
             if (codes := codes_in(prompt.text)) and "codes" in prompt.meta and (self.second or not self.codes):
                 what = f"prompt '{prompt.id:.40}': codes of a run are for a second stage, not for '{self.name}'"

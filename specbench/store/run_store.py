@@ -52,8 +52,8 @@ _NOT_NEGATIVE = re.compile(r"nfe|prefills|batch|attempts|logp_spread|.*_ms")
 _ALWAYS = (*KEY, "prompt", "status", *SUMS.names)
 _DECODED = ("batch", "tokens", "forced", "logp")
 _STEPS = ("nfe", "prefills", "committed_step", "drafted", "tested", "accepted")
-"""Columns without nulls: in every row; in every decoded row; and in every row decoded by specbench (for imported
-tokens, all of `_STEPS` are null)."""
+"""Columns without nulls: `_ALWAYS` in every row, `_DECODED` in every decoded row, `_STEPS` in every row that specbench
+decoded (for imported tokens, all of `_STEPS` are null)."""
 _REDO = "delete the file if it exists, and run again to decode the image again"
 _WAIT = "wait until it is done; to split the images: --shard auto in tasks of a job, --shard I/N in other processes"
 

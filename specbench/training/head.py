@@ -263,7 +263,7 @@ def untrained_eagle(model: TransformerModel, seed: int, taps: tuple[int, ...] | 
 
 def untrained_eagle3(model: TransformerModel, seed: int) -> EagleHead:
     """Create a head that reads the target's last hidden state, and the states after a quarter, half and three quarters
-    of its layers. Initially only the last state has an effect, and outputs are as large as the target's states."""
+    of its layers. Initially only the last state has an effect, and outputs have the target states' magnitude."""
     layers = model.backbone.config.num_hidden_layers
     taps = dict.fromkeys(min(max(1, layers * part // 4), layers - 1) for part in (1, 2, 3))
     head = untrained_eagle(model, seed, tuple(taps))
