@@ -30,7 +30,7 @@ def program() -> NoReturn:
 
     atexit.register(end)  # registered first, called last
     try:
-        from specbench.cli import main  # registers its exit handlers after `end`, so they run before it
+        from specbench.cli import main  # registers its exit handlers after `end`: they run before `end`
 
         main()
     except SystemExit as ending:

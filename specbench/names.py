@@ -25,7 +25,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {kind: _by_each(meant) for kind, mea
 """{kind: {synonym: catalogue name}}, except synonyms of models, which are in the model catalogue."""
 OPTIONS: Mapping[str, tuple[str, ...]] = {name: tuple(text.split(", ")) for name, text in _TABLES["options"].items()}
 """{option of specbench: names of the same option in other programs}."""
-ADVICE: Mapping[str, str] = _by_each(_TABLES["advice"])  # {option: hint}, if specbench has none
+ADVICE: Mapping[str, str] = _by_each(_TABLES["advice"])  # {option that specbench lacks: hint}
 COMMANDS: Mapping[str, str] = _by_each(_TABLES["commands"])  # {typed words: command that was probably meant}
 
 

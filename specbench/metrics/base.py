@@ -89,8 +89,8 @@ class Score:
     estimate: Estimate
     n: int
     note: str | None = None  # warning about the number
-    prompts: int | None = None  # number of prompts; None if unknown, or if all prompts of the run
-    # better, kind: None means as in the metric
+    prompts: int | None = None  # number of prompts; None: unknown, or all prompts of the run
+    # better, kind: None means the metric's value
     better: Better | None = None
     kind: Kind | None = None
 
@@ -103,14 +103,14 @@ class Metric:
     better: Better = "higher"  # whether higher or lower values are better
     kind: Kind = "plain"
     unit: str = ""  # unit of the scores
-    unjudged: str = ""  # for plug-ins: aspects of an image that it ignores; built-in metrics: in the catalogue
+    unjudged: str = ""  # for plug-ins: ignored aspects of an image; built-in metrics have them in the catalogue
     samples: int = 1  # required number of samples of a prompt
     batch: int = 16  # number of images per call of `features`
     # reference of a plug-in's class, "package.module:NAME"; None for built-in metrics
     class_reference: str | None = None
     columns: ClassVar[Mapping[str, pa.DataType]]  # {name: arrow type} of the values per image that `features` returns
     checkpoints: Sequence[str] = ()  # required files, by their names in `specbench.metrics.published_weights`
-    # {name in the identity: hub repository of a required network}, and glob patterns of their required files
+    # repositories: {name in the identity: hub repository of a required network}; files: glob patterns of required files
     repositories: ClassVar[Mapping[str, str]] = MappingProxyType({})
     files: ClassVar[Sequence[str]] = published_weights.NETWORK_FILES
     # {further required distribution: command that installs it}
@@ -177,7 +177,7 @@ class Metric:
         return [download for download in (*folders, *map(published_weights.missing_file, self.checkpoints)) if download]
 
     def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
-        """Return whether images of a prompt can be scored; by default, not if it is a class label or codes."""
+        """Return whether images of a prompt can be scored; by default, of all prompts but class labels and codes."""
         return not meta.keys() & {"class", "codes"}
 
     def preprocess(self, pixels: np.ndarray) -> Any:
@@ -237,7 +237,7 @@ def part_scores(
 
 def answer_scores(name: str, images: pd.DataFrame, answers: Iterable[list[Any]]) -> list[Score]:
     """Compute scores "name:part" from answers about images: a list of [part, value] per image. `n` counts images."""
-    rows = images.assign(answer=[*answers]).explode("answer").dropna(subset="answer")  # the index is still the image's
+    rows = images.assign(answer=[*answers]).explode("answer").dropna(subset="answer")  # keeps the index of the image
     return part_scores(name, rows.assign(part=rows["answer"].str[0], value=rows["answer"].str[1]), "part", "value")
 
 
@@ -286,9 +286,9 @@ def paired_features(
 
 
 MEAN_OF_IMAGES = "mean"
-"""Key of an identity that marks scores that are means of a stored `value` per image, so that they can be paired."""
+"""Key in the identity of scores that can be paired, because they are means of a stored `value` per image."""
 RESULTS_FILE = "results file"
-"""Key of an imported score's identity that is not in the fingerprint, so that runs can share a fingerprint."""
+"""Key in the identity of imported scores. The fingerprint excludes this key, so that runs can share a fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ def made_score(metric: Metric) -> Origin:
 def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
     """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's code, networks and reference."""
     facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in's class may lack it
-    if settings and settings.device.startswith("cuda"):  # older identities lack this: convolutions used TF32
+    if settings and settings.device.startswith("cuda"):  # absent in older identities, with TF32 in convolutions
         facts["float32"] = "without TF32"
     reference = getattr(metric, "class_reference", None)
     if reference is not None:

@@ -131,7 +131,7 @@ _DERIVED = {
     "[released]: as in the released program, which counts stock phrases of the network as words",
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
-"""Names of scores in tables that are parts of another metric."""
+"""{score that is a part of another metric, or is imported from the authors' program: summary}."""
 IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[released]",
             "wise[verified]", "wise[legacy]", "longtext-bench", "longtext-bench[released]")  # fmt: skip
 """Scores that `specbench import` reads from the authors' programs."""
@@ -160,7 +160,7 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "t2i-compbench": ("compbench[blip-vqa]", "compbench[clip-b32]"),
 }
 """{prompt set: default metrics of models other than `shapes`}. "" is for all other sets: the scores that papers of
-protocol `sjd` print for every set. The set with reference images also gets FID; a benchmark's set gets its scores."""
+protocol `sjd` print for every set. The set with reference images also gets FID; a benchmark gets its own scores."""
 
 
 def metric_names() -> list[str]:

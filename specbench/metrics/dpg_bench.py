@@ -60,7 +60,7 @@ def released_score(questions: Sequence[Question], answers: Answers) -> float | N
 
 
 def questions_of(prompt_id: str, meta: Mapping[str, Any]) -> list[Question]:
-    """Return the questions in a prompt's metadata; the last of several with the same id, as in the program."""
+    """Return the questions in a prompt's metadata; of questions with the same id only the last, as in the program."""
     questions = meta["questions"]
     try:
         whole = bool(questions) and all(
@@ -107,8 +107,8 @@ def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
 
 class OfficialDpgBench(PerImageMetric):
     """DPG-Bench's scores from its judge's answers: `dpg-bench` by the paper's rule, `dpg-bench[released]` by the
-    released program's rule. `verdicts`: for (prompt, number of the image), {question: answer}; for all images in the
-    run's `rows`; `digest`: digest of the file of answers."""
+    released program's rule. `verdicts`: {(prompt, number of the image): {question: answer}} of images in the run's
+    `rows`. `digest`: digest of the file of answers."""
 
     name = "dpg-bench"
     columns: ClassVar = {"value": pa.float32(), "released": pa.float32(), "answers": pa.string()}

@@ -158,7 +158,7 @@ def replaced_settings(cell: PlannedCell) -> set[str]:
 
 
 def as_run_here(table: Table, cells: Sequence[PlannedCell], model: object, folders: Iterable[Path]) -> Table:
-    """Return the table without replaced choices; if --model is given, for this `model` (see `with_model`)."""
+    """Return the table without replaced choices; if `model` is given, also for this model (see `with_model`)."""
     table = without_replaced_choices(table, cells)
     return table if model is None else with_bundled_scores(with_model(table, cells, str(model)), folders)
 

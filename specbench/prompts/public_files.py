@@ -18,7 +18,7 @@ _NUMBERS = {"a": 1, "an": 1} | {
 ONEIG_CATEGORIES = {"anime": "Anime_Stylization", "human": "Portrait", "object": "General_Object",
                     "text": "Text_Rendering", "reasoning": "Knowledge_Reasoning"}  # fmt: skip
 """{folder in OneIG-Bench's program: category}."""
-_WISE_FIELDS = {"Cultural knowledge": "culture", "Physical Knowledge": "physics"}  # the other names differ only in case
+_WISE_FIELDS = {"Cultural knowledge": "culture", "Physical Knowledge": "physics"}  # other fields differ only in case
 _COMPLEX_KINDS = ("spatial", "action", "spatialaction")
 
 

@@ -401,7 +401,7 @@ def prompt_of(source: TableFile, where: str, row: dict[str, Any]) -> Prompt:
 
 
 def _text(source: TableFile, row: dict[str, Any], columns: _Columns) -> object:
-    """Return a row's text: the first of `prompt`, `text` and `caption` if they differ; of a list, its first text."""
+    """Return a row's text: the first of `prompt`, `text` and `caption` if they differ; of a list, the first text."""
     filled, rivals = ([key for key in keys if row[key] not in (None, "")] for keys in (columns.text, columns.rivals))
     if filled and len({str(row[key]) for key in (*filled, *rivals)}) > 1:
         # `prompt` and `text` are for generation; `caption` may be a description.

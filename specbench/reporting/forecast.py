@@ -73,7 +73,7 @@ class ForecastSetting:
     # bandwidth, flops: lowest and highest fraction of the device's peak that is reached
     bandwidth: Range
     flops: Range
-    overhead_ms: Range | None  # of a step, lowest and highest; None: as measured in each run, for AR in the AR run
+    overhead_ms: Range | None  # lowest and highest of a step; None: the overhead measured in each run (also in AR's)
 
     @property
     def network(self) -> NetworkSize:
@@ -130,8 +130,8 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
 
 
 def _overheads(length: Accepted, setting: ForecastSetting, ar: float | None) -> list[Range]:
-    """Return (overhead of a decoder's step, overhead of an AR step) in milliseconds: as measured, or both extreme
-    assumptions. A decoder's overhead is at least AR's."""
+    """Return pairs (overhead of a decoder's step, overhead of an AR step) in milliseconds: the measured pair, or the
+    extremes of the assumed range. A decoder's overhead is assumed to be at least AR's."""
     if setting.overhead_ms is not None:
         low, high = setting.overhead_ms
         return [(low, low), (high, high)] + [(high, low)] * length.decoder.drafts

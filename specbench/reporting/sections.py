@@ -122,7 +122,7 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
 
 def _by_heading(section: Section) -> dict[str, ReportColumn]:
     """Return {name: column} of all tables. Of columns with the same name, use the first, which is the shortest. Of the
-    decoder columns, use the last, whose label has no window, if its labels distinguish the runs."""
+    decoder columns, use the last, whose labels have no window, unless two runs then have the same label."""
     columns = [column for table in section.shown(True) for column in table.columns]
     labels = [column for column in columns if column.heading == col.DECODER.heading]
     alike = len(set(map(labels[-1].cell, section.runs))) < len(section.runs)

@@ -226,7 +226,7 @@ def image_card(folder: Path, prompt: str, sample: int = 0) -> dict[str, Any]:
     Keys: `run_id, prompt_id, sample, prompt, category, seed, status, error, started_at, image` (a path), the numbers of
     `specbench.stats` for this image alone (`nfe, step_compression, latency_ms, latency_e2e_ms, acceptance,
     acceptance_by_offset, logp_mean, logp_std, perplexity, nll_gap, top1`), `spans_ms`, `facts` (additional statistics
-    of the decoder), `scores` by metric, `unjudged` (what they do not judge), `committed_step` and `accepted_draft`
+    of the decoder), `scores` by metric, `unjudged` (what no score judges), `committed_step` and `accepted_draft`
     (rows of the token grid; None if the grid is unknown).
 
     Args:

@@ -137,8 +137,8 @@ def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
 
 
 def usual_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
-    """Return the columns of a forward amid an image. Decoders of several image rows feed only active rows: at equal
-    rates, those that start before the first of them is complete."""
+    """Return the columns of a forward in the middle of an image. Decoders of several image rows feed only active rows:
+    if rows progress at equal rates, all rows that start before the first active row is complete."""
     if not _needs(decoder)["image_rows"]:
         return columns_fed(decoder.options)
     rows = _image_rows(model)

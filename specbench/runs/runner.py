@@ -29,7 +29,7 @@ from specbench.system import console, environment, signals
 from specbench.system.downloads import fetch_all
 from specbench.system.torch_device import require_device
 
-# Imports inside functions: torch, only if images are missing, so that the first line and complete runs are fast.
+# Imports inside functions: torch is needed only if images are missing; other calls, and the first line, are fast.
 
 if TYPE_CHECKING:
     from specbench.runs.executors.local import Chunk, Executor
@@ -221,7 +221,7 @@ def _chunks(
     single = [spec for spec in work if spec.batch == 1]
     left = {spec: {request.key: request for request in work[spec]} for spec in single}
     longest = sorted(single, key=lambda spec: len(by_spec[spec]), reverse=True)
-    rounds = dict.fromkeys(request.key for spec in longest for request in by_spec[spec])  # also stored ones
+    rounds = dict.fromkeys(request.key for spec in longest for request in by_spec[spec])  # also of stored images
     for number, key in enumerate(rounds):
         missing = [spec for spec in balanced_order(single, number) if key in left[spec]]
         for turn, spec in enumerate(missing, 1):
@@ -229,8 +229,8 @@ def _chunks(
 
 
 def balanced_order(items: Sequence[_Item], number: int) -> list[_Item]:
-    """Return the order of round `number`. In a cycle, each item is at each position and after each other item equally
-    often (Williams 1949: a Latin square; for an odd number of items, also its mirror image)."""
+    """Return the order of round `number`. In a cycle of rounds, all positions of an item are equally frequent, and all
+    items before an item (Williams 1949: a Latin square; for an odd number of items, also its mirror image)."""
     count = len(items)
     zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
     order = [items[(step + number) % count] for step in zigzag]

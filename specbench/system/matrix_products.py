@@ -26,7 +26,7 @@ _READ_AS_FLOAT = (torch.float32, torch.bfloat16)
 
 def linear_output(layer: nn.Linear, hidden: Tensor) -> Tensor:
     """Output [R, T, o] of a linear layer for hidden states [R, T, d]."""
-    # Not for eight-bit weights. While compiling, the type of tensors is another one.
+    # Not for eight-bit weights. While compiling, tensors have another type.
     plain = type(layer) is nn.Linear and (type(layer.weight) in (Tensor, nn.Parameter) or torch.compiler.is_exporting())
     return product(hidden, layer.weight, layer.bias) if plain else layer(hidden)
 
