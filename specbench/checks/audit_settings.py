@@ -1,7 +1,7 @@
 """Audit settings: models whose images can be enumerated, and how they are decoded.
 
-A draft enters at the end of the window. If an image is several windows long, it is refined for several steps before its
-test, so seven settings use images of at least four windows. In four others, the window is wider than the image.
+A draft enters at the end of the window. In an image of several windows, a draft is refined for several steps before its
+test, so seven settings use images of at least four windows. In four settings, the window is wider than the image.
 """
 
 import zlib

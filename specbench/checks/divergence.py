@@ -16,7 +16,7 @@ from scipy.stats import chi2
 AUDIT_LEVEL = 1e-4
 AUDIT_POWER = 0.95
 COUNTABLE = 2000  # With more possible images, runs of consecutive tokens are counted instead of whole images
-RUN_CELLS = 128  # Maximum number of values of such a run
+RUN_CELLS = 128  # Maximum number of values of a run of tokens
 POOLED = 5  # Cells with a smaller expected count are pooled
 PAIRS = ("prompts", "samples", "seeds")  # Property in which the two images of a pair differ
 VIEWS = 3  # Number of tests in `p_value`, each of which can reject
@@ -150,7 +150,7 @@ def agreement(a: np.ndarray, b: np.ndarray, vocab: int) -> np.ndarray:
     """[n] number of the M tokens in which images `a` and `b` [n, M] agree, minus the number expected from the
     frequencies of their tokens.
 
-    If images are independent, the mean is 0 for any distributions, even if it is taken over only one of the two images
+    If images are independent, the mean is 0 for any distributions, even the mean over only one image of the pairs
     (double centring).
     """
     agreed = np.zeros(len(a))

@@ -42,7 +42,7 @@ class EnumerableModel:
         prompts: texts that the model knows; each has an independent table.
         sharpness: standard deviation of the random logits.
         seed: seed of the tables and of the codebook.
-        grain: logits are rounded to multiples of this value, so that many are equal (ties at top-k); 0: not rounded.
+        grain: logits are rounded to multiples of this value, to make ties at top-k; 0: not rounded.
         shared: standard deviation of the part of the logits of a slot that does not depend on the prefix.
     """
 

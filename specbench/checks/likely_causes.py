@@ -121,7 +121,7 @@ def likely_causes(
     guided: bool,
     logp_kind: str | None = SAMPLED,
 ) -> tuple[list[Cause], list[str]]:
-    """Return the causes that explain `rows` better than the claim, the likeliest first, or else texts on seen settings.
+    """Return the causes that explain `rows` better than the claim, likeliest first, and if there are none, `seen()`.
 
     Args:
         load: loads the model in a number format of `DTYPES`.
@@ -340,8 +340,8 @@ class _Study(ImageLikelihood):
         tokens: np.ndarray | None = None,
         shift: Shift = (),
     ) -> _Found:
-        """Compute a cause and its log likelihood ratio minus `paid`. Last slots are read unless the first exclude it.
-        Without `shift`, the cause may affect only some images: its test takes the likelier reading of each image."""
+        """Compute a cause and its log likelihood ratio minus `paid`; skip last slots if the first exclude the cause.
+        Without `shift`, the test assumes the cause only for images that are likelier under the cause than the claim."""
         texts, tokens, few = texts or self.texts, self.tokens if tokens is None else tokens, self._glance()
         claim = np.where(self.free, np.log(np.maximum(self.p, 1e-30)), 0.0)
         ratio = self.likelihoods([self.way], texts, tokens[:, :few], shift)[0] - claim[:, :few].sum(1) - paid
@@ -377,7 +377,7 @@ class _Study(ImageLikelihood):
         return found
 
     def copies(self, every: pd.DataFrame) -> list[_Found]:
-        """Images that are exact copies of others, which sampling from p almost never produces."""
+        """Images that are exact copies of other images, which sampling from p almost never produces."""
         copies = copies_among(every["tokens"])
         if not copies:
             return []
@@ -403,7 +403,7 @@ class _Study(ImageLikelihood):
         """
         found = []
         for other in [name for name in dict.fromkeys(("float32", *DTYPES)) if name != dtype]:
-            with suppress(SpecbenchError):  # eight bits need an extra, and not every model has them
+            with suppress(SpecbenchError):  # eight bits need an extra, and some models have no eight bits
                 # A quarter of the images suffices to exclude a format.
                 for step in (4, 1):
                     images = np.arange(0, len(self.tokens), step)

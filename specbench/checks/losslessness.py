@@ -79,7 +79,7 @@ def audit_decoders(
         compiled: also audit compiled steps (COMPILED_SETTINGS), which takes a minute or more per decoder.
         thorough: decode THOROUGH times as many images in the less sensitive half of the settings.
         workers: processes that share the decoders, on Linux.
-        tell: receives each dict as soon as it and all earlier ones are complete.
+        tell: receives each dict as soon as this dict and all earlier dicts are complete.
 
     Returns:
         One dict per decoder: `decoder`, `verdict` ("lossless", "lossy" or "no deviation seen", see `audit_verdict`),

@@ -162,8 +162,8 @@ def compare_recorded(
 
     Returns:
         By printed name: `mean`, the mean distance (for entropy with fewer bits, recorded minus recomputed: rounding
-        averages out, another temperature does not); `beyond`, the share above 0.01; `differs`; and, None in float32,
-        `rounding`, the mean distance by rounding, and `images`, the number of images that are too far individually.
+        averages out, another temperature does not); `beyond`, the share above 0.01; `differs`; and, None in float32:
+        `rounding`, the mean distance by rounding; `images`, the number of images that are too far individually.
     """
     distances: dict[str, dict[str, Any]] = {}
     for name in [name for name in COMPARED if name in recorded]:

@@ -42,7 +42,7 @@ from specbench.system.torch_device import use_device
 
 Kind = Literal["plain", "proportions", "distance"]
 """Kinds of scores. `proportions`: fractions of correct images per category, and their unweighted mean. `distance`:
-distance to reference images, which depends on the number of images. `plain`: any other score."""
+distance to reference images; its value depends on the number of images. `plain`: any other score."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Metric:
 
 
 class PerImageMetric(Metric):
-    """Base class of metrics with one `value` per image. The score is their mean; its interval is over prompts."""
+    """Base class of metrics with one `value` per image. The score is the mean value, with an interval over prompts."""
 
     columns: ClassVar = {"value": pa.float32()}
 
@@ -242,7 +242,7 @@ def answer_scores(name: str, images: pd.DataFrame, answers: Iterable[list[Any]])
 
 
 def mean_score(name: str, rows: pd.DataFrame, column: str, interval: Callable[..., Estimate] = mean_interval) -> Score:
-    """Compute the mean of a column as a score. Rows without a value are excluded; the note states their number."""
+    """Compute the mean of a column as a score. Rows without a value are excluded; the note counts these rows."""
     kept = rows.dropna(subset=column)
     if kept.empty:
         raise SpecbenchError(f"no image has a value of {name}")

@@ -82,7 +82,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def linear_layers(weights: Weights) -> nn.Sequential:
-    """Build a chain of linear layers from numbered weights. The layers between them only act in training."""
+    """Build a chain of linear layers from numbered weights, without the layers between, which only act in training."""
     layers = []
     for number in sorted(int(name.removesuffix(".weight")) for name in weights if name.endswith(".weight")):
         weight = weights[f"{number}.weight"]

@@ -164,8 +164,8 @@ def kid(images: np.ndarray, reference: np.ndarray) -> float:
 
 def inception_score(logits: Tensor) -> tuple[float, float]:
     """Compute the Inception score of logits [n, classes] as in the published code (Salimans et al. 2016): mean and
-    standard deviation (denominator n) over 10 splits at i n // 10, in a fixed random order. Not as in torchmetrics,
-    whose splits of ceil(n / 10) images may be fewer than 10."""
+    standard deviation (denominator n) over 10 splits at i n // 10, in a fixed random order. torchmetrics
+    is not used, because it may make fewer than 10 splits, of ceil(n / 10) images."""
     import torch
 
     n = len(logits)

@@ -193,7 +193,7 @@ def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object])
 
 
 def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estimate | None:
-    """Compute a score over the images of several runs together, from stored values only. `score`: of one of the runs.
+    """Compute a score over the images of several runs together, from stored values only. `score`: the score of a run.
     None if the score is not known to be a mean of stored values."""
     name, known = str(score["metric"]), is_mean_of_images(score)
     stored = [stored_values(feature_place(path, f"{name}-{score['fingerprint']}")) for path in folders if known]

@@ -54,7 +54,7 @@ class ScoreOutcome:
     computed: int = 0  # number of images scored by this call
     reused: int = 0  # number of images scored earlier
     problem: SpecbenchError | None = None
-    left_out: bool = False  # whether `problem` is not raised: the user did not name the metric, and others scored
+    left_out: bool = False  # True: `problem` is not raised (the user did not name the metric; other metrics scored)
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def _say_references(
     fitting: _Fitting, lacking: Mapping[str, SpecbenchError], reporter: ScoreReporter
 ) -> dict[str, SpecbenchError]:
     """Report the number of reference images and the fingerprints of the scores. Return {metric: error} if a reference
-    is unusable; raise the error if it is the user's reference."""
+    is unusable; raise the error if the user gave this reference."""
     metrics = {name: metric for _, fits in fitting for name, metric in fits.items() if name not in lacking}
     lines: dict[str, list[str]] = {}
     unusable = {}

@@ -99,7 +99,7 @@ def _check_ranges(batch: int, dtype: str | None, bandwidth: Range, flops: Range,
 
 
 def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
-    """Return the tokens per step that a table prints; only from rows of `model` if the table contains such rows."""
+    """Return the tokens per step that a table prints; if it has rows of `model`, only from these rows."""
     lengths = []
     for row in table.rows:
         settings = row_settings(table, row)

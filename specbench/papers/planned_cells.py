@@ -90,7 +90,7 @@ def head_of(text: str, model: str) -> str | None:
 
 
 def _settings(asked: RunSettings, model: object) -> dict[str, object]:
-    """Return {setting: value} of a cell; if `model` replaces its model, prompts, top-k and guidance change too."""
+    """Return {setting: value} of a cell. If `model` is another model, prompts, top-k and guidance also change."""
     inline = ",".join(f"{name}={value}" for name, value in sorted(asked.options.items()))
     values = {name: value for name, value in asked.by_name.items() if name not in asked.options}
     values |= {"decoder": [f"{asked.decoder[0]}:{inline}" if inline else asked.decoder[0]]}

@@ -70,7 +70,7 @@ def fetch_prompts(
         The folder of the files.
 
     Raises:
-        SpecbenchError: no such set, a set that needs no download, or files that differ from the published ones.
+        SpecbenchError: no such set, a set that needs no download, or files that differ from the published files.
     """
     chosen = downloadable(name)
     source = Path(source) if source else None

@@ -2,8 +2,8 @@
 figures.
 
 A chart is a dict: `title`, `caption`, `label` (for screen readers), `scales` (of x, y, fy, colours and shapes) and
-`layers`. A layer is a dict with `points`, `mark` (a `LayerMark`; "one" is the line at 1), `by` (key of the points'
-value that determines the colour; None: black), for dots `hollow` and `size`, for lines `dash`.
+`layers`. A layer is a dict with `points`, `mark` (a `LayerMark`; "one" is the line at 1) and `by` (key of the points'
+value that determines the colour; None: black). Layers of dots also have `hollow` and `size`, layers of lines `dash`.
 """
 
 from collections.abc import Container, Mapping, Sequence

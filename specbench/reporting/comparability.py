@@ -93,7 +93,7 @@ class Run:
 
     @cached_property
     def traced(self) -> pd.DataFrame:
-        """Traces of images that have one, with the step that committed each token."""
+        """Traces of the traced images, with the step that committed each token."""
         store = RunStore(self.folder)
         traces = store.traces()
         return traces.merge(store.samples(["committed_step"]), on=KEY) if len(traces) else traces

@@ -129,7 +129,7 @@ def stall_note(stalled: Stalled | None, images: int, median: stats.Estimate | No
 
 def corrected(rows: Sequence[Compared]) -> list[Compared]:
     """Add corrected p-values, `p_holm`, to the numbers of a pair of runs, corrected within each family of tests (see
-    `specbench.stats.RULE`). Distances form a separate family, so that verdicts agree with reports, which lack them."""
+    `specbench.stats.RULE`). Distances form a separate family, because reports, which verdicts must match, lack them."""
     p_values: dict[str, list[float | None]] = {}
     for row in rows:
         p_values.setdefault(_question(row), []).append(row.p)

@@ -316,7 +316,7 @@ def _step_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Ch
 
 def _differences(names: Mapping[str, ReportRow]) -> list[TextTable]:
     """Compare each run's scores with AR's (paired, corrected per run): a table of the real differences, and a sentence
-    about the others. Distances to reference images are excluded, see `specbench score --against`."""
+    about the other scores. Distances to reference images are excluded, see `specbench score --against`."""
     baselines = {row.over_ar.baseline for row in names.values()} - {None}
     baseline = next((row for row in names.values() if row.run_id in baselines), None)
     tested = [

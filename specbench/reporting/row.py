@@ -140,7 +140,7 @@ class OverFastest(Part):
 
 @dataclass(frozen=True)
 class Stalled:
-    """Images that took much longer than the others, see `specbench.stats.stalled`."""
+    """Images that took much longer than other images, see `specbench.stats.stalled`."""
 
     images: int
     slowest_ms: float

@@ -299,7 +299,7 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
 
 
 def _load(rows: Sequence[ReportRow]) -> list[str]:
-    """Format the range of load averages, because load by others makes latencies noisy."""
+    """Format the range of load averages, because other processes make latencies noisy."""
     if not (loads := [load for row in rows for load in row.machine.load if isinstance(load, int | float)]):
         return []
     span = f"{min(loads):.1f}" if min(loads) == max(loads) else f"{min(loads):.1f} to {max(loads):.1f}"

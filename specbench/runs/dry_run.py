@@ -46,7 +46,7 @@ class Outlook:
     spec: RunSpec | None
     images: int | None
     done: int  # number of stored images
-    seconds: float | None  # for the missing images, at the pace of this run, or else of runs like it (`_outlook`)
+    seconds: float | None  # for the missing images, by the pace of this run, or else of its model, decoder and device
     megabytes: float | None  # upper bound of the images on disk
     memory_gib: float | None  # estimate
     captions: str | None  # see `caption_note`
@@ -90,7 +90,7 @@ def row_of(obstacles: Iterable[SpecbenchError], **known: object) -> dict[str, An
 
 
 class Costs(Shared):
-    """Facts that the outlooks of one command share, in addition to those of its plans."""
+    """Facts that the outlooks of one command share, in addition to facts that its plans share."""
 
     def __init__(self, load: Callable[[str, str | None], PromptSet] = load_prompts):
         super().__init__(load)
@@ -172,7 +172,7 @@ def _outlook(draft: Draft, planned: PlannedDecoder, cut: str | None, shared: Cos
 
 
 def _expected_images(settings: RunSettings, first: int | None) -> int | None:
-    """Return the number of images from a public set before its download; None if unknown. `first`: as in the plan."""
+    """Return the number of images of a public set before download; None if unknown. `first`: as in `PlannedDecoder`."""
     name, drawing = str(settings.prompts), plan_drawing(settings)
     if name not in public_names() or drawing.ids or drawing.categories or drawing.per_category:
         return None

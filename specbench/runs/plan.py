@@ -55,7 +55,7 @@ class Draft:
     def obstacles(
         self, planned: PlannedDecoder, memory: int | None, megabytes: float | None, shared: Shared
     ) -> tuple[SpecbenchError, ...]:
-        """Return the problems of one decoder's run. `memory`: bytes; `megabytes`: of disk; None means unknown."""
+        """Return the problems of one decoder's run. `memory`: needed bytes; `megabytes`: on disk; None: unknown."""
         problems = Problems(each for each in self.problems if each.of is planned or isinstance(each.of, str))
         if memory is not None and "memory" not in [each.of for each in problems]:
             free = shared.free_memory(self.settings.device)

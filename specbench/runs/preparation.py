@@ -273,8 +273,8 @@ def decode_loaded(
         decoder: a name of `specbench list decoders`, with inline options if wanted.
         layout: height and width of the grid of image tokens, or a `specbench.models.interface.TokenLayout`.
         image_ids: vocabulary id of each image token.
-        prompt_ids: function that maps a text to two lists of vocabulary ids, each up to the first image token: of the
-            prompt, and of the unconditional prompt (for guidance).
+        prompt_ids: function that maps a text to two lists of vocabulary ids: of the prompt and of the unconditional
+            prompt (for guidance), each up to the first image token.
         forced_ids: vocabulary ids of the tokens that the layout forces, such as row ends.
         codebook: [image tokens, d] embedding of each image token, for the distances of GSD and LANTERN.
         render: function that draws image tokens [B, height * width] as uint8 [B, 3, H, W].

@@ -132,11 +132,11 @@ def run(
     trace: bool = False,
     fewer: Mapping[RunSpec, Sequence[Request]] = MappingProxyType({}),
 ) -> RunSummary:
-    """Decode every image of `requests` with every spec, interleaved, except those already stored.
+    """Decode every image of `requests` with every spec, interleaved, except stored images.
 
-    `executor` decodes, here or in other processes; only this function writes below `out`. `specs`: of a single model.
+    `executor` decodes, here or in other processes; only this function writes below `out`. `specs`: for one model.
     `run_facts`: fields of `specbench.store.run_info.RunInfo` by run id. With `trace`, images stored without a trace are
-    decoded again. `fewer`: {spec: its images}, if it decodes only some of `requests`.
+    decoded again. `fewer`: {spec: its images}, for specs that decode only some of `requests`.
     """
     reporter = reporter or Reporter()
     by_spec = {spec: fewer.get(spec, requests) for spec in {spec.run_id: spec for spec in specs}.values()}

@@ -33,7 +33,7 @@ _state = _State()
 
 
 class Stop(threading.Event):
-    """Event that requests to finish the current images and start no others. `number`: the signal that set the event."""
+    """Event that requests to finish only the current images. `number`: the signal that set the event."""
 
     number = 0
 

@@ -113,7 +113,7 @@ _COLUMN, _PAGE, _CHARACTER, _POINTS = 229, 469, 4.5, 8
 
 def latex_table(table: TextTable, label: str, wide: bool = False) -> str:
     """Format as a LaTeX float: a booktabs `tabular` (labels aligned left, other columns right) with the title as
-    caption. Environment and font size fit a two-column page; `wide` selects the environment for both columns."""
+    caption. Environment and font size fit a two-column page; `wide`: the table spans both columns."""
     texts = [table.headings, *([cell.text for cell in row] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     points = sum(widths) * _CHARACTER + (len(widths) - 1) * _POINTS

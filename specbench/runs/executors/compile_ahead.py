@@ -110,7 +110,7 @@ def _start(work: tuple[object, ...]) -> subprocess.Popen[bytes]:
 
 
 def compile_given() -> None:
-    """Read specs from stdin, and compile those that no other process has begun."""
+    """Read specs from stdin, and compile the specs that no other process has begun."""
     load, warm, specs, texts, claims = pickle.load(sys.stdin.buffer)
     model = load()
     for spec in specs:
