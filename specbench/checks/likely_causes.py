@@ -281,7 +281,7 @@ class _Study(ImageLikelihood):
         return getattr(self.sampling, name)
 
     def prompts(self, every: Sequence[str]) -> list[_Found]:
-        """Prompts other than an image's own: the empty prompt, its first half, or another prompt of the set."""
+        """Causes with another prompt: the empty prompt, half of the prompt, or another prompt of the set."""
         halves = [" ".join(text.split()[: max(2, len(text.split()) // 2)]) for text in self.texts]
         others = (
             ("the prompt is missing: the tokens are more likely under the empty prompt", [""] * len(self.texts)),
@@ -361,7 +361,7 @@ class _Study(ImageLikelihood):
     def mixtures(self, exact: _Study) -> list[_Found]:
         """Likeliest shares of tokens drawn uniformly, or greedily, instead of from p. Each mixture is compared with the
         likelier of the claim and float32 (`exact`), because rounding also makes single tokens unlikely. Other weights
-        have the same effect: a mixture must also be likelier than a mixture with the unfiltered distribution."""
+        look similar, so that a mixture must also be likelier than a mixture with the unfiltered distribution."""
         found, claim = [], np.maximum(self.claim, exact.claim)
         beyond = np.maximum(claim, max((self.mixed(share) for share in _SHARES), key=np.sum))
         for kind, what in _MIXTURES.items():

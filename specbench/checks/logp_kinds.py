@@ -35,7 +35,7 @@ class LogpKind(NamedTuple):
     text: str  # description
     sampled: bool = False  # after truncation
     tempered: bool = False  # at the temperature; only if not `sampled`
-    words: bool = False  # over the whole vocabulary, not only the image's tokens
+    words: bool = False  # normalised over the whole vocabulary, not only over image tokens
     guided: bool = True
 
 

@@ -48,7 +48,7 @@ SMALL_ENOUGH = 0.05
 
 
 class Losslessness(Word):
-    """Result of an audit, and what a decoder declares; see `audit_verdict`."""
+    """Verdict of an audit (see `audit_verdict`), or declaration of a decoder."""
 
     LOSSLESS, LOSSY, UNSEEN = "lossless", "lossy", "no deviation seen"
 

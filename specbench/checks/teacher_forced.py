@@ -39,7 +39,7 @@ _BEYOND = 0.001
 """Share of a float32 run's tokens that may exceed this tolerance: rounding moves tokens at the edge of top-p."""
 _ROUNDING = 2.0
 """Two rounded values may differ by at most this many times the difference between a rounded and the exact value."""
-_ERRORS = 5.0  # A mean must exceed rounding by this many standard errors (the larger of over tokens and over images)
+_ERRORS = 5.0  # A mean must exceed rounding by this many standard errors (over tokens or images, whichever is larger)
 _FLIPS = 5.0  # This many tokens may always move by a nat, because the control may lack moved tokens by chance
 _FEW = 8  # With fewer images, the spread over images is not used
 _SLACK = 0.001  # Difference of mean entropies, in nats, that is ignored
@@ -213,7 +213,7 @@ def _share_beyond(gap: np.ndarray) -> float:
 
 
 def _outliers(sums: np.ndarray, mean: float, tokens: np.ndarray) -> np.ndarray:
-    """Return whether `sums` of `tokens` terms up to 1 exceed the sums that rounding errors of this `mean` cause.
+    """Return whether `sums`, of `tokens` terms up to 1 each, exceed the sums that errors of this `mean` cause.
     By Bernstein's inequality, a sum exceeds its expectation m by 6 sqrt(m) + 12 with probability at most 10^-5."""
     expected = _ROUNDING * mean * tokens
     return sums > expected + 6 * np.sqrt(expected) + 12

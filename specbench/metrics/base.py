@@ -230,7 +230,7 @@ class PerImageMetric(Metric):
 def part_scores(
     name: str, rows: pd.DataFrame, by: str, column: str, interval: Callable[..., Estimate] = mean_interval
 ) -> list[Score]:
-    """Compute a score "name:part" for each value (part) of the column `by`: the mean of `column` over its rows."""
+    """Compute a score "name:part" for each value (part) in the column `by`: the mean of `column` for this part."""
     parts = rows.groupby(by, sort=True, dropna=False)
     return [mean_score(f"{name}:{part}", group, column, interval) for part, group in parts if group[column].count()]
 

@@ -171,7 +171,7 @@ def _kept(features: pd.DataFrame, keys: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def is_mean_of_images(score: Mapping[str, object]) -> bool:
-    """Return whether a score is the mean of the images' `value`, provided that `value` is stored; load no class."""
+    """Return whether a score is the mean of the images' `value`, if `value` is stored. The class is not loaded."""
     known = score["metric"] in (*catalog.METRICS, *catalog.IMPORTED)
     return known or json.loads(str(score["identity"])).get("score") == MEAN_OF_IMAGES
 

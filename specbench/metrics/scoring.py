@@ -210,7 +210,7 @@ _Fitting = Sequence[tuple[Images, Mapping[str, Metric]]]  # (images, {name: metr
 
 
 def _refused(fitting: _Fitting, required: Sequence[Metric]) -> list[ScoreOutcome]:
-    """Return the problems of required metrics that cannot score a run; raise the first if every run has one."""
+    """Return the problems of required metrics that cannot score a run; if all runs have problems, raise the first."""
     unfit = [[(images, metric) for metric in required if metric.name not in fits] for images, fits in fitting]
     refused = []
     for images, metric in chain(*unfit):

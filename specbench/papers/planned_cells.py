@@ -242,8 +242,8 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
 
 
 def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
-    """For a substituted model, add a column for each bundled metric that scored any of the runs. If the table's columns
-    vary a setting, each metric gets a column per value. A figure also gets panels of these columns."""
+    """Add a column for each bundled metric that scored any of the runs, to a table with another model. If the table's
+    columns vary a setting, each metric gets a column per value. A figure also gets panels of these columns."""
     scored: dict[str, Better] = {
         str(score["metric"]): score["better"] for folder in folders for score in read_scores(folder)
     }
@@ -262,7 +262,7 @@ def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
 
 
 def _panels(table: Table, columns: Sequence[Column]) -> Iterator[Mapping[str, str]]:
-    """For each panel with a score as y, yield a panel of the first of `columns` that has the same better direction."""
+    """For each panel with a score as y, yield a panel whose y is the first of `columns` with the same direction."""
     columns_by_name = {column.name: column for column in table.columns}
     for axes in table.axes:
         y = columns_by_name[axes["y"]]

@@ -1,6 +1,6 @@
 """Draw the charts of the HTML page as figures for papers: pdf, svg or png by matplotlib, with the numbers as csv.
 
-Fonts are embedded as TrueType. Runs differ in marker and line style, bars in hatching, so that a figure reads in grey.
+Fonts are embedded as TrueType. Runs differ in marker and line style, bars in hatching, so figures are readable in grey.
 """
 
 import io

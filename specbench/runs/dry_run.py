@@ -236,7 +236,7 @@ def cost_note(plan: Plan) -> str | None:
     if not (size and network) or plan.workers.elsewhere or earlier is not None:
         return None
     machine = compute.device, compute.dtype, compute.threads
-    peak = find_peak(*machine) or glimpse_peak(*machine)[0]  # valid on a busy machine, too: it also slows the run
+    peak = find_peak(*machine) or glimpse_peak(*machine)[0]  # even on a busy machine, which also slows the run
     guided, context = plan.sampling.guidance != 1, model.stream / 2
     forward = Forward(size, network.moved, model.v_image, BYTES[compute.dtype], 1, 1, guided, context)
     seconds = model.stream * sum(forward_ms(forward, peak, Reached()).values()) / 1e3

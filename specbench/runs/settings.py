@@ -200,7 +200,7 @@ def decoder_settings() -> tuple[Setting, ...]:
 
 @cache
 def _settings_of(*_known: str | Component) -> tuple[Setting, ...]:
-    """Return `decoder_settings`. The arguments only renew the cache after plug-ins or notebooks add a component."""
+    """Return `decoder_settings`. The arguments renew the cache after a plug-in or a notebook adds a component."""
     kinds = (
         Setting(
             kind, "", f"{COMPONENT_KINDS[kind]}: {', '.join(values)}", choices=tuple(values), panel="Decoder choices",
