@@ -42,7 +42,7 @@ def read_verdict(line: str) -> tuple[str, int, str, str]:
 
 
 def dpg_score(questions: Sequence[Question], answers: Answers, strict: bool = False) -> float:
-    """Compute the fraction of questions answered yes. A question also counts as no if a parent question is answered no.
+    """Compute the fraction of questions answered yes. A question also counts as no if a parent question counts as no.
     If `strict`, raise a KeyError for a parent without an answer."""
     scores = {question["id"]: answers[question["id"]] for question in questions}
     for question in questions:
