@@ -1,4 +1,4 @@
-"""specbench (image AR): benchmark of the speed-up and the quality loss of decoders of autoregressive image models.
+"""specbench (image AR): measure speed-up and image quality of decoders for autoregressive text-to-image models.
 
     import specbench
     specbench.generate("a red circle left of a blue square", model="shapes", decoder="gsd", G=50)

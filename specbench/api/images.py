@@ -229,7 +229,7 @@ def import_tokens(
     Args:
         path: file of JSON lines, parquet or npz with `prompt` and `tokens`, see `specbench.runs.token_import`; or the
             address of a serving engine ("http://127.0.0.1:8000"), which generates them, see `specbench.runs.engine`.
-        program: name and version of the program; None means as reported by an engine.
+        program: name and version of the program; for an engine, None means the values that it reports.
         ids: kind of the token ids in a file, "codes" (codebook) or "model" (vocabulary of the model); None: detect it.
         served: the engine's name for the model, if it differs from the checkpoint's.
         settings: the model and the claimed sampling, for example `model="janus", cfg=5.0`; for an engine also

@@ -200,7 +200,7 @@ class EnumerableSession:
         return terms.cumsum(1) - terms
 
     def _visible_codes(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
-        """[B, T] code of the tokens that each column may attend to; a column in `aside` also attends to `tokens`."""
+        """[B, T] code of the tokens that each column may attend to; for columns `aside`, also of their `tokens`."""
         slot = torch.arange(self._length)
         before = positions[..., None] - 1
         seen = fed[..., 1:] & (slot < before) | ((slot == before) & ~aside[..., None])

@@ -23,7 +23,7 @@ from specbench.system.torch_state import PinnedTorch
 
 ROUNDED = 0.1  # Share of the unfiltered distribution that explains tokens moved beyond filters by rounding
 _MOST_EXCESS = 10.0  # Largest -log p counted for a token, in nats
-_FAR = 5.0  # A group deviates from this number of standard errors on
+_FAR = 5.0  # Number of standard errors at which a group counts as deviating
 _STEPS = 9  # Number of values at which the likelihood of a setting is computed
 _DROP = 1.92  # Drop of log likelihood at the ends of a 95 % interval: half the chi-square quantile
 

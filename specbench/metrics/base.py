@@ -177,7 +177,7 @@ class Metric:
         return [download for download in (*folders, *map(published_weights.missing_file, self.checkpoints)) if download]
 
     def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
-        """Return whether images of a prompt can be scored; by default, of all prompts but class labels and codes."""
+        """Return whether images of a prompt can be scored; by default yes, except for class labels and codes."""
         return not meta.keys() & {"class", "codes"}
 
     def preprocess(self, pixels: np.ndarray) -> Any:
@@ -316,7 +316,7 @@ def made_score(metric: Metric) -> Origin:
 def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
     """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's code, networks and reference."""
     facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in's class may lack it
-    if settings and settings.device.startswith("cuda"):  # absent in older identities, with TF32 in convolutions
+    if settings and settings.device.startswith("cuda"):  # older scores lack this fact: convolutions used TF32
         facts["float32"] = "without TF32"
     reference = getattr(metric, "class_reference", None)
     if reference is not None:

@@ -268,7 +268,7 @@ def _untimed(rows: Sequence[ReportRow]) -> list[str]:
     if decoded and all(row.over_ar.baseline is None for row in missing):
         folder = decoded[0].folder
         if all(row.over_ar.unlike_ar for row in missing) and any(row.is_ar for row in rows):
-            return [*sentences, "To compare: decode both in one command, with another --out."]  # no AR run is missing
+            return [*sentences, "To compare: decode both in one command, with another --out."]  # AR has other settings
         sentences.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")
     return sentences
 

@@ -216,7 +216,7 @@ def failed_audit(row: ReportRow) -> bool:
 
 
 def _label(row: ReportRow) -> str:
-    """Label of a decoder, with a remark if the run's audit failed."""
+    """Label of a decoder, with a remark if its audit failed. Lossy decoders fail by values that are not the model's."""
     if not (row.audit and row.audit.failed):
         return row.label
     why = "; why: audit --run" if row.imported else ""

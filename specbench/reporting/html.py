@@ -197,7 +197,7 @@ def page_table(table: ReportTable, runs: Sequence[ReportRow], best: bool = False
 
 
 class _Measure(NamedTuple):
-    """One number of each run, drawn as lines at the top of a section."""
+    """One number of each run, drawn on lines at the top of a section."""
 
     heading: str
     digits: int

@@ -237,7 +237,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:
 
 
 def _over_fastest(run: Run, ar_runs: Sequence[Run]) -> OverFastest:
-    """Compute the speed-up over the fastest comparable AR, and, for quotations, over the fastest AR of its dtype."""
+    """Compute the speed-up over the fastest comparable AR, and, to quote, over the fastest AR of the same dtype."""
     comparable = [ar for ar in ar_runs if not mismatched_fields(run.info, ar.info, any_configuration=True)]
     results = [(run.speed_up(ar), ar) for ar in comparable]
     pairs = sorted(((r, ar) for r, ar in results if r is not None), key=lambda pair: pair[0].total.value)

@@ -22,7 +22,7 @@ from specbench.system.console import duration
 from specbench.system.text_tables import distinct_columns, plain_table, terminal_table
 
 _SILENT_S, _SILENT_IMAGES = 60.0, 10
-"""A run is silent if nothing was written for 60 seconds, and in the usual time of 10 images."""
+"""A run is silent if nothing was written for `_SILENT_S` seconds, and in the usual time of `_SILENT_IMAGES` images."""
 STATUS_COLUMNS = ("model", "part", "decoder", "window", "images", "failed", "tokens per second", "speed-up [95 %]",
                   "left", "state")  # fmt: skip
 

@@ -182,7 +182,7 @@ def card(folder: Path) -> dict[str, Any]:
     """Collect the facts of one run as nested plain values.
 
     Keys: `run_id, folder, model, source` (the checkpoint if it is not the official one), `processors` (logits
-    processors of the checkpoint), `decoder` (components and options), `method` (the paper or released
+    processors in `generation_config.json`), `decoder` (components and options), `method` (the paper or released
     program that its preset follows), `setting, origins` (source of each setting), `window_curve` (of `--window auto`),
     `invocations` (each with `started_at, finished_at, environment`), `images, failed` (counts), `errors` (count by
     message), `facts` (means of the decoder's per-image statistics) and `numbers` (the report row).

@@ -229,8 +229,8 @@ def _chunks(
 
 
 def balanced_order(items: Sequence[_Item], number: int) -> list[_Item]:
-    """Return the order of round `number`. In a cycle of rounds, all positions of an item are equally frequent, and all
-    items before an item (Williams 1949: a Latin square; for an odd number of items, also its mirror image)."""
+    """Return the order of round `number`. In a cycle, an item is equally often at each position, and equally often
+    after each other item (Williams 1949: a Latin square; for an odd number of items, also its mirror image)."""
     count = len(items)
     zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
     order = [items[(step + number) % count] for step in zigzag]

@@ -39,7 +39,7 @@ class Code:
 
     Attributes:
         modules: digest of each module, by module name, and of each data file.
-        packages: versions of the packages that contain the modules or that they import, without our requirements.
+        packages: versions of packages that the modules are in or import, except specbench's requirements.
         edited: time of the last change of a file, UTC; None if there are no files.
     """
 
