@@ -33,7 +33,7 @@ def part_of(weights: Weights, prefix: str) -> dict[str, Tensor]:
 
 
 def vision_network(weights: Weights) -> BlipVisionModel:
-    """Build the ViT image encoder from the weights of `visual_encoder`, without this prefix."""
+    """Build the ViT image encoder from the weights of `visual_encoder`, named without this prefix."""
     hidden = weights["pos_embed"].shape[2]
     patch = weights["patch_embed.proj.weight"].shape[2]
     network = BlipVisionModel(

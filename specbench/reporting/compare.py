@@ -207,7 +207,7 @@ def _latency_rows(name: str, run: Run) -> list[Compared]:
 def quality_rows(a: Path, b: Path, settings: Settings | None = None, distances: bool = True) -> list[Compared]:
     """Compute the paired differences of overall scores, B minus A. `distances`: whether to include distances."""
     own, other = ({(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b))
-    every: Mapping[Any, Mapping[str, Any]] = own | other | own  # for a score of both runs, the row of a
+    every: Mapping[Any, Mapping[str, Any]] = own | other | own  # for a score of both runs, the row of `a`
     whole = {key: row for key, row in every.items() if ":" not in key[0] and (distances or row["kind"] != "distance")}
     named = {row["metric"]: {fact: row[fact] for fact in ("better", "kind")} for row in whole.values()}
     common = of_same_captions(a, b) if whole else None

@@ -108,7 +108,7 @@ def _state(info: RunInfo, rows: pd.DataFrame, left: int, silent_s: float | None)
 
 
 def _seconds_left(run: Run, left: int) -> float | None:
-    """Estimate the seconds for `left` images from this call's time per image, other runs that alternate included."""
+    """Estimate the seconds for `left` images from this call's time per image, which includes alternating runs."""
     call = run.info.invocations[-1]
     if not left or call.finished_at is not None:
         return None

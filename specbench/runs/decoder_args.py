@@ -34,7 +34,7 @@ class PlannedDecoder:
     origins: Mapping[str, str]  # source of each option or choice, by name
     # with `auto_window`, the windows to measure: all that fit in memory and are not wider than an image
     windows: tuple[int, ...] = ()
-    # only for an added baseline: number of prompts that it decodes, the first of the set, one image each
+    # only for an added baseline: number of first prompts, of which it decodes one image each
     first: int | None = None
 
     @property

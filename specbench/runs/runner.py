@@ -245,7 +245,7 @@ def _disturbances(stores: Sequence[RunStore]) -> list[str]:
 
 
 def announcement(plans: Sequence[Plan]) -> list[str]:
-    """Return a line on the work that the plans share, and if they add AR as a baseline, a line on AR."""
+    """Return a line on the work that the plans share, and a line on AR if a plan adds AR as a baseline."""
     first = plans[0]
     runs = {
         (plan.sampling, plan.settings.seed, plan.compute.batch, planned.spec): (plan, planned, plan.images_of(planned))
