@@ -173,7 +173,7 @@ def _axes(axes: Axes, scales: Mapping[str, Mapping[str, Any]], places: Places) -
 
 
 def figure_csv(chart: Chart) -> str:
-    """Format the numbers of a chart as csv, a line per point: number of the layer, its mark, the point's values."""
+    """Format the numbers of a chart as csv, a line per point: `layer` (number), its mark, and the point's values."""
     rows = [
         {"layer": place, "mark": layer["mark"], **{name: value for name, value in point.items() if name != "told"}}
         for place, layer in enumerate(chart["layers"], 1)
