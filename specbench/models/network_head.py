@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
 from contextlib import suppress
 from types import MethodType
 from typing import Any, NamedTuple
