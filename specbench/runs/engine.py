@@ -6,7 +6,6 @@ grids have different ids, each stretch of free slots with the same allowed ids i
 """
 
 import json
-import os
 import time
 import urllib.error
 import urllib.request
@@ -113,7 +112,8 @@ def refuse_other_prompt(model: ImageModel, text: str, ids: object) -> None:
     if not isinstance(ids, list) or not all(type(number) is int and 0 <= number < 2**32 for number in ids):
         raise SpecbenchError("invalid prompt_token_ids, which must be a list of ids")
     read, own = (model.tokenizer.decode(part, skip_special_tokens=False) for part in (ids, ours))
-    start = max(0, len(os.path.commonprefix([read, own])) - 20)
+    differs = next((place for place, pair in enumerate(zip(read, own, strict=False)) if len({*pair}) > 1), 0)
+    start = max(0, differs - 20)
     told = f"'{read[start:][:60]}', not '{own[start:][:60]}'" if read != own else f"{ids}, not {ours}"
     what = f"the program read another prompt than '{text:.60}': {told}"
     raise SpecbenchError(what, "correct the prompt, or remove prompt_token_ids to audit the tokens under this prompt")

@@ -14,7 +14,7 @@ from specbench.models.catalog import check_model, find_model, model_code
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import HeadFiles, published_head
 from specbench.models.facts import EIGHT_BITS, ModelChoice, ModelFacts
-from specbench.models.hub_model import RELEASED, HubModel
+from specbench.models.hub_model import HubModel
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
 from specbench.prompts.prompt_set import Drawing
 from specbench.prompts.public import missing_set
@@ -280,8 +280,8 @@ def _look_ahead(draft: Draft, problems: Problems) -> None:
 def _rows_note(model: ModelFacts, settings: RunSettings) -> str | None:
     """Return a note on the form of the unconditional prompt if `run` and `bench` differ and the user did not choose."""
     source = settings.origins["guidance-rows"].source
-    family = model.family if isinstance(model, HubModel) else None
-    if family not in RELEASED["guidance_rows"] or source in (SettingSource.FLAG, SettingSource.ENVIRONMENT):
+    forms = model.released_forms if isinstance(model, HubModel) else ()
+    if "guidance_rows" not in forms or source in (SettingSource.FLAG, SettingSource.ENVIRONMENT):
         return None
     if settings.guidance_rows == "released":
         return "unconditional rows are those of the released code; run's default is --guidance-rows official"

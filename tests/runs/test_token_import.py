@@ -323,8 +323,8 @@ def test_a_prompt_that_differs_from_the_ids_that_a_program_read_is_named(tmp_pat
         {"prompt": f"a {what} cat", "tokens": [1] * 16, "prompt_token_ids": model.prompt_ids(f"a {read} cat")[0]}
         for what, read in (("red", "red"), ("green", "blue"))
     ]
-    line = "import tokens --model janus --scale tiny --dtype float32 --program vLLM --ids codes".split()
-    line += ["--weights", tmp_path / "janus", "--out", tmp_path / "results", "--from"]
+    line = ["import", "tokens", "--model", "janus", "--scale", "tiny", "--dtype", "float32", "--program", "vLLM"]
+    line += ["--ids", "codes", "--weights", tmp_path / "janus", "--out", tmp_path / "results", "--from"]
     wrong = cli(*line, written(tmp_path / "t.jsonl", rows))
     wrong.refused("image 2: the program read another prompt than 'a green cat': ")
     assert "<|User|>: a blue cat" in wrong.err and "<|User|>: a green cat" in wrong.err
