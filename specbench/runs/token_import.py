@@ -254,7 +254,7 @@ def _tell_copies(images: Sequence[np.ndarray]) -> None:
         shown = [f"image {number + 1} of {first + 1}" for number, first in list(copies.items())[:3]]
         more = ", ..." * (len(copies) > len(shown))
         are = "images are exact copies of others" if len(copies) > 1 else "image is an exact copy of another"
-        console.say(f"warning: {len(copies)} {are} ({', '.join(shown)}{more})")
+        console.warn(f"{len(copies)} {are} ({', '.join(shown)}{more})")
 
 
 def _tables(model: ImageModel) -> dict[str, np.ndarray]:
