@@ -105,17 +105,16 @@ def _reads_ids(model: ImageModel) -> TypeGuard[FamilyModel]:
     return isinstance(model, FamilyModel) and type(model).prompt_ids is not FamilyModel.prompt_ids
 
 
-def refuse_other_prompt(model: ImageModel, text: str, ids: object) -> None:
+def refuse_other_prompt(model: ImageModel, text: str, ids: Any, where: str) -> None:
     """Raise a SpecbenchError if the ids of the prompt that a program has read are not the model's ids of `text`."""
-    if ids is None or not _reads_ids(model) or ids == (ours := model.prompt_ids(text)[0]):
+    if ids is None or not _reads_ids(model) or ids == (own := model.prompt_ids(text)[0]):
         return
-    if not isinstance(ids, list) or not all(type(number) is int and 0 <= number < 2**32 for number in ids):
-        raise SpecbenchError("invalid prompt_token_ids, which must be a list of ids")
-    read, own = (model.tokenizer.decode(part, skip_special_tokens=False) for part in (ids, ours))
-    differs = next((place for place, pair in enumerate(zip(read, own, strict=False)) if len({*pair}) > 1), 0)
-    start = max(0, differs - 20)
-    told = f"'{read[start:][:60]}', not '{own[start:][:60]}'" if read != own else f"{ids}, not {ours}"
-    what = f"the program read another prompt than '{text:.60}': {told}"
+    try:
+        read, ours = (model.tokenizer.decode(part, skip_special_tokens=False) for part in (ids, own))
+    except (TypeError, OverflowError):
+        raise SpecbenchError(f"{where}: invalid prompt_token_ids, which must be a list of ids") from None
+    unseen = ", in other ids" * (read == ours)
+    what = f"{where}: the program read the prompt '{read:.200}' instead of '{ours:.200}'{unseen}"
     raise SpecbenchError(what, "correct the prompt, or remove prompt_token_ids to audit the tokens under this prompt")
 
 

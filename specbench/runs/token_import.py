@@ -8,8 +8,7 @@ import json
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from itertools import chain
@@ -104,12 +103,13 @@ def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, id
     model, columns = plan_model(settings), _columns(path)
     prompts, requests = _requests(path, columns, settings)
     for row, request in enumerate(requests):
-        with _of_image(path, row):
+        try:
             model.check_prompts([Prompt(request.prompt_id, request.text)])
+        except SpecbenchError as error:
+            raise SpecbenchError(f"{path}: image {row + 1}: {error.what}", error.try_this) from None
     loaded = _loaded(model, settings)
-    for row, (request, read) in enumerate(zip(requests, columns.get("prompt_token_ids", ()), strict=False)):
-        with _of_image(path, row):
-            refuse_other_prompt(loaded, request.text, read)
+    for row, ids in enumerate(columns.get("prompt_token_ids", ())):
+        refuse_other_prompt(loaded, requests[row].text, ids, f"{path}: image {row + 1}")
     tokens = read_stream([_whole(path, row, image) for row, image in enumerate(columns["tokens"])], loaded, path, ids)
     _tell_copies(tokens)
     digest = hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest()
@@ -183,15 +183,6 @@ def run_of_engine(
                 said = time.monotonic()
                 console.say(f"{store.folder.name}: {text}, {pace:,.0f} tokens a second")
     return store.folder
-
-
-@contextmanager
-def _of_image(path: Path, row: int) -> Iterator[None]:
-    """Name the file and the image in errors."""
-    try:
-        yield
-    except SpecbenchError as error:
-        raise SpecbenchError(f"{path}: image {row + 1}: {error.what}", error.try_this) from None
 
 
 def _loaded(model: ModelFacts, settings: RunSettings) -> ImageModel:

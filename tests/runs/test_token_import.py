@@ -326,8 +326,7 @@ def test_a_prompt_that_differs_from_the_ids_that_a_program_read_is_named(tmp_pat
     line = ["import", "tokens", "--model", "janus", "--scale", "tiny", "--dtype", "float32", "--program", "vLLM"]
     line += ["--ids", "codes", "--weights", tmp_path / "janus", "--out", tmp_path / "results", "--from"]
     wrong = cli(*line, written(tmp_path / "t.jsonl", rows))
-    wrong.refused("image 2: the program read another prompt than 'a green cat': ")
-    assert "<|User|>: a blue cat" in wrong.err and "<|User|>: a green cat" in wrong.err
+    wrong.refused("image 2: the program read the prompt '", "<|User|>: a blue cat", "<|User|>: a green cat")
     for ids, code in ((rows[1]["prompt_token_ids"][:-1], 2), ([-1], 2), ("a blue cat", 2), (None, 0)):
         rows[1]["prompt_token_ids"] = ids
         assert cli(*line, written(tmp_path / "t.jsonl", rows)).code == code

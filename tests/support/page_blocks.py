@@ -68,8 +68,8 @@ def _mark(before: str) -> str | None:
 
 def missing_lines(shown: Sequence[str], out: str, err: str) -> list[str]:
     """Lines that a page shows and a command did not print: on stdout in their order, on stderr anywhere. Numbers may be
-    others and columns wider. Measured statements ("- The best is ...", with their indented lines) are not compared, because
-    they depend on how busy the machine is; a line that ends in "..." is compared up to there."""
+    others and columns wider. Measured statements ("- The best is ...", with their indented lines) are not compared,
+    because they depend on how busy the machine is; a line that ends in "..." is compared up to there."""
     there, errors = [_settled(line) for line in out.splitlines()], [_settled(line) for line in err.splitlines()]
     lost, measured = [], False
     for line in shown:
