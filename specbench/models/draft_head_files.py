@@ -1,4 +1,4 @@
-"""Files of a draft head: a folder, a hub repository, or part of a model. No torch here."""
+"""Files of a draft head: a folder, a hub repository, or part of a model. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from specbench.system.json_values import parse_json
 
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
 NO_HEAD = ("is not the configuration of a draft head: {}", "train one with: specbench train-head")
-"""Name of a head's files in the errors of `blaming`."""
+"""Message and hint of `blaming` for the files of a head."""
 
 
 def _source(repo: str, licence: str = "see its page on the hub") -> Source:
@@ -31,7 +31,7 @@ PUBLISHED_HEADS: Mapping[str, Source] = {
     "janus-7b": _source("seliny2/JanusPro-Eagle-Drafter", "not stated where it was found"),
 }
 """EAGLE heads published by LANTERN's authors (README of jadohu/LANTERN at 3a56e45, and its issue 1) and by CASCADE's
-(README of selinyldrm/Deepseek-JanusPro-EAGLE at 09cf7d2), by model. No commit is stated."""
+(README of selinyldrm/Deepseek-JanusPro-EAGLE at 09cf7d2), by model. These sources state no commit."""
 
 
 def published_head(model: str, kind: str = "eagle") -> str:

@@ -165,7 +165,8 @@ def one_line(text: str, limit: int = 2000) -> str:
 
 
 def _print_line(console: Console, line: str, mark: str = "") -> None:
-    """Print a line after a coloured `mark`. A terminal's line wraps between words; long words and errors are not wrapped, to be copied."""
+    """Print a line after a coloured `mark`. On a terminal it wraps between words; long words and errors are not
+    wrapped, so that they can be copied."""
     line = mark + line
     if console.is_terminal:
         line = textwrap.fill(line, console.width, break_long_words=False, break_on_hyphens=False)
