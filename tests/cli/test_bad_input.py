@@ -89,6 +89,7 @@ BAD = [
     ("run --decoder gsd --sweep limit=3,4", "this setting does not make another run", ""),
     ("run --decoder gsd --sweep tau=0.1,0.2", "--tau", ""),
     ("run --decoder gsd:G=5 --sweep G=3,4", "its values have no effect", ""),
+    ("run --decoder vvs:interval=1 --limit 1", "interval", ""),
     ("run --mode latency --batch 2", "--mode latency", ""), ("run --mode latency --workers 2", "--mode latency", ""),
     ("run --device cuda:1 --workers 2", "its own GPU", ""), ("run --mode fast", "--mode fast", ""),
     ("run --workers 0", "--workers 0", ""), ("audit sjd --run x", "", ""), ("audit --recompute", "", ""),

@@ -31,13 +31,17 @@ WITH_WINDOW = [
     if "window" in options_of(preset) and name != "sjd-pac-released"  # whose window has a draft at least
 ]
 WINDOWS = [2, 3, 5, 32]
+OMEGA = {"drafter": "jacobi-tree", "window": 5, "verifier": "omega"}
 IDENTITIES = [
     ("replace", {"share": 0}, "ar", {}), ("sjd-block", {"window": 2}, "sjd", {"window": 2}),
     ("sjd-pac", {"siblings": 1, "window": 5}, "scd-mc", {"window": 5}),
     ("best-lossless", {"lookups": 0, "siblings": 1, "window": 5}, "scd-mc", {"window": 5}),
     ("best-lossless", {"lookups": 0, "window": 5}, "sjd-pac", {"window": 5}),
     ("pathexplore", {"paths": 1, "window": 5}, "sjd-released", {"window": 5}),
-    ("uniform-rsd", {"delta": 1}, "eagle", {}), ("eagle-gbv", {"paths": 1, "window": 6}, "eagle-block", {}),
+    ("vvs", {"interval": 1024}, "eagle", {}), ("uniform-rsd", {"delta": 1}, "eagle", {}),
+    *(("sjd", OMEGA | {"delta": 1, "residual": residual}, "sjd", {"drafter": "jacobi-tree", "window": 5})
+      for residual in ("standard", "optimal")),
+    ("eagle-gbv", {"paths": 1, "window": 6}, "eagle-block", {}),
 ]  # fmt: skip
 FAMILIES = ("anole", "emu3", "janus", "llamagen", "lumina-512", "simplear")
 ENUMERABLE = {
@@ -110,6 +114,8 @@ def test_predictive_sampling_is_ar_for_every_window(window, tables):
         ("gsd", {"G": 1, "cluster": "embedding"}, None),
         ("amplify", {"k": 1.0}, {"k": 2.0}),
         ("add", {"eps": 0.0}, {"eps": 0.1}),
+        ("sjd", {"verifier": "omega", "delta": 1.0}, {"verifier": "omega", "delta": 3.0}),
+        ("sjd", {"verifier": "omega", "delta": 1.0, "residual": "optimal"}, None),
         ("sjd", {"fresh-q": "uniform"}, {"fresh-q": "onehot"}),  # both are exact
     ],
 )

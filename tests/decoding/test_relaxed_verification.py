@@ -229,21 +229,6 @@ def test_neighbour_table_is_built_once(tmp_path, monkeypatch):
     assert torch.equal(lantern.neighbour_table(codebook, folder=tmp_path), table)
 
 
-@pytest.mark.parametrize("drafter", ["jacobi", "jacobi-tree"])
-def test_weight_one_is_the_exact_rule_bit_for_bit(drafter):
-    model = EnumerableModel(TokenLayout.with_row_ends(2, 2, 3))
-    requests = [Request("", "prompt", index) for index in range(500)]
-
-    def tokens(options):
-        spec = resolve("sjd", {"drafter": drafter, "window": 5} | options)
-        return np.stack([row.tokens for row in decode(model, requests, spec, Sampling(1.0), 3, render=False)])
-
-    exact = tokens({})
-    for residual in ("standard", "optimal"):
-        assert np.array_equal(exact, tokens({"verifier": "omega", "delta": 1.0, "residual": residual}))
-    assert not np.array_equal(exact, tokens({"verifier": "omega", "delta": 3.0}))
-
-
 STRICT = [
     {"verifier": "omega", "delta": 0.6},
     {"verifier": "omega", "delta": 0.5, "schedule": "exponential", "nu": 0.02},

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.checks.enumerable_model import EnumerableModel
-from specbench.decoding.build import build
 from specbench.decoding.drafters.token_init import Slots, left_top1
 from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Noise
@@ -117,22 +115,6 @@ def test_what_a_released_preset_declares_and_takes(name):
     assert spec.lossless == (name == "sjd-released")
     drafter = "jacobi-kary" if name == "sjd-pac-released" else resolve(name.removesuffix("-released")).drafter
     assert spec.drafter == drafter
-
-
-def test_gsd_as_released_is_biased():
-    """One draft accepted by its cluster and else replaced from [p - q]+ does not follow p."""
-    rule = ReleasedGrouped(context(TokenLayout.plain(1, 4, V)), math.inf, 1.0, True)
-    p, q = (torch.from_numpy(drawn(seed, V))[None] for seed in (1, 2))
-    accepted = q * rule.acceptance(p, q, torch.arange(V)[None]).clamp(max=1)
-    residual = (p - q).clamp(min=0)
-    assert (accepted + (1 - accepted.sum()) * residual / residual.sum() - p).abs().sum() / 2 > 0.01
-
-
-def test_released_options_are_named():
-    assert resolve("gsd-released").options["zero-p"] is True
-    assert resolve("zipar-released").options["rows-count"] == "released"
-    assert resolve("gsd").options["cluster-q"] == "whole"
-    assert build(resolve("sjd-released"), EnumerableModel(TokenLayout.plain(2, 2, 3))).drafter.window == 16
 
 
 def test_released_horizontal_sampling_takes_the_most_probable_token_of_the_left_neighbour():

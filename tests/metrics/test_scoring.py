@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 import synthetic
 import tiny
+from brightness import Brightness, register
 from drawn import drawn_run
+from forked import forked
 from refusals import refused
 
 from specbench import api
@@ -24,11 +26,9 @@ from specbench.checks.verify import verify
 from specbench.errors import BAD_INPUT, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
-from specbench.metrics.base import Metric, PerImageMetric, Score, Settings, made_features, made_score
+from specbench.metrics.base import Metric, Score, Settings, made_features, made_score
 from specbench.metrics.score_store import feature_parts, read_scores, scores_to_show, stored_difference, writing
 from specbench.metrics.shapes import ShapesDetector
-from specbench.models.shapes import render, scene
-from specbench.prompts import Prompt, Request
 from specbench.reporting import html, report_rows
 from specbench.reporting import render as render_tables
 from specbench.reporting.columns import score_columns
@@ -36,21 +36,9 @@ from specbench.reporting.compare import compare_runs
 from specbench.stats import mean_interval
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore, read_image
-from specbench.store.schema import base_row, sample_row
 from specbench.system.plugins import PluginError
 
 DETECTOR = ["shapes-detector"]
-
-
-def ends_in_time(act) -> bool:
-    """Return whether `act` ends within 30 s in a separate process: nothing interrupts a read that waits for a pipe."""
-    child = os.fork()
-    if not child:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(30)
-        act()
-        os._exit(0)
-    return os.waitpid(child, 0)[1] == 0
 
 
 def values(folder: Path) -> dict[str, float]:
@@ -129,23 +117,17 @@ class ShortSighted(Mean):
         return sum(len(caption) > 3 for caption in captions), 3
 
 
-class Gaps(PerImageMetric):
+class Gaps(Brightness):
     """Number of the prompt, without a value for some images."""
 
     name, lacking = "gaps", ("s3",)
-
-    def identity(self):
-        return {}
-
-    def accepts(self, category, meta):
-        return True
 
     def features_of(self, sample):
         return {"value": None if sample.prompt_id in self.lacking else float(sample.prompt_id[1:])}
 
 
 def test_images_without_a_value_are_left_out_of_a_mean_and_of_differences_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setitem(metric_catalog.METRICS, "gaps", metric_catalog.MetricEntry(f"{__name__}:Gaps", "gaps"))
+    register(monkeypatch, "gaps", f"{__name__}:Gaps")
     runs = [drawn_run(tmp_path, n=10), drawn_run(tmp_path, n=10, spec=tiny.spec("gsd"))]
     for run, lacking in zip(runs, (("s3",), ("s5",)), strict=True):
         monkeypatch.setattr(Gaps, "lacking", lacking)
@@ -188,7 +170,7 @@ def test_a_network_is_loaded_by_the_main_thread_and_once_for_all_runs(tmp_path, 
     folders = [drawn_run(tmp_path / name, n=n) for name, n in (("a", 12), ("b", 3))]
     scoring.score(folders[:1], [Mean(name="all", batch=4), Mean(name="some", batch=4, category="counting")])
     assert Mean.loaded == [threading.get_ident()] * 2
-    monkeypatch.setitem(metric_catalog.METRICS, "brightness", metric_catalog.MetricEntry(f"{__name__}:Mean", ""))
+    register(monkeypatch, "brightness", f"{__name__}:Mean")
     outcomes = scoring.score(folders, ["brightness", "shapes-detector"])
     assert [(outcome.metric, outcome.computed) for outcome in outcomes] == [
         ("brightness", 12), ("shapes-detector", 12), ("brightness", 3), ("shapes-detector", 3)]  # fmt: skip
@@ -201,19 +183,11 @@ def test_a_metric_that_does_not_fit_is_refused_before_another_computes(tmp_path)
     assert not (folder / "scores").exists()
 
 
-def test_a_redone_image_is_scored_again(tmp_path):
+def test_a_redone_image_is_scored_again(tmp_path, monkeypatch):
     folder = drawn_run(tmp_path, n=2)
     scoring.score([folder], DETECTOR)
-    row = RunStore(folder).samples().iloc[0].to_dict()
-    again = {name: value for name, value in row.items() if name in ("prompt_id", "sample", "prompt", "category")}
-    blank = np.moveaxis(render.render(scene.Scene((), "smooth")), -1, 0)
-    item = synthetic.generation(4, 40.0)
-    item.image = blank
-    prompt = Prompt(again["prompt_id"], again["prompt"], again["category"], {"scene": {"objects": [
-        {"shape": "circle", "color": "red", "count": 1}]}})  # fmt: skip
-    later = sample_row(base_row(Request.of(prompt), 0, "2027-01-01T00:00:00.000+00:00"), item, True)
-    with RunStore(folder).lock(synthetic.SJD).begin(synthetic.SJD, synthetic.INVOCATION) as store:
-        store.append([later], {later["image"]: blank})
+    monkeypatch.setitem(synthetic.INVOCATION, "started_at", "2027-01-01T00:00:00.000+00:00")
+    drawn_run(tmp_path, n=1, wrong=(0,))
     (outcome,) = scoring.score([folder], DETECTOR)
     assert (outcome.computed, outcome.reused) == (1, 1) and values(folder)["shapes-detector:colors"] == 0.0
 
@@ -228,7 +202,7 @@ def test_a_scorer_killed_half_way_goes_on_where_it_was(tmp_path):
             if len(seen) == 20:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    assert not ends_in_time(lambda: scoring.score([folder], DETECTOR, reporter=Stop()))
+    assert forked(lambda: scoring.score([folder], DETECTOR, reporter=Stop())).returncode == -signal.SIGKILL
     (outcome,) = scoring.score([folder], DETECTOR)
     assert outcome.reused == 32 and outcome.computed == 8, "images are kept sixteen at a time"
     assert values(folder)["shapes-detector"] == 1.0
@@ -402,8 +376,7 @@ def test_an_edited_metric_is_another_score_named_in_words_and_paired_without_its
 
 def test_captions_that_a_metric_cuts_are_stored_and_said(tmp_path, monkeypatch):
     folder = drawn_run(tmp_path, n=4)
-    entry = metric_catalog.MetricEntry(f"{__name__}:ShortSighted", "mean pixel")
-    monkeypatch.setitem(metric_catalog.METRICS, "brightness", entry)
+    register(monkeypatch, "brightness", f"{__name__}:ShortSighted")
     scoring.score([folder], ["brightness"])
     [score] = (row for row in read_scores(folder) if row["metric"] == "brightness")
     assert score["cut"] == 1.0 and score["note"] == "4 of 4 captions are truncated, to 3 tokens"
@@ -445,7 +418,7 @@ def test_metrics_of_any_sequence_are_scored_alone_and_an_empty_one_scores_nothin
 
 
 def test_metrics_and_a_protocol_read_each_picture_once(tmp_path, monkeypatch):
-    monkeypatch.setitem(metric_catalog.METRICS, "brightness", metric_catalog.MetricEntry(f"{__name__}:Mean", ""))
+    register(monkeypatch, "brightness", f"{__name__}:Mean")
     monkeypatch.setattr("specbench.metrics.catalog.find_protocol", lambda name: ("shapes-detector", "geneval[hf-m2f]"))
     reads = []
     monkeypatch.setattr(scoring, "read_image", lambda *image: reads.append(image[1]) or read_image(*image))

@@ -11,7 +11,6 @@ import pandas as pd
 import published
 import pytest
 import synthetic
-import tiny
 import torch
 from PIL import Image
 from refusals import refused
@@ -46,9 +45,12 @@ def checkpoints(tmp_path, monkeypatch):
     formats.stand_in(monkeypatch, "bert-vocabulary", formats.save_vocabulary(tmp_path / "vocab.txt"))
 
 
-def test_a_named_metric_reaches_the_table(checkpoints, tmp_path, cli):
+def test_a_named_metric_reaches_the_table_and_is_computed_once_whatever_the_batch(
+    checkpoints, tmp_path, cli, monkeypatch
+):
     folder = stored_run(tmp_path / "out", PROMPTS)
-    scored = cli("score", "--metric", "imagereward", "--offline", "--batch", "4", "--out", tmp_path / "out", "--json")
+    command = ("score", "--metric", "imagereward", "--offline", "--out", tmp_path / "out", "--json", "--batch")
+    scored = cli(*command, "4")
     (row,) = json.loads(scored.out)
     assert scored.code == 0 and row["n"] == row["images"] == 6
     assert row["too_few"] and row["low"] is row["high"] is None, "three prompts are too few for an interval"
@@ -57,14 +59,8 @@ def test_a_named_metric_reaches_the_table(checkpoints, tmp_path, cli):
     assert len(set(values)) == 6 and row["value"] == pytest.approx(values.astype(float).mean())
     report = cli("report", "--all", "--explain", "--out", tmp_path / "out")
     assert "| imagereward ↑ |" in report.out and "- imagereward: learned human preference" in report.out
-
-
-def test_nothing_is_computed_twice_and_another_batch_is_no_other_score(checkpoints, tmp_path, monkeypatch):
-    folder = stored_run(tmp_path / "out", PROMPTS)
-    (first,) = scoring.score([folder], ["imagereward"], Settings(offline=True, batch=5))
     monkeypatch.setattr(ImageReward, "features", lambda *_: pytest.fail("computed again"))
-    (again,) = scoring.score([folder], ["imagereward"], Settings(offline=True, batch=2))
-    assert (first.computed, again.computed, again.reused) == (6, 0, 6) and len(read_scores(folder)) == 1
+    assert cli(*command, "2").out == scored.out
 
 
 def test_nothing_scored_is_no_success(tmp_path, cli, monkeypatch):
@@ -159,10 +155,3 @@ def test_geneval_goes_out_and_comes_back_on_the_command_line(tmp_path, cli):
     }  # fmt: skip
     report = cli("report", "--all", folder).out
     assert "| overall of 2 tags ↑ | counting ↑ | single_object ↑ |" in report and "| geneval[official] |" not in report
-
-
-def test_export_of_other_prompts_is_refused(tmp_path, cli):
-    folder = stored_run(tmp_path / "out", PROMPTS, spec=tiny.spec("sjd"))
-    for benchmark in ("geneval", "t2i-compbench"):
-        outcome = cli("export", benchmark, folder, "--to", tmp_path / benchmark)
-        assert outcome.code == 2 and "has no images of" in outcome.err and not (tmp_path / benchmark).exists()

@@ -41,16 +41,6 @@ def go(out: Path, prompts=None, samples: int = SAMPLES, batch: int = 1, **kwargs
     return run(tiny.executor(), specs, requests_for(prompts or tiny.prompts(), samples), out, **kwargs)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> dict:
-    out = tmp_path_factory.mktemp("undisturbed")
-    summary = go(out)
-    assert (summary.done, summary.failed, summary.problem()) == (24, 0, None)
-    rows = contents(out)
-    assert len({str(facts["tokens"]) for facts, _ in rows.values()}) > 6, "comparisons are not of constant images"
-    return rows
-
-
 def test_a_second_run_leaves_a_complete_folder_untouched(tmp_path, undisturbed):
     go(tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}

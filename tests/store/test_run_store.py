@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tiny
 from refusals import refused
+from stored_rows import rewritten
 
 from specbench.errors import BAD_INPUT, FAILURE, PARTIAL, SpecbenchError
 from specbench.prompts import requests_for
@@ -98,12 +98,8 @@ def test_no_flipped_bytes_in_a_part_go_unnoticed(tmp_path):
 
 
 def replace_column(folder: Path, name: str, value: pa.Scalar) -> None:
-    """The run's only part with one value throughout a column, under a name without a digest."""
-    (part,) = (folder / "samples").iterdir()
-    rows = pq.read_table(part)
-    part.unlink()
-    rows = rows.set_column(rows.schema.get_field_index(name), name, pa.repeat(value, rows.num_rows))
-    pq.write_table(rows, folder / "samples" / "00000000-00000000.parquet")
+    """Give all rows one value in a column."""
+    rewritten(folder, lambda t: t.set_column(t.schema.get_field_index(name), name, pa.repeat(value, t.num_rows)))
 
 
 @pytest.mark.parametrize("facts", ["nonsense", "{}\nnull", '{"a": {"b": 1}}', '{"a": 1e999}'])
@@ -128,11 +124,7 @@ def test_readings_and_times_that_cannot_be_are_refused(tmp_path, name, value):
 
 def test_a_version_of_many_digits_is_refused(tmp_path):
     folder = small_run(tmp_path)
-    (part,) = (folder / "samples").iterdir()
-    rows = pq.read_table(part)
-    part.unlink()
-    rows = rows.replace_schema_metadata({"specbench.schema": "9" * 5000})
-    pq.write_table(rows, folder / "samples" / "00000000-00000000.parquet")
+    rewritten(folder, lambda table: table.replace_schema_metadata({"specbench.schema": "9" * 5000}))
     refused("schema version 99", report_rows, [folder])
     info = (folder / "run.json").read_text()
     for version, said in (("99", "schema version 99"), ("9" * 5000, "run.json")):

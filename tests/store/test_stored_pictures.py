@@ -6,11 +6,11 @@ import struct
 import zlib
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from drawn import drawn_run
 from PIL import Image
 from refusals import refused
+from stored_rows import rewritten
 
 from specbench.metrics import scoring
 from specbench.reporting import report_rows
@@ -44,11 +44,8 @@ READERS = (score, page, sheet, merged)
 
 def forget_digests(folder: Path) -> None:
     """Turn the rows into rows of schema version 3."""
-    for part in list((folder / "samples").iterdir()):
-        table = pq.read_table(part)
-        part.unlink()
-        table = table.drop_columns("image_sha256").replace_schema_metadata({b"specbench.schema": b"3"})
-        pq.write_table(table, part.with_name("-".join(part.name.split("-")[:2]) + ".parquet"))
+    older = {b"specbench.schema": b"3"}
+    rewritten(folder, lambda table: table.drop_columns("image_sha256").replace_schema_metadata(older))
 
 
 def bomb(side: int) -> bytes:

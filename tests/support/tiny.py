@@ -2,7 +2,7 @@
 
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.models.interface import TokenLayout
-from specbench.prompts import Prompt
+from specbench.prompts import Prompt, requests_for
 from specbench.runs.executors.local import LocalExecutor
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec, Sampling
@@ -32,3 +32,7 @@ def spec(decoder: str = "sjd", seed: int = 0, batch: int = 1, threads: int = 1, 
         prompts="pets", prompts_sha256="1" * 64, seed=seed, batch=batch, dtype="float32", device="cpu",
         threads=threads,
     )  # fmt: skip
+
+
+SPECS = [spec("ar"), spec("scd-mc")]
+REQUESTS = requests_for(prompts(), 3)
