@@ -17,8 +17,7 @@ from specbench.decoding.loop import Decoding, decode
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix
-from specbench.prompts import Request, requests_for
-from specbench.runs.run_progress import Reporter
+from specbench.prompts import Request
 from specbench.runs.runner import run
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
@@ -123,23 +122,18 @@ def test_the_cache_holds_prompts_of_any_length(name, guidance):
 
 def test_rows_are_durable_one_by_one_and_a_bad_image_leaves_its_neighbours(tmp_path, monkeypatch):
     healthy = EnumerableModel.encode
-    texts = tiny.TEXTS
 
     def failing(self, prompts):
-        if texts[2] in prompts:
+        if tiny.TEXTS[2] in prompts:
             raise RuntimeError("no luck")
         return healthy(self, prompts)
 
     monkeypatch.setattr(EnumerableModel, "encode", failing)
 
-    class Watcher(Reporter):
-        seen = 0
+    def check(seen):
+        assert len(RunStore(next(tmp_path.iterdir())).samples(["status"])) == seen
 
-        def row(self, run_id, row):
-            self.seen += 1
-            assert len(RunStore(tmp_path / run_id).samples(["status"])) == self.seen
-
-    summary = run(tiny.executor(), [tiny.spec("sjd", batch=3)], requests_for(tiny.prompts(), 3), tmp_path, Watcher())
+    summary = run(tiny.executor(), [tiny.spec("sjd", batch=3)], tiny.REQUESTS, tmp_path, tiny.OnRow(check))
     assert (summary.done, summary.failed) == (9, 3)
 
 

@@ -96,7 +96,7 @@ def test_drafts_are_looked_up_where_a_slow_search_finds_them(layout, monkeypatch
 
     monkeypatch.setattr(LookupJacobi, "_fill", checked)
     model = EnumerableTransformer(layout, ("a", "bb"))
-    requests = [Request(text, text, sample) for sample in range(3) for text in model.prompts]
+    requests = [Request(text, text, sample) for sample in range(6) for text in model.prompts]
     decode(model, requests, resolve("best-lossless", {"window": 6}), Sampling(2.0), 0, render=False)
     assert min(seen.values()) > 10
 

@@ -120,10 +120,8 @@ def answered(path: Path, answers: dict[int, object]) -> None:
 
 def test_official_answers_come_back_to_their_images(tmp_path):
     for category, file in official_exchange.RESULTS.items():
-        value = {"color": "0.1", "non_spatial": -0.5}.get(category, 0.5)  # a cosine may be below 0
-        answered(
-            tmp_path / "out" / category / file, {n: str(n * 0.1) if value == "0.1" else value for n in (3, 2, 1, 0)}
-        )
+        of = {"color": lambda n: str(0.1 * n), "non_spatial": lambda n: -0.5}.get(category, lambda n: 0.5)
+        answered(tmp_path / "out" / category / file, {number: of(number) for number in (3, 2, 1, 0)})
     metric = official_exchange.OfficialCompBench(tmp_path / "out", samples=2)
     refused("no official results", official_exchange.OfficialCompBench, tmp_path, samples=1)
     asked = [

@@ -3,6 +3,7 @@ tools."""
 
 from types import SimpleNamespace
 
+import authors_formats as formats
 import calibrated
 import numpy as np
 import pandas as pd
@@ -32,8 +33,6 @@ from specbench.metrics.inception_network import load_inception
 from specbench.metrics.openclip import short_side_centre, squashed, torchvision_if_it_loads
 from specbench.metrics.preference import hps_input
 from specbench.stats import Estimate
-from specbench.system.digests import digest_of
-from specbench.system.downloads import Remote
 
 
 def cloud(n: int, d: int, seed: int, shift: float = 0.3) -> np.ndarray:
@@ -55,11 +54,7 @@ def weights(tmp_path_factory):
 @pytest.fixture
 def published(weights, monkeypatch):
     """The calibrated file as the published file, digest and all."""
-    entry = published_weights.Checkpoint("inception.pth", Remote("http://127.0.0.1:9/", digest_of(weights)), "test")
-    entry.path.parent.mkdir(parents=True)
-    entry.path.symlink_to(weights)
-    monkeypatch.setitem(published_weights.CHECKPOINTS, "inception", entry)
-    return entry
+    return formats.stand_in(monkeypatch, "inception", weights)
 
 
 @pytest.mark.parametrize("sizes", [(400, 300), (30, 400), (30, 20), (400, 20)])

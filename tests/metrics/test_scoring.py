@@ -276,6 +276,7 @@ class Late(Sound):
         super().__init__(settings)
         self.name = "../../../outside"
 class Nameless(Sound): name = None
+class Less(Sound): better = "less"
 class Outside(Sound): name = "../../../outside"
 class Builtin(Sound): name = "shapes-detector"
 """
@@ -285,7 +286,7 @@ def test_a_foreign_metric_is_named_for_its_faults_and_others_go_on(tmp_path, mon
     drawn_run(tmp_path / "out")
     (tmp_path / "foreign.py").write_text(FOREIGN)
     monkeypatch.syspath_prepend(tmp_path)
-    before, named = {"Unmade", "Missing", "Batch"}, {"Outside", "Late", "Nameless", "Builtin"}
+    before, named = {"Unmade", "Missing", "Batch", "Less"}, {"Outside", "Late", "Nameless", "Builtin"}
     while_scoring = set(re.findall(r"^class (\w+)", FOREIGN, re.MULTILINE)) - {"Sound"} - before - named
     for fault in sorted(while_scoring | before):
         answer = cli("score", "--out", tmp_path / "out", "--metric", f"foreign:{fault}", *("--metric", DETECTOR[0]))

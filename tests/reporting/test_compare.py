@@ -349,6 +349,8 @@ def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_f
     assert "footnotesize" not in tex.read_text()
     assert "footnotesize" in cli("report", "--out", tmp_path, "--format", "latex", "--notes").out
     assert page.read_text().startswith("<!doctype html>")
+    nowhere = cli("report", "--out", tmp_path, "--html", "/proc/page.html")
+    assert nowhere.code != 0 and nowhere.err.startswith("error: cannot write /proc/page.html")
     compared = cli("compare", runs[0], runs[1], "--to", tmp_path / "c.tex")
     assert compared.code == 0 and r"speed-up $\uparrow$ & " in (tmp_path / "c.tex").read_text()
     assert json.loads(cli("compare", runs[0], runs[1], "--json").out)[0]["name"] == "speedup"

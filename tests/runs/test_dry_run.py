@@ -52,12 +52,6 @@ def test_a_decoder_that_needs_a_codebook_is_refused_in_the_plan(tmp_path):
     assert not any(row["obstacles"] for row in api.dry_run(**asked, weights=tmp_path / "weights"))
 
 
-def test_a_run_that_can_start_has_no_obstacles_and_an_identity(tmp_path):
-    (row,) = api.dry_run(decoder="gsd:G=50", limit=2, samples=3, window=8, out=tmp_path)
-    assert row["obstacles"] == [] and row["run_id"].startswith("shapes-gsd-") and row["weights"] == "on disk"
-    assert row["images"] == 6 and row["options"]["G"] == 50 and row["options"]["window"] == 8
-
-
 def test_a_file_in_the_place_of_results_and_a_batch_that_does_not_fit_are_one_obstacle_each(tmp_path, monkeypatch):
     out = tmp_path / "file"
     out.write_text("mine")

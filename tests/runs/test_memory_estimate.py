@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from refusals import refused
+from tiny_llama import Tiny
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
@@ -18,7 +19,7 @@ from specbench.models.families import emu3, vq_decoder
 from specbench.models.interface import TokenLayout
 from specbench.models.network_sizes import whole_blocks
 from specbench.models.transformer.kv_cache import PositionLayer
-from specbench.models.transformer.model import Prefix, TransformerModel, TransformerSession
+from specbench.models.transformer.model import Prefix, TransformerSession
 from specbench.prompts import Request
 from specbench.runs import memory_estimate
 from specbench.specs.components import CHOICES
@@ -91,10 +92,8 @@ def test_the_peak_from_prompt_to_pixels_is_predicted_within_a_tenth(name, batch)
 SIZES = {"codes": 2000, "width": 32, "inner": 80, "layers": 2, "heads": 2}
 
 
-class Narrow(TransformerModel):
+class Narrow(Tiny):
     """A network smaller than its distributions, with the facts of a checkpoint; its images take no memory."""
-
-    name, codebook, weights_sha256 = "narrow", None, ""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -103,21 +102,12 @@ class Narrow(TransformerModel):
         sizes |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
         config = LlamaConfig(vocab_size=codes, num_attention_heads=heads, **sizes)
         self.backbone = LlamaModel(config).eval().requires_grad_(False)
-        self.matrix = torch.randn(codes, width)
+        self.matrix = torch.randn(width, codes)
         self.layout = TokenLayout.plain(12, 12, codes)
 
     def encode(self, prompts):
         rows = torch.arange(BENCH["PROMPT"]).repeat(2 * len(prompts), 1)
         return Prefix(list(self.backbone.embed_tokens(rows)), ids=rows)
-
-    def embed(self, tokens, positions, state):
-        return self.backbone.embed_tokens(tokens)
-
-    def head(self, hidden):
-        return torch.nn.functional.linear(hidden, self.matrix)
-
-    def render(self, image_tokens, prompts=(), seeds=()):
-        return image_tokens.new_zeros(len(image_tokens), 3, 1, 1, dtype=torch.uint8)
 
     @classmethod
     def facts(cls, folder: Path) -> ModelInfo:

@@ -142,17 +142,11 @@ def test_readers_of_an_unfinished_run_see_every_finished_row_once(tmp_path, monk
     monkeypatch.setattr(parquet_log, "_FAN_IN", 3)
     monkeypatch.setattr(parquet_log, "_LEVELS", (3, 9))
 
-    class Watcher(Reporter):
-        seen = 0
+    def check(seen):
+        assert sum(len(RunStore(folder).samples(["status"])) for folder in tmp_path.iterdir()) == seen
 
-        def row(self, run_id, row):
-            self.seen += 1
-            rows = sum(len(RunStore(folder).samples(["status"])) for folder in tmp_path.iterdir())
-            assert rows == self.seen
-
-    watcher = Watcher()
-    go(tmp_path, reporter=watcher)
-    assert watcher.seen == 24
+    go(tmp_path, reporter=(watcher := tiny.OnRow(check)))
+    assert watcher.rows == 24
 
 
 def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypatch, undisturbed):
@@ -191,16 +185,8 @@ def test_settings_that_do_not_fit_the_model_write_nothing(tmp_path, monkeypatch)
 
 
 def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(tmp_path, undisturbed):
-    class Impatient(Reporter):
-        rows = 0
-
-        def row(self, run_id, row):
-            self.rows += 1
-            if self.rows == 7:
-                os.kill(os.getpid(), signal.SIGINT)
-
     before = signal.getsignal(signal.SIGINT)
-    summary = go(tmp_path, reporter=Impatient())
+    summary = go(tmp_path, reporter=tiny.interrupt_after(7))
     assert signal.getsignal(signal.SIGINT) is before and 7 <= summary.done <= 8 and summary.interrupted
     problem = summary.problem()
     assert problem.exit_code == INTERRUPTED and "again to resume" in problem.try_this
@@ -212,12 +198,7 @@ def test_sigterm_ends_a_run_in_time_and_drops_only_what_is_unfinished(tmp_path, 
     """An image that would take for ever, in a batch of which others are done."""
     healthy, limits = local.StepWatch.__call__, []
 
-    class Told(Reporter):
-        rows = 0
-
-        def row(self, run_id, row):
-            self.rows += 1
-
+    class Told(tiny.OnRow):
         def stopping(self, within_s):
             limits.append(within_s)
 

@@ -2,10 +2,8 @@
 several modules: executors.ray_workers, ray_cluster and local."""
 
 import json
-import os
 import random
 import shutil
-import signal
 import subprocess
 import threading
 from collections import Counter
@@ -21,7 +19,6 @@ from specbench.errors import FAILURE, MISSING_PREREQUISITE, PARTIAL, SpecbenchEr
 from specbench.runs.executors import local, ray_cluster
 from specbench.runs.executors.local import Chunk, decode_chunk
 from specbench.runs.executors.ray_workers import ATTEMPTS, RESTARTS, RayWorkers, WorkerLost, WorkerPool
-from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.store.run_store import RunStore
 
@@ -149,15 +146,9 @@ def test_what_cannot_be_decoded_is_said_once_and_not_tried_forever(tmp_path, mon
 
 
 def test_ctrl_c_finishes_what_is_being_decoded(tmp_path, undisturbed):
-    class Impatient(Reporter):
-        def row(self, run_id, row):
-            os.kill(os.getpid(), signal.SIGINT) if not summaries else None
-            summaries.append(row)
-
-    summaries: list = []
-    pool = WorkerPool(lambda: SimulatedCrew(3, random.Random(0)))
-    summary = run(pool, SPECS, REQUESTS, tmp_path, reporter=Impatient())
-    assert summary.interrupted and summary.done == len(summaries) <= 5
+    pool, reporter = WorkerPool(lambda: SimulatedCrew(3, random.Random(0))), tiny.interrupt_after(1)
+    summary = run(pool, SPECS, REQUESTS, tmp_path, reporter=reporter)
+    assert summary.interrupted and summary.done == reporter.rows <= 5
     run(tiny.executor(), SPECS, REQUESTS, tmp_path)
     assert contents(tmp_path) == undisturbed
 
@@ -217,17 +208,11 @@ def test_two_ray_nodes_one_of_which_is_killed(tmp_path, undisturbed):
         second = cluster.add_node(**limits)
         cluster.wait_for_nodes()
 
-        class Saboteur(Reporter):
-            rows = 0
-
-            def row(self, run_id, row):
-                self.rows += 1
-                if self.rows == 6:
-                    threading.Thread(target=cluster.remove_node, args=(second, False)).start()
-
+        sabotage = threading.Thread(target=cluster.remove_node, args=(second, False))
+        saboteur = tiny.OnRow(lambda rows: rows == 6 and sabotage.start())
         with closing(RayWorkers(tiny.tiny_model, 2, cluster.address)) as crew:
             assert len(set(crew.pids())) == 2
-            summary = run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path, reporter=Saboteur())
+            summary = run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path, reporter=saboteur)
         assert (summary.done, summary.failed) == (24, 0) and contents(tmp_path) == undisturbed
     finally:
         cluster.shutdown()

@@ -218,11 +218,6 @@ def test_the_overall_interval_is_narrower_than_its_parts():
     assert stats.mean_of_estimates([part, Estimate(1.0, None, None)]).low is None
 
 
-def test_every_number_has_a_heading_and_a_definition_of_its_own():
-    texts = [number.definition for number in stats.NUMBERS.values()]
-    assert len({*texts}) == len(texts) and all(text.partition(": ")[2] and text[-1] == "." for text in texts)
-
-
 def test_tails_are_quantiles_between_order_statistics_and_the_slowest_category():
     rows = pd.DataFrame({"prompt_id": [str(n) for n in range(100)], "latency_ms": np.arange(1.0, 101), "nfe": 100.0})
     rows["category"], rows["stream_tokens"] = np.where(rows["latency_ms"] > 60, "late", "early"), 200.0

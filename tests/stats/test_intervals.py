@@ -10,12 +10,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-import synthetic
 from scipy.stats import binomtest, ttest_rel
 
 from specbench import stats
 from specbench.stats import drafts, intervals
-from specbench.store.schema import SAMPLES
 
 RUNS = 600
 
@@ -188,15 +186,6 @@ def test_prompts_that_show_a_change_of_two_percent_follow_from_the_spread_over_p
     drawn[:, 1] += 0.02 * values.mean()
     gap = drawn.mean(2) @ [-1, 1] / (drawn.var(2, ddof=1).sum(1) / needed) ** 0.5
     assert 0.75 < (gap > 1.96).mean() < 0.86, "power 80 %"
-
-
-def test_condensed_rows_are_the_rows():
-    """Sums by image against plain loops, for any lengths and with failed images in between."""
-    items = [synthetic.generation(4, 1.0), None, synthetic.generation(4, 1.0, logp=(-math.inf, -2.0, 0.0, -3.0))]
-    rows = stats.condense(pa.Table.from_pylist(synthetic.stored_rows(items), schema=SAMPLES))
-    assert rows["stream_tokens"].tolist() == [4, 0, 4] and rows["free_tokens"].tolist() == [3, 0, 3]
-    assert rows["logp_sum"].tolist() == [-6.0, 0.0, -math.inf] and rows["impossible"].tolist() == [0, 0, 1]
-    assert rows["logp_spread"][0] == 2.0 and rows["top1_sum"].tolist() == [1.5, 0.0, 1.5]
 
 
 def lists(values: list) -> pd.Series:

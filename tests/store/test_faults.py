@@ -20,7 +20,6 @@ import specbench
 from specbench.errors import FAILURE, PARTIAL
 from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
-from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.store.merge_shards import merge_runs
 from specbench.store.run_store import RunStore, read_image
@@ -91,13 +90,7 @@ def test_a_second_ctrl_c_stops_at_once_and_loses_no_finished_row(tmp_path, undis
             raise AssertionError("unreachable")
         return healthy(model, requests, *rest, **more)
 
-    class Counter(Reporter):
-        rows = 0
-
-        def row(self, run_id, row):
-            self.rows += 1
-
-    before, counter = signal.getsignal(signal.SIGINT), Counter()
+    before, counter = signal.getsignal(signal.SIGINT), tiny.OnRow()
     monkeypatch.setattr(local, "decode", slow)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path, reporter=counter)

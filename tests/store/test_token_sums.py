@@ -1,5 +1,6 @@
 """Sums of token lists that parts keep: right whatever wrote the part, and never the sums of other tokens."""
 
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -42,11 +43,14 @@ def sums_of(folder: Path) -> pa.Table:
 
 def test_the_sums_of_version_1():
     """A change here raises `token_sums.VERSION`: parts keep the sums of the version that wrote them."""
-    rows = pa.Table.from_pylist(synthetic.stored_rows([*synthetic.sjd(1), None]), schema=SAMPLES)
+    images = [*synthetic.sjd(1), None, synthetic.generation(4, 1.0, logp=(-math.inf, -2.0, 0.0, -3.0))]
+    rows = pa.Table.from_pylist(synthetic.stored_rows(images), schema=SAMPLES)
     assert token_sums.VERSION == "token sums 1"
-    assert [list(row.values()) for row in token_sums.token_sums(rows).to_pylist()] == [
+    *plain, impossible = token_sums.token_sums(rows).to_pylist()
+    assert [list(row.values()) for row in plain] == [
         [4, 10.0, 3, 3, -6.0, 2.0, 5.0, 1.5, 0], [0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0],
     ]  # fmt: skip
+    assert (impossible["free_tokens"], impossible["logp_sum"], impossible["impossible"]) == (3, -math.inf, 1)
 
 
 def test_every_part_keeps_the_sums_and_a_report_reads_no_list(tmp_path, monkeypatch):

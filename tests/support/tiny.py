@@ -1,9 +1,13 @@
 """A run small enough for hundreds of repetitions: an enumerable model, a few prompts, and their specs."""
 
+import os
+import signal
+
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Prompt, requests_for
 from specbench.runs.executors.local import LocalExecutor
+from specbench.runs.run_progress import Reporter
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec, Sampling
 
@@ -23,6 +27,22 @@ def prompts(n: int = 4) -> list[Prompt]:
 
 def executor() -> LocalExecutor:
     return LocalExecutor(tiny_model())
+
+
+class OnRow(Reporter):
+    """Call `act` after each row with the number of rows so far."""
+
+    def __init__(self, act=lambda rows: None):
+        self.rows, self._act = 0, act
+
+    def row(self, run_id, row):
+        self.rows += 1
+        self._act(self.rows)
+
+
+def interrupt_after(rows: int) -> OnRow:
+    """Ctrl-C after this row."""
+    return OnRow(lambda number: number == rows and os.kill(os.getpid(), signal.SIGINT))
 
 
 def spec(decoder: str = "sjd", seed: int = 0, batch: int = 1, threads: int = 1, **options) -> RunSpec:
