@@ -13,7 +13,6 @@ from specbench.papers.table_files import load_table, table_names
 from specbench.prompts import prompt_set_names, set_name
 from specbench.runs.settings import merge, run_settings
 from specbench.specs.presets import PRESETS, resolve
-from specbench.system.table_formats import format_name
 
 MODELS = {
     "lumina": "lumina-mgpt, Lumina_mGPT, Lumina-mGPT-7B, Alpha-VLLM/Lumina-mGPT-7B-768, LUMINA",
@@ -93,11 +92,6 @@ def test_at_a_name_of_something_else_nothing_is_guessed(read, typed):
 def test_at_other_prompt_sets_nothing_is_guessed(typed, cli):
     outcome = cli("run", "--dry-run", "--prompts", typed)
     assert outcome.code == 2 and "specbench list prompts" in outcome.err and "did you mean" not in outcome.err
-
-
-@pytest.mark.parametrize(("typed", "format"), [("md", "markdown"), ("TeX", "latex"), ("CSV", "csv")])
-def test_formats_are_read_by_their_endings(typed, format):
-    assert format_name("report", typed) == format
 
 
 def test_a_users_checkpoint_gets_advice_and_an_ambiguous_name_is_refused_with_all_candidates():

@@ -99,7 +99,8 @@ def test_geneval_results_of_another_form_are_refused(tmp_path, cli):
     run, path = a_run(tmp_path, counting("p", 0)), tmp_path / "results.jsonl"
     good = json.dumps(GENEVAL | {"reason": "a\u2028line"}, ensure_ascii=False)
     path.write_text(f"{good}\n{good}")
-    assert cli("import", "geneval", run, "--from", path).code == 0
+    done = json.loads(cli("import", "geneval", run, "--from", path, "--json").out)
+    assert [row["metric"] for row in done] == [f"geneval[official]:{part}" for part in ("overall of 1 tag", "counting")]
     problems = "is not a result of the official GenEval evaluator", "the verdict on", "contradicts itself"
     for text in (*(f"{good}\n{json.dumps(GENEVAL | change)}" for change in CHANGES), *NO_ROWS):
         path.write_bytes(text.encode("utf-8", "surrogatepass"))

@@ -8,7 +8,6 @@ import authors_formats as formats
 import calibrated
 import numpy as np
 import pandas as pd
-import published
 import pytest
 import synthetic
 import torch
@@ -22,7 +21,6 @@ from specbench.metrics.fid import Fid
 from specbench.metrics.preference import ImageReward
 from specbench.metrics.score_store import image_features, read_scores
 from specbench.prompts import Prompt
-from specbench.prompts.public_files import read_geneval
 from specbench.reporting import render, report_rows
 
 
@@ -133,25 +131,3 @@ def test_a_protocol_leaves_out_what_does_not_fit(checkpoints, tmp_path, monkeypa
     assert [*rows.columns][2:] == ["decoder", *(f"imagereward{end}" for end in ("", "_low", "_high", "_n"))]
     offline = Settings(offline=True)
     refused(r"'fid\[clean\]' cannot score", api.score, metrics=["fid[clean]"], out=tmp_path / "out", settings=offline)
-
-
-def test_geneval_goes_out_and_comes_back_on_the_command_line(tmp_path, cli):
-    folder = stored_run(tmp_path / "out", read_geneval(published.write("geneval", tmp_path / "set")))
-    exported = cli("export", "geneval", folder, "--to", tmp_path / "official")
-    assert exported.code == 0 and exported.out.strip() == str(tmp_path / "official")
-    results = tmp_path / "results.jsonl"
-    lines = [
-        {"filename": str(path), "correct": path.name == "0000.png" or path.parts[-3] == "00001", "prompt": None,
-         "reason": "", "details": "{}"}
-        for path in sorted((tmp_path / "official").rglob("*.png"), key=lambda path: (path.name, path), reverse=True)
-    ]  # fmt: skip
-    for line in lines:
-        line["prompt"] = json.loads((Path(line["filename"]).parents[1] / "metadata.jsonl").read_text())["prompt"]
-    results.write_text("\n".join(map(json.dumps, lines)))
-    rows = json.loads(cli("import", "geneval", folder, "--from", results, "--json").out)
-    assert {row["metric"]: row["value"] for row in rows} == {
-        "geneval[official]:overall of 2 tags": 0.75, "geneval[official]:counting": 1.0,
-        "geneval[official]:single_object": 0.5,
-    }  # fmt: skip
-    report = cli("report", "--all", folder).out
-    assert "| overall of 2 tags ↑ | counting ↑ | single_object ↑ |" in report and "| geneval[official] |" not in report

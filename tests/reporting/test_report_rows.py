@@ -217,9 +217,6 @@ def test_no_speed_up_across_versions_that_time_the_forward(tmp_path):
     del info["invocations"][0]["versions"]["torch"]
     (place / "run.json").write_text(json.dumps(info))
     assert rows_of(tmp_path, "sjd")[0]["speedup"] > 1, "not known to differ"
-    info["invocations"][0]["versions"] |= {"torch": "2.9.0", "numpy": "2.0", "specbench": "9"}
-    (place / "run.json").write_text(json.dumps(info))
-    assert rows_of(tmp_path, "sjd")[0]["speedup"] > 1
 
 
 def test_images_of_calls_of_several_versions_at_once_have_no_times(tmp_path):

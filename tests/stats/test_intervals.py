@@ -40,18 +40,6 @@ def test_the_speed_up_interval_covers_at_its_nominal_rate(prompts):
     assert honest(hits, 0.95), hits / RUNS
 
 
-def test_a_bootstrap_that_is_not_widened_would_fail_the_same_test():
-    draw = np.random.default_rng(8)
-    base = draw.lognormal(0.0, 0.2, (RUNS, 8))
-    mine = base / 2 * draw.lognormal(0.0, 0.15, (RUNS, 8))
-    truth, hits = 2 / math.exp(0.15**2 / 2), 0
-    for top, bottom in zip(base, mine, strict=True):
-        chosen = draw.integers(0, 8, (1000, 8))
-        low, high = np.percentile(top[chosen].sum(1) / bottom[chosen].sum(1), [2.5, 97.5])
-        hits += low <= truth <= high
-    assert not honest(hits, 0.95), hits / RUNS
-
-
 def test_bounds_of_what_is_positive_are_positive():
     draw = np.random.default_rng(1)
     for prompts in (2, 3, 7, 8, 20):
