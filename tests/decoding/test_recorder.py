@@ -85,19 +85,15 @@ def test_steps_computed_together_have_the_values_of_single_ones(monkeypatch, nam
 
 
 LOSSLESS = [name for name in PRESETS if resolve(name).lossless]
+OWN_Q = ({"fresh-q": "onehot"}, {"init": "left-sample"}, {"init": "above-repeat"})
+UNIFORM = [(name, 2500, windowed(name, 3 + number % 2)) for number, name in enumerate(LOSSLESS)]
+UNIFORM += [(name, 4000, {"window": 4} | change) for change in OWN_Q for name in ("sjd", "scd-mc", "scd-gs")]
 
 
-@pytest.mark.parametrize("name", LOSSLESS)
-def test_lossless_decoders_give_independent_uniform_values(name):
-    result = audited(images(name, 2500, **windowed(name, 3 + LOSSLESS.index(name) % 2)))
+@pytest.mark.parametrize(("name", "count", "options"), UNIFORM, ids=str)
+def test_lossless_decoders_give_independent_uniform_values(name, count, options):
+    result = audited(images(name, count, **options))
     assert not result.deviates, result.tests[0]
-
-
-@pytest.mark.parametrize("change", [{"fresh-q": "onehot"}, {"init": "left-sample"}, {"init": "above-repeat"}])
-def test_initialisations_with_their_own_q_give_uniform_values(change):
-    for name in ("sjd", "scd-mc", "scd-gs"):
-        result = audited(images(name, 4000, window=4, **change))
-        assert not result.deviates, (name, result.tests[0])
 
 
 @pytest.mark.parametrize(("name", "count", "options"), [

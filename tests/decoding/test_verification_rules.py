@@ -188,12 +188,9 @@ def independent(a: np.ndarray, b: np.ndarray) -> float:
     return fit(np.bincount((a.ravel() * 8).astype(int) * 8 + (b.ravel() * 8).astype(int), minlength=64))
 
 
-def test_noise_is_uniform():
+def test_noise_is_uniform_and_at_two_addresses_independent():
     for stream in Stream:
         assert fit(np.bincount((uniforms(0, stream) * 256).astype(int).ravel(), minlength=256)) > 1e-4
-
-
-def test_noise_at_two_addresses_is_independent():
     base = uniforms(0, Stream.TOKEN)
     assert independent(base[:, :-1], base[:, 1:]) > 1e-4, "neighbouring slots"
     assert independent(base[:-1], base[1:]) > 1e-4, "neighbouring samples"

@@ -54,18 +54,13 @@ def test_a_prompt_is_no_path(tmp_path, cli, text):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("lines", [(3, 3), *((line,) for line in ("3", -1, 1.0, True, 10**30, [1], None))], ids=str)
 @pytest.mark.parametrize(("benchmark", "make"), EXPORTS)
-def test_two_prompts_of_one_line_are_refused(tmp_path, cli, benchmark, make):
-    run = a_run(tmp_path, make("p", 3), make("q", 3))
-    refused(cli("export", benchmark, run, "--to", tmp_path / "out"), "'p' and 'q' have the same line 3")
+def test_two_prompts_of_one_line_and_a_line_that_is_no_number_are_refused(tmp_path, cli, benchmark, make, lines):
+    run = a_run(tmp_path, *(make(name, line) for name, line in zip("pq", lines, strict=False)))
+    problem = "not a whole number" if len(lines) == 1 else "'p' and 'q' have the same line 3"
+    refused(cli("export", benchmark, run, "--to", tmp_path / "out"), problem)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("line", ["3", -1, 1.0, True, 10**30, [1], None])
-@pytest.mark.parametrize(("benchmark", "make"), EXPORTS)
-def test_a_line_that_is_no_number_is_refused(tmp_path, cli, benchmark, make, line):
-    run = a_run(tmp_path, make("p", line))
-    refused(cli("export", benchmark, run, "--to", tmp_path / "out"), "not a whole number")
 
 
 def test_an_export_that_fails_half_way_leaves_nothing(tmp_path, cli):

@@ -151,9 +151,7 @@ def test_the_largest_batch_fits_and_one_more_does_not():
     assert memory_estimate.largest_batch([need], 1000) == 20 and need.total(20) <= 900 < need.total(21)
     assert memory_estimate.largest_batch([need, memory_estimate.Footprint(100, 40, 20, 20)], 1000) == 10
     assert memory_estimate.largest_batch([need], 50) < 1
-
-
-def test_pictures_are_drawn_while_the_caches_are_in_memory():
+    # Pictures are drawn while the caches are in memory.
     one_by_one = memory_estimate.Footprint(weights=100, cache=20, inputs=10, step=10, picture=200)
     assert [one_by_one.total(batch) for batch in (0, 1, 30)] == [100, 330, 1300]
     assert memory_estimate.largest_batch([one_by_one], 300) == 0

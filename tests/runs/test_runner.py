@@ -67,17 +67,10 @@ def test_a_decoder_with_other_components_has_its_own_name_and_no_prefix_of_it_is
     refused("ambiguous", find_runs, tmp_path, ["enumerable-s"])
 
 
-def test_order_changes_nothing(tmp_path, undisturbed):
-    prompts = tiny.prompts()
-    random.Random(3).shuffle(prompts)
-    assert prompts != tiny.prompts()
-    go(tmp_path, prompts)
-    assert contents(tmp_path) == undisturbed
-
-
-def test_halves_make_a_whole(tmp_path, undisturbed):
-    go(tmp_path, tiny.prompts()[:2], samples=2)
-    go(tmp_path, samples=1)
+def test_halves_in_any_order_make_a_whole(tmp_path, undisturbed):
+    prompts = tiny.prompts()[::-1]
+    go(tmp_path, prompts[:2], samples=2)
+    go(tmp_path, prompts[::3] + prompts[1:3], samples=1)
     assert go(tmp_path).resumed == 2 * (4 + 2) and contents(tmp_path) == undisturbed
 
 
