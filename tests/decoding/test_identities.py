@@ -95,16 +95,14 @@ def test_the_extended_decoder_returns_the_tokens_of_the_plain_one(model, name, o
         np.testing.assert_array_equal(extended, drawn(model, resolve(same, plain), sampling, images))
 
 
-@pytest.mark.parametrize("name", WITH_WINDOW)
-def test_window_one_is_ar(name, tables):
-    assert np.array_equal(drawn(tables, resolve(name, {"window": 1})), drawn(tables, resolve("ar")))
+SAME_AS_AR = [*((name, 1) for name in WITH_WINDOW), *(("predictive", window) for window in WINDOWS)]
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-def test_predictive_sampling_is_ar_for_every_window(window, tables):
+@pytest.mark.parametrize(("name", "window"), SAME_AS_AR)
+def test_window_one_and_predictive_sampling_of_every_window_are_ar(name, window, tables):
     for sampling in (SAMPLINGS[1], Sampling(2.5, 0.7, 2), Sampling(1.0, 1.3, 0, 0.8)):
-        predicted = drawn(tables, resolve("predictive", {"window": window}), sampling)
-        assert np.array_equal(predicted, drawn(tables, resolve("ar"), sampling))
+        same = drawn(tables, resolve(name, {"window": window}), sampling)
+        assert np.array_equal(same, drawn(tables, resolve("ar"), sampling))
 
 
 @pytest.mark.parametrize(

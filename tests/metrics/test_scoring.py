@@ -34,7 +34,6 @@ from specbench.reporting import render as render_tables
 from specbench.reporting.columns import score_columns
 from specbench.reporting.compare import compare_runs
 from specbench.stats import mean_interval
-from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore, read_image
 from specbench.system.plugins import PluginError
 
@@ -59,7 +58,9 @@ def test_renders_score_one_and_blanks_score_zero(tmp_path):
 def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
     folder = drawn_run(tmp_path, n=3)
     scoring.score([folder], DETECTOR)
+    assert "(n=3)" not in render_tables(report_rows([folder]))
     drawn_run(tmp_path, n=5)
+    assert "(n=3)" in render_tables(report_rows([folder])), "scores of a part of the images"
     looked = []
     honest = scoring.read_image
     monkeypatch.setattr(scoring, "read_image", lambda *row: looked.append(Path(row[1]).name) or honest(*row))
@@ -104,10 +105,6 @@ class Mean(Metric):
 
     def scores(self, statistics):
         return [Score(self.name, mean_interval(statistics["value"], statistics["prompt_id"]), len(statistics))]
-
-
-class Brighter(Mean):
-    variant = "b"
 
 
 class ShortSighted(Mean):
@@ -177,12 +174,6 @@ def test_a_network_is_loaded_by_the_main_thread_and_once_for_all_runs(tmp_path, 
     assert len(Mean.loaded) == 3
 
 
-def test_a_metric_that_does_not_fit_is_refused_before_another_computes(tmp_path):
-    folder = drawn_run(tmp_path, n=3)
-    refused(r"'geneval\[hf-m2f\]' cannot score", scoring.score, [folder], ["shapes-detector", "geneval[hf-m2f]"])
-    assert not (folder / "scores").exists()
-
-
 def test_a_redone_image_is_scored_again(tmp_path, monkeypatch):
     folder = drawn_run(tmp_path, n=2)
     scoring.score([folder], DETECTOR)
@@ -221,6 +212,9 @@ def test_prompts_without_a_scene_are_left_out_or_refused_by_name(tmp_path):
     folder = synthetic.folder(tmp_path, synthetic.SJD, synthetic.sjd())
     assert not [*scoring.score([folder], bundled_only=True)] and not (folder / "scores").exists()
     assert refused("'shapes-detector' cannot score", scoring.score, [folder], DETECTOR).exit_code == BAD_INPUT
+    drawn = drawn_run(tmp_path / "drawn", n=3)
+    refused(r"'geneval\[hf-m2f\]' cannot score", scoring.score, [drawn], ["shapes-detector", "geneval[hf-m2f]"])
+    assert not (drawn / "scores").exists(), "refused before another metric computes"
 
 
 @pytest.mark.parametrize("n, low, few", [(1, None, True), (2, 0.1, True), (40, 0.1, False), (40, None, False)])
@@ -329,22 +323,15 @@ def test_damaged_scores_are_named_or_computed_again(tmp_path):
     path = next((folder / "scores").glob("*.parquet"))
     pq.write_table(pq.ParquetFile(path).read().drop_columns("images"), path)
     scoring.score([folder], DETECTOR).check()
-    assert read_scores(folder)[0]["images"] == 2
+    score = read_scores(folder)[0]
+    assert score["images"] == 2 and stored_difference(folder, folder, score)[0].value == 0
+    (part,) = (folder / "image_scores").glob("*/*.parquet")
+    table = pq.read_table(part)
+    words = pa.array([["a", "b"]] * len(table))
+    pq.write_table(table.set_column(table.schema.get_field_index("value"), "value", words), part)
+    assert stored_difference(folder, folder, score) is None, "values that are no numbers"
     path.write_bytes(path.read_bytes()[:-9])
     assert path.name in refused("damaged", report_rows, [folder]).what
-
-
-def test_a_metric_is_one_class_and_fingerprints_never_share_a_column(tmp_path, monkeypatch):
-    first, second = drawn_run(tmp_path), drawn_run(tmp_path, spec=tiny.spec("gsd"))
-    for metric, folder in ((Mean, first), (Brighter, second)):
-        monkeypatch.setattr(metric_catalog, "metric", lambda name, metric=metric: metric)
-        scoring.score([folder], ["brightness"])
-    text = render_tables(report_rows(find_runs(tmp_path)))
-    for metric in (Mean, Brighter):
-        assert f"| brightness ({made_score(metric()).fingerprint}) " in text
-    monkeypatch.setattr(metric_catalog, "metric", lambda name: Mean)
-    scoring.score([second], ["brightness"])
-    assert "| brightness ↑ |" in render_tables(report_rows([first]))
 
 
 def test_an_edited_metric_is_another_score_named_in_words_and_paired_without_its_class(tmp_path, monkeypatch):
@@ -387,26 +374,6 @@ def test_captions_that_a_metric_cuts_are_stored_and_said(tmp_path, monkeypatch):
     assert read_scores(folder)[0]["cut"] is None, "of a version that did not count"
     scoring.score([folder], ["brightness"])
     assert 1.0 in [row["cut"] for row in read_scores(folder)]
-
-
-def test_scores_of_a_part_of_the_images_say_so(tmp_path):
-    folder = drawn_run(tmp_path, n=4)
-    scoring.score([folder], DETECTOR)
-    assert "(n=4)" not in render_tables(report_rows([folder]))
-    drawn_run(tmp_path, n=6)
-    assert "(n=4)" in render_tables(report_rows([folder]))
-
-
-def test_stored_values_that_are_no_numbers_are_no_difference(tmp_path):
-    folder = drawn_run(tmp_path, n=2)
-    scoring.score([folder], DETECTOR)
-    (part,) = (folder / "image_scores").glob("*/*.parquet")
-    score = read_scores(folder)[0]
-    assert stored_difference(folder, folder, score)[0].value == 0
-    table = pq.read_table(part)
-    words = pa.array([["a", "b"]] * len(table))
-    pq.write_table(table.set_column(table.schema.get_field_index("value"), "value", words), part)
-    assert stored_difference(folder, folder, score) is None
 
 
 def test_metrics_of_any_sequence_are_scored_alone_and_an_empty_one_scores_nothing(tmp_path):

@@ -137,10 +137,8 @@ def test_a_report_gets_what_papers_print_for_its_cells_and_labels_name_differenc
         return bare_row(decoder=planned.spec.name, model=model, options=published | options, label=name)
 
     [printed] = printed_beside([row("gsd:G=50", "lumina", {})])  # two other tables repeat it
-    assert printed == (
-        "Printed for gsd:G=50 (gsd, Table 1, Parti-prompt, window 16): NFE 636.75, latency 24.13 s, speed-up 4.65, "
-        "CLIP-Score 32.075; on NVIDIA RTX 3090."
-    )
+    for fact in ("gsd, Table 1, Parti-prompt, window 16", "NFE 636.75, latency 24.13 s", "32.075", "NVIDIA RTX 3090"):
+        assert fact in printed
     lines = printed_beside([row("sjd", "lumina", {}), row("gsd:G=50", "lumina", {})])
     assert len(lines) == 3 and "Printed for sjd" in lines[1]
     nothing = [row("gsd:G=49", "lumina", {}), row("ar", "lumina", {}), row("sjd", "shapes", {})]

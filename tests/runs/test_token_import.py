@@ -144,13 +144,10 @@ def test_whatever_reads_runs_reads_imported_ones(ours, tmp_path, cli):
     assert "these runs are tokens of other programs" in cli("methods", folder).err
 
 
-def test_seeds_of_another_program_are_no_contradiction(ours, tmp_path, cli):
+def test_seeds_of_another_program_are_no_contradiction_and_copies_are_reported(ours, tmp_path, cli):
     path = written(tmp_path / "t.jsonl", as_rows(ours, seed=7))
     folder = imported(cli, path, "--prompts", "shapes", "--out", tmp_path).out.strip()
     assert [row["status"] for row in verify(folder) if row["check"] == "prompts"] == ["ok"]
-
-
-def test_copies_of_a_file_that_was_appended_to_are_reported(ours, tmp_path, cli):
     outcome = imported(cli, written(tmp_path / "t.jsonl", as_rows(ours)[:2] * 2), "--out", tmp_path)
     assert "warning: 2 images are exact copies of others (image 3 of 1, image 4 of 2)" in outcome.err
     assert "cop" not in imported(cli, written(tmp_path / "u.jsonl", as_rows(ours)), "--out", tmp_path).err

@@ -38,10 +38,11 @@ def test_merged_shards_are_the_undivided_run(tmp_path, undisturbed, shards):
     numbers = list(range(1, shards + 1))
     random.Random(1).shuffle(numbers)
     for number in numbers:
-        shard(tmp_path, number, shards)
+        shard(tmp_path, number, shards, trace=shards == 2)
     merged = merge_runs((), tmp_path)
     assert [(outcome.copied, outcome.rows) for outcome in merged] == [(12, 12), (12, 12)]
     assert [outcome.copied for outcome in merge_runs((), tmp_path)] == [0, 0]
+    assert [len(RunStore(outcome.folder).traces()) for outcome in merged] == [12 * (shards == 2)] * 2
     assert len(read_info(merged[0].folder).invocations) == shards and contents(whole(tmp_path)) == undisturbed
 
 
@@ -85,13 +86,6 @@ def test_a_good_image_replaces_a_failed_one_and_never_the_other_way(tmp_path, un
         out = tmp_path / f"out-{order[0].name}"
         merge_runs(order, out)
         assert contents(out) == undisturbed
-
-
-def test_traces_come_along(tmp_path):
-    for number in (1, 2):
-        shard(tmp_path, number, 2, trace=True)
-    for outcome in merge_runs((), tmp_path):
-        assert len(RunStore(outcome.folder).traces()) == 12
 
 
 def test_a_merge_that_was_cut_off_is_done_by_merging_again(tmp_path, undisturbed, monkeypatch):
