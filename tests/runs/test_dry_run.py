@@ -6,14 +6,18 @@ from dataclasses import replace
 
 import checkpoints
 import numpy as np
+import synthetic
 from refusals import refused
 
 from specbench import api
 from specbench.prompts import loading
+from specbench.runs import dry_run
 from specbench.runs.dry_run import ROW, Costs, distinct_outlooks, outlooks
+from specbench.runs.plan import make_plan
 from specbench.runs.settings import merge, run_settings
 from specbench.runs.sweep import check_effects, sweep_plans, sweep_values
 from specbench.specs.presets import PRESETS, resolve
+from specbench.system.device_peaks import Peak
 
 
 def test_all_obstacles_are_reported_at_once(tmp_path, monkeypatch):
@@ -132,3 +136,26 @@ def test_a_sweep_in_python_is_a_text_a_value_or_any_iterable_with_values():
     assert swept("3,10") == swept(np.array([3, 10])) == [3, 10]
     for call in (api.dry_run, api.run):
         refused("--sweep G: no values", call, decoder="gsd", sweep={"G": []})
+
+
+def test_the_forecast_of_seven_billion_weights_is_the_time_to_read_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(dry_run, "find_peak", lambda *_: Peak("Slow CPU", {0: 1e10}, 1e15, "data sheet"))
+    settings = {"model": "lumina", "prompts": "shapes", "limit": 1, "out": str(tmp_path), "cfg": 1.0, "device": "cpu"}
+    note = dry_run.cost_note(make_plan(merge(run_settings(), settings, env={})))
+    assert note.startswith("forecast: 54 min per image with ar (2,352 steps) on Slow CPU (data sheet)")
+    monkeypatch.setattr(dry_run, "find_peak", lambda *_: None)
+    busy_cpu = Peak("Busy CPU", {0: 1e9}, 1e15, "measured briefly")
+    monkeypatch.setattr(dry_run, "glimpse_peak", lambda *_: (busy_cpu, False))
+    busy = dry_run.cost_note(make_plan(merge(run_settings(), settings, env={})))
+    assert "8.9 hours per image" in busy and "faster: a GPU" in busy, "also on a busy machine"
+    assert "needs 1/k of the steps" in note and "a GPU, --model janus" in dry_run.cost_text(2352, 3601, "CPU", "now")
+
+
+def test_a_stored_run_without_images_does_not_hide_the_pace_of_others(tmp_path):
+    decoded = {0: [None], 1: synthetic.sjd(), 2: []}
+    for seed, images in decoded.items():
+        synthetic.folder(tmp_path, replace(synthetic.SJD, seed=seed), images)
+    spec = synthetic.SJD
+    pace = dry_run.seconds_per_image(tmp_path, spec.model, spec.decoder.name, spec.device)
+    folder = tmp_path / replace(spec, seed=1).run_id
+    assert pace == dry_run.seconds_per_image(tmp_path, spec.model, spec.decoder.name, spec.device, folder.name) > 0
