@@ -133,13 +133,17 @@ def test_bad_input_is_refused_in_one_line(line, what, hint, cli, box, monkeypatc
     assert sorted(os.listdir(box)) == sorted(FILES)
 
 
-def test_a_bad_variable_is_named(cli, tmp_path, monkeypatch):
+def test_a_bad_variable_and_a_bad_value_of_a_variable_are_named(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECBENCH_SEDE", "1")
     assert "SPECBENCH_SEDE" in cli("run", "--dry-run").err
     monkeypatch.delenv("SPECBENCH_SEDE")
     monkeypatch.setenv("SPECBENCH_G", "0")
     cli("run", "--dry-run", "--decoder", "gsd").refused("environment SPECBENCH_G")
+    monkeypatch.setenv("SPECBENCH_JSON", "maybe")
+    cli("list", "prompts").refused("(environment SPECBENCH_JSON=maybe)")
+    monkeypatch.setenv("SPECBENCH_LIMIT", "8")
+    assert "environment" not in cli("demo", "--limit", "0").err, "the option was typed"
 
 
 def test_an_unforeseen_error_is_one_line_unless_debugging(cli, monkeypatch):
@@ -151,13 +155,6 @@ def test_an_unforeseen_error_is_one_line_unless_debugging(cli, monkeypatch):
     expected = r"error: RuntimeError: two lines \(a bug at test_bad_input\.py:\d+; --debug shows the traceback\)\n"
     assert outcome.code == 1 and re.fullmatch(expected, outcome.err)
     assert "Traceback" in cli("list", "models", "--debug").err
-
-
-def test_a_bad_value_of_the_environment_is_named_with_its_variable_unless_the_option_was_typed(cli, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_JSON", "maybe")
-    cli("list", "prompts").refused("(environment SPECBENCH_JSON=maybe)")
-    monkeypatch.setenv("SPECBENCH_LIMIT", "8")
-    assert "environment" not in cli("demo", "--limit", "0").err
 
 
 _TYPED = {

@@ -107,33 +107,30 @@ def test_lossy_decoders_are_flagged(name, count, options):
     assert result.deviation.low > 0
 
 
-def test_sampling_from_a_sharpened_p_is_flagged(monkeypatch):
-    plain = Noise.run_race
-    monkeypatch.setattr(Noise, "run_race", lambda self, weights, *where: plain(self, weights**1.15, *where))
-    result = audited(images("ar"))
-    assert result.deviates
-    assert result.tests[0].order == "u_p"
+def sharpened(plain, self, weights, *where):
+    return plain(self, weights**1.15, *where)
 
 
-@pytest.mark.parametrize(("what", "options", "count"), [
-    ("a coupled slot without a draft is drawn from [p - q]+ with a stale q", {"window": 2}, 6000),
-    ("q is that of the slot before", {"window": 4}, 6000), ("the images of a prompt share their noise", {}, 2000),
-])  # fmt: skip
-def test_a_planted_bug_is_flagged(what, options, count, monkeypatch):
-    [bug] = [bug for bug in BUGS if bug.what == what]
-    plant(monkeypatch, bug.seam, bug.fault)
-    assert audited(images(bug.decoder, count, **options)).deviates
-
-
-def test_recording_in_an_order_that_knows_the_outcome_is_flagged(monkeypatch):
+def in_an_order_that_knows_the_outcome(plain, self, seen):
     """Ranks by p over the empirical distribution of the draft itself: such an order is not a function of the past."""
-    plain = uniforms.UniformsRecorder.note
+    plain(self, seen._replace(q=torch.nn.functional.one_hot(seen.tokens, seen.p.shape[-1]).float()))
 
-    def note(self, seen):
-        plain(self, seen._replace(q=torch.nn.functional.one_hot(seen.tokens, seen.p.shape[-1]).float()))
 
-    monkeypatch.setattr(uniforms.UniformsRecorder, "note", note)
-    assert audited(images("sjd", 2000, window=4)).deviates
+FAULTS = {
+    "a coupled slot without a draft is drawn from [p - q]+ with a stale q": ({"window": 2}, 6000),
+    "q is that of the slot before": ({"window": 4}, 6000), "the images of a prompt share their noise": ({}, 2000),
+}  # fmt: skip
+FLAGGED = [(bug.decoder, bug.seam, bug.fault, *FAULTS[bug.what]) for bug in BUGS if bug.what in FAULTS]
+FLAGGED += [
+    ("ar", Noise.run_race, sharpened, {}, 6000),
+    ("sjd", uniforms.UniformsRecorder.note, in_an_order_that_knows_the_outcome, {"window": 4}, 2000),
+]
+
+
+@pytest.mark.parametrize(("decoder", "seam", "fault", "options", "count"), FLAGGED)
+def test_a_planted_bug_is_flagged(decoder, seam, fault, options, count, monkeypatch):
+    plant(monkeypatch, seam, fault)
+    assert audited(images(decoder, count, **options)).deviates and len(FLAGGED) == 5
 
 
 def traced(decoder: str, images: int, layout: TokenLayout, **options):

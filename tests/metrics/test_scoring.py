@@ -26,14 +26,13 @@ from specbench.checks.verify import verify
 from specbench.errors import BAD_INPUT, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
-from specbench.metrics.base import Metric, Score, Settings, made_features, made_score
+from specbench.metrics.base import Settings, made_features, made_score
 from specbench.metrics.score_store import feature_parts, read_scores, scores_to_show, stored_difference, writing
 from specbench.metrics.shapes import ShapesDetector
 from specbench.reporting import html, report_rows
 from specbench.reporting import render as render_tables
 from specbench.reporting.columns import score_columns
 from specbench.reporting.compare import compare_runs
-from specbench.stats import mean_interval
 from specbench.store.run_store import RunStore, read_image
 from specbench.system.plugins import PluginError
 
@@ -71,12 +70,11 @@ def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
     assert len(pd.read_parquet(kept)) == 5
 
 
-class Mean(Metric):
+class Mean(Brightness):
     """A metric of a user's own: mean of the pixels, through `preprocess`, of all images or of the images of a
     category."""
 
     name, summary, batch, variant = "brightness", "mean pixel value", 2, "a"
-    columns: ClassVar = {"value": pa.float32()}
     loaded: ClassVar[list[int]] = []
     """Threads that loaded the network."""
 
@@ -102,9 +100,6 @@ class Mean(Metric):
     def features(self, samples):
         self.batches.append(len(samples))
         return [{"value": float(sample.preprocessed)} for sample in samples]
-
-    def scores(self, statistics):
-        return [Score(self.name, mean_interval(statistics["value"], statistics["prompt_id"]), len(statistics))]
 
 
 class ShortSighted(Mean):

@@ -107,13 +107,10 @@ CALLS = {  # columns of four images, their latencies and what is said
 }  # fmt: skip
 
 
-def timed(columns, ours):
-    return [row | {name: values[place] for name, values in columns.items()} for place, row in enumerate(as_rows(ours))]
-
-
 @pytest.mark.parametrize(("columns", "latencies", "said"), CALLS.values(), ids=CALLS)
 def test_the_time_of_a_call_that_drew_several_images_is_no_latency(columns, latencies, said, ours, tmp_path, cli):
-    outcome = imported(cli, written(tmp_path / "t.jsonl", timed(columns, ours)), "--out", tmp_path)
+    rows = [row | {name: of[place] for name, of in columns.items()} for place, row in enumerate(as_rows(ours))]
+    outcome = imported(cli, written(tmp_path / "t.jsonl", rows), "--out", tmp_path)
     stored = RunStore(outcome.out.strip()).samples()["latency_ms"]
     assert [None if np.isnan(value) else value for value in stored.astype(float)] == latencies and said in outcome.err
     [title] = [line for line in cli("report", "--out", tmp_path).out.splitlines() if line.startswith("###")]
