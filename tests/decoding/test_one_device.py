@@ -176,17 +176,13 @@ def test_a_trace_stays_on_its_device(name, tiny):
         loop.step(0)
 
 
-def integers(logits):
-    return torch.ones_like(logits, dtype=torch.long) @ torch.ones_like(logits[0, 0], dtype=torch.long)
-
-
 @pytest.mark.parametrize(
     ("added", "error"),
     [
         (lambda logits: torch.zeros(logits.shape[-1]), OtherDevice),
         (lambda logits: logits.max().item(), RuntimeError),
         (lambda logits: torch.tensor([1.0], device=logits.device), AssertionError),
-        (lambda logits: integers(logits)[..., None], NoKernel),
+        (lambda logits: (torch.ones_like(logits).long() @ torch.ones_like(logits[0, 0]).long())[..., None], NoKernel),
     ],
     ids=["cpu tensor", "host read", "numbers sent", "product of integers"],
 )

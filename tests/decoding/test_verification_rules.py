@@ -68,18 +68,6 @@ def test_acceptance_is_the_papers_formula(seed):
                     assert accepted[row, token] == 0, "zero over zero"
 
 
-@steady
-@given(seeds)
-def test_residuals_reproduce_p_the_optimal_one_for_any_acceptance_at_most_exact(seed):
-    p, q = pair(seed)
-    exact = (p / q).nan_to_num(0, 0).clamp(max=1)
-    damped = exact * torch.rand(p.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    for a, residual in ((exact, standard(p, q)), (damped, optimal(p, q, lambda p, q, x: damped.gather(-1, x)))):
-        normalised = residual / residual.sum(-1, keepdim=True)
-        emitted = a * q + (1 - (a * q).sum(-1, keepdim=True)) * normalised
-        torch.testing.assert_close(emitted, p, atol=1e-12, rtol=0)
-
-
 @pytest.mark.parametrize("residual", [standard, optimal])
 def test_residual_without_a_draft_or_without_mass_is_p(residual):
     p = simplex(3)

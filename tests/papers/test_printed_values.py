@@ -46,10 +46,6 @@ def tables() -> dict[str, Table]:
     return {name: table_files.load_table(name) for name in table_files.table_names()}
 
 
-def printed(text: str) -> float | None:
-    return None if text == "-" else float(text)
-
-
 def test_every_table_and_data_figure_is_there_once(tables):
     assert set(tables) == {*TABLES, *FIGURES, *REPORTS}
     assert {table.paper for table in tables.values()} == set(table_files.papers())
@@ -65,7 +61,7 @@ def test_a_second_reading_of_the_paper_finds_the_same_numbers(tables, name):
     assert len(rows) == len(tables[name].rows), "two rows look the same to a reader"
     for group, label, text in READ_AGAIN[name]["rows"]:
         values = [rows[group or None, label].paper.get(columns[header]) for header in headers]
-        assert values == [printed(part) for part in text.split()], (group, label)
+        assert values == [None if part == "-" else float(part) for part in text.split()], (group, label)
 
 
 def test_every_row_names_a_model_a_decoder_and_prompts_that_exist(tables):

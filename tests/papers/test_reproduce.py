@@ -196,8 +196,8 @@ def test_prompts_of_released_code_reach_the_run_unless_the_model_is_replaced(tmp
     assert settings({"model": "lumina"}) == {("lumina", "released", "official"), ("lumina", "official", "official")}
 
 
-def at_every_k(tmp_path: Path) -> Path:
-    """Runs of every row of sjd-6 at every K in the place of Lumina-mGPT, each with a different score."""
+def test_scores_of_a_swept_row_are_in_each_of_its_columns_and_a_figure_has_a_panel_of_them(tmp_path):
+    """Of runs of every row of sjd-6 at every K in the place of Lumina-mGPT, each with a different score."""
     cells = reproduce.resolve_cells(load_table("sjd-6"), {"model": "shapes", "out": str(tmp_path)}, env={})
     for place, cell in enumerate(cells):
         stated = wanted_fields(cell.values)
@@ -209,11 +209,7 @@ def at_every_k(tmp_path: Path) -> Path:
         (run / "scores").mkdir()
         score |= {"fingerprint": "aaaaaaaa", "identity": "{}"}
         pq.write_table(pa.Table.from_pylist([score]), run / "scores" / "shapes-clip-aaaaaaaa.parquet")
-    return tmp_path
-
-
-def test_scores_of_a_swept_row_are_in_each_of_its_columns_and_a_figure_has_a_panel_of_them(tmp_path):
-    done = measured_table(load_table("sjd-6"), model="shapes", out=at_every_k(tmp_path))
+    done = measured_table(load_table("sjd-6"), model="shapes", out=tmp_path)
     runs = sorted(tmp_path.iterdir())
     figure, distance = (with_bundled_scores(load_table(name), runs) for name in ("gsd-fig10", "cool-sd-fig4"))
     assert figure.axes == ({"x": "nfe", "y": "score:clip"}, {"x": "nfe", "y": "score:shapes-clip"})

@@ -181,10 +181,6 @@ def fewer_steps(row, share):
     return {"nfe": max(steps), "committed_step": steps}
 
 
-def reversed_tokens(row):
-    return {"tokens": row["tokens"][::-1]}
-
-
 @pytest.mark.parametrize(
     ("change", "check", "problem"),
     [
@@ -205,8 +201,8 @@ def reversed_tokens(row):
         (lambda row: {"u_p": [2.0] * len(row["u_p"])}, "facts", "are not between 0 and 1"),
         (lambda row: {"seed": row["seed"] + 5}, "prompts", "rows with a seed other than 0"),
         (lambda row: {"prompt": "no caption"}, "prompts", "not as in the set"),
-        (reversed_tokens, "tokens", ""),
-        (reversed_tokens, "drawing", "grey levels on average"),
+        (lambda row: {"tokens": row["tokens"][::-1]}, "tokens", ""),
+        (lambda row: {"tokens": row["tokens"][::-1]}, "drawing", "grey levels on average"),
         (lambda row: {}, "drawing", "grey levels on average"),
     ],
     ids=[

@@ -46,10 +46,7 @@ def test_a_complete_machine_lacks_nothing_and_what_each_version_of_torch_needs(
     ("metadata.version", lambda name: "2.12.1", "torch before 2.13 cannot compile the steps on cpu"),
     ("shutil.which", lambda name: None, "no compiler (g++, clang++) is installed"),
     ("sysconfig.get_path", lambda name: "/nowhere", "header files are not installed"),
-    (
-        "find_spec", lambda name: ModuleSpec(name, None, origin="/my lib/torch"),
-        "if its path has spaces: /my lib/torch",
-    ),
+    ("find_spec", lambda name: SPACES, "if its path has spaces: /my lib/torch"),
 ])  # fmt: skip
 def test_what_is_missing_is_named_and_the_run_goes_on_eagerly(complete, monkeypatch, attribute, value, reason):
     monkeypatch.setattr(f"specbench.runs.compiler.{attribute}", value)
