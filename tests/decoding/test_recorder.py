@@ -107,10 +107,6 @@ def test_lossy_decoders_are_flagged(name, count, options):
     assert result.deviation.low > 0
 
 
-def sharpened(plain, self, weights, *where):
-    return plain(self, weights**1.15, *where)
-
-
 def in_an_order_that_knows_the_outcome(plain, self, seen):
     """Ranks by p over the empirical distribution of the draft itself: such an order is not a function of the past."""
     plain(self, seen._replace(q=torch.nn.functional.one_hot(seen.tokens, seen.p.shape[-1]).float()))
@@ -122,7 +118,7 @@ FAULTS = {
 }  # fmt: skip
 FLAGGED = [(bug.decoder, bug.seam, bug.fault, *FAULTS[bug.what]) for bug in BUGS if bug.what in FAULTS]
 FLAGGED += [
-    ("ar", Noise.run_race, sharpened, {}, 6000),
+    ("ar", Noise.run_race, lambda plain, self, weights, *where: plain(self, weights**1.15, *where), {}, 6000),
     ("sjd", uniforms.UniformsRecorder.note, in_an_order_that_knows_the_outcome, {"window": 4}, 2000),
 ]
 
