@@ -70,12 +70,7 @@ def test_completion_is_shown_and_installed(shell, cli, tmp_path, monkeypatch):
     assert installed.code == 0 and "completion installed" in installed.out and not installed.err
 
 
-OFFERED = {
-    "repo": {"report"},
-    "score --bundl": {"--bundled-only"},
-    "bench --shar": {"--shard"},
-    "prompts sh": {"show"},
-}
+OFFERED = {"repo": {"report"}, "score --bundl": {"--bundled-only"}, "bench --shar": {"--shard"}, "prompts sh": {"show"}}
 
 
 @pytest.fixture
