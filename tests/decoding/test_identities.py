@@ -40,7 +40,7 @@ IDENTITIES = [
     ("best-lossless", {"lookups": 0, "window": 5}, "sjd-pac", {"window": 5}),
     ("pathexplore", {"paths": 1, "window": 5}, "sjd-released", {"window": 5}),
     ("cascade", TREE | {"parent-cosine": 1.0, "pair-cosine": 1.0}, "eagle", TREE),
-    ("vvs", {"interval": 1024}, "eagle", {}), ("uniform-rsd", {"delta": 1}, "eagle", {}),
+    ("vvs", {"interval": 1024, "after": 2}, "eagle", {}), ("uniform-rsd", {"delta": 1}, "eagle", {}),
     *(("sjd", OMEGA | {"delta": 1, "residual": residual}, "sjd", {"drafter": "jacobi-tree", "window": 5})
       for residual in ("standard", "optimal")),
     ("eagle-gbv", {"paths": 1, "window": 6}, "eagle-block", {}),
