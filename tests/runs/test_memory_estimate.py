@@ -95,6 +95,8 @@ SIZES = {"codes": 2000, "width": 32, "inner": 80, "layers": 2, "heads": 2}
 class Narrow(Tiny):
     """A network smaller than its distributions, with the facts of a checkpoint; its images take no memory."""
 
+    codebook = None
+
     def __init__(self):
         torch.manual_seed(0)
         codes, width, inner, layers, heads = SIZES.values()
