@@ -31,7 +31,6 @@ WHOLE_BATCHES = {name for name in PRESETS if not continuous_batching.refills(bui
 
 CASES = [
     *((name, {}) for name in PRESETS), ("zipar", {"rows-window": 1, "adaptive": True}),
-    *(("adt-tree", {"window": 5, "siblings": siblings}) for siblings in (1, 2)),
     *(("sjd", {"init": init, "window": 6}) for init in ("above-sample", "left-repeat")),  # drafts from neighbours
 ]  # fmt: skip
 

@@ -16,6 +16,7 @@ from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransfo
 from specbench.checks.losslessness import observe, stream_tokens
 from specbench.decoding.greedy_paths import best_path, best_path_q
 from specbench.decoding.loop import decode
+from specbench.decoding.path_jacobi import longest_path
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
@@ -155,3 +156,7 @@ def test_tokens_follow_the_law_of_the_rule(paths):
     seen, p = np.bincount(tokens @ [3, 1], minlength=9), joint(model, TWO.sampling)
     assert chisquare(seen, IMAGES * two_token_distribution(p.reshape(3, 3), paths).ravel()).pvalue > AUDIT_LEVEL
     assert (chisquare(seen, IMAGES * p).pvalue > AUDIT_LEVEL) == (paths == 1)
+
+
+def test_of_paths_with_as_many_accepted_drafts_the_first_is_taken():
+    assert longest_path(torch.tensor([[1, 3, 3], [2, 2, 1]])).tolist() == [1, 0]

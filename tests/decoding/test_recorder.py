@@ -73,6 +73,15 @@ def test_slots_without_a_tested_draft_have_no_value_in_the_orders_of_drafts():
         assert ((values >= 0) & (values <= 1)).all()
 
 
+@pytest.mark.parametrize("siblings", [1, 2])
+def test_a_draft_that_only_other_images_of_the_batch_have_is_not_counted(siblings):
+    spec = resolve("adt-tree", {"window": 5, "siblings": siblings})
+    for sample, image in enumerate(images("adt-tree", 12, window=5, siblings=siblings)):
+        [alone] = decode(MODEL, [Request("", "prompt", sample)], spec, SAMPLING, 0, render=False)
+        for counts in ("drafted", "tested", "accepted"):
+            assert (getattr(image, counts) == getattr(alone, counts)).all(), counts
+
+
 @pytest.mark.parametrize(("name", "orders"), [("ar", 2), ("sjd", 4), ("sjd-norefine", 3), ("sjd-pac", 4), ("eagle", 3)])
 def test_steps_computed_together_have_the_values_of_single_ones(monkeypatch, name, orders):
     options = windowed(name, 4)
