@@ -128,7 +128,7 @@ def test_compbench_results_of_another_form_are_refused(tmp_path, cli):
 def test_cvtg_goes_out_in_its_layout(tmp_path, cli):
     kinds, to = ("CVTG-2", "CVTG-Style-5"), tmp_path / "out"
     run = a_run(tmp_path, *(Prompt(kind, "a sign", kind, {"line": 7}) for kind in kinds))
-    assert cli("export", "cvtg-2k", run, "--to", to).code == 0
+    assert cli("export", "cvtg-2k", run, "--to", to).out.strip() == str(to)
     assert files(to) == {"sample-0/CVTG/2/7.png", "sample-0/CVTG-Style/5/7.png"}
 
 
