@@ -73,28 +73,24 @@ def test_completion_is_shown_and_installed(shell, cli, tmp_path, monkeypatch):
 OFFERED = {"repo": {"report"}, "score --bundl": {"--bundled-only"}, "bench --shar": {"--shard"}, "prompts sh": {"show"}}
 
 
-@pytest.fixture
-def completed(cli, monkeypatch):
-    """`completed(shell, line)`: the answer to a shell that asks what `line` may become."""
-
-    def ask(shell: str, line: str) -> str:
-        words = ["specbench", *line.split()]
-        monkeypatch.setenv("_SPECBENCH_COMPLETE", f"complete_{shell}")
-        monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"specbench {line}")
-        monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
-        monkeypatch.setenv("COMP_WORDS", " ".join(words))
-        monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
-        return cli().out
-
-    return ask
+def completed(cli, monkeypatch, shell: str, line: str) -> str:
+    """Return the answer to a shell that asks what `line` may become."""
+    words = ["specbench", *line.split()]
+    monkeypatch.setenv("_SPECBENCH_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"specbench {line}")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    monkeypatch.setenv("COMP_WORDS", " ".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    return cli().out
 
 
 @pytest.mark.parametrize("line", OFFERED)
-def test_names_complete(completed, line):
-    for shell in ("bash", "fish"):
-        offered = {text.split("\t")[0] for text in completed(shell, line).splitlines() if text}  # fish has helps
+def test_names_complete(line, cli, monkeypatch):
+    bash, fish, zsh = (completed(cli, monkeypatch, shell, line) for shell in ("bash", "fish", "zsh"))
+    for answer in (bash, fish):
+        offered = {text.split("\t")[0] for text in answer.splitlines() if text}  # fish has helps
         assert offered >= OFFERED[line] and all(name.startswith(line.split()[-1]) for name in offered)
-    assert all(f'"{name}"' in completed("zsh", line) for name in OFFERED[line])
+    assert all(f'"{name}"' in zsh for name in OFFERED[line])
 
 
 def test_only_the_typed_command_is_built():

@@ -110,8 +110,9 @@ def test_many_runs_are_planned_at_once_with_their_progress(tmp_path, cli, monkey
     minutes."""
     calls = []
     for name in ("models.shapes.captions.encode", "runs.plan.free_memory", "runs.plan.free_threads"):
-        place = f"specbench.{name}"
-        monkeypatch.setattr(place, spied(calls, pkgutil.resolve_name(place)))
+        honest = pkgutil.resolve_name(f"specbench.{name}")
+        spy = lambda *arguments, honest=honest: calls.append(honest) or honest(*arguments)  # noqa: E731
+        monkeypatch.setattr(f"specbench.{name}", spy)
     values = merge(run_settings(), {"decoder": ["ar"], "limit": 4, "out": str(tmp_path)}, env={})
     check_effects(values, {"seed": range(3)}, shared := Costs())
     assert len(distinct_outlooks(sweep_values(values, {"seed": range(3)}), shared)) == 3 and len(calls) == 4 + 1 + 1
@@ -121,10 +122,6 @@ def test_many_runs_are_planned_at_once_with_their_progress(tmp_path, cli, monkey
     monkeypatch.setattr("specbench.runs.sweep._MANY", 2)
     outcome = cli("run", "--decoder", "ar", "--dry-run", "--out", tmp_path, *("--sweep", "seed=0,1,2,3,4"))
     assert outcome.err.split("\n")[:3] == [f"planned {number} of 5 runs" for number in (0, 2, 4)]
-
-
-def spied(calls, honest):
-    return lambda *arguments: calls.append(honest) or honest(*arguments)
 
 
 def test_a_sweep_in_python_is_a_text_a_value_or_any_iterable_with_values():

@@ -163,9 +163,8 @@ def test_a_finished_run_typed_again_is_done_and_starts_no_workers(tmp_path, undi
 def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    outcome = cli("run", "--decoder", "ar", "--workers", "2", "--limit", "1")
-    assert outcome.code == MISSING_PREREQUISITE
-    assert "pip install 'ray>=2.40'" in outcome.err and outcome.err.count("\n") == 1 and not list(tmp_path.iterdir())
+    cli("run", "--decoder", "ar", "--workers", "2").refused("'ray>=2.40'", code=MISSING_PREREQUISITE, alone=True)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("outcome", "problem"), [
