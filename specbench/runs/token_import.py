@@ -6,17 +6,13 @@ call), `prompt_token_ids` (ids of the prompt that the program has read)."""
 import hashlib
 import json
 import time
-import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow.parquet
 import torch
 
 from specbench.decoding.loop import drawn
@@ -38,6 +34,7 @@ from specbench.runs.engine import EngineModel, find_engine, refuse_other_prompt
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.preparation import load_for_run
 from specbench.runs.settings import MAX_SEED, RunSettings, merge, names_with, run_settings
+from specbench.runs.token_files import MAX_BYTES, read_columns, whole_ids
 from specbench.specs.options import Use, plain
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Compute, RunSpec
@@ -47,14 +44,11 @@ from specbench.store.run_store import RunStore
 from specbench.store.schema import Key, base_row, image_name
 from specbench.system import console
 from specbench.system.environment import now
-from specbench.system.files import blaming, check_regular, read_regular, text_of
-from specbench.system.json_values import parse_json
+from specbench.system.files import blaming, read_regular
 from specbench.system.torch_state import PinnedTorch
 
 _Item = TypeVar("_Item")
 ID_KINDS = ("codes", "model")
-_COLUMNS = ("prompt", "tokens", "prompt_id", "seed", "logp", "seconds", "batch", "prompt_token_ids")
-_MAX_BYTES = 2**31
 _TOGETHER = 8
 
 
@@ -100,7 +94,7 @@ def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, id
     """Make a run of the tokens of a file, and return its folder; images that are already stored are skipped.
     `program`: label of the run; `settings`: settings with `Use.TOKENS`; `ids`: one of `ID_KINDS`; None: the kind that
     fits."""
-    model, columns = plan_model(settings), _columns(path)
+    model, columns = plan_model(settings), read_columns(path)
     prompts, requests = _requests(path, columns, settings)
     for row, request in enumerate(requests):
         try:
@@ -110,9 +104,11 @@ def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, id
     loaded = _loaded(model, settings)
     for row, ids in enumerate(columns.get("prompt_token_ids", ())):
         refuse_other_prompt(loaded, requests[row].text, ids, f"{path}: image {row + 1}")
-    tokens = read_stream([_whole(path, row, image) for row, image in enumerate(columns["tokens"])], loaded, path, ids)
+    tokens = read_stream(
+        [whole_ids(path, row, image) for row, image in enumerate(columns["tokens"])], loaded, path, ids
+    )
     _tell_copies(tokens)
-    digest = hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest()
+    digest = hashlib.sha256(read_regular(path, MAX_BYTES)).hexdigest()
     images = []
     for row, image in enumerate(tokens):
         with blaming(path, f"image {row + 1}: invalid {{}}"):
@@ -303,73 +299,6 @@ def _stream(image: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str
     tokens = np.where(forced >= 0, forced, 0)
     tokens[slots] = code
     return tokens.astype(np.int32)
-
-
-def _columns(path: Path) -> dict[str, list[Any]]:
-    """Read the columns of a file, as lists with one entry per image."""
-    readers = {".parquet": _parquet, ".npz": _npz, ".jsonl": _json_lines, ".ndjson": _json_lines}
-    if (read := readers.get(path.suffix.lower())) is None:
-        raise SpecbenchError(f"{path}: unknown suffix '{path.suffix}'", f"valid: {', '.join(readers)}")
-    with blaming(path, "is not a valid file of image tokens ({})"):
-        check_regular(path)
-        columns = read(path)
-        if others := [name for name in columns if name not in _COLUMNS]:
-            unread = console.one_line(", ".join(map(_meant, others)), 200)
-            console.say(f"{path.name}: ignored columns: {unread} (known columns: {', '.join(_COLUMNS)})")
-        columns = {name: columns[name] for name in _COLUMNS if name in columns}
-        if scalars := [name for name, values in columns.items() if not isinstance(values, list)]:
-            raise ValueError(f"'{scalars[0]}' is a single value, not one value per image")
-    lengths = set(map(len, columns.values()))
-    if missing := [name for name in _COLUMNS[:2] if name not in columns]:
-        what = f"has no column '{missing[0]}'" if any(lengths) else f"has none of the columns {', '.join(_COLUMNS)}"
-        raise SpecbenchError(f"{path} {what}", "'prompt' and 'tokens' are required, with one entry per image")
-    if len(lengths) != 1 or not any(lengths):
-        raise SpecbenchError(f"{path} holds no images, or columns of different lengths")
-    return columns
-
-
-def _meant(name: str) -> str:
-    """Format the name of an unknown column, with the most similar known name if any."""
-    near = get_close_matches(name.lower(), _COLUMNS, 1)
-    return f"{name} (did you mean '{near[0]}'?)" if near else name
-
-
-def _parquet(path: Path) -> dict[str, list[Any]]:
-    facts = pyarrow.parquet.read_metadata(path)
-    groups = map(facts.row_group, range(facts.num_row_groups))
-    values = sum(group.column(number).num_values for group in groups for number in range(facts.num_columns))
-    if max(path.stat().st_size, 8 * values) > _MAX_BYTES:
-        raise ValueError("its columns are too large")
-    table = pyarrow.parquet.read_table(path)
-    return {name: table[name].to_pylist() if name in _COLUMNS else [] for name in table.column_names}
-
-
-def _npz(path: Path) -> dict[str, list[Any]]:
-    with zipfile.ZipFile(path) as packed:
-        if sum(member.file_size for member in packed.infolist()) > _MAX_BYTES:
-            raise ValueError("its arrays are too large")
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name].tolist() if name in _COLUMNS else [] for name in file}
-
-
-def _json_lines(path: Path) -> dict[str, list[Any]]:
-    rows = []
-    for number, line in enumerate(text_of(read_regular(path, _MAX_BYTES)).encode().splitlines(), 1):
-        with blaming(path, f"cannot be read: line {number} is not JSON ({{}})"):
-            rows += [parse_json(line)] if line.strip() else []
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError("each line must be one object")
-    names = dict.fromkeys(chain.from_iterable(rows))
-    return {name: [row.get(name) for row in rows] if name in _COLUMNS else [] for name in names}
-
-
-def _whole(path: Path, row: int, tokens: object) -> np.ndarray:
-    array = np.asarray(tokens if isinstance(tokens, list) else [])
-    if array.size and array.dtype.kind == "f" and not (array % 1).any() and (np.abs(array) < 2**53).all():
-        array = array.astype(np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise SpecbenchError(f"{path}: image {row + 1}: tokens are not a list of whole numbers")
-    return array if array.dtype == np.uint64 else array.astype(np.int64)  # errors then report ids above 2**63 correctly
 
 
 def _requests(path: Path, columns: Mapping[str, list[Any]], settings: RunSettings) -> tuple[PromptSet, list[Request]]:

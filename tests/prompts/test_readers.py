@@ -18,7 +18,7 @@ from specbench.metrics import official_results
 from specbench.papers import table_files
 from specbench.prompts import Prompt, PromptSet, content_sha256, load_prompts, readers, select
 from specbench.prompts.prompt_set import Drawing
-from specbench.runs import token_import
+from specbench.runs import token_files
 from specbench.runs.settings import read_config
 from specbench.specs.options import split_list
 
@@ -100,7 +100,7 @@ def test_every_text_file_of_a_user_is_read_in_the_encoding_that_its_first_bytes_
     assert read_config(written("c.toml", 'prompts = "caf\xe9"'), ["prompts"]) == {"prompts": "caf\xe9"}
     assert table_files._read_toml(written("t.toml", 'source = "caf\xe9"\n')) == {"source": "caf\xe9"}
     assert official_results.read_results(written("r.json", "caf\xe9")) == "caf\xe9"
-    tokens = token_import._json_lines(written("t.jsonl", '{"prompt": "caf\xe9"}\r\n{"prompt": "b"}\r\n'))
+    tokens = token_files._json_lines(written("t.jsonl", '{"prompt": "caf\xe9"}\r\n{"prompt": "b"}\r\n'))
     assert tokens == {"prompt": ["caf\xe9", "b"]}
 
 

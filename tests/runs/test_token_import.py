@@ -248,9 +248,9 @@ def test_pipes_single_values_and_too_much_are_refused_before_they_are_read(tmp_p
     problems["scalar.npz"] = "'prompt' is a single value"
     for name, what in problems.items():
         imported(cli, tmp_path / name, "--out", tmp_path).refused(what, alone=True)
-    monkeypatch.setattr("specbench.runs.token_import._MAX_BYTES", 100)
+    monkeypatch.setattr("specbench.runs.token_files.MAX_BYTES", 100)
     assert "too large" in imported(cli, large, "--out", tmp_path).err
-    monkeypatch.setattr("specbench.runs.token_import._MAX_BYTES", large.stat().st_size)
+    monkeypatch.setattr("specbench.runs.token_files.MAX_BYTES", large.stat().st_size)
     assert "too large" in imported(cli, large, "--out", tmp_path).err, "its content is what counts"
 
 
