@@ -170,7 +170,7 @@ def test_a_head_of_another_vocabulary_or_without_a_tensor_is_refused(pair, tmp_p
     name, tiny, tensors, folder = pair
     model = loaded(name, tiny.folder)
     write_head(tmp_path / "small", name, 10, tiny.output.shape[1])
-    refused("knows tokens below 10", head_for, model, str(tmp_path / "small"))
+    refused("its ids end below 10", head_for, model, str(tmp_path / "small"))
     del tensors["fc.bias"]
     torch.save(tensors, folder / "pytorch_model.bin")
     refused(r"fc\.bias", head_for, model, str(folder))
