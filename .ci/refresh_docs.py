@@ -325,7 +325,7 @@ def audit_settings(page: Path, argument: str) -> str:
     return (
         f"{len(AUDIT_SETTINGS)} settings: grids of {span(one.height * one.width for one in layouts)} image tokens with "
         f"{span(one.v_image for one in layouts)} values, windows of {span(one.window for one in AUDIT_SETTINGS)}, "
-        f"{span(round(usual * one.share, -2) for one in AUDIT_SETTINGS)} images. In brackets, the number of settings with: "
+        f"{span(round(usual * one.share, -2) for one in AUDIT_SETTINGS)} images. In brackets, settings with: "
         f"{', '.join(f'{kind} ({number})' for kind, number in also.most_common())}."
     )
 
