@@ -92,7 +92,7 @@ FOREIGN_VARIABLES = {
     "HF_HOME, HF_HUB_CACHE": "folder of the Hugging Face hub's downloads",
     "HF_ENDPOINT": "address of a mirror of the hub",
     "HF_TOKEN": "token for gated repositories, as stored by `hf auth login`",
-    "HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE": "1: download nothing",
+    "HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE": "if 1, download nothing",
     "HTTPS_PROXY, NO_PROXY": "proxy of downloads",
     "SSL_CERT_FILE": "certificates to verify servers",
     "OMP_NUM_THREADS": "maximum number of CPU threads",

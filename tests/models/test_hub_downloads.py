@@ -109,7 +109,7 @@ def test_a_file_that_replaces_another_file_of_the_hub_is_enough(hub, tmp_path):
     (404, {"X-Error-Code": "RepoNotFound"}, "does not exist on", "hf auth login"),
     (404, {"X-Error-Code": "RevisionNotFound"}, "has no revision 'main'", "name another revision"),
     (429, {"RateLimit": '"api";r=0;t=300'}, "it asks to wait 300 s", "run the same command again"),
-    (503, {}, "answers 503", "run the same command again"), (200, {}, "no answer of a hub", "HF_ENDPOINT"),
+    (503, {}, "answers 503", "run the same command again"), (200, {}, "does not answer like a hub", "HF_ENDPOINT"),
 ])  # fmt: skip
 def test_a_refusal_of_the_hub_is_one_short_line(hub, tmp_path, status, headers, problem, command):
     hub.refusals["/api/models/owner"] = (status, headers)
