@@ -103,8 +103,8 @@ def doctor(
         One dict per prerequisite: `name, kind` (see `Area`), `status` ("ok", "warning" or "missing"), `detail, fix`.
 
     Raises:
-        SpecbenchError: an unknown model or metric, a model that has only one set of weights, or a choice of weights
-            without a model.
+        SpecbenchError: an unknown model or metric, or a choice of weights without a model or for a model that offers
+            no choice.
     """
     if scale not in ("full", "tiny"):
         raise SpecbenchError(f"--scale {scale}: unknown", "valid: full, tiny")

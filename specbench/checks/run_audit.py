@@ -257,7 +257,7 @@ def _described(info: RunInfo, result: RosenblattResult) -> dict[str, Any]:
     """The result as a flat dict.
 
     `verdict`: the last of CONSISTENT, UNLIKELY, DEVIATES, IMPOSSIBLE, OTHERS that applies; `deviates`: also True if
-    tokens have p = 0; `failed`: the run is declared lossless and deviates, or its recorded values are not the model's;
+    tokens have p = 0; `failed`: the run is declared lossless but deviates, or its recorded values are not the model's;
     `tv, tv_low, tv_high`: lower bound on the mean total variation per token; `p_value`: the smallest corrected p-value;
     `order, kind, group`: of the test with this p-value; `place, entropy`: place in the window and range of entropy that
     deviate most, None if nothing deviates; `detectable`: see `specbench.stats.rosenblatt.detectable`."""

@@ -23,7 +23,7 @@ def _skewed(grid: np.ndarray, step: int) -> np.ndarray:
 
 
 def places_of(layout: TokenLayout, order: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """For each slot [N], the slot whose token is read instead if every grid is in another order."""
+    """For each slot [N], the slot whose token is read there if every grid is read in the given order."""
     places = np.arange(layout.length)
     for rows in layout.rows:
         grid = np.array(rows)

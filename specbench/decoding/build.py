@@ -1,4 +1,4 @@
-"""Builds the objects of a decoder from its `DecoderSpec`."""
+"""Build the components and the decode loop of a decoder from its `DecoderSpec`."""
 
 import keyword
 from collections.abc import Callable
@@ -103,7 +103,7 @@ def _bad_weight(value: Tensor, p: Tensor, q: Tensor, x: Tensor) -> str:
 
 
 def _bad_q(q: Tensor) -> str:
-    """Describe an invalid q [B, C, V], apart from rounding errors. q is 0 for slots without a draft."""
+    """Describe the fault of a q [B, C, V]; empty for a valid q. Rounding errors, and 0 without a draft, are valid."""
     total = q.float().sum(-1)
     bad = ~((q >= 0).all(-1) & (total < 1.01))
     return f" a q that sums to {total[bad][0].item():g}, or has negative values" if bad.any() else ""

@@ -65,7 +65,7 @@ COMPLEX_PARTS: Mapping[str, str] = {
     "spatial": RESULTS["spatial"],
 }
 """{part of the score of complex prompts: path of its results}. The official program that combines the parts needs
-exactly ten images per prompt. Without its result, specbench combines them, for any number of images."""
+exactly ten images per prompt. Without its result, specbench combines the parts, for any number of images."""
 
 LOWEST: Mapping[str, float] = {"non_spatial": -1.0, "complex": -1.0, "complex/clip": -1.0}
 """{category: smallest possible answer} for cosines and means that contain a cosine; 0 for other categories."""

@@ -185,7 +185,7 @@ _LATEST: WeakKeyDictionary[ImageModel, dict[str, tuple[object, Any]]] = WeakKeyD
 
 
 def head_for(model: ImageModel, path: str) -> EagleHead:
-    """Load the head `path` (a folder or hub id; empty for the published head or the model's head); see `ready_head`."""
+    """Load the head `path` (a folder or hub id; if empty, the published head, else the model's); see `ready_head`."""
     return ready_head(model, path or published_head(model.name), DraftHeadModel, "own_head", load_head)
 
 
@@ -194,8 +194,8 @@ def eagle3_head_for(model: ImageModel, path: str) -> Eagle3Head:
 
 
 def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[CheckpointFiles], Head]) -> Head:
-    """Return a head ready to draft for `model`: `load` reads it from `path`; if `path` is empty, the method
-    `own` of models of type `able` gives it. The latest head is cached until its files, device or dtype change."""
+    """Return a head ready to draft for `model`: `load` reads it from `path`. If `path` is empty, the model's method
+    `own`, which the type `able` has, returns it. The latest head is cached until its files, device or dtype change."""
     if not isinstance(model, able):
         what = f"model '{model.name}' cannot be used with a draft head"
         raise SpecbenchError(what, "choose a decoder without a draft head")
@@ -268,7 +268,7 @@ def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
 
 
 NO_HEAD = ("is not the configuration of a draft head: {}", "train one with: specbench train-head")
-"""Name of a head's files in the errors of `blaming`."""
+"""Message and hint of `blaming` for the files of a head."""
 
 
 def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:

@@ -1,4 +1,4 @@
-"""Files of a draft head: a folder, a hub repository, or part of a model. No torch here."""
+"""Files of a draft head: a folder, a hub repository, or part of a model. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ PUBLISHED_HEADS: Mapping[str, Source] = {
     "janus-7b": _source("seliny2/JanusPro-Eagle-Drafter", "not stated where it was found"),
 }
 """EAGLE heads published by LANTERN's authors (README of jadohu/LANTERN at 3a56e45, and its issue 1) and by CASCADE's
-(README of selinyldrm/Deepseek-JanusPro-EAGLE at 09cf7d2), by model. No commit is stated."""
+(README of selinyldrm/Deepseek-JanusPro-EAGLE at 09cf7d2), by model. These sources state no commit."""
 
 
 def published_head(model: str, kind: str = "eagle") -> str:

@@ -40,7 +40,7 @@ def own_head(network: Any, image_ids: Tensor, hidden: Tensor) -> OwnHead:
     if type(output) is nn.Linear and type(weight) is nn.Parameter and not weight.is_meta:
         matrix, some = weight[image_ids], None if bias is None else bias[image_ids]
         few = after_base(network, {output: _linear(matrix, some)})
-        with suppress(Exception):  # the forward may know the size of the vocabulary
+        with suppress(Exception):  # the forward may depend on the size of the vocabulary
             if _agree(few(sample.to(hidden.dtype)), expected, 4 * torch.finfo(expected.dtype).eps):
                 if hidden.dtype == matrix.dtype and _is_product(network, output, matrix, some, sample):
                     return OwnHead(lambda hidden: product(hidden, matrix), matrix, False)
@@ -51,7 +51,7 @@ def own_head(network: Any, image_ids: Tensor, hidden: Tensor) -> OwnHead:
 def _is_product(network: Any, output: nn.Module, matrix: Tensor, bias: Tensor | None, sample: Tensor) -> bool:
     """Return whether the head is only the product with its matrix, by a test of the network's forward in float32."""
     exact = _linear(matrix.float(), None if bias is None else bias.float())
-    with suppress(Exception):  # layers before the matrix may not take float32
+    with suppress(Exception):  # layers before the matrix may refuse float32
         return _agree(after_base(network, {output: exact})(sample), sample @ matrix.float().T, 1e-5)
     return False
 

@@ -68,7 +68,7 @@ def slots_above(layout: TokenLayout) -> Tensor:
 def surroundings(
     features: Tensor, ids: Tensor, table: Tensor, above: Tensor, committed: Tensor, slots: Tensor
 ) -> Tensor:
-    """Return the head's input [R, K, 6d] for drafts of `slots` [R, K]. `features`: [R, S, d] of the target, by slot;
+    """Return the head's input [R, K, 6d] for drafts of `slots` [R, K]. `features`: target features [R, S, d] by slot;
     only features before `committed` [R, 1 or K] are read. `ids`: [R, S'] token ids in `table` [V, d], by slot."""
     words = embedded(table, ids, *places_before(above, slots))
     return torch.cat([known_features(features, above, committed, slots), words], dim=-1)

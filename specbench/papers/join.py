@@ -48,7 +48,7 @@ class Line:
 
     label: str
     group: str | None
-    cells: Mapping[str, Cell]  # by column name
+    cells: Mapping[str, Cell]  # {column name: cell}
     runs: tuple[str, ...]  # ids of its runs
     images: int | None  # number of images; if there are several runs, of the smallest run
     notes: tuple[str, ...]  # remarks on the whole row
@@ -82,8 +82,8 @@ class PaperTable:
 
 
 def join(table: Table, measured_in: Mapping[RunSettings, Path | str]) -> PaperTable:
-    """Join a table with measured values. `measured_in`: for the settings of each cell the run folder, or a short reason
-    why the run is missing."""
+    """Join a table with measured values. `measured_in`: {settings of a cell: run folder, or short reason for the
+    missing run}."""
     every = [folder for folder in (*measured_in.values(), *(row.run for row in table.rows)) if isinstance(folder, Path)]
     read, joined = with_ar_runs(every), cache(lambda folders: runs_as_one([read[folder] for folder in folders]))
 
@@ -251,8 +251,8 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
 
 
 def with_baseline(joined: PaperTable, name: str) -> PaperTable:
-    """Use one row of each group as baseline: add a column of speed-ups over it, and mark scores and speed-ups that
-    differ from its values. `name`: the baseline's label or decoder, or the start of its run id."""
+    """Use a row of each group as the group's baseline: add a column of speed-ups over the baseline, and mark scores and
+    speed-ups that differ from the baseline's. `name`: the baseline's label or decoder, or the start of its run id."""
     if SEEDS in joined.remarks:
         what = f"--baseline {name}: {joined.table.name} has rows of several seeds"
         raise SpecbenchError(what, f"choose a single seed: specbench bench {joined.table.name} --seed N")

@@ -64,13 +64,13 @@ def fetch_prompts(
         images: download the reference images of the set instead.
         source: a local copy to import instead of downloading.
         offline: download nothing.
-        progress: called with bytes received and bytes in all (None if unknown).
+        progress: called with the bytes received and the total bytes (None if unknown).
 
     Returns:
         The folder of the files.
 
     Raises:
-        SpecbenchError: no such set, a set that needs no download, or files that differ from the published ones.
+        SpecbenchError: no such set, a set that needs no download, or files that differ from the published files.
     """
     chosen = downloadable(name)
     source = Path(source) if source else None

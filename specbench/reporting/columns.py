@@ -28,7 +28,7 @@ class ReportColumn:
 
     heading: str
     cell: Callable[[ReportRow], str]  # formats a report row as text
-    source: Number[..., Any] | str | None = None  # the number, or a definition
+    source: Number[..., Any] | str | None = None  # the number in the cells, or the column's definition
     better: Better | None = None
     tested: str = ""  # name of the number, "speedup" or a metric, if its difference from AR is tested
     value: Callable[[ReportRow], float | None] = lambda row: None  # the tested number, rounded as printed
@@ -110,7 +110,7 @@ def _plain(heading: str, of: _Number, digits: int, unit: str = "") -> ReportColu
 
 
 def _bounded(heading: str, of: _Number, digits: int, key: str = "") -> ReportColumn:
-    """Make the column of a number with its interval, if any. `key`: key of the number, if `of` finds a category."""
+    """Make the column of a number with its interval, if any. `key`: key of the number, if `of` is a category."""
 
     def cell(row: ReportRow) -> str:
         estimate = row.number(key or of.name)
@@ -216,7 +216,7 @@ def failed_audit(row: ReportRow) -> bool:
 
 
 def _label(row: ReportRow) -> str:
-    """Label of a decoder, with a remark if its audit failed (lossy decoders: recorded values are not the model's)."""
+    """Label of a decoder, with a remark if its audit failed. Lossy decoders fail by values that are not the model's."""
     if not (row.audit and row.audit.failed):
         return row.label
     why = "; why: audit --run" if row.imported else ""
@@ -434,8 +434,8 @@ def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
 
 
 def _summary(score: ShownScore, bounded: Kind | None) -> str:
-    """Return the definition of a score's metric, or the stored facts if the plug-in with its summary is not installed.
-    `bounded`: the kind of its scores, if the scores have intervals."""
+    """Return the definition of a score's metric; for a plug-in that is not installed, the facts stored with the score.
+    `bounded`: the kind of the score if scores of the metric have intervals, else None."""
     metric = score.metric
     interval = ", with 95 % confidence interval" if bounded else ""
     if bounded == "proportions":

@@ -129,7 +129,7 @@ def stall_note(stalled: Stalled | None, images: int, median: stats.Estimate | No
 
 def corrected(rows: Sequence[Compared]) -> list[Compared]:
     """Add corrected p-values, `p_holm`, to the numbers of a pair of runs, corrected within each family of tests (see
-    `specbench.stats.RULE`). Distances are no tests here: reports lack them, and verdicts must agree with reports."""
+    `specbench.stats.RULE`). Distances form a separate family, because reports, which verdicts must match, lack them."""
     p_values: dict[str, list[float | None]] = {}
     for row in rows:
         p_values.setdefault(_question(row), []).append(row.p)
@@ -207,7 +207,7 @@ def _latency_rows(name: str, run: Run) -> list[Compared]:
 def quality_rows(a: Path, b: Path, settings: Settings | None = None, distances: bool = True) -> list[Compared]:
     """Compute the paired differences of overall scores, B minus A. `distances`: whether to include distances."""
     own, other = ({(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b))
-    every: Mapping[Any, Mapping[str, Any]] = own | other | own  # if both runs have a score: a's
+    every: Mapping[Any, Mapping[str, Any]] = own | other | own  # for a score of both runs, the row of `a`
     whole = {key: row for key, row in every.items() if ":" not in key[0] and (distances or row["kind"] != "distance")}
     named = {row["metric"]: {fact: row[fact] for fact in ("better", "kind")} for row in whole.values()}
     common = of_same_captions(a, b) if whole else None

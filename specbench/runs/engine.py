@@ -59,7 +59,7 @@ class Answer:
 
 def find_engine(address: str, expected: Sequence[str], served: str | None = None) -> Engine:
     """Identify the engine at an address. `expected`: names of the model's checkpoint, compared by their last part;
-    `served`: the engine's name for the model, if it differs."""
+    `served`: the engine's name for the model, if different."""
     address = address.rstrip("/").removesuffix("/v1")
     try:
         cards = [dict(card) for card in ask_engine(f"{address}/v1/models", None, _QUICK_S)["data"]]
@@ -243,7 +243,7 @@ class Unanswered(SpecbenchError):
 
 
 def ask_engine(url: str, body: Mapping[str, object] | None, timeout: float) -> Any:
-    """Send `body` as JSON, or a GET request if it is None, and return the JSON of the answer."""
+    """Send `body` as JSON, or a GET request if `body` is None, and return the JSON of the answer."""
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})

@@ -65,7 +65,7 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
 
 
 def check_effects(settings: RunSettings, axes: Mapping[str, Sequence[object]], shared: Shared) -> None:
-    """Reject an axis without effect, for example one overridden by a decoder's inline option."""
+    """Reject an axis without effect, for example an option that a decoder's inline option overrides."""
     parsed = _parsed_axes(axes)
     first = {name: choices[:1] for name, choices in parsed.items()}
     for name, choices in parsed.items():

@@ -98,7 +98,7 @@ def import_run(
 @PinnedTorch(False)
 def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, ids: str | None = None) -> Path:
     """Make a run of the tokens of a file, and return its folder; images that are already stored are skipped.
-    `program`: label of the run; `settings`: those of `Use.TOKENS`; `ids`: one of `ID_KINDS`; None: the kind that
+    `program`: label of the run; `settings`: settings with `Use.TOKENS`; `ids`: one of `ID_KINDS`; None: the kind that
     fits."""
     model, columns = plan_model(settings), _columns(path)
     prompts, requests = _requests(path, columns, settings)
@@ -138,7 +138,7 @@ def run_of_engine(
     Args:
         address: for example http://127.0.0.1:8000; see `specbench.runs.engine`.
         program: label of the run; if None, the name and version that the engine returns.
-        settings: those of `Use.ENGINES`.
+        settings: settings with `Use.ENGINES`.
         served: the engine's name for the model, if it differs from the checkpoint's name.
     """
     model, batch = plan_model(settings), settings.batch
@@ -327,7 +327,7 @@ def _columns(path: Path) -> dict[str, list[Any]]:
 
 
 def _meant(name: str) -> str:
-    """An unknown column, with the known column that it resembles."""
+    """Format the name of an unknown column, with the most similar known name if any."""
     near = get_close_matches(name.lower(), _COLUMNS, 1)
     return f"{name} (did you mean '{near[0]}'?)" if near else name
 
@@ -464,7 +464,7 @@ def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: Ru
             place = f"images/{image_name(*image.request.key)}"
             files[place] = pixels
         unknown: np.ndarray = np.full(len(image.tokens), np.nan, np.float32)
-        whole_ms = image.seconds and image.batch and 1e3 * image.seconds  # the time has no spans
+        whole_ms = image.seconds and image.batch and 1e3 * image.seconds  # not divided into spans
         rows.append(
             base_row(image.request, image.seed, now())
             | {"status": "ok", "image": place, "batch": image.batch or 1, "target_ms": whole_ms}

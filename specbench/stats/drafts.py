@@ -135,7 +135,7 @@ def _offset_totals(counts: pd.Series) -> np.ndarray:
     """Sum Arrow lists by window offset; lists may differ in length or be missing."""
     totals_of_chunks = []
     arrow = pa.array(counts.array)
-    for lists in arrow.chunks if isinstance(arrow, pa.ChunkedArray) else [arrow]:  # processed one by one
+    for lists in arrow.chunks if isinstance(arrow, pa.ChunkedArray) else [arrow]:  # one chunk at a time
         lengths = pc.list_value_length(lists).drop_null().to_numpy()
         offsets = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
         totals_of_chunks.append(np.bincount(offsets, pc.list_flatten(lists).to_numpy()).astype(np.int64))

@@ -30,7 +30,7 @@ LAGS = (1, 2, 4, 8, 16, 32)  # Distances between compared tokens; they include c
 _MEAN_NULL_DISTANCE = 0.8687
 """Mean of the Kolmogorov distribution: expected sqrt(n) times the distance for uniform values."""
 Grouping = Literal["all", "place", "entropy", "part"]
-"""Groups of tokens: one, or by place in the window, by entropy of p, or by part of the image."""
+"""Groups of tokens: a single group, or groups by place in the window, entropy of p, or part of the image."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class Tokens:
     u: Mapping[str, np.ndarray]  # [K, M] by order; NaN for tokens without a value in that order
     # [K, M] each token's place in the window that committed the token; None for decoders without windows
     place: np.ndarray | None
-    entropy: np.ndarray  # [K, M] of p, in nats
+    entropy: np.ndarray  # [K, M] entropy of p, in nats
 
 
 @dataclass(frozen=True)
 class Test:
-    """A test of the family."""
+    """One of the tests of a run, which form a family."""
 
     __test__ = False  # not a case of pytest
 
-    order: str  # of the vocabulary
-    # uniformity of a group, correlation with the token `group` tokens earlier, or with the token of the previous image
+    order: str  # order of the vocabulary
+    # test of uniformity in a group, or of correlation with the token `group` tokens earlier or in the previous image
     kind: Literal[Grouping, "serial", "images"]
     group: str  # the group's bounds or the distance as text, empty for a single group
     n: int  # number of tokens, or of pairs of tokens
@@ -82,8 +82,8 @@ class RosenblattResult:
     tests: tuple[Test, ...]
     level: float
     deviates: bool  # whether any corrected p-value is below the level
-    deviation: Deviation  # over all orders and groupings
-    by_order: Mapping[str, Deviation]  # the same for each single order, over all tokens
+    deviation: Deviation  # selected from all orders and groupings
+    by_order: Mapping[str, Deviation]  # deviation in each order, over all tokens
     detectable: float  # mean deviation in one order that is flagged with probability `_POWER`
     images: int
     tokens: int

@@ -86,7 +86,7 @@ class SceneRequest:
         return json.dumps([sorted(names), sorted(facts), self.texture])
 
     def held_out(self) -> bool:
-        """True for the third of all meanings that training never sees, in any wording."""
+        """True for a third of all meanings, which training never sees in any wording."""
         return hashlib.sha256(self.key().encode()).digest()[0] % 3 == 0
 
     def to_json(self) -> dict[str, Any]:
