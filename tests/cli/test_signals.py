@@ -86,9 +86,7 @@ def test_an_interrupt_that_a_library_turns_into_an_error_is_an_interrupt(handled
             raise ImportError("numpy failed to import") from None
 
     monkeypatch.setattr("specbench.reporting.status.status", command)
-    outcome = cli("status")
-    assert outcome.code == 143 and outcome.err.count("\n") == 1
-    assert outcome.err.startswith("error: stopped by SIGTERM (")
+    cli("status").refused("error: stopped by SIGTERM (", code=143, alone=True)
 
 
 def test_what_a_process_was_started_to_ignore_stays_ignored_and_a_fork_dies_quietly(handled, cli):

@@ -82,14 +82,6 @@ def test_a_distance_of_a_plug_in_is_not_compared_in_a_report(scored):
     assert [row.name for row in scores_beside(*plain)] == ["mine"] and scores_beside(*distance) == []
 
 
-def test_an_unknown_direction_is_refused_before_an_image_is_scored(tmp_path, cli, monkeypatch):
-    drawn_run(tmp_path / "out", 2)
-    (tmp_path / "undirected.py").write_text(PLUGIN.format(better="less", kind="plain"))
-    monkeypatch.syspath_prepend(tmp_path)
-    answer = cli("score", "--out", tmp_path / "out", "--metric", "undirected:Mine")
-    assert "better is 'less', not lower or higher" in answer.err and not (tmp_path / "out" / "scores").exists()
-
-
 def test_networks_that_a_plug_in_declares_are_downloaded_and_part_of_its_identity(tmp_path):
     (tmp_path / "judge").mkdir()
     for name in ("config.json", "words.txt", "other.md"):

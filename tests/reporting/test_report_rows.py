@@ -72,13 +72,6 @@ def test_the_window_is_the_number_of_tokens_per_forward_and_siblings_and_paths_a
     assert {name: columns_fed(resolve(name).options) for name in fed} == fed
 
 
-def test_a_costly_window_is_explained_before_the_table(results):
-    assert "A target forward of 3 tokens takes 1.50 times as long" in render(report_rows(find_runs(results)))
-    rows = report_rows(find_runs(results))
-    free = [replace(row, over_ar=replace(row.over_ar, window_cost=1.0)) for row in rows]
-    assert "A target forward of" not in render(free)
-
-
 def test_a_speed_up_between_calls_says_so(tmp_path):
     folder(tmp_path, AR, ar(8))
     place = folder(tmp_path, SJD, sjd(8))
@@ -217,9 +210,6 @@ def test_no_speed_up_across_versions_that_time_the_forward(tmp_path):
     del info["invocations"][0]["versions"]["torch"]
     (place / "run.json").write_text(json.dumps(info))
     assert rows_of(tmp_path, "sjd")[0]["speedup"] > 1, "not known to differ"
-    info["invocations"][0]["versions"] |= {"torch": "2.9.0", "numpy": "2.0", "specbench": "9"}
-    (place / "run.json").write_text(json.dumps(info))
-    assert rows_of(tmp_path, "sjd")[0]["speedup"] > 1
 
 
 def test_images_of_calls_of_several_versions_at_once_have_no_times(tmp_path):

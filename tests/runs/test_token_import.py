@@ -107,13 +107,10 @@ CALLS = {  # columns of four images, their latencies and what is said
 }  # fmt: skip
 
 
-def timed(columns, ours):
-    return [row | {name: values[place] for name, values in columns.items()} for place, row in enumerate(as_rows(ours))]
-
-
 @pytest.mark.parametrize(("columns", "latencies", "said"), CALLS.values(), ids=CALLS)
 def test_the_time_of_a_call_that_drew_several_images_is_no_latency(columns, latencies, said, ours, tmp_path, cli):
-    outcome = imported(cli, written(tmp_path / "t.jsonl", timed(columns, ours)), "--out", tmp_path)
+    rows = [row | {name: of[place] for name, of in columns.items()} for place, row in enumerate(as_rows(ours))]
+    outcome = imported(cli, written(tmp_path / "t.jsonl", rows), "--out", tmp_path)
     stored = RunStore(outcome.out.strip()).samples()["latency_ms"]
     assert [None if np.isnan(value) else value for value in stored.astype(float)] == latencies and said in outcome.err
     [title] = [line for line in cli("report", "--out", tmp_path).out.splitlines() if line.startswith("###")]
@@ -144,13 +141,10 @@ def test_whatever_reads_runs_reads_imported_ones(ours, tmp_path, cli):
     assert "omit these runs, whose tokens come from other programs" in cli("methods", folder).err
 
 
-def test_seeds_of_another_program_are_no_contradiction(ours, tmp_path, cli):
+def test_seeds_of_another_program_are_no_contradiction_and_copies_are_reported(ours, tmp_path, cli):
     path = written(tmp_path / "t.jsonl", as_rows(ours, seed=7))
     folder = imported(cli, path, "--prompts", "shapes", "--out", tmp_path).out.strip()
     assert [row["status"] for row in verify(folder) if row["check"] == "prompts"] == ["ok"]
-
-
-def test_copies_of_a_file_that_was_appended_to_are_reported(ours, tmp_path, cli):
     outcome = imported(cli, written(tmp_path / "t.jsonl", as_rows(ours)[:2] * 2), "--out", tmp_path)
     assert "warning: 2 images are exact copies of others (image 3 of 1, image 4 of 2)" in outcome.err
     assert "cop" not in imported(cli, written(tmp_path / "u.jsonl", as_rows(ours)), "--out", tmp_path).err
