@@ -29,7 +29,7 @@ from specbench.checks.losslessness import (
     without_errors,
 )
 from specbench.decoding.continuous_batching import decode_each
-from specbench.decoding.generation import Generation
+from specbench.decoding.generation import Generation, Order
 from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.interface import ImageModel, TokenLayout
@@ -300,7 +300,7 @@ def wide_faults(
             off = np.abs(np.stack([image.logp for image in images]) - logp) > distance
         beyond = float(off.mean())
         wrong += [f"{beyond:.1%} of the recorded log p are more than {distance:g} off"] * (beyond > share)
-    orders = {"u_id": by_id, "u_p": by_p}
+    orders: dict[Order, np.ndarray] = {"u_id": by_id, "u_p": by_p}
     if all("u_pq" in getattr(image, "uniforms", {}) for image in images):
         orders["u_pq"] = np.stack([image.uniforms["u_pq"] for image in images]).astype(float)
     result = audit_tokens(Tokens(orders, None, entropy), AUDIT_LEVEL)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -29,6 +29,7 @@ from specbench.checks.teacher_forced import (
     rounding_explains,
     teacher_forced_values,
 )
+from specbench.decoding.generation import Order
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model, model_code, recorded_model
 from specbench.models.facts import BYTES, EIGHT_BITS, ModelChoice, ModelFacts
@@ -40,9 +41,10 @@ from specbench.store.run_info import RunInfo
 from specbench.store.run_store import AuditVerdict, RunStore, images_fingerprint, write_audit
 from specbench.store.schema import KEY
 
+_Name = TypeVar("_Name", bound=str)
 FormatLoader = Callable[[str], ImageModel]
 """Loads a run's model in a number format."""
-PRINTED_ORDERS = {
+PRINTED_ORDERS: dict[Order, str] = {
     "u_id": "token id",
     "u_p": "p descending",
     "u_pq": "p/q descending",
@@ -249,7 +251,7 @@ def _tokens(rows: pd.DataFrame, values: Values) -> Tokens:
     """Input of the test: the values of the free slots, with their place in the window."""
     free = _free(rows)[0]
     place = _place(np.stack(rows["committed_step"]))
-    u: dict[str, np.ndarray] = {name: numbers[:, free].astype(float) for name, numbers in values.u.items()}
+    u: dict[Order, np.ndarray] = {name: numbers[:, free].astype(float) for name, numbers in values.u.items()}
     return Tokens(u, None if place is None else place[:, free], values.entropy[:, free].astype(float))
 
 
@@ -298,9 +300,9 @@ def _worst_group(result: RosenblattResult, kind: str) -> str | None:
     return failed[0].group if failed else None
 
 
-def _stacked(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, np.ndarray]:
+def _stacked(rows: pd.DataFrame, names: Iterable[_Name]) -> dict[_Name, np.ndarray]:
     """Arrays [K, N] by column, NaN for images without values. A column without any values is omitted."""
-    length, stacked = len(rows["tokens"].iloc[0]), dict[str, np.ndarray]()
+    length, stacked = len(rows["tokens"].iloc[0]), dict[_Name, np.ndarray]()
     for name in names:
         if rows[name].notna().any():
             missing: np.ndarray = np.full(length, np.nan, np.float32)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from specbench.decoding.generation import Order
 from specbench.models.interface import ImageModel
 from specbench.specs.run_spec import Sampling
 
@@ -51,7 +52,7 @@ Shift = tuple[int, ...]
 class Values(NamedTuple):
     """Input of the test, for K images of N stream slots."""
 
-    u: dict[str, np.ndarray]  # [K, N] uniforms of the Rosenblatt transform by order, NaN for images without it
+    u: dict[Order, np.ndarray]  # [K, N] uniforms of the Rosenblatt transform by order, NaN for images without it
     entropy: np.ndarray  # [K, N] of p
     # [K, N]: log p of the tokens; whether the target can draw them; the tokens. All None for recorded values
     logp: Any = None
@@ -198,7 +199,8 @@ def rounding_explains(impossible: np.ndarray, free: np.ndarray, rounding: Roundi
 
 
 def _value(values: Values, name: str) -> np.ndarray:
-    return {"logp": values.logp, "entropy": values.entropy, **values.u}[name]
+    recorded: Mapping[str, np.ndarray] = {"logp": values.logp, "entropy": values.entropy} | values.u
+    return recorded[name]
 
 
 def _gap(recorded: np.ndarray, other: np.ndarray, free: np.ndarray) -> np.ndarray:

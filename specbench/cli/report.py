@@ -224,7 +224,9 @@ def compare(
     run_a: str = opt.argument("RUN_A", "Baseline run: run id, prefix of a run id, decoder, or run folder."),
     run_b: str = opt.argument("RUN_B", "Run to compare with the baseline."),
     fail_if: list[str] | None = opt.option(
-        "--fail-if", "CONDITION", "Exit with code 4 if this holds, e.g. 'speedup<0.98'; may be repeated."
+        "--fail-if",
+        "CONDITION",
+        "Exit with code 4 if this holds, e.g. 'speedup<0.98', or 'nfe>100' for the NFE of RUN_B; may be repeated.",
     ),
     reference: Path | None = opt.Reference,
     fmt: str | None = opt.format_option(formats_with("comparison")),
@@ -253,7 +255,7 @@ def compare(
         screen.print(terminal_table(table, screen.width))
         screen.print(*(Text(line, style="dim") for line in (signs, *reasons(rows))), sep="\n")
     for gate in gates:
-        gate.check(rows)
+        gate.check(rows, b)
     if all(row.value is None for row in rows if not row.name.endswith("_ms")):
         what = "nothing of these runs could be compared"
         raise SpecbenchError(what, "compare runs of one model, prompt set and seed")

@@ -42,6 +42,7 @@ def build(decoder: DecoderSpec, model: ImageModel) -> Method:
         with naming_plugin(kind, getattr(decoder, kind), component.target):
             built = load_object(component.target)(*arguments, **options)
         who = f"decoder '{decoder.name}': {kind} '{getattr(decoder, kind)}'"
+        # No wrapping class, which would miss calls within the component (`verify` calls `self.acceptance`).
         for name in _RETURNS.keys() & dir(built):
             if hasattr(built, "__dict__") and _is_foreign(getattr(built, name)):
                 vars(built)[name] = _checked(getattr(built, name), name, who)

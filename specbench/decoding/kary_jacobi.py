@@ -119,7 +119,9 @@ class KaryLoop(Loop):
             self.session.keep(verified.columns[:, 1:], positions[:, 1:])
         tables = routes(tree, device) if proposal.branches else None
         by_depth = first_drafts_by_depth(tree, device)
-        self.recorder.step(RecordedStep(verified, proposal, tables, by_depth, positions, self.steps))
+        self.recorder.step(
+            RecordedStep(verified, proposal, tables=tables, by_depth=by_depth, positions=positions, steps=self.steps)
+        )
         shift = (verified.first + 1).minimum(self._length - self.committed)
         self._drafter.observe_tree(verified, others, positions, shift)
         self.committed = self.committed + shift

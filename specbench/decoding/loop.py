@@ -329,7 +329,9 @@ class Loop:
         if tables is not None:
             positions = committed[:, None] + torch.arange(verified.tokens.shape[1], device=p.device)
         self.tokens.scatter_(1, positions, verified.tokens)
-        self.recorder.step(RecordedStep(verified, proposal, tables, by_depth, positions, step))
+        self.recorder.step(
+            RecordedStep(verified, proposal, tables=tables, by_depth=by_depth, positions=positions, steps=step)
+        )
         return verified, positions, (verified.first + 1).minimum(self._length - committed)
 
     def _commit_chain(self, verified: Verification, tested: Proposal, columns: Tensor | None) -> Tensor:
@@ -338,7 +340,9 @@ class Loop:
         if columns is not None:
             self.session.keep(columns[:, 1:], tested.positions[:, 1:])
         by_depth = first_drafts_by_depth(tested.tree, self.tokens.device)
-        self.recorder.step(RecordedStep(verified, tested, None, by_depth, tested.positions, self.steps))
+        self.recorder.step(
+            RecordedStep(verified, tested, tables=None, by_depth=by_depth, positions=tested.positions, steps=self.steps)
+        )
         return (verified.first + 1).minimum(self._length - self.committed)
 
     def _judged(self, p: Tensor, proposal: Proposal, tables: Routes | None, step: Tensor) -> Verification:

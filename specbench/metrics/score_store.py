@@ -146,6 +146,20 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     return row | {"n": pair[1], "fingerprint": made_score(metric).fingerprint}
 
 
+def named_metric(name: str, folders: Iterable[Path]) -> str:
+    """Return the metric's name, see `catalog.require_metric`. If only stored scores of the runs have an unknown name,
+    the error names the plug-in's class that computed them."""
+    try:
+        return catalog.require_metric(name)
+    except SpecbenchError:
+        scores = (score for folder in folders for score in read_scores(folder))
+        known = (score["identity"] for score in scores if score["metric"].partition(":")[0] == name)
+        if (reference := json.loads(next(known, "{}")).get("class")) is None:
+            raise
+    hint = f"use --metric {reference}; without the plug-in, `specbench compare` subtracts stored scores"
+    raise SpecbenchError(f"metric '{name}' is not installed; {reference} computed these scores", hint)
+
+
 def difference_rows(
     baseline: Path, folders: Sequence[Path], metrics: str | Iterable[str], settings: Settings | None = None
 ) -> list[dict[str, object]]:
@@ -153,7 +167,7 @@ def difference_rows(
     others = [folder for folder in folders if folder.resolve() != baseline.resolve()]
     if not (names := chosen("metric", metrics)):
         raise SpecbenchError("--against needs a metric", "name metrics with which both runs were scored")
-    made = [catalog.metric(name)(settings) for name in names]
+    made = [catalog.metric(named_metric(name, (baseline, *others)))(settings) for name in names]
     return [row for folder in others for metric in made if (row := difference(folder, baseline, metric))]
 
 

@@ -27,7 +27,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
 from specbench.models.checkpoint_loading import renew_rotary
-from specbench.models.draft_head_files import HeadFiles, no_head, published_head
+from specbench.models.draft_head_files import NO_HEAD, HeadFiles, no_head, published_head, wrong_width
 from specbench.models.interface import DraftHeadModel, DraftPrompt, ImageModel, TappedModel
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.llama_layer import rotary_of, run_layer, runs_directly
@@ -208,8 +208,7 @@ def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[Check
         if head is None:
             raise no_head(model.name, named=bool(model.weights_sha256))
         if head.width != model.feature_size:
-            what = f"--head {path}: its feature size is {head.width}, but '{model.name}' has {model.feature_size}"
-            raise SpecbenchError(what, "check that the head was trained for this model")
+            raise wrong_width(path, head.width, model.name, model.feature_size)
         head = _adopted(head, model, path) if isinstance(head, EagleHead) else head
         kept[own] = source, head.to(model.device, model.dtype).eval().requires_grad_(False)
     return kept[own][1]
@@ -265,10 +264,6 @@ def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
         renew_rotary(head)
         head.published_as = str(stored.get("input_type", ""))
     return head
-
-
-NO_HEAD = ("is not the configuration of a draft head: {}", "train one with: specbench train-head")
-"""Message and hint of `blaming` for the files of a head."""
 
 
 def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:

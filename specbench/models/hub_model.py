@@ -26,9 +26,6 @@ from specbench.system.downloads import Download
 if TYPE_CHECKING:
     from specbench.prompts import Prompt
 
-RELEASED = {"guidance_rows": ("lumina", "anole"), "prompt_form": ("anole",), "guidance_schedule": ("lumina2",)}
-"""For each setting, the families with a form "released": the form in code of the family, of SJD or of GSD."""
-
 
 @dataclass(frozen=True)
 class Sizes:
@@ -84,6 +81,8 @@ class HubModel(ModelFacts):
     codes: int = 0
     # computes the grids before the last grid of the stream from its height and width
     before: Callable[[int, int], tuple[tuple[int, int], ...]] | None = None
+    # fields of `ModelChoice` with a form "released": the form in code of the family, of SJD or of GSD
+    released_forms: tuple[str, ...] = ()
     # whether the authors sample with transformers' `generate` and the repository's generation settings
     generates: bool = False
     # place in `config.json` of the path to the file with the codebook, if the listed files lack the codebook
@@ -102,9 +101,10 @@ class HubModel(ModelFacts):
             what = f"--revision {choice.revision}: --weights {choice.weights} is a folder, not a hub repository"
             raise SpecbenchError(what)
         for name in choice.released:
-            if self.family not in RELEASED[name]:
+            if name not in self.released_forms:
                 what = f"--{name.replace('_', '-')} released: '{self.name}' has no released form"
-                raise SpecbenchError(what, f"families with a released form: {', '.join(RELEASED[name])}")
+                others = dict.fromkeys(model.family for model in MODELS if name in model.released_forms)
+                raise SpecbenchError(what, f"families with a released form: {', '.join(others)}")
         grid, second = TINY_GRID if choice.tiny else self.grid, self.second
         if choice.size:
             if choice.tiny:
@@ -326,7 +326,9 @@ def _model(
         network=network_size(entry["family"], **entry["network"]),
         other_bytes=sum(other) if isinstance(other, list) else other,
     )
-    return HubModel(**{field: entry[field] for field in entry if field in HubModel.__dataclass_fields__} | made)
+    return HubModel(
+        **{field: _tuples(entry[field]) for field in entry if field in HubModel.__dataclass_fields__} | made
+    )
 
 
 def _read() -> tuple[HubModel, ...]:

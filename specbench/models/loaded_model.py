@@ -94,7 +94,8 @@ class LoadedModel(TransformerModel):
             base = self.backbone.base
             hidden = base(input_ids=self._image_ids[None, :3], **accepted(base, use_cache=False))[0]
             self._head = own_head(inner, self._image_ids, hidden)
-            self._matrix = self._head.matrix  # a separate attribute, so that a compiled step takes it as an input
+            # As attributes, so that a compiled step takes their tensors as inputs
+            self._matrix, self._after = self._head.matrix, self._head.module
         self.codebook = None if codebook is None else _codebook(codebook, self.layout.v_image).to(self.device)
         self._ids_of: Any = prompt_ids
         self._draw: Any = render
@@ -164,7 +165,9 @@ class LoadedModel(TransformerModel):
         return self.stream_ids[tokens]
 
     def head(self, hidden: Tensor) -> Tensor:
-        return self._head.logits(hidden) if self._matrix is None else product(hidden, self._matrix)
+        if self._matrix is not None:
+            return product(hidden, self._matrix)
+        return self._after(hidden) if self._head.selected else self._after(hidden)[..., self._image_ids]
 
     def output_matrix(self) -> tuple[Tensor, None]:
         if self._matrix is None:

@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
-from specbench.models.draft_head import NO_HEAD, ready_head, write_head
+from specbench.models.draft_head import ready_head, write_head
+from specbench.models.draft_head_files import NO_HEAD
 from specbench.models.interface import ImageModel, TokenLayout, VerticalHeadModel
 from specbench.system.files import blaming, read_regular
 from specbench.system.json_values import parse_json

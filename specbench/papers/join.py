@@ -27,7 +27,7 @@ from specbench.papers.cells import (
 from specbench.papers.table import Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.prompts import public
-from specbench.reporting.columns import FAILED_AUDIT, failed_audit
+from specbench.reporting.columns import FAILED_AUDIT, declared, failed_audit
 from specbench.reporting.comparability import Run, with_ar_runs
 from specbench.reporting.compare import MARKED, against, marks
 from specbench.reporting.row import ReportRow
@@ -39,6 +39,12 @@ from specbench.store.schema import KEY, RowStatus
 
 Prompts = frozenset[tuple[str, str]]  # (id, text) of each prompt
 NOT_RUN = "not run"
+_EXACTNESS = {
+    "yes": "Lossless: the images measured here follow the joint distribution of AR sampling.",
+    "no": "Not lossless: the images measured here do not follow the distribution of AR sampling.",
+    "theirs": "Measured here on tokens of another program.",
+    FAILED_AUDIT: f"{FAILED_AUDIT}: its images are not exact samples of the model.",
+}
 _OVER_BASELINE = f"the ratio of latencies over the images in common with that row. {MARKED}"
 
 
@@ -195,11 +201,11 @@ def _line(
         cells[column.name] = make_cell(row, column, measured[column.name], short, fingerprints[column.name])
     there = [part for part in measured.values() if part is not None]
     runs = [run for part in there for run in seeds_of(part.run)]
-    notes = [f"Not run: {why}." for why in missing if why != NOT_RUN]
+    exact = (FAILED_AUDIT if failed_audit(part.row) else declared(part.row) for part in there)
+    notes = [*dict.fromkeys(map(_EXACTNESS.__getitem__, exact))]
+    notes += [f"Not run: {why}." for why in missing if why != NOT_RUN]
     notes += [row.notes["row"]] if "row" in row.notes else []
     notes += _mixed(there)
-    if any(failed_audit(part.row) for part in there):
-        notes.append(f"{FAILED_AUDIT}: its images are not exact samples of the model.")
     shared = table.shared_choices()
     notes += [text for text in row.chosen if text not in shared]
     return Line(

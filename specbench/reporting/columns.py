@@ -243,13 +243,14 @@ def _with_window(row: ReportRow) -> str:
     return label if window is None else label.replace(row.label, f"{row.label} window={window}", 1)
 
 
-def _declared(row: ReportRow) -> str:
+def declared(row: ReportRow) -> str:
+    """Return the value of the column `lossless`, without the audit."""
     return "theirs" if row.imported else "yes" if row.lossless else "no"
 
 
 def _exactness(row: ReportRow) -> str:
     """Format whether a decoder is lossless, and the result of its run's audit."""
-    cell = _declared(row)
+    cell = declared(row)
     if not (audit := row.audit):
         return cell
     if audit.verdict == AuditVerdict.CONSISTENT:
@@ -296,7 +297,7 @@ SPEED = (
     ROOFLINE,
 )
 
-LOSSLESS = ReportColumn("lossless", _declared, _LOSSLESS, kept=True, words=True)
+LOSSLESS = ReportColumn("lossless", declared, _LOSSLESS, kept=True, words=True)
 TOKENS_PER_SECOND = _plain("tokens per second", stats.tokens_per_second, 1)
 IMAGES_PER_HOUR = _plain("images per hour", stats.images_per_hour, 0)
 

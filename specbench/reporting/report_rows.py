@@ -264,4 +264,9 @@ def eager_ar(ar: Run) -> str | None:
     if ar.info.compiled or (ratio is not None and ratio <= EAGER_RATIO):
         return None
     takes = f" and takes {ratio:.2g} times its roofline" if ratio else ""
-    return f"AR is not compiled{takes}: before you quote the speed-up, run with --compile on"
+    spec, advice = ar.info.spec, "before you quote the speed-up, run with --compile on"
+    if spec.model_code:  # a plug-in's model, of which a run does not record whether it can be compiled
+        advice += "; if the model cannot be compiled, state that AR is eager"
+    elif spec.device == "mps":
+        advice = "if you quote the speed-up, state that AR is eager, because steps cannot be compiled on mps"
+    return f"AR is not compiled{takes}: {advice}"

@@ -14,7 +14,7 @@ from specbench.models.catalog import check_model, find_model, model_code
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import HeadFiles, published_head
 from specbench.models.facts import EIGHT_BITS, ModelChoice, ModelFacts
-from specbench.models.hub_model import RELEASED, HubModel
+from specbench.models.hub_model import HubModel
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
 from specbench.prompts.prompt_set import Drawing
 from specbench.prompts.public import missing_set
@@ -159,7 +159,9 @@ def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
     if not decoder.head_kind:
         return None
     head, bundled = decoder.options.get("head"), model.heads.get(decoder.head_kind)
-    return HeadFiles(head or ("" if bundled else published_head(model.name, decoder.head_kind)), model.name, bundled)
+    place = head or ("" if bundled else published_head(model.name, decoder.head_kind))
+    sizes = None if isinstance(model, HubModel) and not (model.size_known and not model.choice.tiny) else model.network
+    return HeadFiles(place, model.name, bundled, sizes.width if sizes else None)
 
 
 class Shared:
@@ -278,8 +280,8 @@ def _look_ahead(draft: Draft, problems: Problems) -> None:
 def _rows_note(model: ModelFacts, settings: RunSettings) -> str | None:
     """Return a note on the form of the unconditional prompt if the user chose none and `run` and `bench` differ."""
     source = settings.origins["guidance-rows"].source
-    family = model.family if isinstance(model, HubModel) else None
-    if family not in RELEASED["guidance_rows"] or source in (SettingSource.FLAG, SettingSource.ENVIRONMENT):
+    forms = model.released_forms if isinstance(model, HubModel) else ()
+    if "guidance_rows" not in forms or source in (SettingSource.FLAG, SettingSource.ENVIRONMENT):
         return None
     if settings.guidance_rows == "released":
         return "unconditional rows are those of the released code; run's default is --guidance-rows official"

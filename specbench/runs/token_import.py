@@ -1,7 +1,7 @@
 """Import image tokens of another program as a run; values that are unknown are null. The tokens come from a file or
 from a serving engine at an address. A file has the columns `prompt` and `tokens`. Optional columns: `prompt_id`,
 `seed`, `logp` (log p of each token), `seconds` (duration of the call that generated the image), `batch` (images per
-call)."""
+call), `prompt_token_ids` (ids of the prompt that the program has read)."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ from specbench.prompts import (
     text_id,
 )
 from specbench.runs import compiler
-from specbench.runs.engine import EngineModel, find_engine
+from specbench.runs.engine import EngineModel, find_engine, refuse_other_prompt
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.preparation import load_for_run
 from specbench.runs.settings import MAX_SEED, RunSettings, merge, names_with, run_settings
@@ -53,7 +53,7 @@ from specbench.system.torch_state import PinnedTorch
 
 _Item = TypeVar("_Item")
 ID_KINDS = ("codes", "model")
-_COLUMNS = ("prompt", "tokens", "prompt_id", "seed", "logp", "seconds", "batch")
+_COLUMNS = ("prompt", "tokens", "prompt_id", "seed", "logp", "seconds", "batch", "prompt_token_ids")
 _MAX_BYTES = 2**31
 _TOGETHER = 8
 
@@ -108,6 +108,8 @@ def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, id
         except SpecbenchError as error:
             raise SpecbenchError(f"{path}: image {row + 1}: {error.what}", error.try_this) from None
     loaded = _loaded(model, settings)
+    for row, ids in enumerate(columns.get("prompt_token_ids", ())):
+        refuse_other_prompt(loaded, requests[row].text, ids, f"{path}: image {row + 1}")
     tokens = read_stream([_whole(path, row, image) for row, image in enumerate(columns["tokens"])], loaded, path, ids)
     _tell_copies(tokens)
     digest = hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest()
@@ -243,7 +245,7 @@ def _tell_copies(images: Sequence[np.ndarray]) -> None:
         shown = [f"image {number + 1} of {first + 1}" for number, first in list(copies.items())[:3]]
         more = ", ..." * (len(copies) > len(shown))
         are = "images are exact copies of others" if len(copies) > 1 else "image is an exact copy of another"
-        console.say(f"warning: {len(copies)} {are} ({', '.join(shown)}{more})")
+        console.warn(f"{len(copies)} {are} ({', '.join(shown)}{more})")
 
 
 def _tables(model: ImageModel) -> dict[str, np.ndarray]:
@@ -392,7 +394,9 @@ def _requests(path: Path, columns: Mapping[str, list[Any]], settings: RunSetting
     for row, (text, name) in enumerate(zip(texts, named, strict=True)):
         prompt = by_text.get(text.strip()) if name is None else by_id.get(str(name))
         if prompt is None or prompt.text.strip() != text.strip():
-            raise SpecbenchError(f"{path}: image {row + 1}: '{text:.60}' is not a prompt of '{prompts.name}'")
+            of = f"prompt {name} of '{prompts.name}', which is '{prompt.text:.60}'" if prompt else None
+            of = of or f"a prompt of '{prompts.name}'"
+            raise SpecbenchError(f"{path}: image {row + 1}: '{text:.60}' is not {of}")
         requests.append(Request.of(prompt, samples[prompt.id]))
         samples[prompt.id] += 1
     return prompts, requests

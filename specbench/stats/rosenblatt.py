@@ -17,6 +17,7 @@ import numpy as np
 from scipy.special import kolmogi, ndtr, stdtrit
 from scipy.stats import kstwo
 
+from specbench.decoding.generation import Order
 from specbench.stats.intervals import holm
 
 LEVEL = 0.001  # Family-wise error rate of the verdict: the share of exact runs that are flagged
@@ -37,7 +38,7 @@ Grouping = Literal["all", "place", "entropy", "part"]
 class Tokens:
     """The free tokens of a run's images. K images of M tokens each, in stream order."""
 
-    u: Mapping[str, np.ndarray]  # [K, M] by order; NaN for tokens without a value in that order
+    u: Mapping[Order, np.ndarray]  # [K, M] by order; NaN for tokens without a value in that order
     # [K, M] each token's place in the window that committed the token; None for decoders without windows
     place: np.ndarray | None
     entropy: np.ndarray  # [K, M] entropy of p, in nats
@@ -49,7 +50,7 @@ class Test:
 
     __test__ = False  # not a case of pytest
 
-    order: str  # order of the vocabulary
+    order: Order  # order of the vocabulary
     # test of uniformity in a group, or of correlation with the token `group` tokens earlier or in the previous image
     kind: Literal[Grouping, "serial", "images"]
     group: str  # the group's bounds or the distance as text, empty for a single group
@@ -71,7 +72,7 @@ class Deviation:
     low: float | None
     high: float | None
     # order, kind: order and grouping that were selected for the bound
-    order: str
+    order: Order
     kind: Grouping
 
 
@@ -83,7 +84,7 @@ class RosenblattResult:
     level: float
     deviates: bool  # whether any corrected p-value is below the level
     deviation: Deviation  # selected from all orders and groupings
-    by_order: Mapping[str, Deviation]  # deviation in each order, over all tokens
+    by_order: Mapping[Order, Deviation]  # deviation in each order, over all tokens
     detectable: float  # mean deviation in one order that is flagged with probability `_POWER`
     images: int
     tokens: int
@@ -150,7 +151,7 @@ def uniform_distance(values: np.ndarray) -> tuple[float, float, int]:
     return float(below[low]), float(np.nextafter(ordered[low], -1)), -1
 
 
-def deviation(tokens: Tokens, candidates: Sequence[tuple[str, Grouping]]) -> Deviation:
+def deviation(tokens: Tokens, candidates: Sequence[tuple[Order, Grouping]]) -> Deviation:
     """Compute a cross-fitted lower bound on the mean total variation per token.
 
     P(u_i <= t | past) - t is the difference between the probabilities of a set of tokens under the decoder and under p.
@@ -216,7 +217,7 @@ def detectable(tokens: Tokens, level: float) -> float:
 
 
 def _correlation(
-    order: str, kind: Literal["serial", "images"], group: str, first: np.ndarray, second: np.ndarray
+    order: Order, kind: Literal["serial", "images"], group: str, first: np.ndarray, second: np.ndarray
 ) -> Iterator[Test]:
     """Test for correlation: products of independent, centred values have mean 0 and variance 1/144."""
     products = (first - 0.5) * (second - 0.5)

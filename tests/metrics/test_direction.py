@@ -13,7 +13,9 @@ from forked import forked_command
 from loopback_hub import loopback_hub
 from PIL import Image
 
+import specbench
 from specbench.checks.contracts import check_all
+from specbench.errors import SpecbenchError
 from specbench.metrics.score_store import read_scores, scores_to_show
 from specbench.reporting import report_rows
 from specbench.reporting.columns import score_columns
@@ -75,6 +77,22 @@ def test_reports_follow_what_a_plug_in_declares_without_it(scored, cli, tmp_path
     fast = replace(sjd, over_ar=OverAR(Estimate(2.0, 1.9, 2.1)))
     dominated = pareto([replace(ar, over_ar=OverAR(Estimate(1.0, 1.0, 1.0))), fast], "mine", ar.scores[0].fingerprint)
     assert [point.dominated_by for point in dominated] == [sjd.label if best == "sjd" else None, None]
+
+
+def test_the_stored_name_of_a_plug_ins_metric_is_answered_with_its_class(scored, cli, monkeypatch):
+    out = scored("lower")
+    for more in ((), ("--against", "ar")):
+        answer = cli("score", "--out", out, "--metric", "mine", *more)
+        assert answer.code == 2 and "--metric mine_lower_plain:Mine" in answer.err
+    with pytest.raises(SpecbenchError, match="mine_lower_plain:Mine"):
+        specbench.differences("ar", (), "mine", out)
+    (out.parent / "mine_lower_plain.py").write_text(PLUGIN.format(better="lower", kind="plain"))
+    monkeypatch.syspath_prepend(out.parent)
+    [row] = json.loads(cli("score", "--out", out, "--metric", "mine_lower_plain:Mine", "--against", "ar", "--json").out)
+    values = {score["metric"]: score["value"] for score in read_scores(out / row["run_id"])}
+    ar = read_scores(out / row["baseline"])[0]["value"]
+    assert row["difference"] == pytest.approx(values["mine"] - ar, abs=1e-4) and row["n"] == 12
+    assert cli("score", "--out", out, "--metric", "mein").err.startswith("error: unknown metric 'mein'")
 
 
 def test_a_distance_of_a_plug_in_is_not_compared_in_a_report(scored):

@@ -203,6 +203,22 @@ def test_a_head_for_another_grid_is_refused(grids, problem, cli, tmp_path, monke
     cli(*run, "--out", tmp_path / "results").refused("decodes 4 x 4")
 
 
+@pytest.mark.parametrize(
+    ("decoder", "config"),
+    [("eagle", {"hidden_size": 24}), ("eagle3", {"hidden_size": 24}), ("vertical", {"width": 24}),
+     ("eagle", {"language_config": {"hidden_size": 24}})],
+)  # fmt: skip
+def test_a_head_of_another_width_is_refused_in_the_plan(decoder, config, cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("specbench.runs.preparation.load_model", lambda *_: pytest.fail("the model was loaded"))
+    (tmp_path / "model.safetensors").write_bytes(b"not read")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = ("run", "--model", "shapes", "--decoder", decoder, "--head", tmp_path, "--limit", 1, "--out", tmp_path / "o")
+    for more in ((), ("--dry-run",)):
+        cli(*run, *more).refused("its feature size is 24, but 'shapes' has 128")
+    (tmp_path / "config.json").write_text("[]")
+    cli(*run, "--dry-run").refused("is not the configuration of a draft head")
+
+
 LANTERN = os.environ.get("LANTERN_FOLDER", "")
 WORDS, WIDTH, LENGTH = 24, 128, 150
 

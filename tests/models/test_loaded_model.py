@@ -139,8 +139,10 @@ def test_a_plug_in_is_compared_when_it_is_loaded(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_network_with_a_plain_head_can_be_compiled():
-    model = loaded_model.LoadedModel(any_causal_lm.build("llama"), (5, 6), IDS, lambda text: PROMPTS)
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_a_network_with_a_plain_or_a_capped_head_can_be_compiled(name):
+    model = loaded_model.LoadedModel(any_causal_lm.build(name), (5, 6), IDS, lambda text: PROMPTS)
+    assert (model._matrix is None) is (name == "gemma2")
     eager = specbench.decode(model, "a cup", "sjd:window=4")
     model.compile()
     assert model.compiles

@@ -32,6 +32,12 @@ LONG_PAGES = ("first-run.md", "my-decoder.md", "workers.md", "concepts.md", "dec
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
+def test_measured_statements_may_differ_and_tables_may_not():
+    shown = ["- sjd ran 1.2 times as fast over", "  8 images; AR is not compiled.", "| ar | 8 |"]
+    assert missing_lines(shown, "- AR was the fastest, on a busy machine.\n| ar | 9 |", "") == []
+    assert missing_lines(shown, "- AR was the fastest.\n| sjd | 8 |", "") == shown[2:]
+
+
 @by_page
 def test_every_block_has_a_mark(page):
     assert [f"line {block.line}" for block in blocks(page) if block.mark is None] == []

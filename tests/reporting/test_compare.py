@@ -281,6 +281,20 @@ def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness<-1").code == 0
 
 
+def test_a_gate_knows_every_declared_number(runs, cli, tmp_path):
+    """Numbers of pairs of runs are B over A, other numbers are B's in reports."""
+    [row] = report_rows([runs[1]])
+    call = "compare", *(folder.name for folder in runs), "--out", tmp_path, "--fail-if"
+    numbers = {name: found for name in stats.RUN_NUMBERS if (found := row.number(name))}
+    paired = named(compare_runs(*runs))
+    numbers |= {name: stats.Estimate(paired[name]["value"]) for name in stats.PAIR_NUMBERS}
+    assert {"nfe", "tokens_per_second", "speedup_e2e"} <= numbers.keys()
+    for name, number in numbers.items():
+        assert cli(*call, f"{name}>{number.value - 1e-3}").code == 4, name
+        assert cli(*call, f"{name}<{number.value - 1e-3}").code == 0, name
+    cli(*call, "throughput<1").refused("cannot be evaluated")  # of a batch above 1 only
+
+
 @pytest.mark.parametrize(("condition", "problem"), [
     ("spedup<1", "did you mean 'speedup'"), ("speedup=1", "is not a condition"), ("speedup<fast", "is not a condition"),
     ("speedup<nan", "is not a condition"), ("step_ratio.low<1", "cannot be evaluated: no low"),

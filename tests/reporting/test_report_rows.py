@@ -146,6 +146,17 @@ def test_an_eager_ar_far_above_its_roofline_is_reported_with_every_speed_up(tmp_
     assert state["eager_ar"] == note and ("not compiled" in total.note) is bool(note)
 
 
+@pytest.mark.parametrize(
+    ("changes", "advised", "or_else"),
+    [({}, True, False), ({"model_code": "1" * 64}, True, True), ({"device": "mps"}, False, True)],
+)
+def test_advice_on_an_eager_ar_follows_what_the_model_can_do(tmp_path, changes, advised, or_else):
+    folder(tmp_path, changed(AR, **changes), ar())
+    folder(tmp_path, changed(SJD, **changes), sjd())
+    note = rows_of(tmp_path, "sjd")[0]["eager_ar"]
+    assert ("--compile on" in note) is advised and ("cannot be compiled" in note) is or_else
+
+
 def test_partly_shared_images_are_compared_and_counted(tmp_path):
     folder(tmp_path, AR, ar(2))
     folder(tmp_path, SJD, sjd(3))

@@ -201,6 +201,8 @@ def test_wrong_log_p_of_tokens_that_fit_is_not_said_of_the_tokens(ours, tmp_path
     ({"tokens": [1.5] * 256}, "image 1: tokens are not a list of whole numbers"),
     ({"tokens": None}, "image 1: tokens are not a list of whole numbers"),
     ({"prompt": "a red dog"}, "image 1: 'a red dog' is not a prompt of 'shapes'"),
+    ({"prompt": "a red dog", "prompt_id": "single_object-54af117f"},
+     "'a red dog' is not prompt single_object-54af117f of 'shapes', which is 'a square on a smooth background'"),
     ({"prompt": 5}, "image 1: its prompt is not text"),
     ({"logp": [0.1] * 256}, "image 1: invalid logp: a value above 0"),
     ({"logp": [-1.0]}, "invalid logp: 1 values of 256 tokens"),
@@ -306,6 +308,22 @@ def test_the_lines_for_transformers_draw_samples_of_the_model_and_a_fault_in_the
         line = "import tokens --model janus --weights janus --scale tiny --dtype float32 --from tokens.jsonl"
         folder = cli(*line.split(), "--program", "transformers").out.strip()
         assert verdict in cli("audit", "--run", folder).err
+
+
+def test_a_prompt_that_differs_from_the_ids_that_a_program_read_is_named(tmp_path, cli):
+    checkpoints.janus.write(tmp_path / "janus")
+    model = checkpoints.loaded("janus", tmp_path / "janus")
+    rows = [
+        {"prompt": f"a {what} cat", "tokens": [1] * 16, "prompt_token_ids": model.prompt_ids(f"a {read} cat")[0]}
+        for what, read in (("red", "red"), ("green", "blue"))
+    ]
+    line = ["import", "tokens", "--model", "janus", "--scale", "tiny", "--dtype", "float32", "--program", "vLLM"]
+    line += ["--ids", "codes", "--weights", tmp_path / "janus", "--out", tmp_path / "results", "--from"]
+    wrong = cli(*line, written(tmp_path / "t.jsonl", rows))
+    wrong.refused("image 2: the program read the prompt '", "<|User|>: a blue cat", "<|User|>: a green cat")
+    for ids, code in ((rows[1]["prompt_token_ids"][:-1], 2), ([-1], 2), ("a blue cat", 2), (None, 0)):
+        rows[1]["prompt_token_ids"] = ids
+        assert cli(*line, written(tmp_path / "t.jsonl", rows)).code == code
 
 
 @pytest.mark.slow

@@ -206,7 +206,7 @@ def _export(step: _Step, buffers: Buffers, inputs: ForwardInputs) -> tuple[Expor
         assumed(*pytree.tree_leaves(arguments(sizes, "meta")))
     if exported.constants:
         shapes = ", ".join(str(list(getattr(value, "shape", ()))) for value in exported.constants.values())
-        raise RuntimeError(f"the model keeps tensors outside of its modules, as for a scaled or capped head: {shapes}")
+        raise RuntimeError(f"the model keeps tensors outside of its modules: {shapes}")
     return exported, traced
 
 
