@@ -207,8 +207,8 @@ class ContractChecks:
             seen.append(result.detectable)
         declared = getattr(self._decoder, "lossless", None)
         if wrong and not declared:
-            return Finding("wide vocabulary", OK, f"deviates, as allowed if not declared lossless; {wrong[0]}")
-        fine = f"samples of p in {' and '.join(WIDE_DTYPES)} (a share of {max(seen):.3f} wrong ones would be detected)"
+            return Finding("wide vocabulary", OK, f"not declared lossless, so it may deviate; {wrong[0]}")
+        fine = f"samples of p in {' and '.join(WIDE_DTYPES)} (detects a share of {max(seen):.3f} wrong tokens)"
         return finding("wide vocabulary", wrong, fine)
 
     def _wide_images(self, model: EnumerableTransformer, requests: Sequence[Request]) -> Sequence[Any]:

@@ -196,10 +196,10 @@ def verdict_line(row: Mapping[str, Any]) -> str:
     if row["verdict"] == LOSSY:
         p = f"p {row['p_value']:.2g}" if row["p_value"] else "p < 1e-300"  # an underflow is not 0
         return f"{LOSSY} ({p})" + "".join(f"; images of other {kind} are not independent" for kind in row["dependent"])
-    seen = f"would have detected a total variation of {row['detectable_tv']:.3f}"
+    seen = f"detectable total variation: {row['detectable_tv']:.3f}"
     if row["weakest_tv"]:
-        seen += f", of {row['weakest_tv']:.3f} in the least sensitive setting: {row['weakest_setting']}"
-    other = f"; {row['alone_differ']} images or more have different tokens alone and in a batch" * (
+        seen += f"; {row['weakest_tv']:.3f} in the least sensitive setting: {row['weakest_setting']}"
+    other = f"; at least {row['alone_differ']} images have different tokens alone and in a batch" * (
         row["alone_differ"] > 0
     )
     return f"{row['verdict']} ({seen}){other}"

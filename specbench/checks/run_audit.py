@@ -125,7 +125,7 @@ def audit_run(
     checkpoint, foreign = checkpoint_of(info, weights, revision), info.spec.tokens_sha256 is not None
     if logp and (logp not in LOGP_KINDS or not foreign):
         what = f"--logp {logp}: {'unknown' if foreign else f'run {folder.name} was decoded here'}"
-        raise SpecbenchError(what, f"valid: {', '.join(LOGP_KINDS)}" if foreign else "omit --logp: its kind is known")
+        raise SpecbenchError(what, f"valid: {', '.join(LOGP_KINDS)}" if foreign else "omit --logp: the kind is known")
     facts: dict[str, Any] = {}
     if dtype:
         values, facts = _under_other_target(info, rows, *checkpoint, device, dtype)
@@ -188,7 +188,7 @@ def _explained(
     claim = f"samples of {spec.model} at {', '.join(sampling)} ({audit['images']} images, {audit['tokens']:,} tokens)"
     gap, wrong = audit["agreement"].get("log p"), ""
     if gap and not audit["logp_fits"] and gap["rounding"] is None and 0 < gap["beyond"] < 0.5:
-        wrong = f"of {gap['beyond']:.1%} of the tokens is not the model's, of the others it is"
+        wrong = f"of {gap['beyond']:.1%} of the tokens is not the model's; of the other tokens it is"
     if not causes and not audit["deviates"] and not audit["failed"]:
         unseen = f"a deviation of {audit['detectable']:.3f} per token would have been detected"
         return {"causes": [], "cause": None, "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
@@ -445,5 +445,5 @@ def model_of(spec: RunSpec, weights: str | None, revision: str | None) -> ModelF
             "name the run's checkpoint with --weights" if not weights else "",
         )
     if spec.model_code != ((code := model_code(model)) and code.digest):
-        raise SpecbenchError(f"the code of model '{model.name}' differs from the run's code", "restore that code")
+        raise SpecbenchError(f"the code of model '{model.name}' differs from the run's code", "restore the run's code")
     return model

@@ -133,7 +133,7 @@ def _find_scored(names: Sequence[str], out: str) -> list[Path]:
 def _check_score(images: Path | None, prompts: str | None, runs: bool, metrics: bool, against: str | None) -> None:
     """Reject flags of `score` that conflict or lack a required flag; `runs`, `metrics`: whether any are named."""
     if images is None and prompts is not None:
-        raise SpecbenchError("--prompts requires --images", "omit it: a run stores its prompts")
+        raise SpecbenchError("--prompts requires --images", "omit --prompts: a run stores its prompts")
     if images is not None and runs:
         raise SpecbenchError("--images and RUN cannot be combined", "--images scores external images")
     if against and (images is not None or not metrics):

@@ -107,7 +107,7 @@ def _bad_q(q: Tensor) -> str:
     """Describe the fault of a q [B, C, V]; empty for a valid q. Rounding errors, and 0 without a draft, are valid."""
     total = q.float().sum(-1)
     bad = ~((q >= 0).all(-1) & (total < 1.01))
-    return f" a q that sums to {total[bad][0].item():g}, or below 0 in places" if bad.any() else ""
+    return f" a q that sums to {total[bad][0].item():g}, or has negative values" if bad.any() else ""
 
 
 def _copied(value: Any) -> Any:

@@ -117,9 +117,9 @@ METRICS: dict[str, MetricEntry] = {
 _DERIVED = {
     "kid": "unbiased squared MMD to the reference images in Inception features, cubic kernel, mean over subsets",
     "fid-infinity": "FID extrapolated to infinitely many images; no interval up to n = 4096",
-    "precision": "fraction of images within a reference image's 3rd nearest neighbour in Inception features",
-    "recall": "fraction of reference images within an image's 3rd nearest neighbour in Inception features",
-    "density": "reference images nearer to an image than to their own 3rd nearest neighbour, over 3, mean over images",
+    "precision": "fraction of images nearer to a reference image than its 3rd nearest neighbour (Inception features)",
+    "recall": "fraction of reference images nearer to an image than its 3rd nearest neighbour (Inception features)",
+    "density": "mean number of reference images nearer to an image than to their own 3rd nearest neighbour, over 3",
     "coverage": "fraction of reference images that are nearer to some image than to their own 3rd nearest neighbour",
     "inception-score": "exp of the mean KL divergence of class probabilities from their mean, mean over 10 splits",
     "geneval[official]": "fraction of images that the official evaluator judges correct, mean over tags",

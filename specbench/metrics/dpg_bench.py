@@ -84,7 +84,7 @@ def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
     samples, side = 1 + max(row.sample for row in rows), rows[0].pixels().shape[0]
     for name, mine in grids.items():
         if len(mine) != samples or samples > GRID_IMAGES:
-            what = f"prompt '{name}' has {len(mine)} images of {samples}"
+            what = f"prompt '{name}' has {len(mine)} of {samples} images"
             raise SpecbenchError(what, "a grid needs equally many samples of each prompt, at most four; finish the run")
     lines = [
         (name, question["id"], ",".join(map(str, question["parents"])), question["tuple"], question["question"])

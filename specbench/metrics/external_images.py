@@ -177,7 +177,7 @@ def _by_line(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     if kept := _kept_captions(folder):
         by_text = {composed(prompt.text): prompt.id for prompt in prompts}
         ids = {line: by_text[text] for line, text in kept.items() if text in by_text}
-        return _numbered(paths, ids, "caption {} of its program is not in the list of prompts")
+        return _numbered(paths, ids, "the program's caption {} is not in the list of prompts")
     numbers = [int(number["name"]) for path in paths if (number := _LINE.fullmatch(path.stem))]
     ids = {line: prompt.id for line, prompt in enumerate(prompts, 0 if 0 in numbers else 1)}
     return _numbered(paths, ids, f"the list has {len(prompts)} lines")

@@ -146,7 +146,7 @@ class Fid(Metric):
         warning = joined(_warn_of_bias(images, reference, bias), warn_of_points(images, reference))
         scores = [Score(self.name, distance, images.n, warning)]
         if limit is not None:
-            note = None if limit.low is not None else "rough: half the images are not more than the features"
+            note = None if limit.low is not None else "rough: n / 2 is not above the number of features"
             scores.append(Score(f"fid-infinity[{self.variant}]", limit, images.n, note))
         note = "unbiased at any number of images" if images.n < reference.n else None
         scores.append(Score(f"kid[{self.variant}]", own_kid, images.n, note))

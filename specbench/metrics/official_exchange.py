@@ -149,7 +149,7 @@ def compbench_files(rows: Sequence[_Row]) -> Files:
             samples[category] = 1 + max(row.sample for row in mine)
             prompts = 1 + max(row.line for row in mine)
             if len(mine) != prompts * samples[category]:
-                what = f"category '{category}' has {len(mine)} images of {prompts} x {samples[category]}"
+                what = f"category '{category}' has {len(mine)} images instead of {prompts} x {samples[category]}"
                 need = "the official scripts need all samples of all prompts, from the first prompt on; finish the run"
                 raise SpecbenchError(what, need)
     for row in rows:

@@ -95,7 +95,7 @@ def oneig_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]
     for (name, category, run), mine in groupby(rows, key=lambda row: (row.prompt_id, row.category, row.run.name)):
         images = [row.pixels() for row in mine]
         if len(images) != samples or len({pixels.shape for pixels in images}) > 1:
-            what = f"prompt '{name}' has {len(images)} images of {samples}, or images of several sizes"
+            what = f"prompt '{name}' has {len(images)} of {samples} images, or images of several sizes"
             raise SpecbenchError(what, "a grid needs the same number of samples of each prompt; finish the run")
         yield png_bytes(np.concatenate(images, axis=1)), folders[category], run, f"{name.rpartition('-')[2]}.png"
 

@@ -202,7 +202,7 @@ def _too_few_samples(images: Images, metric: Metric) -> SpecbenchError | None:
         return None
     if images.rows["prompt_id"][[*_accepted(images.rows, metric)]].value_counts().max() >= needed:
         return None
-    what = f"metric '{metric.name}' needs {needed} samples of a prompt"
+    what = f"metric '{metric.name}' needs {needed} samples per prompt"
     return SpecbenchError(what, f"run with --samples {needed} or more")
 
 

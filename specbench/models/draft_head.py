@@ -218,7 +218,7 @@ def _adopted(head: EagleHead, model: Any, path: str) -> EagleHead:
     """Check that `head` has embeddings of all the model's tokens, and let the model adapt it."""
     largest = int(model.table_ids(torch.arange(model.layout.vocab, device=model.device)).max())
     if largest >= head.embed_tokens.num_embeddings:
-        what = f"--head {path}: it knows tokens below {head.embed_tokens.num_embeddings}, '{model.name}' has {largest}"
+        what = f"--head {path}: its ids end below {head.embed_tokens.num_embeddings}, '{model.name}' has id {largest}"
         raise SpecbenchError(what, "check that the head was trained for this model")
     return model.adopt_head(head)
 

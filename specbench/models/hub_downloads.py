@@ -229,7 +229,7 @@ def require_permission(repo: str, revision: str | None) -> None:
         raise SpecbenchError(what, f"connect to a network, then: specbench fetch {repo}", MISSING_PREREQUISITE)
     if is_pinned_only() and not (revision or _chosen(repo) or repo in REVISIONS):
         what = f"{repo} is not on this disk, and --pinned-only downloads only pinned commits"
-        raise SpecbenchError(what, f"name one: {_VARIABLE}={repo}@COMMIT", MISSING_PREREQUISITE)
+        raise SpecbenchError(what, f"name a commit: {_VARIABLE}={repo}@COMMIT", MISSING_PREREQUISITE)
 
 
 @contextmanager
@@ -293,8 +293,8 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
             return what, "free space, or name another folder: HF_HOME", MISSING_PREREQUISITE
     cause = (str(causes[-1]).splitlines() or [""])[0][:90] or type(causes[-1]).__name__
     return (
-        f"{repo}: {place} gives no answer of a hub: {cause}",
-        f"{again}; behind a proxy: HF_ENDPOINT, SSL_CERT_FILE",
+        f"{repo}: {place} does not answer like a hub: {cause}",
+        f"{again}; behind a proxy, set HF_ENDPOINT or SSL_CERT_FILE",
         FAILURE,
     )
 

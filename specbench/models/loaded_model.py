@@ -138,7 +138,7 @@ class LoadedModel(TransformerModel):
         for text in prompts:
             pair = _result(f"prompt_ids of {text!r:.40}", self._ids_of, text)
             if not isinstance(pair, Sequence) or len(pair) != 2:
-                raise SpecbenchError("prompt_ids must return two lists of ids", "of the prompt, and without a prompt")
+                raise SpecbenchError("prompt_ids must return two lists of ids", "return ids with and without a prompt")
             for ids, part in zip(rows, pair, strict=True):
                 ids.append(self._ids("prompt_ids", part))
         if not all((*rows[0], *rows[1])):

@@ -23,7 +23,7 @@ APART = 1.2  # Two papers' AR seconds of a model on a GPU contradict each other 
 _FASTEST = ("A100", "H100", "H200")
 STEPS_APART = 1.1  # Two papers' step ratios of a decoder contradict each other if their ratio is larger
 AR_SECONDS, MORE_LATENCY, STEPS = "AR seconds", "latency ratio above step ratio", "step ratio"
-UNEXPLAINED, NO_GPU = "no paper explains it", "one of the two papers names no GPU"
+UNEXPLAINED, NO_GPU = "unexplained", "one of the two papers names no GPU"
 
 
 def field() -> list[dict[str, object]]:

@@ -177,7 +177,7 @@ def _unlike(settings: RunSettings, info: RunInfo) -> tuple[str, ...]:
         for name, value in asked.items()
         if value is not None and there[name] != value
     ]
-    weights = [f"weights of {info.source_text} instead of the official ones"] if info.source_text else []
+    weights = [f"weights of {info.source_text} instead of the official weights"] if info.source_text else []
     return tuple(differing + weights)
 
 

@@ -157,7 +157,7 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
     for row in sorted(drafting, key=lambda row: row.decoder != "sjd"):
         likes.setdefault(row.group, row)
     if decoders and not likes:
-        raise SpecbenchError(f"--decoder: no decoder in {table.name} has drafts", "use specbench run")
+        raise SpecbenchError(f"--decoder: no decoder in {table.name} has drafts", "decode with specbench run instead")
     rows = list(table.rows)
     for reference, inline in parse_decoders(decoders):
         name = decoder_name(reference)

@@ -124,7 +124,7 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
     read = build_prompt_set(name, read_file(path, column))
     if repeated := len(read.prompts) - len({prompt.text for prompt in read.prompts}):
         advice = "intervals count each id as a separate prompt; for several images of a caption: --samples N"
-        console.say(f"{path.name}: {console.counted(repeated, 'prompt')} with the same caption as another: {advice}")
+        console.say(f"{path.name}: {console.counted(repeated, 'prompt')} with another prompt's caption: {advice}")
     return read
 
 

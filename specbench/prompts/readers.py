@@ -67,7 +67,7 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
     if (path / "samples").is_dir():
         reader = _read_run
     elif path.is_dir():
-        raise SpecbenchError(f"prompt file '{path}' is a folder, but not of a run")
+        raise SpecbenchError(f"prompt file '{path}' is a folder, but not a run folder")
     if reader is None:
         raise SpecbenchError(f"prompt file '{path}' has the unknown suffix {suffix}", _FORMATS)
     if column and reader in (_read_run, _read_text):
@@ -321,7 +321,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
     """Reject a repeated column name, which would be ambiguous."""
     counts = Counter(str(name).strip() for name in names)
     if repeated := next((name for name, count in counts.items() if count > 1), None):
-        raise SpecbenchError(f"prompt file '{path}' has two columns '{repeated}'", "remove or rename one")
+        raise SpecbenchError(f"prompt file '{path}' has two columns '{repeated}'", "remove or rename one column")
 
 
 _READERS = {

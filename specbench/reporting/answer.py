@@ -212,8 +212,8 @@ def _free_window(row: ReportRow) -> str | None:
     window = window_of(row.options)
     fed = columns_fed({**row.options, "window": min(window, length)}) if window else "several"
     return (
-        f"A target forward of {fed} tokens takes {number(cost)} times as long as a forward of a single token here. At "
-        f"equal cost {row.label} would be {number(steps / overhead)} times as fast as AR."
+        f"A target forward of {fed} tokens takes {number(cost)} times as long as a forward of a single token here. If "
+        f"both cost the same, {row.label} would be {number(steps / overhead)} times as fast as AR."
     )
 
 

@@ -339,9 +339,9 @@ class Gate:
         for row in named:
             value = getattr(row.estimate, self.field, None)
             if value is None or math.isnan(value):
-                raise SpecbenchError(f"gate '{self.text}' cannot be evaluated: {row.note or f'no {self.field}'}")
+                raise SpecbenchError(f"--fail-if '{self.text}' cannot be evaluated: {row.note or f'no {self.field}'}")
             if _SIGNS[self.sign](value, self.bound):
-                raise SpecbenchError(f"gate '{self.text}' failed: {self.name} = {value:.4g}", exit_code=GATE)
+                raise SpecbenchError(f"--fail-if '{self.text}' holds: {self.name} = {value:.4g}", exit_code=GATE)
 
 
 def verdict(rows: Sequence[Compared]) -> str:

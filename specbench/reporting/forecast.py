@@ -240,7 +240,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
         overhead = "per step as measured in each run (for AR in the AR run) on its machine; elsewhere it may differ"
     else:
         overhead = (
-            f"{_span(*setting.overhead_ms)} ms per step outside forward and drafting (assumed; for AR at most the same)"
+            f"{_span(*setting.overhead_ms)} ms per step outside forward and drafting (assumed; at most this for AR)"
         )
     lines = [
         f"This is a forecast: nothing was measured on {peak.name}.",
@@ -259,7 +259,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
             f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}: reading its weights takes at least as long as in {setting.dtype}."
         )
     if peak.products:
-        lines.append("Products with weights take the time measured there for this number of columns, at that share.")
+        lines.append("Weight products take the time measured on this device for as many columns, at the assumed share.")
     else:
         lines.append("Steps are compiled; eager steps take several times as long on a GPU, which waits for the host.")
     if any(length.decoder.head_kind == "eagle" for length in accepted):
@@ -270,7 +270,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
             "the first layer runs once per step (a few times if the window is wider than an image row)."
         )
     if any("rows-window" in length.decoder.options for length in accepted):
-        lines.append("Decoders of several image rows feed the rows that are active if all rows advance at equal rates.")
+        lines.append("Decoders of several image rows: the active rows are counted as if all advanced at equal rates.")
     if others:
         lines.append(f"Tokens per step were measured on {', '.join(others)}, not on {model.name}.")
         elsewhere = [length for length in accepted if length.decoder.drafts and length.model != model.name]

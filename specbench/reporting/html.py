@@ -333,7 +333,7 @@ def _differences(names: Mapping[str, ReportRow]) -> list[TextTable]:
     headings = ("decoder", "score", "difference [95 %]", "p, corrected")
     sentence = f"{RULE} Of {counted(len(tested), 'score difference')}, {len(real) or 'none'} "
     sentence += "is real" if len(real) < 2 else "are real"
-    sentence += "." if least is None else f"; the smallest p of the others is {number(least, 3)}."
+    sentence += "." if least is None else f"; the smallest p of the other differences is {number(least, 3)}."
     return [plain_table(headings if real else (), real, "Score differences from AR", [sentence])]
 
 

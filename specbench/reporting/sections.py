@@ -269,7 +269,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
     for column in columns:
         with_marks.append(column if column.tested in ("", "speedup") else marked(column))
         if column.tested == "speedup":
-            meaning = f"Over: speed-up over {base}, its latency divided by the latency of the run."
+            meaning = f"Over: speed-up over {base}, the baseline's latency divided by the run's latency."
             with_marks.append(ReportColumn(f"over {base} [95 %]", over, meaning, "higher", against=True))
     return with_marks
 

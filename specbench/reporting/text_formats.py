@@ -53,7 +53,7 @@ def render(rows: Sequence[ReportRow], fmt: str = "markdown", **options: Any) -> 
     fmt, shown = format_name("report", fmt), ReportOptions(**options)
     if shown.columns and not FORMATS[fmt].columns:
         raise SpecbenchError(
-            f"--columns: {fmt} always has all columns", f"choose columns of {enumerated(formats_with('columns'), 'or')}"
+            f"--columns: {fmt} always has all columns", f"use --format {enumerated(formats_with('columns'), 'or')}"
         )
     return writer("report", fmt)(rows, shown)
 

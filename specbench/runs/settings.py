@@ -37,13 +37,13 @@ MAX_SEED = 2**63 - 1
 OTHER_VARIABLES = {
     "SPECBENCH_CONFIG": "file of settings, as with `--config`",
     "SPECBENCH_CACHE": "folder for downloads and for measurements of this machine",
-    "SPECBENCH_OFFLINE": "1: download nothing",
+    "SPECBENCH_OFFLINE": "if 1, download nothing",
     "SPECBENCH_PROMPTS_MIRROR": "address of a copy of the [public prompt sets](prompts.md)",
     "SPECBENCH_REVISIONS": "[revisions of hub repositories](weights.md#pinned-commits), `owner/name@COMMIT`, separated "
     "by commas",
-    "SPECBENCH_PINNED_ONLY": "1: download hub repositories only at pinned commits, of specbench or your own, as with "
-    "`--pinned-only`",
-    "SPECBENCH_DEBUG": "1: show tracebacks, as with `--debug`",
+    "SPECBENCH_PINNED_ONLY": "if 1, download hub repositories only at pinned commits, of specbench or your own, as "
+    "with `--pinned-only`",
+    "SPECBENCH_DEBUG": "if 1, show tracebacks, as with `--debug`",
 }
 """{environment variable that is no setting: meaning}, for docs/commands.md."""
 

@@ -60,7 +60,7 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
         if not axes[name]:
             raise SpecbenchError(f"--sweep {name}: no values", "write it as --sweep G=3,10,25")
         if name not in swept:
-            raise SpecbenchError(f"--sweep {name}: this setting does not make another run", f"set it with --{name}")
+            raise SpecbenchError(f"--sweep {name}: its values would not give different runs", f"set it with --{name}")
     return {name: list(dict.fromkeys(map(settings[name].parse, values))) for name, values in axes.items()}
 
 

@@ -379,7 +379,7 @@ def _say_times(images: Sequence[_Image]) -> None:
         console.say(f"'seconds': {console.duration(float(np.median(times)) / 1e3)} per image (median)")
     if known := [image.seconds / image.batch for image in images if image.seconds and image.batch and image.batch > 1]:
         pace = console.duration(float(np.median(known)))
-        console.say(f"'seconds': {pace} per image (median) of {len(known)} that shared a call: no latency")
+        console.say(f"'seconds': {pace} per image (median), no latency: {len(known)} images shared a call")
     if unknown := sum(image.batch is None for image in images):
         what = f"'seconds': {console.counted(unknown, 'image')} of calls with an unknown number of images: no latency"
         console.say(f"{what} (add a column 'batch': images per call)")

@@ -24,8 +24,8 @@ _POWER = 0.8
 SIGNIFICANT = 0.05  # Level of the tests
 RULE = (
     f"A difference between two runs is called real if p < {SIGNIFICANT:g} in a paired t test over their common "
-    f"prompts (at least {FEW_UNITS}). The speed-up is one test; the scores are corrected together (Holm), and so are "
-    "distances to reference images, and log p and entropy."
+    f"prompts (at least {FEW_UNITS}). The speed-up is one test. Each of these groups is corrected "
+    "separately (Holm): scores; distances to reference images; log p and entropy."
 )
 """The rule of `is_real` in words; all sentences and marks in reports follow this rule."""
 

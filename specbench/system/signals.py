@@ -89,7 +89,7 @@ def stopped(done: str = "", number: int = 0) -> SpecbenchError:
     " with 3 of 8 images done". `number`: the signal; by default the received signal, or Ctrl-C."""
     number = number or _state.asked or signal.SIGINT
     what = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
-    kept = "" if done else "what is finished is kept; "
+    kept = "" if done else "finished work is kept; "
     return SpecbenchError(f"{what}{done}", f"{kept}run the same command again to resume", 128 + number)
 
 

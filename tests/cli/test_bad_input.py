@@ -80,7 +80,7 @@ BAD = [
     ("bench gsd-1 --decoder sjd", "to add a decoder, use --with", ""), ("run --decoder gsd --sweep G", "no values", ""),
     ("run --decoder gsd --sweep H=3", "unknown setting to sweep 'H'", ""),
     ("run --decoder gsd --sweep G=3,-1", "--G -1", ""),
-    ("run --decoder gsd --sweep limit=3,4", "this setting does not make another run", ""),
+    ("run --decoder gsd --sweep limit=3,4", "its values would not give different runs", ""),
     ("run --decoder gsd --sweep tau=0.1,0.2", "--tau", ""),
     ("run --decoder gsd:G=5 --sweep G=3,4", "its values have no effect", ""),
     ("run --decoder vvs:interval=1 --limit 1", "interval", ""),

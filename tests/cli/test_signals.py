@@ -74,7 +74,7 @@ def test_a_signal_that_a_destructor_swallows_still_ends_the_command(handled, cli
     outcome = cli("status")
     assert outcome.code == 128 + number and time.monotonic() - start < 10
     name = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
-    assert outcome.err == f"error: {name} (what is finished is kept; run the same command again to resume)\n"
+    assert outcome.err == f"error: {name} (finished work is kept; run the same command again to resume)\n"
 
 
 def test_an_interrupt_that_a_library_turns_into_an_error_is_an_interrupt(handled, cli, monkeypatch):

@@ -109,7 +109,7 @@ def test_export_numbers_images_contiguously_by_prompt_and_sample_and_refuses_gap
         for name in (f"a {category} cup_000000", f"a {category} cup_000001", "two cups_000002", "two cups_000003")
     ]
     gap = synthetic.pictured(tmp_path / "gap", prompts(tmp_path / "gap", "color")[1:], 1)
-    refused("1 images of 2 x 1", official_exchange.export_images, "t2i-compbench", gap, tmp_path / "none")
+    refused("1 images instead of 2 x 1", official_exchange.export_images, "t2i-compbench", gap, tmp_path / "none")
 
 
 def answered(path: Path, answers: dict[int, object]) -> None:

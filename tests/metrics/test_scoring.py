@@ -290,7 +290,7 @@ def test_a_foreign_metric_is_named_for_its_faults_and_others_go_on(tmp_path, mon
 def test_what_one_metric_cannot_compute_leaves_the_others_alone(tmp_path, cli):
     folder = drawn_run(tmp_path / "a", n=2)  # one sample a prompt
     outcome = cli("score", folder, "--metric", "diversity[shapes]", "--metric", "shapes-detector", "--device", "cpu")
-    refused = "needs 2 samples of a prompt (all other scores are stored; run with --samples 2"
+    refused = "needs 2 samples per prompt (all other scores are stored; run with --samples 2"
     assert outcome.code == PARTIAL and refused in " ".join(outcome.err.split())
     assert not [*(folder / "image_scores").glob("diversity*")] and values(folder)["shapes-detector"] == 1
 

@@ -139,7 +139,7 @@ def test_a_certificate_that_cannot_be_verified_is_said_at_once(monkeypatch, tmp_
         raise ConnectionError("connection failed") from inner
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
-    problem = r"huggingface\.co gives no answer of a hub: .*CERTIFICATE_VERIFY"
+    problem = r"huggingface\.co does not answer like a hub: .*CERTIFICATE_VERIFY"
     assert "SSL_CERT_FILE" in refused(problem, WantedFiles(SOURCE).fetch).try_this
 
     error = urllib.error.URLError(ssl.SSLCertVerificationError("certificate verify failed"))

@@ -367,7 +367,7 @@ def test_auto_goes_on_eagerly_when_a_step_cannot_be_compiled(when, monkeypatch, 
     assert outcome.code == 0 and said.endswith("No space left on device; running eagerly"), outcome.err
     assert len([*tmp_path.glob("*/images/*.png")]) == 1
     assert cli("report", "--out", tmp_path).code == 0
-    cli(*line, "--compile", "on").refused("(--compile off)", code=5)
+    cli(*line, "--compile", "on").refused("(use --compile off)", code=5)
     assert generate_images(["a red circle"], merge(run_settings(), {"decoder": "ar"}))
 
 

@@ -155,7 +155,7 @@ def test_a_head_of_another_vocabulary_without_a_tensor_or_cut_off_after_its_inde
     name, tiny, tensors, folder = pair
     model = loaded(name, tiny.folder)
     write_head(tmp_path / "small", name, 10, tiny.output.shape[1])
-    refused("knows tokens below 10", head_for, model, str(tmp_path / "small"))
+    refused("its ids end below 10", head_for, model, str(tmp_path / "small"))
     (path,) = (file for file in folder.iterdir() if file.suffix in (".bin", ".safetensors"))
     whole = path.read_bytes()
     index = 8 + int.from_bytes(whole[:8], "little") if path.suffix == ".safetensors" else 0

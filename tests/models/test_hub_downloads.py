@@ -114,7 +114,7 @@ def test_a_file_that_replaces_another_file_of_the_hub_is_enough(hub, tmp_path):
     (404, {"X-Error-Code": "RepoNotFound"}, "does not exist on", "hf auth login"),
     (404, {"X-Error-Code": "RevisionNotFound"}, "has no revision 'main'", "name another revision"),
     (429, {"RateLimit": '"api";r=0;t=300'}, "it asks to wait 300 s", "run the same command again"),
-    (503, {}, "answers 503", "run the same command again"), (200, {}, "no answer of a hub", "HF_ENDPOINT"),
+    (503, {}, "answers 503", "run the same command again"), (200, {}, "does not answer like a hub", "HF_ENDPOINT"),
 ])  # fmt: skip
 def test_a_refusal_of_the_hub_is_one_short_line(hub, tmp_path, status, headers, problem, command):
     hub.refusals["/api/models/owner"] = (status, headers)
@@ -151,7 +151,7 @@ def _refused(done: subprocess.CompletedProcess, problem: str, command: str) -> N
 
 @pytest.mark.parametrize(("variables", "problem", "command"), [
     ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "Connection refused", "the same command again"),
-    ({"HF_ENDPOINT": "http://nowhere.invalid"}, "gives no answer of a hub", "the same command again"),
+    ({"HF_ENDPOINT": "http://nowhere.invalid"}, "does not answer like a hub", "the same command again"),
     ({"HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "NO_PROXY": ""}, "refused", "again"),
     ({"HF_HUB_OFFLINE": "1"}, "downloads are disabled", "specbench fetch owner/name"),
     ({"HF_ENDPOINT": "huggingface.co"}, "HF_ENDPOINT=huggingface.co: not an address", "https://HOST"),
@@ -220,7 +220,7 @@ def test_ctrl_c_in_a_download_ends_it_at_once_with_one_line(hub, copied, tmp_pat
         run.send_signal(signal.SIGINT)
         output = run.communicate(timeout=20)[1].decode()
     assert run.returncode == INTERRUPTED, output
-    assert output == "error: interrupted (what is finished is kept; run the same command again to resume)\n"
+    assert output == "error: interrupted (finished work is kept; run the same command again to resume)\n"
 
 
 def test_the_command_line_decodes_with_an_unpinned_model_from_an_empty_cache(hub, written, tmp_path):

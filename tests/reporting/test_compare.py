@@ -275,7 +275,7 @@ def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
     ids = [folder.name for folder in runs]
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "speedup<0.98").code == 0
     back = cli("compare", *ids[::-1], "--out", tmp_path, "--fail-if", "speedup < 0.98", "--json")
-    assert back.code == 4 and "gate 'speedup < 0.98' failed: speedup = 0.87" in back.err
+    assert back.code == 4 and "--fail-if 'speedup < 0.98' holds: speedup = 0.87" in back.err
     assert named(json.loads(back.out))["speedup"]["value"] < 0.98, "the numbers are printed all the same"
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness.high>2").code == 4
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness<-1").code == 0

@@ -97,7 +97,7 @@ CALLS = {  # columns of four images, their latencies and what is said
     "half a call": ({"seconds": [2.0] * 4, "batch": [8] * 4}, [None] * 4, "4 images of calls with an unknown number"),
     "alone, by the file": ({"seconds": [2.0] * 4, "batch": [1] * 4}, [2000] * 4, "2.0 s per image (median)\n"),
     "one call": (
-        {"seconds": [2.0] * 4, "batch": [4] * 4}, [None] * 4, "0.5 s per image (median) of 4 that shared a call",
+        {"seconds": [2.0] * 4, "batch": [4] * 4}, [None] * 4, "(median), no latency: 4 images shared a call",
     ),
     "not said": ({"seconds": [2.0] * 4}, [None] * 4, "4 images of calls with an unknown number of images: no latency"),
     "one of them": (
@@ -138,7 +138,7 @@ def test_whatever_reads_runs_reads_imported_ones(ours, tmp_path, cli):
         outcome = cli(*command)
         assert outcome.code == 0, f"{command}: {outcome.err}"
         assert not re.search(r"\bnan\b", outcome.out, re.IGNORECASE), command
-    assert "these runs are tokens of other programs" in cli("methods", folder).err
+    assert "omit these runs, whose tokens come from other programs" in cli("methods", folder).err
 
 
 def test_seeds_of_another_program_are_no_contradiction_and_copies_are_reported(ours, tmp_path, cli):

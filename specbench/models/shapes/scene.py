@@ -153,7 +153,7 @@ def realize(request: SceneRequest, rng: np.random.Generator) -> Scene:
     for index, clause in enumerate(request.clauses):
         kinds += [(clause.shape, clause.color or str(rng.choice(COLORS)), index)] * clause.count
     if len(kinds) > MAX_COUNT:
-        raise SceneError(f"a scene holds at most {MAX_COUNT} objects, this one asks for {len(kinds)}")
+        raise SceneError(f"a scene holds at most {MAX_COUNT} objects, not {len(kinds)}")
     first = {index: number for number, (_, _, index) in [*enumerate(kinds)][::-1]}
     for _ in range(5000):
         if (places := _place(len(kinds), rng)) is None:

@@ -109,7 +109,7 @@ def compile_error(error: Exception) -> CompileError:
     first, _, rest = str(error).strip().partition("\n")
     lines = rest.partition("Output:\n")[2].splitlines()
     reason = ": ".join([first, *[line.strip()[:200] for line in lines if "error" in line or "cannot" in line][:1]])
-    return CompileError(f"a step cannot be compiled here: {reason}", "--compile off", MISSING_PREREQUISITE)
+    return CompileError(f"a step cannot be compiled here: {reason}", "use --compile off", MISSING_PREREQUISITE)
 
 
 def keep_compiled() -> None:
