@@ -296,7 +296,7 @@ def _option_meant(option: str, context: Any) -> str:
 
 
 def _options_of(command: str) -> list[str]:
-    """Return all names of the options of another command."""
+    """Return all names of a command's options."""
     group = typer.main.get_command(build_app(command, root_options=False))
     chosen = getattr(group, "commands", {}).get(command, group)
     return [name for parameter in chosen.params for name in parameter.opts]

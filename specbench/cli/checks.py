@@ -40,7 +40,7 @@ def doctor(
     ),
     metric: list[str] | None = opt.option("--metric", "NAME", "Also require this metric to be ready; may be repeated."),
     protocol: str | None = opt.protocol_option("Also require the metrics"),
-    everything: bool = opt.switch("--all", "Print every check, including packages, models and peaks without problems."),
+    everything: bool = opt.switch("--all", "Print all checks, also passed ones of packages, models and device peaks."),
     out: str = opt.Out,
     json: bool = opt.Json,
 ) -> None:
@@ -123,7 +123,8 @@ def audit(
         "--logp",
         "KIND",
         "Kind of log p that another program recorded: sampled, tempered, raw, tempered-words or raw-words, each also "
-        "with the prefix conditional-; detected by default.",
+        "with the prefix conditional-.",
+        show_default="detected",
     ),
     out: str = opt.Out,
     quiet: bool = opt.Quiet,
@@ -132,7 +133,8 @@ def audit(
     asked = {name: value for name, value in flags.items() if value is not None}
     if engine:
         if decoders or run or recompute or compiled or thorough or samples != _DEFAULT_SAMPLES or seed:
-            raise SpecbenchError("--engine cannot be combined with DECODER, --run or their options", "use two calls")
+            what = "--engine excludes DECODER, --run, --recompute, --compile, --thorough, --samples and --seed"
+            raise SpecbenchError(what, "use two calls")
         asked |= {"weights": weights or "", "revision": revision or "", "device": chosen_device(device)}
         asked |= {"dtype": dtype} if dtype else {}
         run = [_run_of_engine(engine, out, served, asked)]
@@ -257,7 +259,7 @@ def audit_runs(
     failures = ((row["run_id"], f"{row['verdict']}: {decided_by(row)}") for row in rows if row["failed"])
     if failed := [f"{name} ({why}{causes.get(name, '')})" for name, why in failures]:
         what = f"tokens or recorded values do not follow the model's distribution: {', '.join(failed)}"
-        raise SpecbenchError(what, "the table and the lines above show the largest deviations", GATE)
+        raise SpecbenchError(what, "see the deviations printed above", GATE)
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, object]:
@@ -390,4 +392,4 @@ def check(
     columns = ("name", "check", "status", "detail") if several else ("check", "status", "detail")
     print_json(rows) if json else print_table(rows, columns, ("status",))
     if failed := [f"{row['check']} of {row['name']}" for row in rows if row["status"] == FAILED]:
-        raise SpecbenchError(f"failed: {', '.join(failed)}", "the table has the details", GATE)
+        raise SpecbenchError(f"failed: {', '.join(failed)}", "see the details printed above", GATE)

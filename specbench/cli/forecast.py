@@ -12,7 +12,7 @@ from specbench.errors import SpecbenchError
 @command(
     "forecast",
     "Tokens per step come from runs, or from values that a paper prints. The time of a step is a roofline estimate for "
-    "the window, batch and context (weights, KV cache, attention and logits of all rows), plus an overhead. The ranges "
+    "the window, batch and context (weights, KV cache, attention, output logits), plus an overhead. The ranges "
     "follow from the assumed shares of the device's peaks and the assumed overhead; each assumption is printed.",
     epilog="For example: specbench forecast gsd-1 --on A100 --model lumina",
 )

@@ -79,7 +79,7 @@ class _Progress:
 def check_head(
     model: str = _Model,
     head: str = option(
-        "--head", "FOLDER", "Folder of the head; by default the head that is bundled with the model.", ""
+        "--head", "FOLDER", "Folder of the head.", "", show_default="the head that is bundled with the model"
     ),
     kind: str = _Kind,
     data: Path | None = _Data,

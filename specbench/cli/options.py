@@ -178,7 +178,7 @@ def _help(setting: Setting, default: str | None) -> str:
 
 
 def _decoder_help(option: Option, of_several: bool) -> str:
-    """Describe an option: "Cluster size (default: 10 for gsd)". `of_several`: begin with at most 5 decoders."""
+    """Describe an option: "Cluster size (default for gsd: 10)". `of_several`: begin with at most 5 decoders."""
     owners: dict[str, list[str]] = {}
     for name, options in _options_by_preset(tuple(PRESETS)).items():
         if (same := options.get(option.name)) and same.help == option.help:
@@ -188,8 +188,8 @@ def _decoder_help(option: Option, of_several: bool) -> str:
     few = of_several and 0 < len(names) <= 5
     common = [value for value, some in owners.items() if len(some) > 4 or (few and len(owners) == 1)]
     shown = [" or ".join(common) + " by decoder" * (len(common) > 1)] if any(common) else []
-    shown += [f"{value} for {'/'.join(some)}" for value, some in owners.items() if value not in common]
-    note = f" [dim](default: {escape(', '.join(shown))})[/dim]" if shown else "" if names else " (used by no preset)"
+    shown += [f"for {'/'.join(some)}: {value}" for value, some in owners.items() if value not in common]
+    note = f" [dim](default {escape('; '.join(shown))})[/dim]" if shown else "" if names else " (used by no preset)"
     return _sentence(f"for {'/'.join(names)}: {option.help}" if few else option.help) + note
 
 

@@ -45,7 +45,7 @@ def report(
     prompts: str | None = _TablePrompts,
     added: list[str] | None = opt.OwnRows,
     over: str | None = opt.option(
-        "--over", "seed", "Print one row for all runs that differ only in the seed; swept options become columns."
+        "--over", "seed", "Print a row per group of runs that differ only in the seed, and a column per varied option."
     ),
     baseline: str | None = opt.Baseline,
     caption: str | None = opt.Caption,

@@ -78,7 +78,7 @@ class _RunCommand(Command):
     epilog="Options of a decoder: specbench run --help gsd; all options: --help all. Then: specbench score",
     cls=_RunCommand,
 )
-@flags(_SETTINGS)
+@flags(_SETTINGS, {"prompts": "the model's own set, else parti"})
 def run(
     flags: dict[str, object],
     config: str | None = option("--config", "FILE", "Read settings from a TOML file.", rich_help_panel="Output"),

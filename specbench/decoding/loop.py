@@ -147,8 +147,8 @@ def warm_up_steps(how: Decoding, requests: Sequence[Request], render: bool = Tru
 def drawn(
     model: ImageModel, tokens: Tensor, requests: Sequence[Request], decoder: DecoderSpec, seed: int
 ) -> list[tuple[np.ndarray | None, dict[str, float]]]:
-    """Render stream tokens [B, N]: return each image's pixels, uint8 [3, H, W], and facts of its second stage, if any.
-    An image's seed is its noise key. Pixels are None if the model has no pixel decoder."""
+    """Render stream tokens [B, N]. Return for each image its pixels, uint8 [3, H, W] (None without pixel decoder), and
+    the facts of its second stage ({} without a second stage). The image's noise key seeds random rendering."""
     if isinstance(model, StagedModel):
         made = []
         for image in decode(*second_stage(model, tokens, requests, decoder), seed):

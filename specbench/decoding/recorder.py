@@ -37,7 +37,7 @@ class StepRecorder:
         self, rows: int, length: int, window: int, forced: Tensor, noise: Noise | None = None, compiled: bool = False
     ):
         """`forced` [N + 1]: forced id per stream slot, -1 if free. `noise`: if given, the u_i are recorded. `compiled`:
-        whether steps may run as compiled code, which needs all buffers to exist from an eager step."""
+        whether steps may be compiled; all buffers must then be created by an eager step."""
         device = forced.device
         self._collects = self.collects and device.type == "cpu" and not compiled
         self._own = torch.arange(rows, device=device)

@@ -82,10 +82,13 @@ def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
     `sample`, `meta` and `pixels()`."""
     grids = {name: list(mine) for name, mine in groupby(rows, key=lambda row: row.prompt_id)}
     samples, side = 1 + max(row.sample for row in rows), rows[0].pixels().shape[0]
+    if samples > GRID_IMAGES:
+        what = f"the run has {samples} images per prompt, but a grid holds at most {GRID_IMAGES}"
+        raise SpecbenchError(what, f"use a run of --samples {GRID_IMAGES} or fewer")
     for name, mine in grids.items():
-        if len(mine) != samples or samples > GRID_IMAGES:
-            what = f"prompt '{name}' has {len(mine)} of {samples} images"
-            raise SpecbenchError(what, "a grid needs equally many samples of each prompt, at most four; finish the run")
+        if len(mine) != samples:
+            what = f"prompt '{name}' has {len(mine)} of {samples} images, but grids need the same number per prompt"
+            raise SpecbenchError(what, "finish the run")
     lines = [
         (name, question["id"], ",".join(map(str, question["parents"])), question["tuple"], question["question"])
         for name, mine in grids.items()

@@ -86,7 +86,7 @@ class GenEval2(PerImageMetric):
     def features_of(self, sample: Sample) -> dict[str, object]:
         asked, skills = sample.meta["vqa_list"], sample.meta["skills"]
         if not asked or len(asked) != len(skills):
-            what = f"prompt '{sample.prompt_id}' has {len(asked)} questions and {len(skills)} skills"
+            what = f"prompt '{sample.prompt_id}': {len(asked)} questions and {len(skills)} skills, not one per question"
             raise SpecbenchError(what, "use the prompt set of: specbench fetch geneval2")
         atoms = [self.judge(sample.pixels, question, right_answers(question, answer)) for question, answer in asked]
         with np.errstate(divide="ignore"):

@@ -53,7 +53,8 @@ class ModelInfo(ModelFacts):
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelInfo:
         """Return the model with `choice` applied; a choice of other weights or another size is refused."""
         for name in choice.released:
-            raise SpecbenchError(f"--{name.replace('_', '-')} released: '{self.name}' has no released form", "omit it")
+            what = f"--{name.replace('_', '-')} released: model '{self.name}' has only the form official"
+            raise SpecbenchError(what, "omit the option")
         if choice.weights or choice.revision or choice.random or choice.tiny or choice.size:
             what = f"model '{self.name}' has only one set of weights and one size"
             raise SpecbenchError(what, "omit --weights, --revision, --random-weights, --scale and --size")

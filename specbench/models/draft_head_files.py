@@ -102,8 +102,9 @@ def no_head(model: str, named: bool = True) -> SpecbenchError:
     """Return the error for a model without a draft head; `model` may have endings of its configuration. `named`:
     whether commands know the model by this name."""
     what = f"model '{model}' has no draft head in the package, and no published head fits"
-    train = f"'specbench train-head --model {model.partition('+')[0]}'" if named else "a plug-in of this model"
-    return SpecbenchError(what, f"use --head FOLDER, or train a head with {train}", MISSING_PREREQUISITE)
+    train = f"train a head: specbench train-head --model {model.partition('+')[0]}"
+    hint = f"use --head FOLDER, or {train if named else 'write a plug-in for this model, and train a head for it'}"
+    return SpecbenchError(what, hint, MISSING_PREREQUISITE)
 
 
 def head_in(folder: Path) -> CheckpointFiles:

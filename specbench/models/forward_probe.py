@@ -77,7 +77,7 @@ def refusing(name: str) -> Iterator[None]:
 
 
 def check_own_forward(model: TransformerModel, text: str) -> None:
-    """Refuse a checkpoint of a known family if its decoding steps differ from its network's own forward. The comparison
+    """Refuse a checkpoint of a known family if its decoding steps differ from one forward of the sequence. The check
     runs once per machine for the same files."""
     state = model.weights_sha256, model.name, model.dtype, model.device.type, __version__
     key = " ".join(map(str, (*state, torch.__version__, transformers.__version__)))
@@ -87,7 +87,7 @@ def check_own_forward(model: TransformerModel, text: str) -> None:
         with refusing(model.name):
             result = probe(model, own_forward(model, model.encode([text])))
     except SpecbenchError as error:
-        hint = "its configuration uses a feature that specbench does not support in this family of models"
+        hint = "use another checkpoint: its configuration has a feature that specbench does not support in this family"
         raise SpecbenchError(error.what, hint) from error
     with suppress(SpecbenchError, OSError):  # if the result is not stored, the next load compares again
         remember(_COMPARED, {key: result.gap})
@@ -103,7 +103,8 @@ def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Refer
     tokens = torch.where(forced < 0, drawn, forced).to(model.device)
     logp, part = own_logp(model, prefix, tokens), -(-2 * slots // 3)
     if logp.isnan().any():
-        raise SpecbenchError(f"{model.name}: its own forward gives NaN", "try a number format with a wider range")
+        what = f"{model.name}: the forward of the whole sequence gives NaN"
+        raise SpecbenchError(what, "try --dtype bfloat16 or --dtype float32")
     with _products_rounded(getattr(model, "network", model.backbone), seed):
         rounding = _gap(own_logp(model, prefix, tokens), logp)
     shapes = _gap(own_logp(model, prefix, tokens[:, :part]), logp[:, : part + 1])

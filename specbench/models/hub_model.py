@@ -102,9 +102,9 @@ class HubModel(ModelFacts):
             raise SpecbenchError(what)
         for name in choice.released:
             if name not in self.released_forms:
-                what = f"--{name.replace('_', '-')} released: '{self.name}' has no released form"
+                what = f"--{name.replace('_', '-')} released: model '{self.name}' has only the form official"
                 others = dict.fromkeys(model.family for model in MODELS if name in model.released_forms)
-                raise SpecbenchError(what, f"families with a released form: {', '.join(others)}")
+                raise SpecbenchError(what, f"omit the option, or use a model of these families: {', '.join(others)}")
         grid, second = TINY_GRID if choice.tiny else self.grid, self.second
         if choice.size:
             if choice.tiny:

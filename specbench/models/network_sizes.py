@@ -112,7 +112,7 @@ class NetworkSize:
 
     @property
     def kv_numbers(self) -> int:
-        """Numbers cached per token and row."""
+        """Numbers in the KV cache per token of a sequence."""
         return 2 * self.layers * self.key_width
 
     def size(self, codes: int, eight_bits: bool = False) -> Size:

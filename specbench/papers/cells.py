@@ -257,9 +257,8 @@ def seeds_of(run: Run) -> Sequence[Run]:
 
 
 def runs_as_one(members: Sequence[tuple[Run, Sequence[Run]]]) -> tuple[Run, ReportRow, Run | None]:
-    """Return the run (several seeds become one run), its report row, and the most similar of the AR runs that are given
-    with each run. `real` of the row lists the numbers that differ from AR's; for several seeds, the numbers that differ
-    with every seed."""
+    """Combine runs that differ in the seed: return one run, its report row, the nearest AR run. `members`: runs, each
+    with its candidate AR runs. `real` of the row: the numbers that differ from AR's with every seed."""
     nearest = [nearest_ar(run, beside) for run, beside in members]
     run, beside = members[0]
     if len(members) == 1:

@@ -26,8 +26,8 @@ def set_name(typed: str) -> str:
     if typed in prompt_set_names() or os.path.exists(typed):
         return typed
     if names.folded(typed).startswith("mjhq"):
-        what = "MJHQ-30K is not downloaded, because its publisher states no digest to verify it"
-        raise SpecbenchError(what, "download the list of the set yourself, and use it: --prompts meta_data.json")
+        what = "prompt set MJHQ-30K cannot be downloaded by specbench: its publisher gives no digest to verify it"
+        raise SpecbenchError(what, "download its file meta_data.json yourself, and use --prompts meta_data.json")
     valid, sets = prompt_set_names(), public.public_sets()
     facts = {name: [sets[name].summary.partition(":")[0]] for name in valid if name in sets}
     whole, slash, part = typed.partition("/")

@@ -242,7 +242,7 @@ def _unpack(entry: PublicSet, archive: Path) -> None:
             part.write_bytes(content.read(remote.url) if as_long else b"")
             if not matches(part, remote):
                 part.unlink()
-                raise SpecbenchError(f"{archive}: {remote.url} in it is not the expected file")
+                raise SpecbenchError(f"{archive}: size or digest of {remote.url} is not as published")
             os.replace(part, entry.folder / name)
 
 

@@ -141,7 +141,7 @@ def _question(row: Compared) -> str:
 
 
 def real_differences(folder: Path, over_ar: OverAR) -> set[str]:
-    """Return which numbers of a run ("speedup" and metrics) differ from AR's, without distances to reference images."""
+    """Return the names of the numbers that differ from AR's: "speedup" and scores, except distances to references."""
     if over_ar.ar_folder in (None, folder):
         return set()
     speed = Compared("speedup", p=over_ar.speedup_p)

@@ -184,7 +184,7 @@ def _section(section: Section) -> dict[str, Any]:
 
 
 def page_table(table: ReportTable, runs: Sequence[ReportRow], best: bool = False) -> TextTable:
-    """Remove empty columns, and move values that all rows share below the table. `best`: bold by `BOLD_RULE`."""
+    """Remove empty columns, and move values that all rows share below the table. `best`: see `ReportTable.texts`."""
     columns = table.columns
     if all(value_of(row.over_fastest.speedup_fastest) in (None, value_of(row.over_ar.speedup)) for row in runs):
         columns = [column for column in columns if column is not FASTEST]  # it would repeat the speed-up

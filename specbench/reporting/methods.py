@@ -156,8 +156,8 @@ def _machine(info: RunInfo) -> str:
 def _statistics(infos: Sequence[RunInfo]) -> str:
     timed = "A speed-up is the ratio of the summed latencies of AR and of a decoder over the same images. "
     return (timed if any(info.spec.timed for info in infos) else "") + (
-        rf"Intervals are at 95\,\% over prompts and are given for {FEW_UNITS} prompts or more; $p$-values are "
-        "paired; the $p$-values of the scores of two runs are corrected together by Holm."
+        rf"Intervals are 95\,\% confidence intervals over prompts, given for at least {FEW_UNITS} prompts. $p$-values "
+        "are from paired tests; all scores that compare the same two runs are Holm-corrected together."
     )
 
 

@@ -73,7 +73,7 @@ def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
 
 
 def _with_versions(rows: Sequence[ReportRow], infos: Sequence[RunInfo]) -> list[ReportRow]:
-    """To equal labels of rows with different plug-in code, add the code's edit time ("power, edited 26 Nov 14:02")."""
+    """If rows with the same label differ in plug-in code, add its edit time: "power, edited 26 Nov 14:02"."""
     groups: dict[object, dict[str | None, str]] = {}
     keys = [(row.model, row.setting, row.label, str(row.options)) for row in rows]
     for key, info in zip(keys, infos, strict=True):

@@ -226,7 +226,7 @@ class ReportRow:
 
     @cached_property
     def by_key(self) -> Mapping[str, Any]:
-        """All values by key, also the numbers and the values of parts."""
+        """All values by key: the fields, with the fields of each `Part` and the entries of `numbers` in their place."""
         keys: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)

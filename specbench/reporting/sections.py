@@ -38,7 +38,7 @@ class ReportTable:
     topic: str = ""
 
     def texts(self, runs: Sequence[ReportRow], best: bool = False) -> TextTable:
-        """Format the table for these runs. `best`: bold by `BOLD_RULE`."""
+        """Format the table for these runs. `best`: whether the best values are bold, see `BOLD_RULE`."""
         real = [real_differences(row.folder, row.over_ar) if best else () for row in runs]
         columns = []
         for column in self.columns:
@@ -76,7 +76,7 @@ def sections(rows: Sequence[ReportRow]) -> list[Section]:
 
 
 def _told_apart(section: Section, others: Sequence[Section]) -> str:
-    """Make the heading of a section. To equal headings, add the settings that differ, except the drawn prompts."""
+    """Make the heading of a section. If headings differ at most in the selection of prompts, add other differences."""
     plain = _heading(section.runs, drawn=False)
     alike = [other.runs[0].setting.content() for other in others if _heading(other.runs, drawn=False) == plain]
     setting_here, edited = section.runs[0].setting.content(), section.runs[0].model_edited or ""

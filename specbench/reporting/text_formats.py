@@ -81,7 +81,7 @@ def report_markdown(rows: Sequence[ReportRow], options: ReportOptions) -> str:
 
 
 def _texts(section: Section, table: ReportTable, best: bool = False) -> TextTable:
-    """Format a table without empty columns, or with all columns that the user chose. `best`: bold by `BOLD_RULE`."""
+    """Format a table without empty columns, or with all columns that the user chose. `best`: see `texts`."""
     texts = table.texts(section.runs, best)
     return text_tables.distinct_columns(texts, kept=texts.headings) if section.tables else texts
 

@@ -78,7 +78,7 @@ class RunSettings:
         "decoders, each with optional inline options, for example ar,gsd:G=50,window=16", "NAME[:OPTION=VALUE,...]",
         many=True, uses=Use.IMAGES)
     prompts: str | None = _what("",
-        "prompt set or file; by default the model's own set, else parti", "SET|FILE", "the model",
+        "prompt set or file", "SET|FILE", "the model",
         uses=(Use.TARGET ^ Use.IMAGES) | Use.CELLS)
     prompt_column: str | None = _what("",
         "column of the prompt file with the texts", "NAME", "text, prompt or caption", uses=Use.REPEAT)

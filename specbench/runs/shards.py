@@ -1,4 +1,4 @@
-"""Shards: shares of the images that one process decodes, given by `--shard I/N`, scheduler or launcher."""
+"""Shards: each process decodes one share of the images, chosen by `--shard I/N`, the scheduler or the launcher."""
 
 from collections.abc import Mapping
 

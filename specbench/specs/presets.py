@@ -157,7 +157,7 @@ def choices_of(preset: Preset, overrides: Mapping[str, object]) -> dict[str, str
 
 
 def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict[str, Option]:
-    """Return the options of the preset (with `choices` applied) with their defaults."""
+    """Return the options of `choices` (by default the preset's components), with the preset's default values."""
     options = {option.name: option for part in _components(choices or preset.choices) for option in part.options}
     return {
         name: Option(**{**vars(option), "default": preset.defaults.get(name, option.default)})

@@ -53,9 +53,9 @@ class Remote:
     """A published file.
 
     Attributes:
-        url: address of the publication.
-        digest: "sha256:...", "md5:..." or "git:..." (id of a file in a git repository), as recorded by the publisher or
-            this project; empty if unknown.
+        url: address of the file, or its name in a published archive.
+        digest: "sha256:...", "md5:..." or "git:..." (git's object id), from the publisher or recorded by this project;
+            empty if unknown.
         size: bytes, if known.
         by_hand: advice if the file cannot be downloaded automatically.
     """

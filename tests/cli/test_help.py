@@ -121,9 +121,9 @@ def _accepted() -> dict[str, set[str]]:
 
 def test_help_of_an_option_of_several_decoders_names_them():
     helps = {path.split()[-1]: parameter.help for path, parameter in _parameters(typer.main.get_command(build_app()))}
-    assert "(default: 3 for eagle-gbv, 2 for pathexplore)" in helps["flag_paths"]
-    assert "(default: off for zipar/zipar-released, on for zipar-adaptive)" in helps["flag_adaptive"]
-    assert re.search(r"^For gsd: .+ \[dim\]\(default: 0.5\)\[/dim\]\. For gsd-released: ", helps["flag_d"])
+    assert "(default for eagle-gbv: 3; for pathexplore: 2)" in helps["flag_paths"]
+    assert "(default for zipar/zipar-released: off; for zipar-adaptive: on)" in helps["flag_adaptive"]
+    assert re.search(r"^For gsd: .+ \[dim\]\(default 0.5\)\[/dim\]\. For gsd-released: ", helps["flag_d"])
 
 
 def test_help_prints_every_choice_in_the_case_in_which_it_is_accepted():

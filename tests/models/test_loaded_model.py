@@ -178,7 +178,7 @@ def test_a_network_that_has_changed_is_compared_again():
 
 
 def test_no_nan_and_no_infinity_hides_a_difference():
-    refused("its own forward gives NaN", decoded_any, scaled(scale=2.0, late=torch.nan), "ar")
+    refused("the forward of the whole sequence gives NaN", decoded_any, scaled(scale=2.0, late=torch.nan), "ar")
     refused("differs from the model's own forward", decoded_any, scaled(late=3.0), "ar")
 
 
@@ -375,7 +375,7 @@ def test_what_does_not_fit_is_one_line(network):
     for no_model in (None, "gpt2"):
         refused("is neither a network nor an ImageModel", specbench.decode, **given | {"model": no_model})
     refused("GG", decoded, network, "gsd", GG=3)
-    refused("train a head with a plug-in", decoded, network, "eagle")
+    refused("write a plug-in for this model, and train a head", decoded, network, "eagle")
     refused("several decoders", decoded, network, "ar,sjd")
 
 

@@ -23,7 +23,12 @@ from specbench.system import environment
 from specbench.system.foreign_code import code_of
 
 TABLE = (Path(__file__).parents[2] / "docs" / "same-run.md").read_text()
-STATED = {name.strip("`"): effect for name, effect in re.findall(r"^- (.+?), ([a-z -]+?): ", TABLE, flags=re.MULTILINE)}
+PARTS = (part.partition("\n") for part in TABLE.split("\n## ")[1:])
+STATED = {
+    name.strip("`"): effect.lower()
+    for effect, _, inputs in PARTS
+    for name in re.findall(r"^- (.+?): ", inputs, flags=re.MULTILINE)
+}
 SPECS = {
     "model": "other", "weights_sha256": "9" * 64, "model_code": "8" * 64, "decoder": tiny.spec("sjd", window=2).decoder,
     "decoder_code": "7" * 64, "head_sha256": "6" * 64, "sampling": replace(SJD.sampling, top_k=7), "prompts": "other",

@@ -206,6 +206,6 @@ def test_audit_engine_draws_and_then_audits_the_run(folder, tmp_path, cli, monke
         )
         outcome = cli(*line.split(), "--prompts", folder / "p.txt", "--out", tmp_path)
         assert outcome.code == 0 and len(RunStore(audited[0]).samples()) == 2
-        assert "--engine cannot be combined" in cli("audit", "sjd", "--engine", address).err
+        assert "--engine excludes DECODER" in cli("audit", "sjd", "--engine", address).err
     assert "--engine ADDRESS" in cli("audit", "--limit", 3).err
     assert "http://127.0.0.1:8000" in cli("audit", "--engine", "127.0.0.1:8000").err

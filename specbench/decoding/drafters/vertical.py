@@ -1,11 +1,11 @@
-"""Drafting with a vertical head: each draft is conditioned on the row above, whose features are known, and on the
-previous draft.
+"""Drafting with a vertical head: each draft is conditioned on the image row above, whose features are known, and on
+the previous draft.
 
-The head's distribution is recorded as q, so verification makes the result exact. A refined draft of the previous step
-is kept if the tokens that the head reads have not changed since the last forward: then the target's distribution is the
-better guess. This condition depends on earlier slots only.
+The head's distribution is recorded as q, so verification makes the result exact. A draft that the refinement took
+from p is kept if the head's input tokens have not changed since the last forward: p is then a better guess than the
+head's q. This condition depends on earlier slots only.
 
-If drafts are drawn one by one, each draft reads the head's output matrix. With `passes`, each pass draws all drafts at
+If drafts are drawn one by one, each draft multiplies by the output matrix. With `passes`, each pass draws all drafts at
 once, given the tokens of the previous pass, with the same random numbers. q of a slot then depends on random numbers of
 earlier slots only, so verification stays exact. With as many passes as drafts, drafts equal those drawn one by one.
 """
@@ -165,7 +165,7 @@ class Vertical(JacobiTree):
     def _coupled(
         self, positions: Tensor, refined: Tensor, tokens: Tensor, step: Tensor, q: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return the last arguments of `drawn`, which couple redrawn drafts with the refined `tokens` [B, k]."""
+        """Return `least` and `shared` of `drawn` to couple drafts with refined `tokens` [B, k]; (): no coupling."""
         return ()
 
     def _head_logits(self, features: Tensor) -> Tensor:

@@ -65,8 +65,8 @@ class Grouped(RatioTest):
     def _judge(
         self, x: Tensor, p_x: Tensor, ids: Tensor, exists: Tensor, p_member: Tensor, q_member: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Acceptance and cluster size [...] of x [..., 1], given the slice of `ids` [..., m] around it, the mask of
-        existing ids, and their p and q; the cluster of an x with p(x) = 0 is x only."""
+        """Return acceptance and cluster size [...] of x [..., 1]. `ids` [..., m]: the tokens ranked around x; `exists`:
+        mask of valid `ids`. If p(x) = 0, the cluster contains only x."""
         member = exists & ((p_member - p_x).abs_() <= self._delta)
         if self._d != float("inf"):
             last = len(self._codebook) - 1

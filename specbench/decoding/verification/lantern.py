@@ -29,7 +29,7 @@ Neighbours = Literal["normalised", "raw"]
 
 
 class Lantern(RatioTest):
-    """LANTERN: the neighbours' total probability is at most `delta`."""
+    """LANTERN: the neighbours in A(x) have a total probability of at most `delta`."""
 
     def __init__(self, context: Context, k: int, delta: float, neighbours: Neighbours):
         super().__init__(context)
@@ -68,7 +68,7 @@ class Lantern(RatioTest):
 
 
 class LanternPlusPlus(Lantern):
-    """LANTERN++: the neighbours' total probability is at most (lambda - 1) p(x), so a <= lambda p/q."""
+    """LANTERN++: the neighbours in A(x) have a total probability of at most (lambda - 1) p(x): p(A) <= lambda p."""
 
     def __init__(self, context: Context, k: int, lambda_: float, neighbours: Neighbours):
         super().__init__(context, k, lambda_ - 1, neighbours)

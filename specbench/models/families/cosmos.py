@@ -53,7 +53,7 @@ def last_frame(x: Tensor) -> Tensor:
 
 
 def network(latent: int, widths: Sequence[int], blocks: int) -> nn.Module:
-    """Build the network from codes [B, 6, h, w] to subbands [B, 192, 4 h, 4 w]; sizes as in `PUBLISHED`."""
+    """Build the network that maps codes [B, 6, h, w] to subbands [B, 192, 4 h, 4 w]. Sizes: see `PUBLISHED`."""
     deepest, levels = widths[-1], {}
     for level in reversed(range(len(widths))):
         inner, width = ([*widths, deepest][level + 1], widths[level])

@@ -171,9 +171,9 @@ def load(request: LoadRequest) -> LlamaGen:
 
 
 class LlamaGenClass(FamilyModel):
-    """LlamaGen by class (ImageNet), B to 3B: a learned vector per class replaces the caption; the unconditional row has
-    another learned vector. Prompts are class labels. A label has one position, whose queries and keys are zero, as
-    for a caption. Guidance applies to every slot: `cfg_interval` is off, as by default in the official code."""
+    """LlamaGen by class (ImageNet), B to 3B: a learned vector per class replaces the caption, and a further vector is
+    the unconditional input. Prompts are class labels. A label takes one position; its queries and keys are zero, as for
+    captions. Guidance applies to every slot: `cfg_interval` is off, as by default in the official code."""
 
     def __init__(self, request: LoadRequest, network: ClassNetwork, decoder: ImageDecoder):
         codes = range(network.output.out_features)

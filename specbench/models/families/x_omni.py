@@ -145,11 +145,11 @@ class XOmni(SimpleAR):
         return super().begin(prefix, guidance, columns)
 
     def add_decoder(self, files: CheckpointFiles) -> None:
-        """Read the code table, and the FLUX model if it is on this disk, else warn that no pictures are drawn."""
+        """Read the codebook, and the FLUX model if its files are here; else warn that no images are rendered."""
         config = files.named("config.json")
         folder, settings = config.parent, read_json(files.source, config).get("vision_config")
         if not isinstance(settings, dict):
-            return warn(f"{self.name} cannot render pictures: {config} has no vision_config")
+            return warn(f"{self.name} cannot render images: {config} has no vision_config")
         with files.source.blaming(config):
             decoder, dtype = settings["decoder"], _DTYPES[settings["dtype"]]
             projector = _inside(folder, settings["encoder"]["projector_path"])

@@ -79,7 +79,7 @@ class TransformerModel:
         raise NotImplementedError
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
-        """Embed the stream tokens [R, T] of a forward that predict stream slots `positions` [R, T]: [R, T, d].
+        """Embed stream tokens [R, T] as the inputs that predict the stream slots `positions` [R, T]: [R, T, d].
         Entries with position 0 are replaced by the prompt's last element; entries past the end are never read."""
         raise NotImplementedError
 
@@ -305,8 +305,8 @@ class TransformerSession:
         return max(end, 2) if self._index.device.type == "cpu" else whole_parts(end, len(self._index))
 
     def part_starts(self) -> list[int]:
-        """Return the stream slots from which the widest forward reads one more part of the cache; empty if it reads
-        any number of slots. In a batch, rows ahead of the slowest row may read a part earlier."""
+        """Return the stream slots at which the widest forward begins to read one more of the cache's `PARTS`; empty if
+        it reads any number of slots. In a batch, rows ahead of the slowest row may read a part earlier."""
         if self._readable(2) == 2:
             return []
         last, part = max(to_host(self._last[:, 0])), len(self._index) // PARTS
