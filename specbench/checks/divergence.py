@@ -55,7 +55,7 @@ class Counts:
         return int(math.log(RUN_CELLS + 0.5, self.vocab))
 
     def _run(self, start: int, length: int) -> Counts:
-        """Marginal of a run of tokens from `start` on; the last cell still counts streams that break the grammar."""
+        """Marginal of consecutive tokens from `start` on; the last cell still counts streams that break the grammar."""
         width = self._run_width
         shape = (self.vocab**start, self.vocab**width, self.vocab ** (length - start - width))
         observed = self.observed[:, :-1].reshape(2, *shape).sum((1, 3))
@@ -138,7 +138,7 @@ def p_value(tables: Sequence[Counts]) -> float:
     """P-value of the hypothesis "images follow the exact joint distribution of their table and are independent".
 
     Three tests, Bonferroni-corrected: the sum of the statistics of all blocks; the smallest p-value of the tests of
-    single tables (whole images, or a run of tokens); and `dependence`.
+    single tables (whole images, or consecutive tokens); and `dependence`.
     """
     single = [chi_square(view) for counts in tables for view in (counts, *counts.runs)]
     worst = min(_tail(*test) for test in single)

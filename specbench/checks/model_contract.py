@@ -30,7 +30,7 @@ def model_findings(name: str, prompts: str | None = None) -> list[Finding]:
         prompts = info.name
     texts = [prompt.text for prompt in load_prompts(prompts).prompts[:2]] if prompts else list(_TEXTS)
     if len(texts) < 2:
-        raise SpecbenchError(f"prompts '{prompts}' have only one prompt", "the tests of a model need two prompts")
+        raise SpecbenchError(f"prompts '{prompts}' have only one prompt", "use two prompts: model tests need them")
     return ModelChecks(info, load_model(info), texts).all_findings()
 
 

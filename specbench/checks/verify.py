@@ -1,4 +1,4 @@
-"""Check runs in a packed file or a folder (`specbench verify`): digests, rows, pictures, scores, tokens, latencies."""
+"""Check runs in a packed file or a folder (`specbench verify`): digests, rows, images, scores, tokens, latencies."""
 
 import itertools
 import json
@@ -203,14 +203,14 @@ def _contradictions(row: Mapping[str, Any], lossless: bool) -> Iterator[str]:
 
 @PinnedTorch()
 def _drawing(run: Path, device: str) -> tuple[VerifyStatus, str]:
-    """The pictures are decoded from the tokens."""
+    """The images are decoded from the tokens."""
     info, store = RunStore(run).info(), RunStore(run)
     if not (run / "images").is_dir():
-        return OPEN, "packed without pictures"
+        return OPEN, "packed without images"
     try:
         model = load_model(model_of(info.spec, *checkpoint_of(info, None, None)), device, info.spec.dtype)
         if isinstance(model, StagedModel) or not getattr(model, "draws", True):
-            return OPEN, "pictures of a second-stage model cannot be rendered again"
+            return OPEN, "images of a second-stage model cannot be rendered again"
         worst, checked = 0.0, 0
         for piece in store.batches(["status", "tokens", "prompt", "image", "image_sha256"], size=16):
             rows = piece.to_pandas()
@@ -233,7 +233,7 @@ def _drawing(run: Path, device: str) -> tuple[VerifyStatus, str]:
 def _pictures(run: Path) -> Iterator[tuple[str, VerifyStatus, str]]:
     rows = RunStore(run).samples(["image", "image_sha256"]).dropna(subset=["image"])
     if not (run / "images").is_dir():
-        yield "pictures", OPEN, "no pictures are stored here"
+        yield "pictures", OPEN, "no images are stored here"
         return
     for row in rows.itertuples():
         image_bytes(run, row.image, row.image_sha256)

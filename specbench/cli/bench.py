@@ -175,4 +175,4 @@ def _print_estimate(table: Table, flags: Mapping[str, Any], as_json: bool) -> No
         console.say(total(rows))
     if all(row["problem"] for row in rows):
         what = f"no row of {table.name} can run here"
-        raise SpecbenchError(what, "the obstacles are listed above", MISSING_PREREQUISITE)
+        raise SpecbenchError(what, "see the obstacles listed above", MISSING_PREREQUISITE)

@@ -108,7 +108,7 @@ def _no_score(folders: Sequence[Path]) -> SpecbenchError:
     if len(rows) and rows["status"].ne("ok").all():
         return SpecbenchError(f"no score: no image was decoded; the first failed: {rows['error'].iloc[0]}")
     if len(rows) and rows["image"].isna().all():
-        return SpecbenchError("no score: these runs have no pictures", "`specbench run` printed the reason")
+        return SpecbenchError("no score: these runs have no image files", "see the reason that `specbench run` printed")
     return SpecbenchError(
         "no score: these metrics need reference images for these prompts",
         "give real images with --reference FOLDER, or choose other metrics: specbench list metrics",
@@ -135,7 +135,7 @@ def _check_score(images: Path | None, prompts: str | None, runs: bool, metrics: 
     if images is None and prompts is not None:
         raise SpecbenchError("--prompts requires --images", "omit --prompts: a run stores its prompts")
     if images is not None and runs:
-        raise SpecbenchError("--images and RUN cannot be combined", "--images scores external images")
+        raise SpecbenchError("--images and RUN cannot be combined", "omit RUN: --images scores other images than runs")
     if against and (images is not None or not metrics):
         raise SpecbenchError("--against requires --metric or --protocol, and no --images")
 

@@ -187,7 +187,7 @@ def import_results(
 def pack(
     runs: list[str] | None = Runs,
     to: Path = option("--to", "FILE.zip", "File to write.", Path("runs.zip")),
-    without_pictures: bool = switch("--without-pictures", "Omit the pictures."),
+    without_pictures: bool = switch("--without-pictures", "Omit the image files."),
     out: str = Out,
 ) -> None:
     from specbench.store import packed

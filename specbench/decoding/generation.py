@@ -56,7 +56,7 @@ class Generation:
     image: np.ndarray | None = field(default=None, repr=False)  # uint8 [3, H, W] pixels, once rendered
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture as a PNG file, and return its path."""
+        """Write the image as a PNG file, and return its path."""
         if self.image is None:
             raise SpecbenchError("this image was not rendered", "decode it with render=True")
         write_output(Path(path), png_bytes(self.image.transpose(1, 2, 0)))

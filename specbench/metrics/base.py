@@ -125,7 +125,7 @@ class Metric:
         raise NotImplementedError
 
     def feature_identity(self) -> Mapping[str, str]:
-        """Return the part of the identity that can change features, without inputs that only change the score."""
+        """Return the part of the identity that can change features; omit inputs that change only the score."""
         return self.identity()
 
     @cached_property

@@ -87,7 +87,7 @@ METRICS: dict[str, MetricEntry] = {
         "distance between two samples of a prompt by CLIP ViT-B/16 (1 - cosine), mean over pairs and prompts",
         "clip-b16"),
     "diversity[lpips-alex]": MetricEntry("specbench.metrics.diversity:Lpips",
-        "distance between two samples of a prompt by LPIPS, mean over pairs and prompts; needs lpips"),
+        "distance between two samples of a prompt by LPIPS, mean over pairs and prompts; needs the package lpips"),
     "diversity[shapes]": MetricEntry("specbench.metrics.diversity:ClipDiversity",
         "distance between two samples of a prompt by the small CLIP of `shapes` (1 - cosine)", "shapes"),
     "imagereward": MetricEntry("specbench.metrics.preference:ImageReward",
@@ -97,9 +97,10 @@ METRICS: dict[str, MetricEntry] = {
     "aesthetic[sac+logos+ava1]": MetricEntry("specbench.metrics.preference:Aesthetic",
         "LAION aesthetic predictor V2 on CLIP ViT-L/14, mean over images"),
     "vqascore[clip-flant5-xxl]": MetricEntry("specbench.metrics.packages:VqaScore",
-        "probability, by CLIP-FlanT5-XXL, that the image shows the caption, mean over images; needs t2v-metrics"),
+        "CLIP-FlanT5-XXL's probability that the image shows the caption, mean over images; needs the package "
+        "t2v-metrics"),
     "hpsv3": MetricEntry("specbench.metrics.packages:Hpsv3",
-        "human preference score v3, mean over images; needs hpsv3"),
+        "human preference score v3, mean over images; needs the package hpsv3"),
     "geneval[hf-m2f]": MetricEntry("specbench.metrics.geneval:GenEval",
         "fraction of images that fulfil the GenEval prompt, judged with transformers' Mask2Former; mean over tags",
         unjudged="how well objects are drawn, or objects that are not in the caption"),
@@ -168,7 +169,7 @@ def metric_names() -> list[str]:
 
 
 def metric_name(typed: str) -> str:
-    """Resolve a typed name to a metric, without a variant if none was typed; return unknown names unchanged."""
+    """Resolve a typed name to a metric name; a variant is not added. Return unknown names unchanged."""
     valid = metric_names()
     bases = dict.fromkeys(name.partition("[")[0] for name in (*valid, *_DERIVED))
     base, bracket, variant = typed.partition("[")

@@ -82,7 +82,7 @@ def prompts_of_images(folder: Path, prompts: str | Path | None, column: str | No
     for prompt in read_entries(about, column):
         meta = {name: value for name, value in prompt.meta.items() if name not in ("file_name", "sample", "run")}
         if by_id.setdefault(prompt.id, replace(prompt, meta=meta)).text != prompt.text:
-            raise SpecbenchError(f"{about}: two prompts have the id '{prompt.id:.60}'", "ids must be unique")
+            raise SpecbenchError(f"{about}: two prompts have the id '{prompt.id:.60}'", "make the ids unique")
     return build_prompt_set(str(about), list(by_id.values()))
 
 

@@ -46,7 +46,7 @@ class ReferenceImages:
         if self.statistics:
             raise SpecbenchError(f"{self.path} contains statistics (mu, sigma), not images", "use --reference DIR")
         if len(pictures := pictures_in(self.folder)) < 2:
-            raise SpecbenchError(f"{self.folder} has 1 reference image", "distances need at least 2")
+            raise SpecbenchError(f"{self.folder} has fewer than two reference images", "add images")
         return pictures
 
     @property

@@ -1,8 +1,8 @@
-"""Compare a model's decoding steps with the network's own forward. The steps are forwards through the KV cache: single
-columns, windows with rejected drafts, and a draft tree. The own forward processes the whole sequence at once.
+"""Compare a model's decoding steps with a reference forward. The steps are forwards through the KV cache: single
+columns, windows with rejected drafts, and a draft tree. The reference forward processes the whole sequence at once.
 
-Both must give the same log p up to rounding. Two forwards measure the size of rounding errors: the own forward of only
-a part of the sequence, which has another shape, and the own forward with a rounding error added to every product.
+Both must give the same log p up to rounding. Two forwards measure the size of rounding errors: a reference forward
+of a part of the sequence, which has another shape, and a reference forward with a rounding error in every product.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Probe(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """A model's own forward of R prompts with N random stream tokens each."""
+    """A model's reference forward of R prompts with N random stream tokens each."""
 
     prefix: Prefix  # the prompts twice, because a session without guidance decodes the first half
     tokens: Tensor  # [R, N]
@@ -77,7 +77,7 @@ def refusing(name: str) -> Iterator[None]:
 
 
 def check_own_forward(model: TransformerModel, text: str) -> None:
-    """Refuse a checkpoint of a known family if its decoding steps differ from one forward of the sequence. The check
+    """Refuse a checkpoint of a known family if its decoding steps differ from the reference forward. The check
     runs once per machine for the same files."""
     state = model.weights_sha256, model.name, model.dtype, model.device.type, __version__
     key = " ".join(map(str, (*state, torch.__version__, transformers.__version__)))
@@ -114,7 +114,7 @@ def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Refer
     again = _gap(own_logp(model, prefix, tokens), logp) if rounding.largest > 100 * _SAME else Gap(0.0, 0.0)
     if again.mean > rounding.mean / 2:
         what = f"{model.name}: log p of the same tokens differs by {again.largest:.2g} nats between two forwards"
-        raise SpecbenchError(what, "the network draws random numbers, even in eval mode")
+        raise SpecbenchError(what, "make the network deterministic in eval mode")
     if not math.isfinite(rounding.largest):
         what = f"{model.name}: whether log p is infinite in the network's forward depends on rounding"
         raise SpecbenchError(what, "let specbench truncate (top_k, top_p) instead of the network")
@@ -123,14 +123,14 @@ def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Refer
 
 @PinnedTorch()
 def unchanged(model: TransformerModel, start: Reference) -> bool:
-    """Return whether the own forward still gives the log p of a reference."""
+    """Return whether a new reference forward gives the log p of the stored `start`."""
     prefix = start.prefix.take(range(len(start.tokens)))
     return not _gap(own_logp(model, prefix, start.tokens), start.logp).exceeds(start.rounding)
 
 
 @PinnedTorch()
 def probe(model: TransformerModel, reference: Reference) -> Probe:
-    """Compare decoding steps with the model's own forward; an error if they differ by more than rounding."""
+    """Compare decoding steps with the reference forward; an error if they differ by more than rounding."""
     gap, no_trees = _compared(model, _steps(model, reference), reference.rounding), None
     try:
         gap = max(gap, _compared(model, _trees(model, reference), reference.rounding))
@@ -145,7 +145,7 @@ def _compared(model: TransformerModel, steps: Iterable[tuple[str, Tensor, Tensor
     for way, expected, logits in steps:
         gap = _gap(logits.float().log_softmax(-1), expected)
         if gap.exceeds(rounding):
-            what = f"{model.name}: log p {way} differs from the model's own forward by {gap.largest:.2g} nats"
+            what = f"{model.name}: log p {way} differs from a forward of the whole sequence by {gap.largest:.2g} nats"
             raise SpecbenchError(f"{what} (rounding: {rounding.largest:.1g})", _HINT)
         largest = max(largest, gap.largest)
     return largest

@@ -259,7 +259,7 @@ class ImageModel(Protocol):
 
 @runtime_checkable
 class StagedModel(Protocol):
-    """A model whose tokens become the prompt of a second model, which draws the pictures."""
+    """A model whose tokens become the prompt of a second model, which renders the images."""
 
     second: ImageModel
     second_sampling: Sampling
@@ -278,12 +278,12 @@ class CuttingModel(Protocol):
 
 @runtime_checkable
 class FallibleModel(Protocol):
-    """A model that may draw tokens that cannot be decoded into a picture."""
+    """A model whose sampled tokens may not be decodable into an image."""
 
-    draws: bool  # whether pictures can be drawn; a model without this field can always draw them
+    draws: bool  # whether images can be rendered; a model without this field can always render them
 
     def problem(self, tokens: np.ndarray) -> str | None:
-        """Reason why stream tokens [N] cannot be decoded into a picture; None if they can."""
+        """Reason why stream tokens [N] cannot be decoded into an image; None if they can."""
 
 
 @runtime_checkable

@@ -2,8 +2,8 @@
 KV cache.
 
 The network gets ids, positions and masks in the form it expects, and its own forward applies its head. So scalings,
-biases and soft caps need no list of architectures. `specbench.models.forward_probe` compares the result with the
-network's own forward.
+biases and soft caps need no list of architectures. `specbench.models.forward_probe` compares the result with a
+reference forward.
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Known]] = WeakKeyDictionary()
 
 @contextmanager
 def decoding(model: LoadedModel, texts: Sequence[str], guided: bool, check: bool) -> Iterator[Probe | None]:
-    """Set eval mode and an attention implementation with which decoding steps agree with the network's own forward.
+    """Set eval mode and an attention implementation with which decoding steps agree with the reference forward.
     Both are restored afterwards. Yields the comparison's result, None without `check`. A network is compared once per
     kind of stream, and again if it has changed, or if a longer prompt passes a length named in the configuration."""
     network = unwrapped(model.network)
@@ -387,7 +387,7 @@ def _holds(known: _Known, model: LoadedModel, prompt: int) -> bool:
 
 
 def _compare(model: LoadedModel, network: nn.Module, prefix: Prefix, own: str) -> _Known:
-    """Find the first attention implementation whose decoding steps agree with the network's own forward. The
+    """Find the first attention implementation whose decoding steps agree with the reference forward. The
     network's own implementation is the only candidate if it accepts any mask, otherwise the last candidate."""
     reference, refused = own_forward(model, prefix), list[SpecbenchError]()
     for implementation in [own] if own in _ANY_MASK else [*_ANY_MASK, own]:

@@ -132,7 +132,7 @@ def vertical_hidden(width: int) -> int:
 
 
 def first_layer_weights(width: int) -> int:
-    """Return the weights of a vertical draft head's first layer, which is read once for a run of drafts."""
+    """Return the weights of a vertical draft head's first layer, which is read once for consecutive drafts."""
     return 6 * width * vertical_hidden(width)  # inputs: three features and three embeddings
 
 

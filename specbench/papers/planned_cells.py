@@ -42,7 +42,7 @@ class PlannedCell:
 
 
 def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, str] | None = None) -> list[PlannedCell]:
-    """Return the distinct cells of a table with their settings, without plans. `flags`: {setting of `specbench run`:
+    """Return the distinct cells of a table with their settings, but no plans. `flags`: {setting of `specbench run`:
     value, None if not given}. `env`: environment variables, by default of the process; the table overrides them."""
     settings, env = run_settings(), os.environ if env is None else env
     head_of(str(flags.get("head") or ""), "")

@@ -124,7 +124,7 @@ def build_prompt_set(name: str, prompts: Sequence[Prompt]) -> PromptSet:
     for prompt in prompts:
         _check(name, prompt)
         if prompt.id in seen:
-            raise SpecbenchError(f"prompts '{name}': two prompts have the id '{prompt.id}'", "ids must be unique")
+            raise SpecbenchError(f"prompts '{name}': two prompts have the id '{prompt.id}'", "make the ids unique")
         seen.add(prompt.id)
     return PromptSet(name, tuple(prompts), content_sha256(prompts))
 

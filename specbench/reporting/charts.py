@@ -332,7 +332,7 @@ def _layer(mark: LayerMark, points: Sequence[object], by: str | None = "run", **
 
 
 def _bars(points: Points) -> list[dict[str, object]]:
-    """Make the layer of the points' intervals, without points that have no interval."""
+    """Make the layer of intervals, for the points that have an interval."""
     bounded = [point for point in points if point.get("x1") is not None or point.get("y1") is not None]
     return [_layer("interval", bounded)] if bounded else []
 

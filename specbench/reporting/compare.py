@@ -254,7 +254,7 @@ def _unpaired(a: Path, b: Path) -> str:
 
 
 def _plain_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> Compared | None:
-    """Compute the difference of two distances from the stored scores alone, without an interval."""
+    """Compute the difference of two distances from the stored scores alone, which give no interval."""
     whole = mine["kind"] == "distance" and mine["images"] == theirs["images"] == mine["n"] == theirs["n"]
     if not whole or any(score["low"] is not None or score["value"] is None for score in (mine, theirs)):
         return None

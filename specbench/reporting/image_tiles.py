@@ -66,7 +66,7 @@ def first_prompts(folder: Path, limit: int) -> dict[str, Shown]:
 
 
 def tiles(folder: Path, prompts: Sequence[str], sample: int = 0) -> dict[str, Tile]:
-    """Read the tiles of a run as {prompt id: tile}, without prompts that have no row."""
+    """Read the tiles of a run as {prompt id: tile}; prompts without a row are omitted."""
     scores: dict[str, dict[str, float]] = {}
     for name, values in values_per_image(folder).items():
         shown = values[values["prompt_id"].isin(prompts) & (values["sample"] == sample)]

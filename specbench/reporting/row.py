@@ -22,7 +22,7 @@ from specbench.store.run_store import AuditVerdict
 SIGNS: Mapping[Better, int] = {"lower": -1, "higher": 1}
 ARROWS: Mapping[Better, str] = {"lower": "↓", "higher": "↑"}
 NumberValue = Estimate | float | Sequence[float | None] | None
-"""Number of a run: with or without an interval, a list per depth or position, or None if missing."""
+"""Number of a run, whose interval may be missing; or a list per depth or position; or None if missing."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class ReportRow:
         return keys | numbers
 
     def number(self, name: str) -> Estimate | None:
-        """Return a number of the run by its name, with or without an interval."""
+        """Return a number of the run by its name; its interval may be missing."""
         value = self.value(name)
         if isinstance(value, int | float):
             return Estimate(value)

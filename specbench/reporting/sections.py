@@ -139,7 +139,7 @@ def _short_names(columns: Mapping[str, ReportColumn]) -> dict[str, ReportColumn]
 
 
 def definitions(shown: Sequence[Section], everything: bool = True) -> list[str]:
-    """List the definitions of the columns in the first tables, or in all tables, without repetition."""
+    """List the definitions of the columns in the first tables, or in all tables, each once."""
     columns = {
         column.heading: column
         for section in shown

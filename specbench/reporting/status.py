@@ -68,7 +68,7 @@ def _merged(rows: Sequence[dict[str, Any]], lacking: str) -> list[dict[str, Any]
 
 
 def status_of(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return `status` of these run folders, without folders that contain no rows."""
+    """Return `status` of those run folders that contain rows."""
     runs = with_ar_runs(folder for folder in folders if folder in runs_in(folder.parent))
     return [_status(run, ar_runs) for run, ar_runs in runs.values()]
 

@@ -122,8 +122,8 @@ def _records(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
 
 
 def report_latex(rows: Sequence[ReportRow], options: ReportOptions) -> str:
-    """Format as LaTeX: a booktabs `table` for the first table of each section, or for all tables, and notes; bold by
-    `BOLD_RULE`."""
+    """Format as LaTeX: a booktabs `table` for the first table of each section, or for all tables, and notes; the
+    best values are bold."""
     grouped = _chosen(rows, options)
     tables = [(section, table) for section in grouped for table in section.shown(options.everything)]
     floats, marked = [], False

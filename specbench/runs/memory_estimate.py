@@ -1,7 +1,7 @@
 """Memory estimate and largest batch, computed before loading. Imports torch only to query a GPU.
 
-    peak   = weights + batch x (cache + inputs + max(prefill, target, verify)), or while images are drawn
-             weights + batch x (cache + inputs) + decoding of one picture (of a batch, if they are drawn together)
+    peak   = weights + batch x (cache + inputs + max(prefill, target, verify)), or while images are rendered
+             weights + batch x (cache + inputs) + decoding of one image (of a batch, if rendered together)
 
     weights  the model, image decoder and text encoder; a draft head (`HEAD_SIZES`); LANTERN's table of neighbours;
              `table_bytes`

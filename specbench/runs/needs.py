@@ -47,7 +47,7 @@ def needs_of(model: ModelFacts, prompts: str | None) -> list[Need]:
 
 
 def score_needs(model: ModelFacts, prompts: str | None) -> list[Need]:
-    """Return the missing files of the model's default metrics, without repetition of shared networks."""
+    """Return the missing files of the model's default metrics; a shared network appears once."""
     needs: dict[str, Need] = {}
     for name in metric_catalog.default_metrics(model.name.partition("+")[0], prompts):
         if name in metric_catalog.IMPORTED:

@@ -252,7 +252,7 @@ def _tables(model: ImageModel) -> dict[str, np.ndarray]:
 
 
 def read_stream(images: Sequence[np.ndarray], model: ImageModel, path: Path | str, ids: str | None) -> list[np.ndarray]:
-    """Return the stream tokens [N] of images, from ids of either kind, with or without forced grammar tokens."""
+    """Return the stream tokens [N] of images, from ids of either kind, which may lack the forced tokens."""
     layout, tables = model.layout, _tables(model)
     if ids not in (None, *tables):
         raise SpecbenchError(f"--ids {ids}: this model has only codebook indices", "omit --ids")

@@ -205,7 +205,7 @@ def _imports(tree: ast.AST, name: str, package: str) -> Iterator[str]:
 
 @functools.cache
 def _versions(tops: frozenset[str]) -> dict[str, str]:
-    """Return the versions of the distributions that contain the imported packages, without specbench's requirements."""
+    """Return the versions of the distributions that contain the imported packages, except specbench's requirements."""
     if not tops:
         return {}
     needed = {re.split(r"[ ;<>=\[]", line)[0].replace("_", "-").lower() for line in requirements()}

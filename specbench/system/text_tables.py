@@ -29,7 +29,7 @@ class TextCell(NamedTuple):
 
 @dataclass(frozen=True)
 class TextTable:
-    """Table of texts, independent of the format: rows of cells in groups (with or without a name), and notes below.
+    """Table of texts, independent of the format: rows of cells in groups, which may have names, and notes below.
     `labels`: number of leftmost columns that name a row."""
 
     headings: Sequence[str]

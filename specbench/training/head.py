@@ -333,8 +333,8 @@ def _vertical_losses(
     """Compute the loss of a batch: cross-entropy between the distributions of target and head for each slot, without
     guidance.
 
-    `draw` splits every image at random into runs of consecutive slots, as long as a step's drafts. Within a run the
-    head gets the features of slots before the run, and all earlier tokens."""
+    `draw` splits every image at random into parts of consecutive slots, as long as a step's drafts. In a part, the head
+    gets the features of slots before the part, and all earlier tokens."""
     place = batch.prompt[:, None] + torch.arange(model.layout.length)
     before = (place - 1)[..., None].expand(-1, -1, batch.features.shape[-1])
     ids = batch.ids.gather(1, place).to(model.device)

@@ -117,7 +117,7 @@ def test_no_score_of_another_reference_is_printed_if_the_one_that_was_named_is_r
         assert done.code == 0 and "shapes-frechet" in done.out
     problems = {
         "both": (2, "has 1 image, and 2 more"),
-        "one": (2, "has 1 reference image (distances need at least 2)"),
+        "one": (2, "has fewer than two reference images (add images)"),
         "known.npz": (2, "contains statistics (mu, sigma), not images"), "damaged": (3, "1.png is damaged"),
     }  # fmt: skip
     for name, (code, why) in problems.items():

@@ -203,7 +203,7 @@ def test_a_family_that_forgets_something_after_its_layers_is_refused(tmp_path, m
     write("janus", tmp_path)
     true = FamilyModel.own_logits
     monkeypatch.setattr(FamilyModel, "own_logits", lambda *given: 0.5 * true(*given))
-    refused("of single tokens differs from the model's own forward by", loaded, "janus", tmp_path)
+    refused("of single tokens differs from a forward of the whole sequence by", loaded, "janus", tmp_path)
 
 
 def test_weights_of_a_narrower_format_are_no_rounding_of_a_wider_one():

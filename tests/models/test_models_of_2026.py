@@ -150,7 +150,7 @@ def test_an_image_on_which_the_pipeline_fails_is_a_failed_row(written, tmp_path,
     assert "token 3 is the end-of-image token" in model.problem(np.where(np.arange(22) == 3, codes + 1, tokens))
     fixed = ("glm-image", "--weights", folder, "--samples", "20")
     outcome = run_tiny(*fixed, "--decoder", "preview", "--json")
-    assert "cannot render pictures" in outcome.err and "Traceback" not in outcome.err
+    assert "cannot render images" in outcome.err and "Traceback" not in outcome.err
     [run] = [path.parent for path in tmp_path.glob("results/*/samples")]
     rows = pd.read_parquet(run / "samples")
     failed = rows[rows["status"] != "ok"]

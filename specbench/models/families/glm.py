@@ -55,7 +55,7 @@ class GridsRotary(nn.Module):
 
 
 class GlmImage(FamilyModel):
-    """GLM-Image. `draws`: whether the diffusion model is on this disk; without it no pictures are drawn."""
+    """GLM-Image. `draws`: whether the diffusion model is on this disk; without it, no images are rendered."""
 
     draws = False
     _pipeline: Any = None
@@ -96,7 +96,7 @@ class GlmImage(FamilyModel):
         return Prefix(prefix.embeds, prefix.state, shift, prefix.ids)
 
     def problem(self, tokens: np.ndarray) -> str | None:
-        """Return the reason why the authors' pipeline fails on stream tokens [N]; None if it makes a picture."""
+        """Return the reason why the authors' pipeline fails on stream tokens [N]; None if it renders an image."""
         if self._is_random:
             return None
         if len(ends := np.flatnonzero(np.isin(tokens, self._ends))):
@@ -108,12 +108,12 @@ class GlmImage(FamilyModel):
         return None
 
     def add_diffusion(self, files: CheckpointFiles) -> None:
-        """Load the diffusion model next to the language model; if it is absent, warn that no pictures are drawn."""
+        """Load the diffusion model next to the language model; if it is absent, warn that no images are rendered."""
         folder = files.named("config.json").parent.parent
         if lacking := [part for part in PIPELINE_PARTS if not (folder / part).is_dir()]:
-            warn(f"{self.name} cannot render pictures: {folder} has no {lacking[0]} of its diffusion model")
+            warn(f"{self.name} cannot render images: {folder} has no {lacking[0]} of its diffusion model")
         elif find_spec("diffusers") is None:
-            warn(f"{self.name} cannot render pictures: its diffusion model needs diffusers (pip install diffusers)")
+            warn(f"{self.name} cannot render images: its diffusion model needs diffusers (pip install diffusers)")
         else:
             from diffusers import GlmImagePipeline  # optional dependency
 
@@ -126,7 +126,7 @@ class GlmImage(FamilyModel):
             self.draws = True
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
-        """Draw pictures with the image's seed. Every code covers 2 x 2 positions of the diffusion model."""
+        """Render images with their seeds. Every code covers 2 x 2 positions of the diffusion model."""
         height, width = self.layout.height, self.layout.width
         grids = image_tokens[:, -height * width :].clamp(max=self._codes - 1).view(-1, height, width)
         pictures = []
@@ -153,7 +153,7 @@ def load(request: LoadRequest) -> GlmImage:
         codebook = torch.randn(config.vq_config.num_embeddings, 8, generator=torch.Generator().manual_seed(0))
         tokenizer = stand_in_tokenizer(_SPECIALS, first_byte=17_000)
         model = GlmImage(request, tokenizer, network, codebook, tuple(_SPECIALS), None)
-        warn(f"{model.name} cannot render pictures: random weights have no diffusion model")
+        warn(f"{model.name} cannot render images: random weights have no diffusion model")
         return model
     files = request.files[0]
     refuse_processors(files)

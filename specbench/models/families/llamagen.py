@@ -104,7 +104,7 @@ class LlamaGen(FamilyModel):
                 grids = ", ".join(f"{name} is {side} x {side}" for name, side in HEAD_GRIDS.items())
                 made = f"--head: made for the grid of input_type '{head.published_as}' ({grids})"
                 what = f"{made}; '{self.name}' decodes {height} x {width}"
-                raise SpecbenchError(what, "use a head of this model, without --scale tiny")
+                raise SpecbenchError(what, "use a head of this model, and omit --scale tiny")
             attention = head.layers[0].self_attn
             for matrix in (attention.q_proj.weight, attention.k_proj.weight):
                 matrix.data = stored.rotary_halves(matrix.data, attention.head_dim)

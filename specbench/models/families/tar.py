@@ -1,5 +1,5 @@
 """Tar 1.5B and 7B: transformers' `Qwen2ForCausalLM` whose vocabulary ends with TA-Tok's 65536 codes. The codes are the
-prompt of a second language model, the de-tokenizer, which draws the picture.
+prompt of a second language model, the de-tokenizer, which renders the image.
 The official script lets the first stage write text and an end between codes, drops them and pads with code 0; here only
 codes can be sampled. Its `generate` applies the repetition penalty of `generation_config.json` in addition to the
 script's temperature, top-k and top-p, so the penalty is part of the target. There is no guidance.
@@ -144,7 +144,7 @@ class PositionedNetwork(nn.Module):
 
 class CodeFeatures(nn.Module):
     """TA-Tok's decoder: codes [B, n] of a square grid to features [B, n, d]. `words`, `width`: rows and columns of the
-    code table; `normalise`: whether its projected rows are l2-normalised."""
+    codebook; `normalise`: whether its projected rows are l2-normalised."""
 
     def __init__(self, config: Siglip2VisionConfig, words: int, width: int, normalise: bool):
         super().__init__()

@@ -1,7 +1,7 @@
-"""X-Omni (AR of 7B): a Qwen2 with a second token table, norm and head for codes; its first and last layers change only
-the hidden states of codes. A FLUX model turns the codes into pixels.
+"""X-Omni (AR of 7B): a Qwen2 with a second embedding table, norm and head for codes; its first and last layers change
+only the hidden states of codes. A FLUX model turns the codes into pixels.
 
-The networks follow a copy of the authors' code for the Chinese model, because transformers has none. Code table and
+The networks follow a copy of the authors' code for the Chinese model, because transformers has none. Codebook and
 FLUX model are read from a folder with the whole repository. The script samples with transformers' `generate`; the
 repository's generation settings replace the defaults of `generate` for temperature, top-k and top-p.
 """
@@ -165,9 +165,9 @@ class XOmni(SimpleAR):
         base = next((base for base in bases if base.is_dir()), bases[0])
         needed = (projector, transformer, base / "vae", base / "scheduler")
         if lacking := [path for path in needed if not path.exists()]:
-            warn(f"{self.name} cannot render pictures: {lacking[0]} does not exist")
+            warn(f"{self.name} cannot render images: {lacking[0]} does not exist")
         elif find_spec("diffusers") is None:
-            warn(f"{self.name} cannot render pictures: its FLUX model needs diffusers (pip install diffusers)")
+            warn(f"{self.name} cannot render images: its FLUX model needs diffusers (pip install diffusers)")
         else:
             from specbench.models.families.x_omni_decoder import XOmniDecoder  # imports diffusers, which is optional
 
@@ -177,7 +177,7 @@ class XOmni(SimpleAR):
             self.draws = True
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
-        """Draw pictures with the FLUX model, which uses the image's seed and reads no prompt."""
+        """Render images with the FLUX model, which uses the image's seed and reads no prompt."""
         grids = image_tokens.view(-1, self.layout.height, self.layout.width)
         drawn = [self._decoder.draw(codes, seed % 2**63) for codes, seed in zip(grids, seeds, strict=True)]
         return to_pixels(2 * torch.cat(drawn) - 1)
@@ -208,7 +208,7 @@ def load(request: LoadRequest) -> XOmni:
         first = config.vocab_size + config.image_vocab_size
         tokenizer = stand_in_tokenizer({name: first + number for number, name in enumerate(_SPECIALS)}, first_byte=0)
         model = XOmni(request, tokenizer, request.randomise(stored.build_network(XOmniNetwork, config)))
-        warn(f"{model.name} cannot render pictures: random weights have no FLUX model")
+        warn(f"{model.name} cannot render images: random weights have no FLUX model")
     else:
         [files] = request.files
         penalty = read_repetition_penalty(files, set_by_script=("min_p",))

@@ -84,7 +84,7 @@ class ShapesNetwork(nn.Module):
         return torch.cat([embeds[:, :-1], embeds[:, -1:] + self.slot_embeds(ids)[:, :1]], dim=1)
 
     def slot_embeds(self, ids: Tensor) -> Tensor:
-        """Return the inputs [R, 256, d] that predict image tokens, without the previous token's part."""
+        """Return the inputs [R, 256, d] that predict image tokens, except the previous token's term."""
         slots = torch.arange(TOKENS, device=ids.device)
         return self.row(slots // GRID) + self.column(slots % GRID) + self.pooled(ids)[:, None]
 
