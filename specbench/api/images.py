@@ -139,7 +139,7 @@ def run(
 
 
 def dry_run(sweep: Mapping[str, Iterable[object]] | None = None, **settings: object) -> Rows:
-    """List what `run` would decode (`specbench run --dry-run`); nothing is decoded.
+    """List the runs that `run` would decode (`specbench run --dry-run`); nothing is decoded.
 
     Args:
         sweep, settings: as for `run`.

@@ -340,7 +340,7 @@ class _Study(ImageLikelihood):
         tokens: np.ndarray | None = None,
         shift: Shift = (),
     ) -> _Found:
-        """Compute a cause and its log likelihood ratio minus `paid`; skip last slots if the first exclude the cause.
+        """Compute a cause and its log likelihood ratio minus `paid`; skip the last slots if the first slots exclude it.
         Without `shift`, the test assumes the cause only for images that are likelier under the cause than the claim."""
         texts, tokens, few = texts or self.texts, self.tokens if tokens is None else tokens, self._glance()
         claim = np.where(self.free, np.log(np.maximum(self.p, 1e-30)), 0.0)

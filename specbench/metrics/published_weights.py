@@ -112,7 +112,7 @@ def hub_folder(repository: str, files: Sequence[str] = NETWORK_FILES, forbidden:
 
 
 def hub_problem(repository: str, files: Sequence[str] = NETWORK_FILES) -> tuple[str, str] | None:
-    """Describe which files of a repository are missing, and how to get them; None if none are missing."""
+    """Return an error text for missing files of a repository, and a hint; None if no file is missing."""
     try:
         hub_folder(repository, files, forbidden=True)
     except SpecbenchError as error:

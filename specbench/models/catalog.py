@@ -288,7 +288,7 @@ def recorded_model(
 
 def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:
     """Load a model, given by name or by its (configured) facts, so that it is ready to decode. `dtype`: None for the
-    model's own number format. An error has exit code 5 if the weights or the device are missing."""
+    model's default number format. An error has exit code 5 if the weights or the device are missing."""
     info: Any = find_model(model) if isinstance(model, str) else model
     check_decoding_device(device)
     info.require_weights()

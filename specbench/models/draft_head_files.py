@@ -75,7 +75,7 @@ class HeadFiles:
             raise wrong_width(self.place, width, self.model, self.features)
 
     def missing(self) -> Download | None:
-        """Return what `find` downloads; None for a folder, or if all files are on this disk."""
+        """Return the files that `find` downloads; None for a folder, or if all files are on this disk."""
         return self._wanted.missing() if self._on_hub else None
 
     @property

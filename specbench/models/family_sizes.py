@@ -105,7 +105,7 @@ def _qwen(size: NetworkSize, head_rows: int = 0) -> dict[str, int]:
 
 
 def _x_omni(size: NetworkSize, codes: int = 16_448) -> dict[str, int]:
-    """X-Omni: a Qwen2 with a separate embedding table and last norm for codes, and an output head for codes only."""
+    """X-Omni: a Qwen2 with a separate token table and last norm for codes, and an output head for codes only."""
     return _qwen(size, codes) | {"extra": (codes + 1) * size.width, "step_extra": size.width, "image_rows": codes}
 
 

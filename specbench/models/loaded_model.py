@@ -1,7 +1,7 @@
-"""A causal language model of transformers that a user has loaded: its own modules, fed through the position-addressed
-KV cache.
+"""A causal language model of transformers that a user has loaded. Its modules run with the position-addressed KV
+cache.
 
-The network gets ids, positions and masks in the form it expects, and its own forward applies its head. So scalings,
+The network gets ids, positions and masks in the form it expects, and its forward applies its head. So scalings,
 biases and soft caps need no list of architectures. `specbench.models.forward_probe` compares the result with a
 reference forward.
 """
@@ -388,7 +388,7 @@ def _holds(known: _Known, model: LoadedModel, prompt: int) -> bool:
 
 def _compare(model: LoadedModel, network: nn.Module, prefix: Prefix, own: str) -> _Known:
     """Find the first attention implementation whose decoding steps agree with the reference forward. The
-    network's own implementation is the only candidate if it accepts any mask, otherwise the last candidate."""
+    implementation `own`, set by the network, is the only candidate if it accepts any mask, otherwise the last."""
     reference, refused = own_forward(model, prefix), list[SpecbenchError]()
     for implementation in [own] if own in _ANY_MASK else [*_ANY_MASK, own]:
         try:

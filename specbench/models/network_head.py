@@ -1,4 +1,4 @@
-"""The head of a causal language model of transformers for its image tokens, as its own forward applies it.
+"""The head of a causal language model of transformers for its image tokens, as its forward applies it.
 
 The forward itself runs all operations after the last hidden states (biases, scalings, soft caps, further layers), in a
 copy of the network whose base model returns given hidden states.
@@ -20,7 +20,7 @@ class OwnHead(NamedTuple):
     module: nn.Module  # gives logits [R, T, V] of hidden states [R, T, d]
     selected: bool  # whether `module` gives the logits of the image tokens only
     matrix: Tensor | None  # [v_image, d] if the head is only the product with this matrix, else None
-    masked: bool  # whether the network's own forward hides the image tokens
+    masked: bool  # whether the network's forward hides the image tokens
 
 
 def own_head(network: Any, image_ids: Tensor, hidden: Tensor) -> OwnHead:

@@ -221,7 +221,7 @@ def score_table(
 
 
 def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = None) -> list[dict[str, object]]:
-    """Estimate the cost of running a table, without decoding anything.
+    """Estimate the cost of running a table; decode nothing.
 
     Args:
         model: replaces the paper's model, see `specbench.papers.planned_cells.with_model`.

@@ -329,8 +329,8 @@ class Gate:
         return cls(text, match[1], _BOUNDS[match[2] or ""], match[3], bound)
 
     def check(self, rows: Sequence[Compared], run: Path | None = None) -> None:
-        """Raise a SpecbenchError if the condition holds (exit code `GATE`), or if the value is missing. `run`: run B,
-        whose own numbers in reports can also be named."""
+        """Raise a SpecbenchError if the condition holds (exit code `GATE`), or if the value is missing. `run`: run B; a
+        condition can also name a number of its report row."""
         named = [row for row in rows if self.name in (row.name, row.name.removesuffix(f" ({row.fingerprint})"))]
         if not named and run and self.name in stats.RUN_NUMBERS:
             named = [Compared(self.name, report_row(Run(run), ()).number(self.name))]

@@ -58,7 +58,7 @@ def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
 
 
 def _each(sentence: str, texts: Iterable[str]) -> list[str]:
-    """Format the sentence with each distinct text."""
+    """Return one `sentence` per distinct text."""
     return [sentence.format(text) for text in dict.fromkeys(texts)]
 
 

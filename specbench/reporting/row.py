@@ -95,7 +95,7 @@ class Against:
 
 
 class Part:
-    """Part of a report row. Its fields become keys of the row, next to the row's other fields."""
+    """Group of fields of a report row. The fields become keys of the row, like the row's other fields."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class OverAR(Part):
 
 @dataclass(frozen=True)
 class Quoted:
-    """The speed-up that a sentence may quote: over the fastest AR in the run's own number format."""
+    """The speed-up that a sentence may quote: over the fastest AR in the run's number format."""
 
     speedup: Estimate
     speedup_p: float | None

@@ -16,9 +16,9 @@
     picture  pixels x numbers per pixel x 4 bytes
 
 A layer's activations, per row and column, are 4 x d (input, residual stream before and after attention, norm) and 3 x
-inner (gate, up projection, their product). Rows are two per image with guidance, else one. Columns are counted
-in the widest forward: a window, the nodes of a tree, the rows of an image. Distributions are float32, the rest is in
-the model's dtype. A prompt has `ASSUMED_PROMPT_TOKENS` elements.
+inner (gate, up projection, their product). An image has two rows with guidance, else one. Columns are
+counted in the widest forward: a window, the nodes of a tree, the rows of an image. Distributions are float32, the rest
+is in the model's dtype. A prompt has `ASSUMED_PROMPT_TOKENS` elements.
 
 Not included: the cache of new prompts while a throughput run refills rows, numpy arrays, kernels and libraries, and the
 memory pool of captured graphs on a GPU (up to one `target` for each form).

@@ -277,9 +277,9 @@ def decode_loaded(
             prompt (for guidance), each up to the first image token.
         forced_ids: vocabulary ids of the tokens that the layout forces, such as row ends.
         codebook: [image tokens, d] embedding of each image token, for the distances of GSD and LANTERN.
-        render: function that draws image tokens [B, height * width] as uint8 [B, 3, H, W].
-        probe: whether to compare decoding steps of a network with its own forward, once per network before the
-            first image (slow). `.facts["own_forward_gap"]` is the largest difference of log p, NaN without probe,
+        render: function that renders image tokens [B, height * width] as uint8 [B, 3, H, W].
+        probe: whether to compare decoding steps of a network with one forward of the sequence, once per
+            network before the first image (slow). `.facts["own_forward_gap"]` is the largest difference of log p, NaN without probe,
             and `.facts["own_forward_slots"]` is the number of compared tokens, 0 without probe.
         settings: `cfg`, `temperature`, `top_k`, `top_p`, ..., by default plain sampling, and options of the
             decoder, for example `G=50`.
@@ -289,7 +289,7 @@ def decode_loaded(
 
     Raises:
         SpecbenchError: an unknown or invalid setting, ids that do not fit the layout, a network whose decoding steps
-            differ from its own forward, or an image that failed.
+            differ from a forward of the sequence, or a failed image.
     """
     if isinstance(model, nn.Module):
         if layout is None or prompt_ids is None:

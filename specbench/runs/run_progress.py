@@ -84,7 +84,7 @@ class RunSummary:
 
 
 def machine_warnings(machines: Sequence[dict[str, Any]]) -> list[str]:
-    """Describe what disturbed the latencies in these readings of `MachineMonitor`, one sentence each."""
+    """Describe disturbances of the latencies in readings of `MachineMonitor`, one sentence each."""
     others = [cores for state in machines if (cores := taken_cores(state)) is not None]
     busy = bool(others) and np.mean(others) > BUSY_CORES
     lines = [f"other processes took {np.mean(others):.1f} of the cores"] if busy else []

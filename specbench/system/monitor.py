@@ -63,7 +63,7 @@ def taken_cores(machine: Mapping[str, Any]) -> float | None:
 
 
 def gpu_disturbances(machines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Describe what disturbed a GPU during readings of `MachineMonitor`, one sentence each."""
+    """Describe disturbances of a GPU in readings of `MachineMonitor`, one sentence each."""
     lines = []
     if sharing := max((int(machine.get("gpu_others") or 0) for machine in machines), default=0):
         lines.append(f"{sharing} other process{'es' * (sharing > 1)} computed on the GPU")

@@ -3,7 +3,7 @@
 It is published as a TorchScript archive of a network over time, height and width. For a single frame it becomes a
 network over images with the published tensors. The frame is padded with copies, so all taps of a convolution over time
 act on the same values and are summed. Attention over time attends to a single value. The inverse wavelet transform
-gives several frames, of which the last is kept.
+gives several frames; only the last is kept.
 """
 
 from collections import OrderedDict

@@ -1,4 +1,4 @@
-"""X-Omni (AR of 7B): a Qwen2 with a second embedding table, norm and head for codes; its first and last layers change
+"""X-Omni (AR of 7B): a Qwen2 with a second token table, norm and head for codes; its first and last layers change
 only the hidden states of codes. A FLUX model turns the codes into pixels.
 
 The networks follow a copy of the authors' code for the Chinese model, because transformers has none. Codebook and
