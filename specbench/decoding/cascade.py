@@ -81,7 +81,7 @@ def least_of(p: Tensor, mass: float) -> Tensor:
 
 
 class Pairs(NamedTuple):
-    """For each node of a tree, the nodes that it is compared with: C nodes (columns), k of them with children, n others."""
+    """The nodes with which each node of a tree is compared: C nodes (columns), k of them with children, n others."""
 
     inner: Tensor  # [k] columns
     row: Tensor  # [C] index, among the inner columns, of the prediction that is compared

@@ -279,8 +279,8 @@ def decode_loaded(
         codebook: [image tokens, d] embedding of each image token, for the distances of GSD and LANTERN.
         render: function that renders image tokens [B, height * width] as uint8 [B, 3, H, W].
         probe: whether to compare decoding steps of a network with one forward of the sequence, once per
-            network before the first image (slow). `.facts["own_forward_gap"]` is the largest difference of log p, NaN without probe,
-            and `.facts["own_forward_slots"]` is the number of compared tokens, 0 without probe.
+            network before the first image (slow). `.facts["own_forward_gap"]`: largest difference of log p, NaN without
+            probe; `.facts["own_forward_slots"]`: number of compared tokens, 0 without probe.
         settings: `cfg`, `temperature`, `top_k`, `top_p`, ..., by default plain sampling, and options of the
             decoder, for example `G=50`.
 
