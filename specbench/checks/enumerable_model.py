@@ -318,8 +318,7 @@ class EnumerableTransformer(TransformerModel):
         return _grey(image_tokens, self.layout)
 
     def guided(self, prompt: str, tokens: Tensor, guidance: float) -> np.ndarray:
-        """Guided logits [n, N + 1, V], float64, of every slot of the prefixes `tokens` [n, N] and of the next slot,
-        computed without a cache."""
+        """Guided logits [n, N + 1, V], float64, of every slot of the prefixes `tokens` [n, N] and of the next slot."""
         embedded, guided = self.backbone.embed_tokens(tokens), []
         for start in self.encode([prompt]).embeds:
             inputs = torch.cat([start.expand(len(tokens), -1, -1), embedded], 1)

@@ -79,8 +79,7 @@ class Drafter(Protocol):
         ...
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
-        """Propose a forward that commits at most `width` slots after `committed` [B] tokens. `step` [B, 1]: number of
-        the forward."""
+        """Propose forward number `step` [B, 1], which commits at most `width` slots after `committed` [B] tokens."""
         ...
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:

@@ -84,8 +84,7 @@ class KaryJacobi(Jacobi):
 
 @lru_cache
 def kary_tree(window: int, siblings: int, levels: int) -> Tree:
-    """Build a trunk of `window` columns, then the other nodes by level, and within a level in the order of their
-    paths."""
+    """Build a trunk of `window` columns, then the other nodes, ordered by level and then by path."""
     parents, level = list(range(-1, window - 1)), [0]
     for depth in range(1, levels):
         below = []

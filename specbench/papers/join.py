@@ -88,8 +88,7 @@ class PaperTable:
 
 
 def join(table: Table, measured_in: Mapping[RunSettings, Path | str]) -> PaperTable:
-    """Join a table with measured values. `measured_in`: {settings of a cell: run folder, or short reason for the
-    missing run}."""
+    """Join a table with measured values. `measured_in`: {settings of a cell: run folder, or why the run is missing}."""
     every = [folder for folder in (*measured_in.values(), *(row.run for row in table.rows)) if isinstance(folder, Path)]
     read, joined = with_ar_runs(every), cache(lambda folders: runs_as_one([read[folder] for folder in folders]))
 

@@ -260,8 +260,7 @@ def seeds_together(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]
 
 
 def run_lines(planned: Sequence[PlannedCell]) -> list[str]:
-    """Return the `specbench run` commands that decode the cells of a table. Cells that differ only in decoder and seed
-    share a command."""
+    """Return `specbench run` commands for the cells of a table, one for cells that differ only in decoder and seed."""
     seeds: dict[tuple[tuple[str, ...], str], dict[object, None]] = {}
     for values in (cell.values for cell in planned if cell.values):
         given = values.given

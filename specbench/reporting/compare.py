@@ -307,8 +307,7 @@ def _fields_that_differ(identity: Any, other: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True)
 class Gate:
-    """A failure condition on a compared number, such as `speedup<0.98`; `NAME.low` and `NAME.high` are the bounds of
-    its interval."""
+    """A failure condition on a compared number or a bound of its interval: `speedup<0.98`, `speedup.low<0.9`."""
 
     text: str
     name: str

@@ -103,8 +103,7 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def report_json(rows: Sequence[ReportRow], options: ReportOptions) -> str:
-    """Format as a JSON array of objects. `schema` is the version of the keys; missing and non-finite numbers are
-    null."""
+    """Format as a JSON array of objects. `schema`: version of the keys; missing and non-finite numbers are null."""
     return json_text(long_rows(rows) if options.long else [{"schema": REPORT_SCHEMA, **row} for row in _records(rows)])
 
 
@@ -122,8 +121,7 @@ def _records(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
 
 
 def report_latex(rows: Sequence[ReportRow], options: ReportOptions) -> str:
-    """Format as LaTeX: a booktabs `table` for the first table of each section, or for all tables, and notes; the
-    best values are bold."""
+    """Format as LaTeX: a booktabs `table`, best values bold, per section's first table or per table; notes."""
     grouped = _chosen(rows, options)
     tables = [(section, table) for section in grouped for table in section.shown(options.everything)]
     floats, marked = [], False

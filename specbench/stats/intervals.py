@@ -111,8 +111,7 @@ def mean_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Esti
 
 
 def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
-    """Proportion of ones with its 95 % Wilson interval; the effective sample size accounts for correlated images of the
-    same prompt."""
+    """Proportion of ones with its 95 % Wilson interval, with sample size corrected for images of the same prompt."""
     values = np.asarray(values, dtype=np.float64)
     share, error, prompts = clustered_mean(values, clusters)
     if error is None:

@@ -16,8 +16,7 @@ class Word(StrEnum):
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse untrusted JSON. Raise a ValueError for invalid JSON, a key repeated within an object, or nesting above
-    `MAX_DEPTH`."""
+    """Parse untrusted JSON. Raise a ValueError for invalid JSON, repeated keys, or nesting above `MAX_DEPTH`."""
     try:
         text = text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass")
         value = _DECODER.decode(text)

@@ -23,11 +23,9 @@ from specbench.system import environment
 from specbench.system.foreign_code import code_of
 
 TABLE = (Path(__file__).parents[2] / "docs" / "same-run.md").read_text()
-PARTS = (part.partition("\n") for part in TABLE.split("\n## ")[1:])
+PARTS = [part.partition("\n") for part in TABLE.split("\n## ")[1:]]
 STATED = {
-    name.strip("`"): effect.lower()
-    for effect, _, inputs in PARTS
-    for name in re.findall(r"^- (.+?): ", inputs, flags=re.MULTILINE)
+    name.strip("`"): effect.lower() for effect, _, part in PARTS for name in re.findall(r"^- (.+?): ", part, re.M)
 }
 SPECS = {
     "model": "other", "weights_sha256": "9" * 64, "model_code": "8" * 64, "decoder": tiny.spec("sjd", window=2).decoder,

@@ -232,8 +232,7 @@ def exponential(drafts: int, delta: float, nu: float) -> list[float]:
 
 
 def linear(drafts: int, delta: float, slope: float) -> list[float]:
-    """delta (1 + slope (L + 1 - 2 d) / (L - 1)), linear with mean delta (the idea of eq. 17; its exact form is not
-    public)."""
+    """delta (1 + slope (L + 1 - 2 d) / (L - 1)), linear with mean delta (after eq. 17, not published exactly)."""
     if drafts == 1:
         return [delta]
     return [delta * (1 + slope * (drafts + 1 - 2 * depth) / (drafts - 1)) for depth in range(1, drafts + 1)]
