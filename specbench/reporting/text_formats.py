@@ -121,7 +121,7 @@ def _records(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
 
 
 def report_latex(rows: Sequence[ReportRow], options: ReportOptions) -> str:
-    """Format as LaTeX: a booktabs `table`, best values bold, per section's first table or per table; notes."""
+    """Format as LaTeX: a booktabs `table` (best values bold) for each section's first or every table, and notes."""
     grouped = _chosen(rows, options)
     tables = [(section, table) for section in grouped for table in section.shown(options.everything)]
     floats, marked = [], False

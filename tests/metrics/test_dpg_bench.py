@@ -141,7 +141,7 @@ def test_other_answers_and_answers_about_other_images_are_refused_whole(tmp_path
 
 
 @pytest.mark.parametrize(("samples", "shape", "problem"), [
-    (5, (8, 8), "at most four"), (2, (8, 6), "6 x 8 pixels"), (0, (8, 8), "no images"),
+    (5, (8, 8), "at most 4 (use"), (2, (8, 6), "6 x 8 pixels"), (0, (8, 8), "no images"),
 ])  # fmt: skip
 def test_what_is_no_grid_is_refused(tmp_path, cli, prompts, samples, shape, problem):
     outcome = cli("export", "dpg-bench", a_run(tmp_path, prompts, samples, shape), "--to", tmp_path / "out")
