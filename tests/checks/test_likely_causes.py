@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaModel
 
 from specbench.checks.likely_causes import likely_causes, named
+from specbench.checks.token_orders import TOKEN_ORDERS
 from specbench.models.catalog import load_model
 from specbench.models.interface import TokenLayout
 from specbench.prompts import load_prompts
@@ -154,6 +155,25 @@ def test_transposed_images_of_a_small_model_are_named():
     changed = planted.reordered(model, planted.drawn(model, texts, claim), ORDERS["transposed"], 2)
     causes, _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, changed), claim, "float32", True)
     assert "transposed" in causes[0].what
+
+
+def test_each_order_is_undone():
+    grid = np.arange(24).reshape(4, 6)
+    row_ends = {step: np.stack([np.roll(row, step * number) for number, row in enumerate(grid)]) for step in (-1, 1)}
+    stored = (
+        grid.T.reshape(4, 6), grid[:, ::-1], grid[::-1], np.roll(grid, -1), np.roll(grid, 1), row_ends[-1], row_ends[1],
+    )  # fmt: skip
+    whats = ("transposed", "mirrored", "reverse", "first one is missing", "one extra", "too short", "too long")
+    for (what, undo), expected, order in zip(TOKEN_ORDERS, whats, stored, strict=True):
+        assert expected in what and (undo(order) == grid).all(), what
+
+
+def test_copies_are_named_and_the_other_images_alone_are_tested():
+    model, texts, claim = Wide(9, 64), [f"{number} dogs" for number in range(12)], Sampling(2.0)
+    tokens = planted.drawn(model, texts, claim)
+    tokens[8:] = tokens[0]
+    [copies, *_], _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, tokens), claim, "float32", True)
+    assert copies.what.startswith("4 images of 12 are exact copies") and copies.explains
 
 
 @pytest.mark.parametrize(("claim", "true", "text"), [
