@@ -169,11 +169,11 @@ def test_each_order_is_undone():
 
 
 def test_copies_are_named_and_the_other_images_alone_are_tested():
-    model, texts, claim = Wide(9, 64), [f"{number} dogs" for number in range(12)], Sampling(2.0)
+    model, texts, claim = Wide(7, 64), [f"{number} dogs" for number in range(7)], Sampling(2.0)
     tokens = planted.drawn(model, texts, claim)
-    tokens[8:] = tokens[0]
+    tokens[5:] = tokens[0]
     [copies, *_], _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, tokens), claim, "float32", True)
-    assert copies.what.startswith("4 images of 12 are exact copies") and copies.explains
+    assert copies.what.startswith("2 images of 7 are exact copies") and copies.explains
 
 
 @pytest.mark.parametrize(("claim", "true", "text"), [
