@@ -134,8 +134,8 @@ def results(page: Path, argument: str) -> str:
     said = f"{rows[0].n} images of `shapes` per decoder, all compiled, also AR. Measured on {machine}."
     picture = f"![One row per prompt, one column per decoder]({link(page, RESULTS / PICTURE)})"
     ranges = (
-        "A forecast's range covers its assumptions and the values that papers print for the decoder with these "
-        "options, or for an exact decoder's kind of draft head. Without such values on another model: '-'."
+        "A forecast's range covers its assumptions and the values that papers print for this decoder and options "
+        "(for an exact decoder: for its kind of draft head) on other models. '-': no paper prints these values."
     )
     return f"{as_table(titles, cells)}\n\n{said} {ranges}\n\n{picture}"
 

@@ -92,7 +92,7 @@ FOREIGN_VARIABLES = {
     "HF_HOME, HF_HUB_CACHE": "folder of the Hugging Face hub's downloads",
     "HF_ENDPOINT": "address of a mirror of the hub",
     "HF_TOKEN": "token for gated repositories, as stored by `hf auth login`",
-    "HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE": "1: download nothing",
+    "HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE": "if 1, download nothing",
     "HTTPS_PROXY, NO_PROXY": "proxy of downloads",
     "SSL_CERT_FILE": "certificates to verify servers",
     "OMP_NUM_THREADS": "maximum number of CPU threads",
@@ -325,7 +325,7 @@ def audit_settings(page: Path, argument: str) -> str:
     return (
         f"{len(AUDIT_SETTINGS)} settings: grids of {span(one.height * one.width for one in layouts)} image tokens with "
         f"{span(one.v_image for one in layouts)} values, windows of {span(one.window for one in AUDIT_SETTINGS)}, "
-        f"{span(round(usual * one.share, -2) for one in AUDIT_SETTINGS)} images. In brackets, how many of them have: "
+        f"{span(round(usual * one.share, -2) for one in AUDIT_SETTINGS)} images. In brackets, settings with: "
         f"{', '.join(f'{kind} ({number})' for kind, number in also.most_common())}."
     )
 

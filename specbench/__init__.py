@@ -1,4 +1,4 @@
-"""specbench (image AR): how much faster a decoder makes an autoregressive text-to-image model, and what it costs.
+"""specbench (image AR): measure speed-up and image quality of decoders for autoregressive text-to-image models.
 
     import specbench
     specbench.generate("a red circle left of a blue square", model="shapes", decoder="gsd", G=50)
@@ -63,7 +63,7 @@ _ELSEWHERE = {
     "train_head": "specbench.training.head",
     "verify": "specbench.checks.verify",
 }
-""""module" or "module:name" of each public name outside `specbench.api`; `name` is given if it differs there."""
+"""{public name outside `specbench.api`: its module, as "module:name" if the object has another name in the module}."""
 
 
 def __getattr__(name: str) -> object:

@@ -24,13 +24,13 @@ def program() -> NoReturn:
                 if stream:
                     stream.flush()
             except (OSError, ValueError):  # full disk or closed stream: Python reports it at exit
-                if not signals.asked():  # not after a signal, as the terminal may be closed
+                if not signals.asked():  # not after a signal, because the terminal may be closed
                     return
         os._exit(code if isinstance(code, int) else int(bool(code)))
 
     atexit.register(end)  # registered first, called last
     try:
-        from specbench.cli import main  # registers its exit handlers after `end`, so they run before it
+        from specbench.cli import main  # registers its exit handlers after `end`: they run before `end`
 
         main()
     except SystemExit as ending:

@@ -65,12 +65,12 @@ def chosen(what: str, values: Any) -> list[Any]:
 
 
 _LISTS = {**{kind: f"{kind}s" for kind in ("decoder", "model", "metric", "table", "run")}, "prompt set": "prompts"}
-"""The argument of `specbench list` that lists the names of a kind."""
+"""{kind of name: argument of `specbench list` that lists the names}."""
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str], most: int = 12) -> SpecbenchError:
-    """Build the error for a name not in `valid`. The hint is the most similar name, or else all valid names; the
-    command that lists the names replaces more than `most` of them."""
+    """Build the error for a name not in `valid`. The hint is the most similar name, or else all valid names. For more
+    than `most` valid names, the hint names the command that lists them."""
     valid = sorted(valid)
     near = names.guess(name, valid)
     hint = f"did you mean '{near}'?" if near else f"valid: {listed(valid) or 'none'}"
@@ -89,7 +89,7 @@ def read_name(
     also: Mapping[str, Iterable[str]] | None = None,
     fallback: Sequence[str] = (),
 ) -> str:
-    """Resolve a typed name to a valid name by `names.fitting`; if no name fits, to a name of `fallback`."""
+    """Resolve a typed name to the valid name that `names.fitting` finds, or else to the only name in `fallback`."""
     valid = list(valid)
     if len(fitting := names.fitting(name, valid, kind, also) or list(fallback)) > 1:
         raise SpecbenchError(f"{kind} '{name}' is ambiguous", f"name one of: {', '.join(fitting)}")

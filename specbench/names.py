@@ -1,8 +1,8 @@
 """Names as users type them: normalisation, synonyms, and guesses for misspelt names.
 
 Case, accents, spaces, punctuation, and words such as "decoding" in a decoder's name are ignored. Synonyms of models
-come from the model catalogue, all others from `names.toml`. Callers receive the catalogue's name, so the typed spelling
-is never stored.
+come from the model catalogue, other synonyms from `names.toml`. Callers receive the catalogue's name, so the typed
+spelling is never stored.
 """
 
 import functools
@@ -25,7 +25,7 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {kind: _by_each(meant) for kind, mea
 """{kind: {synonym: catalogue name}}, except synonyms of models, which are in the model catalogue."""
 OPTIONS: Mapping[str, tuple[str, ...]] = {name: tuple(text.split(", ")) for name, text in _TABLES["options"].items()}
 """{option of specbench: names of the same option in other programs}."""
-ADVICE: Mapping[str, str] = _by_each(_TABLES["advice"])  # {option: hint}, if specbench has none
+ADVICE: Mapping[str, str] = _by_each(_TABLES["advice"])  # {option that specbench lacks: hint}
 COMMANDS: Mapping[str, str] = _by_each(_TABLES["commands"])  # {typed words: command that was probably meant}
 
 
@@ -81,7 +81,7 @@ def fitting(
 
 def by_words(name: str, facts: Mapping[str, Sequence[str]], families: Mapping[str, str]) -> list[str]:
     """Return the names whose facts contain all words of a typed name ("LlamaGen-XL"). If one of these names is a prefix
-    of all others of its family, return only this name. `facts`: texts about each name, title first. Names whose title
+    of all names of its family, return only this name. `facts`: texts about each name, title first. Names whose title
     contains no other words, except sizes, have priority."""
     words = set(_words(name))
     meant = [

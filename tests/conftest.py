@@ -97,3 +97,19 @@ def cli(capsys, monkeypatch):
         return Outcome(stopped.value.code or 0, streams.out, streams.err)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory) -> dict:
+    """Contents of a results folder with `tiny.SPECS` and `tiny.REQUESTS`, decoded at once by this process."""
+    import tiny
+    from stored_rows import contents
+
+    from specbench.runs.runner import run
+
+    out = tmp_path_factory.mktemp("undisturbed")
+    summary = run(tiny.executor(), tiny.SPECS, tiny.REQUESTS, out)
+    assert (summary.done, summary.failed, summary.problem()) == (24, 0, None)
+    rows = contents(out)
+    assert len({str(facts["tokens"]) for facts, _ in rows.values()}) > 6, "comparisons are not of constant images"
+    return rows

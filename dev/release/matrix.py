@@ -36,7 +36,7 @@ SELECTION = (
     "tests/stats",
     "tests/cli/test_help.py",
     "tests/decoding/test_identities.py",
-    "tests/models/test_shapes_adapter.py",
+    "tests/models/test_shapes_draft_head.py",
 )
 """Tests of a step unless all are asked for: files, prompts, stored runs, numbers, help, one model and its decoders."""
 LOWEST_TESTS = (

@@ -121,7 +121,7 @@ def run(
 
     Returns:
         Run folders and counts, with `.report()`, `.samples()`, `.images()` and `.plot()`. Failed images or an
-        interruption (of a notebook cell) raise no error: `.problem()` returns it; the same call resumes.
+        interruption (of a notebook cell) raise no error: `.problem()` returns the error. The same call resumes the run.
 
     Raises:
         SpecbenchError: an unknown or invalid setting, something that must be installed or downloaded first, an
@@ -178,7 +178,7 @@ def bench(
 
     Returns:
         The joined table, which `specbench.papers.render.render_tables` writes in any format. Failed images or an
-        interruption raise no error: `.problem` contains it.
+        interruption raise no error: `.problem` contains the error.
 
     Raises:
         SpecbenchError: an unknown table, an invalid setting, or nothing could be run.
@@ -229,7 +229,7 @@ def import_tokens(
     Args:
         path: file of JSON lines, parquet or npz with `prompt` and `tokens`, see `specbench.runs.token_import`; or the
             address of a serving engine ("http://127.0.0.1:8000"), which generates them, see `specbench.runs.engine`.
-        program: name and version of the program; for an engine, None means as the engine reports them.
+        program: name and version of the program; for an engine, None means the values that it reports.
         ids: kind of the token ids in a file, "codes" (codebook) or "model" (vocabulary of the model); None: detect it.
         served: the engine's name for the model, if it differs from the checkpoint's.
         settings: the model and the claimed sampling, for example `model="janus", cfg=5.0`; for an engine also

@@ -111,7 +111,7 @@ def columns(table: str | None = None) -> pd.DataFrame:
 def compare(
     baseline: str | Path, runs: Names = (), out: str | Path = "results", settings: Settings | None = None
 ) -> pd.DataFrame:
-    """Compare each run with a baseline, over the images that both have.
+    """Compare each run with a baseline, over the images that both runs have.
 
     Args:
         baseline: a run id, a unique prefix of an id, or a folder.
@@ -235,7 +235,7 @@ def score(
         protocol: "sjd" or "cool-sd": also compute this protocol's metrics that apply to the prompts.
         settings: settings of the metrics: device, batch, reference images, offline.
         reporter: receives progress instead of the bar.
-        problems: receives errors of runs that could not be scored; by default they are raised after the other runs.
+        problems: receives errors of runs that could not be scored; by default raised after all other runs.
         bundled_only: without metrics and protocol, use only the metrics that need no download.
         long: if True, one row per run and score.
         progress: if False, print no bar.

@@ -1,7 +1,7 @@
 """Audit settings: models whose images can be enumerated, and how they are decoded.
 
-If an image is several windows long, a draft enters the window at its end and is refined for several steps before it is
-tested. Seven settings therefore use images of at least four windows; in four others the window is wider than the image.
+A draft enters at the end of the window. In an image of several windows, a draft is refined for several steps before its
+test, so seven settings use images of at least four windows. In four settings, the window is wider than the image.
 """
 
 import zlib
@@ -27,7 +27,7 @@ class AuditSetting:
     layout: TokenLayout
     sampling: Sampling = field(default_factory=lambda: Sampling(guidance=1.0))
     window: int | None = None  # value for the decoder's window option, if it has this option; None: unchanged
-    tables: int = 1  # random models, one per prompt of a batch
+    tables: int = 1  # number of random models, one per prompt of a batch
     # "tables": a random table per prefix; "transformer": small, with a KV cache
     model: Literal["tables", "transformer"] = "tables"
     sharpness: float = 1.5  # standard deviation of the tables' logits
@@ -45,7 +45,7 @@ class AuditSetting:
 _plain, _row_ends = TokenLayout.plain, TokenLayout.with_row_ends
 _TRANSFORMER = AuditSetting(
     "2x4 of 2 with row ends, transformer, guided, window 2, continuous batching", _row_ends(2, 4, 2), Sampling(2.0), 2,
-    # Odd, so that each row continues with the other prompt if all rows end in the same step, as with AR.
+    # rows is odd: if all rows end in the same step, as with AR, each row continues with an image of the other prompt.
     tables=2, model="transformer", rows=511,
 )  # fmt: skip
 LONE_SETTING = AuditSetting(
@@ -132,7 +132,7 @@ DEVICE_SETTINGS = (
         rows=0,
     ),
 )
-"""Audited by `make gpu`: rows of equal length need no mask for a single column, and a GPU also reads unfilled slots."""
+"""Audited by `make gpu`. With rows of equal length, a single column needs no mask; a GPU also reads unfilled slots."""
 
 COMPILED_SETTINGS = (
     replace(

@@ -29,7 +29,7 @@ from specbench.checks.losslessness import (
     without_errors,
 )
 from specbench.decoding.continuous_batching import decode_each
-from specbench.decoding.generation import Generation
+from specbench.decoding.generation import Generation, Order
 from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.interface import ImageModel, TokenLayout
@@ -41,7 +41,7 @@ from specbench.stats.rosenblatt import RosenblattResult, Tokens, audit_tokens
 from specbench.system.torch_state import PinnedTorch
 
 SLOW_RULE = 3.0
-"""A decoder is slow if its time per step outside target forwards is over this many times exact SJD's (same window)."""
+"""A decoder is slow if its time per step outside target forwards exceeds exact SJD's (same window) by this factor."""
 _SAMPLING = Sampling(guidance=2.0, temperature=0.9)
 _LAYOUT = TokenLayout.with_row_ends(2, 3, 3)
 _TEXTS = ("one", "two")
@@ -175,7 +175,7 @@ class ContractChecks:
         return self._unchanged("continuous batching", refilled, "rows are refilled", "in refilled rows")
 
     def trace(self) -> Finding:
-        """Recording traces changes no token."""
+        """Tokens are the same with and without traces."""
         if self._spec is None:
             return Finding("trace", SKIPPED, "only a Preset or DecoderSpec is traced")
         traced = decode(self._model, self._requests, self._spec, _SAMPLING, self._seed, render=False, trace=True)
@@ -199,7 +199,7 @@ class ContractChecks:
         return finding("forced slots", wrong, "row ends are in their slots, and image tokens in all others")
 
     def wide_vocabulary(self) -> Finding:
-        """With a large vocabulary, eleven drafts per window and refilled rows, tokens match a float64 reference."""
+        """Tokens match a float64 reference, with a large vocabulary, eleven drafts per window, and refilled rows."""
         wrong, seen = [], []
         for dtype in WIDE_DTYPES:
             faults, result = wide_faults(self._wide_images, dtype, self._seed)
@@ -207,8 +207,8 @@ class ContractChecks:
             seen.append(result.detectable)
         declared = getattr(self._decoder, "lossless", None)
         if wrong and not declared:
-            return Finding("wide vocabulary", OK, f"deviates, as allowed if not declared lossless; {wrong[0]}")
-        fine = f"samples of p in {' and '.join(WIDE_DTYPES)} (a share of {max(seen):.3f} wrong ones would be detected)"
+            return Finding("wide vocabulary", OK, f"not declared lossless, so it may deviate; {wrong[0]}")
+        fine = f"samples of p in {' and '.join(WIDE_DTYPES)} (detects a share of {max(seen):.3f} wrong tokens)"
         return finding("wide vocabulary", wrong, fine)
 
     def _wide_images(self, model: EnumerableTransformer, requests: Sequence[Request]) -> Sequence[Any]:
@@ -300,7 +300,7 @@ def wide_faults(
             off = np.abs(np.stack([image.logp for image in images]) - logp) > distance
         beyond = float(off.mean())
         wrong += [f"{beyond:.1%} of the recorded log p are more than {distance:g} off"] * (beyond > share)
-    orders = {"u_id": by_id, "u_p": by_p}
+    orders: dict[Order, np.ndarray] = {"u_id": by_id, "u_p": by_p}
     if all("u_pq" in getattr(image, "uniforms", {}) for image in images):
         orders["u_pq"] = np.stack([image.uniforms["u_pq"] for image in images]).astype(float)
     result = audit_tokens(Tokens(orders, None, entropy), AUDIT_LEVEL)
@@ -312,7 +312,7 @@ def wide_faults(
 
 @PinnedTorch()
 def _reference(model: EnumerableTransformer, text: str, tokens: np.ndarray, seed: int) -> np.ndarray:
-    """For `tokens` [n, N] given earlier tokens: uniforms by token id, by descending p, log p, and entropy [4, n, N]."""
+    """Compute [4, n, N] for `tokens` given earlier tokens: uniform by id, uniform by descending p, log p, entropy."""
     logits = model.guided(text, torch.from_numpy(tokens[:, :-1]), WIDE_SAMPLING.guidance)
     p = processed(logits, WIDE_SAMPLING)
     p_token = np.take_along_axis(p, tokens[..., None], -1)

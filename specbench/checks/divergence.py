@@ -16,9 +16,9 @@ from scipy.stats import chi2
 AUDIT_LEVEL = 1e-4
 AUDIT_POWER = 0.95
 COUNTABLE = 2000  # With more possible images, runs of consecutive tokens are counted instead of whole images
-RUN_CELLS = 128  # Maximum number of values of such a run
+RUN_CELLS = 128  # Maximum number of values of a run of tokens
 POOLED = 5  # Cells with a smaller expected count are pooled
-PAIRS = ("prompts", "samples", "seeds")  # The difference between the two images of a pair
+PAIRS = ("prompts", "samples", "seeds")  # Property in which the two images of a pair differ
 VIEWS = 3  # Number of tests in `p_value`, each of which can reject
 
 
@@ -125,8 +125,8 @@ def degrees_of_freedom(counts: Counts) -> int:
 
 
 def _pooled(due: np.ndarray) -> np.ndarray:
-    """Number of the pooled cell of each cell, by expected counts `due`. Cells below POOLED are merged; if their sum is
-    also below, the rarest other cell is added. Without merging, an image expected 0.001 times would decide the test."""
+    """Index of the pooled cell of each cell; `due`: expected counts. Cells below POOLED are merged, with the rarest
+    other cell if their sum is below POOLED. Without merging, an image expected 0.001 times would decide the test."""
     rare = due < POOLED
     cells = np.where(rare, 0, np.cumsum(~rare))
     if 0 < due[rare].sum() < POOLED and not rare.all():
@@ -137,8 +137,8 @@ def _pooled(due: np.ndarray) -> np.ndarray:
 def p_value(tables: Sequence[Counts]) -> float:
     """P-value of the hypothesis "images follow the exact joint distribution of their table and are independent".
 
-    Three tests, Bonferroni-corrected: the sum of the statistics of all blocks; the single test with the smallest
-    p-value, among every table's whole images and runs of tokens; and `dependence`.
+    Three tests, Bonferroni-corrected: the sum of the statistics of all blocks; the smallest p-value of the tests of
+    single tables (whole images, or a run of tokens); and `dependence`.
     """
     single = [chi_square(view) for counts in tables for view in (counts, *counts.runs)]
     worst = min(_tail(*test) for test in single)
@@ -150,7 +150,7 @@ def agreement(a: np.ndarray, b: np.ndarray, vocab: int) -> np.ndarray:
     """[n] number of the M tokens in which images `a` and `b` [n, M] agree, minus the number expected from the
     frequencies of their tokens.
 
-    If images are independent, the mean is 0 for any distributions, even if it is taken over only one of the two images
+    If images are independent, the mean is 0 for any distributions, even the mean over only one image of the pairs
     (double centring).
     """
     agreed = np.zeros(len(a))
@@ -194,13 +194,13 @@ def total_variation(tables: Sequence[Counts]) -> tuple[float, float, float]:
 
     The plug-in distance is above 0 even for an exact sampler, so the estimate is cross-fitted: one half of the images
     chooses the cells that look too frequent, the other half measures their excess, and the two directions are averaged.
-    Before clamping at 0 its mean never exceeds the true distance and is 0 for an exact sampler. The lower bound takes
-    it as normally distributed. The upper bound is the smaller of two: the plug-in distance plus McDiarmid's term, and
-    half the root of the largest chi-square divergence that Pearson's statistic allows.
+    Before clamping at 0, its mean never exceeds the true distance and is 0 for an exact sampler. The lower bound
+    assumes a normal distribution of the estimate. The upper bound is the smaller of two values: the plug-in distance
+    plus McDiarmid's term, and half the root of the largest chi-square divergence that Pearson's statistic allows.
     """
     blocks = [block for counts in tables for block in counts.blocks]
     n = sum(block.total.sum() for block in blocks)
-    # Root of the sum, over images, of the squared largest change by one image (McDiarmid). It changes all its blocks.
+    # McDiarmid: root of the sum over images of the squared largest change by an image, which changes all of its blocks.
     influence = math.sqrt(sum(counts.total.sum() * len(counts.blocks) ** 2 for counts in tables)) / n
     estimate = plug_in = 0.0
     for block in blocks:

@@ -103,8 +103,8 @@ def doctor(
         One dict per prerequisite: `name, kind` (see `Area`), `status` ("ok", "warning" or "missing"), `detail, fix`.
 
     Raises:
-        SpecbenchError: an unknown model or metric, a model that has only one set of weights, or a choice of weights
-            without a model.
+        SpecbenchError: an unknown model or metric, or a choice of weights without a model or for a model that offers
+            no choice.
     """
     if scale not in ("full", "tiny"):
         raise SpecbenchError(f"--scale {scale}: unknown", "valid: full, tiny")
@@ -282,7 +282,7 @@ def _memory(info: ModelFacts) -> list[DoctorRow]:
     detail = f"about {ar.total(1) / 2**30:.1f} GiB in {dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
     # Memory per image for AR, and for a window of 64.
     each = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in (ar, wide))
-    detail += f"; {each} per image in a batch (AR to a window of 64; KV cache of AR: {ar.cache / 2**20:,.0f} MiB)"
+    detail += f"; {each} per image in a batch (from AR to window 64; AR's KV cache: {ar.cache / 2**20:,.0f} MiB)"
     detail += f"; {info.size_note}" if info.size_note else ""
     if ar.total(1) > size:
         fix = "use another device, or a smaller model"

@@ -42,7 +42,7 @@ class EnumerableModel:
         prompts: texts that the model knows; each has an independent table.
         sharpness: standard deviation of the random logits.
         seed: seed of the tables and of the codebook.
-        grain: logits are rounded to multiples of this value, so that many are equal (ties at top-k); 0: not rounded.
+        grain: logits are rounded to multiples of this value, to make ties at top-k; 0: not rounded.
         shared: standard deviation of the part of the logits of a slot that does not depend on the prefix.
     """
 
@@ -84,7 +84,7 @@ class EnumerableModel:
         self.weights_sha256 = digest.hexdigest()
 
     def encode(self, prompts: Sequence[str]) -> Tensor:
-        """Prompt texts to table numbers [B]."""
+        """Convert prompt texts to table numbers [B]."""
         number = {text: index for index, text in enumerate(self.prompts)}
         return torch.tensor([number[text] for text in prompts])
 
@@ -200,7 +200,7 @@ class EnumerableSession:
         return terms.cumsum(1) - terms
 
     def _visible_codes(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
-        """[B, T] code of the tokens that each column may attend to; for columns `aside`, also of their placeholder."""
+        """[B, T] code of the tokens that each column may attend to; for columns `aside`, also of their `tokens`."""
         slot = torch.arange(self._length)
         before = positions[..., None] - 1
         seen = fed[..., 1:] & (slot < before) | ((slot == before) & ~aside[..., None])

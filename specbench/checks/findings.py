@@ -18,7 +18,7 @@ OK, FAILED, SKIPPED, SLOW = Status
 
 
 class Declared(Word):
-    """Distribution that a run declares; `CLAIMED`: the claim about tokens that another program has drawn."""
+    """Declared distribution of a run's tokens; `CLAIMED`: what the user claims about tokens of another program."""
 
     LOSSLESS, LOSSY, CLAIMED = "lossless", "lossy", "the model's"
 

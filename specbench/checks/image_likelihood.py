@@ -23,7 +23,7 @@ from specbench.system.torch_state import PinnedTorch
 
 ROUNDED = 0.1  # Share of the unfiltered distribution that explains tokens moved beyond filters by rounding
 _MOST_EXCESS = 10.0  # Largest -log p counted for a token, in nats
-_FAR = 5.0  # Standard errors from which a group is said to deviate
+_FAR = 5.0  # Number of standard errors at which a group counts as deviating
 _STEPS = 9  # Number of values at which the likelihood of a setting is computed
 _DROP = 1.92  # Drop of log likelihood at the ends of a 95 % interval: half the chi-square quantile
 
@@ -35,7 +35,7 @@ class _Slots(NamedTuple):
     positions: Tensor  # [B, T]
     free: Tensor  # [B, T] bool
     chosen: Tensor  # [B, T] tokens
-    at: Callable[[float], SlotLogits]  # function of the guidance scale
+    at: Callable[[float], SlotLogits]  # function that returns the logits at a guidance scale
 
     def fill(self, wholes: Sequence[np.ndarray], parts: Sequence[Tensor]) -> None:
         """Copy values [B, T] of this piece to their places in the arrays `wholes` [K, N]."""
@@ -144,7 +144,7 @@ class ImageLikelihood:
     def _passes(
         self, texts: Sequence[str], tokens: np.ndarray, scales: Collection[float], width: int, shift: Shift
     ) -> Iterator[tuple[Sequence[Tensor], Tensor]]:
-        """Logits at the only scale, or at scales 1 and 2, which determine the logits at all others; and their slots."""
+        """Yield logits and their slots: logits at the only scale, or at scales 1 and 2, which determine all others."""
         every = scales if len(scales) == 1 else (1.0, 2.0)
         passes = (forced_logits(self.model, texts, tokens, scale, width, shift) for scale in every)
         for pieces_of_scale in zip(*passes, strict=True):

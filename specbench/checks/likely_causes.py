@@ -37,14 +37,14 @@ from specbench.system.json_values import Word
 _STUDIED, _STUDIED_TOKENS = 16, 4096
 _FLOOR = {"float32": 1e-6}
 """By number format, the share of the unfiltered distribution in each alternative: a token beyond a filter then has a
-finite cost. Rounding moves tokens across the edge of a filter (on `shapes`, a tenth of the tokens beyond it)."""
+finite cost. Rounding moves tokens beyond a filter: on `shapes`, a tenth as many as without the filter."""
 _ROUNDING = 0.002  # Nats per token that rounding may cause if p is computed with other tensor shapes
 _GUIDANCE = (0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 7.5, 8.0, 10.0, 12.0, 15.0)
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
 _TEMPERATURE = tuple(number / 20 for number in range(8, 31))
 _REPETITION = (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5)
 _FREQUENCY = (0.05, 0.1, 0.2, 0.5, 1.0)
-"""Candidate values: those that people type. A filter with only a similar value would exclude some of the tokens."""
+"""Candidate values, as people type them. With a value that is only similar, a filter would exclude some tokens."""
 _SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # Shares of uniform or greedy tokens
 _ONE = 0.05  # A guidance this close to 1 is no guidance
 _PASSES = 20  # Time to test all causes, relative to the time to test the claim: 15 to 27
@@ -52,7 +52,7 @@ _SUSPECT = 2.0  # If an image is unlikely under its own prompt by this many stan
 _GLANCE = 48  # This many first slots (but at least a quarter of the image) suffice to exclude unlikely causes
 _HOPELESS = -10.0  # Log likelihood ratio in nats below which a cause is excluded
 _OTHERS = 32  # Number of prompts tried for each image that is unlikely under its own prompt
-_CLEARLY = 12.0  # Nats by which a cause must be likelier than a mere share of the unfiltered distribution
+_CLEARLY = 12.0  # Nats by which a cause must be likelier than a mixture of p with the unfiltered distribution
 _CLOSE = 5.0  # Nats within which another cause is also named
 
 
@@ -88,7 +88,7 @@ class Cause:
     kind: CauseKind
     what: str  # the cause in words, with the estimated parameter
     nats: float  # log likelihood ratio to the claim
-    images: int  # how many of the images it explains better than the claim
+    images: int  # number of images that the cause explains better than the claim
     # setting, value, low, high: only for a setting of the sampling: its name, likeliest value and 95 % interval
     setting: str | None = None
     value: float | None = None
@@ -98,7 +98,7 @@ class Cause:
 
     @property
     def exactly(self) -> float | int | None:
-        """The value as `Sampling` has it."""
+        """The value, converted to the type of the field in `Sampling`."""
         return self.value if self.setting is None or self.value is None else SAMPLING[self.setting].type(self.value)
 
     def round_values(self) -> list[float]:
@@ -121,7 +121,7 @@ def likely_causes(
     guided: bool,
     logp_kind: str | None = SAMPLED,
 ) -> tuple[list[Cause], list[str]]:
-    """Return the causes that explain `rows` better than the claim, the likeliest first, and the intervals of settings.
+    """Return the causes that explain `rows` better than the claim, likeliest first, and if there are none, `seen()`.
 
     Args:
         load: loads the model in a number format of `DTYPES`.
@@ -267,7 +267,7 @@ class _Study(ImageLikelihood):
         name, claimed = cause.setting, self._claimed(cause.setting)
         _, low, high = self.likeliest(name, cause.value)
         value = self.likeliest_within(name, low, high)
-        # The interval ignores tokens beyond the filters; it holds the claimed value if those decide.
+        # The interval ignores tokens beyond the filters. If only these tokens contradict the claim, it holds the claim.
         interval = "" if low <= claimed <= high else f" [{low:.3g}, {high:.3g}]"
         what = f"{name} {value:.3g}{interval}, not {claimed:g}"
         if name == "guidance" and claimed != 1 and low - _ONE <= 1 <= high + _ONE:
@@ -281,7 +281,7 @@ class _Study(ImageLikelihood):
         return getattr(self.sampling, name)
 
     def prompts(self, every: Sequence[str]) -> list[_Found]:
-        """Prompts other than an image's own: the empty prompt, its first half, or another prompt of the set."""
+        """Causes with another prompt: the empty prompt, half of the prompt, or another prompt of the set."""
         halves = [" ".join(text.split()[: max(2, len(text.split()) // 2)]) for text in self.texts]
         others = (
             ("the prompt is missing: the tokens are more likely under the empty prompt", [""] * len(self.texts)),
@@ -294,8 +294,8 @@ class _Study(ImageLikelihood):
         return found + self._exchanged(every)
 
     def _exchanged(self, every: Sequence[str]) -> list[_Found]:
-        """Another prompt for each image: the next image's prompt; or, if an image is unlikely under its own prompt, the
-        likeliest of many prompts, and the log of their number is subtracted from its likelihood ratio."""
+        """Another prompt for each image: the next image's prompt, or, if an image is unlikely under its own prompt, the
+        likeliest of many prompts. Then the log of the number of these prompts is subtracted from the log ratio."""
         distinct = list(dict.fromkeys([*self.texts, *every]))[:_OTHERS]
         if len(distinct) < 2:
             return []
@@ -340,8 +340,8 @@ class _Study(ImageLikelihood):
         tokens: np.ndarray | None = None,
         shift: Shift = (),
     ) -> _Found:
-        """Compute a cause and its log likelihood ratio minus `paid`. Without `shift` it may affect only some images.
-        The last slots are read if the first do not exclude it. Its test takes the likelier reading of each image."""
+        """Compute a cause and its log likelihood ratio minus `paid`; skip last slots if the first exclude the cause.
+        Without `shift`, the test assumes the cause only for images that are likelier under the cause than the claim."""
         texts, tokens, few = texts or self.texts, self.tokens if tokens is None else tokens, self._glance()
         claim = np.where(self.free, np.log(np.maximum(self.p, 1e-30)), 0.0)
         ratio = self.likelihoods([self.way], texts, tokens[:, :few], shift)[0] - claim[:, :few].sum(1) - paid
@@ -349,7 +349,7 @@ class _Study(ImageLikelihood):
         if len(rest):
             whole = self.likelihoods([self.way], [texts[image] for image in rest.tolist()], tokens[rest], shift)[0]
             ratio[rest] = whole - self.claim[rest] - np.broadcast_to(paid, len(ratio))[rest]
-        # A shift affects every image of a program or none.
+        # A shift affects either all images of a program or none.
         better, together = (ratio > 0, _of_some(ratio)) if not shift else (ratio < math.inf, float(ratio.sum()))
 
         def test() -> bool | None:
@@ -361,7 +361,7 @@ class _Study(ImageLikelihood):
     def mixtures(self, exact: _Study) -> list[_Found]:
         """Likeliest shares of tokens drawn uniformly, or greedily, instead of from p. Each mixture is compared with the
         likelier of the claim and float32 (`exact`), because rounding also makes single tokens unlikely. Other weights
-        have the same effect: a mixture must also be likelier than a mixture with the unfiltered distribution."""
+        look similar, so that a mixture must also be likelier than a mixture with the unfiltered distribution."""
         found, claim = [], np.maximum(self.claim, exact.claim)
         beyond = np.maximum(claim, max((self.mixed(share) for share in _SHARES), key=np.sum))
         for kind, what in _MIXTURES.items():
@@ -377,7 +377,7 @@ class _Study(ImageLikelihood):
         return found
 
     def copies(self, every: pd.DataFrame) -> list[_Found]:
-        """Images that are exact copies of others, which sampling from p almost never produces."""
+        """Images that are exact copies of other images, which sampling from p almost never produces."""
         copies = copies_among(every["tokens"])
         if not copies:
             return []
@@ -403,7 +403,7 @@ class _Study(ImageLikelihood):
         """
         found = []
         for other in [name for name in dict.fromkeys(("float32", *DTYPES)) if name != dtype]:
-            with suppress(SpecbenchError):  # eight bits need an extra, and not every model has them
+            with suppress(SpecbenchError):  # eight bits need an extra, and some models have no eight bits
                 # A quarter of the images suffices to exclude a format.
                 for step in (4, 1):
                     images = np.arange(0, len(self.tokens), step)

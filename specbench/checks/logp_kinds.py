@@ -35,7 +35,7 @@ class LogpKind(NamedTuple):
     text: str  # description
     sampled: bool = False  # after truncation
     tempered: bool = False  # at the temperature; only if not `sampled`
-    words: bool = False  # over the whole vocabulary, not only the image's tokens
+    words: bool = False  # normalised over the whole vocabulary, not only over image tokens
     guided: bool = True
 
 
@@ -101,7 +101,7 @@ def log_p_of(
 def _of_logits(
     model: Any, session: Session, sampling: Sampling, logits: Tensor, positions: Tensor, chosen: Tensor
 ) -> Callable[[LogpKind], Tensor]:
-    """By kind, log p [B, T] of the tokens from the latest forward of a session, which returned `logits`."""
+    """Return {kind: log p [B, T] of the tokens} as a function; `logits`: result of the session's latest forward."""
     from specbench.decoding.sampling import Target, at
 
     raw = words = logits

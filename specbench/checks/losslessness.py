@@ -42,13 +42,13 @@ from specbench.system.torch_state import PinnedTorch
 
 AUDIT_SAMPLES = 290_000  # Images per decoder: about 19,300 per setting of share 1
 _BATCH = 10_000
-THOROUGH = 10  # Factor on the number of images of a thorough audit, in the less sensitive half of the settings
+THOROUGH = 10  # A thorough audit decodes this many times the images in the less sensitive half of the settings
 SMALL_ENOUGH = 0.05
 """An audit calls a decoder lossless only if its `detectable_tv` is at most this, which takes about 15,000 images."""
 
 
 class Losslessness(Word):
-    """Result of an audit, and what a decoder declares; see `audit_verdict`."""
+    """Verdict of an audit (see `audit_verdict`), or declaration of a decoder."""
 
     LOSSLESS, LOSSY, UNSEEN = "lossless", "lossy", "no deviation seen"
 
@@ -73,13 +73,13 @@ def audit_decoders(
     Args:
         decoders: names, optionally with inline options ("gsd:G=50"); all by default. Name your own as
             "package.module:Name": a `Preset`, a `DecoderSpec`, or a function `(model, requests, sampling, seed)` that
-            returns one `Generation` per request, or all stream tokens [B, N]. Such objects, or a single one, also work.
+            returns one `Generation` per request, or all stream tokens [B, N]. The objects themselves also work.
         samples: images per decoder, divided among the audit's settings by their shares; None takes AUDIT_SAMPLES.
         seed: seed of the models and of the decoding noise.
         compiled: also audit compiled steps (COMPILED_SETTINGS), which takes a minute or more per decoder.
         thorough: decode THOROUGH times as many images in the less sensitive half of the settings.
         workers: processes that share the decoders, on Linux.
-        tell: receives each dict as soon as it and all earlier ones are complete.
+        tell: receives each dict as soon as this dict and all earlier dicts are complete.
 
     Returns:
         One dict per decoder: `decoder`, `verdict` ("lossless", "lossy" or "no deviation seen", see `audit_verdict`),
@@ -183,8 +183,8 @@ def audit_verdict(p: float, detectable: float, declared: Losslessness | None, al
     """Verdict of an audit with p-value `p` that can detect a total variation of `detectable`.
 
     "lossy" if the test rejects at AUDIT_LEVEL, else "lossless". The verdict is only "no deviation seen" if the audit
-    was too small, if `alone` or more images had other tokens in a batch, or if the decoder is declared lossy: its
-    author knows why it deviates, even if small models do not show it.
+    was too small, if images had other tokens in a batch (at least `alone` images), or if the decoder is declared lossy:
+    its author knows why the decoder deviates, even if small models do not show the deviation.
     """
     if p < AUDIT_LEVEL:
         return LOSSY
@@ -196,10 +196,10 @@ def verdict_line(row: Mapping[str, Any]) -> str:
     if row["verdict"] == LOSSY:
         p = f"p {row['p_value']:.2g}" if row["p_value"] else "p < 1e-300"  # an underflow is not 0
         return f"{LOSSY} ({p})" + "".join(f"; images of other {kind} are not independent" for kind in row["dependent"])
-    seen = f"would have detected a total variation of {row['detectable_tv']:.3f}"
+    seen = f"detectable total variation: {row['detectable_tv']:.3f}"
     if row["weakest_tv"]:
-        seen += f", of {row['weakest_tv']:.3f} in the least sensitive setting: {row['weakest_setting']}"
-    other = f"; {row['alone_differ']} images or more have different tokens alone and in a batch" * (
+        seen += f"; {row['weakest_tv']:.3f} in the least sensitive setting: {row['weakest_setting']}"
+    other = f"; at least {row['alone_differ']} images have different tokens alone and in a batch" * (
         row["alone_differ"] > 0
     )
     return f"{row['verdict']} ({seen}){other}"
@@ -317,7 +317,7 @@ def own_images(
         tokens = tokens_of(without_errors(images))
         wrong = "" if np.issubdtype(tokens.dtype, np.integer) else f"{returned} of {tokens.dtype}, not of whole numbers"
         wrong = wrong if tokens.shape == shape else f"{returned} of shape {tokens.shape}"
-    except (ValueError, TypeError):  # numpy makes no array of them
+    except (ValueError, TypeError):  # numpy cannot convert them to an array
         wrong = f"{returned} of images with different numbers of tokens, or of values that are no tokens"
     if wrong:
         hint = f"return one Generation per request, or tokens [{shape[0]}, {shape[1]}]"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -29,6 +29,7 @@ from specbench.checks.teacher_forced import (
     rounding_explains,
     teacher_forced_values,
 )
+from specbench.decoding.generation import Order
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model, model_code, recorded_model
 from specbench.models.facts import BYTES, EIGHT_BITS, ModelChoice, ModelFacts
@@ -40,9 +41,10 @@ from specbench.store.run_info import RunInfo
 from specbench.store.run_store import AuditVerdict, RunStore, images_fingerprint, write_audit
 from specbench.store.schema import KEY
 
+_Name = TypeVar("_Name", bound=str)
 FormatLoader = Callable[[str], ImageModel]
 """Loads a run's model in a number format."""
-PRINTED_ORDERS = {
+PRINTED_ORDERS: dict[Order, str] = {
     "u_id": "token id",
     "u_p": "p descending",
     "u_pq": "p/q descending",
@@ -123,7 +125,7 @@ def audit_run(
     checkpoint, foreign = checkpoint_of(info, weights, revision), info.spec.tokens_sha256 is not None
     if logp and (logp not in LOGP_KINDS or not foreign):
         what = f"--logp {logp}: {'unknown' if foreign else f'run {folder.name} was decoded here'}"
-        raise SpecbenchError(what, f"valid: {', '.join(LOGP_KINDS)}" if foreign else "omit --logp: its kind is known")
+        raise SpecbenchError(what, f"valid: {', '.join(LOGP_KINDS)}" if foreign else "omit --logp: the kind is known")
     facts: dict[str, Any] = {}
     if dtype:
         values, facts = _under_other_target(info, rows, *checkpoint, device, dtype)
@@ -186,7 +188,7 @@ def _explained(
     claim = f"samples of {spec.model} at {', '.join(sampling)} ({audit['images']} images, {audit['tokens']:,} tokens)"
     gap, wrong = audit["agreement"].get("log p"), ""
     if gap and not audit["logp_fits"] and gap["rounding"] is None and 0 < gap["beyond"] < 0.5:
-        wrong = f"of {gap['beyond']:.1%} of the tokens is not the model's, of the others it is"
+        wrong = f"of {gap['beyond']:.1%} of the tokens is not the model's; of the other tokens it is"
     if not causes and not audit["deviates"] and not audit["failed"]:
         unseen = f"a deviation of {audit['detectable']:.3f} per token would have been detected"
         return {"causes": [], "cause": None, "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
@@ -249,7 +251,7 @@ def _tokens(rows: pd.DataFrame, values: Values) -> Tokens:
     """Input of the test: the values of the free slots, with their place in the window."""
     free = _free(rows)[0]
     place = _place(np.stack(rows["committed_step"]))
-    u: dict[str, np.ndarray] = {name: numbers[:, free].astype(float) for name, numbers in values.u.items()}
+    u: dict[Order, np.ndarray] = {name: numbers[:, free].astype(float) for name, numbers in values.u.items()}
     return Tokens(u, None if place is None else place[:, free], values.entropy[:, free].astype(float))
 
 
@@ -257,7 +259,7 @@ def _described(info: RunInfo, result: RosenblattResult) -> dict[str, Any]:
     """The result as a flat dict.
 
     `verdict`: the last of CONSISTENT, UNLIKELY, DEVIATES, IMPOSSIBLE, OTHERS that applies; `deviates`: also True if
-    tokens have p = 0; `failed`: the run is declared lossless and deviates, or its recorded values are not the model's;
+    tokens have p = 0; `failed`: the run is declared lossless but deviates, or its recorded values are not the model's;
     `tv, tv_low, tv_high`: lower bound on the mean total variation per token; `p_value`: the smallest corrected p-value;
     `order, kind, group`: of the test with this p-value; `place, entropy`: place in the window and range of entropy that
     deviate most, None if nothing deviates; `detectable`: see `specbench.stats.rosenblatt.detectable`."""
@@ -298,9 +300,9 @@ def _worst_group(result: RosenblattResult, kind: str) -> str | None:
     return failed[0].group if failed else None
 
 
-def _stacked(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, np.ndarray]:
+def _stacked(rows: pd.DataFrame, names: Iterable[_Name]) -> dict[_Name, np.ndarray]:
     """Arrays [K, N] by column, NaN for images without values. A column without any values is omitted."""
-    length, stacked = len(rows["tokens"].iloc[0]), dict[str, np.ndarray]()
+    length, stacked = len(rows["tokens"].iloc[0]), dict[_Name, np.ndarray]()
     for name in names:
         if rows[name].notna().any():
             missing: np.ndarray = np.full(length, np.nan, np.float32)
@@ -443,5 +445,5 @@ def model_of(spec: RunSpec, weights: str | None, revision: str | None) -> ModelF
             "name the run's checkpoint with --weights" if not weights else "",
         )
     if spec.model_code != ((code := model_code(model)) and code.digest):
-        raise SpecbenchError(f"the code of model '{model.name}' differs from the run's code", "restore that code")
+        raise SpecbenchError(f"the code of model '{model.name}' differs from the run's code", "restore the run's code")
     return model

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from specbench.decoding.generation import Order
 from specbench.models.interface import ImageModel
 from specbench.specs.run_spec import Sampling
 
@@ -39,8 +40,8 @@ _BEYOND = 0.001
 """Share of a float32 run's tokens that may exceed this tolerance: rounding moves tokens at the edge of top-p."""
 _ROUNDING = 2.0
 """Two rounded values may differ by at most this many times the difference between a rounded and the exact value."""
-_ERRORS = 5.0  # A mean must exceed rounding by this many standard errors (the larger of over tokens and over images)
-_FLIPS = 5.0  # This many tokens may always move by a nat: the control may have no such token by chance
+_ERRORS = 5.0  # A mean must exceed rounding by this many standard errors (over tokens or images, whichever is larger)
+_FLIPS = 5.0  # This many tokens may always move by a nat, because the control may lack moved tokens by chance
 _FEW = 8  # With fewer images, the spread over images is not used
 _SLACK = 0.001  # Difference of mean entropies, in nats, that is ignored
 
@@ -51,9 +52,9 @@ Shift = tuple[int, ...]
 class Values(NamedTuple):
     """Input of the test, for K images of N stream slots."""
 
-    u: dict[str, np.ndarray]  # [K, N] uniforms of the Rosenblatt transform by order, NaN for images without it
+    u: dict[Order, np.ndarray]  # [K, N] uniforms of the Rosenblatt transform by order, NaN for images without it
     entropy: np.ndarray  # [K, N] of p
-    # [K, N] log p of the tokens, whether the target can draw them, and the tokens; all None for recorded values
+    # [K, N]: log p of the tokens; whether the target can draw them; the tokens. All None for recorded values
     logp: Any = None
     possible: Any = None
     tokens: Any = None
@@ -162,8 +163,8 @@ def compare_recorded(
 
     Returns:
         By printed name: `mean`, the mean distance (for entropy with fewer bits, recorded minus recomputed: rounding
-        averages out, another temperature does not); `beyond`, the share above 0.01; `differs`; and, None in float32,
-        `rounding`, the mean distance by rounding, and `images`, the number of images that are too far individually.
+        averages out, another temperature does not); `beyond`, the share above 0.01; `differs`; and, None in float32:
+        `rounding`, the mean distance by rounding; `images`, the number of images that are too far individually.
     """
     distances: dict[str, dict[str, Any]] = {}
     for name in [name for name in COMPARED if name in recorded]:
@@ -198,7 +199,8 @@ def rounding_explains(impossible: np.ndarray, free: np.ndarray, rounding: Roundi
 
 
 def _value(values: Values, name: str) -> np.ndarray:
-    return {"logp": values.logp, "entropy": values.entropy, **values.u}[name]
+    recorded: Mapping[str, np.ndarray] = {"logp": values.logp, "entropy": values.entropy} | values.u
+    return recorded[name]
 
 
 def _gap(recorded: np.ndarray, other: np.ndarray, free: np.ndarray) -> np.ndarray:
@@ -213,7 +215,7 @@ def _share_beyond(gap: np.ndarray) -> float:
 
 
 def _outliers(sums: np.ndarray, mean: float, tokens: np.ndarray) -> np.ndarray:
-    """Return whether `sums` of `tokens` terms up to 1 exceed the sums that rounding errors of this `mean` cause.
+    """Return whether `sums`, of `tokens` terms up to 1 each, exceed the sums that errors of this `mean` cause.
     By Bernstein's inequality, a sum exceeds its expectation m by 6 sqrt(m) + 12 with probability at most 10^-5."""
     expected = _ROUNDING * mean * tokens
     return sums > expected + 6 * np.sqrt(expected) + 12
@@ -222,7 +224,7 @@ def _outliers(sums: np.ndarray, mean: float, tokens: np.ndarray) -> np.ndarray:
 def _against(distance: np.ndarray, control: np.ndarray, slack: float = 0.0) -> dict[str, Any]:
     """Compare `distance` [K, N] with `control` [M, N], the distances by rounding; NaN is skipped. Return both means,
     `beyond` (share of distances above _TOLERANCE), and `differs`: whether the mean exceeds _ROUNDING times the mean of
-    `control`, plus _ERRORS standard errors, `slack`, and _FLIPS tokens that rounding moves far in only one of both."""
+    `control`, plus _ERRORS standard errors, `slack`, and _FLIPS tokens that rounding moves far in `distance` alone."""
     distance, control = (values[~np.isnan(values).all(1)] for values in (distance, control))
     mean, rounding = float(np.nanmean(distance)), float(np.nanmean(control))
     tokens = [int((~np.isnan(values)).sum()) for values in (distance, control)]

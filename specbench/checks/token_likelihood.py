@@ -209,7 +209,7 @@ class SlotLogits:
             last = (rank - 1).clamp(min=0)
             mass, beyond = self._sums_at(temperature).gather(-1, last) / norm.exp(), rank
             if self._ids is not None and (way.uniform or not 0 < way.sampling.top_k < vocab):
-                more = self.logits >= self.x if right else self.logits > self.x  # some are not sorted
+                more = self.logits >= self.x if right else self.logits > self.x  # not all logits are sorted
                 beyond = more.sum(-1, keepdim=True)
                 mass = torch.where(more, (self.logits / temperature - kept.norm).exp(), 0.0).sum(-1, keepdim=True)
             mass = torch.where(self.x < kept.least, 1.0, mass)

@@ -10,8 +10,8 @@ TOKEN_ORDERS: Sequence[tuple[str, Callable[[np.ndarray], np.ndarray]]] = (
     ("the image is transposed: its tokens are in column order", lambda grid: grid.reshape(grid.shape[::-1]).T),
     ("the rows are mirrored", lambda grid: grid[:, ::-1]),
     ("the rows are in reverse order, from the bottom", lambda grid: grid[::-1]),
-    ("the tokens are shifted: the first one is missing", lambda grid: np.roll(grid.ravel(), 1).reshape(grid.shape)),
-    ("the tokens are shifted: one extra at the start", lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape)),
+    ("the tokens are shifted: the first token is missing", lambda grid: np.roll(grid.ravel(), 1).reshape(grid.shape)),
+    ("the tokens are shifted: extra token at the start", lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape)),
     ("row ends are shifted: rows are one token too short", lambda grid: _skewed(grid, 1)),
     ("row ends are shifted: rows are one token too long", lambda grid: _skewed(grid, -1)),
 )
@@ -23,7 +23,7 @@ def _skewed(grid: np.ndarray, step: int) -> np.ndarray:
 
 
 def places_of(layout: TokenLayout, order: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """For each slot [N], the slot whose token is read instead if every grid is in another order."""
+    """For each slot [N], the slot whose token is read there if every grid is read in the given order."""
     places = np.arange(layout.length)
     for rows in layout.rows:
         grid = np.array(rows)

@@ -190,7 +190,7 @@ def _contradictions(row: Mapping[str, Any], lossless: bool) -> Iterator[str]:
     if (accepted > tested).any() or (tested > drafted).any():
         yield "more drafts are accepted than tested, or tested than drafted"
     taken, free = int(accepted.sum()), int((~forced).sum())
-    most_tokens = taken + row["nfe"] if lossless and tested.any() else free  # a step adds one to its accepted drafts
+    most_tokens = taken + row["nfe"] if lossless and tested.any() else free  # a step draws one more token
     if not taken <= free <= most_tokens:
         yield "the numbers of steps and accepted drafts do not match the number of tokens"
     if len(np.unique(row["committed_step"])) < last:

@@ -74,13 +74,13 @@ def _print_readiness(rows: Sequence[Mapping[str, Any]]) -> None:
     "audit",
     "Decodes models small enough to enumerate, and compares the images with the exact joint distribution. The settings "
     "cover images several windows long, row ends and other grammar tokens, guidance, temperature, top-k with ties, "
-    "top-p, continuous batching, single images, and a transformer with a KV cache; each sets the decoder's window. "
+    "top-p, continuous batching, single images, and a transformer with a KV cache; each setting has a fixed window. "
     "Images of different prompts, samples and seeds are also tested for dependence. The verdict is lossy, lossless, or "
     '"no deviation seen" (too few images to detect a total variation of 0.05, or the decoder is declared lossy). '
     "tv is the measured total variation distance with its 95 % interval; detectable tv is "
     "the distance that would have been found with probability 0.95.",
     "A decoder is a name with optional inline options (gsd:G=50), or a plug-in as package.module:Name. Without "
-    "one, every decoder is audited.",
+    "DECODER, every decoder is audited.",
     "With --run, stored images of any model are tested instead: their tokens must be exact samples of the model's "
     "distribution (Rosenblatt transform). tv is then a lower bound on the mean total variation per token. "
     "The exit code is 4 if a decoder that is declared lossless deviates. With --recompute it is also 4 if the recorded "
@@ -176,9 +176,9 @@ def _check_audit(
     if (recomputed or elsewhere) and not runs:
         raise SpecbenchError("--recompute, --weights, --revision and --dtype require --run")
     if runs and not recomputed and (elsewhere or device != AUTO):
-        raise SpecbenchError("--weights, --revision and --device require --recompute", "add it to load a model")
+        raise SpecbenchError("--weights, --revision and --device require --recompute", "add --recompute")
     if device != AUTO and not runs:
-        raise SpecbenchError(f"--device {device} requires --run", "omit it: decoders are audited on the CPU")
+        raise SpecbenchError(f"--device {device} requires --run", "omit --device: decoders are audited on the CPU")
 
 
 def _audit_decoders(

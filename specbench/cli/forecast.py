@@ -67,7 +67,7 @@ def _print_forecast(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return {column of the table: key of the forecast number}. Images of a batch share its seconds."""
+    """Return {column of the table: key of the forecast number}. Seconds are per batch if a batch has several images."""
     batched = {"s_per_batch": "seconds", "images_per_hour": "images_per_hour"}
     seconds = {"s_per_image": "seconds"} if row["batch"] == 1 else batched
     return {"ms_per_step": "step_ms", **seconds, "speed_up": "speed_up", "window_cost": "window_cost"}

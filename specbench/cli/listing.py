@@ -30,7 +30,7 @@ _COLUMNS = {
 def list_things(
     kind: str = argument("WHAT", f"One of {', '.join(_COLUMNS)}."),
     name: str | None = argument(
-        "NAME", "Only this item; of a decoder, its options with their values and sources.", None
+        "NAME", "List only this item; for a decoder, also its options with values and sources.", None
     ),
     model: str = option("--model", "NAME", "Model for which a decoder's options are listed.", "shapes"),
     out: str = Out,

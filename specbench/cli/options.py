@@ -178,7 +178,7 @@ def _help(setting: Setting, default: str | None) -> str:
 
 
 def _decoder_help(option: Option, of_several: bool) -> str:
-    """Describe an option: "Cluster size (default: 10 for gsd)". `of_several`: begin with its decoders if few."""
+    """Describe an option: "Cluster size (default: 10 for gsd)". `of_several`: begin with at most 5 decoders."""
     owners: dict[str, list[str]] = {}
     for name, options in _options_by_preset(tuple(PRESETS)).items():
         if (same := options.get(option.name)) and same.help == option.help:

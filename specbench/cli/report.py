@@ -132,7 +132,7 @@ def _print_report(
 @command(
     "figure",
     "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of prompts with these words, or field "
-    "(printed speeds of papers' tables, and named runs). Any other name lists all. The numbers are also saved as csv.",
+    "(printed speeds of papers' tables, and named runs). Another name lists all figures. Numbers are also saved: csv.",
 )
 def figure(
     name: str = opt.argument("NAME", "Chart, map of tokens, or pictures."),
@@ -183,7 +183,7 @@ def figure(
             charts = figures.figure_names(shown)
         if tables and not charts:
             what = f"no chart of {', '.join(runs or ())}: neither the paper nor a run here has its numbers"
-            raise SpecbenchError(what, "run it with specbench bench, or name another model with --model")
+            raise SpecbenchError(what, "run the table with specbench bench, or name another model with --model")
         if name not in charts:
             raise unknown_name("figure", name, [*charts, FIGURE, *picture_figures.PICTURE_FIGURES], most=99)
         drawn, numbers = figures.chart_figure(charts[name], width), figures.figure_csv(charts[name])
@@ -207,7 +207,7 @@ def methods(runs: list[str] | None = opt.Runs, to: Path | None = opt.To, out: st
 def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
     """Print runs pooled over their seeds."""
     if over != "seed" or fmt not in formats_with("over"):
-        raise SpecbenchError(f"--over {over}: only seed is possible, as {enumerated(formats_with('over'), 'or')}")
+        raise SpecbenchError(f"--over {over}: use --over seed, with --format {enumerated(formats_with('over'), 'or')}")
     from specbench.reporting.over import over_seeds, over_table
     from specbench.store.run_folders import find_runs
 
@@ -224,7 +224,9 @@ def compare(
     run_a: str = opt.argument("RUN_A", "Baseline run: run id, prefix of a run id, decoder, or run folder."),
     run_b: str = opt.argument("RUN_B", "Run to compare with the baseline."),
     fail_if: list[str] | None = opt.option(
-        "--fail-if", "CONDITION", "Exit with code 4 if this holds, e.g. 'speedup<0.98'; may be repeated."
+        "--fail-if",
+        "CONDITION",
+        "Exit with code 4 if this holds, e.g. 'speedup<0.98', or 'nfe>100' for the NFE of RUN_B; may be repeated.",
     ),
     reference: Path | None = opt.Reference,
     fmt: str | None = opt.format_option(formats_with("comparison")),
@@ -253,7 +255,7 @@ def compare(
         screen.print(terminal_table(table, screen.width))
         screen.print(*(Text(line, style="dim") for line in (signs, *reasons(rows))), sep="\n")
     for gate in gates:
-        gate.check(rows)
+        gate.check(rows, b)
     if all(row.value is None for row in rows if not row.name.endswith("_ms")):
         what = "nothing of these runs could be compared"
         raise SpecbenchError(what, "compare runs of one model, prompt set and seed")

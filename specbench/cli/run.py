@@ -119,7 +119,7 @@ def run(
 
 
 def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
-    """Report settings that differ between decoders (published values, defaults), so that they are not comparable."""
+    """Report settings (published values, defaults) in which decoders differ, so that the decoders are incomparable."""
     differences, equal = [], []
     for name in ("window", "fresh-q"):
         decoders = [decoder for plan in plans for decoder in plan.decoders]

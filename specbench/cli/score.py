@@ -56,9 +56,11 @@ def score(
 ) -> None:
     if bundled_only and (metric or protocol):
         raise SpecbenchError("--bundled-only cannot be combined with --metric or --protocol")
-    from specbench.metrics.catalog import require_metric, with_protocol
+    from specbench.metrics.catalog import with_protocol
+    from specbench.metrics.score_store import difference_rows, named_metric
+    from specbench.store.run_folders import find_run, find_runs, runs_in
 
-    metric = [require_metric(name) for name in metric or ()]
+    metric = [named_metric(name, runs_in(Path(out))) for name in metric or ()]
     names = with_protocol(metric, protocol)
     _check_score(images, prompts, bool(runs), bool(names), against)
     named = (*(runs or ()), *filter(None, [against]))
@@ -67,9 +69,7 @@ def score(
         raise SpecbenchError(f"--python {python} does not exist", "name the Python executable of an environment")
     from specbench.metrics.base import Settings
     from specbench.metrics.external_images import external_images, prompts_of_images
-    from specbench.metrics.score_store import difference_rows
     from specbench.metrics.scoring import score as score_images
-    from specbench.store.run_folders import find_run, find_runs
     from specbench.system.torch_device import AUTO, chosen_device
 
     settings = Settings(chosen_device(device or AUTO, float64=False), batch, reference, offline, python)
@@ -133,7 +133,7 @@ def _find_scored(names: Sequence[str], out: str) -> list[Path]:
 def _check_score(images: Path | None, prompts: str | None, runs: bool, metrics: bool, against: str | None) -> None:
     """Reject flags of `score` that conflict or lack a required flag; `runs`, `metrics`: whether any are named."""
     if images is None and prompts is not None:
-        raise SpecbenchError("--prompts requires --images", "omit it: a run stores its prompts")
+        raise SpecbenchError("--prompts requires --images", "omit --prompts: a run stores its prompts")
     if images is not None and runs:
         raise SpecbenchError("--images and RUN cannot be combined", "--images scores external images")
     if against and (images is not None or not metrics):

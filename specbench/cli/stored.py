@@ -178,7 +178,7 @@ def import_results(
         folder = api.import_tokens(results, program, out, ids, served, **values)
         return print_json([{"run_id": folder.name, "folder": str(folder)}]) if json else print(folder)
     if not run or program or ids or served or values:
-        raise SpecbenchError(f"import {benchmark} needs the run of the images", "name RUN, and no options for tokens")
+        raise SpecbenchError(f"import {benchmark} needs the run of the images", "name RUN, and omit token options")
     rows = api.import_results(benchmark, run, Path(results), out)
     print_json(rows) if json else print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))
 

@@ -1,4 +1,4 @@
-"""Builds the objects of a decoder from its `DecoderSpec`."""
+"""Build the components and the decode loop of a decoder from its `DecoderSpec`."""
 
 import keyword
 from collections.abc import Callable
@@ -42,6 +42,7 @@ def build(decoder: DecoderSpec, model: ImageModel) -> Method:
         with naming_plugin(kind, getattr(decoder, kind), component.target):
             built = load_object(component.target)(*arguments, **options)
         who = f"decoder '{decoder.name}': {kind} '{getattr(decoder, kind)}'"
+        # No wrapping class, which would miss calls within the component (`verify` calls `self.acceptance`).
         for name in _RETURNS.keys() & dir(built):
             if hasattr(built, "__dict__") and _is_foreign(getattr(built, name)):
                 vars(built)[name] = _checked(getattr(built, name), name, who)
@@ -103,10 +104,10 @@ def _bad_weight(value: Tensor, p: Tensor, q: Tensor, x: Tensor) -> str:
 
 
 def _bad_q(q: Tensor) -> str:
-    """Describe an invalid q [B, C, V], apart from rounding errors. q is 0 for slots without a draft."""
+    """Describe the fault of a q [B, C, V]; empty for a valid q. Rounding errors, and 0 without a draft, are valid."""
     total = q.float().sum(-1)
     bad = ~((q >= 0).all(-1) & (total < 1.01))
-    return f" a q that sums to {total[bad][0].item():g}, or below 0 in places" if bad.any() else ""
+    return f" a q that sums to {total[bad][0].item():g}, or has negative values" if bad.any() else ""
 
 
 def _copied(value: Any) -> Any:

@@ -9,10 +9,10 @@ up `mass` of the distribution. Otherwise it is the sum of
        `parent-cosine` and x is below the first level
     p(y) of each other node y whose prediction by the head is similar to x's: their cosine is above `pair-cosine`
 
-For the n-th and m-th nodes of a level, the released code (`pairs` released) compares predictions of other nodes: the
-n-th and m-th node with children in the level below. If the level has fewer nodes than these, counting continues in the
-next level. With `pairs` level, the nodes' own predictions are compared. Lossy: acceptance depends on other drafts. The
-paper's text was not read, so it is unknown whether the paper has this rule.
+For the n-th and m-th nodes of a level, the released code (`pairs` released) compares predictions of other nodes: of the
+n-th and m-th nodes with children in the level below (if these are more than the nodes of the level, the count of nodes
+continues in the level below). With `pairs` level, the nodes' own predictions are compared. Lossy: acceptance depends on
+other drafts. The paper's text was not read, so it is unknown whether the paper has this rule.
 """
 
 from functools import lru_cache
@@ -33,7 +33,7 @@ from specbench.models.interface import Tree
 
 
 class CascadeEagle(Eagle):
-    """EAGLE-1 drafter with the constants of the test."""
+    """EAGLE-1 drafter that also holds the settings of CASCADE's test."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Pairs(NamedTuple):
     inner: Tensor  # [k] columns
     row: Tensor  # [C] index, among the inner columns, of the prediction that is compared
     others: Tensor  # [C, n] columns whose tokens can add to the boost
-    rows: Tensor  # [C, n] the same index for `others`
+    rows: Tensor  # [C, n] index, among the inner columns, of each prediction of `others`
     exist: Tensor  # [C, n] bool, False for padding
 
 

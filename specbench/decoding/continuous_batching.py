@@ -188,7 +188,7 @@ class ContinuousBatch:
         return spent
 
     def _scale(self, rows: Sequence[int]) -> float:
-        """Return the factor for a span's time. A row's share is the time times this factor, over `Generation.batch`."""
+        """Return the factor on a span's time: batch size over number of `rows`; readers divide by the batch size."""
         return len(self._loop.committed) / len(rows)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -18,7 +19,8 @@ after the last step. host: host time between steps. render: tokens to pixels.
 """
 
 
-ORDERS = ("u_id", "u_p", "u_pq", "u_qq")
+Order = Literal["u_id", "u_p", "u_pq", "u_qq"]
+ORDERS: tuple[Order, ...] = get_args(Order)
 """Orders of the vocabulary in the Rosenblatt transform: token id; descending p; descending p / q; descending q / q'. q
 is the distribution of the tested draft, q' the distribution of the same slot's draft one step before. `u_pq` and `u_qq`
 are NaN in slots without a tested draft; `u_qq` also if the draft is new in the step that tests it."""

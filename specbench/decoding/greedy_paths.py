@@ -42,7 +42,7 @@ class EaglePaths(Eagle):
         self._tree = independent_paths(paths, window - 1)
 
     def _draw_children(self, p: Tensor, race: Tensor, level: TreeLevel, slots: Tensor, step: Tensor) -> Tensor:
-        if len(level.children) > race.shape[1]:  # the root; paths after path 0 use random numbers of leaves
+        if len(level.children) > race.shape[1]:  # the root: paths after path 0 use noise of the leaves
             leaves = self.columns - torch.arange(1, self.paths, device=slots.device)
             root = slots[:, :1].expand(-1, self.paths - 1)
             race = torch.cat([race, self._batch.noise.race(root, Stream.SIBLING, step * self.columns + leaves)], 1)

@@ -56,7 +56,7 @@ class Verification(NamedTuple):
     """Outcome of one step of C tokens (columns). The verified path has T slots, from the first uncommitted slot on."""
 
     first: Tensor  # [B] slot of the replacement or bonus token; slots before it hold accepted drafts
-    columns: Tensor  # [B, T] columns that predict the path's slots; beyond `first`, the sources of the refined tail
+    columns: Tensor  # [B, T] columns that predict the path's slots; beyond `first`, the refined tail is drawn from them
     tokens: Tensor  # [B, T] accepted drafts, then the replacement or bonus token at `first`, then refined drafts
     # [B, T, V] target distribution of each slot. Beyond `first` it may come from a rejected branch, which is a valid
     # distribution to draft from, because it depends on earlier slots only.
@@ -138,7 +138,7 @@ class Context:
     # [v_image, d] float32 embedding of each image token for distance rules; None if the model has none, and then no
     # option needs it (`Option.without_codebook`)
     codebook: Any
-    device: torch.device  # of the target
+    device: torch.device  # device of the target
     residual: Residual  # residual distribution after a rejection
     drafts: int = 0  # maximum draft depth of a step, set by the drafter; 0 while the drafter is built
     model: Any = None  # the target, an `ImageModel`; draft heads need further methods, see `specbench.models.interface`

@@ -3,7 +3,7 @@
 The first `levels` levels of the window are a full K-ary tree, the root included; a chain continues below its first
 branch. All parents of a level have the same K children. Every node is tested with a separate coin, siblings against
 the residual distribution after earlier siblings. The path with the most accepted drafts is committed; ties take the
-first. Later slots keep their first child, with siblings from [p - q]+, or redraw all children from the residual.
+first. Later slots keep a passed first child, with siblings from [p - q]+, or redraw all children from the residual.
 
 Lossy for K > 1: siblings come from residual distributions, but are tested as draws from p without earlier siblings,
 and the path depends on the outcome of the coins. After a path without a rejection the next token is uniform.
@@ -119,7 +119,9 @@ class KaryLoop(Loop):
             self.session.keep(verified.columns[:, 1:], positions[:, 1:])
         tables = routes(tree, device) if proposal.branches else None
         by_depth = first_drafts_by_depth(tree, device)
-        self.recorder.step(RecordedStep(verified, proposal, tables, by_depth, positions, self.steps))
+        self.recorder.step(
+            RecordedStep(verified, proposal, tables=tables, by_depth=by_depth, positions=positions, steps=self.steps)
+        )
         shift = (verified.first + 1).minimum(self._length - self.committed)
         self._drafter.observe_tree(verified, others, positions, shift)
         self.committed = self.committed + shift
@@ -154,7 +156,7 @@ class KaryLoop(Loop):
         return Verification(first, path, token, rows_at(p, path), tested, tested & passed, facts), others
 
     def _tests(self, p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return p and q [B, C - 1, V] of the tests in order. Later siblings: [p - q]+, and q without the sibling."""
+        """Return p and q [B, C - 1, V] by test; for later siblings, [p - q]+ and q without the earlier siblings."""
         tables = routes(self._drafter.tree, p.device)
         p, q = p[:, tables.first_parents], q[:, tables.first_parents]
         pairs = [(p, q)]

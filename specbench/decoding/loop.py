@@ -169,8 +169,8 @@ def drawn(
 def second_stage(
     model: StagedModel, tokens: Tensor, requests: Sequence[Request], decoder: DecoderSpec
 ) -> tuple[ImageModel, list[Request], DecoderSpec, Sampling]:
-    """Return the arguments of `decode` for the second stage. It uses the first stage's decoder, or AR if that has a
-    draft head, because a head fits one network only. The prompt ids differ, so that the stages share no noise."""
+    """Return the arguments of `decode` for the second stage. It uses the first stage's decoder, but AR if the decoder
+    has a draft head, because a head fits one network only. The prompt ids differ, so that the stages share no noise."""
     asked = [
         Request(model.second_text(request.text, row), second_stage_id(request.prompt_id, request.sample))
         for request, row in zip(requests, tokens.tolist(), strict=True)
@@ -329,16 +329,20 @@ class Loop:
         if tables is not None:
             positions = committed[:, None] + torch.arange(verified.tokens.shape[1], device=p.device)
         self.tokens.scatter_(1, positions, verified.tokens)
-        self.recorder.step(RecordedStep(verified, proposal, tables, by_depth, positions, step))
+        self.recorder.step(
+            RecordedStep(verified, proposal, tables=tables, by_depth=by_depth, positions=positions, steps=step)
+        )
         return verified, positions, (verified.first + 1).minimum(self._length - committed)
 
     def _commit_chain(self, verified: Verification, tested: Proposal, columns: Tensor | None) -> Tensor:
-        """Store and record a tree's path, the chain `tested`, at `columns` [B, T]. Return the number [B] kept."""
+        """Store and record a tree's path: `tested`, a chain, with `columns` [B, T]. Return the number [B] to commit."""
         self.tokens.scatter_(1, tested.positions, verified.tokens)
         if columns is not None:
             self.session.keep(columns[:, 1:], tested.positions[:, 1:])
         by_depth = first_drafts_by_depth(tested.tree, self.tokens.device)
-        self.recorder.step(RecordedStep(verified, tested, None, by_depth, tested.positions, self.steps))
+        self.recorder.step(
+            RecordedStep(verified, tested, tables=None, by_depth=by_depth, positions=tested.positions, steps=self.steps)
+        )
         return (verified.first + 1).minimum(self._length - self.committed)
 
     def _judged(self, p: Tensor, proposal: Proposal, tables: Routes | None, step: Tensor) -> Verification:

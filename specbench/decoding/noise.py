@@ -108,7 +108,7 @@ class _Together(NamedTuple):
     uniforms: dict[Stream, Tensor]
 
     def holds(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> bool:
-        """True if these numbers are stored: for this `draw`, and for `positions` or a tensor that begins with them."""
+        """True if this stream and draw are stored, for `positions` or for a tensor that begins with `positions`."""
         if draw is not self.draw or isinstance(stream, Tensor) or stream not in self.uniforms:
             return False
         return _place(positions) == self.place

@@ -15,8 +15,8 @@ from specbench.models.transformer.host_sync import to_host
 
 
 class Committed(NamedTuple):
-    """Committed slots of one or more steps. If selecting them would need a host sync, uncommitted slots are included;
-    later steps overwrite them. [...] is [S] for selected slots and [R, T] for all slots. V tokens."""
+    """Committed slots of one or more steps. If selecting them would need a host sync, all slots are included; later
+    steps overwrite the uncommitted slots. [...] is [S] for selected slots and [R, T] for all slots. V tokens."""
 
     rows: Tensor  # [S] or [R, 1] row of the batch
     # positions, tokens: [...] stream slot and token
@@ -38,7 +38,7 @@ class Committed(NamedTuple):
 class StepOutcome(NamedTuple):
     """A step without its distributions, or K joined steps of the same kind. R = K B rows, T slots, C columns."""
 
-    # first, columns, tokens, tested, accepted: of the `Verification`
+    # first, columns, tokens, tested, accepted: as in the step's `Verification`
     first: Tensor
     columns: Tensor
     tokens: Tensor
@@ -48,8 +48,8 @@ class StepOutcome(NamedTuple):
     positions: Tensor  # [R, T] stream slots of the verified path
     steps: Tensor  # [R, 1] number of the forward
     drafted: Tensor  # [R, C'] whether a draft follows each column: C' is C for a tree, C - 1 for a chain
-    facts: dict[str, Tensor]  # of the `Verification`
-    tables: Routes | None  # of the proposal's tree, None for a chain
+    facts: dict[str, Tensor]  # facts of the step's `Verification`
+    tables: Routes | None  # index tables of the proposal's tree, None for a chain
     by_depth: Tensor  # `first_drafts_by_depth` of the tree
 
     def have_drafts(self, row: Tensor, slot: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class StepOutcome(NamedTuple):
 class RecordedStep(NamedTuple):
     """One step. B rows, T slots, C tokens of the forward (columns)."""
 
-    # verified, proposal: of the step
+    # verified, proposal: outcome and input of the step
     verified: Verification
     proposal: Proposal
     # tables, by_depth, positions, steps: as in `StepOutcome`
@@ -147,12 +147,12 @@ class WaitingStep(NamedTuple):
     """A step with the distributions of its first M <= T slots, which include all committed slots."""
 
     kind: Hashable  # steps of equal kind can be joined
-    outcome: StepOutcome  # of the step
+    outcome: StepOutcome  # the step without its distributions
     # p, q: [B, M, V] target distribution of each slot, and q of its first tested draft; the last slot of a chain has no
     # draft
     p: Tensor
     q: Tensor | None = None
-    before: Before | None = None  # of the drafts one step before
+    before: Before | None = None  # distributions of the drafts one step before
 
 
 def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcome, Committed]:

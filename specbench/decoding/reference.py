@@ -16,7 +16,7 @@ def speculative_jacobi(
     target: Callable[[Tensor, Tensor], Tensor], length: int, window: int, vocab: int, noise: Noise
 ) -> Tensor:
     """Decode `length` tokens [length]. `target(tokens [1, C], slots [1, C])` is one forward: p [1, C, V] of each slot,
-    given all earlier tokens. `noise`: of one image."""
+    given all earlier tokens. `noise`: noise of one image."""
     tokens = torch.zeros(length + window, dtype=torch.long)
     q = torch.full((length + window, vocab), 1 / vocab)  # The distribution that the draft of a slot was drawn from
     done = drafted = step = 0

@@ -2,9 +2,9 @@
 
 Every image row has a separate window, which ends where the committed tokens of the row above end. Row r starts once row
 r - 1 has `rows-window` tokens. A column attends to committed tokens of the rows above and to its own row, never to
-drafts of another row (`specbench.decoding.row_loop`). The first incomplete row commits its accepted drafts and one more
-token. Rows below do the same with `lower-rows` commit. With `lower-rows` draft, as in the paper, they commit only the
-accepted drafts, and a sample from p becomes the draft of the next slot.
+drafts of another row (`specbench.decoding.row_loop`). The first incomplete row, and with `lower-rows` commit every row,
+commits its accepted drafts and one more token. With `lower-rows` draft, as in the paper, the rows below commit only
+their accepted drafts, and a sample from p becomes the draft of the next slot.
 
 Lossy: a token is conditioned on only a part of the rows above, and with `lower-rows` draft a rejected draft is redrawn
 from p. If every row waits for the complete row above, the decoder is exact.

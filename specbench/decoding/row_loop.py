@@ -128,7 +128,7 @@ def image_rows(context: Context, decoder: str) -> ImageRows:
     gaps = [below[0] - above[-1] for above, below in pairwise(rows)]
     if rows[0][0] > 0 or any(row[-1] - row[0] >= len(row) for row in rows) or max(gaps, default=1) > 2:
         raise SpecbenchError(
-            f"{decoder} does not fit this model's grammar", "it needs rows that end with at most one forced token"
+            f"{decoder} does not fit this model's grammar", "use a model whose rows end with at most one forced token"
         )
     widest = max(map(len, rows))
     slots = [row + [layout.length] * (widest - len(row)) for row in rows]

@@ -105,8 +105,8 @@ Filter = Callable[[Tensor, Any], Tensor]
 _FILTERS_FIRST: Mapping[str, Filter] = {"top_k": _below_kth, "top_n_sigma": _below_deviations}
 _FILTERS_LAST: Mapping[str, Filter] = {"top_p": _below_mass, "min_p": _below_share}
 FILTER_RULES = {**_FILTERS_FIRST, **_FILTERS_LAST}
-"""Rules of the filters of `Sampling` in their order: filters before, then after the entropy-dependent temperature. From
-logits [..., V] and the filter's value a rule computes a mask [..., V] of the tokens to drop: some smallest logits."""
+"""Rules of the filters of `Sampling` in their order; `_FILTERS_FIRST` precede the entropy-dependent temperature. A rule
+maps logits [..., V] and the filter's value to a mask [..., V] of the tokens to drop, which have the smallest logits."""
 
 
 def _truncate_few(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -207,7 +207,7 @@ class Kept(NamedTuple):
         return place if self.ids is None else at(self.ids, place)
 
     def weights(self, other: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Return the weights [B, T', K] of the same tokens in another distribution [B, T', V] of the slots `rows`."""
+        """Return the weights [B, T', K] of these tokens in the distribution `other` [B, T', V] of the slots `rows`."""
         return other if self.ids is None else other.gather(-1, self.ids[:, rows])
 
 
@@ -230,9 +230,9 @@ def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
 def ranked_around(
     probabilities: Tensor, tokens: Tensor, before: int, after: int, descending: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the `before` previous and `after` next neighbours, in the order of `rank`, of `tokens` [..., 1], whose
-    probability is positive. Return the ids [..., m] of token and neighbours in order, with the token also as padding; a
-    mask [..., m] of existing neighbours; and the token's probability [..., 1]."""
+    """Find the neighbours of `tokens` [..., 1] (of positive probability) in the order of `rank`: `before` previous and
+    `after` next tokens. Return the ids [..., m] of neighbours and token, in order and padded with the token; a mask
+    [..., m], False for padding; and the probability [..., 1] of the token."""
     ids, mass = _ends_and_kept(probabilities, before, after, descending)
     probability = probabilities.gather(-1, tokens)
     key, keys = _rank_keys(probability, tokens, descending), _rank_keys(mass, ids, descending)
@@ -310,8 +310,8 @@ def selects(vocab: int, k: int) -> bool:
 
 def candidates(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Select entries of `values` [rows, V] that include the k largest and their ties. Return tokens, values [rows, K]
-    padded with -inf, and a mask of real entries. Entries above a bound are selected, which is estimated from a
-    part of them, so K is mostly much less than V. If fewer than k entries are above it, all V are selected."""
+    padded with -inf, and a mask of real entries. Entries from a bound on are selected. The bound is estimated from a
+    part of the entries, so K is mostly much less than V. If a row has fewer than k such entries, all V are selected."""
     step = max(8, values.shape[1] // 4096)
     sample = values[:, ::step]
     expected = k / step

@@ -14,7 +14,7 @@ not by outcomes (accepted or replaced, kept or redrawn). If refinements have kep
 from which it was first drawn is not a function of F_i.
 
 For the verifier `block`, which looks ahead, F_i instead holds all noise of earlier steps, the tokens before i, and the
-event that the step commits slot i. `block` gives x_i ~ p_i given these; the rest is the same.
+event that the step commits slot i. `block` gives x_i ~ p_i given this F_i; the rest of the argument is unchanged.
 """
 
 import numpy as np

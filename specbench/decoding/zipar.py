@@ -2,7 +2,7 @@
 
 Row r starts once row r - 1 has a window of tokens; from then on every incomplete row gets one token per forward, and
 each column attends to all generated tokens earlier in raster order. Lossy: a token is conditioned on a part of the rows
-above. A window as wide as the row is AR. For the input of the first token of a row see `specbench.decoding.row_loop`.
+above. With a window as wide as the row, the decoder is AR. For the input of a row's first token, see `row_loop`.
 
 The adaptive window draws the first token x of a row from p. Each time the row above has grown, x is kept with
 probability min(1, p'(x)/p(x)) under the new p'; otherwise it is redrawn from [p' - p]+ and tested again. The paper's
@@ -36,7 +36,7 @@ class Lanes(NamedTuple):
     # image's end
     tokens: Tensor
     positions: Tensor
-    aside: Tensor  # [B, C] bool, columns that consume a substitute token, hidden from all others
+    aside: Tensor  # [B, C] bool, columns that consume a substitute token; no other column attends to them
     pending: Tensor  # [B, C] bool, columns whose prediction is needed
     visible: Tensor  # [B, N + 1] bool, slots that the columns attend to
 

@@ -1,8 +1,8 @@
 """Compute metrics with their authors' packages, in an environment without specbench.
 
-`specbench.metrics.packages` runs this file with another Python. It reads requests from stdin, one JSON object per line,
-and answers each on stdout; networks stay loaded. Nothing is downloaded: the request gives paths of images, and weights
-are in the hub's cache.
+`specbench.metrics.packages` runs this file with another Python. The file reads requests from stdin, one JSON object per
+line, and answers each on stdout; networks stay loaded. Nothing is downloaded: a request gives paths of images, and
+weights are in the hub's cache.
 """
 
 from __future__ import annotations

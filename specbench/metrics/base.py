@@ -42,7 +42,7 @@ from specbench.system.torch_device import use_device
 
 Kind = Literal["plain", "proportions", "distance"]
 """Kinds of scores. `proportions`: fractions of correct images per category, and their unweighted mean. `distance`:
-distance to reference images, which depends on the number of images. `plain`: any other score."""
+distance to reference images; its value depends on the number of images. `plain`: any other score."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Score:
     estimate: Estimate
     n: int
     note: str | None = None  # warning about the number
-    prompts: int | None = None  # number of prompts; None if unknown, or if all prompts of the run
-    # better, kind: None means as in the metric
+    prompts: int | None = None  # number of prompts; None: unknown, or all prompts of the run
+    # better, kind: None means the metric's value
     better: Better | None = None
     kind: Kind | None = None
 
@@ -103,14 +103,14 @@ class Metric:
     better: Better = "higher"  # whether higher or lower values are better
     kind: Kind = "plain"
     unit: str = ""  # unit of the scores
-    unjudged: str = ""  # for plug-ins: aspects of an image that it ignores; built-in metrics: in the catalogue
+    unjudged: str = ""  # for plug-ins: ignored aspects of an image; built-in metrics have them in the catalogue
     samples: int = 1  # required number of samples of a prompt
     batch: int = 16  # number of images per call of `features`
     # reference of a plug-in's class, "package.module:NAME"; None for built-in metrics
     class_reference: str | None = None
     columns: ClassVar[Mapping[str, pa.DataType]]  # {name: arrow type} of the values per image that `features` returns
     checkpoints: Sequence[str] = ()  # required files, by their names in `specbench.metrics.published_weights`
-    # {name in the identity: hub repository of a required network}, and glob patterns of their required files
+    # repositories: {name in the identity: hub repository of a required network}; files: glob patterns of required files
     repositories: ClassVar[Mapping[str, str]] = MappingProxyType({})
     files: ClassVar[Sequence[str]] = published_weights.NETWORK_FILES
     # {further required distribution: command that installs it}
@@ -177,7 +177,7 @@ class Metric:
         return [download for download in (*folders, *map(published_weights.missing_file, self.checkpoints)) if download]
 
     def accepts(self, category: str | None, meta: Mapping[str, Any]) -> bool:
-        """Return whether images of a prompt can be scored; by default, not if it is a class label or codes."""
+        """Return whether images of a prompt can be scored; by default yes, except for class labels and codes."""
         return not meta.keys() & {"class", "codes"}
 
     def preprocess(self, pixels: np.ndarray) -> Any:
@@ -216,7 +216,7 @@ class Metric:
 
 
 class PerImageMetric(Metric):
-    """Base class of metrics with one `value` per image. The score is their mean; its interval is over prompts."""
+    """Base class of metrics with one `value` per image. The score is the mean value, with an interval over prompts."""
 
     columns: ClassVar = {"value": pa.float32()}
 
@@ -230,19 +230,19 @@ class PerImageMetric(Metric):
 def part_scores(
     name: str, rows: pd.DataFrame, by: str, column: str, interval: Callable[..., Estimate] = mean_interval
 ) -> list[Score]:
-    """Compute a score "name:part" for each value (part) of the column `by`: the mean of `column` over its rows."""
+    """Compute a score "name:part" for each value (part) in the column `by`: the mean of `column` for this part."""
     parts = rows.groupby(by, sort=True, dropna=False)
     return [mean_score(f"{name}:{part}", group, column, interval) for part, group in parts if group[column].count()]
 
 
 def answer_scores(name: str, images: pd.DataFrame, answers: Iterable[list[Any]]) -> list[Score]:
     """Compute scores "name:part" from answers about images: a list of [part, value] per image. `n` counts images."""
-    rows = images.assign(answer=[*answers]).explode("answer").dropna(subset="answer")  # the index is still the image's
+    rows = images.assign(answer=[*answers]).explode("answer").dropna(subset="answer")  # keeps the index of the image
     return part_scores(name, rows.assign(part=rows["answer"].str[0], value=rows["answer"].str[1]), "part", "value")
 
 
 def mean_score(name: str, rows: pd.DataFrame, column: str, interval: Callable[..., Estimate] = mean_interval) -> Score:
-    """Compute the mean of a column as a score. Rows without a value are excluded; the note states their number."""
+    """Compute the mean of a column as a score. Rows without a value are excluded; the note counts these rows."""
     kept = rows.dropna(subset=column)
     if kept.empty:
         raise SpecbenchError(f"no image has a value of {name}")
@@ -286,9 +286,9 @@ def paired_features(
 
 
 MEAN_OF_IMAGES = "mean"
-"""Key of an identity that marks scores that are means of a stored `value` per image, so that they can be paired."""
+"""Key in the identity of scores that can be paired, because they are means of a stored `value` per image."""
 RESULTS_FILE = "results file"
-"""Key of an imported score's identity that is not in the fingerprint, so that runs can share a fingerprint."""
+"""Key in the identity of imported scores. The fingerprint excludes this key, so that runs can share a fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ def made_score(metric: Metric) -> Origin:
 def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
     """Make an origin from an identity; add the GPU's arithmetic, and a plug-in's code, networks and reference."""
     facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in's class may lack it
-    if settings and settings.device.startswith("cuda"):  # older identities lack this: convolutions used TF32
+    if settings and settings.device.startswith("cuda"):  # older scores lack this fact: convolutions used TF32
         facts["float32"] = "without TF32"
     reference = getattr(metric, "class_reference", None)
     if reference is not None:

@@ -33,7 +33,7 @@ def part_of(weights: Weights, prefix: str) -> dict[str, Tensor]:
 
 
 def vision_network(weights: Weights) -> BlipVisionModel:
-    """Build the ViT image encoder from the weights of `visual_encoder`, without this prefix."""
+    """Build the ViT image encoder from the weights of `visual_encoder`, named without this prefix."""
     hidden = weights["pos_embed"].shape[2]
     patch = weights["patch_embed.proj.weight"].shape[2]
     network = BlipVisionModel(
@@ -82,7 +82,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def linear_layers(weights: Weights) -> nn.Sequential:
-    """Build a chain of linear layers from numbered weights. The layers between them only act in training."""
+    """Build a chain of linear layers from numbered weights, without the layers between, which only act in training."""
     layers = []
     for number in sorted(int(name.removesuffix(".weight")) for name in weights if name.endswith(".weight")):
         weight = weights[f"{number}.weight"]

@@ -117,9 +117,9 @@ METRICS: dict[str, MetricEntry] = {
 _DERIVED = {
     "kid": "unbiased squared MMD to the reference images in Inception features, cubic kernel, mean over subsets",
     "fid-infinity": "FID extrapolated to infinitely many images; no interval up to n = 4096",
-    "precision": "fraction of images within a reference image's 3rd nearest neighbour in Inception features",
-    "recall": "fraction of reference images within an image's 3rd nearest neighbour in Inception features",
-    "density": "reference images nearer to an image than to their own 3rd nearest neighbour, over 3, mean over images",
+    "precision": "fraction of images nearer to a reference image than its 3rd nearest neighbour (Inception features)",
+    "recall": "fraction of reference images nearer to an image than its 3rd nearest neighbour (Inception features)",
+    "density": "mean number of reference images nearer to an image than to their own 3rd nearest neighbour, over 3",
     "coverage": "fraction of reference images that are nearer to some image than to their own 3rd nearest neighbour",
     "inception-score": "exp of the mean KL divergence of class probabilities from their mean, mean over 10 splits",
     "geneval[official]": "fraction of images that the official evaluator judges correct, mean over tags",
@@ -131,7 +131,7 @@ _DERIVED = {
     "[released]: as in the released program, which counts stock phrases of the network as words",
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
-"""Names of scores in tables that are parts of another metric."""
+"""{score that is a part of another metric, or is imported from the authors' program: summary}."""
 IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[released]",
             "wise[verified]", "wise[legacy]", "longtext-bench", "longtext-bench[released]")  # fmt: skip
 """Scores that `specbench import` reads from the authors' programs."""
@@ -160,7 +160,7 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "t2i-compbench": ("compbench[blip-vqa]", "compbench[clip-b32]"),
 }
 """{prompt set: default metrics of models other than `shapes`}. "" is for all other sets: the scores that papers of
-protocol `sjd` print for every set. The set with reference images also gets FID; a benchmark's set gets its scores."""
+protocol `sjd` print for every set. The set with reference images also gets FID; a benchmark gets its own scores."""
 
 
 def metric_names() -> list[str]:
@@ -202,7 +202,7 @@ def require_metric(name: str) -> str:
 
 
 def metric(name: str) -> Any:
-    """Load a metric of the catalogue, a plug-in, or "package.module:NAME", as a function of `Settings`."""
+    """Return the function of `Settings` that makes a metric of the catalogue, a plug-in, or "package.module:NAME"."""
     name = metric_name(name)
     if name in METRICS:
         entry = METRICS[name]
@@ -250,7 +250,7 @@ def _foreign(cls: Any, reference: str) -> Any:
     def made(self: Any, *arguments: Any) -> None:
         with naming_plugin("metric", reference, cls.__module__):
             cls.__init__(self, *arguments)
-            range(self.batch)[0], range(getattr(self, "samples", 1))[0]  # raises an error unless they are above 0
+            range(self.batch)[0], range(getattr(self, "samples", 1))[0]  # error if one of them is not above 0
             for fact, values in (("better", get_args(Better)), ("kind", get_args(Kind))):
                 if (value := getattr(self, fact, values[0])) not in values:
                     raise ValueError(f"{fact} is {value!r:.40}, not {' or '.join(values)}")

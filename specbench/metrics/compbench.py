@@ -1,8 +1,8 @@
-"""`compbench[...]`: parts of T2I-CompBench++ (Huang et al. 2025) without its programs
-(`specbench.metrics.official_exchange`): `blip-vqa` asks BLIP about every noun phrase of colour, shape and texture
-prompts, parsed by spaCy's small English model as in the paper's programs; `clip-b32` is the cosine of non-spatial
-prompts and their images. The other parts need the paper's detector, which is not included because of its licence. For
-these, export the images to the paper's programs and import the answers."""
+"""`compbench[...]`: the parts of T2I-CompBench++ (Huang et al. 2025) that are computed without the paper's programs.
+`blip-vqa` asks BLIP about every noun phrase of colour, shape and texture prompts, parsed by spaCy's small English model
+as in these programs. `clip-b32` is the cosine of non-spatial prompts and their images. The other parts need the paper's
+detector, which is not included because of its licence: export the images to the paper's programs, and import the
+answers (`specbench.metrics.official_exchange`)."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""Distances between two sets of feature vectors, float64 [n, d], and the images' influences if defined: FID,
-FID-infinity, KID (accumulated by torchmetrics), Inception score (Salimans et al. 2016), precision and recall
-(Kynkäänniemi et al. 2019), density and coverage (Naeem et al. 2020)."""
+"""Scores of feature vectors, float64 [n, d]: FID, FID-infinity, KID (accumulated by torchmetrics), Inception score
+(Salimans et al. 2016), precision and recall (Kynkäänniemi et al. 2019), density and coverage (Naeem et al. 2020). For
+FID and KID also the influence of each image on the distance."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ class Gaussian(Moments):
 
 
 def frechet_distance(images: Gaussian, reference: Moments) -> float:
-    """Compute |m1 - m2|^2 + Tr S1 + Tr S2 - 2 Tr (S1 S2)^(1/2). The root of the reference's covariance is cached. Not
-    torchmetrics' last step, which takes 4 to 35 times the CPU time (values agree to 3e-8) and rounds to float32. For
-    fewer images than dimensions, an n x n matrix with the same eigenvalues gives the trace."""
+    """Compute |m1 - m2|^2 + Tr S1 + Tr S2 - 2 Tr (S1 S2)^(1/2). The root of the reference's covariance is cached. The
+    last step of torchmetrics is not used, because it takes 4 to 35 times the CPU time and rounds to float32 (values
+    agree to 3e-8). For fewer images than dimensions, an n x n matrix with the same eigenvalues gives the trace."""
     gap = images.mean - reference.mean
     traces = images.trace + reference.trace
     if images.n < images.d:
@@ -128,7 +128,7 @@ def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], 
 
     The plug-in FID has a bias nearly proportional to 1/n. Halves of both sets (in the paper: of the images) have twice
     the bias, so 2 * FID of all - mean FID of halves has none. The interval uses the spread of the halves' FID over four
-    random splits by prompts (t distribution, four degrees of freedom), or the extrapolated value's if larger.
+    random splits by prompts (t distribution, four degrees of freedom). The extrapolated value has at most this spread.
     """
     rng = np.random.default_rng(0)
     units = np.unique(np.asarray(prompts), return_inverse=True)[1]
@@ -164,8 +164,8 @@ def kid(images: np.ndarray, reference: np.ndarray) -> float:
 
 def inception_score(logits: Tensor) -> tuple[float, float]:
     """Compute the Inception score of logits [n, classes] as in the published code (Salimans et al. 2016): mean and
-    standard deviation (denominator n) over 10 splits at i n // 10, in a fixed random order. Not as in torchmetrics,
-    whose splits of ceil(n / 10) images may be fewer than 10."""
+    standard deviation (denominator n) over 10 splits at i n // 10, in a fixed random order. torchmetrics
+    is not used, because it may make fewer than 10 splits, of ceil(n / 10) images."""
     import torch
 
     n = len(logits)
@@ -179,7 +179,7 @@ def inception_score(logits: Tensor) -> tuple[float, float]:
 
 @contextmanager
 def _torch_apart() -> Iterator[None]:
-    """Context with a fixed seed and torch's state for metrics; afterwards both are restored."""
+    """Context with a fixed seed and torch's state for metrics; afterwards the earlier seed and state are restored."""
     import torch
 
     from specbench.system.torch_state import PinnedTorch
@@ -217,7 +217,7 @@ def kid_influence(images: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 
 def _mean_kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return for each row of x the mean of KID's kernel over the rows of y, [len(x)]; if x is y, without itself."""
+    """Return for each row of x the mean of KID's kernel over the rows of y, [len(x)]; if x is y, over other rows."""
     means = np.empty(len(x))
     for start in range(0, len(x), _ROWS):
         block = (x[start : start + _ROWS] @ y.T / x.shape[1] + 1) ** 3

@@ -42,8 +42,8 @@ def read_verdict(line: str) -> tuple[str, int, str, str]:
 
 
 def dpg_score(questions: Sequence[Question], answers: Answers, strict: bool = False) -> float:
-    """Compute the fraction of yes. A question counts as no if a parent question does. If `strict`, raise a KeyError for
-    a parent without an answer."""
+    """Compute the fraction of questions answered yes. A question also counts as no if a parent question counts as no.
+    If `strict`, raise a KeyError for a parent without an answer."""
     scores = {question["id"]: answers[question["id"]] for question in questions}
     for question in questions:
         if any(not scores[parent] for parent in question["parents"] if parent and (strict or parent in scores)):
@@ -60,7 +60,7 @@ def released_score(questions: Sequence[Question], answers: Answers) -> float | N
 
 
 def questions_of(prompt_id: str, meta: Mapping[str, Any]) -> list[Question]:
-    """Return the questions in a prompt's metadata; the last of several with the same id, as in the program."""
+    """Return the questions in a prompt's metadata; of questions with the same id only the last, as in the program."""
     questions = meta["questions"]
     try:
         whole = bool(questions) and all(
@@ -84,7 +84,7 @@ def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
     samples, side = 1 + max(row.sample for row in rows), rows[0].pixels().shape[0]
     for name, mine in grids.items():
         if len(mine) != samples or samples > GRID_IMAGES:
-            what = f"prompt '{name}' has {len(mine)} images of {samples}"
+            what = f"prompt '{name}' has {len(mine)} of {samples} images"
             raise SpecbenchError(what, "a grid needs equally many samples of each prompt, at most four; finish the run")
     lines = [
         (name, question["id"], ",".join(map(str, question["parents"])), question["tuple"], question["question"])
@@ -107,8 +107,8 @@ def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
 
 class OfficialDpgBench(PerImageMetric):
     """DPG-Bench's scores from its judge's answers: `dpg-bench` by the paper's rule, `dpg-bench[released]` by the
-    released program's rule. `verdicts`: for (prompt, number of the image), {question: answer}; for all images in the
-    run's `rows`; `digest`: digest of the file of answers."""
+    released program's rule. `verdicts`: {(prompt, number of the image): {question: answer}} of images in the run's
+    `rows`. `digest`: digest of the file of answers."""
 
     name = "dpg-bench"
     columns: ClassVar = {"value": pa.float32(), "released": pa.float32(), "answers": pa.string()}

@@ -60,7 +60,7 @@ def external_images(
         meta = with_scene(prompt.text, json.dumps(prompt.meta))
         category = prompt.category or (OWN_CAPTIONS if "scene" in read_meta(meta) else None)
         about = {"prompt": prompt.text, "category": category, "meta": meta}
-        # The version of an image is its content, and its name if the name could later match another prompt.
+        # The version of an image consists of its content, and of its name if the name may later match another prompt.
         place = "" if name == "ids" else f"-{encodable(str(path.relative_to(folder)))}"
         version = f"{hashlib.sha256(picture_bytes(path)).hexdigest()[:32]}{place}"
         file = {"started_at": version, "path": path}
@@ -154,7 +154,7 @@ def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
             raise SpecbenchError(f"{images[key]} and {path} are both image {key[1]} of prompt '{key[0]}'{how}")
     if not images:
         raise SpecbenchError("no images")
-    samples = sorted({sample for _, sample in images}) if name != "dataset" else [0]  # all are listed
+    samples = sorted({sample for _, sample in images}) if name != "dataset" else [0]  # a metadata file lists all images
     for prompt in prompts.prompts:
         for sample in samples:
             if (prompt.id, sample) not in images:
@@ -177,7 +177,7 @@ def _by_line(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     if kept := _kept_captions(folder):
         by_text = {composed(prompt.text): prompt.id for prompt in prompts}
         ids = {line: by_text[text] for line, text in kept.items() if text in by_text}
-        return _numbered(paths, ids, "caption {} of its program is not in the list of prompts")
+        return _numbered(paths, ids, "the program's caption {} is not in the list of prompts")
     numbers = [int(number["name"]) for path in paths if (number := _LINE.fullmatch(path.stem))]
     ids = {line: prompt.id for line, prompt in enumerate(prompts, 0 if 0 in numbers else 1)}
     return _numbered(paths, ids, f"the list has {len(prompts)} lines")

@@ -146,7 +146,7 @@ class Fid(Metric):
         warning = joined(_warn_of_bias(images, reference, bias), warn_of_points(images, reference))
         scores = [Score(self.name, distance, images.n, warning)]
         if limit is not None:
-            note = None if limit.low is not None else "rough: half the images are not more than the features"
+            note = None if limit.low is not None else "rough: n / 2 is not above the number of features"
             scores.append(Score(f"fid-infinity[{self.variant}]", limit, images.n, note))
         note = "unbiased at any number of images" if images.n < reference.n else None
         scores.append(Score(f"kid[{self.variant}]", own_kid, images.n, note))
@@ -187,7 +187,7 @@ def fid_estimate(images: Gaussian, reference: Moments, prompts: Sequence[str]) -
 
 
 def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Moments) -> tuple[Difference, int] | None:
-    """Compute the paired difference of two runs' FID over common images; also return their number. None below two."""
+    """Compute the paired FID difference of two runs over common images, and their number. None below two images."""
     if len(both := paired_features(features, baseline, "feature")) < 2:
         return None
     mine, theirs = (Gaussian(feature_matrix(both[column], reference.d)) for column in ("feature", "feature_base"))
@@ -199,7 +199,7 @@ def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Mo
 
 
 def _warn_of_bias(images: Gaussian, reference: Gaussian, bias: float | None) -> str | None:
-    """Warn if there are fewer images than reference images, with the bias if known; None otherwise."""
+    """Return a warning, with the bias if known, if there are fewer images than reference images; None otherwise."""
     if images.n >= reference.n:
         return warn_of_few(images)
     size = "an unknown amount" if bias is None else f"about {bias:.3g}"
@@ -211,14 +211,14 @@ def _warn_of_bias(images: Gaussian, reference: Gaussian, bias: float | None) -> 
 
 
 def warn_of_few(images: Gaussian) -> str | None:
-    """Warn if the number of images does not exceed the number of dimensions; None otherwise."""
+    """Return a warning if the number of images does not exceed the number of dimensions; None otherwise."""
     if images.n > images.d:
         return None
     return f"{images.n} images are too few for {images.d} features: the distance is too large, and has no interval"
 
 
 def warn_of_points(images: Moments, reference: Moments) -> str | None:
-    """Warn about sets whose images are all identical; None otherwise."""
+    """Return a warning about sets whose images are all identical; None without such sets."""
     sets = [name for name, moments in (("images", images), ("reference images", reference)) if moments.is_point]
     return f"all {' and all '.join(sets)} are identical" if sets else None
 

@@ -101,7 +101,7 @@ class GenEval(JudgedMetric):
         return {"correct": verdict.correct, "reason": "; ".join(verdict.reasons), "details": details(objects)}
 
     def color(self, pixels: np.ndarray, instance: Instance) -> str:
-        """Classify the colour of an object, masked on grey, as one of `GENEVAL_COLORS`."""
+        """Classify the colour of an object, shown on a grey background, as one of `GENEVAL_COLORS`."""
         x1, y1, x2, y2 = instance.box
         alone = np.where(instance.mask[..., None], pixels, np.uint8(BACKGROUND))[y1:y2, x1:x2]
         size = self.clip.visual.image_size[0]

@@ -61,7 +61,7 @@ class QwenJudge:
 
 
 class GenEval2(PerImageMetric):
-    """Soft-TIFA: geometric mean over a prompt's atoms, then mean over images. Parts: the same per number of atoms (`:3
+    """Soft-TIFA: geometric mean over a prompt's atoms, then mean over images. Parts: the score per number of atoms (`:3
     atoms`), the arithmetic mean over atoms (`:atoms`), and arithmetic means per skill."""
 
     name = "geneval2[qwen3-vl-8b]"

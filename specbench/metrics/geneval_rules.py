@@ -52,7 +52,7 @@ def details(objects: Objects) -> str:
 
 
 def relations(a: Found, b: Found) -> set[str]:
-    """Return the position of a relative to b: some of "left of", "right of", "above", "below"; empty if too close."""
+    """Return the position of `a` relative to `b`: some of "left of", "right of", "above", "below"; empty if close."""
     corners = np.array([a.box, b.box], dtype=np.float64).reshape(2, 2, 2)
     centres, sizes = corners.mean(axis=1), np.abs(corners[:, 1] - corners[:, 0])
     offset = centres[0] - centres[1]

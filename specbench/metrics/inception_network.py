@@ -49,7 +49,7 @@ class Inception(nn.Module):
 
     @PinnedTorch()
     def unbiased_logits(self, features_BD: Tensor) -> Tensor:
-        """Return logits [B, 1008] of features, on the CPU, without bias as in TensorFlow's Inception score."""
+        """Return logits [B, 1008] of features, on the CPU and without the bias, as for TensorFlow's Inception score."""
         return (features_BD.to(self.fc.weight) @ self.fc.weight.T).cpu()
 
 
@@ -109,7 +109,7 @@ def _block_8(channels: int, pool: Literal["average", "maximum"]) -> _Block:
 
 class _Block(nn.Module):
     """Parallel branches of `_Conv` layers. `layers`: {"BRANCH_NUMBER": arguments of a layer}; a branch may end with two
-    parallel layers of one number. `pool` precedes the last branch; "reduce" is max pooling with stride 2 alone."""
+    parallel layers of one number. `pool` precedes the last branch; "reduce": this branch is max pooling of stride 2."""
 
     def __init__(self, pool: Literal["average", "maximum", "reduce"], layers: Mapping[str, tuple[Any, ...]]):
         super().__init__()
@@ -136,7 +136,7 @@ class _Block(nn.Module):
 
 
 class _Conv(nn.Module):
-    """Convolution with batch norm. If `padded` and with stride 1, it keeps the image size."""
+    """Convolution with batch norm. With stride 1 and `padded`, the output has the size of the input."""
 
     def __init__(
         self, channels: int, out: int, kernel: int | tuple[int, int], stride: int = 1, padded: bool = True

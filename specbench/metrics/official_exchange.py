@@ -65,7 +65,7 @@ COMPLEX_PARTS: Mapping[str, str] = {
     "spatial": RESULTS["spatial"],
 }
 """{part of the score of complex prompts: path of its results}. The official program that combines the parts needs
-exactly ten images per prompt. Without its result, specbench combines them, for any number of images."""
+exactly ten images per prompt. Without its result, specbench combines the parts, for any number of images."""
 
 LOWEST: Mapping[str, float] = {"non_spatial": -1.0, "complex": -1.0, "complex/clip": -1.0}
 """{category: smallest possible answer} for cosines and means that contain a cosine; 0 for other categories."""
@@ -149,7 +149,7 @@ def compbench_files(rows: Sequence[_Row]) -> Files:
             samples[category] = 1 + max(row.sample for row in mine)
             prompts = 1 + max(row.line for row in mine)
             if len(mine) != prompts * samples[category]:
-                what = f"category '{category}' has {len(mine)} images of {prompts} x {samples[category]}"
+                what = f"category '{category}' has {len(mine)} images instead of {prompts} x {samples[category]}"
                 need = "the official scripts need all samples of all prompts, from the first prompt on; finish the run"
                 raise SpecbenchError(what, need)
     for row in rows:

@@ -41,9 +41,9 @@ _LONGTEXT_REMOVED = re.compile(r"[^\u4e00-\u9fa5a-zA-Z0-9\sàâäéèêëîïô�
 
 
 class OfficialWise(Metric):
-    """Scores of WISE's evaluator by field, and the mean over prompts if the run has all prompts, so that, as in the
-    program, a field's weight is its share of the prompts. `release`: "verified" (0 or 1) or "legacy" (WiScore of three
-    marks); `results`: the exported folder, with `*_results.jsonl` in each `sample-<number>`."""
+    """Scores of WISE's evaluator by field, and, only if the run has all prompts, their mean over prompts. In this mean,
+    as in the program, a field's weight is its share of the prompts. `release`: "verified" (0 or 1) or "legacy" (WiScore
+    of three marks). `results`: the exported folder, with `*_results.jsonl` in each `sample-<number>`."""
 
     columns: ClassVar = {"value": pa.float32()}
 
@@ -95,7 +95,7 @@ def oneig_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]
     for (name, category, run), mine in groupby(rows, key=lambda row: (row.prompt_id, row.category, row.run.name)):
         images = [row.pixels() for row in mine]
         if len(images) != samples or len({pixels.shape for pixels in images}) > 1:
-            what = f"prompt '{name}' has {len(images)} images of {samples}, or images of several sizes"
+            what = f"prompt '{name}' has {len(images)} of {samples} images, or images of several sizes"
             raise SpecbenchError(what, "a grid needs the same number of samples of each prompt; finish the run")
         yield png_bytes(np.concatenate(images, axis=1)), folders[category], run, f"{name.rpartition('-')[2]}.png"
 
@@ -137,7 +137,7 @@ class OfficialOneig(Metric):
             raise SpecbenchError(f"{self.results}/{file} is not a file of OneIG-Bench's program: {error}") from None
 
     def _table(self, pattern: str) -> dict[str, str]:
-        """Read {row: cell} of a table, from the column of the run or the text score; empty if there is no file."""
+        """Read {row: cell} from a table's column named after the run, or else "text score"; empty without a file."""
         files = sorted(self.results.glob(pattern))
         if len(files) > 1:
             raise ValueError(f"there are {len(files)} such files; keep only one")
@@ -173,9 +173,9 @@ class OfficialOneig(Metric):
 
 
 class OfficialLongText(Metric):
-    """LongText-Bench's scores from its network's answers: fraction of the requested words in the answers, over all
-    images. `longtext-bench`: all phrases that the program intends to remove are removed. `longtext-bench[released]`: as
-    printed by the program, which removes fewer phrases. `results`: its scripts' `results.jsonl`."""
+    """LongText-Bench's scores from its network's answers: share of the requested words that the answers contain, over
+    all images. `longtext-bench`: without the stock phrases that the program intends to remove from the answers.
+    `longtext-bench[released]`: as in the program, which removes fewer phrases. `results`: its `results.jsonl`."""
 
     name = "longtext-bench"
     columns: ClassVar = dict.fromkeys(("words", "found", "released"), pa.int32())
@@ -221,7 +221,7 @@ class OfficialLongText(Metric):
 
 
 def is_longtext(category: str | None, meta: Mapping[str, Any]) -> bool:
-    """Return whether a prompt is of LongText-Bench, which has texts to write."""
+    """Return whether a prompt is a prompt of LongText-Bench: it lists the texts that the image must show."""
     return isinstance(meta.get("text"), list) and "length" in meta
 
 

@@ -63,7 +63,7 @@ def squashed(pixels: np.ndarray, size: int) -> np.ndarray:
 
 @cache
 def import_open_clip() -> ModuleType:
-    """Import open_clip; if torchvision does not load, with a substitute for it."""
+    """Import open_clip, with a substitute for torchvision if torchvision does not load."""
     with torchvision_if_it_loads():
         import open_clip
     return open_clip

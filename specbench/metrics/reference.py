@@ -30,7 +30,7 @@ _MOST_BYTES = 2**26  # Maximum size of mu or sigma in a file; sigma of Inception
 
 
 class ReferenceImages:
-    """Reference images: the user's folder, or COCO's images, or a file with their statistics from another program."""
+    """Reference images: COCO's images, or the user's folder, or the user's file of statistics from another program."""
 
     def __init__(self, settings: Settings):
         self.path = settings.reference

@@ -65,7 +65,7 @@ def read_scores(folder: Path) -> list[dict[str, Any]]:
 
 def _known_score(row: dict[str, Any]) -> dict[str, Any]:
     """Validate a row of a run's scores; raise a ValueError if specbench did not write it. NaN means missing. Old files
-    lack the last columns: direction and kind are then defaults, or known for specbench's metrics."""
+    lack the last columns; then specbench's metrics have known values of `better` and `kind`, other metrics defaults."""
     row = dict.fromkeys(("note", "cut", "edited", "prompts", "unit", "unjudged", "better", "kind")) | row
     if row.get("metric") in catalog.METRICS:
         row["unjudged"] = catalog.METRICS[row["metric"]].unjudged or None
@@ -146,6 +146,20 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     return row | {"n": pair[1], "fingerprint": made_score(metric).fingerprint}
 
 
+def named_metric(name: str, folders: Iterable[Path]) -> str:
+    """Return the metric's name, see `catalog.require_metric`. If only stored scores of the runs have an unknown name,
+    the error names the plug-in's class that computed them."""
+    try:
+        return catalog.require_metric(name)
+    except SpecbenchError:
+        scores = (score for folder in folders for score in read_scores(folder))
+        known = (score["identity"] for score in scores if score["metric"].partition(":")[0] == name)
+        if (reference := json.loads(next(known, "{}")).get("class")) is None:
+            raise
+    hint = f"use --metric {reference}; without the plug-in, `specbench compare` subtracts stored scores"
+    raise SpecbenchError(f"metric '{name}' is not installed; {reference} computed these scores", hint)
+
+
 def difference_rows(
     baseline: Path, folders: Sequence[Path], metrics: str | Iterable[str], settings: Settings | None = None
 ) -> list[dict[str, object]]:
@@ -153,7 +167,7 @@ def difference_rows(
     others = [folder for folder in folders if folder.resolve() != baseline.resolve()]
     if not (names := chosen("metric", metrics)):
         raise SpecbenchError("--against needs a metric", "name metrics with which both runs were scored")
-    made = [catalog.metric(name)(settings) for name in names]
+    made = [catalog.metric(named_metric(name, (baseline, *others)))(settings) for name in names]
     return [row for folder in others for metric in made if (row := difference(folder, baseline, metric))]
 
 
@@ -171,7 +185,7 @@ def _kept(features: pd.DataFrame, keys: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def is_mean_of_images(score: Mapping[str, object]) -> bool:
-    """Return whether a stored `value` per image, if there is one, decides a score, without loading its class."""
+    """Return whether a score is the mean of the images' `value`, if `value` is stored. The class is not loaded."""
     known = score["metric"] in (*catalog.METRICS, *catalog.IMPORTED)
     return known or json.loads(str(score["identity"])).get("score") == MEAN_OF_IMAGES
 
@@ -193,7 +207,7 @@ def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object])
 
 
 def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estimate | None:
-    """Compute a score over the images of several runs together, from stored values only. `score`: of one of the runs.
+    """Compute a score over the images of several runs together, from stored values only. `score`: the score of a run.
     None if the score is not known to be a mean of stored values."""
     name, known = str(score["metric"]), is_mean_of_images(score)
     stored = [stored_values(feature_place(path, f"{name}-{score['fingerprint']}")) for path in folders if known]
@@ -208,7 +222,7 @@ def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estima
 
 def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bool:
     """Return whether the stored scores are of exactly these `images`, so that they need not be computed again
-    (distances take minutes). Scores with NaN, which is stored as null today, are not current."""
+    (distances take minutes). Scores that an older version stored as NaN instead of null are not current."""
     path = _scores_file(folder, metric)
     try:
         rows = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES))).read().to_pylist()
@@ -256,7 +270,7 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
         if whole != metric.name and (whole in catalog.METRICS or not path_component(whole)):
             raise ValueError(f"a score called {row['metric']!r:.100}")
     target = _scores_file(folder, metric)
-    for leftover in files_named(target.parent, ".*.tmp"):  # of a killed writer, because this process holds the lock
+    for leftover in files_named(target.parent, ".*.tmp"):  # left by a killed writer: this process holds the lock
         leftover.unlink()
     if checked:  # readers reject a file without rows
         owner = owner_of(folder)

@@ -1,5 +1,5 @@
 """Score stored images: compute features per image, once per feature fingerprint, then the run's scores. Features are
-stored as they are computed, with the `started_at` of the image's row, so that a redone image is scored again."""
+stored during the pass over the images, with the `started_at` of each row: an image decoded again is scored again."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ScoreOutcome:
     computed: int = 0  # number of images scored by this call
     reused: int = 0  # number of images scored earlier
     problem: SpecbenchError | None = None
-    left_out: bool = False  # a problem that raises no error: the user did not name the metric, and other metrics scored
+    left_out: bool = False  # True: `problem` is not raised (the user did not name the metric; other metrics scored)
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def score(
 
 
 def _readable(runs: Iterable[Path | Images]) -> tuple[list[Images], list[ScoreOutcome]]:
-    """Return the images of the readable runs, and the problems of the others."""
+    """Return the images of the readable runs, and the problems of the unreadable runs."""
     shown, outcomes = [], []
     for run in runs:
         try:
@@ -197,12 +197,12 @@ def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreRepo
 
 
 def _too_few_samples(images: Images, metric: Metric) -> SpecbenchError | None:
-    """Return the error for a metric of several samples of a prompt if no prompt has so many."""
+    """Return the error for a metric that needs several samples of a prompt, if no prompt has enough samples."""
     if (needed := getattr(metric, "samples", 1)) == 1:
         return None
     if images.rows["prompt_id"][[*_accepted(images.rows, metric)]].value_counts().max() >= needed:
         return None
-    what = f"metric '{metric.name}' needs {needed} samples of a prompt"
+    what = f"metric '{metric.name}' needs {needed} samples per prompt"
     return SpecbenchError(what, f"run with --samples {needed} or more")
 
 
@@ -210,7 +210,7 @@ _Fitting = Sequence[tuple[Images, Mapping[str, Metric]]]  # (images, {name: metr
 
 
 def _refused(fitting: _Fitting, required: Sequence[Metric]) -> list[ScoreOutcome]:
-    """Return the problems of required metrics that cannot score a run; raise the first if every run has one."""
+    """Return the problems of required metrics that cannot score a run; if all runs have problems, raise the first."""
     unfit = [[(images, metric) for metric in required if metric.name not in fits] for images, fits in fitting]
     refused = []
     for images, metric in chain(*unfit):
@@ -251,7 +251,7 @@ def _say_references(
     fitting: _Fitting, lacking: Mapping[str, SpecbenchError], reporter: ScoreReporter
 ) -> dict[str, SpecbenchError]:
     """Report the number of reference images and the fingerprints of the scores. Return {metric: error} if a reference
-    is unusable; raise the error if it is the user's reference."""
+    is unusable; raise the error if the user gave this reference."""
     metrics = {name: metric for _, fits in fitting for name, metric in fits.items() if name not in lacking}
     lines: dict[str, list[str]] = {}
     unusable = {}
@@ -290,7 +290,7 @@ def _blamed(metric: Metric) -> AbstractContextManager[None]:
 
 
 def why_unfit(images: Images, metric: Metric) -> str | None:
-    """Return the reason why a metric cannot score any of the images; None if it can."""
+    """Return the reason why a metric cannot score any of the images; None if it can score an image."""
     if any(_accepted(images.rows, metric)):
         return None
     return "its prompts lack data that the metric needs" if len(images.rows) else "it has no images"
@@ -398,8 +398,8 @@ def _add_features(images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], re
     todo = [row for row in rows.itertuples() if row.Index in missing]
 
     def load(row: Any) -> tuple[Any, dict[str, Sample]]:
-        # `read_ahead` loads the first image alone. It is prepared for every metric, so that each metric creates shared
-        # objects, such as its network, only once.
+        # `read_ahead` loads the first image alone. Every metric preprocesses this image, so that each metric creates
+        # shared objects, such as its network, only once.
         needing = [task.metric for task in busy if row.Index in task.missing or row is todo[0]]
         return row, _samples(images.read(row), row, needing)
 

@@ -1,6 +1,6 @@
 """Metrics of the `shapes` world, for images whose prompt has a `scene`: an exact detector, a small CLIP of open_clip,
-and the Frechet distance on features of a small network. Its reference images are renders of the scored captions,
-equally many of each, from a fixed seed. Values are not comparable with other CLIPs or FID."""
+and the Frechet distance on features of a small network. Reference images of the distance are renders of the scored
+captions, equally many of each, from a fixed seed. Values are not comparable with other CLIPs or FID."""
 
 from __future__ import annotations
 

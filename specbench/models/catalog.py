@@ -51,9 +51,9 @@ class ModelInfo(ModelFacts):
             raise TypeError(f"config = {self.config!r:.40} is no path")
 
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelInfo:
-        """Return the model with `choice` applied. Other weights are refused, because these models support no others."""
+        """Return the model with `choice` applied; a choice of other weights or another size is refused."""
         for name in choice.released:
-            raise SpecbenchError(f"--{name.replace('_', '-')} released: '{self.name}' has no such form", "omit it")
+            raise SpecbenchError(f"--{name.replace('_', '-')} released: '{self.name}' has no released form", "omit it")
         if choice.weights or choice.revision or choice.random or choice.tiny or choice.size:
             what = f"model '{self.name}' has only one set of weights and one size"
             raise SpecbenchError(what, "omit --weights, --revision, --random-weights, --scale and --size")
@@ -224,7 +224,7 @@ def _repositories(model: ModelFacts) -> list[str]:
 
 
 def _by_words(typed: str) -> list[str]:
-    """Return the models that match all words of the text and whose family name is the beginning of the text."""
+    """Return the models that match all words of the text, if the text begins with the model's family name."""
     facts = {
         name: [model.summary.partition(" at ")[0], name, str(model.resolution[0]), *_repositories(model)]
         for name, model in models().items()
@@ -274,7 +274,7 @@ def recorded_model(
     name: str, weights: str | None = None, revision: str | None = None, plugin: bool = False
 ) -> ModelFacts:
     """Return a run's model from its recorded name, whose endings encode its configuration ("janus+random+tiny").
-    `plugin`: whether the run's model is not specbench's."""
+    `plugin`: whether the model comes from a plug-in or a user's module."""
     model, choice = ModelChoice.of_name(name, weights, revision)
     try:
         return find_model(model).configured(choice)

@@ -1,4 +1,4 @@
-"""Sources of a checkpoint's files: a folder on this disk, or a hub repository at a known commit. No torch here.
+"""Sources of a checkpoint's files: a folder on this disk, or a hub repository at a known commit. Imports no torch.
 
 `HF_HOME` and `HF_HUB_OFFLINE` have their usual meaning, because huggingface_hub fetches the files.
 """
@@ -35,7 +35,7 @@ MAX_LAYERS = 1000
 """Maximum number of layers in a configuration; building a network of 100,000 layers or more takes minutes."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")  # Suffixes of files that hold tensors
 _OF_A_HUB = {"auto_map": "--", "implementation": "/"}
-"""Suffixes of configuration keys, and the text that marks a value as code ("owner/name--module.Class") or kernel."""
+"""Suffixes of configuration keys, and the text in their values that refers to code ("--") or a kernel on a hub."""
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([^/]+)")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
 
@@ -47,8 +47,8 @@ class Source:
     what: str  # description for messages: "the language model"
     repo: str  # hub id, "owner/name"
     files: tuple[str, ...]  # glob patterns that must each match; "a|b" takes b if nothing matches a
-    licence: str  # licence of their use
-    beside: tuple[str, ...] = ()  # files that replace `files`, as paths relative to a `--weights` folder
+    licence: str  # licence of the files
+    beside: tuple[str, ...] = ()  # paths in a `--weights` folder; the first that exists replaces `files`
     note: str = ""  # further conditions of the download
     # further subfolders of a `--weights` folder in which the files are searched
     folders: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class Source:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         if is_lfs_pointer(path):
             reason = "it is a Git LFS pointer, not the file itself"
-        in_cache = _SNAPSHOT.search(path.absolute().as_posix())  # else a folder of the user, with files of any origin
+        in_cache = _SNAPSHOT.search(path.absolute().as_posix())  # otherwise a user's folder
         fix = f"download it again: {self.how_to_get()}" if in_cache else f"repair or replace {path}"
         return read_error(path, error, f"is damaged: {reason}", fix, MISSING_PREREQUISITE)
 
@@ -146,7 +146,7 @@ class WantedFiles:
     source: Source
     weights: str | None = None  # a folder or hub id that replaces the source; None for the source
     revision: str | None = None  # revision of the hub repository
-    beside: Path | None = None  # folder of a language model; companions are first searched in and next to it
+    beside: Path | None = None  # the language model's folder: other parts' files are first searched in and next to it
 
     @property
     def repo(self) -> str:
@@ -229,7 +229,7 @@ def _snapshot_in(folder: Path) -> Path:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object; an OSError, ValueError or SpecbenchError if it does not."""
+    """Read a file that holds one JSON object; otherwise raise an OSError, ValueError or SpecbenchError."""
     content = parse_json(read_regular(path, MAX_JSON_BYTES))
     if not isinstance(content, dict):
         raise ValueError(f"no JSON object in {path}")
@@ -253,7 +253,7 @@ def read_json(source: Source, path: Path) -> dict[str, Any]:
 
 
 def _companion_folder(source: Source, folder: Path) -> Path | None:
-    """Folder of a companion's files in or next to a `--weights` folder."""
+    """Find the folder of `source` in or next to the `--weights` folder of the language model."""
     inside = (folder / name for name in (source.folder_name, *source.folders))
     return next((place for place in (*inside, folder.resolve().parent / source.folder_name) if place.is_dir()), None)
 

@@ -1,4 +1,4 @@
-"""Layouts in which the supported families are published, and recognition of a folder's layout. No torch."""
+"""Layouts in which the supported families are published, and recognition of a folder's layout. Imports no torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,11 +29,11 @@ class LayoutMark:
 
     family: str  # module of `specbench.models.families` that reads this layout
     models: str  # names for `--model`
-    what: str  # for messages
+    what: str  # description for messages
     test: Callable[[Path], bool]  # whether a folder is of this layout
-    # other families: a copy of their folders without their mark passes this test, so the user's choice decides
+    # other families whose folders may also pass this test; the user's `--model` decides between the families
     shared: tuple[str, ...] = ()
-    unless: tuple[str, ...] = ()  # layouts with their own mark whose folders would also pass this test
+    unless: tuple[str, ...] = ()  # layouts that take precedence if a folder also passes their test
 
 
 def _model_type(*names: str) -> Callable[[Path], bool]:
@@ -49,7 +49,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _chameleon(decodes: bool | None) -> Callable[[Path], bool]:
-    """Recognise Anole (`decodes` True: image decoder), Lumina-mGPT (False), or 2.0 (None: larger vocabulary)."""
+    """Test for Anole (`decodes` True), Lumina-mGPT (False: no image decoder) or 2.0 (None: larger vocabulary)."""
 
     def test(folder: Path) -> bool:
         config = _config(folder)
@@ -213,7 +213,7 @@ class ModelFiles:
         return [download for part in self._parts(download=True) if (download := part.missing())]
 
     def absent(self) -> list[WantedFiles]:
-        """List the parts whose files are not on this disk."""
+        """List the requests whose files are not on this disk."""
 
         def here(part: WantedFiles) -> bool:
             try:
@@ -260,7 +260,7 @@ class ModelFiles:
 
     @property
     def sources(self) -> list[Source]:
-        """List the sources of every layout, as on the hub."""
+        """List the official sources of every layout."""
         return [source for layout in self.layouts for source in layout.sources]
 
     def _parts(self, download: bool = False) -> list[WantedFiles]:
@@ -280,7 +280,7 @@ class ModelFiles:
                     return layout
         folder = self._main.folder(download and len(self.layouts) > 1)
         if folder is None or all((folder / name).is_file() for name in usual.sources[0].files):
-            return usual  # files are found by name, even if other files are next to them
+            return usual  # all files of the default layout are there, perhaps among other files
         family = usual.name
         _refuse_unread(folder, weights, family)
         if (name := recognise(folder)) and family not in (LAYOUTS[name].family, *LAYOUTS[name].shared):

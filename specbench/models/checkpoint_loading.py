@@ -57,7 +57,7 @@ def _unpickled(source: Source, path: Path) -> Any:
 
 
 def read_arguments(files: CheckpointFiles) -> dict[str, Any]:
-    """Read the arguments of the network in a pickled file: the "args" of its "model"."""
+    """Read the arguments of the network in a pickled file: the entry "args" of the entry "model"."""
     [path] = files.paths
     content = _unpickled(files.source, path)
     with files.source.blaming(path):
@@ -234,7 +234,7 @@ def quantise(module: nn.Module, name: str) -> None:
     if not _in_layer(module, name):
         return
     require_torchao()
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # package of an extra
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # optional dependency
 
     quantize_(module, Int8WeightOnlyConfig())
 

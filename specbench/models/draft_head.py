@@ -27,7 +27,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
 from specbench.models.checkpoint_loading import renew_rotary
-from specbench.models.draft_head_files import HeadFiles, no_head, published_head
+from specbench.models.draft_head_files import NO_HEAD, HeadFiles, no_head, published_head, wrong_width
 from specbench.models.interface import DraftHeadModel, DraftPrompt, ImageModel, TappedModel
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.llama_layer import rotary_of, run_layer, runs_directly
@@ -185,7 +185,7 @@ _LATEST: WeakKeyDictionary[ImageModel, dict[str, tuple[object, Any]]] = WeakKeyD
 
 
 def head_for(model: ImageModel, path: str) -> EagleHead:
-    """Load the head `path` (a folder or hub id; empty for the published head or the model's head); see `ready_head`."""
+    """Load the head `path` (a folder or hub id; if empty, the published head, else the model's); see `ready_head`."""
     return ready_head(model, path or published_head(model.name), DraftHeadModel, "own_head", load_head)
 
 
@@ -194,8 +194,8 @@ def eagle3_head_for(model: ImageModel, path: str) -> Eagle3Head:
 
 
 def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[CheckpointFiles], Head]) -> Head:
-    """Return a head ready to draft for `model`: `load` reads it from `path`; if `path` is empty, the method
-    `own` of models of type `able` gives it. The latest head is cached until its files, device or dtype change."""
+    """Return a head ready to draft for `model`: `load` reads it from `path`. If `path` is empty, the model's method
+    `own`, which the type `able` has, returns it. The latest head is cached until its files, device or dtype change."""
     if not isinstance(model, able):
         what = f"model '{model.name}' cannot be used with a draft head"
         raise SpecbenchError(what, "choose a decoder without a draft head")
@@ -208,8 +208,7 @@ def ready_head(model: Any, path: str, able: Any, own: str, load: Callable[[Check
         if head is None:
             raise no_head(model.name, named=bool(model.weights_sha256))
         if head.width != model.feature_size:
-            what = f"--head {path}: its feature size is {head.width}, but '{model.name}' has {model.feature_size}"
-            raise SpecbenchError(what, "check that the head was trained for this model")
+            raise wrong_width(path, head.width, model.name, model.feature_size)
         head = _adopted(head, model, path) if isinstance(head, EagleHead) else head
         kept[own] = source, head.to(model.device, model.dtype).eval().requires_grad_(False)
     return kept[own][1]
@@ -219,7 +218,7 @@ def _adopted(head: EagleHead, model: Any, path: str) -> EagleHead:
     """Check that `head` has embeddings of all the model's tokens, and let the model adapt it."""
     largest = int(model.table_ids(torch.arange(model.layout.vocab, device=model.device)).max())
     if largest >= head.embed_tokens.num_embeddings:
-        what = f"--head {path}: it knows tokens below {head.embed_tokens.num_embeddings}, '{model.name}' has {largest}"
+        what = f"--head {path}: its ids end below {head.embed_tokens.num_embeddings}, '{model.name}' has id {largest}"
         raise SpecbenchError(what, "check that the head was trained for this model")
     return model.adopt_head(head)
 
@@ -265,10 +264,6 @@ def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
         renew_rotary(head)
         head.published_as = str(stored.get("input_type", ""))
     return head
-
-
-NO_HEAD = ("is not the configuration of a draft head: {}", "train one with: specbench train-head")
-"""Name of a head's files in the errors of `blaming`."""
 
 
 def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:

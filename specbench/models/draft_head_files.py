@@ -1,16 +1,21 @@
-"""Files of a draft head: a folder, a hub repository, or part of a model. No torch here."""
+"""Files of a draft head: a folder, a hub repository, or part of a model. Imports no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, WantedFiles
+from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles, Source, WantedFiles
 from specbench.models.facts import RANDOM
 from specbench.models.hub_downloads import require_permission
 from specbench.system.downloads import Download
+from specbench.system.files import blaming, read_regular
+from specbench.system.json_values import parse_json
 
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
+NO_HEAD = ("is not the configuration of a draft head: {}", "train one with: specbench train-head")
+"""Message and hint of `blaming` for the files of a head."""
 
 
 def _source(repo: str, licence: str = "see its page on the hub") -> Source:
@@ -26,7 +31,7 @@ PUBLISHED_HEADS: Mapping[str, Source] = {
     "janus-7b": _source("seliny2/JanusPro-Eagle-Drafter", "not stated where it was found"),
 }
 """EAGLE heads published by LANTERN's authors (README of jadohu/LANTERN at 3a56e45, and its issue 1) and by CASCADE's
-(README of selinyldrm/Deepseek-JanusPro-EAGLE at 09cf7d2), by model. No commit is stated."""
+(README of selinyldrm/Deepseek-JanusPro-EAGLE at 09cf7d2), by model. These sources state no commit."""
 
 
 def published_head(model: str, kind: str = "eagle") -> str:
@@ -42,6 +47,7 @@ class HeadFiles:
     place: str  # a folder or hub id; empty for the head that comes with the model
     model: str  # name of the target, for messages
     bundled: Path | None = None  # folder of the head that comes with the model
+    features: int | None = None  # width of the target's features; None if unknown
 
     def find(self, download: bool = False) -> CheckpointFiles:
         """Find the files on this disk. `download`: first fetch the files of a hub repository. A SpecbenchError with
@@ -55,13 +61,18 @@ class HeadFiles:
         return head_in(folder)
 
     def require(self) -> None:
-        """Raise the error of `find` unless the head can be downloaded."""
+        """Raise the error of `find` unless the head can be downloaded, or an error if its size does not fit."""
         try:
-            self.find()
+            files = self.find()
         except SpecbenchError:
             if not self._on_hub:
                 raise
-            require_permission(self.place, None)
+            return require_permission(self.place, None)
+        with blaming(config := files.named(CONFIG), *NO_HEAD):
+            stored: Any = parse_json(read_regular(config, MAX_JSON_BYTES))
+            width = stored.get("width") or stored.get("language_config", stored).get("hidden_size")
+        if self.features and width and width != self.features:
+            raise wrong_width(self.place, width, self.model, self.features)
 
     def missing(self) -> Download | None:
         """Return what `find` downloads; None for a folder, or if all files are on this disk."""
@@ -79,6 +90,12 @@ class HeadFiles:
         named = place.count("/") == 1 and not place.startswith((".", "/", "~")) and not Path(place).is_dir()
         published = {source.repo for source in PUBLISHED_HEADS.values()}
         return named and (place in published or not Path(place).parent.is_dir())
+
+
+def wrong_width(place: str, width: int, model: str, features: int) -> SpecbenchError:
+    """Return the error for a head `place` that reads features of `width` numbers, if the model has `features`."""
+    what = f"--head {place}: its feature size is {width}, but '{model}' has {features}"
+    return SpecbenchError(what, "check that the head was trained for this model")
 
 
 def no_head(model: str, named: bool = True) -> SpecbenchError:

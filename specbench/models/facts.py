@@ -1,4 +1,4 @@
-"""Facts of a model before it is loaded, for plans, memory estimates, `list` and `doctor`. No torch here."""
+"""Facts of a model before it is loaded, for plans, memory estimates, `list` and `doctor`. Imports no torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DTYPES = (*BYTES, EIGHT_BITS)  # Values of `--dtype`
 Form = Literal["official", "released"]
 """Form of a model's prompts or guidance: from its authors, or from the released code of a decoder."""
 
-RANDOM = "+random"  # Part of the name of every model with random weights, so it is in all records of its runs
+RANDOM = "+random"  # Part of the name of a model with random weights, so that all records of its runs show it
 TINY_GRID, TINY_BEFORE = (4, 4), (2, 3)
 """Grid of an image at tiny scale, and the preceding grid in models with a preview."""
 
@@ -40,7 +40,7 @@ def require_torchao() -> None:
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """User's choices for a model: its checkpoint, its size, and the prompts of released decoders."""
+    """User's choices for a model: checkpoint, size, eight bits, and forms of prompts and guidance."""
 
     weights: str | None = None  # folder or hub id that replaces the official checkpoint
     revision: str | None = None  # revision of the hub repository
@@ -101,21 +101,21 @@ _ENDINGS: dict[str, tuple[str, object]] = {
 class ModelFacts:
     """Facts of a model and of its files before it is loaded. Subclasses define where the files are."""
 
-    name: str  # in records and on the command line
-    summary: str  # for people
+    name: str  # name in records and on the command line
+    summary: str  # description for users
     target: str  # "module:function" that loads the model
     _: KW_ONLY
     dtype: str = "float32"  # the model's intended number format
     guided: bool = True  # whether the model has an unconditional prompt, which guidance needs
     heads: Mapping[str, Path] = field(default_factory=dict, hash=False)  # folders of bundled draft heads, by kind
-    slot_numbers: int = 0  # numbers in memory per row and stream slot, with which image tokens are embedded
+    slot_numbers: int = 0  # numbers per row and stream slot kept in memory for embedding image tokens
     pixel_numbers: int = 0  # peak float32 numbers per pixel in memory while an image, or a whole batch, is rendered
     choice: ModelChoice = AS_PUBLISHED  # checkpoint, size and prompts that were chosen
 
     if TYPE_CHECKING:  # facts that are fields in some subclasses and properties in others
 
         @property
-        def licence(self) -> str: ...  # for people
+        def licence(self) -> str: ...  # description for users
         @property
         def hub_id(self) -> str | None: ...  # the hub repository of the weights; None for bundled weights
         @property
@@ -168,7 +168,7 @@ class ModelFacts:
         return None
 
     def as_stored(self, download: bool = False) -> ModelFacts:
-        """Return this model with the size of the checkpoint on this disk, if this is not the official checkpoint."""
+        """Return this model with the size of its checkpoint on this disk, if the checkpoint is not official."""
         return self
 
     def sampling(self) -> Sampling:
@@ -180,8 +180,8 @@ class ModelFacts:
         raise NotImplementedError
 
     def captions_cut(self, captions: Iterable[str]) -> tuple[int | None, int] | None:
-        """Return the number of captions that the model cuts (None before its files are here) and its limit in tokens;
-        None if it reads all captions completely."""
+        """Return the number of captions that the model cuts (None if its files are not on this disk) and its limit in
+        tokens; None if it reads all captions completely."""
         return None
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
@@ -189,8 +189,8 @@ class ModelFacts:
         raise NotImplementedError
 
     def file_facts(self, weights_sha256: str) -> dict[str, object]:
-        """Return fields of `run.json`: `source`, the weights, revision, layout and digest of a checkpoint that is not
-        official; `commits`, by hub repository; and the SHA-256 of every file, by folder and name."""
+        """Return three fields of `run.json`: `source` (weights, revision, layout, digest of an unofficial checkpoint),
+        `commits` (by hub repository) and `file_digests` (SHA-256 of every file, by folder and name)."""
         return {"source": None, "commits": {}, "file_digests": {}}
 
     def downloads(self) -> list[Download]:

@@ -1,6 +1,6 @@
 """Sizes of each family's language model: parameters that do not follow from the six common sizes, sizes that a
-configuration may omit, and the size of a checkpoint, so that plans use its real size. Imports no torch, unlike the
-families' modules, except for LlamaGen's tensors."""
+configuration may omit, and the size of a checkpoint, so that plans use its real size. Unlike the
+families' modules, it imports torch only to read LlamaGen's tensors."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,15 +22,15 @@ class FamilySizes:
     # transformers' values for entries that a configuration omits; if the last value is missing, kv_heads = heads
     usual: tuple[int, ...] = ()
     head_width: int = 0  # 0 for width / heads
-    head_rows: bool = False  # whether the head has rows of its own, unless the configuration ties them to the table
+    head_rows: bool = False  # whether the head is separate from the token table unless the configuration ties them
     # returns the grids before the last grid of the stream, from its height and width
     before: Callable[[int, int], tuple[tuple[int, int], ...]] | None = None
-    # returns the size of files of another layout than with transformers' configuration, else None
+    # returns the size of a checkpoint whose layout has no transformers configuration, else None
     unconfigured: Callable[[Path, Source | None, NetworkSize], NetworkSize | None] = lambda *_: None
 
 
 _LLAMAGEN_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
-"""Attention heads of the authors' models by width; their tensors do not show them."""
+"""Attention heads of the authors' models by width; the tensors do not show the number of heads."""
 
 
 def llamagen_shape(tensors: Mapping[str, Any], named: NetworkSize) -> tuple[int, int, int, int, int]:
@@ -87,7 +87,7 @@ def _llamagen(size: NetworkSize, text_width: int = 2048, caption: int = 120) -> 
 
 
 def _janus(size: NetworkSize, codes: int = 16_384) -> dict[str, int]:
-    """Janus-Pro: image tokens have a table of eight numbers each, an aligner of two layers and a head of two."""
+    """Janus-Pro: image tokens have a table of eight numbers each, an aligner of two layers and a head of two layers."""
     table, aligner = 8 * codes, (8 + 1) * size.width + (size.width + 1) * size.width
     head = (size.width + 1) * size.width + codes
     extra = table + aligner + head + codes * size.width

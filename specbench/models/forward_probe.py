@@ -26,7 +26,7 @@ from specbench.system.torch_state import PinnedTorch
 from specbench.system.version import __version__
 
 _ENDS = 12  # Slots at each end of the stream that are probed with short forwards
-_WINDOW, _CHUNK = 4, 64  # Columns of a probed window, and of the forwards between both ends
+_WINDOW, _CHUNK = 4, 64  # Columns of a probed window, and of the forwards between the stream's ends
 _TREE = Tree((-1, 0, 0, 1, 2))  # Two branches of two drafts
 _AHEAD = "its attention is not causal, or its positions depend on the length, so it cannot be decoded step by step"
 _COMPARED = "own-forward.json"  # in the cache folder: largest differences of checkpoints, in nats
@@ -64,7 +64,7 @@ class Reference(NamedTuple):
 
 @contextmanager
 def refusing(name: str) -> Iterator[None]:
-    """Turn any error of the block into one line: the network is not a usual causal language model."""
+    """Turn any error of the block into a one-line error: the network cannot be decoded step by step."""
     try:
         yield
     except (SpecbenchError, MemoryError, torch.OutOfMemoryError):
@@ -151,8 +151,8 @@ def _compared(model: TransformerModel, steps: Iterable[tuple[str, Tensor, Tensor
 
 
 def slots_to_compare(model: TransformerModel, prompt: int) -> int:
-    """Return the number of stream slots to compare: the comparison takes seconds, and passes every length in tokens
-    that the configuration names, if an image after a prompt of `prompt` elements reaches this length."""
+    """Return the number of stream slots to compare: as many as take seconds, but enough to pass every length in tokens
+    that the configuration names and that a prompt of `prompt` elements with its image reaches."""
     work = 2e10 if model.device.type == "cpu" else 1e13  # parameters times tokens
     parameters = sum(parameter.numel() for parameter in model.backbone.parameters())
     reached = [length - prompt for length in lengths_named(model.backbone.config) if length > prompt]
@@ -189,7 +189,7 @@ def own_logp(model: TransformerModel, prefix: Prefix, tokens: Tensor) -> Tensor:
 @contextmanager
 def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
     """Change every output of a module with a matrix by up to a rounding error: the larger of the number format's error
-    and the difference between computing the first column alone and with the others."""
+    and the difference between the first column computed alone and computed with the other columns."""
     generators: dict[torch.device, torch.Generator] = {}
 
     def change(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
@@ -234,7 +234,7 @@ def _steps(model: TransformerModel, rows: Reference) -> Iterator[tuple[str, Tens
             width = min(widths.get(slot, _CHUNK), slots - slot)
             between = [other for other in widths if slot < other < slot + width]
             width = between[0] - slot if between else width
-            if slot and width == _WINDOW:  # only the first forward predicts slot 0
+            if slot and width == _WINDOW:  # slot 0 cannot be predicted twice
                 session.forward(*_columns(rows.tokens.flip(0, 1), slot, width))  # drafts that are all rejected
             yield way, rows.logp[:, slot : slot + width], session.forward(*_columns(rows.tokens, slot, width))
             slot += width
@@ -247,7 +247,7 @@ def _columns(tokens: Tensor, slot: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _trees(model: TransformerModel, rows: Reference) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Like `_steps`, with draft trees near both ends; the second branch is always accepted."""
+    """Like `_steps`, with draft trees near the stream's ends; the second branch is always accepted."""
     slots, way = rows.tokens.shape[1], "in a draft tree"
     session = TransformerSession(model, rows.prefix, 1.0, _CHUNK)
     slot, roots = 0, {1, slots - 4} if slots > 4 else set()

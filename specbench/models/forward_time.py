@@ -81,7 +81,7 @@ def forward_ms(forward: Forward, peak: Peak, reached: Reached) -> dict[str, floa
 
 
 def product_rate(products: Mapping[int, float], columns: float) -> float:
-    """Return the FLOP/s of a product with `columns` vectors: log-log interpolation of measured, or the nearest."""
+    """Return the FLOP/s of a product with `columns` vectors: log-log interpolation, or the nearest, of `products`."""
     widths = sorted(products)
     below = max((width for width in widths if width <= columns), default=widths[0])
     above = min((width for width in widths if width >= columns), default=widths[-1])

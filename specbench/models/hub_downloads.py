@@ -1,6 +1,6 @@
 """Repositories of the Hugging Face hub: the commit to use, files missing on this disk, explanations of failures.
 
-huggingface_hub downloads the files, so `HF_HOME`, `HF_ENDPOINT` and a login have their usual meaning. No torch here.
+huggingface_hub downloads the files, so `HF_HOME`, `HF_ENDPOINT` and a login have their usual meaning. Imports no torch.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def repository_download(
         with _explained(repo, branch):
             folder = Path(_watched(storage, size, progress, receive))
             _refuse_altered(repo, folder, {name: stated[name] for name in files})
-            if branch != commit:  # the client also stores a branch in this way, but before the files are checked
+            if branch != commit:  # the client also stores a branch's commit, but before the files are checked
                 (ref := storage / "refs" / branch).parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(ref, commit.encode())
 
@@ -185,7 +185,7 @@ def _stated(info: ModelInfo, asked: str) -> dict[str, Remote]:
 
 
 def _refuse_altered(repo: str, folder: Path, stated: Mapping[str, Remote]) -> None:
-    """Raise if files differ from what the hub states, and remove them, because the client takes them for complete."""
+    """Remove files that differ from what the hub states, because the client would use them; then raise an error."""
     problems = []
     for name, remote in stated.items():
         if not matches(path := folder / name, remote):
@@ -229,12 +229,12 @@ def require_permission(repo: str, revision: str | None) -> None:
         raise SpecbenchError(what, f"connect to a network, then: specbench fetch {repo}", MISSING_PREREQUISITE)
     if is_pinned_only() and not (revision or _chosen(repo) or repo in REVISIONS):
         what = f"{repo} is not on this disk, and --pinned-only downloads only pinned commits"
-        raise SpecbenchError(what, f"name one: {_VARIABLE}={repo}@COMMIT", MISSING_PREREQUISITE)
+        raise SpecbenchError(what, f"name a commit: {_VARIABLE}={repo}@COMMIT", MISSING_PREREQUISITE)
 
 
 @contextmanager
 def _explained(repo: str, revision: str) -> Iterator[None]:
-    """Turn errors of huggingface_hub and its dependencies into one line and one command."""
+    """Turn errors of huggingface_hub and its dependencies into a one-line error with a command to type."""
     from huggingface_hub import constants, get_session
 
     try:
@@ -293,8 +293,8 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
             return what, "free space, or name another folder: HF_HOME", MISSING_PREREQUISITE
     cause = (str(causes[-1]).splitlines() or [""])[0][:90] or type(causes[-1]).__name__
     return (
-        f"{repo}: {place} gives no answer of a hub: {cause}",
-        f"{again}; behind a proxy: HF_ENDPOINT, SSL_CERT_FILE",
+        f"{repo}: {place} does not answer like a hub: {cause}",
+        f"{again}; behind a proxy, set HF_ENDPOINT or SSL_CERT_FILE",
         FAILURE,
     )
 

@@ -1,4 +1,4 @@
-"""Models with weights on the Hugging Face hub: their facts, read from `families/models.toml`, and files. No torch."""
+"""Models with weights on the Hugging Face hub: facts from `families/models.toml`, and files. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,9 +25,6 @@ from specbench.system.downloads import Download
 
 if TYPE_CHECKING:
     from specbench.prompts import Prompt
-
-RELEASED = {"guidance_rows": ("lumina", "anole"), "prompt_form": ("anole",), "guidance_schedule": ("lumina2",)}
-"""By setting, the families with another form in released code (the family's, SJD's or GSD's) than officially."""
 
 
 @dataclass(frozen=True)
@@ -70,20 +67,22 @@ class HubModel(ModelFacts):
     other_bytes: int  # image decoder and text encoder in memory
     companions: tuple[Source, ...] = ()  # other required files: tokenizer, text encoder, image decoder
     also: tuple[Layout, ...] = ()  # other layouts in which `weights` may be
-    patch: int = 16  # pixels per image token, each way
+    patch: int = 16  # side of an image token in pixels
     row_ends: bool = False  # whether the grammar closes every row with a forced token
     sizes: Sizes | None = None  # further image sizes, or None
     # maximum number of caption tokens that the model reads; 0 for no limit. With a limit, the family's module defines
     # `caption_tokenizer` and `tokens_cut`.
     caption_tokens: int = 0
     classes: int = 0  # number of class labels if these are the prompts; 0 if prompts are texts
-    # models of the second stage, which draw the pictures; the first is used
+    # models of the second stage, which draw the pictures; the first model is used
     second: tuple[HubModel, ...] = ()
     # vocabulary size of the codes ("<I5>") that prompts contain; 0 if prompts contain no codes. Without a second stage,
     # a prompt needs at least one code.
     codes: int = 0
     # computes the grids before the last grid of the stream from its height and width
     before: Callable[[int, int], tuple[tuple[int, int], ...]] | None = None
+    # fields of `ModelChoice` with a form "released": the form in code of the family, of SJD or of GSD
+    released_forms: tuple[str, ...] = ()
     # whether the authors sample with transformers' `generate` and the repository's generation settings
     generates: bool = False
     # place in `config.json` of the path to the file with the codebook, if the listed files lack the codebook
@@ -94,17 +93,18 @@ class HubModel(ModelFacts):
     renders_together = False
 
     def configured(self, choice: ModelChoice, download: bool = False) -> HubModel:
-        """See `ModelFacts.configured`. Sizes are read from the checkpoint in a folder or hub repository, for the plans
-        of memory, windows and roofline. The name records any deviation from the official model."""
+        """See `ModelFacts.configured`. The network's size is read from the chosen checkpoint, because memory
+        estimate, windows and roofline depend on it. The name records any deviation from the official model."""
         if choice.random and (choice.weights or choice.revision):
             raise SpecbenchError("--random-weights cannot be combined with --weights or --revision")
         if choice.revision and local_folder(choice.weights):
             what = f"--revision {choice.revision}: --weights {choice.weights} is a folder, not a hub repository"
             raise SpecbenchError(what)
         for name in choice.released:
-            if self.family not in RELEASED[name]:
+            if name not in self.released_forms:
                 what = f"--{name.replace('_', '-')} released: '{self.name}' has no released form"
-                raise SpecbenchError(what, f"families with a released form: {', '.join(RELEASED[name])}")
+                others = dict.fromkeys(model.family for model in MODELS if name in model.released_forms)
+                raise SpecbenchError(what, f"families with a released form: {', '.join(others)}")
         grid, second = TINY_GRID if choice.tiny else self.grid, self.second
         if choice.size:
             if choice.tiny:
@@ -202,7 +202,7 @@ class HubModel(ModelFacts):
         return self.checkpoint.missing()
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Accept prompts of the model's kind: texts, class numbers or codes. Other models refuse codes of a run."""
+        """Refuse prompts of another kind than the model's: texts, class numbers, or codes of a first stage's run."""
         for prompt in prompts:
             if (codes := codes_in(prompt.text)) and "codes" in prompt.meta and (self.second or not self.codes):
                 what = f"prompt '{prompt.id:.40}': codes of a run are for a second stage, not for '{self.name}'"
@@ -326,7 +326,9 @@ def _model(
         network=network_size(entry["family"], **entry["network"]),
         other_bytes=sum(other) if isinstance(other, list) else other,
     )
-    return HubModel(**{field: entry[field] for field in entry if field in HubModel.__dataclass_fields__} | made)
+    return HubModel(
+        **{field: _tuples(entry[field]) for field in entry if field in HubModel.__dataclass_fields__} | made
+    )
 
 
 def _read() -> tuple[HubModel, ...]:

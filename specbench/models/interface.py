@@ -221,9 +221,9 @@ class ScatteredSession(Protocol):
         Args:
             tokens, positions: [B, T] as in `Session.forward`, in any order. Position N (past the end) marks a column
                 whose logits are not read and whose keys and values are not kept.
-            fed: [B, N + 1] bool, positions fed so far, including this forward's. A column attends to the prompt and
-                to those of these positions that are not after its own. Or [B, T, N + 1]: positions that each column of
-                this forward may attend to.
+            fed: [B, N + 1] bool, positions fed so far, including the positions of this forward. A column attends to
+                the prompt and to fed positions up to its own position. Or [B, T, N + 1]: the positions that each
+                column of this forward may attend to.
             aside: [B, T] bool, columns whose token is a placeholder: no other column attends to them, now or later.
 
         Returns:

@@ -34,7 +34,7 @@ PromptIds = Callable[[str], tuple[Sequence[int], Sequence[int]]]
 """Function of a text: vocabulary ids of the prompt (up to the first image token), and of the unconditional prompt."""
 
 
-_INTERFACE = "config", "base_model", "get_input_embeddings", "get_output_embeddings"  # what is used of a network
+_INTERFACE = "config", "base_model", "get_input_embeddings", "get_output_embeddings"  # attributes that a network needs
 
 
 class LoadedModel(TransformerModel):
@@ -42,7 +42,7 @@ class LoadedModel(TransformerModel):
 
     Args:
         network: has `get_output_embeddings()`, may be compiled, quantised or wrapped by PEFT, and is not changed.
-        layout: of the image tokens, or height and width of a plain grid.
+        layout: a `TokenLayout`, or height and width of a plain grid.
         image_ids: vocabulary id of each of the `layout.v_image` image tokens.
         forced_ids: vocabulary ids of the tokens that the layout forces, in the order of their stream ids.
         prompt_ids: see `PromptIds`.
@@ -94,7 +94,8 @@ class LoadedModel(TransformerModel):
             base = self.backbone.base
             hidden = base(input_ids=self._image_ids[None, :3], **accepted(base, use_cache=False))[0]
             self._head = own_head(inner, self._image_ids, hidden)
-            self._matrix = self._head.matrix  # an attribute of its own, so that a compiled step takes it as an input
+            # As attributes, so that a compiled step takes their tensors as inputs
+            self._matrix, self._after = self._head.matrix, self._head.module
         self.codebook = None if codebook is None else _codebook(codebook, self.layout.v_image).to(self.device)
         self._ids_of: Any = prompt_ids
         self._draw: Any = render
@@ -137,7 +138,7 @@ class LoadedModel(TransformerModel):
         for text in prompts:
             pair = _result(f"prompt_ids of {text!r:.40}", self._ids_of, text)
             if not isinstance(pair, Sequence) or len(pair) != 2:
-                raise SpecbenchError("prompt_ids must return two lists of ids", "of the prompt, and without a prompt")
+                raise SpecbenchError("prompt_ids must return two lists of ids", "return ids with and without a prompt")
             for ids, part in zip(rows, pair, strict=True):
                 ids.append(self._ids("prompt_ids", part))
         if not all((*rows[0], *rows[1])):
@@ -164,7 +165,9 @@ class LoadedModel(TransformerModel):
         return self.stream_ids[tokens]
 
     def head(self, hidden: Tensor) -> Tensor:
-        return self._head.logits(hidden) if self._matrix is None else product(hidden, self._matrix)
+        if self._matrix is not None:
+            return product(hidden, self._matrix)
+        return self._after(hidden) if self._head.selected else self._after(hidden)[..., self._image_ids]
 
     def output_matrix(self) -> tuple[Tensor, None]:
         if self._matrix is None:
@@ -189,7 +192,7 @@ class LoadedModel(TransformerModel):
 
 
 def _result(name: str, users: Callable[[Any], Any], given: object) -> Any:
-    """Call a user's function; its error becomes one line."""
+    """Call a user's function; turn its error into a one-line SpecbenchError."""
     try:
         return users(given)
     except (SpecbenchError, MemoryError, torch.OutOfMemoryError):
@@ -357,7 +360,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Known]] = WeakKeyDictionary()
 def decoding(model: LoadedModel, texts: Sequence[str], guided: bool, check: bool) -> Iterator[Probe | None]:
     """Set eval mode and an attention implementation with which decoding steps agree with the network's own forward.
     Both are restored afterwards. Yields the comparison's result, None without `check`. A network is compared once per
-    kind of stream, and again if it has changed or a longer prompt passes a length that its configuration names."""
+    kind of stream, and again if it has changed, or if a longer prompt passes a length named in the configuration."""
     network = unwrapped(model.network)
     own = network.config._attn_implementation
     with _evaluating(network):
@@ -384,8 +387,8 @@ def _holds(known: _Known, model: LoadedModel, prompt: int) -> bool:
 
 
 def _compare(model: LoadedModel, network: nn.Module, prefix: Prefix, own: str) -> _Known:
-    """Find the first attention implementation whose decoding steps agree with the network's own forward. If the
-    network's own implementation accepts any mask, only this one is tried; otherwise it is tried last."""
+    """Find the first attention implementation whose decoding steps agree with the network's own forward. The
+    network's own implementation is the only candidate if it accepts any mask, otherwise the last candidate."""
     reference, refused = own_forward(model, prefix), list[SpecbenchError]()
     for implementation in [own] if own in _ANY_MASK else [*_ANY_MASK, own]:
         try:
@@ -410,8 +413,8 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
 
 
 def prepare_for_runs(model: LoadedModel) -> None:
-    """Like `decoding` with a comparison, but for good: a plug-in loads the network only for runs. A prompt that the
-    plug-in cannot read, or too long, is replaced by a shorter prompt."""
+    """Set eval mode and attention as `decoding` with `check` does, but permanently, because a plug-in loads the network
+    only for runs. A test prompt that is too long, or that the plug-in cannot read, is replaced by a shorter prompt."""
     network = unwrapped(model.network).eval()
     prefix = Prefix([row[:, None] for row in (model.stream_ids[:8], model.stream_ids[:1])])
     for text in ("0", "a cup", "a photo of a cup, " * 12):

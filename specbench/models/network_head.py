@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
 from contextlib import suppress
 from types import MethodType
 from typing import Any, NamedTuple
@@ -16,11 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from specbench.system.matrix_products import product
-
 
 class OwnHead(NamedTuple):
-    logits: Callable[[Tensor], Tensor]  # [R, T, v_image] of hidden states [R, T, d]
+    module: nn.Module  # gives logits [R, T, V] of hidden states [R, T, d]
+    selected: bool  # whether `module` gives the logits of the image tokens only
     matrix: Tensor | None  # [v_image, d] if the head is only the product with this matrix, else None
     masked: bool  # whether the network's own forward hides the image tokens
 
@@ -30,29 +28,28 @@ def own_head(network: Any, image_ids: Tensor, hidden: Tensor) -> OwnHead:
     scales = 10.0 ** torch.arange(hidden.shape[1], device=hidden.device)[None, :, None]  # large logits show soft caps
     draw = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0))
     sample = draw.to(hidden.device) * scales
-    after = after_base(network)
+    after = AfterBase(network)
     expected = after(sample.to(hidden.dtype))[..., image_ids]
     output = network.get_output_embeddings()
     if bool((expected <= torch.finfo(expected.dtype).min / 2).all()):
-        return OwnHead(lambda hidden: output(hidden)[..., image_ids], None, True)
+        return OwnHead(output, False, None, True)
     weight: Any = getattr(output, "weight", None)
     bias: Any = getattr(output, "bias", None)
     if type(output) is nn.Linear and type(weight) is nn.Parameter and not weight.is_meta:
         matrix, some = weight[image_ids], None if bias is None else bias[image_ids]
-        few = after_base(network, {output: _linear(matrix, some)})
-        with suppress(Exception):  # the forward may know the size of the vocabulary
+        few = AfterBase(network, {output: _linear(matrix, some)})
+        with suppress(Exception):  # the forward may depend on the size of the vocabulary
             if _agree(few(sample.to(hidden.dtype)), expected, 4 * torch.finfo(expected.dtype).eps):
-                if hidden.dtype == matrix.dtype and _is_product(network, output, matrix, some, sample):
-                    return OwnHead(lambda hidden: product(hidden, matrix), matrix, False)
-                return OwnHead(few, None, False)
-    return OwnHead(lambda hidden: after(hidden)[..., image_ids], None, False)
+                plain = hidden.dtype == matrix.dtype and _is_product(network, output, matrix, some, sample)
+                return OwnHead(few, True, matrix if plain else None, False)
+    return OwnHead(after, False, None, False)
 
 
 def _is_product(network: Any, output: nn.Module, matrix: Tensor, bias: Tensor | None, sample: Tensor) -> bool:
     """Return whether the head is only the product with its matrix, by a test of the network's forward in float32."""
     exact = _linear(matrix.float(), None if bias is None else bias.float())
-    with suppress(Exception):  # layers before the matrix may not take float32
-        return _agree(after_base(network, {output: exact})(sample), sample @ matrix.float().T, 1e-5)
+    with suppress(Exception):  # layers before the matrix may refuse float32
+        return _agree(AfterBase(network, {output: exact})(sample), sample @ matrix.float().T, 1e-5)
     return False
 
 
@@ -100,17 +97,18 @@ def base_of(network: Any) -> nn.Module:
     raise TypeError("the network has no base model below its head")
 
 
-def after_base(network: Any, replaced: dict[nn.Module, nn.Module] | None = None) -> Callable[[Tensor], Tensor]:
-    """Return the network's forward from hidden states [R, T, d] to logits. `replaced`: substitutes for its modules."""
-    base = base_of(network)
-    given = _Hidden(base)
-    twin = _with_modules(network, {**(replaced or {}), base: given})
+class AfterBase(nn.Module):
+    """The network's forward from hidden states [R, T, d] to logits. `replaced`: substitutes for its modules."""
 
-    def logits(hidden: Tensor) -> Tensor:
-        given.__dict__["hidden"] = hidden
-        return own_logits(twin, torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device))
+    def __init__(self, network: Any, replaced: dict[nn.Module, nn.Module] | None = None):
+        super().__init__()
+        base = base_of(network)
+        self.given = _Hidden(base)
+        self.twin = _with_modules(network, {**(replaced or {}), base: self.given})
 
-    return logits
+    def forward(self, hidden: Tensor) -> Tensor:
+        self.given.__dict__["hidden"] = hidden
+        return own_logits(self.twin, torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device))
 
 
 def own_logits(network: nn.Module, ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sizes of language models and draft heads, and their numbers of parameters, memory reads and operations. No torch."""
+"""Sizes of language models and draft heads: parameters, memory reads and operations. Imports no torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ SIZES = (
 class Size:
     """Counts of numbers, independent of their dtype."""
 
-    weights: int  # parameters that one forward reads: without the input embedding, only image rows of the head
+    weights: int  # parameters that one forward reads: not the input embedding, and of the head only image rows
     kv: int  # numbers cached per token and row
     attention: int  # width of the queries, summed over layers
     eight_bits: int = 0  # number of weights that are stored in one byte each

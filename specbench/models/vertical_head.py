@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
-from specbench.models.draft_head import NO_HEAD, ready_head, write_head
+from specbench.models.draft_head import ready_head, write_head
+from specbench.models.draft_head_files import NO_HEAD
 from specbench.models.interface import ImageModel, TokenLayout, VerticalHeadModel
 from specbench.system.files import blaming, read_regular
 from specbench.system.json_values import parse_json
@@ -68,7 +69,7 @@ def slots_above(layout: TokenLayout) -> Tensor:
 def surroundings(
     features: Tensor, ids: Tensor, table: Tensor, above: Tensor, committed: Tensor, slots: Tensor
 ) -> Tensor:
-    """Return the head's input [R, K, 6d] for drafts of `slots` [R, K]. `features`: [R, S, d] of the target, by slot;
+    """Return the head's input [R, K, 6d] for drafts of `slots` [R, K]. `features`: target features [R, S, d] by slot;
     only features before `committed` [R, 1 or K] are read. `ids`: [R, S'] token ids in `table` [V, d], by slot."""
     words = embedded(table, ids, *places_before(above, slots))
     return torch.cat([known_features(features, above, committed, slots), words], dim=-1)

@@ -70,7 +70,7 @@ class Cell:
     real: bool = False
     too_few: bool = False  # whether the interval is omitted because of too few prompts
     why: str | None = None  # reason why the measured value is missing
-    mark: str = ""  # whether the value differs from a baseline's, see `specbench.reporting.compare.marks`
+    mark: str = ""  # mark of a value that differs from a baseline's, see `specbench.reporting.compare.marks`
     # printed_notes, notes: notes on the printed and on the measured value
     printed_notes: tuple[str, ...] = ()
     bold: bool = False  # whether the paper prints its value in bold
@@ -111,7 +111,7 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
 
 
 def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
-    """Return the most common metric fingerprint of a column. A tie is resolved by the latest code, else the first."""
+    """Return the most common metric fingerprint of a column. On a tie, the latest code decides, then the order."""
     scores = [score for measured in runs for score in _scores(column, measured)]
     edits, digests = (
         {score.fingerprint: score.edited or "" for score in scores},
@@ -121,7 +121,7 @@ def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
 
 
 def same_hardware(printed: str | None, run: Run) -> bool | None:
-    """Return whether all machines of a run have the processor that the paper names; None if the paper names none."""
+    """Return whether all machines of a run have the processor that the paper names; None if no processor is named."""
     if printed is None:
         return None
     names = [_words(part) for part in re.sub(r"\(.*?\)", "", printed).split(",")]

@@ -23,20 +23,20 @@ APART = 1.2  # Two papers' AR seconds of a model on a GPU contradict each other 
 _FASTEST = ("A100", "H100", "H200")
 STEPS_APART = 1.1  # Two papers' step ratios of a decoder contradict each other if their ratio is larger
 AR_SECONDS, MORE_LATENCY, STEPS = "AR seconds", "latency ratio above step ratio", "step ratio"
-UNEXPLAINED, NO_GPU = "no paper explains it", "one of the two papers names no GPU"
+UNEXPLAINED, NO_GPU = "unexplained", "one of the two papers names no GPU"
 
 
 def field() -> list[dict[str, object]]:
     """List the printed speeds of all papers' tables (not of figures), with contradictions.
 
     Returns:
-        One dict per row with seconds of AR or a latency ratio: `model, prompts, paper, table, source, row, gpu` (None
-        if none is named), `decoder` (with the options that its table varies), `seconds`, `latency_ratio`,
-        `step_ratio` (printed, or else from printed NFE), `ar_step_ms`, `step_ms`, `contradiction`
-        (`AR seconds`: above 1.2 times the lowest AR seconds of the model, over all prompt sets, on this kind of GPU or
-        an unnamed GPU; `latency ratio above step ratio`; or `step ratio`: more than 10 % from another paper's for the
-        decoder, model and prompt set), its `reason`, for AR `times_lowest`. None if unknown. Printed values of
-        `seconds`, `latency_ratio` and `step_ratio` keep the paper's number of decimals (`PrintedNumber`).
+        One dict per row with seconds of AR or a latency ratio: `model, prompts, paper, table, source, row, gpu`,
+        `decoder` (with the options that its table varies), `seconds`, `latency_ratio`, `step_ratio` (printed, or else
+        from printed NFE), `ar_step_ms`, `step_ms`, for AR `times_lowest`, and `contradiction` with its `reason`. None
+        if unknown. Contradictions: `AR seconds` (above 1.2 times the lowest AR seconds of the model on this kind of GPU
+        or an unnamed GPU, over all prompt sets), `latency ratio above step ratio`, `step ratio` (more than 10 % from a
+        ratio that another paper prints for this decoder, model and prompt set). Printed values of `seconds`,
+        `latency_ratio` and `step_ratio` keep the paper's number of decimals (`PrintedNumber`).
 
     Raises:
         SpecbenchError: a damaged table.

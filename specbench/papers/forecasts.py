@@ -99,7 +99,7 @@ def _check_ranges(batch: int, dtype: str | None, bandwidth: Range, flops: Range,
 
 
 def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
-    """Return the tokens per step that a table prints; only from rows of `model` if the table contains such rows."""
+    """Return the tokens per step that a table prints; if it has rows of `model`, only from these rows."""
     lengths = []
     for row in table.rows:
         settings = row_settings(table, row)
@@ -130,7 +130,7 @@ def printed_elsewhere(accepted: Accepted) -> tuple[Printed, ...]:
 
 
 def _same_options(decoder: DecoderSpec, other: DecoderSpec) -> bool:
-    """Compare window, G and so on, but not the choice of q for fresh drafts or of the head's weights."""
+    """Return whether the options are equal, except the choices of q for fresh drafts and of the head's weights."""
     ignored = {"fresh-q", "head"}
     differing = {key for key, _ in decoder.options.items() ^ other.options.items()}
     return differing <= ignored
@@ -147,7 +147,7 @@ def decoder_of(settings: RunSettings) -> DecoderSpec:
 
 
 def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float | None:
-    """Derive it from the first printed number of: NFE, step ratio, step compression, accepted length. 1 for AR."""
+    """Tokens per step: 1 for AR, else from the first number printed: NFE, step ratio, compression, accepted length."""
     printed = printed_values(table, row)
     if named_ar(row.decoder):
         return 1.0
@@ -157,7 +157,7 @@ def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float 
 
 
 def printed_values(table: Table, row: Row) -> dict[str, float]:
-    """Return {key: printed value}, in the unit of the measured values; a value in this unit keeps its decimals."""
+    """Return {key: printed value in the measured unit}. Values that are printed in this unit keep their decimals."""
     columns = [column for column in table.columns if column.name in row.paper]
     values = {column.key: (row.paper[column.name], column.scale) for column in columns}
     return {key: value if scale == 1 else value / scale for key, (value, scale) in values.items()}

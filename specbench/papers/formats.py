@@ -40,9 +40,9 @@ def text_table(joined: PaperTable, defined: bool = True, intervals_apart: bool =
 
 
 def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
-    """Select columns of the joined table, in the order of `names`. A name, in any case, is a heading of the table, the
-    name of a number in reports ("NFE"), or of a column, number or metric in the table's file. Speed-ups over a baseline
-    stay."""
+    """Select columns of the joined table, in the order of `names`. A name (in any case) is a heading of the table, the
+    name of a number in reports ("NFE"), or the name of a column, number or metric in the table's file. The column of
+    speed-ups over a baseline always stays."""
     usual = {plain_name(column): column for column in joined.table.columns}
     by_name = {
         text.lower(): column
@@ -109,7 +109,7 @@ def row_texts(joined: PaperTable, line: Line, intervals_apart: bool = False) -> 
     notes, columns = joined.footnotes, joined.table.columns
     cells = [(column, line.cells[column.name]) for column in columns]
     some = any(cell.low is not None for other in joined.lines for cell in other.cells.values())
-    if not some and not joined.table.whole:  # a note below the table states this
+    if not some and not joined.table.whole:  # a note below the table gives the reason
         cells = [(column, replace(cell, too_few=False)) for column, cell in cells]
     kinds = {
         PAPER: [_printed(column, cell) + _marks(cell.printed_notes, notes) for column, cell in cells],
@@ -144,7 +144,7 @@ def row_texts(joined: PaperTable, line: Line, intervals_apart: bool = False) -> 
 
 
 def _best_measured(joined: PaperTable, group: str | None, column: Column) -> list[Line]:
-    """Return the rows with the best measured value of a group, if it differs from AR's; empty if it is not tested."""
+    """Return the rows with the best measured value of a group, if this value is tested and differs from AR's."""
     pairs = [(line, line.cells[column.name]) for line in joined.lines if line.group == group]
     values = [cell.value for _, cell in pairs if cell.value is not None]
     if column.better is None or not values:

@@ -27,7 +27,7 @@ from specbench.papers.cells import (
 from specbench.papers.table import Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.prompts import public
-from specbench.reporting.columns import FAILED_AUDIT, failed_audit
+from specbench.reporting.columns import FAILED_AUDIT, failed_audit, lossless_claim
 from specbench.reporting.comparability import Run, with_ar_runs
 from specbench.reporting.compare import MARKED, against, marks
 from specbench.reporting.row import ReportRow
@@ -39,6 +39,12 @@ from specbench.store.schema import KEY, RowStatus
 
 Prompts = frozenset[tuple[str, str]]  # (id, text) of each prompt
 NOT_RUN = "not run"
+_EXACTNESS = {
+    "yes": "Lossless: the images measured here follow the joint distribution of AR sampling.",
+    "no": "Not lossless: the images measured here do not follow the distribution of AR sampling.",
+    "theirs": "Measured here on tokens of another program.",
+    FAILED_AUDIT: f"{FAILED_AUDIT}: its images are not exact samples of the model.",
+}
 _OVER_BASELINE = f"the ratio of latencies over the images in common with that row. {MARKED}"
 
 
@@ -48,7 +54,7 @@ class Line:
 
     label: str
     group: str | None
-    cells: Mapping[str, Cell]  # by column name
+    cells: Mapping[str, Cell]  # {column name: cell}
     runs: tuple[str, ...]  # ids of its runs
     images: int | None  # number of images; if there are several runs, of the smallest run
     notes: tuple[str, ...]  # remarks on the whole row
@@ -82,8 +88,8 @@ class PaperTable:
 
 
 def join(table: Table, measured_in: Mapping[RunSettings, Path | str]) -> PaperTable:
-    """Join a table with measured values. `measured_in`: for the settings of each cell the run folder, or a short reason
-    why the run is missing."""
+    """Join a table with measured values. `measured_in`: {settings of a cell: run folder, or short reason for the
+    missing run}."""
     every = [folder for folder in (*measured_in.values(), *(row.run for row in table.rows)) if isinstance(folder, Path)]
     read, joined = with_ar_runs(every), cache(lambda folders: runs_as_one([read[folder] for folder in folders]))
 
@@ -171,7 +177,7 @@ def _unlike(settings: RunSettings, info: RunInfo) -> tuple[str, ...]:
         for name, value in asked.items()
         if value is not None and there[name] != value
     ]
-    weights = [f"weights of {info.source_text} instead of the official ones"] if info.source_text else []
+    weights = [f"weights of {info.source_text} instead of the official weights"] if info.source_text else []
     return tuple(differing + weights)
 
 
@@ -195,11 +201,11 @@ def _line(
         cells[column.name] = make_cell(row, column, measured[column.name], short, fingerprints[column.name])
     there = [part for part in measured.values() if part is not None]
     runs = [run for part in there for run in seeds_of(part.run)]
-    notes = [f"Not run: {why}." for why in missing if why != NOT_RUN]
+    exact = (FAILED_AUDIT if failed_audit(part.row) else lossless_claim(part.row) for part in there)
+    notes = [*dict.fromkeys(map(_EXACTNESS.__getitem__, exact))]
+    notes += [f"Not run: {why}." for why in missing if why != NOT_RUN]
     notes += [row.notes["row"]] if "row" in row.notes else []
     notes += _mixed(there)
-    if any(failed_audit(part.row) for part in there):
-        notes.append(f"{FAILED_AUDIT}: its images are not exact samples of the model.")
     shared = table.shared_choices()
     notes += [text for text in row.chosen if text not in shared]
     return Line(
@@ -251,8 +257,8 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
 
 
 def with_baseline(joined: PaperTable, name: str) -> PaperTable:
-    """Use one row of each group as baseline: add a column of speed-ups over it, and mark scores and speed-ups that
-    differ from its values. `name`: the baseline's label or decoder, or the start of its run id."""
+    """Use a row of each group as the group's baseline: add a column of speed-ups over the baseline, and mark scores and
+    speed-ups that differ from the baseline's. `name`: the baseline's label or decoder, or the start of its run id."""
     if SEEDS in joined.remarks:
         what = f"--baseline {name}: {joined.table.name} has rows of several seeds"
         raise SpecbenchError(what, f"choose a single seed: specbench bench {joined.table.name} --seed N")

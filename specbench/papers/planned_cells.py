@@ -90,7 +90,7 @@ def head_of(text: str, model: str) -> str | None:
 
 
 def _settings(asked: RunSettings, model: object) -> dict[str, object]:
-    """Return {setting: value} of a cell; if `model` replaces its model, prompts, top-k and guidance change too."""
+    """Return {setting: value} of a cell. If `model` is another model, prompts, top-k and guidance also change."""
     inline = ",".join(f"{name}={value}" for name, value in sorted(asked.options.items()))
     values = {name: value for name, value in asked.by_name.items() if name not in asked.options}
     values |= {"decoder": [f"{asked.decoder[0]}:{inline}" if inline else asked.decoder[0]]}
@@ -158,7 +158,7 @@ def replaced_settings(cell: PlannedCell) -> set[str]:
 
 
 def as_run_here(table: Table, cells: Sequence[PlannedCell], model: object, folders: Iterable[Path]) -> Table:
-    """Return the table without replaced choices; if --model is given, for this `model` (see `with_model`)."""
+    """Return the table without replaced choices; if `model` is given, also for this model (see `with_model`)."""
     table = without_replaced_choices(table, cells)
     return table if model is None else with_bundled_scores(with_model(table, cells, str(model)), folders)
 
@@ -242,8 +242,8 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
 
 
 def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
-    """For a substituted model, add a column for each bundled metric that scored any of the runs. If the table's columns
-    vary a setting, each metric gets a column per value. A figure also gets panels of these columns."""
+    """Add a column for each bundled metric that scored any of the runs, to a table with another model. If the table's
+    columns vary a setting, each metric gets a column per value. A figure also gets panels of these columns."""
     scored: dict[str, Better] = {
         str(score["metric"]): score["better"] for folder in folders for score in read_scores(folder)
     }
@@ -262,7 +262,7 @@ def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
 
 
 def _panels(table: Table, columns: Sequence[Column]) -> Iterator[Mapping[str, str]]:
-    """For each panel with a score as y, yield a panel of the first of `columns` that has the same better direction."""
+    """For each panel with a score as y, yield a panel whose y is the first of `columns` with the same direction."""
     columns_by_name = {column.name: column for column in table.columns}
     for axes in table.axes:
         y = columns_by_name[axes["y"]]

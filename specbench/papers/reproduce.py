@@ -151,7 +151,7 @@ def run_table(
     while waiting and not done.stopped:
         waiting += _run_together(waiting.pop(0), by_plan, done, reporter)
     stopped = None
-    if not done.folders:  # first problems that an installation or download solves
+    if not done.folders:  # raise a problem, if possible one that an installation or a download solves
         problems = done.problems.values()
         stopped = min(problems, key=lambda problem: problem.exit_code != MISSING_PREREQUISITE, default=None)
     left_out: dict[tuple[str, str], dict[str, None]] = {}
@@ -198,7 +198,7 @@ def score_table(
     warn: Warn = lambda text: None,
     problems: Mapping[str, SpecbenchError] = MappingProxyType({}),
 ) -> None:
-    """Score the runs with those metrics of the table's columns that are available and apply to the prompts. `trial`:
+    """Score the runs with all metrics of the table's columns that are available and apply to the prompts. `trial`:
     whether another model replaced the paper's; then nothing is downloaded, and bundled metrics are added. `problems`:
     {metric: reason why it is unavailable}."""
     from specbench.metrics import scoring  # imports pandas and the metrics

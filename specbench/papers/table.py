@@ -81,7 +81,7 @@ class Row:
 
     label: str
     group: str | None
-    settings: RunSettings  # settings that the file states for the row, merged over its defaults
+    settings: RunSettings  # settings that the file states for the row, merged over the file's defaults
     paper: Mapping[str, float]  # {column: printed value}, without values that the paper omits
     spread: Mapping[str, float]  # {column: printed spread} (in brackets or after a plus-minus sign)
     notes: Mapping[str, str]  # {column: remark on the printed value}, and "row": remark on the whole row
@@ -149,15 +149,15 @@ class Table:
 def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
     """Add a row for each of the given decoders at the end of each group of the table.
 
-    An added row copies prompts, sampling and applicable options from SJD in its group, or else from the group's first
-    decoder with drafts. Inline options take precedence.
+    An added row copies prompts, sampling and applicable options from the row of SJD in the group, or else from the
+    group's first decoder with drafts. Inline options take precedence.
     """
     drafting = [row for row in table.rows if row.not_runnable_reason is None and takes(row.decoder, {})]
     likes: dict[str | None, Row] = {}
     for row in sorted(drafting, key=lambda row: row.decoder != "sjd"):
         likes.setdefault(row.group, row)
     if decoders and not likes:
-        raise SpecbenchError(f"--decoder: no decoder in {table.name} has drafts", "use specbench run")
+        raise SpecbenchError(f"--decoder: no decoder in {table.name} has drafts", "decode with specbench run instead")
     rows = list(table.rows)
     for reference, inline in parse_decoders(decoders):
         name = decoder_name(reference)

@@ -126,7 +126,7 @@ def load_tables() -> list[Table]:
 
 
 def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
-    """Reject a name of no run in `out` that is similar to a table's name or a paper's name; without runs, any name."""
+    """Reject a name that matches no run in `out` but resembles a table or names a paper; without runs, any name."""
     runs, tables = [folder.name for folder in runs_in(Path(out))], table_names()
     for name in names:
         if name in tables or os.path.exists(name) or any(run.startswith(name) or f"-{name}-" in run for run in runs):
@@ -370,7 +370,7 @@ def _check_reasons(
 def _chosen(
     row: Row, shared: Mapping[str, object], reasons: Mapping[str, str], stated: Mapping[str, str], readings: Set[str]
 ) -> tuple[str, ...]:
-    """Return the choices of a row; without choices of the whole table for options that the row's decoder lacks."""
+    """Return the choices of a row and of the whole table, except for options that the row's decoder lacks."""
     if row.not_runnable_reason is not None:
         return ()
     options = row.settings.options

@@ -64,13 +64,13 @@ def fetch_prompts(
         images: download the reference images of the set instead.
         source: a local copy to import instead of downloading.
         offline: download nothing.
-        progress: called with bytes received and bytes in all (None if unknown).
+        progress: called with the bytes received and the total bytes (None if unknown).
 
     Returns:
         The folder of the files.
 
     Raises:
-        SpecbenchError: no such set, a set that needs no download, or files that differ from the published ones.
+        SpecbenchError: no such set, a set that needs no download, or files that differ from the published files.
     """
     chosen = downloadable(name)
     source = Path(source) if source else None
@@ -124,7 +124,7 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
     read = build_prompt_set(name, read_file(path, column))
     if repeated := len(read.prompts) - len({prompt.text for prompt in read.prompts}):
         advice = "intervals count each id as a separate prompt; for several images of a caption: --samples N"
-        console.say(f"{path.name}: {console.counted(repeated, 'prompt')} with the same caption as another: {advice}")
+        console.say(f"{path.name}: {console.counted(repeated, 'prompt')} with another prompt's caption: {advice}")
     return read
 
 

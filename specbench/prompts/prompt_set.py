@@ -175,5 +175,5 @@ def _check(name: str, prompt: Prompt) -> None:
 
 
 def _draw(prompt: Prompt) -> bytes:
-    """Return a random sort key of a prompt that depends only on its id."""
+    """Return a random sort key that depends only on the prompt's id."""
     return hashlib.sha256(f"{_DRAWING_SEED}\n{prompt.id}".encode()).digest()

@@ -128,7 +128,7 @@ def read_set(entry: PublicSet) -> list[Prompt]:
 
 
 def missing_set(name: str, images: bool = False) -> list[Download]:
-    """List the download of a public set, or of its images; empty if it is on this disk, or for other names."""
+    """List the download of a public set, or of its images; empty if already on this disk, or for other names."""
     if name not in public_names():
         return []
     entry, _ = find(name)

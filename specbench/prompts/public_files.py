@@ -18,7 +18,7 @@ _NUMBERS = {"a": 1, "an": 1} | {
 ONEIG_CATEGORIES = {"anime": "Anime_Stylization", "human": "Portrait", "object": "General_Object",
                     "text": "Text_Rendering", "reasoning": "Knowledge_Reasoning"}  # fmt: skip
 """{folder in OneIG-Bench's program: category}."""
-_WISE_FIELDS = {"Cultural knowledge": "culture", "Physical Knowledge": "physics"}  # the other names differ only in case
+_WISE_FIELDS = {"Cultural knowledge": "culture", "Physical Knowledge": "physics"}  # other fields differ only in case
 _COMPLEX_KINDS = ("spatial", "action", "spatialaction")
 
 
@@ -31,7 +31,7 @@ def read_coco(folder: Path) -> list[Prompt]:
 
 
 def read_coco_train(folder: Path) -> list[Prompt]:
-    """As `read_coco`, but `meta` does not name the image, because these images are not reference images."""
+    """Like `read_coco`, but `meta` does not name the image, because these images are not reference images."""
     return [replace(prompt, meta={"annotation": prompt.meta["annotation"]}) for prompt in read_coco(folder)]
 
 
@@ -104,7 +104,7 @@ def read_dpg_bench(folder: Path) -> list[Prompt]:
 
 
 DPG_COLUMNS = {"item_id", "text", "proposition_id", "dependency", "tuple", "question_natural_language"}
-"""Columns of DPG-Bench's table; a file with all of them is read as such a table."""
+"""Columns of DPG-Bench's table; a file with all of these columns is read as DPG-Bench's table."""
 
 
 def dpg_prompts(rows: Iterable[Mapping[str, str]]) -> list[Prompt]:

@@ -3,7 +3,7 @@
 Text files have one prompt per line. The other formats need a column `text`, `prompt` or `caption` (if there is no exact
 match, also in the plural and in any case), or the column given by the caller. `id` (or `prompt_id`) and `category` are
 optional, and every other column becomes metadata. A JSON file contains a list of texts or of objects with such keys, an
-object that maps ids to these, or COCO's captions. `public_files` reads public sets.
+object that maps ids to texts or objects, or COCO's captions. `public_files` reads public sets.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read_file(path: Path, column: str | None = None) -> list[Prompt]:
 
 
 def read_entries(path: Path, column: str | None = None) -> list[Prompt]:
-    """As `read_file`, but repeated entries of the file give repeated prompts."""
+    """Like `read_file`, but repeated entries of the file give repeated prompts."""
     return [prompt for _, prompt in _entries(TableFile(path, column, {}))]
 
 
@@ -67,7 +67,7 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
     if (path / "samples").is_dir():
         reader = _read_run
     elif path.is_dir():
-        raise SpecbenchError(f"prompt file '{path}' is a folder, but not of a run")
+        raise SpecbenchError(f"prompt file '{path}' is a folder, but not a run folder")
     if reader is None:
         raise SpecbenchError(f"prompt file '{path}' has the unknown suffix {suffix}", _FORMATS)
     if column and reader in (_read_run, _read_text):
@@ -321,7 +321,7 @@ def _check_columns(path: Path, names: Sequence[str]) -> None:
     """Reject a repeated column name, which would be ambiguous."""
     counts = Counter(str(name).strip() for name in names)
     if repeated := next((name for name, count in counts.items() if count > 1), None):
-        raise SpecbenchError(f"prompt file '{path}' has two columns '{repeated}'", "remove or rename one")
+        raise SpecbenchError(f"prompt file '{path}' has two columns '{repeated}'", "remove or rename one column")
 
 
 _READERS = {
@@ -401,7 +401,7 @@ def prompt_of(source: TableFile, where: str, row: dict[str, Any]) -> Prompt:
 
 
 def _text(source: TableFile, row: dict[str, Any], columns: _Columns) -> object:
-    """Return a row's text: the first of `prompt`, `text` and `caption` if they differ; of a list, its first text."""
+    """Return a row's text: the first of `prompt`, `text` and `caption` if they differ; of a list, the first text."""
     filled, rivals = ([key for key in keys if row[key] not in (None, "")] for keys in (columns.text, columns.rivals))
     if filled and len({str(row[key]) for key in (*filled, *rivals)}) > 1:
         # `prompt` and `text` are for generation; `caption` may be a description.
@@ -426,7 +426,7 @@ def _metadata(path: Path, where: str, row: dict[str, Any], columns: _Columns) ->
 
 
 def _single(path: Path, where: str, row: dict[str, Any], keys: tuple[str, ...]) -> object:
-    """Return the value that equivalent columns share, None without such columns. Reject a row in which they differ."""
+    """Return the value that equivalent columns share, None without such columns. Reject a row with unequal values."""
     if len(keys) > 1:
         filled = [key for key in keys if row[key] not in (None, "")]
         if any(row[key] != row[filled[0]] for key in filled):

@@ -134,7 +134,7 @@ def _name(row: ReportRow) -> str:
 
 
 def _fastest(exact: Sequence[_Timed]) -> str:
-    """Name the fastest lossless decoder, and others with overlapping intervals; p is corrected for this selection."""
+    """Name the fastest lossless decoder, and decoders whose intervals overlap it; p is corrected for the selection."""
     best, *others = exact
     p = dict(zip((run.row.run_id for run in exact), holm([run.quoted.speedup_p for run in exact]), strict=True))
     corrected = p[best.row.run_id]
@@ -173,7 +173,7 @@ def _fastest(exact: Sequence[_Timed]) -> str:
 
 
 def _with_loss(run: _Timed) -> str:
-    """Describe the fastest decoder, which is not lossless."""
+    """Describe the fastest of all decoders, given that this decoder is not lossless."""
     quoted, value = run.quoted, run.quoted.speedup.value
     kind = f"is declared lossless and {FAILED_AUDIT}" if failed_audit(run.row) else "is lossy"
     slower = ", and slower" if value < 1 and run.real else ", not shown to be faster"
@@ -212,8 +212,8 @@ def _free_window(row: ReportRow) -> str | None:
     window = window_of(row.options)
     fed = columns_fed({**row.options, "window": min(window, length)}) if window else "several"
     return (
-        f"A target forward of {fed} tokens takes {number(cost)} times as long as a forward of a single token here. At "
-        f"equal cost {row.label} would be {number(steps / overhead)} times as fast as AR."
+        f"A target forward of {fed} tokens takes {number(cost)} times as long as a forward of a single token here. If "
+        f"both cost the same, {row.label} would be {number(steps / overhead)} times as fast as AR."
     )
 
 
@@ -268,7 +268,7 @@ def _untimed(rows: Sequence[ReportRow]) -> list[str]:
     if decoded and all(row.over_ar.baseline is None for row in missing):
         folder = decoded[0].folder
         if all(row.over_ar.unlike_ar for row in missing) and any(row.is_ar for row in rows):
-            return [*sentences, "To compare: decode both in one command, with another --out."]  # AR is stored
+            return [*sentences, "To compare: decode both in one command, with another --out."]  # AR has other settings
         sentences.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")
     return sentences
 

@@ -2,8 +2,8 @@
 figures.
 
 A chart is a dict: `title`, `caption`, `label` (for screen readers), `scales` (of x, y, fy, colours and shapes) and
-`layers`. A layer is a dict with `points`, `mark` (a `LayerMark`; "one" is the line at 1), `by` (key of the points'
-value that determines the colour; None: black), for dots `hollow` and `size`, for lines `dash`.
+`layers`. A layer is a dict with `points`, `mark` (a `LayerMark`; "one" is the line at 1) and `by` (key of the points'
+value that determines the colour; None: black). Layers of dots also have `hollow` and `size`, layers of lines `dash`.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -22,7 +22,7 @@ from specbench.system.console import printable
 _SPAN_LABELS = dict(zip(STEP_SPANS, ("target forward", "draft", "verify + sample", "host gap"), strict=True))
 _PARTS = ("steps saved", "window cost", "overhead", "speed-up")
 PART_COLOURS = ("#00694b", "#d27869", "#b469b4", "#0096ff")
-DASH = "5,4"  # Line style of values that are no measured times: printed by a paper, or step ratios
+DASH = "5,4"  # Line style of values that are not measured times (values of a paper, step ratios)
 _ROOM = 0.1  # Margin of an axis with a single value, on each side, as a fraction of the value
 MOST_NUMBERS = 100  # Maximum number of points in a chart's list of numbers
 Chart = dict[str, Any]

@@ -28,7 +28,7 @@ class ReportColumn:
 
     heading: str
     cell: Callable[[ReportRow], str]  # formats a report row as text
-    source: Number[..., Any] | str | None = None  # the number, or a definition
+    source: Number[..., Any] | str | None = None  # the number in the cells, or the column's definition
     better: Better | None = None
     tested: str = ""  # name of the number, "speedup" or a metric, if its difference from AR is tested
     value: Callable[[ReportRow], float | None] = lambda row: None  # the tested number, rounded as printed
@@ -110,7 +110,7 @@ def _plain(heading: str, of: _Number, digits: int, unit: str = "") -> ReportColu
 
 
 def _bounded(heading: str, of: _Number, digits: int, key: str = "") -> ReportColumn:
-    """Make the column of a number with its interval, if any. `key`: key of the number, if `of` finds a category."""
+    """Make the column of a number with its interval, if any. `key`: key of the number, if `of` is a category."""
 
     def cell(row: ReportRow) -> str:
         estimate = row.number(key or of.name)
@@ -216,7 +216,7 @@ def failed_audit(row: ReportRow) -> bool:
 
 
 def _label(row: ReportRow) -> str:
-    """Label of a decoder, with a remark if its audit failed (lossy decoders: recorded values are not the model's)."""
+    """Label of a decoder, with a remark if its audit failed. Lossy decoders fail by values that are not the model's."""
     if not (row.audit and row.audit.failed):
         return row.label
     why = "; why: audit --run" if row.imported else ""
@@ -243,13 +243,14 @@ def _with_window(row: ReportRow) -> str:
     return label if window is None else label.replace(row.label, f"{row.label} window={window}", 1)
 
 
-def _declared(row: ReportRow) -> str:
+def lossless_claim(row: ReportRow) -> str:
+    """Return the value of the column `lossless`, without the audit."""
     return "theirs" if row.imported else "yes" if row.lossless else "no"
 
 
 def _exactness(row: ReportRow) -> str:
     """Format whether a decoder is lossless, and the result of its run's audit."""
-    cell = _declared(row)
+    cell = lossless_claim(row)
     if not (audit := row.audit):
         return cell
     if audit.verdict == AuditVerdict.CONSISTENT:
@@ -296,7 +297,7 @@ SPEED = (
     ROOFLINE,
 )
 
-LOSSLESS = ReportColumn("lossless", _declared, _LOSSLESS, kept=True, words=True)
+LOSSLESS = ReportColumn("lossless", lossless_claim, _LOSSLESS, kept=True, words=True)
 TOKENS_PER_SECOND = _plain("tokens per second", stats.tokens_per_second, 1)
 IMAGES_PER_HOUR = _plain("images per hour", stats.images_per_hour, 0)
 
@@ -434,12 +435,12 @@ def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
 
 
 def _summary(score: ShownScore, bounded: Kind | None) -> str:
-    """Return the definition of a score's metric, or the stored facts if the plug-in with its summary is not installed.
-    `bounded`: the kind of its scores, if the scores have intervals."""
+    """Return the definition of a score's metric; for a plug-in that is not installed, the facts stored with the score.
+    `bounded`: the kind of the score if scores of the metric have intervals, else None."""
     metric = score.metric
     interval = ", with 95 % confidence interval" if bounded else ""
     if bounded == "proportions":
-        interval += " (Wilson of each part, its n from the variance over prompts with n - 1; combined by MOVER)"
+        interval += " (parts: Wilson, effective n from the variance over prompts with divisor n - 1; combined by MOVER)"
     try:
         return f"{metric}: {metric_catalog.metric_summary(metric)}{interval}."
     except SpecbenchError:

@@ -53,7 +53,7 @@ class Run:
 
     @property
     def untimed(self) -> dict[str, int]:
-        """{versions: number of images}, for images that other versions decoded, whose times are not used."""
+        """{versions other than `stack`: number of images that they decoded}; times of these images are not used."""
         return self.rows.attrs.get("untimed", {})
 
     @property
@@ -93,7 +93,7 @@ class Run:
 
     @cached_property
     def traced(self) -> pd.DataFrame:
-        """Traces of images that have one, with the step that committed each token."""
+        """Traces of the traced images, with the step that committed each token."""
         store = RunStore(self.folder)
         traces = store.traces()
         return traces.merge(store.samples(["committed_step"]), on=KEY) if len(traces) else traces
@@ -146,7 +146,7 @@ def mismatched_fields(
 
 
 def _apart(mine: str, theirs: str) -> tuple[str, str]:
-    """Return the versions that differ between two lists, only of packages that are in both lists."""
+    """Return two lists of versions, reduced to the packages that are in both lists with different versions."""
     if " or " in mine + theirs:
         return mine, theirs
     these, those = (dict(part.rsplit(" ", 1) for part in text.split(", ") if part) for text in (mine, theirs))
@@ -168,7 +168,7 @@ def _fields(info: RunInfo) -> dict[str, object]:
     fields = {name: identity.get(name) for name in (*_WORK, *_CONFIGURATION)} | {"mode": spec.mode or "latency"}
     fields["compiled"] = "yes" if info.compiled else "no"
     fields |= asdict(spec.sampling)
-    if fields["threads"] is None:  # the identity on a GPU
+    if fields["threads"] is None:  # on a GPU, the identity has no threads
         del fields["threads"]
     return fields | {"hardware": " and ".join(info.machines)}
 
@@ -189,7 +189,7 @@ def with_ar_runs(folders: Iterable[Path]) -> dict[Path, tuple[Run, list[Run]]]:
 
 
 def copies(runs: Sequence[Run]) -> dict[Path, Path]:
-    """Find copies of runs (same run id, same start of an image); map the folder of each copy to the original's."""
+    """Find copies of runs: same run id, and an image with the same start. Map each copy's folder to the original's."""
     groups: dict[str, list[Run]] = {}
     copied: dict[Path, Path] = {}
     for run in sorted(runs, key=lambda run: run.folder.name != run.info.run_id):

@@ -23,7 +23,7 @@ from specbench.metrics.base import Settings, made_score
 from specbench.metrics.score_store import difference, of_same_captions, read_scores, stored_difference
 from specbench.reporting.columns import MARK, MISSING, TOO_FEW, bounds, bracketed, number
 from specbench.reporting.comparability import Run, decoded_apart, is_ar, mismatched_fields
-from specbench.reporting.report_rows import eager_ar, stalled_images
+from specbench.reporting.report_rows import eager_ar, report_row, stalled_images
 from specbench.reporting.row import ARROWS, SIGNS, Against, Compared, OverAR, ReportRow, Stalled, unique_names
 from specbench.stats.intervals import CHANGE, FEW_UNITS
 from specbench.store.run_info import read_info
@@ -37,9 +37,8 @@ FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS
 OTHER_CAPTIONS = "no images of the same captions: the runs share only the ids of their prompts"
 _UNPAIRED = "no paired difference is defined for this metric"
 HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
-_NAMES = {
+_NAMES = dict.fromkeys((*stats.PAIR_NUMBERS, "speedup_reverse"), "") | {
     "speedup": "speed-up ↑",
-    "speedup_reverse": "",
     "step_ratio": "steps saved ↑",
     "window_cost": "window cost ↓",
     "overhead": "overhead ↓",
@@ -129,7 +128,7 @@ def stall_note(stalled: Stalled | None, images: int, median: stats.Estimate | No
 
 def corrected(rows: Sequence[Compared]) -> list[Compared]:
     """Add corrected p-values, `p_holm`, to the numbers of a pair of runs, corrected within each family of tests (see
-    `specbench.stats.RULE`). Distances are no tests here: reports lack them, and verdicts must agree with reports."""
+    `specbench.stats.RULE`). Distances form a separate family, because reports, which verdicts must match, lack them."""
     p_values: dict[str, list[float | None]] = {}
     for row in rows:
         p_values.setdefault(_question(row), []).append(row.p)
@@ -156,7 +155,7 @@ def scores_beside(a: Path, b: Path) -> list[Compared]:
 
 def _speed_rows(a: Run, b: Run) -> list[Compared]:
     """Compute the speed-up in both directions, and its factors; if times are not comparable, only the step ratio."""
-    names = ("speedup", "speedup_reverse", "step_ratio", "window_cost", "overhead")
+    names = ("speedup", "speedup_reverse", *(name for name in stats.PAIR_NUMBERS if name != "speedup"))
     differing = mismatched_fields(b.info, a.info, other="A")
     result = None if differing else stats.speed_up(b.rows, a.rows)
     if result is None:
@@ -180,16 +179,15 @@ def _speed_rows(a: Run, b: Run) -> list[Compared]:
     notes += ["decoded in different calls; the machine may have changed between them"] if decoded_apart(a, b) else []
     notes += [eager] if is_ar(a.info) and (eager := eager_ar(a)) else []
     note = "; ".join(notes if total.low is not None else [*notes, FEW_NOTE]) or None
-    factors = zip(names[2:], (result.steps, result.window_cost, result.overhead), strict=True)
     return [
         Compared(names[0], total, saved.p, None, result.pairs, needed, note),
         Compared(names[1], back, n=result.pairs, note=note),
-        *(Compared(name, _estimate(value), n=result.pairs) for name, value in factors),
+        *(Compared(name, _estimate(stats.NUMBERS[name](pairs)), n=result.pairs) for name in names[2:]),
     ]
 
 
-def _estimate(value: float | None) -> stats.Estimate | None:
-    return None if value is None else stats.Estimate(value)
+def _estimate(value: Any) -> stats.Estimate | None:
+    return value if value is None or isinstance(value, stats.Estimate) else stats.Estimate(value)
 
 
 def _latency_rows(name: str, run: Run) -> list[Compared]:
@@ -207,7 +205,7 @@ def _latency_rows(name: str, run: Run) -> list[Compared]:
 def quality_rows(a: Path, b: Path, settings: Settings | None = None, distances: bool = True) -> list[Compared]:
     """Compute the paired differences of overall scores, B minus A. `distances`: whether to include distances."""
     own, other = ({(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b))
-    every: Mapping[Any, Mapping[str, Any]] = own | other | own  # if both runs have a score: a's
+    every: Mapping[Any, Mapping[str, Any]] = own | other | own  # for a score of both runs, the row of `a`
     whole = {key: row for key, row in every.items() if ":" not in key[0] and (distances or row["kind"] != "distance")}
     named = {row["metric"]: {fact: row[fact] for fact in ("better", "kind")} for row in whole.values()}
     common = of_same_captions(a, b) if whole else None
@@ -330,17 +328,20 @@ class Gate:
             raise SpecbenchError(f"'{text}' is not a condition", "write name, < <= > or >=, and number: speedup<0.98")
         return cls(text, match[1], _BOUNDS[match[2] or ""], match[3], bound)
 
-    def check(self, rows: Sequence[Compared]) -> None:
-        """Raise a SpecbenchError if the condition holds (exit code `GATE`), or if the value is missing."""
+    def check(self, rows: Sequence[Compared], run: Path | None = None) -> None:
+        """Raise a SpecbenchError if the condition holds (exit code `GATE`), or if the value is missing. `run`: run B,
+        whose own numbers in reports can also be named."""
         named = [row for row in rows if self.name in (row.name, row.name.removesuffix(f" ({row.fingerprint})"))]
+        if not named and run and self.name in stats.RUN_NUMBERS:
+            named = [Compared(self.name, report_row(Run(run), ()).number(self.name))]
         if not named:
-            raise unknown_name("number", self.name, {row.name for row in rows})
+            raise unknown_name("number", self.name, {*(row.name for row in rows), *stats.RUN_NUMBERS})
         for row in named:
             value = getattr(row.estimate, self.field, None)
-            if value is None:
-                raise SpecbenchError(f"gate '{self.text}' cannot be evaluated: {row.note or f'no {self.field}'}")
+            if value is None or math.isnan(value):
+                raise SpecbenchError(f"--fail-if '{self.text}' cannot be evaluated: {row.note or f'no {self.field}'}")
             if _SIGNS[self.sign](value, self.bound):
-                raise SpecbenchError(f"gate '{self.text}' failed: {self.name} = {value:.4g}", exit_code=GATE)
+                raise SpecbenchError(f"--fail-if '{self.text}' holds: {self.name} = {value:.4g}", exit_code=GATE)
 
 
 def verdict(rows: Sequence[Compared]) -> str:

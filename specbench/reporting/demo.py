@@ -21,9 +21,9 @@ _WINDOW = 8
 """Window of all decoders, so that their forwards have the same shape. For the decoder with a head, this window is the
 fastest on average over AVX-512 and AVX2 (`results/speed/README.md`)."""
 HEAD = "vertical:siblings=1"  # The decoder with a draft head; with one sibling, its draft is a chain as in SJD
-# d=inf: the papers' distance threshold is for another codebook; here each cluster would have a single token.
+# d=inf: the papers' distance threshold is for another codebook; here it would give clusters of a single token.
 SHOWN = ("ar", "sjd", "gsd:G=10,d=inf", HEAD)
-THREADS = 1  # such a small model gains little from more threads, and with them is slower if other processes use cores
+THREADS = 1  # more threads gain little for a model of this size, and slow it down if other processes use the cores
 PICTURE, TABLES, FIRST = "grid.png", "report.md", "first-look"
 _FIRST_IMAGES = 2  # images of AR and of the decoder with a head, decoded eagerly before compilation starts
 

@@ -1,6 +1,6 @@
 """Draw the charts of the HTML page as figures for papers: pdf, svg or png by matplotlib, with the numbers as csv.
 
-Fonts are embedded as TrueType. Runs differ in marker and line style, bars in hatching, so that a figure reads in grey.
+Fonts are embedded as TrueType. Runs differ in marker and line style, bars in hatching, so figures are readable in grey.
 """
 
 import io
@@ -173,7 +173,7 @@ def _axes(axes: Axes, scales: Mapping[str, Mapping[str, Any]], places: Places) -
 
 
 def figure_csv(chart: Chart) -> str:
-    """Format the numbers of a chart as csv, a line per point: `layer` (its number), its mark, the point's values."""
+    """Format the numbers of a chart as csv, a line per point: `layer` (number), its mark, and the point's values."""
     rows = [
         {"layer": place, "mark": layer["mark"], **{name: value for name, value in point.items() if name != "told"}}
         for place, layer in enumerate(chart["layers"], 1)

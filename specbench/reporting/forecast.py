@@ -73,7 +73,7 @@ class ForecastSetting:
     # bandwidth, flops: lowest and highest fraction of the device's peak that is reached
     bandwidth: Range
     flops: Range
-    overhead_ms: Range | None  # of a step, lowest and highest; None: as measured in each run, for AR in the AR run
+    overhead_ms: Range | None  # lowest and highest of a step; None: the overhead measured in each run (also in AR's)
 
     @property
     def network(self) -> NetworkSize:
@@ -88,7 +88,7 @@ class ForecastSetting:
         return self.network.size(self.model.v_image)
 
     def forward(self, columns: float, context: float | None = None, slots: int | None = None) -> Forward:
-        """Make a forward with a context length. None: the mean over an image, with at most `slots` in the KV cache."""
+        """Make a forward with `context` tokens in the KV cache; None: the mean over an image that caches `slots`."""
         slots = slots or self.model.stream
         mean = PROMPT_TOKENS + slots * (1 - slots / self.model.stream / 2) if context is None else context
         guided = self.guidance != 1
@@ -130,8 +130,8 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
 
 
 def _overheads(length: Accepted, setting: ForecastSetting, ar: float | None) -> list[Range]:
-    """Return (overhead of a decoder's step, overhead of an AR step) in milliseconds: as measured, or both extreme
-    assumptions. A decoder's overhead is at least AR's."""
+    """Return pairs (overhead of a decoder's step, overhead of an AR step) in milliseconds: the measured pair, or the
+    extremes of the assumed range. A decoder's overhead is assumed to be at least AR's."""
     if setting.overhead_ms is not None:
         low, high = setting.overhead_ms
         return [(low, low), (high, high)] + [(high, low)] * length.decoder.drafts
@@ -204,7 +204,7 @@ def _numbers(
 
 def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
     """Forwards of a draft head per step, each with the output matrix. EAGLE: a forward per tree level (a layer and a
-    projection of 2d x d). Vertical head: a forward per draft, plus its first layer once per step without the matrix."""
+    projection of 2d x d). Vertical head: a forward per draft, and its first layer once per step without this matrix."""
     model, network = setting.model, setting.network
     if decoder.head_kind == "vertical":
         drafts, width = int(decoder.options["window"]) - 1, network.width
@@ -240,7 +240,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
         overhead = "per step as measured in each run (for AR in the AR run) on its machine; elsewhere it may differ"
     else:
         overhead = (
-            f"{_span(*setting.overhead_ms)} ms per step outside forward and drafting (assumed; for AR at most the same)"
+            f"{_span(*setting.overhead_ms)} ms per step outside forward and drafting (assumed; at most this for AR)"
         )
     lines = [
         f"This is a forecast: nothing was measured on {peak.name}.",
@@ -259,7 +259,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
             f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}: reading its weights takes at least as long as in {setting.dtype}."
         )
     if peak.products:
-        lines.append("Products with weights take the time measured there for this number of columns, at that share.")
+        lines.append("Weight products take the time measured on this device for as many columns, at the assumed share.")
     else:
         lines.append("Steps are compiled; eager steps take several times as long on a GPU, which waits for the host.")
     if any(length.decoder.head_kind == "eagle" for length in accepted):
@@ -270,7 +270,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
             "the first layer runs once per step (a few times if the window is wider than an image row)."
         )
     if any("rows-window" in length.decoder.options for length in accepted):
-        lines.append("Decoders of several image rows feed the rows that are active if all rows advance at equal rates.")
+        lines.append("Decoders of several image rows: the active rows are counted as if all advanced at equal rates.")
     if others:
         lines.append(f"Tokens per step were measured on {', '.join(others)}, not on {model.name}.")
         elsewhere = [length for length in accepted if length.decoder.drafts and length.model != model.name]

@@ -54,7 +54,7 @@ MOST_POINTS = 300  # Maximum number of images per run in the chart of the prompt
 LONGEST_SIDE = 256
 _LONGEST_NAME = 34  # Maximum length of a run's name next to a bar or above images
 _LONG_WORD = 16
-_EXACT_SIDE = 128  # Images up to this size are embedded losslessly; larger ones as small JPEGs
+_EXACT_SIDE = 128  # Images up to this side are embedded losslessly, larger images as small JPEGs
 _NAMED = 4  # Maximum number of decoders in the title
 
 
@@ -159,7 +159,7 @@ def _section(section: Section) -> dict[str, Any]:
     folded = [
         page_table(table, section.runs)
         for table in section.tables
-        # Show only parts of metrics that have enough images for an interval.
+        # Show a table of a metric's parts only if a part has enough images for an interval.
         if not table.title
         or any("[" in text and TOO_FEW not in text for row in table.texts(section.runs).rows for text, _ in row)
     ]
@@ -197,7 +197,7 @@ def page_table(table: ReportTable, runs: Sequence[ReportRow], best: bool = False
 
 
 class _Measure(NamedTuple):
-    """A number of all runs, for the lines at the top of a section."""
+    """One number of each run, drawn on lines at the top of a section."""
 
     heading: str
     digits: int
@@ -251,7 +251,7 @@ def _speed(names: Mapping[str, ReportRow]) -> _Measure:
 
 
 def _two_scores(names: Mapping[str, ReportRow]) -> list[_Measure]:
-    """Return the two scores that most runs have; first scores with intervals that are no distances, as tests need."""
+    """Return the two scores that most runs have; on a tie, first the scores with a test (intervals, no distances)."""
     by_version: dict[tuple[str, str], dict[str, ShownScore]] = {}
     for name, row in names.items():
         for score in row.scores:
@@ -316,7 +316,7 @@ def _step_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Ch
 
 def _differences(names: Mapping[str, ReportRow]) -> list[TextTable]:
     """Compare each run's scores with AR's (paired, corrected per run): a table of the real differences, and a sentence
-    about the others. Distances to reference images are excluded, see `specbench score --against`."""
+    about the other scores. Distances to reference images are excluded, see `specbench score --against`."""
     baselines = {row.over_ar.baseline for row in names.values()} - {None}
     baseline = next((row for row in names.values() if row.run_id in baselines), None)
     tested = [
@@ -333,7 +333,7 @@ def _differences(names: Mapping[str, ReportRow]) -> list[TextTable]:
     headings = ("decoder", "score", "difference [95 %]", "p, corrected")
     sentence = f"{RULE} Of {counted(len(tested), 'score difference')}, {len(real) or 'none'} "
     sentence += "is real" if len(real) < 2 else "are real"
-    sentence += "." if least is None else f"; the smallest p of the others is {number(least, 3)}."
+    sentence += "." if least is None else f"; the smallest p of the other differences is {number(least, 3)}."
     return [plain_table(headings if real else (), real, "Score differences from AR", [sentence])]
 
 

@@ -22,7 +22,7 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.score_store import is_mean_of_images, read_scores
 from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.run_store import RunStore, read_image
-from specbench.store.schema import IMAGE_TABLE, KEY, SAMPLES, RowStatus, with_units
+from specbench.store.schema import IMAGE_TABLE, KEY, SAMPLES, TRACES, RowStatus, with_units
 from specbench.store.token_sums import SUMS
 
 _COLUMNS = (
@@ -178,7 +178,7 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
     """
     store, columns = RunStore(folder), ["status", "forced", "committed_step", "accepted", "image", "image_sha256"]
     columns += [quantity] if quantity in ("top1", "entropy") else []
-    traces = store.traces() if quantity.startswith("draft") else None
+    traces = store.traces() if quantity in TRACES.names else None
     if traces is not None and traces.empty:
         return None
     total, seen, grid = 0.0, 0, None

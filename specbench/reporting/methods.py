@@ -35,7 +35,7 @@ def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
     theirs = [rf"\texttt{{{tex(info.spec.decoder.name)}}}" for info in stored if info.spec.tokens_sha256]
     if not infos:
         what = "a methods paragraph describes only runs that specbench decoded"
-        raise SpecbenchError(what, "these runs are tokens of other programs")
+        raise SpecbenchError(what, "omit these runs, whose tokens come from other programs")
     presets = {info.spec.decoder.name: PRESETS.get(info.spec.decoder.name) for info in infos}
     papers = {
         name: preset.paper if preset and not preset.own and preset.paper != "-" else None

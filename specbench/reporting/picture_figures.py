@@ -13,6 +13,7 @@ from specbench.reporting.figures import WIDTHS, Drawn, saved
 from specbench.reporting.image_tiles import first_prompts, mean_map, tiles
 from specbench.reporting.plotting import styled
 from specbench.reporting.text_formats import csv_text
+from specbench.store.schema import TRACES
 from specbench.system.console import printable
 from specbench.system.files import write_output
 
@@ -81,7 +82,7 @@ def _token_map(runs: Mapping[str, Path], kind: str) -> Grid:
     quantity, bar = TOKEN_MAPS[kind]
     maps = {label: shown for label, folder in runs.items() if (shown := mean_map(folder, quantity)) is not None}
     if not maps:
-        needs = "run with --trace" if quantity.startswith("draft") else "use a run of a decoder with drafts"
+        needs = "run with --trace" if quantity in TRACES.names else "use a run of a decoder with drafts"
         raise SpecbenchError(f"figure {kind}: no run here has this map", needs)
     numbers = [
         {"run": label, "row": row, "column": column, "value": value}

@@ -73,7 +73,7 @@ def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
 
 
 def _with_versions(rows: Sequence[ReportRow], infos: Sequence[RunInfo]) -> list[ReportRow]:
-    """If rows have equal labels but different plug-in code, add its edit time ("power, edited 26 Nov 14:02")."""
+    """To equal labels of rows with different plug-in code, add the code's edit time ("power, edited 26 Nov 14:02")."""
     groups: dict[object, dict[str | None, str]] = {}
     keys = [(row.model, row.setting, row.label, str(row.options)) for row in rows]
     for key, info in zip(keys, infos, strict=True):
@@ -152,7 +152,7 @@ def _numbers(run: Run) -> dict[str, Any]:
 
 
 def _beside_ar(run: Run, ar_runs: Sequence[Run]) -> dict[str, Difference]:
-    """Subtract AR's token statistics, from the AR run with the most images. The runs' machines may differ."""
+    """Subtract the token statistics of the AR run with the most images. The machines of the two runs may differ."""
     others = [ar for ar in ar_runs if ar.folder.resolve() != run.folder.resolve()]
     alike = [ar for ar in others if not mismatched_fields(run.info, ar.info, steps_alone=True)]
     if is_ar(run.info) or not alike:
@@ -237,7 +237,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run]) -> OverAR:
 
 
 def _over_fastest(run: Run, ar_runs: Sequence[Run]) -> OverFastest:
-    """Compute the speed-up over the fastest comparable AR, and the one to quote: over the fastest of the same dtype."""
+    """Compute the speed-up over the fastest comparable AR, and, to quote, over the fastest AR of the same dtype."""
     comparable = [ar for ar in ar_runs if not mismatched_fields(run.info, ar.info, any_configuration=True)]
     results = [(run.speed_up(ar), ar) for ar in comparable]
     pairs = sorted(((r, ar) for r, ar in results if r is not None), key=lambda pair: pair[0].total.value)
@@ -264,4 +264,9 @@ def eager_ar(ar: Run) -> str | None:
     if ar.info.compiled or (ratio is not None and ratio <= EAGER_RATIO):
         return None
     takes = f" and takes {ratio:.2g} times its roofline" if ratio else ""
-    return f"AR is not compiled{takes}: before you quote the speed-up, run with --compile on"
+    spec, advice = ar.info.spec, "before you quote the speed-up, run with --compile on"
+    if spec.model_code:  # a plug-in's model, of which a run does not record whether it can be compiled
+        advice += "; if the model cannot be compiled, state that AR is eager"
+    elif spec.device == "mps":
+        advice = "if you quote the speed-up, state that AR is eager, because steps cannot be compiled on mps"
+    return f"AR is not compiled{takes}: {advice}"

@@ -67,7 +67,7 @@ class Compared:
     note: str | None = None
     better: Better = "higher"
     kind: Kind = "plain"
-    fingerprint: str | None = None  # of a score that both runs have
+    fingerprint: str | None = None  # fingerprint of a score that both runs have
 
     @property
     def value(self) -> float | None:
@@ -95,7 +95,7 @@ class Against:
 
 
 class Part:
-    """Part of a report row; its fields are keys of the row like all others."""
+    """Part of a report row. Its fields become keys of the row, next to the row's other fields."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class OverFastest(Part):
 
 @dataclass(frozen=True)
 class Stalled:
-    """Images that took much longer than the others, see `specbench.stats.stalled`."""
+    """Images that took much longer than other images, see `specbench.stats.stalled`."""
 
     images: int
     slowest_ms: float
@@ -202,7 +202,7 @@ class ReportRow:
     steps: str  # how the steps ran: eager, compiled
     n: int  # decoded images
     failed: int
-    numbers: Mapping[str, NumberValue]  # of `specbench.stats.RUN_NUMBERS`, and the means of the next two categories
+    numbers: Mapping[str, NumberValue]  # `specbench.stats.RUN_NUMBERS`, and the means of the two categories below
     slowest_category: str | None
     fewest_tokens_category: str | None
     machine: Machine

@@ -122,7 +122,7 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
 
 def _by_heading(section: Section) -> dict[str, ReportColumn]:
     """Return {name: column} of all tables. Of columns with the same name, use the first, which is the shortest. Of the
-    decoder columns, use the last, whose label has no window, if its labels distinguish the runs."""
+    decoder columns, use the last, whose labels have no window, unless two runs then have the same label."""
     columns = [column for table in section.shown(True) for column in table.columns]
     labels = [column for column in columns if column.heading == col.DECODER.heading]
     alike = len(set(map(labels[-1].cell, section.runs))) < len(section.runs)
@@ -269,7 +269,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
     for column in columns:
         with_marks.append(column if column.tested in ("", "speedup") else marked(column))
         if column.tested == "speedup":
-            meaning = f"Over: speed-up over {base}, its latency divided by the latency of the run."
+            meaning = f"Over: speed-up over {base}, the baseline's latency divided by the run's latency."
             with_marks.append(ReportColumn(f"over {base} [95 %]", over, meaning, "higher", against=True))
     return with_marks
 
@@ -299,7 +299,7 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
 
 
 def _load(rows: Sequence[ReportRow]) -> list[str]:
-    """Format the range of load averages, because load by others makes latencies noisy."""
+    """Format the range of load averages, because other processes make latencies noisy."""
     if not (loads := [load for row in rows for load in row.machine.load if isinstance(load, int | float)]):
         return []
     span = f"{min(loads):.1f}" if min(loads) == max(loads) else f"{min(loads):.1f} to {max(loads):.1f}"

@@ -22,7 +22,7 @@ from specbench.system.console import duration
 from specbench.system.text_tables import distinct_columns, plain_table, terminal_table
 
 _SILENT_S, _SILENT_IMAGES = 60.0, 10
-"""A run is silent if nothing was written for this number of seconds and in the usual time of this number of images."""
+"""A run is silent if nothing was written for `_SILENT_S` seconds, and in the usual time of `_SILENT_IMAGES` images."""
 STATUS_COLUMNS = ("model", "part", "decoder", "window", "images", "failed", "tokens per second", "speed-up [95 %]",
                   "left", "state")  # fmt: skip
 
@@ -108,7 +108,7 @@ def _state(info: RunInfo, rows: pd.DataFrame, left: int, silent_s: float | None)
 
 
 def _seconds_left(run: Run, left: int) -> float | None:
-    """Estimate the seconds for `left` images at this call's pace, which includes runs that alternate with this run."""
+    """Estimate the seconds for `left` images from this call's time per image, which includes alternating runs."""
     call = run.info.invocations[-1]
     if not left or call.finished_at is not None:
         return None
@@ -142,7 +142,7 @@ def status_table(rows: Sequence[Mapping[str, Any]], width: int) -> Group:
 def status_line(row: Mapping[str, Any]) -> dict[str, object]:
     """Format a row of `status` as cells of the columns `STATUS_COLUMNS`."""
     low, high = row["speedup_low"], row["speedup_high"]
-    interval = "" if named_ar(row["decoder"]) else f" [{TOO_FEW if low is None else between(low, high)}]"  # AR's is 1
+    interval = "" if named_ar(row["decoder"]) else f" [{TOO_FEW if low is None else between(low, high)}]"  # 1 for AR
     wanted = f" of {row['wanted']}" if (row["wanted"] or 0) >= row["images"] else ""
     state = f"silent for {duration(row['silent_s'])}" if row["state"] == "silent" else row["state"]
     return {

@@ -182,7 +182,7 @@ def card(folder: Path) -> dict[str, Any]:
     """Collect the facts of one run as nested plain values.
 
     Keys: `run_id, folder, model, source` (the checkpoint if it is not the official one), `processors` (logits
-    processors of its `generation_config.json`), `decoder` (components and options), `method` (the paper or released
+    processors in `generation_config.json`), `decoder` (components and options), `method` (the paper or released
     program that its preset follows), `setting, origins` (source of each setting), `window_curve` (of `--window auto`),
     `invocations` (each with `started_at, finished_at, environment`), `images, failed` (counts), `errors` (count by
     message), `facts` (means of the decoder's per-image statistics) and `numbers` (the report row).
@@ -226,7 +226,7 @@ def image_card(folder: Path, prompt: str, sample: int = 0) -> dict[str, Any]:
     Keys: `run_id, prompt_id, sample, prompt, category, seed, status, error, started_at, image` (a path), the numbers of
     `specbench.stats` for this image alone (`nfe, step_compression, latency_ms, latency_e2e_ms, acceptance,
     acceptance_by_offset, logp_mean, logp_std, perplexity, nll_gap, top1`), `spans_ms`, `facts` (additional statistics
-    of the decoder), `scores` by metric, `unjudged` (what they do not judge), `committed_step` and `accepted_draft`
+    of the decoder), `scores` by metric, `unjudged` (what no score judges), `committed_step` and `accepted_draft`
     (rows of the token grid; None if the grid is unknown).
 
     Args:

@@ -53,7 +53,7 @@ def render(rows: Sequence[ReportRow], fmt: str = "markdown", **options: Any) -> 
     fmt, shown = format_name("report", fmt), ReportOptions(**options)
     if shown.columns and not FORMATS[fmt].columns:
         raise SpecbenchError(
-            f"--columns: {fmt} always has all columns", f"choose columns of {enumerated(formats_with('columns'), 'or')}"
+            f"--columns: {fmt} always has all columns", f"use --format {enumerated(formats_with('columns'), 'or')}"
         )
     return writer("report", fmt)(rows, shown)
 
@@ -103,7 +103,7 @@ def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def report_json(rows: Sequence[ReportRow], options: ReportOptions) -> str:
-    """Format as a JSON array of objects. `schema` is the version of their keys; missing and non-finite numbers are
+    """Format as a JSON array of objects. `schema` is the version of the keys; missing and non-finite numbers are
     null."""
     return json_text(long_rows(rows) if options.long else [{"schema": REPORT_SCHEMA, **row} for row in _records(rows)])
 

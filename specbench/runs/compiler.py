@@ -32,10 +32,10 @@ COMPILING_TORCH = {"cuda": (2, 11), "cpu": (2, 13)}
 _CALLS_S, _SAVED = 4e-4, 0.5
 """Assumptions: call overhead of an eager layer in seconds, on a CPU of 2023; ratio of a decoder's steps to AR's."""
 _FIRST_S, _LAYER_S, _DECODER_S = 20.0, 2.5, 15.0
-"""Assumed seconds to compile: the forwards, in addition each layer, and the functions of a decoder."""
+"""Assumed seconds to compile: for the forwards, for each layer in addition, and for the functions of each decoder."""
 _LOADED_S = 1.5
-"""Assumed seconds to load stored code: of the forwards, and again of each decoder."""
-_KEPT = "compiled/kept.json"  # in the folder of the code, to be deleted with it
+"""Assumed seconds to load the stored code of the forwards; the code of each decoder takes the same time."""
+_KEPT = "compiled/kept.json"  # in the folder of the compiled code, so that both are deleted together
 
 
 def should_compile(mode: CompileMode, device: str) -> tuple[bool, str | None]:
@@ -49,7 +49,7 @@ def should_compile(mode: CompileMode, device: str) -> tuple[bool, str | None]:
 
 def worth_compiling(stored: Sequence[bool], layers: int, steps: int, keys: Sequence[str]) -> tuple[bool, str | None]:
     """Return whether "auto" compiles on a CPU, and a note if it does (compiling takes minutes). `stored`: for each
-    stored run of the model, whether it was compiled; if one was eager, new runs are eager, to be comparable. `steps`:
+    stored run of the model, whether it was compiled; if any was eager, new runs are eager, to be comparable. `steps`:
     target forwards of all images if each commits one token. `keys`: `code_key` of each decoder."""
     if stored and all(stored):
         return should_compile("on", "cpu")
@@ -69,7 +69,7 @@ def code_key(model: str, dtype: str, threads: int, batch: int, guidance: float, 
 
 
 def remember_compiled(specs: Sequence[RunSpec]) -> None:
-    """Record the folder with the compiled code of CPU runs. For these runs, "auto" only counts the time to load it."""
+    """Record the folder of the compiled code of CPU runs. Later, "auto" only counts the time to load recorded code."""
     runs = [it for it in specs if it.device == "cpu"]
     keys = [code_key(it.model, it.dtype, it.threads, it.batch, it.sampling.guidance, it.decoder) for it in runs]
     with suppress(SpecbenchError, OSError):
@@ -87,14 +87,14 @@ def settle_precision(
     asked: str | None, default: str, mode: CompileMode, device: str
 ) -> tuple[str, bool, tuple[str, ...]]:
     """Decide number format and compilation on `device`; also return notes on requests that cannot be met. `asked`: the
-    requested number format; None: the model's `default`. With "int8wo", all but the matrices have the default
-    format."""
+    requested number format; None: the model's `default`. With "int8wo", all tensors except matrices have the
+    default format."""
     asked = None if asked == EIGHT_BITS else asked
     dtype = asked or default
     if not emulates_bfloat16(device):
         compiled, note = should_compile(mode, device)
         return dtype, compiled, (note,) if note else ()
-    # torch cannot compile steps in emulated bfloat16. For the oldest of these GPUs it cannot compile at all.
+    # torch cannot compile steps in emulated bfloat16, and for the oldest GPUs without bfloat16 cannot compile at all.
     dtype = asked or ("float32" if default == "bfloat16" else default)
     compiled, note = should_compile(mode, device) if mode == "on" and dtype != "bfloat16" else (False, None)
     how = f"decoding in {dtype}{'' if compiled else ', eagerly'}"
@@ -145,7 +145,7 @@ def _minor_version(package: str) -> tuple[int, int]:
 
 def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
     """Return the number of threads, and a note if it is below the maximum. If runs of the model are stored, use their
-    number, to resume or to compare. Otherwise use the free cores, because more threads slow down steps many times."""
+    number, to resume or to compare. Otherwise use the free cores, because more threads make steps many times slower."""
     most = available_threads()
     if most == 1 or device != "cpu" or asked_threads():
         return most, []

@@ -32,9 +32,9 @@ class PlannedDecoder:
     spec: DecoderSpec  # the decoder to run; with `auto_window`, its window is a placeholder
     auto_window: bool  # whether the window is chosen by measurements after the model is loaded
     origins: Mapping[str, str]  # source of each option or choice, by name
-    # with `auto_window`, the windows to measure: at most as wide as an image, and they fit in memory
+    # with `auto_window`, the windows to measure: all that fit in memory and are not wider than an image
     windows: tuple[int, ...] = ()
-    # only for an added baseline: it decodes one image for each of this number of first prompts
+    # only for an added baseline: number of first prompts, of which it decodes one image each
     first: int | None = None
 
     @property
@@ -150,7 +150,7 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], settings: RunSettin
 
 
 def _open_choices(preset: Preset, inline: Mapping[str, str], plain: Mapping[str, Any]) -> list[str]:
-    """List the kinds of components that flags may choose for this decoder: none for AR, else those its drafter uses."""
+    """List the kinds of components that flags may choose for a decoder: the kinds its drafter uses; none for AR."""
     if named_ar(preset.name):
         return []
     drafter = inline.get("drafter") or plain.get("drafter") or preset.choices["drafter"]

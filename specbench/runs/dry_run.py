@@ -46,14 +46,14 @@ class Outlook:
     spec: RunSpec | None
     images: int | None
     done: int  # number of stored images
-    seconds: float | None  # for the missing images; measured in this run, else in runs of its model, decoder and device
+    seconds: float | None  # for the missing images, by the pace of this run, or else of its model, decoder and device
     megabytes: float | None  # upper bound of the images on disk
     memory_gib: float | None  # estimate
     captions: str | None  # see `caption_note`
     # weights, head: "on disk", or the command that downloads them
     weights: str
     head: str | None
-    # problems to solve before the run; the run itself downloads missing files, so these are no problem
+    # problems to solve before the run; missing files are no problem, because the run downloads them
     obstacles: tuple[SpecbenchError, ...]
 
     @property
@@ -90,7 +90,7 @@ def row_of(obstacles: Iterable[SpecbenchError], **known: object) -> dict[str, An
 
 
 class Costs(Shared):
-    """Facts that the outlooks of one command share, in addition to those of its plans."""
+    """Facts that the outlooks of one command share, in addition to facts that its plans share."""
 
     def __init__(self, load: Callable[[str, str | None], PromptSet] = load_prompts):
         super().__init__(load)
@@ -172,7 +172,7 @@ def _outlook(draft: Draft, planned: PlannedDecoder, cut: str | None, shared: Cos
 
 
 def _expected_images(settings: RunSettings, first: int | None) -> int | None:
-    """Return the number of images from a public set before its download; None if unknown. `first`: of a baseline."""
+    """Return the number of images of a public set before download; None if unknown. `first`: as in `PlannedDecoder`."""
     name, drawing = str(settings.prompts), plan_drawing(settings)
     if name not in public_names() or drawing.ids or drawing.categories or drawing.per_category:
         return None
@@ -236,7 +236,7 @@ def cost_note(plan: Plan) -> str | None:
     if not (size and network) or plan.workers.elsewhere or earlier is not None:
         return None
     machine = compute.device, compute.dtype, compute.threads
-    peak = find_peak(*machine) or glimpse_peak(*machine)[0]  # even on a busy machine, because the run will be as slow
+    peak = find_peak(*machine) or glimpse_peak(*machine)[0]  # even on a busy machine, which also slows the run
     guided, context = plan.sampling.guidance != 1, model.stream / 2
     forward = Forward(size, network.moved, model.v_image, BYTES[compute.dtype], 1, 1, guided, context)
     seconds = model.stream * sum(forward_ms(forward, peak, Reached()).values()) / 1e3

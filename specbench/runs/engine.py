@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.client import InvalidURL
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -59,7 +59,7 @@ class Answer:
 
 def find_engine(address: str, expected: Sequence[str], served: str | None = None) -> Engine:
     """Identify the engine at an address. `expected`: names of the model's checkpoint, compared by their last part;
-    `served`: the engine's name for the model, if it differs."""
+    `served`: the engine's name for the model, if different."""
     address = address.rstrip("/").removesuffix("/v1")
     try:
         cards = [dict(card) for card in ask_engine(f"{address}/v1/models", None, _QUICK_S)["data"]]
@@ -101,11 +101,28 @@ def _last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].casefold()
 
 
+def _reads_ids(model: ImageModel) -> TypeGuard[FamilyModel]:
+    return isinstance(model, FamilyModel) and type(model).prompt_ids is not FamilyModel.prompt_ids
+
+
+def refuse_other_prompt(model: ImageModel, text: str, ids: Any, where: str) -> None:
+    """Raise a SpecbenchError if the ids of the prompt that a program has read are not the model's ids of `text`."""
+    if ids is None or not _reads_ids(model) or ids == (own := model.prompt_ids(text)[0]):
+        return
+    try:
+        read, ours = (model.tokenizer.decode(part, skip_special_tokens=False) for part in (ids, own))
+    except (TypeError, OverflowError):
+        raise SpecbenchError(f"{where}: invalid prompt_token_ids, which must be a list of ids") from None
+    unseen = ", in other ids" * (read == ours)
+    what = f"{where}: the program read the prompt '{read:.200}' instead of '{ours:.200}'{unseen}"
+    raise SpecbenchError(what, "correct the prompt, or remove prompt_token_ids to audit the tokens under this prompt")
+
+
 class EngineModel:
     """A model served by an engine. `seconds`: duration of the requests of the last `draw`."""
 
     def __init__(self, engine: Engine, model: ImageModel, sampling: Sampling):
-        if not isinstance(model, FamilyModel) or type(model).prompt_ids is FamilyModel.prompt_ids:
+        if not _reads_ids(model):
             raise SpecbenchError(f"an engine takes prompts as token ids, but {model.name} does not")
         self._ids: list[int] = model.table_ids(torch.arange(model.layout.vocab, device=model.device)).tolist()
         self._words = model.backbone.embed_tokens.num_embeddings
@@ -243,7 +260,7 @@ class Unanswered(SpecbenchError):
 
 
 def ask_engine(url: str, body: Mapping[str, object] | None, timeout: float) -> Any:
-    """Send `body` as JSON, or a GET request if it is None, and return the JSON of the answer."""
+    """Send `body` as JSON, or a GET request if `body` is None, and return the JSON of the answer."""
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})

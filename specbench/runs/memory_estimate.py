@@ -16,8 +16,8 @@
     picture  pixels x numbers per pixel x 4 bytes
 
 A layer's activations, per row and column, are 4 x d (input, residual stream before and after attention, norm) and 3 x
-inner (gate, up projection, their product). Rows are two per image with guidance, else one. Columns are those
-of the widest forward: a window, the nodes of a tree, the rows of an image. Distributions are float32, the rest is in
+inner (gate, up projection, their product). Rows are two per image with guidance, else one. Columns are counted
+in the widest forward: a window, the nodes of a tree, the rows of an image. Distributions are float32, the rest is in
 the model's dtype. A prompt has `ASSUMED_PROMPT_TOKENS` elements.
 
 Not included: the cache of new prompts while a throughput run refills rows, numpy arrays, kernels and libraries, and the
@@ -137,8 +137,8 @@ def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
 
 
 def usual_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
-    """Return the columns of a forward amid an image. Decoders of several image rows feed only active rows: at equal
-    rates, those that start before the first of them is complete."""
+    """Return the columns of a forward in the middle of an image. Decoders of several image rows feed only active rows:
+    if rows progress at equal rates, all rows that start before the first active row is complete."""
     if not _needs(decoder)["image_rows"]:
         return columns_fed(decoder.options)
     rows = _image_rows(model)

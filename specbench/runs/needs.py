@@ -15,8 +15,8 @@ _KILO, _UNITS = 1000, ("bytes", "kB", "MB", "GB", "TB")
 
 
 class Need(NamedTuple):
-    """Missing files of one source: content; repository, set or file; bytes (None: unknown); licence; whether the bytes
-    are the size in memory, not of the download."""
+    """Missing files of one source. `what`: their content; `name`: repository, set or file; `size`: bytes, None if
+    unknown; `about`: whether `size` is the size in memory instead of the size of the download."""
 
     what: str
     name: str

@@ -14,7 +14,7 @@ from specbench.models.catalog import check_model, find_model, model_code
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import HeadFiles, published_head
 from specbench.models.facts import EIGHT_BITS, ModelChoice, ModelFacts
-from specbench.models.hub_model import RELEASED, HubModel
+from specbench.models.hub_model import HubModel
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
 from specbench.prompts.prompt_set import Drawing
 from specbench.prompts.public import missing_set
@@ -55,7 +55,7 @@ class Draft:
     def obstacles(
         self, planned: PlannedDecoder, memory: int | None, megabytes: float | None, shared: Shared
     ) -> tuple[SpecbenchError, ...]:
-        """Return the problems of one decoder's run. `memory`: bytes; `megabytes`: of disk; None means unknown."""
+        """Return the problems of one decoder's run. `memory`: needed bytes; `megabytes`: on disk; None: unknown."""
         problems = Problems(each for each in self.problems if each.of is planned or isinstance(each.of, str))
         if memory is not None and "memory" not in [each.of for each in problems]:
             free = shared.free_memory(self.settings.device)
@@ -84,7 +84,7 @@ class Plan(Draft):
         return self.model, replace(self.compute, batch=1, mode=None), workers, images
 
     def asked_of(self, decoder: PlannedDecoder) -> dict[str, object]:
-        """Return the user's settings without decoder options; for an added baseline, with its limits."""
+        """Return the user's settings without decoder options; for an added baseline, with the baseline's limits."""
         kept = names_with(Use.REPEAT)
         flags = {name: value for name, value in self.settings.given.items() if name in kept}
         return flags if decoder.first is None else flags | {"samples": 1, "limit": min(decoder.first, len(self.chosen))}
@@ -159,7 +159,9 @@ def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
     if not decoder.head_kind:
         return None
     head, bundled = decoder.options.get("head"), model.heads.get(decoder.head_kind)
-    return HeadFiles(head or ("" if bundled else published_head(model.name, decoder.head_kind)), model.name, bundled)
+    place = head or ("" if bundled else published_head(model.name, decoder.head_kind))
+    sizes = None if isinstance(model, HubModel) and not (model.size_known and not model.choice.tiny) else model.network
+    return HeadFiles(place, model.name, bundled, sizes.width if sizes else None)
 
 
 class Shared:
@@ -247,7 +249,7 @@ def _draft(settings: RunSettings) -> tuple[Draft, tuple[str, ...], str]:
 
 
 def _threads(draft: Draft, shared: Shared) -> tuple[int, list[str]]:
-    """Return the CPU threads of each worker, and a note if they are fewer than the machine's."""
+    """Return the CPU threads of each worker, and a note if other processes or stored runs reduce their number."""
     if draft.settings.threads:
         return draft.settings.threads, []
     threads, busy = shared.free_threads(draft.out, draft.model.name, draft.settings.device)
@@ -265,7 +267,7 @@ def _draw(draft: Draft, named: tuple[str, str | None], drawing: Drawing, shared:
 
 
 def _look_ahead(draft: Draft, problems: Problems) -> None:
-    """Add problems that occur only at run time; remove missing prompts, if the run will download them."""
+    """Add problems that occur only at run time; remove the problem of missing prompts if the run will download them."""
     if not offline() and missing_set(str(draft.settings.prompts)):
         problems[:] = [problem for problem in problems if problem.of != "prompts"]
     problems.check("device", require_device, draft.settings.device)
@@ -276,10 +278,10 @@ def _look_ahead(draft: Draft, problems: Problems) -> None:
 
 
 def _rows_note(model: ModelFacts, settings: RunSettings) -> str | None:
-    """Return a note on the form of the unconditional prompt if `run` and `bench` differ and the user did not choose."""
+    """Return a note on the form of the unconditional prompt if the user chose none and `run` and `bench` differ."""
     source = settings.origins["guidance-rows"].source
-    family = model.family if isinstance(model, HubModel) else None
-    if family not in RELEASED["guidance_rows"] or source in (SettingSource.FLAG, SettingSource.ENVIRONMENT):
+    forms = model.released_forms if isinstance(model, HubModel) else ()
+    if "guidance_rows" not in forms or source in (SettingSource.FLAG, SettingSource.ENVIRONMENT):
         return None
     if settings.guidance_rows == "released":
         return "unconditional rows are those of the released code; run's default is --guidance-rows official"

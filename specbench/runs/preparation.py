@@ -273,13 +273,13 @@ def decode_loaded(
         decoder: a name of `specbench list decoders`, with inline options if wanted.
         layout: height and width of the grid of image tokens, or a `specbench.models.interface.TokenLayout`.
         image_ids: vocabulary id of each image token.
-        prompt_ids: function that maps a text to two lists of vocabulary ids, each up to the first image token: of the
-            prompt, and of the unconditional prompt (for guidance).
+        prompt_ids: function that maps a text to two lists of vocabulary ids: of the prompt and of the unconditional
+            prompt (for guidance), each up to the first image token.
         forced_ids: vocabulary ids of the tokens that the layout forces, such as row ends.
         codebook: [image tokens, d] embedding of each image token, for the distances of GSD and LANTERN.
         render: function that draws image tokens [B, height * width] as uint8 [B, 3, H, W].
         probe: whether to compare decoding steps of a network with its own forward, once per network before the
-            first image (seconds). `.facts["own_forward_gap"]` is the largest difference of log p, NaN without probe,
+            first image (slow). `.facts["own_forward_gap"]` is the largest difference of log p, NaN without probe,
             and `.facts["own_forward_slots"]` is the number of compared tokens, 0 without probe.
         settings: `cfg`, `temperature`, `top_k`, `top_p`, ..., by default plain sampling, and options of the
             decoder, for example `G=50`.
@@ -360,7 +360,7 @@ def tune_window(
     windows: Sequence[int],
     tell: Callable[[int], None] = lambda tried: None,
 ) -> tuple[int, list[dict[str, Any]]]:
-    """Choose the window with the lowest latency on the pilots; also return the measured curve, see `_point`.
+    """Choose the window with the lowest latency on `_PILOTS` images; also return the measured curve, see `_point`.
     Windows are tried in growing order until two in a row are slower than the best; `tell` gets the number of windows
     tried. For a compiled model only the forwards are compiled and timed (overhead is taken as 1), because compiling all
     functions for every window would take minutes."""
@@ -400,7 +400,7 @@ def _measure(
 
 
 def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation], alone: bool) -> dict[str, Any]:
-    """Make a point of the curve; AR is its point at window 1. Tokens per step: per target forward. Acceptance: accepted
+    """Make a point of the curve, in which AR is the point at window 1. A step is a target forward. Acceptance: accepted
     over tested drafts. Window cost (time per forward) and overhead (latency over forward time) are relative to AR."""
     forward_ms, overhead, latency_ms = _costs(images, alone)
     ar_forward_ms, ar_overhead, ar_latency_ms = _costs(ar, alone)
@@ -417,7 +417,7 @@ def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation], 
 
 
 def _costs(images: Sequence[Generation], alone: bool) -> tuple[float, float, float]:
-    """Return milliseconds per forward, latency over forward time, milliseconds per image. `alone`: of forwards only."""
+    """Return milliseconds per forward, latency over forward time, milliseconds per image. `alone`: forwards only."""
     target = sum(image.spans_ms["target"] for image in images)
     latency = target if alone else sum(image.spans_ms.get(span, 0.0) for image in images for span in AR_SPANS)
     return target / sum(image.nfe for image in images), latency / target, latency / len(images)

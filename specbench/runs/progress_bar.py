@@ -20,8 +20,8 @@ else:
 
 
 class ProgressReporter(Reporter):
-    """Shows progress of a runner (`specbench.runs.run_progress.Reporter`). `what`: name of the items; `quick_s`: the
-    end is not reported for shorter runs; `notes`: whether the runner's notes are printed."""
+    """Shows progress of a runner (`specbench.runs.run_progress.Reporter`). `what`: name of the items; `quick_s`:
+    shortest run, in seconds, whose end is reported; `notes`: whether the runner's notes are printed."""
 
     def __init__(self, what: str = "images", quick_s: float = 0.0, notes: bool = True):
         self.what, self._quick_s, self._notes = what, quick_s, notes
@@ -57,7 +57,7 @@ class ProgressReporter(Reporter):
         if not self._total and console.has_bars(self._console):
             self._show(description=what, total=total, completed=done, ahead=self._part.ahead())
         elif self._bar is not None:
-            left = self._ahead().rpartition(", ")[2]  # only the time left, as the bar's line is short
+            left = self._ahead().rpartition(", ")[2]  # only the time left, because the bar's line is short
             ahead = f"{left}; {self._part}" if left else str(self._part)
             self._bar.update(self._task, completed=self._images_done(), ahead=ahead)
         else:
@@ -153,7 +153,7 @@ def _ahead(done: float, left: float, since: float) -> str:
 
 
 class ScoreProgress(ScoreReporter):
-    """Shows progress of scoring a run: of the metric with most images left, as all metrics share a pass over images."""
+    """Shows the progress of scoring a run. All metrics share a pass; the metric with most images left is shown."""
 
     def __init__(self) -> None:
         self._printed: set[str] = set()

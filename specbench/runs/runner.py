@@ -29,7 +29,7 @@ from specbench.system import console, environment, signals
 from specbench.system.downloads import fetch_all
 from specbench.system.torch_device import require_device
 
-# Imports inside functions: torch, only if images are missing, so that the first line and complete runs are fast.
+# Imports inside functions: torch is needed only if images are missing; other calls, and the first line, are fast.
 
 if TYPE_CHECKING:
     from specbench.runs.executors.local import Chunk, Executor
@@ -132,11 +132,11 @@ def run(
     trace: bool = False,
     fewer: Mapping[RunSpec, Sequence[Request]] = MappingProxyType({}),
 ) -> RunSummary:
-    """Decode every image of `requests` with every spec, interleaved, except those already stored.
+    """Decode every image of `requests` with every spec, interleaved, except stored images.
 
-    `executor` decodes, here or in other processes; only this function writes below `out`. `specs`: of a single model.
+    `executor` decodes, here or in other processes; only this function writes below `out`. `specs`: for one model.
     `run_facts`: fields of `specbench.store.run_info.RunInfo` by run id. With `trace`, images stored without a trace are
-    decoded again. `fewer`: {spec: its images}, if it decodes only some of `requests`.
+    decoded again. `fewer`: {spec: its images}, for specs that decode only some of `requests`.
     """
     reporter = reporter or Reporter()
     by_spec = {spec: fewer.get(spec, requests) for spec in {spec.run_id: spec for spec in specs}.values()}
@@ -221,7 +221,7 @@ def _chunks(
     single = [spec for spec in work if spec.batch == 1]
     left = {spec: {request.key: request for request in work[spec]} for spec in single}
     longest = sorted(single, key=lambda spec: len(by_spec[spec]), reverse=True)
-    rounds = dict.fromkeys(request.key for spec in longest for request in by_spec[spec])  # also stored ones
+    rounds = dict.fromkeys(request.key for spec in longest for request in by_spec[spec])  # also of stored images
     for number, key in enumerate(rounds):
         missing = [spec for spec in balanced_order(single, number) if key in left[spec]]
         for turn, spec in enumerate(missing, 1):
@@ -229,8 +229,8 @@ def _chunks(
 
 
 def balanced_order(items: Sequence[_Item], number: int) -> list[_Item]:
-    """Return the order of round `number`. In a cycle, each item is at each position and after each other item equally
-    often (Williams 1949: a Latin square; for an odd number of items, also its mirror image)."""
+    """Return the order of round `number`. In a cycle, an item is equally often at each position, and equally often
+    after each other item (Williams 1949: a Latin square; for an odd number of items, also its mirror image)."""
     count = len(items)
     zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
     order = [items[(step + number) % count] for step in zigzag]
@@ -245,7 +245,7 @@ def _disturbances(stores: Sequence[RunStore]) -> list[str]:
 
 
 def announcement(plans: Sequence[Plan]) -> list[str]:
-    """Return a line on the work that the plans share, and if they add AR as a baseline, a line on AR."""
+    """Return a line on the work that the plans share, and a line on AR if a plan adds AR as a baseline."""
     first = plans[0]
     runs = {
         (plan.sampling, plan.settings.seed, plan.compute.batch, planned.spec): (plan, planned, plan.images_of(planned))

@@ -37,13 +37,13 @@ MAX_SEED = 2**63 - 1
 OTHER_VARIABLES = {
     "SPECBENCH_CONFIG": "file of settings, as with `--config`",
     "SPECBENCH_CACHE": "folder for downloads and for measurements of this machine",
-    "SPECBENCH_OFFLINE": "1: download nothing",
+    "SPECBENCH_OFFLINE": "if 1, download nothing",
     "SPECBENCH_PROMPTS_MIRROR": "address of a copy of the [public prompt sets](prompts.md)",
     "SPECBENCH_REVISIONS": "[revisions of hub repositories](weights.md#pinned-commits), `owner/name@COMMIT`, separated "
     "by commas",
-    "SPECBENCH_PINNED_ONLY": "1: download hub repositories only at pinned commits, of specbench or your own, as with "
-    "`--pinned-only`",
-    "SPECBENCH_DEBUG": "1: show tracebacks, as with `--debug`",
+    "SPECBENCH_PINNED_ONLY": "if 1, download hub repositories only at pinned commits, of specbench or your own, as "
+    "with `--pinned-only`",
+    "SPECBENCH_DEBUG": "if 1, show tracebacks, as with `--debug`",
 }
 """{environment variable that is no setting: meaning}, for docs/commands.md."""
 
@@ -153,7 +153,7 @@ class RunSettings:
     quiet: bool = _output(False, "print only errors")
     json: bool = _output(False, "print one JSON array on stdout")
 
-    origins: Mapping[str, SettingOrigin] = field(default_factory=dict, repr=False, compare=False)  # of read settings
+    origins: Mapping[str, SettingOrigin] = field(default_factory=dict, repr=False, compare=False)  # by setting
     # fmt: on
 
     def value(self, name: str) -> Any:
@@ -200,7 +200,7 @@ def decoder_settings() -> tuple[Setting, ...]:
 
 @cache
 def _settings_of(*_known: str | Component) -> tuple[Setting, ...]:
-    """Return `decoder_settings`, cached for these presets and components, to which plug-ins and notebooks add."""
+    """Return `decoder_settings`. The arguments renew the cache after a plug-in or a notebook adds a component."""
     kinds = (
         Setting(
             kind, "", f"{COMPONENT_KINDS[kind]}: {', '.join(values)}", choices=tuple(values), panel="Decoder choices",
@@ -232,7 +232,7 @@ def _settings_of(*_known: str | Component) -> tuple[Setting, ...]:
 
 
 def run_settings(names: Collection[str] | None = None, use: Use = Use.NONE) -> tuple[Setting, ...]:
-    """Return the settings of `specbench run`, all or only `names`, or those with a use, in help order."""
+    """Return the settings of `specbench run` in help order: all, only `names`, or only the settings with a use."""
     groups = {"sampling": tuple(SAMPLING.values()), "options": decoder_settings(), "origins": ()}
     groups |= {name.replace("-", "_"): (setting,) for name, setting in _OWN.items()}
     every = chain.from_iterable(groups[part.name] for part in fields(RunSettings))
@@ -274,8 +274,8 @@ def merge(
     config: Mapping[str, object] | None = None,
     config_name: str = "config file",
 ) -> RunSettings:
-    """Read settings into a record. A flag (None and () mean not given) takes precedence over `env` (None: of the
-    process), then `config` (as returned by `read_config`), then the default."""
+    """Read settings into a record. The first source with a value counts: flag (None and () are no value), `env` (None:
+    the environment of the process), `config` (as returned by `read_config`), default."""
     env = os.environ if env is None else env
     keys = [setting.name for setting in settings]
     given = {flag: value for flag, value in flags.items() if not (isinstance(value, tuple) and not value)}

@@ -60,12 +60,12 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Any]]:
         if not axes[name]:
             raise SpecbenchError(f"--sweep {name}: no values", "write it as --sweep G=3,10,25")
         if name not in swept:
-            raise SpecbenchError(f"--sweep {name}: this setting does not make another run", f"set it with --{name}")
+            raise SpecbenchError(f"--sweep {name}: its values would not give different runs", f"set it with --{name}")
     return {name: list(dict.fromkeys(map(settings[name].parse, values))) for name, values in axes.items()}
 
 
 def check_effects(settings: RunSettings, axes: Mapping[str, Sequence[object]], shared: Shared) -> None:
-    """Reject an axis without effect, for example one overridden by a decoder's inline option."""
+    """Reject an axis without effect, for example an option that a decoder's inline option overrides."""
     parsed = _parsed_axes(axes)
     first = {name: choices[:1] for name, choices in parsed.items()}
     for name, choices in parsed.items():

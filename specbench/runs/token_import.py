@@ -1,22 +1,18 @@
 """Import image tokens of another program as a run; values that are unknown are null. The tokens come from a file or
 from a serving engine at an address. A file has the columns `prompt` and `tokens`. Optional columns: `prompt_id`,
 `seed`, `logp` (log p of each token), `seconds` (duration of the call that generated the image), `batch` (images per
-call)."""
+call), `prompt_token_ids` (ids of the prompt that the program has read)."""
 
 import hashlib
 import json
 import time
-import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import pyarrow.parquet
 import torch
 
 from specbench.decoding.loop import drawn
@@ -34,10 +30,11 @@ from specbench.prompts import (
     text_id,
 )
 from specbench.runs import compiler
-from specbench.runs.engine import EngineModel, find_engine
+from specbench.runs.engine import EngineModel, find_engine, refuse_other_prompt
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.preparation import load_for_run
 from specbench.runs.settings import MAX_SEED, RunSettings, merge, names_with, run_settings
+from specbench.runs.token_files import MAX_BYTES, read_columns, whole_ids
 from specbench.specs.options import Use, plain
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Compute, RunSpec
@@ -47,14 +44,11 @@ from specbench.store.run_store import RunStore
 from specbench.store.schema import Key, base_row, image_name
 from specbench.system import console
 from specbench.system.environment import now
-from specbench.system.files import blaming, check_regular, read_regular, text_of
-from specbench.system.json_values import parse_json
+from specbench.system.files import blaming, read_regular
 from specbench.system.torch_state import PinnedTorch
 
 _Item = TypeVar("_Item")
 ID_KINDS = ("codes", "model")
-_COLUMNS = ("prompt", "tokens", "prompt_id", "seed", "logp", "seconds", "batch")
-_MAX_BYTES = 2**31
 _TOGETHER = 8
 
 
@@ -98,9 +92,9 @@ def import_run(
 @PinnedTorch(False)
 def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, ids: str | None = None) -> Path:
     """Make a run of the tokens of a file, and return its folder; images that are already stored are skipped.
-    `program`: label of the run; `settings`: those of `Use.TOKENS`; `ids`: one of `ID_KINDS`; None: the kind that
+    `program`: label of the run; `settings`: settings with `Use.TOKENS`; `ids`: one of `ID_KINDS`; None: the kind that
     fits."""
-    model, columns = plan_model(settings), _columns(path)
+    model, columns = plan_model(settings), read_columns(path)
     prompts, requests = _requests(path, columns, settings)
     for row, request in enumerate(requests):
         try:
@@ -108,9 +102,13 @@ def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, id
         except SpecbenchError as error:
             raise SpecbenchError(f"{path}: image {row + 1}: {error.what}", error.try_this) from None
     loaded = _loaded(model, settings)
-    tokens = read_stream([_whole(path, row, image) for row, image in enumerate(columns["tokens"])], loaded, path, ids)
+    for row, ids in enumerate(columns.get("prompt_token_ids", ())):
+        refuse_other_prompt(loaded, requests[row].text, ids, f"{path}: image {row + 1}")
+    tokens = read_stream(
+        [whole_ids(path, row, image) for row, image in enumerate(columns["tokens"])], loaded, path, ids
+    )
     _tell_copies(tokens)
-    digest = hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest()
+    digest = hashlib.sha256(read_regular(path, MAX_BYTES)).hexdigest()
     images = []
     for row, image in enumerate(tokens):
         with blaming(path, f"image {row + 1}: invalid {{}}"):
@@ -138,7 +136,7 @@ def run_of_engine(
     Args:
         address: for example http://127.0.0.1:8000; see `specbench.runs.engine`.
         program: label of the run; if None, the name and version that the engine returns.
-        settings: those of `Use.ENGINES`.
+        settings: settings with `Use.ENGINES`.
         served: the engine's name for the model, if it differs from the checkpoint's name.
     """
     model, batch = plan_model(settings), settings.batch
@@ -243,7 +241,7 @@ def _tell_copies(images: Sequence[np.ndarray]) -> None:
         shown = [f"image {number + 1} of {first + 1}" for number, first in list(copies.items())[:3]]
         more = ", ..." * (len(copies) > len(shown))
         are = "images are exact copies of others" if len(copies) > 1 else "image is an exact copy of another"
-        console.say(f"warning: {len(copies)} {are} ({', '.join(shown)}{more})")
+        console.warn(f"{len(copies)} {are} ({', '.join(shown)}{more})")
 
 
 def _tables(model: ImageModel) -> dict[str, np.ndarray]:
@@ -303,73 +301,6 @@ def _stream(image: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str
     return tokens.astype(np.int32)
 
 
-def _columns(path: Path) -> dict[str, list[Any]]:
-    """Read the columns of a file, as lists with one entry per image."""
-    readers = {".parquet": _parquet, ".npz": _npz, ".jsonl": _json_lines, ".ndjson": _json_lines}
-    if (read := readers.get(path.suffix.lower())) is None:
-        raise SpecbenchError(f"{path}: unknown suffix '{path.suffix}'", f"valid: {', '.join(readers)}")
-    with blaming(path, "is not a valid file of image tokens ({})"):
-        check_regular(path)
-        columns = read(path)
-        if others := [name for name in columns if name not in _COLUMNS]:
-            unread = console.one_line(", ".join(map(_meant, others)), 200)
-            console.say(f"{path.name}: ignored columns: {unread} (known columns: {', '.join(_COLUMNS)})")
-        columns = {name: columns[name] for name in _COLUMNS if name in columns}
-        if scalars := [name for name, values in columns.items() if not isinstance(values, list)]:
-            raise ValueError(f"'{scalars[0]}' is a single value, not one value per image")
-    lengths = set(map(len, columns.values()))
-    if missing := [name for name in _COLUMNS[:2] if name not in columns]:
-        what = f"has no column '{missing[0]}'" if any(lengths) else f"has none of the columns {', '.join(_COLUMNS)}"
-        raise SpecbenchError(f"{path} {what}", "'prompt' and 'tokens' are required, with one entry per image")
-    if len(lengths) != 1 or not any(lengths):
-        raise SpecbenchError(f"{path} holds no images, or columns of different lengths")
-    return columns
-
-
-def _meant(name: str) -> str:
-    """An unknown column, with the known column that it resembles."""
-    near = get_close_matches(name.lower(), _COLUMNS, 1)
-    return f"{name} (did you mean '{near[0]}'?)" if near else name
-
-
-def _parquet(path: Path) -> dict[str, list[Any]]:
-    facts = pyarrow.parquet.read_metadata(path)
-    groups = map(facts.row_group, range(facts.num_row_groups))
-    values = sum(group.column(number).num_values for group in groups for number in range(facts.num_columns))
-    if max(path.stat().st_size, 8 * values) > _MAX_BYTES:
-        raise ValueError("its columns are too large")
-    table = pyarrow.parquet.read_table(path)
-    return {name: table[name].to_pylist() if name in _COLUMNS else [] for name in table.column_names}
-
-
-def _npz(path: Path) -> dict[str, list[Any]]:
-    with zipfile.ZipFile(path) as packed:
-        if sum(member.file_size for member in packed.infolist()) > _MAX_BYTES:
-            raise ValueError("its arrays are too large")
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name].tolist() if name in _COLUMNS else [] for name in file}
-
-
-def _json_lines(path: Path) -> dict[str, list[Any]]:
-    rows = []
-    for number, line in enumerate(text_of(read_regular(path, _MAX_BYTES)).encode().splitlines(), 1):
-        with blaming(path, f"cannot be read: line {number} is not JSON ({{}})"):
-            rows += [parse_json(line)] if line.strip() else []
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError("each line must be one object")
-    names = dict.fromkeys(chain.from_iterable(rows))
-    return {name: [row.get(name) for row in rows] if name in _COLUMNS else [] for name in names}
-
-
-def _whole(path: Path, row: int, tokens: object) -> np.ndarray:
-    array = np.asarray(tokens if isinstance(tokens, list) else [])
-    if array.size and array.dtype.kind == "f" and not (array % 1).any() and (np.abs(array) < 2**53).all():
-        array = array.astype(np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise SpecbenchError(f"{path}: image {row + 1}: tokens are not a list of whole numbers")
-    return array if array.dtype == np.uint64 else array.astype(np.int64)  # errors then report ids above 2**63 correctly
-
-
 def _requests(path: Path, columns: Mapping[str, list[Any]], settings: RunSettings) -> tuple[PromptSet, list[Request]]:
     """Find the images' prompts in the requested set, or make a set of the prompts. Samples are numbered per prompt."""
     texts, named = columns["prompt"], columns.get("prompt_id") or [None] * len(columns["prompt"])
@@ -392,7 +323,9 @@ def _requests(path: Path, columns: Mapping[str, list[Any]], settings: RunSetting
     for row, (text, name) in enumerate(zip(texts, named, strict=True)):
         prompt = by_text.get(text.strip()) if name is None else by_id.get(str(name))
         if prompt is None or prompt.text.strip() != text.strip():
-            raise SpecbenchError(f"{path}: image {row + 1}: '{text:.60}' is not a prompt of '{prompts.name}'")
+            of = f"prompt {name} of '{prompts.name}', which is '{prompt.text:.60}'" if prompt else None
+            of = of or f"a prompt of '{prompts.name}'"
+            raise SpecbenchError(f"{path}: image {row + 1}: '{text:.60}' is not {of}")
         requests.append(Request.of(prompt, samples[prompt.id]))
         samples[prompt.id] += 1
     return prompts, requests
@@ -446,7 +379,7 @@ def _say_times(images: Sequence[_Image]) -> None:
         console.say(f"'seconds': {console.duration(float(np.median(times)) / 1e3)} per image (median)")
     if known := [image.seconds / image.batch for image in images if image.seconds and image.batch and image.batch > 1]:
         pace = console.duration(float(np.median(known)))
-        console.say(f"'seconds': {pace} per image (median) of {len(known)} that shared a call: no latency")
+        console.say(f"'seconds': {pace} per image (median), no latency: {len(known)} images shared a call")
     if unknown := sum(image.batch is None for image in images):
         what = f"'seconds': {console.counted(unknown, 'image')} of calls with an unknown number of images: no latency"
         console.say(f"{what} (add a column 'batch': images per call)")
@@ -464,7 +397,7 @@ def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: Ru
             place = f"images/{image_name(*image.request.key)}"
             files[place] = pixels
         unknown: np.ndarray = np.full(len(image.tokens), np.nan, np.float32)
-        whole_ms = image.seconds and image.batch and 1e3 * image.seconds  # the time has no spans
+        whole_ms = image.seconds and image.batch and 1e3 * image.seconds  # not divided into spans
         rows.append(
             base_row(image.request, image.seed, now())
             | {"status": "ok", "image": place, "batch": image.batch or 1, "target_ms": whole_ms}

@@ -102,17 +102,17 @@ class Option:
 
 
 class Use(Flag):
-    """Uses of a setting of `specbench run` in addition to that command."""
+    """Further uses of a setting of `specbench run`."""
 
     NONE = 0
     RUN = auto()  # distinguishes runs; `run.json` keeps its origin, and it may be swept
     REPEAT = auto()  # `run.json` keeps its value, for the command that decodes the same images with another decoder
     DRAWING = auto()  # selects prompts of the set, see `specbench.prompts.prompt_set.Drawing`
-    TABLES = auto()  # papers' tables leave it open, or it may override them
-    CELLS = auto()  # cells of papers' tables state it
-    TOKENS = auto()  # imports of tokens
-    ENGINES = auto()  # images that a serving engine draws
-    IMAGES = auto()  # images that are not stored
+    TABLES = auto()  # the command line of `specbench bench` has it, for papers' tables
+    CELLS = auto()  # cells of papers' tables may state it
+    TOKENS = auto()  # applies to imported tokens
+    ENGINES = auto()  # applies to images that a serving engine draws
+    IMAGES = auto()  # applies to images that are not stored
     SELECTION = DRAWING | REPEAT | TABLES
     DECODING = RUN | REPEAT | TABLES | IMAGES
     TARGET = DECODING | TOKENS | ENGINES

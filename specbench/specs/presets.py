@@ -38,7 +38,7 @@ class Preset:
     choices: Mapping[str, str]  # value of each choice (drafter, init, verifier, residual, refine)
     defaults: Mapping[str, object] = field(default_factory=dict)  # option defaults that differ from the components' own
     own: bool = False  # whether this project invented the method; `paper` then names only related papers
-    released: bool = False  # whether it decodes as the authors' released code, where this differs from their paper
+    released: bool = False  # whether it follows the authors' released code, which differs from their paper
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ PRESETS = _built_in()
 
 
 def named_ar(decoder: str | None) -> bool:
-    """Return whether a decoder's name is AR's, or another preset's without drafts."""
+    """Return whether a decoder's name belongs to AR or to another preset without drafts."""
     return decoder in PRESETS and PRESETS[decoder].choices["drafter"] == _NO_DRAFTS
 
 
@@ -176,7 +176,7 @@ def define_decoder(
     """Decorate a component to make a decoder of it, for example in a cell of a notebook.
 
     Args:
-        name: of the decoder; decorating again, for example by running the cell again, replaces it.
+        name: name of the decoder; decorating again, for example by running the cell again, replaces it.
         like: decoder that provides all other components and defaults.
         kind: "drafter", "init", "verifier", "residual" or "refine": kind of the component.
         lossless: your declaration; `specbench.audit(name)` tests it.

@@ -17,7 +17,7 @@ Mode = Literal["latency", "throughput"]
 
 @dataclass(frozen=True)
 class SamplingSetting(Setting):
-    """A setting of the target distribution p. Its default has no effect."""
+    """A setting of the target distribution p. The default has no effect on p."""
 
     engine: str = ""  # its name in requests to vLLM and SGLang; empty if they do not offer it
     audited: float | None = None  # value in the audit of decoders; only for filters, which remove tokens
@@ -39,7 +39,7 @@ class Sampling:
 
     Attributes:
         guidance: classifier-free guidance scale s in u + s (c - u); 1 runs the conditional rows only.
-        entropy_scale: H is the entropy in nats after top-k at temperature 1.
+        entropy_scale: scale of the entropy-dependent temperature; entropy in nats, after top-k, at temperature 1.
         top_n_sigma: the deviation is computed over the logits that top-k keeps.
     """
 
@@ -80,13 +80,13 @@ OFF_IF_NONE = tuple(part.name for part in fields(Sampling) if part.default is No
 FILTERS = tuple(name for name, setting in SAMPLING.items() if setting.audited is not None)
 """Fields of `Sampling` that remove tokens from p."""
 UNSERVED = tuple(name for name, setting in SAMPLING.items() if name != "guidance" and not setting.engine)
-"""Fields of `Sampling` that serving engines do not offer, apart from guidance, which must be stated as 1."""
+"""Fields of `Sampling` that serving engines do not offer. `guidance` is not among them, because it must be set to 1."""
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Device and way of decoding of a run. `mode` is "throughput" if images decoded one at a time shared the machine
-    with other workers (no latency is measured), else None. `compiled` is True if the target's steps were compiled, else
+    """Device and decoding mode of a run. `mode` is "throughput" if images decoded one at a time shared the machine with
+    other workers (no latency is measured), else None. `compiled` is True if the target's steps were compiled, else
     None."""
 
     batch: int
@@ -99,7 +99,7 @@ class Compute:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSetting(Compute):
-    """Settings shared by the rows of a table: those of a run (`RunSpec`) apart from model, decoder and head. On a GPU,
+    """Settings shared by the rows of a table: a run's settings (`RunSpec`) without model, decoder and head. On a GPU,
     `threads` is 0. `prompts` is a set's name or a file; `prompts_sha256` is its digest."""
 
     weights_sha256: str
@@ -170,8 +170,8 @@ class RunSpec(RunSetting):
 
     @property
     def earlier_ids(self) -> tuple[str, ...]:
-        """Ids in formats of earlier versions, which the run's folder may have: with only the preset's name; on a GPU
-        with its name and the CPU threads."""
+        """Ids of the run in earlier versions, which its folder may still have: with the preset's name only, or on a GPU
+        with a hash that covers GPU index and CPU threads."""
         before = _hashed(self.content())
         return (
             _as_id(self.model, self.decoder.name, self.digest),

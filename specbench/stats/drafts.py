@@ -94,7 +94,7 @@ def draft_tv_by_depth(rows: pd.DataFrame) -> list[float | None]:
 
 @define("Theorem 2 bound: upper bound on the total variation between the image distribution and exact sampling "
         "(Cool-SD, Theorem 2), assuming the optimal residual and estimated from the verified drafts; vacuous above 1; "
-        "mean over images. Missing for decoders with another bias than their acceptance.",
+        "mean over images. Missing for decoders with a bias from other sources than the acceptance.",
         of="bias of acceptance alone")  # fmt: skip
 def theorem2_bound(rows: pd.DataFrame) -> float | None:
     return mean(rows["theorem2_bound"]) if "theorem2_bound" in rows else None
@@ -135,7 +135,7 @@ def _offset_totals(counts: pd.Series) -> np.ndarray:
     """Sum Arrow lists by window offset; lists may differ in length or be missing."""
     totals_of_chunks = []
     arrow = pa.array(counts.array)
-    for lists in arrow.chunks if isinstance(arrow, pa.ChunkedArray) else [arrow]:  # processed one by one
+    for lists in arrow.chunks if isinstance(arrow, pa.ChunkedArray) else [arrow]:  # one chunk at a time
         lengths = pc.list_value_length(lists).drop_null().to_numpy()
         offsets = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
         totals_of_chunks.append(np.bincount(offsets, pc.list_flatten(lists).to_numpy()).astype(np.int64))

@@ -17,15 +17,15 @@ BOOTSTRAP_RESAMPLES = 10_000  # With 2,000 resamples, the printed second decimal
 FEW_UNITS = 8
 """With fewer clusters the bootstrap has too few distinct resamples for its nominal coverage; no interval is printed."""
 MOST_UNITS = 2000
-"""More clusters are randomly divided into this number of groups, which are resampled and also independent."""
+"""More clusters are randomly divided into this number of groups; the groups are also independent, and are resampled."""
 MOST_PROMPTS = 10**7
 CHANGE = 0.02  # Relative change to detect, for `prompts_needed` and `prompts_for_change`
 _POWER = 0.8
 SIGNIFICANT = 0.05  # Level of the tests
 RULE = (
     f"A difference between two runs is called real if p < {SIGNIFICANT:g} in a paired t test over their common "
-    f"prompts (at least {FEW_UNITS}). The speed-up is one test; the scores are corrected together (Holm), and so are "
-    "distances to reference images, and log p and entropy."
+    f"prompts (at least {FEW_UNITS}). The speed-up is one test. Each of these groups is corrected "
+    "separately (Holm): scores; distances to reference images; log p and entropy."
 )
 """The rule of `is_real` in words; all sentences and marks in reports follow this rule."""
 
@@ -127,7 +127,7 @@ def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -
 def quantile_interval(values: pd.Series, clusters: pd.Series, share: float) -> Estimate | None:
     """Quantile of the non-missing values, with the 95 % interval between order statistics for tables; no interval if no
     value is beyond a bound. Images of a prompt are correlated, so ranks use the effective number of images: the smaller
-    one of its estimates at the quantile and at the median, which is more stable (Korn and Graubard 1998)."""
+    of two estimates, at the quantile and (more stable) at the median (Korn and Graubard 1998)."""
     values = values.dropna().astype("float64")
     if values.empty:
         return None
@@ -184,7 +184,7 @@ def difference_to_show(difference: Difference) -> Difference:
 def speed_difference(pairs: pd.DataFrame) -> Difference:
     """Compute the time saved per image as a fraction of the baseline's time; `pairs` as in `speedup`.
 
-    The p-value is also the test of a speed-up of 1, because the null hypothesis of equal totals is the same. The spread
+    The p-value also tests a speed-up of 1, because its null hypothesis is also that totals are equal. The spread
     is the standard deviation of the speed-up's relative error.
     """
     theirs, mine = pairs["latency_ms_base"], pairs["latency_ms"]

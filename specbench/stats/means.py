@@ -27,7 +27,7 @@ MEANS = (
 )
 """Numbers of a run with an `interval`, in the order of the key `intervals` of reports."""
 TOKEN_MEANS = ("logp_mean", "entropy_mean")
-"""Token statistics whose differences from AR form one family of tests. The test of log p is also the perplexity's."""
+"""Token statistics whose differences from AR form one family of tests. The test of log p also tests the perplexity."""
 
 
 def interval(name: str, rows: pd.DataFrame) -> Estimate | None:

@@ -9,9 +9,9 @@ import pandas as pd
 
 Better = Literal["lower", "higher"]
 Needs = Literal["images", "tokens", "traces", "batches", "second stage", "bias of acceptance alone", "pairs", "other"]
-"""Required rows of a number: all, with measured tokens, with traces, of a batch above 1, with a second stage, of a
-decoder whose only bias is its acceptance, or paired with AR's images; `other`: arguments of its own, and not in
-`NUMBERS`."""
+"""Required rows of a number, in this order: all; rows with measured tokens; with traces; of batches above 1; with a
+second stage; of a decoder whose only bias is its acceptance; paired with rows of AR. `other`: the number needs other
+arguments and is not in `NUMBERS`."""
 Given = ParamSpec("Given")
 Value = TypeVar("Value")
 
@@ -29,7 +29,7 @@ class Number(Generic[Given, Value]):
     ratio: tuple[str, str] | None = None
     totals: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]] | None = None
     bounded: bool = False  # whether `compute` returns an Estimate, whose bounds are further columns
-    type: str = "double"  # of its column in parquet files
+    type: str = "double"  # type of the number's column in parquet files
     of: Needs = "images"
 
     def __call__(self, *args: Given.args, **kwargs: Given.kwargs) -> Value:
@@ -53,5 +53,5 @@ class Number(Generic[Given, Value]):
 def define(
     definition: str, unit: str = "", better: Better | None = None, of: Needs = "images", **facts: Any
 ) -> Callable[[Callable[Given, Value]], Number[Given, Value]]:
-    """Make a function a `Number`; `facts`: other fields."""
+    """Turn a function into a `Number`; `facts`: its other fields."""
     return lambda compute: Number(compute, definition, unit, better, of=of, **facts)

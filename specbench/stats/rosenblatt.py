@@ -17,6 +17,7 @@ import numpy as np
 from scipy.special import kolmogi, ndtr, stdtrit
 from scipy.stats import kstwo
 
+from specbench.decoding.generation import Order
 from specbench.stats.intervals import holm
 
 LEVEL = 0.001  # Family-wise error rate of the verdict: the share of exact runs that are flagged
@@ -30,27 +31,27 @@ LAGS = (1, 2, 4, 8, 16, 32)  # Distances between compared tokens; they include c
 _MEAN_NULL_DISTANCE = 0.8687
 """Mean of the Kolmogorov distribution: expected sqrt(n) times the distance for uniform values."""
 Grouping = Literal["all", "place", "entropy", "part"]
-"""Groups of tokens: one, or by place in the window, by entropy of p, or by part of the image."""
+"""Groups of tokens: a single group, or groups by place in the window, entropy of p, or part of the image."""
 
 
 @dataclass(frozen=True)
 class Tokens:
     """The free tokens of a run's images. K images of M tokens each, in stream order."""
 
-    u: Mapping[str, np.ndarray]  # [K, M] by order; NaN for tokens without a value in that order
+    u: Mapping[Order, np.ndarray]  # [K, M] by order; NaN for tokens without a value in that order
     # [K, M] each token's place in the window that committed the token; None for decoders without windows
     place: np.ndarray | None
-    entropy: np.ndarray  # [K, M] of p, in nats
+    entropy: np.ndarray  # [K, M] entropy of p, in nats
 
 
 @dataclass(frozen=True)
 class Test:
-    """A test of the family."""
+    """One of the tests of a run, which form a family."""
 
     __test__ = False  # not a case of pytest
 
-    order: str  # of the vocabulary
-    # uniformity of a group, correlation with the token `group` tokens earlier, or with the token of the previous image
+    order: Order  # order of the vocabulary
+    # test of uniformity in a group, or of correlation with the token `group` tokens earlier or in the previous image
     kind: Literal[Grouping, "serial", "images"]
     group: str  # the group's bounds or the distance as text, empty for a single group
     n: int  # number of tokens, or of pairs of tokens
@@ -71,7 +72,7 @@ class Deviation:
     low: float | None
     high: float | None
     # order, kind: order and grouping that were selected for the bound
-    order: str
+    order: Order
     kind: Grouping
 
 
@@ -82,8 +83,8 @@ class RosenblattResult:
     tests: tuple[Test, ...]
     level: float
     deviates: bool  # whether any corrected p-value is below the level
-    deviation: Deviation  # over all orders and groupings
-    by_order: Mapping[str, Deviation]  # the same for each single order, over all tokens
+    deviation: Deviation  # selected from all orders and groupings
+    by_order: Mapping[Order, Deviation]  # deviation in each order, over all tokens
     detectable: float  # mean deviation in one order that is flagged with probability `_POWER`
     images: int
     tokens: int
@@ -150,7 +151,7 @@ def uniform_distance(values: np.ndarray) -> tuple[float, float, int]:
     return float(below[low]), float(np.nextafter(ordered[low], -1)), -1
 
 
-def deviation(tokens: Tokens, candidates: Sequence[tuple[str, Grouping]]) -> Deviation:
+def deviation(tokens: Tokens, candidates: Sequence[tuple[Order, Grouping]]) -> Deviation:
     """Compute a cross-fitted lower bound on the mean total variation per token.
 
     P(u_i <= t | past) - t is the difference between the probabilities of a set of tokens under the decoder and under p.
@@ -216,7 +217,7 @@ def detectable(tokens: Tokens, level: float) -> float:
 
 
 def _correlation(
-    order: str, kind: Literal["serial", "images"], group: str, first: np.ndarray, second: np.ndarray
+    order: Order, kind: Literal["serial", "images"], group: str, first: np.ndarray, second: np.ndarray
 ) -> Iterator[Test]:
     """Test for correlation: products of independent, centred values have mean 0 and variance 1/144."""
     products = (first - 0.5) * (second - 0.5)

@@ -124,7 +124,7 @@ def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
 
 
 @define("Speed-up: latency of AR over latency of this run, each summed over the same images (a ratio of totals), with "
-        "a 95 % bootstrap interval over prompts, its percentiles expanded for few prompts (none below eight prompts).",
+        "a 95 % bootstrap interval over prompts (percentiles widened for few prompts, no interval below eight).",
         better="higher", of="pairs", bounded=True)  # fmt: skip
 def speedup(pairs: pd.DataFrame) -> Estimate:
     # equal to tokens per step / (window cost x overhead), over the paired images
@@ -214,7 +214,7 @@ def slowest_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
 
 
 @define("Slowest category by tokens per step: the category with the fewest tokens per step, mean over images, and its "
-        "95 % interval over prompts; selected as for the latency.", "tokens", of="other")  # fmt: skip
+        "95 % interval over prompts; selected like the slowest category.", "tokens", of="other")  # fmt: skip
 def fewest_tokens_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
     return _least_favourable(rows, rows["stream_tokens"] / rows["nfe"], -1)
 

@@ -1,4 +1,4 @@
-"""Merge shards: copy the rows of runs from several results folders into one. A row does not depend on the worker that
+"""Merge shards: copy the rows of runs from several results folders into `out`. A row does not depend on the worker that
 decoded it. Existing rows are kept, and repeating an interrupted merge completes it. Scores are not copied, because
 scores of a shard are not scores of the whole run. Files of older schema versions in `out` are rewritten."""
 
@@ -89,7 +89,7 @@ def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
 
 
 def _spans(numbers: Sequence[int]) -> str:
-    """Format ascending numbers, consecutive ones as a range: "1, 4-8"."""
+    """Format ascending numbers, with ranges for consecutive numbers: "1, 4-8"."""
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))

@@ -1,6 +1,6 @@
 """Packed runs: run folders in one zip file with the SHA-256 of each member. The file is untrusted: a member is read
 only if a run folder can contain a file with its name, and its size is within bounds. Members are stored uncompressed,
-so that a small file cannot unpack to a large one. Reading unpacks into the cache folder once per content."""
+so that a small file cannot unpack to a large file. Reading unpacks into the cache folder once per content."""
 
 import hashlib
 import json
@@ -59,7 +59,7 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
             check_regular(place)
         busy = f"{place} is being packed by another process"
         with (
-            replacing(place, busy) as aside,  # zip has no times before 1980 or after 2107: it gets the nearest
+            replacing(place, busy) as aside,  # times before 1980 or after 2107 become the nearest that zip has
             zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED, strict_timestamps=False) as archive,
         ):
             for folder in runs:

@@ -159,7 +159,7 @@ class ParquetLog:
         raise SpecbenchError(f"{self.folder} changes faster than it can be read", "try again", FAILURE)
 
     def _settled(self) -> list[tuple[int, int, Path]]:
-        """Repeat `_live` until two listings agree: a single one may miss files renamed by a concurrent merge."""
+        """Repeat `_live` until two listings agree: a listing may miss files that a concurrent merge renames."""
         live = self._live()
         while (again := self._live()) != live:
             live = again

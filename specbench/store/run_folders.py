@@ -100,7 +100,7 @@ def run_folder(out: Path | str, spec: RunSpec) -> Path:
 def runs_in(folder: Path) -> list[Path]:
     """List the run folders directly inside `folder`, or in a packed file, sorted by name."""
     if folder.is_file():
-        from specbench.store.packed import unpacked  # brings zipfile
+        from specbench.store.packed import unpacked  # imports zipfile
 
         return runs_in(unpacked(folder))
     if not folder.is_dir():

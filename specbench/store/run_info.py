@@ -42,7 +42,7 @@ class Invocation:
 
     # started_at, finished_at: UTC, ISO 8601; `finished_at` is None until the call ends normally
     started_at: str | None
-    versions: Mapping[str, str | None]  # of Python and packages; None if not installed
+    versions: Mapping[str, str | None]  # versions of Python and packages; None if not installed
     git: Mapping[str, object]  # `revision` and `dirty` of the checkout
     hardware: Mapping[str, Any]  # `platform, cpu, cores, memory_gib, gpus` (all that torch sees)
     load: float | None = None  # load average at the start
@@ -54,7 +54,7 @@ class Invocation:
     compile_options: Mapping[str, Mapping[str, object]] | None = None
     graph_bytes: int | None = None
     workers: int | None = None  # number of workers; None if the calling process decoded
-    # device, threads: used for decoding; None in older files, see their `RunSpec`
+    # device, threads: used for decoding; None in older files, whose `RunSpec` has them
     device: str | None = None
     threads: int | None = None
     finished_at: str | None = None
@@ -132,7 +132,7 @@ class RunInfo:
     roofline: Mapping[str, object] | None = None
     # the memory estimate that determined the batch size, see `specbench.runs.memory_estimate.settle_batch`
     memory: Mapping[str, object] | None = None
-    # weights, revision, layout and sha256 of an unofficial checkpoint; None for the official one
+    # weights, revision, layout and sha256 of an unofficial checkpoint; None for the official checkpoint
     source: Mapping[str, object] | None = None
     # commit of every hub repository that the model's files were read from; None without a repository
     commits: Mapping[str, str] | None = None
@@ -146,7 +146,7 @@ class RunInfo:
     # plug-in code: {"decoder": ..., "model": ...} with the result of `specbench.system.foreign_code.Code.to_json`; None
     # if decoder and model are specbench's
     code: Mapping[str, Mapping[str, Any]] | None = None
-    # the serving engine that generated the tokens, `specbench.runs.engine.Engine` as an object; None if specbench did
+    # the `specbench.runs.engine.Engine` that generated the tokens, as an object; None if specbench generated them
     engine: Mapping[str, str] | None = None
     schema: int = SCHEMA_VERSION  # version of the files in the folder
     # the object as read from the file, with keys of other versions
@@ -212,7 +212,7 @@ class RunInfo:
 
     @property
     def steps(self) -> str:
-        """How the steps ran: "eager", or "compiled" with the compiled parts and their options."""
+        """Mode of the steps: "eager", or "compiled" with the compiled parts and their options."""
         if not self.compiled:
             return "eager"
         parts = {part: options for call in self.invocations for part, options in (call.compile_options or {}).items()}
@@ -227,7 +227,7 @@ class RunInfo:
 
     @property
     def stacks(self) -> list[str]:
-        """Return one line per `Invocation.stack`, with the facts that all of them have; if equal, latencies compare."""
+        """Return a line per invocation with the `stack` facts common to all. Equal lines mean comparable latencies."""
         of_matrices = ("torchao",) if self.spec.dtype == EIGHT_BITS else ()
         stacks = [
             call.stack | {name: str(version) for name in of_matrices if (version := call.versions.get(name))}
@@ -259,7 +259,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
 
 
 def _merged(item: Invocation | RunInfo, always: tuple[str, ...]) -> dict[str, Any]:
-    """Update the object from the file with the fields. A None is stored only for keys in `always` or in the file."""
+    """Return the item's `stored` object with its fields. A None is stored only for keys in `always` or in the file."""
     content = dict(item.stored)
     for name in _NAMES[type(item)]:
         key, value = _KEYS.get(name, name), getattr(item, name)

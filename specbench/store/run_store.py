@@ -52,8 +52,8 @@ _NOT_NEGATIVE = re.compile(r"nfe|prefills|batch|attempts|logp_spread|.*_ms")
 _ALWAYS = (*KEY, "prompt", "status", *SUMS.names)
 _DECODED = ("batch", "tokens", "forced", "logp")
 _STEPS = ("nfe", "prefills", "committed_step", "drafted", "tested", "accepted")
-"""Columns without nulls: in every row; in every decoded row; and in every row decoded by specbench (for imported
-tokens, all of `_STEPS` are null)."""
+"""Columns without nulls: `_ALWAYS` in every row, `_DECODED` in every decoded row, `_STEPS` in every row that specbench
+decoded (for imported tokens, all of `_STEPS` are null)."""
 _REDO = "delete the file if it exists, and run again to decode the image again"
 _WAIT = "wait until it is done; to split the images: --shard auto in tasks of a job, --shard I/N in other processes"
 
@@ -126,7 +126,7 @@ class RunStore:
             raise SpecbenchError(what, "choose another folder with --out") from error
 
     def begin(self, spec: RunSpec, provenance: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> RunStore:
-        """Write `run.json` into the locked folder, or add an invocation if it has the same run. `provenance`: fields of
+        """Write `run.json` into the locked folder, or add an invocation to the run's file. `provenance`: fields of
         this `Invocation`; `facts`: fields of `specbench.store.run_info.RunInfo`, such as `origins`."""
         info = self.info() if (self.folder / RUN_JSON).exists() else RunInfo(spec)
         where = {"device": spec.device, "threads": spec.threads}
@@ -195,8 +195,8 @@ class RunStore:
         return (self.folder / RUN_JSON).exists() and self.info().invocations[-1].finished_at is None
 
     def completed(self, traced: bool = False) -> set[Key]:
-        """Keys of the finished images; if `traced`, of those with a trace. Failed images and images without their file
-        are decoded again. A run without a folder `images` keeps only numbers, and no file counts as missing."""
+        """Keys of the finished images; if `traced`, only of images with a trace. Failed images and images without their
+        file are decoded again. A run without a folder `images` keeps only numbers, so no file is missing there."""
         rows = self._checked(self._samples.read(["status", "image"]))
         done = pc.equal(rows["status"], RowStatus.OK)
         if (self.folder / "images").is_dir():

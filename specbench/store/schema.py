@@ -89,9 +89,9 @@ FILE_KINDS = {place: declared(**table) for place, table in _TABLES.items()}
 TABLES = {kind.metadata[b"specbench.kind"].decode(): kind for kind in FILE_KINDS.values()}
 SAMPLES, TRACES, IMAGE_SCORES = (TABLES[name] for name in ("images", "traces", "image scores"))
 RUN_SCORES = TABLES["run scores"]
-"""In `SAMPLES` all but `schema`, the key, `prompt`, `seed`, `status`, `started_at` and `OWNER` may be null. The store
-adds `OWNER`. `run_info.SCHEMA_VERSION` lists the columns that older versions lack. `run --trace` writes `TRACES`; an
-image's trace has the `started_at` of its sample row."""
+"""In `SAMPLES` all columns may be null, except `schema`, the key, `prompt`, `seed`, `status`, `started_at` and `OWNER`,
+which the store adds. `run_info.SCHEMA_VERSION` lists the columns that older versions lack. `run --trace` writes
+`TRACES`; an image's trace has the `started_at` of its sample row."""
 
 
 def sample_row(base: Mapping[str, Any], generation: Generation, timed: bool) -> dict[str, Any]:
@@ -149,8 +149,8 @@ def read_meta(text: object) -> dict[str, Any]:
 
 
 def read_machines(texts: pa.ChunkedArray) -> list[dict[str, Any]]:
-    """Parse the non-null values of the column `machine`. Each reading has numbers, nulls, and as texts the host and
-    what slowed its GPU. Raise a ValueError for other content."""
+    """Parse the non-null values of the column `machine`. A reading has numbers, nulls and two
+    texts: the host, and the cause of a slow GPU. Raise a ValueError for other content."""
     readings = [parse_json(text) for text in pc.drop_null(texts).to_pylist()]
     for reading in readings:
         if not isinstance(reading, dict):

@@ -20,7 +20,6 @@ from rich.text import Text
 from specbench.errors import SpecbenchError
 
 LINE_EVERY_S = 10.0
-_WARNING = "warning: "
 _progress = {"shown": True}
 
 
@@ -136,7 +135,7 @@ def say(text: str, screen: Console | None = None) -> None:
 
 
 def warn(text: str) -> None:
-    _print_line(stderr(), f"{_WARNING}{one_line(text)}")
+    _print_line(stderr(), one_line(text), "warning: ")
 
 
 def show_error(error: SpecbenchError) -> None:
@@ -165,10 +164,12 @@ def one_line(text: str, limit: int = 2000) -> str:
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
 
 
-def _print_line(console: Console, line: str) -> None:
-    """Print a line. A terminal's line wraps between words; long words and errors are not wrapped, to be copied."""
+def _print_line(console: Console, line: str, mark: str = "") -> None:
+    """Print a line after a coloured `mark`. On a terminal it wraps between words; long words and errors are not
+    wrapped, so that they can be copied."""
+    line = mark + line
     if console.is_terminal:
         line = textwrap.fill(line, console.width, break_long_words=False, break_on_hyphens=False)
     text = Text(line)
-    text.stylize("yellow", 0, len(_WARNING) if line.startswith(_WARNING) else 0)
+    text.stylize("yellow", 0, len(mark))
     console.print(text)

@@ -28,7 +28,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory(what: str, device: object, error: BaseException, advice: str) -> SpecbenchError:
-    """Make the error for a failed allocation. It names `what` did not fit, the device's processes and a remedy."""
+    """Make the error for a failed allocation: the object that did not fit, the device's processes, and a remedy."""
     others = f"; {users}" if (users := gpu_users(str(device))) else ""
     reason = one_line(str(error), 200).partition(". GPU ")[0] or type(error).__name__
     return SpecbenchError(f"{what} does not fit into the memory of {device}: {reason}{others}", advice, FAILURE)

@@ -130,7 +130,7 @@ def measure_peak(device: str, dtype: str, threads: int) -> Peak:
 @cache
 def glimpse_peak(device: str, dtype: str, threads: int) -> tuple[Peak, bool]:
     """Measure the peak of a device for half a second, once per process. Return the peak and whether the machine was
-    idle; nothing is stored. `threads`: threads of a CPU; None: torch's number."""
+    idle; nothing is stored. `threads`: threads of a CPU; 0: torch's number."""
     import torch
 
     before, monitor = torch.get_num_threads(), MachineMonitor(device)

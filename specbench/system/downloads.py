@@ -141,7 +141,7 @@ def fetch_what_can_be_had(
 
 
 def _that_fit(downloads: Iterable[Download], failed: dict[Download, SpecbenchError] | None) -> list[Download]:
-    """Return the downloads that fit on their disk. Add the others to `failed`; if it is None, raise an error."""
+    """Return the downloads that fit on their disk. Add the others to `failed`; if `failed` is None, raise an error."""
     from rich.filesize import decimal
 
     needed: dict[int, int] = {}

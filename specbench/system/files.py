@@ -28,10 +28,10 @@ FULL = {errno.ENOSPC, errno.EDQUOT}  # Errors of a full disk, or of a quota that
 MAX_NAME_BYTES = 255  # Longest name of a file or folder on Linux file systems
 STDOUT = ("-", "/dev/stdout")  # Output paths that mean stdout
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_PROBE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # with it, opening a pipe does not wait for a writer
+_PROBE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a pipe does not wait for a writer
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",  # first, because UTF-16's mark is a prefix
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark is a prefix of this mark
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -127,7 +127,7 @@ def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> i
 @contextmanager
 def replacing(place: Path, busy: str) -> Iterator[Path]:
     """Yield a temporary path, which replaces `place` at the end of the block. Only one process may write at a time;
-    others get the error `busy`. The temporary name is fixed, so that leftovers of a killed process are removed."""
+    other processes get the error `busy`. The temporary name is fixed, so that a later call removes a leftover file."""
     aside, lock_path = _hidden(place, "tmp"), _hidden(place, "lock")
     lock = take_lock(lock_path, busy)
     try:

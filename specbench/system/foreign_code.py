@@ -2,7 +2,7 @@
 versions of the packages that it imports.
 
 Two texts are the same code if they differ only in comments, white space and docstrings. Imports are found in the syntax
-trees, so that other loaded modules do not matter. The text is read at its import, because this version runs.
+trees, so that other loaded modules do not matter. A text is read when its module is imported: this version runs.
 """
 
 import ast
@@ -39,8 +39,8 @@ class Code:
 
     Attributes:
         modules: digest of each module, by module name, and of each data file.
-        packages: versions of the installed packages that contain or are imported by the modules, except specbench's
-        requirements. edited: time of the last change of a file, UTC; None if there are no files.
+        packages: versions of packages that the modules are in or import, except specbench's requirements.
+        edited: time of the last change of a file, UTC; None if there are no files.
     """
 
     modules: Mapping[str, str] = field(default_factory=dict)

@@ -77,7 +77,7 @@ def members(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
 
 def pictures_in(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
     """List the image files of a folder, sorted: `members` directly inside, or else in subfolders at any depth. Raise an
-    error if there are both, because thumbnails or another set would count as images of this folder."""
+    error if both places have images, because thumbnails or another set would count as images of this folder."""
     if not folder.is_dir():
         raise SpecbenchError(f"image folder {folder} does not exist")
     if not (pictures := _pictures(folder, beside, ())):

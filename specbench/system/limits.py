@@ -36,7 +36,7 @@ def available_threads() -> int:
 
 def asked_threads() -> int | None:
     """Number of threads that MKL_NUM_THREADS, or else OMP_NUM_THREADS, requests; None if neither is set. As in torch,
-    of OpenMP's list for nested regions the first number counts, and OMP_THREAD_LIMIT is the maximum."""
+    the first number of OpenMP's list for nested regions counts, and OMP_THREAD_LIMIT is the maximum."""
     most = _threads_of("OMP_THREAD_LIMIT")
     asked = _threads_of("MKL_NUM_THREADS") or _threads_of("OMP_NUM_THREADS") or most
     return asked and min(asked, most or asked)

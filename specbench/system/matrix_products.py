@@ -26,7 +26,7 @@ _READ_AS_FLOAT = (torch.float32, torch.bfloat16)
 
 def linear_output(layer: nn.Linear, hidden: Tensor) -> Tensor:
     """Output [R, T, o] of a linear layer for hidden states [R, T, d]."""
-    # Not for eight-bit weights. While compiling, the type of tensors is another one.
+    # Not for eight-bit weights. While compiling, tensors have another type.
     plain = type(layer) is nn.Linear and (type(layer.weight) in (Tensor, nn.Parameter) or torch.compiler.is_exporting())
     return product(hidden, layer.weight, layer.bias) if plain else layer(hidden)
 
@@ -34,9 +34,9 @@ def linear_output(layer: nn.Linear, hidden: Tensor) -> Tensor:
 def product(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Hidden states [R, T, d] times the transpose of a weight matrix [o, d], plus a bias [o]: [R, T, o].
 
-    Compiled sums take 1.2 times as long as reading the weights with one state, and 1.3 times with two (0.8 and 0.4
-    times MKL's time for x W'). Eager W x', for a matrix larger than the caches, takes 0.4 times MKL's time with two or
-    three states and 0.8 times with four. With eight states, or in bfloat16, x W' is at least as fast.
+    With one state, compiled sums take 1.2 times as long as reading the weights; with two, 1.3 times (0.8 and 0.4 times
+    MKL's time for x W'). With two or three states and a matrix larger than the caches, eager W x' takes 0.4 times MKL's
+    time; with four states, 0.8 times. With eight states, or in bfloat16, x W' is at least as fast.
     """
     rows, columns, _ = hidden.shape
     kind, dtype = hidden.device.type, hidden.dtype

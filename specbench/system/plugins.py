@@ -100,7 +100,7 @@ def plugins(kind: str) -> Mapping[str, EntryPoint]:
 
 
 def load_plugin(kind: str, name: str, check: Callable[[object], bool], expected: str) -> Any:
-    """Load the object of an entry point. If it is broken or `check` rejects it, give a `PluginWarning` and None."""
+    """Load the object of an entry point; None, after a `PluginWarning`, if it is broken or `check` rejects it."""
     point = plugins(kind)[name]
     try:
         loaded = load_object(point.value, f"plug-in {name}")

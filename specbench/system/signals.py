@@ -33,7 +33,7 @@ _state = _State()
 
 
 class Stop(threading.Event):
-    """Event that requests to finish the current images and start no others. `number`: the signal that set the event."""
+    """Event that requests to finish only the current images. `number`: the signal that set the event."""
 
     number = 0
 
@@ -57,8 +57,8 @@ def take_back() -> None:
 
 @contextmanager
 def kept_from_children() -> Iterator[None]:
-    """Context in which new child processes ignore the signals that this process handles, except SIGTERM, because a
-    scheduler sends them to the whole process group."""
+    """Context in which new child processes ignore the signals that this process handles, except Ctrl-C and SIGTERM: a
+    scheduler sends its signals to the whole process group."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNAL_NUMBERS} - {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -89,7 +89,7 @@ def stopped(done: str = "", number: int = 0) -> SpecbenchError:
     " with 3 of 8 images done". `number`: the signal; by default the received signal, or Ctrl-C."""
     number = number or _state.asked or signal.SIGINT
     what = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
-    kept = "" if done else "what is finished is kept; "
+    kept = "" if done else "finished work is kept; "
     return SpecbenchError(f"{what}{done}", f"{kept}run the same command again to resume", 128 + number)
 
 
@@ -131,8 +131,8 @@ def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
 
 
 def _free(numbers: tuple[int, ...]) -> list[int]:
-    """Select the signals to handle: not signals that were ignored at the process's start (nohup), and, except Ctrl-C
-    and SIGTERM, no signals with another handler. Ctrl-C is always handled, for `kill -INT` of background jobs."""
+    """Select the signals to handle: Ctrl-C always (for `kill -INT` of background jobs), SIGTERM unless it is ignored,
+    other signals only if they have the default handler. A process may start with ignored signals (nohup)."""
     handlers = {number: signal.getsignal(number) for number in numbers}
     unused = {n for n, handler in handlers.items() if handler in (signal.SIG_DFL, _on_signal)}
     term = {signal.SIGTERM} if handlers.get(signal.SIGTERM) not in (signal.SIG_IGN, None) else set()

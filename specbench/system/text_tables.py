@@ -108,12 +108,12 @@ def prose(text: str) -> str:
 
 
 _COLUMN, _PAGE, _CHARACTER, _POINTS = 229, 469, 4.5, 8
-"""Widths in points: column of a two-column article, its text, a character in \\small, space between table columns."""
+"""Widths in points: column and page text of a two-column article, character in \\small, space between table columns."""
 
 
 def latex_table(table: TextTable, label: str, wide: bool = False) -> str:
     """Format as a LaTeX float: a booktabs `tabular` (labels aligned left, other columns right) with the title as
-    caption. Environment and font size fit a two-column page; `wide` selects the environment for both columns."""
+    caption. Environment and font size fit a two-column page; `wide`: the table spans both columns."""
     texts = [table.headings, *([cell.text for cell in row] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     points = sum(widths) * _CHARACTER + (len(widths) - 1) * _POINTS
@@ -226,8 +226,8 @@ def _panels(widths: Sequence[int], width: int, labels: int) -> list[list[int]]:
 
 
 def _widths(headings: Sequence[str], rows: Sequence[Sequence[TextCell]], width: int, labels: int) -> list[int]:
-    """Return the width of each column: of its unwrapped cells if all columns fit, else at most `_WHOLE` or the longest
-    word. Labels take at most half of the terminal."""
+    """Return the width of each column: of its unwrapped cells if all columns fit, else at most `_WHOLE`, or more for a
+    longer word. Labels take at most half of the terminal."""
     columns = [[heading, *(row[place].text for row in rows if len(row) > 1)] for place, heading in enumerate(headings)]
     least = [min(width, max(len(word) for text in column for word in (*text.split(), ""))) for column in columns]
     most = [max(small, *map(len, (*column[1:], ""))) for small, column in zip(least, columns, strict=True)]

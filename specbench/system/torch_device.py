@@ -15,7 +15,7 @@ _NAME = re.compile(r"(?P<kind>cpu|mps|cuda)(:(?P<index>\d{1,3}))?")
 def check_device_name(device: str) -> None:
     """Raise a SpecbenchError for an invalid name."""
     if "," in device:
-        advice = "--dtype int8wo halves its weights; --workers and --ray load a model on each GPU"
+        advice = "--dtype int8wo halves the model's weights; --workers and --ray load a model on each GPU"
         raise SpecbenchError(f"--device {device:.40}: a model decodes on a single device", advice)
     named = _NAME.fullmatch(device)
     if not named or (named["index"] and named["kind"] != "cuda"):

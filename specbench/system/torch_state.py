@@ -55,8 +55,8 @@ _STATES = (*_OF_THREAD, *_OF_PROCESS)
 
 class PinnedTorch(torch.inference_mode):
     """Context or decorator for computing in a run's dtype and on its device: no autocast, no TF32 or bfloat16 in
-    float32 products, new tensors in float32 on the CPU. `mode`: inference mode if true, else with gradients. The
-    earlier state and number of threads are restored afterwards; global state after the last thread that decodes."""
+    float32 products, new tensors in float32 on the CPU. `mode`: inference mode if true, else with gradients. Afterwards
+    the earlier state and number of threads are restored, global state only when no other thread is in this context."""
 
     _lock, _open = Lock(), 0  # number of open contexts in all threads
     _shared: Iterable[tuple[_State, Any]] = ()

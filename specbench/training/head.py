@@ -3,7 +3,7 @@
 Element t of an EAGLE-1 head combines feature f_t with the next token x_{t+1}, as in drafting. Its loss over image
 positions is SmoothL1(f^, f) + 0.1 CE(softmax(head(f)), softmax(head(f^))), without guidance; uniform noise is added to
 the input features only. Other heads: `_eagle3_losses`, `_vertical_losses`. Order, noise and learning rate are functions
-of the step, so an interrupted and resumed training gives the same weights.
+of the step, so a resumed training gives the same weights as an uninterrupted training.
 """
 
 import json
@@ -212,7 +212,7 @@ def check_head(
         images, depths: images to evaluate, and draft depths.
         seed: random seed of the selection of images.
         device, threads: as for `run`.
-        kind: of head, "eagle", "eagle3" or "vertical".
+        kind: kind of head, "eagle", "eagle3" or "vertical".
 
     Returns:
         One dict per depth: `depth, tv, tv_low, tv_high, acceptance`; see `specbench.training.alignment`.
@@ -262,8 +262,8 @@ def untrained_eagle(model: TransformerModel, seed: int, taps: tuple[int, ...] | 
 
 
 def untrained_eagle3(model: TransformerModel, seed: int) -> EagleHead:
-    """Create a head that reads the hidden states after a quarter, half and three quarters of the target's layers.
-    Initially it reads only the last hidden state, and its outputs have the size of the target's states."""
+    """Create a head that reads the target's last hidden state, and the states after a quarter, half and three quarters
+    of its layers. Initially only the last state has an effect, and outputs have the target states' magnitude."""
     layers = model.backbone.config.num_hidden_layers
     taps = dict.fromkeys(min(max(1, layers * part // 4), layers - 1) for part in (1, 2, 3))
     head = untrained_eagle(model, seed, tuple(taps))
@@ -304,7 +304,7 @@ def _eagle3_losses(
     without guidance; each depth has 0.8 times the weight of the previous depth.
 
     Drafts of depth 2 and more continue from `_STARTS` random elements. Their inputs are the head's own outputs; they
-    attend to target features up to the element, then to such outputs (EAGLE-3's training-time test)."""
+    attend to target features up to the element, then to the head's outputs (EAGLE-3's training-time test)."""
     features = batch.features.float().to(model.device)
     count, width = features.shape[1] - 1, model.feature_size
     ids = batch.ids[:, 1 : count + 1].to(model.device)

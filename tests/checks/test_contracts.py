@@ -1,4 +1,5 @@
-"""`check` tests models and metrics of a user, and finds what is planted in them."""
+"""`check` tests models, metrics and decoders of a user, and finds what is planted in them: decoders on thousands of
+tokens, in wide windows and refilled rows, in two dtypes, with bugs that the audit's models hardly show."""
 
 import dataclasses
 import sys
@@ -8,18 +9,25 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from planted_bugs import plant
 
+from specbench.checks import decoder_contract
 from specbench.checks.contracts import check_all
+from specbench.checks.decoder_contract import ContractChecks, wide_faults
 from specbench.checks.findings import finding, run_tests
 from specbench.checks.metric_contract import MetricChecks, metric_findings
 from specbench.checks.model_contract import ModelChecks, model_findings
+from specbench.decoding import sampling
 from specbench.metrics.base import PerImageMetric, Sample, Score
 from specbench.models.catalog import models
 from specbench.models.interface import TokenLayout
+from specbench.models.transformer.kv_cache import PositionLayer
+from specbench.specs.presets import resolve
 from specbench.stats import Estimate
 from specbench.system import console
 
 PLUGIN = Path(__file__).parents[2] / "docs" / "examples" / "plugin"
+TEXTS = ["a bright sky", "a dark sky"]
 
 
 @pytest.fixture
@@ -59,7 +67,7 @@ def test_a_model_whose_logits_depend_on_the_cut_is_found(greys):
         forward, session = plugin.GreysSession.forward, plugin.GreysSession
         changed = type("Changed", (session,), {"forward": lambda *arguments: change(forward, *arguments)})
         model.begin = lambda prefix, guidance, columns: changed(model, prefix, guidance)
-        return failed(ModelChecks(plugin.MODEL, model, ["a bright sky", "a dark sky"]).all_findings())
+        return failed(ModelChecks(plugin.MODEL, model, TEXTS).all_findings())
 
     def later(forward, session, tokens, positions, tree=None):
         return forward(session, tokens, positions) + tokens.sum(1)[:, None, None] * torch.arange(16.0)
@@ -79,14 +87,13 @@ def test_a_model_that_declares_other_facts_or_no_row_ends_is_found(greys):
     import toy_plugin.greys as plugin
 
     info = dataclasses.replace(plugin.MODEL, tokens=32, resolution=(9, 9))
-    checks = ModelChecks(info, plugin.load(torch.device("cpu"), torch.float32), ["a bright sky", "a dark sky"])
+    checks = ModelChecks(info, plugin.load(torch.device("cpu"), torch.float32), TEXTS)
     assert failed(checks.all_findings()) == {"facts", "render"}
     model = plugin.load(torch.device("cpu"), torch.float32)
     model.layout = TokenLayout.with_row_ends(8, 8, plugin.CODES)
-    texts = ["a bright sky", "a dark sky"]
     declared = dataclasses.replace(plugin.MODEL, forced_slots=8)
-    assert not failed(ModelChecks(declared, model, texts).all_findings())
-    checks = {finding.check: finding for finding in ModelChecks(plugin.MODEL, model, texts).all_findings()}
+    assert not failed(ModelChecks(declared, model, TEXTS).all_findings())
+    checks = {finding.check: finding for finding in ModelChecks(plugin.MODEL, model, TEXTS).all_findings()}
     assert failed(checks.values()) == {"facts"} and "64 declared, 72 found" in checks["facts"].detail
 
 
@@ -119,3 +126,49 @@ def test_a_metric_that_breaks_its_promises_is_found_and_one_that_is_not_there_is
     assert named == {"shapes-detector", "shapes-clip"}
     assert "repeat the option" in cli("check", "--metric", "tv,shapes-clip").err
     assert cli("check").code == 2 and cli("check", "--metric", "nowhere:Metric").code == 2
+
+
+BUGS = {
+    "wide vocabulary: the compacted weight belongs to the token before": (
+        sampling.kept, lambda plain, p: (sparse := plain(p))._replace(
+            mass=(sparse.mass > 0) * sparse.weights(p.roll(1, -1)))),
+    "bfloat16: p is rounded to it": (
+        sampling.Target.__call__, lambda plain, *args: plain(*args).bfloat16().float()),
+    "wide window: the columns after the eighth have the keys of the eighth": (
+        PositionLayer.update, lambda plain, self, keys, *rest: plain(
+            self, keys[:, :, torch.arange(keys.shape[2]).clamp(max=7)], *rest)),
+    "refilled rows: conditional and unconditional cache are swapped": (
+        PositionLayer.put, lambda plain, self, rows, other: plain(self, rows.roll(len(rows) // 2), other)),
+}  # fmt: skip
+
+
+FEW = 96
+"""Images of which half wait for a row; the check decodes 240."""
+
+
+def wrong(decoder: str, dtype: str) -> list[str]:
+    return wide_faults(ContractChecks(decoder, resolve(decoder), 0)._wide_images, dtype, 0)[0]
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_of_wide_vocabularies_is_found(bug, monkeypatch):
+    plant(monkeypatch, *BUGS[bug])
+    with monkeypatch.context() as few:
+        few.setattr(decoder_contract, "_IMAGES", FEW)
+        findings = wrong("sjd", "float32")
+    assert findings or wrong("sjd", "float32")
+
+
+@pytest.mark.parametrize("images", [FEW, pytest.param(240, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("decoder", ["ar", "sjd-pac"])
+def test_exact_decoders_pass(decoder, dtype, images, monkeypatch):
+    monkeypatch.setattr(decoder_contract, "_IMAGES", images)
+    assert not wrong(decoder, dtype)
+
+
+def test_a_lossy_decoder_fails_nothing_and_is_described(monkeypatch):
+    monkeypatch.setattr(decoder_contract, "_IMAGES", FEW)
+    monkeypatch.setattr(decoder_contract, "WIDE_DTYPES", {"float32": decoder_contract.WIDE_DTYPES["float32"]})
+    finding = ContractChecks("amplify", resolve("amplify", {"k": 8}), 0).wide_vocabulary()
+    assert finding.status == "ok" and "not declared lossless" in finding.detail

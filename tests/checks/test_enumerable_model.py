@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.checks import enumerable_model
+from specbench.checks import divergence, enumerable_model
 from specbench.checks.divergence import AUDIT_LEVEL, AUDIT_POWER, Counts, detectable_tv, p_value
 from specbench.checks.divergence import total_variation as tv
 from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer, image_index, joint, processed
@@ -23,6 +23,12 @@ def session(rows: int, model: EnumerableModel | None = None, guidance: float = 1
     return model.begin(model.encode(["a", "b"] * (rows // 2)), guidance, columns=8)
 
 
+def logits_of(state, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits of every slot of whole streams."""
+    fed = torch.nn.functional.pad(tokens[:, :-1], (1, 0))
+    return state.forward(fed, torch.arange(tokens.shape[1]).expand(len(tokens), -1))
+
+
 def random_tokens(*shape: int) -> torch.Tensor:
     return torch.randint(0, 4, shape, generator=torch.Generator().manual_seed(0))
 
@@ -34,9 +40,7 @@ def row_of(model: EnumerableModel, prefix: list[int]) -> int:
 def test_every_column_sees_exactly_its_row_s_prefix():
     model = EnumerableModel(LAYOUT, ("a", "b"))
     tokens = random_tokens(6, LAYOUT.length)
-    state = session(6, model)
-    fed = torch.nn.functional.pad(tokens[:, :-1], (1, 0))
-    seen = state.forward(fed, torch.arange(LAYOUT.length).expand(6, -1))
+    seen = logits_of(session(6, model), tokens)
     for row in range(6):
         for slot in range(LAYOUT.length):
             expected = model.conditional[row % 2, row_of(model, tokens[row, :slot].tolist())]
@@ -115,8 +119,7 @@ def test_more_prefixes_than_table_rows_are_hashed_and_the_session_agrees_with_th
     model = EnumerableModel(layout, ("a",))
     assert layout.vocab ** (layout.length - 1) > model.slot_rows[-1]
     tokens = random_tokens(4, layout.length)
-    state = model.begin(model.encode(["a"] * 4), 1.0, layout.length)
-    seen = state.forward(torch.nn.functional.pad(tokens[:, :-1], (1, 0)), torch.arange(layout.length).expand(4, -1))
+    seen = logits_of(model.begin(model.encode(["a"] * 4), 1.0, layout.length), tokens)
     codes = tokens[:, :-1].numpy() @ 4 ** np.arange(layout.length - 1)
     np.testing.assert_array_equal(seen[:, -1].numpy(), model.guided("a", layout.length - 1, codes, 1.0))
 
@@ -129,8 +132,7 @@ def test_a_transformer_s_joint_is_what_teacher_forced_forwards_with_the_cache_sa
     stream = torch.full((2, layout.length), 2)
     stream[:, layout.free_slots()] = torch.from_numpy(images)
     state = model.begin(model.encode(["b", "b"]), sampling.guidance, layout.length)
-    fed = torch.nn.functional.pad(stream[:, :-1], (1, 0))
-    logits = state.forward(fed, torch.arange(layout.length).expand(2, -1)).double().numpy()
+    logits = logits_of(state, stream).double().numpy()
     p = np.take_along_axis(processed(logits, sampling), stream.clamp(max=1).numpy()[..., None], -1)[..., 0]
     np.testing.assert_allclose(truth[image_index(images, 2)], p[:, layout.free_slots()].prod(1), rtol=1e-4)
     assert math.isclose(truth.sum(), 1.0, rel_tol=1e-12)
@@ -143,9 +145,8 @@ def test_long_images_are_counted_by_runs_of_tokens_whose_marginals_are_the_joint
     assert len(counts.runs) == 12 - 7 + 1 and len(counts.blocks) == 2
     third = image_index((np.arange(2**12)[:, None] >> np.arange(11, -1, -1) & 1)[:, 2:9], 2)
     np.testing.assert_allclose(counts.runs[2].exact, np.append(np.bincount(third, exact, 128), 0.0))
-    broken_grammar = 6
     images = np.bincount(third, counts.total[:-1], 128)
-    np.testing.assert_array_equal(counts.runs[2].total, np.append(images, broken_grammar))
+    np.testing.assert_array_equal(counts.runs[2].total, np.append(images, 6))  # 6 images broke the grammar
 
 
 def experiment(shift: float, images: int, seed: int, tables: int = 6, cells: int = 81):
@@ -166,9 +167,8 @@ def experiment(shift: float, images: int, seed: int, tables: int = 6, cells: int
 
 def test_an_exact_sampler_is_called_lossless_with_p_values_spread_evenly():
     runs = [experiment(0.0, 60_000, seed)[0] for seed in range(300)]
-    p = np.array([p_value(run) for run in runs])
+    p, distances = np.array([p_value(run) for run in runs]), np.array([tv(run) for run in runs])
     assert p.min() > AUDIT_LEVEL and (p < 0.1).mean() < 0.16
-    distances = np.array([tv(run) for run in runs])
     assert distances[:, 0].mean() < 0.002 and (distances[:, 1] > 0).mean() < 0.06
 
 
@@ -197,3 +197,21 @@ def test_one_impossible_image_is_enough_and_one_of_a_very_rare_kind_is_not():
     exact = np.array([0.6, 0.4 - 1e-6, 1e-6])
     counts = Counts(np.array([[300, 200, 0], [300, 199, 1]]), exact)
     assert p_value([counts]) > 0.5
+
+
+BITS, HALF, COPIED = 12, 6, 0.99
+
+
+def test_the_summed_statistic_of_exact_samples_has_its_variance_and_would_be_wider_without_the_correction():
+    """Of images of 12 tokens of 2, each of the second half equal to its partner with probability COPIED: dependent
+    blocks of an image have the level that the audit states."""
+    bits = np.arange(2**BITS)[:, None] >> np.arange(BITS - 1, -1, -1) & 1
+    same = (bits[:, HALF:] == bits[:, :HALF]).sum(1)
+    exact = np.append(0.5**HALF * COPIED**same * (1 - COPIED) ** (HALF - same), 0.0)
+    rng, corrected, plain = np.random.default_rng(5), [], []
+    for _ in range(1000):
+        tables = [Counts(rng.multinomial(10_000, exact, size=2), exact, 2)]
+        (scaled, dof), scale = divergence._summed(tables), divergence._scale(tables)
+        corrected.append((scaled - dof) / np.sqrt(2 * dof))
+        plain.append((scaled - dof) * scale / np.sqrt(2 * dof * scale))
+    assert np.std(corrected) == pytest.approx(1.0, abs=0.08) and abs(np.mean(corrected)) < 0.15 and np.std(plain) > 1.1

@@ -1,16 +1,29 @@
-"""Decoders that claim to keep the joint distribution of the image keep it; the others are shown to differ."""
+"""Decoders that claim to keep the joint distribution of the image keep it; the others are shown to differ. Each planted
+bug is caught, and without it the same decoder passes on the same setting. Every combination of components that calls
+itself lossless is lossless, not the presets alone: `make audit-menu` audits all, these tests every SHARE-th."""
 
 from dataclasses import replace
 
+import menu_audit
 import numpy as np
 import pytest
 import torch
+from menu import described, lossless_decoders
+from planted_bugs import BUGS, plant
 from refusals import refused
 
-from specbench.checks.audit_settings import AUDIT_SETTINGS, DEVICE_SETTINGS, LONE_SETTING, in_window, setting_model
+from specbench.checks.audit_settings import (
+    AUDIT_SETTINGS,
+    COMPILED_SETTINGS,
+    DEVICE_SETTINGS,
+    LONE_SETTING,
+    in_window,
+    setting_model,
+)
 from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer
 from specbench.checks.losslessness import (
+    AUDIT_SAMPLES,
     SMALL_ENOUGH,
     audit_decoders,
     audit_one,
@@ -24,7 +37,7 @@ from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.drafters import jacobi
 from specbench.decoding.loop import decode
 from specbench.decoding.noise import row_key
-from specbench.decoding.sampling import draw
+from specbench.decoding.sampling import draw, rows_at
 from specbench.decoding.verification.ratio_tests import standard
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
@@ -32,6 +45,7 @@ from specbench.models.network_sizes import whole_blocks
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.model import TransformerSession
 from specbench.prompts import Request
+from specbench.specs.components import CHOICES, DRAFTERS
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
 
@@ -60,18 +74,10 @@ SHOWN_WITH = {
 """Options with which a small model shows that a preset is lossy."""
 # Clusters of 14 tokens need a larger vocabulary than the audit's: tests/decoding/test_released_presets.py.
 AUDITED_ELSEWHERE = {"gsd-released"}
-LOSSY = [
-    *(
-        (name, SHOWN_WITH.get(name, {}))
-        for name in PRESETS
-        if name not in AUDITED_ELSEWHERE and (name, {}) not in LOSSLESS
-    ),
-    ("sjd-sv", {"alpha": 1.0, "coins": "fresh"}),
-    ("sjd-sv", {"verifier": "runs-grouped"}),
-    ("sjd-sv", {"verifier": "runs-lantern"}),
-]
-
-
+SHOWN = [name for name in PRESETS if name not in AUDITED_ELSEWHERE and not resolve(name).lossless]
+LOSSY = [(name, SHOWN_WITH.get(name, {})) for name in SHOWN]
+LOSSY += [("sjd-sv", {"alpha": 1.0, "coins": "fresh"})]
+LOSSY += [("sjd-sv", {"verifier": verifier}) for verifier in ("runs-grouped", "runs-lantern")]
 HEAVY = ("eagle", "vertical")
 """Drafters whose networks make the settings with a transformer slow."""
 
@@ -314,3 +320,71 @@ def test_a_reduced_vocabulary_of_a_head_is_lossless_and_of_every_id_the_same(nam
     specs = (in_window(spec, setting.window) for spec in (resolve(name), every))
     rows = [decode(model, requests, spec, setting.sampling, 1, render=False) for spec in specs]
     assert [row.tokens.tolist() for row in rows[0]] == [row.tokens.tolist() for row in rows[1]]
+
+
+PER_SHARE = AUDIT_SAMPLES / sum(setting.share for setting in AUDIT_SETTINGS)
+
+
+def measured(bug, part: int = 1) -> float:
+    """P-value of the bug's decoder on its setting, at the number of images of a whole audit or a multiple of it, or at
+    a `part`-th of them."""
+    (setting,) = [setting for setting in AUDIT_SETTINGS if setting.name.startswith(bug.setting)]
+    images = round(bug.times * PER_SHARE * setting.share / setting.tables / part)
+    return p_value(observe(setting, resolve(bug.decoder, bug.options), images, seed=0))
+
+
+def case(bug):
+    """A bug that takes more images than a whole audit's, or the whole number in a setting with a transformer, is
+    slow."""
+    slow = bug.times > 1 or bug.what == "only the first token of an accepted branch is kept"
+    return pytest.param(bug, marks=pytest.mark.slow) if slow else bug
+
+
+@pytest.mark.parametrize("bug", [*map(case, BUGS)], ids=lambda bug: f"{bug.part}: {bug.what}")
+def test_a_planted_bug_is_caught(bug, monkeypatch):
+    plant(monkeypatch, bug.seam, bug.fault)
+    # Far below the audit's level, whatever its other settings show; with as few images as show it.
+    assert any(measured(bug, part) < AUDIT_LEVEL / 100 for part in (16, 4, 1))
+
+
+SOUND = {(bug.setting, bug.decoder, tuple(bug.options.items())): bug for bug in BUGS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", SOUND.values(), ids=lambda bug: f"{bug.decoder} {bug.setting}")
+def test_the_same_decoder_passes_without_the_bug(bug):
+    assert measured(bug) > AUDIT_LEVEL
+
+
+SHARE = 293
+DECODERS = list(lossless_decoders())
+
+
+@pytest.mark.parametrize("spec", DECODERS[::SHARE], ids=described)
+def test_a_sample_of_the_combinations_is_lossless(spec):
+    row = menu_audit.audit_combination(spec)
+    assert row["verdict"] == row["declared"] == "lossless", row
+    assert row["samples"] >= menu_audit.IMAGES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PRESETS if resolve(name).lossless])
+def test_every_lossless_preset_is_lossless_compiled(name):
+    audit = audit_one(name, resolve(name), 20_000, 0, COMPILED_SETTINGS)
+    assert audit["verdict"] == "lossless", audit
+
+
+@pytest.mark.slow
+def test_a_bug_in_compiled_steps_is_caught(monkeypatch):
+    monkeypatch.setattr(jacobi, "rows_at", lambda rows, slots: rows_at(rows, slots).roll(1, dims=1))
+    assert audit_one("sjd", resolve("sjd"), 20_000, 1, COMPILED_SETTINGS)["verdict"] == "lossy"
+
+
+def test_all_lossless_components_and_extremes_are_in_the_menu():
+    for kind, components in CHOICES.items():
+        used = {getattr(spec, kind) for spec in DECODERS if kind not in DRAFTERS[spec.drafter].ignores}
+        # LANTERN's residuals need LANTERN's verifiers, which are lossy.
+        assert used == {name for name, part in components.items() if part.lossless and not part.only_with}
+    options = {option for spec in DECODERS for option in spec.options.items()}
+    assert options >= {("siblings", 1), ("siblings", 16), ("depth", 1), ("fresh-q", "onehot"), ("tree", "chain")}
+    assert len(DECODERS) == len(set(DECODERS)) > 300

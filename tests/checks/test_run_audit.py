@@ -23,10 +23,8 @@ IMAGES = 8
 
 
 def decoded(out, decoder, **settings):
-    settings = {
-        "limit": IMAGES, "batch": IMAGES, "threads": 1, "cfg": 1.0, "temperature": 2.0, "top_p": 1.0, "quiet": True,
-    } | settings  # fmt: skip
-    (folder,) = api.run(decoder=[decoder], out=str(out), **settings).folders
+    usual = {"limit": IMAGES, "batch": IMAGES, "cfg": 1.0, "temperature": 2.0, "top_p": 1.0}
+    (folder,) = api.run(decoder=[decoder], out=str(out), threads=1, quiet=True, **usual | settings).folders
     return folder
 
 
@@ -45,10 +43,7 @@ def runs(tmp_path_factory):
     with planted(Noise.run_race, lambda plain, self, p, *where: plain(self, p**20, *where)):
         made["sharpened"] = decoded(tmp_path_factory.mktemp("sharpened"), "ar")
 
-    def sharpened(plain, self, logits, positions):
-        return plain(self, logits * 20.0, positions)
-
-    with planted(Target.__call__, sharpened):
+    with planted(Target.__call__, lambda plain, self, logits, positions: plain(self, logits * 20.0, positions)):
         made["lying"] = decoded(tmp_path_factory.mktemp("lying"), "ar")
     return made
 
@@ -56,11 +51,7 @@ def runs(tmp_path_factory):
 @pytest.fixture
 def folder_of(runs, tmp_path):
     """A copy of a run, as an audit writes into it."""
-
-    def copy(name):
-        return shutil.copytree(runs[name], tmp_path / runs[name].name)
-
-    return copy
+    return lambda name: shutil.copytree(runs[name], tmp_path / runs[name].name)
 
 
 def test_a_lossless_run_is_consistent_and_says_how_much_it_could_have_seen(folder_of):
@@ -112,9 +103,8 @@ def test_rounding_is_no_verdict(decoder, changed, tmp_path):
 
 
 @pytest.mark.parametrize("fault", RECORDING_FAULTS)
-def test_a_run_that_records_another_p_than_the_models_is_a_verdict(fault, tmp_path, monkeypatch, cli):
-    with monkeypatch.context() as patch:
-        plant(patch, *RECORDING_FAULTS[fault])
+def test_a_run_that_records_another_p_than_the_models_is_a_verdict(fault, tmp_path, cli):
+    with planted(*RECORDING_FAULTS[fault]):
         folder = decoded(tmp_path, "sjd", **SAMPLED)
     outcome = cli("audit", "--run", folder, "--recompute")
     assert outcome.code == GATE and OTHERS in outcome.out and f"{folder.name} ({OTHERS}: " in outcome.err
@@ -128,9 +118,8 @@ TEMPERATURE = (Target.__call__, lambda plain, self, logits, *rest: plain(self, l
     (RECORDING_FAULTS["cache"], "sjd", {}),
     (TEMPERATURE, "ar", {"cfg": 7.0, "limit": 6, "batch": 6, "top_k": 0, "top_p": 1.0}),
 ])  # fmt: skip
-def test_bfloat16_does_not_hide_another_p(fault, decoder, changed, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        plant(patch, *fault)
+def test_bfloat16_does_not_hide_another_p(fault, decoder, changed, tmp_path):
+    with planted(*fault):
         folder = decoded(tmp_path, decoder, **SAMPLED | {"dtype": "bfloat16"} | changed)
     assert audit_run(folder, recompute=True)["verdict"] == OTHERS
 

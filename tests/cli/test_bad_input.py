@@ -4,8 +4,6 @@ several modules: every command, and the modules that refuse its input."""
 import os
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 
@@ -14,9 +12,7 @@ from specbench.models import catalog
 from specbench.runs.settings import OTHER_VARIABLES, check_environment, merge, run_settings
 
 FILES = {
-    "empty.txt": b"", "binary.txt": b"\x00\x01", "latin.txt": b"caf\xe9", "line.txt": b"x" * 50_000_000,
-    "twice.jsonl": b'{"id": "a", "text": "a red circle"}\n{"id": "a", "text": "a blue circle"}\n',
-    "cats.txt": b"three cats\n", "val2017.zip": b"PK", "bad.toml": b"sede = 3\n",
+    "empty.txt": b"", "cats.txt": b"three cats\n", "val2017.zip": b"PK", "bad.toml": b"sede = 3\n",
     "switch.toml": b"seed = true\n", "file": b"",
 }  # fmt: skip
 
@@ -43,9 +39,7 @@ BAD = [
     ("run --device tpu", "--device tpu", "cuda"), ("run --ids no-such-id", "no-such-id", ""),
     ("run --prompts shaps", "unknown prompt set 'shaps'", "did you mean 'shapes'"),
     ("run --prompts absent.txt", "prompt file 'absent.txt' does not exist", "list prompts"),
-    ("run --prompts empty.txt", "no prompts", ""), ("run --prompts binary.txt", "binary", ""),
-    ("run --prompts latin.txt", "not UTF-8", ""), ("run --prompts line.txt", "line 1 is longer", ""),
-    ("run --prompts twice.jsonl", "lines 1 and 2", ""), ("run --prompts cats.txt", "cats", ""),
+    ("run --prompts empty.txt", "no prompts", ""), ("run --prompts cats.txt", "cats", ""),
     ("run --out file", "--out file", "name a folder"), ("run --out file/inside", "--out file/inside", ""),
     ("run --out /proc/specbench", "--out /proc/specbench: cannot write there", ""),
     ("run --config bad.toml", "'sede'", "did you mean 'seed'"),
@@ -87,9 +81,10 @@ BAD = [
     ("bench gsd-1 --decoder sjd", "to add a decoder, use --with", ""), ("run --decoder gsd --sweep G", "no values", ""),
     ("run --decoder gsd --sweep H=3", "unknown setting to sweep 'H'", ""),
     ("run --decoder gsd --sweep G=3,-1", "--G -1", ""),
-    ("run --decoder gsd --sweep limit=3,4", "this setting does not make another run", ""),
+    ("run --decoder gsd --sweep limit=3,4", "its values would not give different runs", ""),
     ("run --decoder gsd --sweep tau=0.1,0.2", "--tau", ""),
     ("run --decoder gsd:G=5 --sweep G=3,4", "its values have no effect", ""),
+    ("run --decoder vvs:interval=1 --limit 1", "interval", ""),
     ("run --mode latency --batch 2", "--mode latency", ""), ("run --mode latency --workers 2", "--mode latency", ""),
     ("run --device cuda:1 --workers 2", "its own GPU", ""), ("run --mode fast", "--mode fast", ""),
     ("run --workers 0", "--workers 0", ""), ("audit sjd --run x", "", ""), ("audit --recompute", "", ""),
@@ -132,36 +127,22 @@ def box(tmp_path_factory):
 def test_bad_input_is_refused_in_one_line(line, what, hint, cli, box, monkeypatch):
     monkeypatch.chdir(box)
     outcome = cli(*shlex.split(line))
-    assert outcome.code == 2, outcome
+    outcome.refused(what, hint, alone=True)
     assert outcome.out == ""
-    assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1, outcome.err
-    assert what in outcome.err and hint in outcome.err, outcome.err
     assert sorted(os.listdir(box)) == sorted(FILES)
 
 
-def test_bad_input_is_refused_before_anything_heavy_is_imported(tmp_path):
-    for name in ("empty.txt", "file"):
-        (tmp_path / name).touch()
-    script = """
-import sys
-from specbench.cli import main
-for line in ("--top-k 100000", "--prompts empty.txt", "--out file", "--decoder x"):
-    try:
-        main(["run", *line.split()])
-    except SystemExit as stopped:
-        print(stopped.code, [name for name in ("torch", "pandas", "transformers") if name in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.stdout == "2 []\n" * 4, done
-
-
-def test_a_bad_variable_is_named(cli, tmp_path, monkeypatch):
+def test_a_bad_variable_and_a_bad_value_of_a_variable_are_named(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECBENCH_SEDE", "1")
     assert "SPECBENCH_SEDE" in cli("run", "--dry-run").err
     monkeypatch.delenv("SPECBENCH_SEDE")
     monkeypatch.setenv("SPECBENCH_G", "0")
     cli("run", "--dry-run", "--decoder", "gsd").refused("environment SPECBENCH_G")
+    monkeypatch.setenv("SPECBENCH_JSON", "maybe")
+    cli("list", "prompts").refused("(environment SPECBENCH_JSON=maybe)")
+    monkeypatch.setenv("SPECBENCH_LIMIT", "8")
+    assert "environment" not in cli("demo", "--limit", "0").err, "the option was typed"
 
 
 def test_an_unforeseen_error_is_one_line_unless_debugging(cli, monkeypatch):
@@ -173,13 +154,6 @@ def test_an_unforeseen_error_is_one_line_unless_debugging(cli, monkeypatch):
     expected = r"error: RuntimeError: two lines \(a bug at test_bad_input\.py:\d+; --debug shows the traceback\)\n"
     assert outcome.code == 1 and re.fullmatch(expected, outcome.err)
     assert "Traceback" in cli("list", "models", "--debug").err
-
-
-def test_a_bad_value_of_the_environment_is_named_with_its_variable_unless_the_option_was_typed(cli, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_JSON", "maybe")
-    cli("list", "prompts").refused("(environment SPECBENCH_JSON=maybe)")
-    monkeypatch.setenv("SPECBENCH_LIMIT", "8")
-    assert "environment" not in cli("demo", "--limit", "0").err
 
 
 _TYPED = {

@@ -31,10 +31,6 @@ from specbench.system.images import read_picture
 PROGRAM = f"{shlex.quote(sys.executable)} -m specbench"
 """Beginning of a line for a shell; the checkout's path may have spaces."""
 RUN = ("run", "--decoder", "ar,sjd", "--limit", "2", "--threads", "1")
-REPORT_KEYS = (
-    *("run_id", "model", "decoder", "options", "n", "nfe", "tokens_per_step", "step_compression", "latency_ms"),
-    *("speedup", "speedup_low", "speedup_high", "window_cost", "overhead", "scores"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -109,17 +105,6 @@ def test_a_full_disk_behind_a_stream_is_one_line_or_nothing_and_ends_no_run(fold
     assert typed("run --decoder nothing 2>/dev/full").returncode == 2
 
 
-def test_report_has_the_documented_keys(there):
-    scored = there("score")
-    assert scored.code == 0 and "prompts selected: 2 of 318: first 2 (shapes-ar-" in scored.err
-    rows = json.loads(there("report", "--json").out)
-    assert [row["decoder"] for row in rows] == ["ar", "sjd"]
-    for row in rows:
-        assert set(REPORT_KEYS) <= set(row) and row["n"] == 2 and row["latency_ms"] > 0
-        assert "shapes-detector" in [score["metric"] for score in row["scores"]]
-    assert rows[0]["tokens_per_step"] == 1 and rows[1]["tokens_per_step"] > 1.2
-
-
 def test_output_goes_through_links_and_to_stdout(there, tmp_path):
     for number, output in enumerate((("--to",), ("--format", "json", "--to"), ("--html",), ("gsd-1", "--to"))):
         (link := tmp_path / f"link-{number}").symlink_to(tmp_path / f"file-{number}")
@@ -192,13 +177,6 @@ def test_the_command_that_adds_ar_names_the_folder_where_the_run_is_now(cli, tmp
 def test_show_names_the_origin_of_every_setting(there):
     lines = dict(line.split(maxsplit=1) for line in there("show", "sjd").out.splitlines() if " (" in line)
     assert {lines[name].partition(" ")[2] for name in ("guidance", "temperature", "top_p")} == {"(left to the model)"}
-
-
-def test_report_prints_the_first_table_and_on_demand_all_with_definitions(there):
-    first, whole = there("report").out, there("report", "--all", "--explain").out
-    assert "| decoder |" in first and "- NFE: " not in first and "window cost" not in first
-    assert "- NFE: " in whole and "window cost" in whole
-    assert there("report", "--format", "csv").out.startswith("run_id,")
 
 
 def test_every_json_is_one_array_with_names_first(there):

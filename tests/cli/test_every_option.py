@@ -4,7 +4,7 @@ concerns several modules: all commands and the settings from which options are m
 import pytest
 import typer
 
-from specbench.cli import build_app
+from specbench.cli import build_app, command_completed
 
 STARTS = {
     "run": ["--dry-run", "--limit", "1"], "bench": ["sjd-1", "--dry-run"],
@@ -68,3 +68,32 @@ def test_completion_is_shown_and_installed(shell, cli, tmp_path, monkeypatch):
     assert shown.code == 0 and "specbench" in shown.out and not shown.err
     installed = cli("--install-completion", shell)
     assert installed.code == 0 and "completion installed" in installed.out and not installed.err
+
+
+OFFERED = {"repo": {"report"}, "score --bundl": {"--bundled-only"}, "bench --shar": {"--shard"}, "prompts sh": {"show"}}
+
+
+def completed(cli, monkeypatch, shell: str, line: str) -> str:
+    """Return the answer to a shell that asks what `line` may become."""
+    words = ["specbench", *line.split()]
+    monkeypatch.setenv("_SPECBENCH_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", f"specbench {line}")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    monkeypatch.setenv("COMP_WORDS", " ".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    return cli().out
+
+
+@pytest.mark.parametrize("line", OFFERED)
+def test_names_complete(line, cli, monkeypatch):
+    bash, fish, zsh = (completed(cli, monkeypatch, shell, line) for shell in ("bash", "fish", "zsh"))
+    for answer in (bash, fish):
+        offered = {text.split("\t")[0] for text in answer.splitlines() if text}  # fish has helps
+        assert offered >= OFFERED[line] and all(name.startswith(line.split()[-1]) for name in offered)
+    assert all(f'"{name}"' in zsh for name in OFFERED[line])
+
+
+def test_only_the_typed_command_is_built():
+    assert command_completed({"COMP_WORDS": "specbench run --mod"}) == "run"
+    assert command_completed({"_TYPER_COMPLETE_ARGS": "specbench list "}) == "list"
+    assert command_completed({"COMP_WORDS": "specbench ru"}) is None

@@ -11,16 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.checks.audit_settings import AuditSetting
-from specbench.checks.enumerable_model import EnumerableModel
-from specbench.checks.losslessness import stream_tokens
 from specbench.decoding.cascade import CascadeEagle, CascadeLoop, pairs_of
 from specbench.decoding.draft_tree import parse_tree, routes
 from specbench.decoding.interfaces import Context, Proposal
 from specbench.decoding.verification.ratio_tests import standard
 from specbench.models.interface import TokenLayout
-from specbench.prompts import Request
-from specbench.specs.presets import resolve
 
 V, WIDTH, TREE = 12, 6, "0 1 2 00 01 10 11 20 000 001 010 100 101 110"
 SOURCE = Path(os.environ.get("CASCADE_FOLDER", ""), "models", "ea_model_lumina_mgpt.py")
@@ -103,16 +98,6 @@ def test_drafts_are_accepted_by_the_rule_written_out_slowly(pairs):
         exact += accepted == slowly(*step, pairs, parent_cosine=1.0, pair_cosine=1.0)
         lengths.add(len(accepted))
     assert lengths == {0, 1, 2, 3} and 100 < exact < 240
-
-
-def test_without_boosts_images_longer_than_the_tree_are_eagles_and_with_them_they_are_not():
-    setting = AuditSetting("1x9 of 3, three drafts deep", TokenLayout.plain(1, 9, 3), window=4)
-    model, requests = EnumerableModel(setting.layout), [Request("", "prompt", sample) for sample in range(200)]
-    off, on = ({"parent-cosine": above, "pair-cosine": above} for above in (1.0, -1.0))
-    tree = {"tree": "0 1 00 01 10 000 001"}
-    specs = resolve("eagle", tree), resolve("cascade", tree | off), resolve("cascade", tree | on)
-    eagle, without, boosted = (stream_tokens(model, requests, spec, setting, 0) for spec in specs)
-    assert (eagle == without).all() and (eagle != boosted).any(1).mean() > 0.2
 
 
 def authors():

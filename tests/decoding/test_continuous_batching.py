@@ -17,8 +17,7 @@ from specbench.decoding.loop import Decoding, decode
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix
-from specbench.prompts import Request, requests_for
-from specbench.runs.run_progress import Reporter
+from specbench.prompts import Request
 from specbench.runs.runner import run
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
@@ -30,26 +29,25 @@ MODEL = EnumerableModel(TokenLayout.with_row_ends(2, 3, 3), ("a", "b", "c"), see
 WHOLE_BATCHES = {name for name in PRESETS if not continuous_batching.refills(build(resolve(name), MODEL))}
 
 
+CASES = [
+    *((name, {}) for name in PRESETS), ("zipar", {"rows-window": 1, "adaptive": True}),
+    *(("sjd", {"init": init, "window": 6}) for init in ("above-sample", "left-repeat")),  # drafts from neighbours
+]  # fmt: skip
+
+
 def facts(image) -> list:
-    arrays = (image.tokens, image.committed_step, image.tested, image.accepted, image.logp, image.entropy)
+    counts = (image.committed_step, image.drafted, image.tested, image.accepted)
+    arrays = (image.tokens, *counts, image.logp, image.entropy)
     return [*(np.asarray(array).tolist() for array in arrays), image.nfe, image.facts]
 
 
-def same_uniforms(image, alone) -> bool:
-    return all(np.array_equal(u, image.uniforms[order], equal_nan=True) for order, u in alone.uniforms.items())
-
-
-def alone(decoder, trace: bool = False) -> dict:
-    return {r: decode(MODEL, [r], decoder, SAMPLING, 3, trace=trace)[0] for r in REQUESTS}
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_decoder_in_any_order(name):
-    decoder = resolve(name)
-    expected = alone(decoder)
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+def test_every_decoder_in_any_order(name, options):
+    decoder = resolve(name, options)
+    expected = {request: decode(MODEL, [request], decoder, SAMPLING, 3, trace=True)[0] for request in REQUESTS}
     for rows in (2, 5):
-        order = random.Random(rows).sample(REQUESTS, len(REQUESTS))
-        images = dict(continuous_batching.decode_each(MODEL, order, rows, decoder, SAMPLING, 3))
+        shuffled = random.Random(rows).sample(REQUESTS, len(REQUESTS))
+        images = dict(continuous_batching.decode_each(MODEL, shuffled, rows, decoder, SAMPLING, 3, trace=True))
         assert set(images) == set(REQUESTS)
         for request, image in images.items():
             assert facts(image)[0] == facts(expected[request])[0], (name, rows, request)
@@ -58,7 +56,9 @@ def test_every_decoder_in_any_order(name):
                 # The rounding of a head's products depends on the batch size.
                 assert image.facts == pytest.approx(expected[request].facts, rel=1e-5, nan_ok=True)
                 assert np.array_equal(image.image, expected[request].image)
-                assert same_uniforms(image, expected[request])
+                assert np.allclose(image.draft_tv, expected[request].draft_tv, atol=1e-5, equal_nan=True)
+                for order, u in expected[request].uniforms.items():
+                    assert np.array_equal(u, image.uniforms[order], equal_nan=True)
 
 
 def test_which_decoders_refill():
@@ -66,16 +66,6 @@ def test_which_decoders_refill():
     jacobi = {"jacobi", "jacobi-tree", "jacobi-lookup", "jacobi-kary"}
     assert refilled >= jacobi | {"none", "replace", "vertical", "vertical-coupled"}
     assert not refilled & {"eagle", "eagle3", "eagle-cascade", "zipar", "row-jacobi", "jacobi-paths"}
-
-
-@pytest.mark.parametrize("init", ["above-sample", "left-repeat"])
-def test_drafts_from_neighbours_forget_the_row_s_last_image(init):
-    decoder = resolve("sjd", {"init": init, "window": 6})
-    expected = alone(decoder, trace=True)
-    for request, image in continuous_batching.decode_each(MODEL, REQUESTS, 3, decoder, SAMPLING, 3, trace=True):
-        assert facts(image) == facts(expected[request])
-        assert np.array_equal(image.draft_tv, expected[request].draft_tv, equal_nan=True)
-        assert same_uniforms(image, expected[request])
 
 
 def test_a_free_row_does_not_wait_for_its_neighbours():
@@ -131,23 +121,18 @@ def test_the_cache_holds_prompts_of_any_length(name, guidance):
 
 def test_rows_are_durable_one_by_one_and_a_bad_image_leaves_its_neighbours(tmp_path, monkeypatch):
     healthy = EnumerableModel.encode
-    texts = tiny.TEXTS
 
     def failing(self, prompts):
-        if texts[2] in prompts:
+        if tiny.TEXTS[2] in prompts:
             raise RuntimeError("no luck")
         return healthy(self, prompts)
 
     monkeypatch.setattr(EnumerableModel, "encode", failing)
 
-    class Watcher(Reporter):
-        seen = 0
+    def check(seen):
+        assert len(RunStore(next(tmp_path.iterdir())).samples(["status"])) == seen
 
-        def row(self, run_id, row):
-            self.seen += 1
-            assert len(RunStore(tmp_path / run_id).samples(["status"])) == self.seen
-
-    summary = run(tiny.executor(), [tiny.spec("sjd", batch=3)], requests_for(tiny.prompts(), 3), tmp_path, Watcher())
+    summary = run(tiny.executor(), [tiny.spec("sjd", batch=3)], tiny.REQUESTS, tmp_path, tiny.OnRow(check))
     assert (summary.done, summary.failed) == (9, 3)
 
 

@@ -16,50 +16,34 @@ from specbench.specs.run_spec import Sampling
 
 ROWS = 64
 
+
+def options(**values):
+    """A decoder with these options, each drawn from a list if it is a list."""
+    drawn = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
+    return st.fixed_dictionaries({name: st.sampled_from(value) for name, value in drawn.items()})
+
+
 VERIFIERS = st.one_of(
-    st.just({"verifier": "exact"}),
-    st.just({"verifier": "match"}),
-    st.fixed_dictionaries({"verifier": st.just("amplify"), "k": st.sampled_from([2.0, 1e9])}),
-    st.fixed_dictionaries({"verifier": st.just("add"), "eps": st.sampled_from([0.1, 1.0])}),
-    st.fixed_dictionaries(
-        {
-            "verifier": st.just("omega"),
-            "delta": st.sampled_from([0.5, 5.0]),
-            "schedule": st.sampled_from(["uniform", "exponential", "linear"]),
-        }
+    options(verifier=["exact", "match"]),
+    options(verifier="amplify", k=[2.0, 1e9]),
+    options(verifier="add", eps=[0.1, 1.0]),
+    options(verifier="omega", delta=[0.5, 5.0], schedule=["uniform", "exponential", "linear"]),
+    options(verifier="lantern", delta=[0.1, 1.0], k=[1, 2, 3, 4, 5]),
+    options(verifier="lantern++", k=[1, 2, 3, 4, 5], **{"lambda": [1.0, 9.0]}),
+    options(
+        verifier="grouped", G=[*range(1, 13)], d=[0.5, math.inf], delta=[0.15, 2.0], order=["ascending", "descending"],
+        cluster=["target", "draft", "embedding"], bounds=["half-open", "inclusive"],
     ),
-    st.fixed_dictionaries(
-        {"verifier": st.just("lantern"), "delta": st.sampled_from([0.1, 1.0]), "k": st.integers(1, 5)}
-    ),
-    st.fixed_dictionaries(
-        {"verifier": st.just("lantern++"), "lambda": st.sampled_from([1.0, 9.0]), "k": st.integers(1, 5)}
-    ),
-    st.fixed_dictionaries(
-        {
-            "verifier": st.just("grouped"),
-            "G": st.integers(1, 12),
-            "d": st.sampled_from([0.5, math.inf]),
-            "delta": st.sampled_from([0.15, 2.0]),
-            "cluster": st.sampled_from(["target", "draft", "embedding"]),
-            "order": st.sampled_from(["ascending", "descending"]),
-            "bounds": st.sampled_from(["half-open", "inclusive"]),
-        }
-    ),
-)
+)  # fmt: skip
 REFINES = st.one_of(
-    st.sampled_from([{"refine": name} for name in ("resample", "restart", "couple", "gumbel")]),
-    st.fixed_dictionaries({"refine": st.just("reuse"), "tau": st.sampled_from([0.0, 0.5])}),
+    options(refine=["resample", "restart", "couple", "gumbel"]), options(refine="reuse", tau=[0.0, 0.5])
 )
 INITS = st.sampled_from(["uniform", "left-repeat", "left-sample", "left-top1", "above-repeat", "above-sample"])
 DRAFTERS = st.one_of(
-    st.just({"drafter": "jacobi"}),
-    st.fixed_dictionaries(
-        {"drafter": st.just("jacobi-tree"), "siblings": st.integers(1, 4), "depth": st.integers(1, 5)}
-    ),
-    st.fixed_dictionaries({"drafter": st.just("vertical"), "siblings": st.integers(1, 4)}),
-    st.fixed_dictionaries(
-        {"drafter": st.just("eagle"), "tree": st.sampled_from(["chain", "mc_sim_7b_63", "0 1 2 3 4 10 11 20 200"])}
-    ),
+    options(drafter="jacobi"),
+    options(drafter="jacobi-tree", siblings=[1, 2, 3, 4], depth=[1, 2, 3, 4, 5]),
+    options(drafter="vertical", siblings=[1, 2, 3, 4]),
+    options(drafter="eagle", tree=["chain", "mc_sim_7b_63", "0 1 2 3 4 10 11 20 200"]),
 )
 
 

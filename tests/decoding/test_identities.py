@@ -31,13 +31,19 @@ WITH_WINDOW = [
     if "window" in options_of(preset) and name != "sjd-pac-released"  # whose window has a draft at least
 ]
 WINDOWS = [2, 3, 5, 32]
+TREE = {"tree": "0 1 00 01 10 000 001"}
+OMEGA = {"drafter": "jacobi-tree", "window": 5, "verifier": "omega"}
 IDENTITIES = [
     ("replace", {"share": 0}, "ar", {}), ("sjd-block", {"window": 2}, "sjd", {"window": 2}),
     ("sjd-pac", {"siblings": 1, "window": 5}, "scd-mc", {"window": 5}),
     ("best-lossless", {"lookups": 0, "siblings": 1, "window": 5}, "scd-mc", {"window": 5}),
     ("best-lossless", {"lookups": 0, "window": 5}, "sjd-pac", {"window": 5}),
     ("pathexplore", {"paths": 1, "window": 5}, "sjd-released", {"window": 5}),
-    ("uniform-rsd", {"delta": 1}, "eagle", {}), ("eagle-gbv", {"paths": 1, "window": 6}, "eagle-block", {}),
+    ("cascade", TREE | {"parent-cosine": 1.0, "pair-cosine": 1.0}, "eagle", TREE),
+    ("vvs", {"interval": 1024, "after": 2}, "eagle", {}), ("uniform-rsd", {"delta": 1}, "eagle", {}),
+    *(("sjd", OMEGA | {"delta": 1, "residual": residual}, "sjd", {"drafter": "jacobi-tree", "window": 5})
+      for residual in ("standard", "optimal")),
+    ("eagle-gbv", {"paths": 1, "window": 6}, "eagle-block", {}),
 ]  # fmt: skip
 FAMILIES = ("anole", "emu3", "janus", "llamagen", "lumina-512", "simplear")
 ENUMERABLE = {
@@ -89,16 +95,14 @@ def test_the_extended_decoder_returns_the_tokens_of_the_plain_one(model, name, o
         np.testing.assert_array_equal(extended, drawn(model, resolve(same, plain), sampling, images))
 
 
-@pytest.mark.parametrize("name", WITH_WINDOW)
-def test_window_one_is_ar(name, tables):
-    assert np.array_equal(drawn(tables, resolve(name, {"window": 1})), drawn(tables, resolve("ar")))
+SAME_AS_AR = [*((name, 1) for name in WITH_WINDOW), *(("predictive", window) for window in WINDOWS)]
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-def test_predictive_sampling_is_ar_for_every_window(window, tables):
+@pytest.mark.parametrize(("name", "window"), SAME_AS_AR)
+def test_window_one_and_predictive_sampling_of_every_window_are_ar(name, window, tables):
     for sampling in (SAMPLINGS[1], Sampling(2.5, 0.7, 2), Sampling(1.0, 1.3, 0, 0.8)):
-        predicted = drawn(tables, resolve("predictive", {"window": window}), sampling)
-        assert np.array_equal(predicted, drawn(tables, resolve("ar"), sampling))
+        same = drawn(tables, resolve(name, {"window": window}), sampling)
+        assert np.array_equal(same, drawn(tables, resolve("ar"), sampling))
 
 
 @pytest.mark.parametrize(
@@ -110,6 +114,8 @@ def test_predictive_sampling_is_ar_for_every_window(window, tables):
         ("gsd", {"G": 1, "cluster": "embedding"}, None),
         ("amplify", {"k": 1.0}, {"k": 2.0}),
         ("add", {"eps": 0.0}, {"eps": 0.1}),
+        ("sjd", {"verifier": "omega", "delta": 1.0}, {"verifier": "omega", "delta": 3.0}),
+        ("sjd", {"verifier": "omega", "delta": 1.0, "residual": "optimal"}, None),
         ("sjd", {"fresh-q": "uniform"}, {"fresh-q": "onehot"}),  # both are exact
     ],
 )
@@ -134,8 +140,8 @@ def test_top_k_one_is_greedy_ar(name, tables):
 OF_REFERENCE = Sampling(guidance=2.0, temperature=1.2, top_k=40)
 
 
-def of_reference(model, text: str, window: int, sample: int) -> list[int]:
-    session = model.begin(model.encode([text]), OF_REFERENCE.guidance, window)
+def of_reference(model, window: int, sample: int) -> list[int]:
+    session = model.begin(model.encode(["a cat"]), OF_REFERENCE.guidance, window)
     target, layout = Target(model.layout, OF_REFERENCE, model.device), model.layout
     noise = Noise([row_key(7, "p", sample)], layout.vocab)
 
@@ -153,12 +159,5 @@ def test_the_loop_draws_the_tokens_of_the_reference(window, images):
     decoder = resolve("sjd", {"window": window, "fresh-q": "uniform"})
     requests = [Request("a cat", "p", sample) for sample in range(images)]
     decoded = decode(model, requests, decoder, OF_REFERENCE, 7, render=False)
-    expected = [of_reference(model, "a cat", window, sample) for sample in range(images)]
+    expected = [of_reference(model, window, sample) for sample in range(images)]
     assert [image.tokens.tolist() for image in decoded] == expected and len(set(map(tuple, expected))) > images / 2
-
-
-def test_the_loop_draws_the_tokens_of_the_reference_with_a_network():
-    model = load_model("shapes")
-    decoder = resolve("sjd", {"window": 16, "fresh-q": "uniform"})
-    [image] = decode(model, [Request("a red circle", "p", 0)], decoder, OF_REFERENCE, 7, render=False)
-    assert image.tokens.tolist() == of_reference(model, "a red circle", 16, 0) and image.nfe < 200

@@ -4,9 +4,11 @@ concerns several modules: the decode step with every model and decoder."""
 
 import pytest
 import torch
-from one_device import NoKernel, OneDevice, OtherDevice, give_host_reads, refuse_host_numbers, step
 from tiny_llama import Tiny
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from specbench.decoding import row_jacobi, zipar
 from specbench.decoding.drafters import eagle, vertical
 from specbench.decoding.loop import Decoding, begin, noise_keys
 from specbench.decoding.sampling import Target
@@ -16,6 +18,7 @@ from specbench.models.catalog import find_model, models
 from specbench.models.facts import ModelChoice
 from specbench.models.families.base import load
 from specbench.models.hub_model import HubModel
+from specbench.models.transformer import host_sync
 from specbench.prompts import Request
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
@@ -27,6 +30,71 @@ REQUESTS = [Request("four", "a"), Request("five!", "b")]
 LABELS = [Request("4", "a"), Request("5", "b")]
 FAMILIES = list({model.target: name for name, model in models().items() if isinstance(model, HubModel)}.values())
 OF_EACH_KIND = ("sjd", "gsd", "zipar")
+
+
+class OtherDevice(AssertionError):
+    """A tensor on another device than the model's."""
+
+
+class NoKernel(Exception):
+    """An operation that CUDA does not have."""
+
+
+_PRODUCTS = {
+    getattr(torch.ops.aten, name) for name in ("matmul", "mm", "bmm", "mv", "addmm", "addmv", "baddbmm", "dot")
+}
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses operations that take or make a tensor on another device than `device`, and matrix products of integers,
+    for which CUDA has no kernel."""
+
+    def __init__(self, device: str):
+        super().__init__()
+        self._kind = torch.device(device).type
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket in _PRODUCTS and not result.is_floating_point():
+            raise NoKernel(f"{function} of integers")
+        for value in tree_leaves((args, kwargs, result)):
+            if isinstance(value, torch.Tensor) and value.device.type != self._kind:
+                raise OtherDevice(f"{function} has a tensor of shape {list(value.shape)} on {value.device}")
+        return result
+
+
+class RowsAtWork:
+    """Answer loops that ask once a step which rows are at work: all of them, so many times."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def __call__(self, numbers: torch.Tensor) -> list[bool]:
+        self.left -= 1
+        return [self.left >= 0] * len(numbers)
+
+
+_ROWS_AT_WORK = RowsAtWork()
+
+
+def step(loop) -> None:
+    """One step of any decode loop."""
+    if hasattr(loop, "step"):
+        loop.step(0)
+    else:
+        _ROWS_AT_WORK.left = 1
+        for _ in loop.run():
+            pass
+
+
+def refuse_host_numbers(monkeypatch) -> None:
+    """Fail if a tensor is made from numbers of the host, for which a GPU waits."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a step makes a tensor from numbers of the host, for which a GPU waits")
+
+    monkeypatch.setattr(torch, "tensor", refuse)
+    monkeypatch.setattr(torch, "as_tensor", lambda x, *a, **k: x if isinstance(x, torch.Tensor) else refuse())
 
 
 class Dealt(Tiny):
@@ -43,7 +111,11 @@ def no_numbers(monkeypatch):
     monkeypatch.setattr(eagle, "eagle3_head_for", lambda model, path: model.own_eagle3_head())
     monkeypatch.setattr(vertical, "vertical_head_for", lambda model, path: model.own_vertical_head())
     monkeypatch.setattr(lantern, "neighbour_table", lambda codebook, raw: torch.zeros(len(codebook), 8))
-    give_host_reads(monkeypatch)
+    # What a run may ask a device once per batch or image, and loops over image rows once a step.
+    monkeypatch.setattr(eagle, "to_host", lambda numbers: [4] * len(numbers))
+    monkeypatch.setattr(zipar, "to_host", _ROWS_AT_WORK)
+    monkeypatch.setattr(row_jacobi, "to_host", _ROWS_AT_WORK)
+    monkeypatch.setattr(host_sync.AsyncHostCopy, "latest", lambda self, numbers, when: ([4] * len(numbers), when))
     with torch.inference_mode():
         yield
 
@@ -104,17 +176,13 @@ def test_a_trace_stays_on_its_device(name, tiny):
         loop.step(0)
 
 
-def integers(logits):
-    return torch.ones_like(logits, dtype=torch.long) @ torch.ones_like(logits[0, 0], dtype=torch.long)
-
-
 @pytest.mark.parametrize(
     ("added", "error"),
     [
         (lambda logits: torch.zeros(logits.shape[-1]), OtherDevice),
         (lambda logits: logits.max().item(), RuntimeError),
         (lambda logits: torch.tensor([1.0], device=logits.device), AssertionError),
-        (lambda logits: integers(logits)[..., None], NoKernel),
+        (lambda logits: (torch.ones_like(logits).long() @ torch.ones_like(logits[0, 0]).long())[..., None], NoKernel),
     ],
     ids=["cpu tensor", "host read", "numbers sent", "product of integers"],
 )

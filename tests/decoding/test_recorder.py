@@ -30,7 +30,6 @@ from specbench.store.run_store import RunStore
 
 LAYOUT = TokenLayout.with_row_ends(2, 4, 3)
 SAMPLING = Sampling(guidance=2.0, temperature=0.9)
-FREE = np.array(LAYOUT.forced) < 0
 MODEL = EnumerableModel(LAYOUT, sharpness=1.0)
 
 
@@ -39,13 +38,13 @@ def images(name, count=6000, model=MODEL, **options):
     return decode(model, [Request("", "prompt", n) for n in range(count)], spec, SAMPLING, 0, render=False)
 
 
-def audited(decoded, level=0.001):
+def audited(decoded):
+    free = LAYOUT.free_slots()
     orders = [name for name in uniforms.ORDERS if all(name in image.uniforms for image in decoded)]
-    u = {name: np.stack([image.uniforms[name][FREE] for image in decoded]).astype(float) for name in orders}
+    u = {name: np.stack([image.uniforms[name][free] for image in decoded]).astype(float) for name in orders}
     steps = np.stack([image.committed_step for image in decoded])
-    first = np.stack([np.searchsorted(row, row) for row in steps])
-    place = (np.arange(steps.shape[1]) - first)[:, FREE]
-    return audit_tokens(Tokens(u, place, np.stack([image.entropy[FREE] for image in decoded])), level)
+    place = np.arange(steps.shape[1]) - np.stack([np.searchsorted(row, row) for row in steps])
+    return audit_tokens(Tokens(u, place[:, free], np.stack([image.entropy[free] for image in decoded])), 0.001)
 
 
 def windowed(name, window):
@@ -56,18 +55,11 @@ def test_values_match_the_model_given_the_true_prefix():
     decoded = images("sjd", 20, window=3)
     for sample, image in enumerate(decoded):
         v = Noise([row_key(0, "prompt", sample)], LAYOUT.vocab).tie_break(torch.arange(LAYOUT.length)[None])[0].numpy()
-        code = 0
-        for slot, token in enumerate(image.tokens.tolist()):
-            if FREE[slot]:
-                row = MODEL.offsets[slot] + code
-                tables = (table[0, row].numpy().astype(float) for table in (MODEL.conditional, MODEL.unconditional))
-                conditional, unconditional = tables
-                p = processed(unconditional + 2.0 * (conditional - unconditional), SAMPLING)
-                by_id = p[:token].sum() + v[slot] * p[token]
-                by_p = p[p > p[token]].sum() + v[slot] * p[token]
-                assert image.uniforms["u_id"][slot] == pytest.approx(by_id, abs=1e-5)
-                assert image.uniforms["u_p"][slot] == pytest.approx(by_p, abs=1e-5)
-            code += token * LAYOUT.vocab**slot
+        for slot in LAYOUT.free_slots():
+            p, token = target(MODEL, image.tokens, slot), image.tokens[slot]
+            by_id, by_p = (p[others].sum() + v[slot] * p[token] for others in (np.arange(len(p)) < token, p > p[token]))
+            assert image.uniforms["u_id"][slot] == pytest.approx(by_id, abs=1e-5)
+            assert image.uniforms["u_p"][slot] == pytest.approx(by_p, abs=1e-5)
 
 
 def test_slots_without_a_tested_draft_have_no_value_in_the_orders_of_drafts():
@@ -83,9 +75,8 @@ def test_slots_without_a_tested_draft_have_no_value_in_the_orders_of_drafts():
 
 @pytest.mark.parametrize("siblings", [1, 2])
 def test_a_draft_that_only_other_images_of_the_batch_have_is_not_counted(siblings):
-    batch = images("adt-tree", 12, window=5, siblings=siblings)
-    for sample, image in enumerate(batch):
-        spec = resolve("adt-tree", {"window": 5, "siblings": siblings})
+    spec = resolve("adt-tree", {"window": 5, "siblings": siblings})
+    for sample, image in enumerate(images("adt-tree", 12, window=5, siblings=siblings)):
         [alone] = decode(MODEL, [Request("", "prompt", sample)], spec, SAMPLING, 0, render=False)
         for counts in ("drafted", "tested", "accepted"):
             assert (getattr(image, counts) == getattr(alone, counts)).all(), counts
@@ -103,19 +94,15 @@ def test_steps_computed_together_have_the_values_of_single_ones(monkeypatch, nam
 
 
 LOSSLESS = [name for name in PRESETS if resolve(name).lossless]
+OWN_Q = ({"fresh-q": "onehot"}, {"init": "left-sample"}, {"init": "above-repeat"})
+UNIFORM = [(name, 2500, windowed(name, 3 + number % 2)) for number, name in enumerate(LOSSLESS)]
+UNIFORM += [(name, 4000, {"window": 4} | change) for change in OWN_Q for name in ("sjd", "scd-mc", "scd-gs")]
 
 
-@pytest.mark.parametrize("name", LOSSLESS)
-def test_lossless_decoders_give_independent_uniform_values(name):
-    result = audited(images(name, 2500, **windowed(name, 3 + LOSSLESS.index(name) % 2)))
+@pytest.mark.parametrize(("name", "count", "options"), UNIFORM, ids=str)
+def test_lossless_decoders_give_independent_uniform_values(name, count, options):
+    result = audited(images(name, count, **options))
     assert not result.deviates, result.tests[0]
-
-
-@pytest.mark.parametrize("change", [{"fresh-q": "onehot"}, {"init": "left-sample"}, {"init": "above-repeat"}])
-def test_initialisations_with_their_own_q_give_uniform_values(change):
-    for name in ("sjd", "scd-mc", "scd-gs"):
-        result = audited(images(name, 4000, window=4, **change))
-        assert not result.deviates, (name, result.tests[0])
 
 
 @pytest.mark.parametrize(("name", "count", "options"), [
@@ -129,33 +116,26 @@ def test_lossy_decoders_are_flagged(name, count, options):
     assert result.deviation.low > 0
 
 
-def test_sampling_from_a_sharpened_p_is_flagged(monkeypatch):
-    plain = Noise.run_race
-    monkeypatch.setattr(Noise, "run_race", lambda self, weights, *where: plain(self, weights**1.15, *where))
-    result = audited(images("ar"))
-    assert result.deviates
-    assert result.tests[0].order == "u_p"
-
-
-@pytest.mark.parametrize(("what", "options", "count"), [
-    ("a coupled slot without a draft is drawn from [p - q]+ with a stale q", {"window": 2}, 6000),
-    ("q is that of the slot before", {"window": 4}, 6000), ("the images of a prompt share their noise", {}, 2000),
-])  # fmt: skip
-def test_a_planted_bug_is_flagged(what, options, count, monkeypatch):
-    [bug] = [bug for bug in BUGS if bug.what == what]
-    plant(monkeypatch, bug.seam, bug.fault)
-    assert audited(images(bug.decoder, count, **options)).deviates
-
-
-def test_recording_in_an_order_that_knows_the_outcome_is_flagged(monkeypatch):
+def in_an_order_that_knows_the_outcome(plain, self, seen):
     """Ranks by p over the empirical distribution of the draft itself: such an order is not a function of the past."""
-    plain = uniforms.UniformsRecorder.note
+    plain(self, seen._replace(q=torch.nn.functional.one_hot(seen.tokens, seen.p.shape[-1]).float()))
 
-    def note(self, seen):
-        plain(self, seen._replace(q=torch.nn.functional.one_hot(seen.tokens, seen.p.shape[-1]).float()))
 
-    monkeypatch.setattr(uniforms.UniformsRecorder, "note", note)
-    assert audited(images("sjd", 2000, window=4)).deviates
+FAULTS = {
+    "a coupled slot without a draft is drawn from [p - q]+ with a stale q": ({"window": 2}, 6000),
+    "q is that of the slot before": ({"window": 4}, 6000), "the images of a prompt share their noise": ({}, 2000),
+}  # fmt: skip
+FLAGGED = [(bug.decoder, bug.seam, bug.fault, *FAULTS[bug.what]) for bug in BUGS if bug.what in FAULTS]
+FLAGGED += [
+    ("ar", Noise.run_race, lambda plain, self, weights, *where: plain(self, weights**1.15, *where), {}, 6000),
+    ("sjd", uniforms.UniformsRecorder.note, in_an_order_that_knows_the_outcome, {"window": 4}, 2000),
+]
+
+
+@pytest.mark.parametrize(("decoder", "seam", "fault", "options", "count"), FLAGGED)
+def test_a_planted_bug_is_flagged(decoder, seam, fault, options, count, monkeypatch):
+    plant(monkeypatch, seam, fault)
+    assert audited(images(decoder, count, **options)).deviates and len(FLAGGED) == 5
 
 
 def traced(decoder: str, images: int, layout: TokenLayout, **options):
@@ -192,10 +172,9 @@ def test_an_exact_test_accepts_as_often_as_the_distributions_overlap(decoder):
     _, rows = traced(decoder, 3000, TokenLayout.plain(1, 5, 5), **({} if decoder == "eagle" else {"window": 4}))
     distance = np.concatenate([row.draft_tv for row in rows])
     distance = distance[~np.isnan(distance)]
-    name = "sibling_0_accepted" if decoder in ("sjd-pac", "eagle") else None
-    if name:
-        tested = sum(row.facts.get("sibling_0_tested", 0) for row in rows)
-        accepted = sum(row.facts.get(name, 0) * row.facts.get("sibling_0_tested", 0) for row in rows)
+    if decoder in ("sjd-pac", "eagle"):
+        first = np.array([[row.facts.get(f"sibling_0_{name}", 0) for name in ("tested", "accepted")] for row in rows])
+        tested, accepted = first[:, 0].sum(), first.prod(1).sum()  # the share of the tested that is accepted
     else:
         tested, accepted = (sum(getattr(row, field).sum() for row in rows) for field in ("tested", "accepted"))
     assert tested == len(distance) > 3000
@@ -241,15 +220,9 @@ def test_a_traced_run_redoes_only_what_has_no_trace(tmp_path):
     for old in before.itertuples():
         assert list(rows.loc[old.prompt_id, "tokens"]) == list(old.tokens)
         assert len(rows.loc[old.prompt_id, "draft_tv"]) == len(old.tokens)
-
-
-def test_a_trace_of_an_image_that_was_redone_since_does_not_count(tmp_path):
-    spec, executor = tiny.spec("sjd"), tiny.executor()
-    runner.run(executor, [spec], requests_for(tiny.prompts(2)), tmp_path, trace=True)
-    folder = tmp_path / spec.run_id
-    next((folder / "images").iterdir()).unlink()
-    assert runner.run(executor, [spec], requests_for(tiny.prompts(2)), tmp_path).done == 1
-    assert len(RunStore(folder).traces()) == 1
+        (tmp_path / spec.run_id / rows.loc[old.prompt_id, "image"]).unlink()
+    assert runner.run(executor, [spec], requests_for(tiny.prompts(4)), tmp_path).done == 2
+    assert len(RunStore(tmp_path / spec.run_id).traces()) == 1, "a trace of an image that was redone does not count"
 
 
 def test_numbers_of_traces():

@@ -73,10 +73,8 @@ def outcome(rule, p=P, q=Q, tokens=TOKENS):
 def test_worked_example(delta, a, mass, left, emitted):
     for actual, expected in zip(outcome(omega(delta=delta)), (a, mass, left, emitted), strict=True):
         np.testing.assert_allclose(actual.squeeze(0), expected, atol=2e-6)
-
-
-def test_an_acceptance_below_one_is_biased_under_the_standard_residual():
-    assert math.isclose((outcome(omega(standard, delta=0.5))[3] - P).abs().sum() / 2, 0.175, abs_tol=1e-6)
+    biased = outcome(omega(standard, delta=0.5))[3]
+    assert math.isclose((biased - P).abs().sum() / 2, 0.175, abs_tol=1e-6), "an acceptance below one"
 
 
 @pytest.mark.parametrize(("delta", "expected"), [
@@ -229,21 +227,6 @@ def test_neighbour_table_is_built_once(tmp_path, monkeypatch):
     assert torch.equal(lantern.neighbour_table(codebook, folder=tmp_path), table)
 
 
-@pytest.mark.parametrize("drafter", ["jacobi", "jacobi-tree"])
-def test_weight_one_is_the_exact_rule_bit_for_bit(drafter):
-    model = EnumerableModel(TokenLayout.with_row_ends(2, 2, 3))
-    requests = [Request("", "prompt", index) for index in range(500)]
-
-    def tokens(options):
-        spec = resolve("sjd", {"drafter": drafter, "window": 5} | options)
-        return np.stack([row.tokens for row in decode(model, requests, spec, Sampling(1.0), 3, render=False)])
-
-    exact = tokens({})
-    for residual in ("standard", "optimal"):
-        assert np.array_equal(exact, tokens({"verifier": "omega", "delta": 1.0, "residual": residual}))
-    assert not np.array_equal(exact, tokens({"verifier": "omega", "delta": 3.0}))
-
-
 STRICT = [
     {"verifier": "omega", "delta": 0.6},
     {"verifier": "omega", "delta": 0.5, "schedule": "exponential", "nu": 0.02},
@@ -252,15 +235,10 @@ STRICT = [
 ]
 
 
-@pytest.mark.parametrize("options", STRICT, ids=str)
-def test_any_stricter_acceptance_with_the_optimal_residual_is_lossless(options):
-    [result] = audit_decoders([resolve("sjd", options | {"residual": "optimal"})], samples=6_000)
-    assert result["verdict"] == "no deviation seen", result
-
-
-def test_a_stricter_acceptance_with_the_standard_residual_is_caught():
-    [result] = audit_decoders([resolve("sjd", STRICT[0] | {"residual": "standard"})], samples=10_000)
-    assert result["verdict"] == "lossy", result
+@pytest.mark.parametrize(("options", "residual"), [*((each, "optimal") for each in STRICT), (STRICT[0], "standard")])
+def test_any_stricter_acceptance_is_lossless_with_the_optimal_residual_alone(options, residual):
+    [result] = audit_decoders([resolve("sjd", options | {"residual": residual})], samples=8_000)
+    assert result["verdict"] == ("lossy" if residual == "standard" else "no deviation seen"), result
 
 
 RELAXED = [

@@ -2,6 +2,8 @@
 wide windows. Jacobi windows in several rows: a slow reference of the rule, what is exact and what each part costs. It
 concerns several modules: row_loop, zipar and row_jacobi."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -27,10 +29,9 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-def rows_of(layout, name, **options):
-    model = EnumerableModel(layout)
-    requests = [Request("", "prompt", sample) for sample in range(200)]
-    return decode(model, requests, resolve(name, options), Sampling(2.0), 3, render=False)
+def rows_of(layout, name, samples=200, guidance=2.0, **options):
+    requests = [Request("", "prompt", sample) for sample in range(samples)]
+    return decode(EnumerableModel(layout), requests, resolve(name, options), Sampling(guidance), 3, render=False)
 
 
 def tokens(rows) -> np.ndarray:
@@ -76,18 +77,6 @@ def test_a_first_token_that_saw_its_whole_past_in_the_end_follows_it(adaptive, e
     setting = AuditSetting("zipar", TokenLayout.plain(2, 2, 3), tables=2)
     spec = resolve("zipar", {"rows-window": 1, "adaptive": adaptive})
     assert (p_value(observe(setting, spec, 20_000, seed=0)) > AUDIT_LEVEL) == exact
-
-
-def test_an_image_does_not_depend_on_its_batch():
-    model = EnumerableModel(TokenLayout.plain(3, 2, 3))
-    requests = [Request("", "prompt", sample) for sample in range(24)]
-    spec = resolve("zipar", {"rows-window": 1, "adaptive": True})
-
-    def decoded(size):
-        parts = [requests[start : start + size] for start in range(0, 24, size)]
-        return tokens([row for part in parts for row in decode(model, part, spec, Sampling(1.0), 3, render=False)])
-
-    assert np.array_equal(decoded(24), decoded(1))
 
 
 def test_a_grammar_it_cannot_read_is_refused():
@@ -175,12 +164,6 @@ def uncached(model, prefix, row, length, elements):
 THREE_ROWS = [TokenLayout.plain(3, 4, 3), TokenLayout.with_row_ends(3, 4, 3), TokenLayout.with_row_ends(1, 4, 3)]
 PJD = ("pjd", "pjd-released", "pjd-residual")
 V = 3
-
-
-def decoded(layout, name, samples=60, model=None, **options):
-    model = model or EnumerableModel(layout)
-    requests = [Request("", "prompt", sample) for sample in range(samples)]
-    return decode(model, requests, resolve(name, options), Sampling(1.0), 3, render=False)
 
 
 class SlowRows:
@@ -276,35 +259,24 @@ class SlowRows:
 @pytest.mark.parametrize("layout", THREE_ROWS, ids=str)
 def test_tokens_and_forwards_match_the_rule(layout, name, tau):
     model = EnumerableModel(layout)
-    images = decoded(layout, name, 40, model, **{"window": 3, "rows-window": 2})
+    images = rows_of(layout, name, 40, 1.0, **{"window": 3, "rows-window": 2})
     for sample, image in enumerate(images):
         slow = SlowRows(model, Request("", "prompt", sample), 3, 2, tau)
         assert list(image.tokens) == slow.run()
         assert image.nfe == slow.steps
 
 
-@pytest.mark.parametrize("name", PJD)
-@pytest.mark.parametrize("layout", THREE_ROWS, ids=str)
-def test_rows_that_wait_for_the_row_above_are_exact(layout, name):
-    setting = AuditSetting(f"rows {layout}", layout, tables=1)
-    if layout.height * layout.width > 8:
-        setting = AuditSetting("rows", TokenLayout(2, 4, 2, None or TokenLayout.plain(2, 4, 2).forced))
+EXACT = [
+    *itertools.product((TokenLayout.plain(2, 4, 2), TokenLayout.with_row_ends(1, 4, 3)), PJD, ["tables"]),
+    (TokenLayout.with_row_ends(2, 4, 2), "pjd-residual", "transformer"),  # over a cache
+]
+
+
+@pytest.mark.parametrize(("layout", "name", "model"), EXACT, ids=str)
+def test_rows_that_wait_for_the_row_above_are_exact(layout, name, model):
+    setting = AuditSetting(f"rows {layout}", layout, Sampling(2.0), tables=1, model=model)
     spec = resolve(name, {"window": 3, "rows-window": 4} | ({} if name != "pjd-released" else {"tau": 1e9}))
     assert p_value(observe(setting, spec, 5_000, seed=0)) > AUDIT_LEVEL
-
-
-@pytest.mark.parametrize("name", PJD)
-def test_rows_that_do_not_wait_are_lossy(name):
-    setting = AuditSetting("3x4 of 2, rows", TokenLayout.plain(3, 4, 2), window=2)
-    assert p_value(observe(setting, resolve(name, {"rows-window": 2}), 10_000, seed=0)) < AUDIT_LEVEL
-
-
-def test_a_transformer_sees_the_same_columns_as_a_table():
-    """Rows that wait for the row above, over a cache: the exact joint distribution."""
-    layout = TokenLayout.with_row_ends(2, 4, 2)
-    setting = AuditSetting("rows, transformer", layout, Sampling(2.0), model="transformer")
-    spec = resolve("pjd-residual", {"window": 3, "rows-window": 4})
-    assert p_value(observe(setting, spec, 3_000, seed=0)) > AUDIT_LEVEL
 
 
 @torch.inference_mode()

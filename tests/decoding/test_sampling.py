@@ -11,8 +11,6 @@ from specbench.decoding import sampling
 from specbench.decoding.loop import decode
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import kept, kth_largest, ranked_around, run_race, without
-from specbench.decoding.verification.ratio_tests import DraftTests
-from specbench.decoding.verification.refinement import Couple
 from specbench.errors import SpecbenchError
 from specbench.models.transformer.forward import guide
 from specbench.prompts import Request
@@ -101,21 +99,6 @@ def test_the_tokens_around_a_token_match_the_whole_ranking(wide, descending, mon
             around = order[max(place - before, 0) : place + after + 1]
             assert [v for v, is_there in zip(tokens, there, strict=True) if is_there] == around
             assert all(v == token for v, is_there in zip(tokens, there, strict=True) if not is_there)
-
-
-def test_coupled_drafts_are_the_same_either_way(monkeypatch):
-    draws = torch.Generator().manual_seed(0)
-    p = torch.rand(64, 3, 12, generator=draws) * (torch.rand(64, 3, 12, generator=draws) < 0.4)
-    p[..., -1] += 0.1
-    p, q = p / p.sum(-1, keepdim=True), torch.rand(64, 2, 12, generator=draws).softmax(-1)
-    positions, step = torch.arange(3).repeat(64, 1), torch.ones(64, 1, dtype=torch.long)
-    draft, coin = torch.randint(12, (64, 2), generator=draws), torch.rand(64, 2, generator=draws)
-    tests = DraftTests.of(p[:, :2], q, draft, coin, positions[:, :2], torch.arange(1, 3))
-    drafts = []
-    for wide in (99, 0):
-        monkeypatch.setattr(sampling, "WIDE", wide)
-        drafts.append(Couple(None).refine(p, tests, Noise(range(64), 12), positions, step))
-    assert torch.equal(*drafts)
 
 
 def test_a_nan_distribution_still_fails_its_image(monkeypatch):

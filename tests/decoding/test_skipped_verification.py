@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from refusals import refused
 
 from specbench.checks.enumerable_model import EnumerableTransformer
 from specbench.decoding.draft_tree import parse_tree
@@ -176,16 +175,3 @@ def test_images_match_a_slow_decoder(tree, layout, interval):
         assert row.tokens.tolist() == tokens
         assert row.nfe == forwards == row.committed_step.max()
         assert (row.uniforms["u_id"] > 0).all()
-
-
-def test_without_skips_images_equal_eagles():
-    model = mild(ROW_ENDS)
-    requests = [Request(text, text) for text in ("a", "bb")]
-    specs = resolve("eagle"), resolve("vvs", {"interval": 1024})
-    images, other = (decode(model, requests, spec, GUIDED, 0, render=False) for spec in specs)
-    assert all(a.tokens.tolist() == b.tokens.tolist() and a.nfe == b.nfe for a, b in zip(images, other, strict=True))
-
-
-def test_an_interval_below_two_is_refused_in_one_line(cli):
-    cli("run", "--decoder", "vvs:interval=1", "--limit", "1").refused("interval")
-    refused("interval", resolve, "vvs", {"interval": 0})

@@ -64,24 +64,8 @@ def test_acceptance_is_the_papers_formula(seed):
                 px, qx = float(p[row, token]), float(q[row, token])
                 if qx > 0:
                     assert math.isclose(accepted[row, token], min(1.0, formula(px, qx)), abs_tol=1e-12)
-
-
-def test_a_token_of_zero_probability_is_rejected_even_under_zero_over_zero():
-    p = torch.tensor([[0.0, 1.0]])
-    for rule in (Exact(context()), Amplify(context(), k=9.0)):
-        assert rule.acceptance(p, p, torch.tensor([[0]])).item() == 0
-
-
-@steady
-@given(seeds)
-def test_residuals_reproduce_p_the_optimal_one_for_any_acceptance_at_most_exact(seed):
-    p, q = pair(seed)
-    exact = (p / q).nan_to_num(0, 0).clamp(max=1)
-    damped = exact * torch.rand(p.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    for a, residual in ((exact, standard(p, q)), (damped, optimal(p, q, lambda p, q, x: damped.gather(-1, x)))):
-        normalised = residual / residual.sum(-1, keepdim=True)
-        emitted = a * q + (1 - (a * q).sum(-1, keepdim=True)) * normalised
-        torch.testing.assert_close(emitted, p, atol=1e-12, rtol=0)
+                elif px == 0 and not isinstance(rule, Add):
+                    assert accepted[row, token] == 0, "zero over zero"
 
 
 @pytest.mark.parametrize("residual", [standard, optimal])
@@ -192,12 +176,9 @@ def independent(a: np.ndarray, b: np.ndarray) -> float:
     return fit(np.bincount((a.ravel() * 8).astype(int) * 8 + (b.ravel() * 8).astype(int), minlength=64))
 
 
-def test_noise_is_uniform():
+def test_noise_is_uniform_and_at_two_addresses_independent():
     for stream in Stream:
         assert fit(np.bincount((uniforms(0, stream) * 256).astype(int).ravel(), minlength=256)) > 1e-4
-
-
-def test_noise_at_two_addresses_is_independent():
     base = uniforms(0, Stream.TOKEN)
     assert independent(base[:, :-1], base[:, 1:]) > 1e-4, "neighbouring slots"
     assert independent(base[:-1], base[1:]) > 1e-4, "neighbouring samples"

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import authors_formats as formats
 import numpy as np
 import pytest
+from brightness import Brightness, register
 from PIL import Image
 from refusals import refused
 
@@ -17,12 +18,11 @@ from specbench.cli import score, stored
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import official_exchange, scoring
-from specbench.metrics.base import Metric, Score, Settings
+from specbench.metrics.base import Settings
 from specbench.metrics.catalog import PROTOCOLS
 from specbench.metrics.external_images import IMAGE_LAYOUTS, external_images, prompts_of_images
 from specbench.metrics.reference import ReferenceImages
 from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts
-from specbench.stats import mean_interval
 from specbench.store.schema import image_name
 from specbench.system.images import read_picture
 
@@ -130,38 +130,13 @@ def test_a_stray_file_is_refused_by_name(drawn, prompts, name, problem):
     refused(problem, pair, drawn, prompts)
 
 
-class Redness(Metric):
-    name, summary, batch = "redness", "mean red", 4
-
-    @property
-    def columns(self):
-        import pyarrow as pa
-
-        return {"red": pa.float64()}
-
-    def identity(self):
-        return {"variant": "a"}
-
-    def features(self, samples):
-        return [{"red": float(sample.pixels[..., 0].mean())} for sample in samples]
-
-    def scores(self, statistics):
-        return [Score(self.name, mean_interval(statistics["red"], statistics["prompt_id"]), len(statistics))]
-
-
-@pytest.fixture
-def redness(monkeypatch):
-    monkeypatch.setitem(metric_catalog.METRICS, "redness", metric_catalog.MetricEntry("ignored:x", "mean red"))
-    honest = metric_catalog.metric
-    monkeypatch.setattr(metric_catalog, "metric", lambda name: Redness if name == "redness" else honest(name))
-
-
-def test_a_folder_is_scored_from_the_command_line_and_only_changes_again(drawn, prompts, redness, cli, tmp_path):
-    call = ("score", "--images", drawn, "--prompts", prompts, "--metric", "redness", "--out", tmp_path / "out")
+def test_a_folder_is_scored_from_the_command_line_and_only_changes_again(drawn, prompts, cli, tmp_path, monkeypatch):
+    register(monkeypatch, "brightness", "brightness:Brightness")
+    call = ("score", "--images", drawn, "--prompts", prompts, "--metric", "brightness", "--out", tmp_path / "out")
     call = (*call, "--json")
     outcome = cli(*call)
     (row,) = json.loads(outcome.out)
-    assert outcome.code == 0 and row["value"] == pytest.approx(COLOR[..., 0].mean()) and row["n"] == 6
+    assert outcome.code == 0 and row["value"] == pytest.approx(COLOR.mean()) and row["n"] == 6
     path = saved(drawn / "cat-0.bmp", Image.fromarray(COLOR))
     (drawn / "cat-0.png").unlink()
     assert cli(*call).code == 0
@@ -170,7 +145,7 @@ def test_a_folder_is_scored_from_the_command_line_and_only_changes_again(drawn, 
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_size == before.st_size
     images = pair(drawn, prompts)
-    (again,) = scoring.score([replace(images, folder=tmp_path / "out" / images.name)], Redness())
+    (again,) = scoring.score([replace(images, folder=tmp_path / "out" / images.name)], Brightness())
     assert (again.computed, again.reused) == (1, 5) and json.loads(cli(*call).out)[0]["value"] < row["value"]
 
 

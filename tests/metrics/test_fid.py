@@ -3,6 +3,7 @@ tools."""
 
 from types import SimpleNamespace
 
+import authors_formats as formats
 import calibrated
 import numpy as np
 import pandas as pd
@@ -32,8 +33,6 @@ from specbench.metrics.inception_network import load_inception
 from specbench.metrics.openclip import short_side_centre, squashed, torchvision_if_it_loads
 from specbench.metrics.preference import hps_input
 from specbench.stats import Estimate
-from specbench.system.digests import digest_of
-from specbench.system.downloads import Remote
 
 
 def cloud(n: int, d: int, seed: int, shift: float = 0.3) -> np.ndarray:
@@ -55,11 +54,7 @@ def weights(tmp_path_factory):
 @pytest.fixture
 def published(weights, monkeypatch):
     """The calibrated file as the published file, digest and all."""
-    entry = published_weights.Checkpoint("inception.pth", Remote("http://127.0.0.1:9/", digest_of(weights)), "test")
-    entry.path.parent.mkdir(parents=True)
-    entry.path.symlink_to(weights)
-    monkeypatch.setitem(published_weights.CHECKPOINTS, "inception", entry)
-    return entry
+    return formats.stand_in(monkeypatch, "inception", weights)
 
 
 @pytest.mark.parametrize("sizes", [(400, 300), (30, 400), (30, 20), (400, 20)])
@@ -182,16 +177,11 @@ def test_kid_error_is_its_spread():
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.3)
 
 
-def true_distance(spread: np.ndarray, shift: float) -> float:
-    """Between a standard normal distribution and one of these deviations and this mean in every dimension."""
-    return float((len(spread) * shift**2) + np.square(spread - 1).sum())
-
-
 @pytest.mark.parametrize("shift", [0.0, 0.3])
 def test_extrapolated_fid_finds_the_true_distance_that_the_plug_in_never_covers(shift):
     d, n = 20, 49
     spread = np.linspace(0.7, 1.3, d)
-    truth, covered, plug_in, limits = true_distance(spread, shift), 0, [], []
+    truth, covered, plug_in, limits = d * shift**2 + np.square(spread - 1).sum(), 0, [], []
     for seed in range(40):
         draw = np.random.default_rng(seed)
         x, y = Gaussian(draw.normal(size=(n, d))), Gaussian(shift + draw.normal(size=(n, d)) * spread)
@@ -291,10 +281,6 @@ def test_features_equal_torch_fidelity_and_torchmetrics(weights):
             assert (mine - expected.flip(0)).abs().max() > 0.01, "another picture has other features"
 
 
-def samples(pictures: list[np.ndarray]) -> list[Sample]:
-    return [Sample(f"p{i}", 0, "", None, {}, pixels) for i, pixels in enumerate(pictures)]
-
-
 def save(pictures: list[np.ndarray], folder):
     folder.mkdir(parents=True)
     for number, pixels in enumerate(pictures):
@@ -305,7 +291,8 @@ def save(pictures: list[np.ndarray], folder):
 def test_metric_from_images_to_scores_with_a_reference_folder(published, tmp_path, monkeypatch):
     folder = save(calibrated.images(3, 30, 50, seed=5), tmp_path / "real")
     metric = Fid("tm-aa+center256", Settings(reference=folder, batch=2))
-    rows = metric.features(samples(calibrated.images(3, 40, 40)))
+    shown = enumerate(calibrated.images(3, 40, 40))
+    rows = metric.features([Sample(f"p{i}", 0, "", None, {}, pixels) for i, pixels in shown])
     frame = pd.DataFrame([{"prompt_id": f"p{i}", "sample": 0} | row for i, row in enumerate(rows)])
     fid, kid = metric.scores(metric.statistics(frame))
     assert (fid.name, kid.name, fid.n) == ("fid[tm-aa+center256]", "kid[tm-aa+center256]", 3)

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
 
 import authors_formats as formats
 import calibrated
@@ -19,7 +18,6 @@ from specbench.metrics import geneval, official_exchange
 from specbench.metrics.base import Sample, Settings
 from specbench.metrics.geneval import GenEval, Instance, Mask2Former, instances, mask2former_input
 from specbench.metrics.geneval_rules import Found, confident, judge_image, relations
-from specbench.prompts import Prompt
 from specbench.prompts.public_files import read_geneval
 
 
@@ -202,12 +200,8 @@ def test_the_detector_is_named_when_it_is_missing(monkeypatch):
     assert any(geneval.GENEVAL_REPOSITORY in what and "specbench fetch" in hint for what, hint in problems.items())
 
 
-def geneval_prompts(tmp_path: Path) -> list[Prompt]:
-    return read_geneval(published.write("geneval", tmp_path / "set"))
-
-
 def test_geneval_export_is_the_official_layout_file_by_file(tmp_path):
-    run = synthetic.pictured(tmp_path, geneval_prompts(tmp_path), 2)
+    run = synthetic.pictured(tmp_path, read_geneval(published.write("geneval", tmp_path / "set")), 2)
     assert official_exchange.export_images("geneval", run, tmp_path / "out") == 4
     files = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
     names = ("metadata.jsonl", "samples/0000.png", "samples/0001.png")

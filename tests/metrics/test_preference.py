@@ -157,10 +157,8 @@ def test_a_value_outside_the_scale_and_a_program_that_dies_are_one_line(environm
 
 
 def test_score_takes_the_environment_by_flag_and_says_what_is_lacking(environment, tmp_path, cli):
-    Image.fromarray(samples(1)[0].pixels).save(tmp_path / "p0.png")
-    shown = tmp_path / "images"
-    shown.mkdir()
-    (tmp_path / "p0.png").rename(shown / "p0.png")
+    (shown := tmp_path / "images").mkdir()
+    Image.fromarray(samples(1)[0].pixels).save(shown / "p0.png")
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"id": "p0", "prompt": "a cat"}))
     words = ["score", "--images", shown, "--prompts", tmp_path / "prompts.jsonl", "--out", tmp_path / "out", "--json"]
     words += ["--metric", "vqascore[clip-flant5-xxl]"]

@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 import synthetic
 import tiny
+from brightness import Brightness, register
 from drawn import drawn_run
+from forked import forked
 from refusals import refused
 
 from specbench import api
@@ -24,33 +26,17 @@ from specbench.checks.verify import verify
 from specbench.errors import BAD_INPUT, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
-from specbench.metrics.base import Metric, PerImageMetric, Score, Settings, made_features, made_score
+from specbench.metrics.base import Settings, made_features, made_score
 from specbench.metrics.score_store import feature_parts, read_scores, scores_to_show, stored_difference, writing
 from specbench.metrics.shapes import ShapesDetector
-from specbench.models.shapes import render, scene
-from specbench.prompts import Prompt, Request
 from specbench.reporting import html, report_rows
 from specbench.reporting import render as render_tables
 from specbench.reporting.columns import score_columns
 from specbench.reporting.compare import compare_runs
-from specbench.stats import mean_interval
-from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore, read_image
-from specbench.store.schema import base_row, sample_row
 from specbench.system.plugins import PluginError
 
 DETECTOR = ["shapes-detector"]
-
-
-def ends_in_time(act) -> bool:
-    """Return whether `act` ends within 30 s in a separate process: nothing interrupts a read that waits for a pipe."""
-    child = os.fork()
-    if not child:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(30)
-        act()
-        os._exit(0)
-    return os.waitpid(child, 0)[1] == 0
 
 
 def values(folder: Path) -> dict[str, float]:
@@ -71,7 +57,9 @@ def test_renders_score_one_and_blanks_score_zero(tmp_path):
 def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
     folder = drawn_run(tmp_path, n=3)
     scoring.score([folder], DETECTOR)
+    assert "(n=3)" not in render_tables(report_rows([folder]))
     drawn_run(tmp_path, n=5)
+    assert "(n=3)" in render_tables(report_rows([folder])), "scores of a part of the images"
     looked = []
     honest = scoring.read_image
     monkeypatch.setattr(scoring, "read_image", lambda *row: looked.append(Path(row[1]).name) or honest(*row))
@@ -82,12 +70,11 @@ def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
     assert len(pd.read_parquet(kept)) == 5
 
 
-class Mean(Metric):
+class Mean(Brightness):
     """A metric of a user's own: mean of the pixels, through `preprocess`, of all images or of the images of a
     category."""
 
     name, summary, batch, variant = "brightness", "mean pixel value", 2, "a"
-    columns: ClassVar = {"value": pa.float32()}
     loaded: ClassVar[list[int]] = []
     """Threads that loaded the network."""
 
@@ -114,13 +101,6 @@ class Mean(Metric):
         self.batches.append(len(samples))
         return [{"value": float(sample.preprocessed)} for sample in samples]
 
-    def scores(self, statistics):
-        return [Score(self.name, mean_interval(statistics["value"], statistics["prompt_id"]), len(statistics))]
-
-
-class Brighter(Mean):
-    variant = "b"
-
 
 class ShortSighted(Mean):
     """Reads three letters of a caption."""
@@ -129,23 +109,17 @@ class ShortSighted(Mean):
         return sum(len(caption) > 3 for caption in captions), 3
 
 
-class Gaps(PerImageMetric):
+class Gaps(Brightness):
     """Number of the prompt, without a value for some images."""
 
     name, lacking = "gaps", ("s3",)
-
-    def identity(self):
-        return {}
-
-    def accepts(self, category, meta):
-        return True
 
     def features_of(self, sample):
         return {"value": None if sample.prompt_id in self.lacking else float(sample.prompt_id[1:])}
 
 
 def test_images_without_a_value_are_left_out_of_a_mean_and_of_differences_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setitem(metric_catalog.METRICS, "gaps", metric_catalog.MetricEntry(f"{__name__}:Gaps", "gaps"))
+    register(monkeypatch, "gaps", f"{__name__}:Gaps")
     runs = [drawn_run(tmp_path, n=10), drawn_run(tmp_path, n=10, spec=tiny.spec("gsd"))]
     for run, lacking in zip(runs, (("s3",), ("s5",)), strict=True):
         monkeypatch.setattr(Gaps, "lacking", lacking)
@@ -188,32 +162,18 @@ def test_a_network_is_loaded_by_the_main_thread_and_once_for_all_runs(tmp_path, 
     folders = [drawn_run(tmp_path / name, n=n) for name, n in (("a", 12), ("b", 3))]
     scoring.score(folders[:1], [Mean(name="all", batch=4), Mean(name="some", batch=4, category="counting")])
     assert Mean.loaded == [threading.get_ident()] * 2
-    monkeypatch.setitem(metric_catalog.METRICS, "brightness", metric_catalog.MetricEntry(f"{__name__}:Mean", ""))
+    register(monkeypatch, "brightness", f"{__name__}:Mean")
     outcomes = scoring.score(folders, ["brightness", "shapes-detector"])
     assert [(outcome.metric, outcome.computed) for outcome in outcomes] == [
         ("brightness", 12), ("shapes-detector", 12), ("brightness", 3), ("shapes-detector", 3)]  # fmt: skip
     assert len(Mean.loaded) == 3
 
 
-def test_a_metric_that_does_not_fit_is_refused_before_another_computes(tmp_path):
-    folder = drawn_run(tmp_path, n=3)
-    refused(r"'geneval\[hf-m2f\]' cannot score", scoring.score, [folder], ["shapes-detector", "geneval[hf-m2f]"])
-    assert not (folder / "scores").exists()
-
-
-def test_a_redone_image_is_scored_again(tmp_path):
+def test_a_redone_image_is_scored_again(tmp_path, monkeypatch):
     folder = drawn_run(tmp_path, n=2)
     scoring.score([folder], DETECTOR)
-    row = RunStore(folder).samples().iloc[0].to_dict()
-    again = {name: value for name, value in row.items() if name in ("prompt_id", "sample", "prompt", "category")}
-    blank = np.moveaxis(render.render(scene.Scene((), "smooth")), -1, 0)
-    item = synthetic.generation(4, 40.0)
-    item.image = blank
-    prompt = Prompt(again["prompt_id"], again["prompt"], again["category"], {"scene": {"objects": [
-        {"shape": "circle", "color": "red", "count": 1}]}})  # fmt: skip
-    later = sample_row(base_row(Request.of(prompt), 0, "2027-01-01T00:00:00.000+00:00"), item, True)
-    with RunStore(folder).lock(synthetic.SJD).begin(synthetic.SJD, synthetic.INVOCATION) as store:
-        store.append([later], {later["image"]: blank})
+    monkeypatch.setitem(synthetic.INVOCATION, "started_at", "2027-01-01T00:00:00.000+00:00")
+    drawn_run(tmp_path, n=1, wrong=(0,))
     (outcome,) = scoring.score([folder], DETECTOR)
     assert (outcome.computed, outcome.reused) == (1, 1) and values(folder)["shapes-detector:colors"] == 0.0
 
@@ -228,7 +188,7 @@ def test_a_scorer_killed_half_way_goes_on_where_it_was(tmp_path):
             if len(seen) == 20:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    assert not ends_in_time(lambda: scoring.score([folder], DETECTOR, reporter=Stop()))
+    assert forked(lambda: scoring.score([folder], DETECTOR, reporter=Stop())).returncode == -signal.SIGKILL
     (outcome,) = scoring.score([folder], DETECTOR)
     assert outcome.reused == 32 and outcome.computed == 8, "images are kept sixteen at a time"
     assert values(folder)["shapes-detector"] == 1.0
@@ -247,6 +207,9 @@ def test_prompts_without_a_scene_are_left_out_or_refused_by_name(tmp_path):
     folder = synthetic.folder(tmp_path, synthetic.SJD, synthetic.sjd())
     assert not [*scoring.score([folder], bundled_only=True)] and not (folder / "scores").exists()
     assert refused("'shapes-detector' cannot score", scoring.score, [folder], DETECTOR).exit_code == BAD_INPUT
+    drawn = drawn_run(tmp_path / "drawn", n=3)
+    refused(r"'geneval\[hf-m2f\]' cannot score", scoring.score, [drawn], ["shapes-detector", "geneval[hf-m2f]"])
+    assert not (drawn / "scores").exists(), "refused before another metric computes"
 
 
 @pytest.mark.parametrize("n, low, few", [(1, None, True), (2, 0.1, True), (40, 0.1, False), (40, None, False)])
@@ -302,6 +265,7 @@ class Late(Sound):
         super().__init__(settings)
         self.name = "../../../outside"
 class Nameless(Sound): name = None
+class Less(Sound): better = "less"
 class Outside(Sound): name = "../../../outside"
 class Builtin(Sound): name = "shapes-detector"
 """
@@ -311,7 +275,7 @@ def test_a_foreign_metric_is_named_for_its_faults_and_others_go_on(tmp_path, mon
     drawn_run(tmp_path / "out")
     (tmp_path / "foreign.py").write_text(FOREIGN)
     monkeypatch.syspath_prepend(tmp_path)
-    before, named = {"Unmade", "Missing", "Batch"}, {"Outside", "Late", "Nameless", "Builtin"}
+    before, named = {"Unmade", "Missing", "Batch", "Less"}, {"Outside", "Late", "Nameless", "Builtin"}
     while_scoring = set(re.findall(r"^class (\w+)", FOREIGN, re.MULTILINE)) - {"Sound"} - before - named
     for fault in sorted(while_scoring | before):
         answer = cli("score", "--out", tmp_path / "out", "--metric", f"foreign:{fault}", *("--metric", DETECTOR[0]))
@@ -326,7 +290,7 @@ def test_a_foreign_metric_is_named_for_its_faults_and_others_go_on(tmp_path, mon
 def test_what_one_metric_cannot_compute_leaves_the_others_alone(tmp_path, cli):
     folder = drawn_run(tmp_path / "a", n=2)  # one sample a prompt
     outcome = cli("score", folder, "--metric", "diversity[shapes]", "--metric", "shapes-detector", "--device", "cpu")
-    refused = "needs 2 samples of a prompt (all other scores are stored; run with --samples 2"
+    refused = "needs 2 samples per prompt (all other scores are stored; run with --samples 2"
     assert outcome.code == PARTIAL and refused in " ".join(outcome.err.split())
     assert not [*(folder / "image_scores").glob("diversity*")] and values(folder)["shapes-detector"] == 1
 
@@ -354,22 +318,15 @@ def test_damaged_scores_are_named_or_computed_again(tmp_path):
     path = next((folder / "scores").glob("*.parquet"))
     pq.write_table(pq.ParquetFile(path).read().drop_columns("images"), path)
     scoring.score([folder], DETECTOR).check()
-    assert read_scores(folder)[0]["images"] == 2
+    score = read_scores(folder)[0]
+    assert score["images"] == 2 and stored_difference(folder, folder, score)[0].value == 0
+    (part,) = (folder / "image_scores").glob("*/*.parquet")
+    table = pq.read_table(part)
+    words = pa.array([["a", "b"]] * len(table))
+    pq.write_table(table.set_column(table.schema.get_field_index("value"), "value", words), part)
+    assert stored_difference(folder, folder, score) is None, "values that are no numbers"
     path.write_bytes(path.read_bytes()[:-9])
     assert path.name in refused("damaged", report_rows, [folder]).what
-
-
-def test_a_metric_is_one_class_and_fingerprints_never_share_a_column(tmp_path, monkeypatch):
-    first, second = drawn_run(tmp_path), drawn_run(tmp_path, spec=tiny.spec("gsd"))
-    for metric, folder in ((Mean, first), (Brighter, second)):
-        monkeypatch.setattr(metric_catalog, "metric", lambda name, metric=metric: metric)
-        scoring.score([folder], ["brightness"])
-    text = render_tables(report_rows(find_runs(tmp_path)))
-    for metric in (Mean, Brighter):
-        assert f"| brightness ({made_score(metric()).fingerprint}) " in text
-    monkeypatch.setattr(metric_catalog, "metric", lambda name: Mean)
-    scoring.score([second], ["brightness"])
-    assert "| brightness ↑ |" in render_tables(report_rows([first]))
 
 
 def test_an_edited_metric_is_another_score_named_in_words_and_paired_without_its_class(tmp_path, monkeypatch):
@@ -402,8 +359,7 @@ def test_an_edited_metric_is_another_score_named_in_words_and_paired_without_its
 
 def test_captions_that_a_metric_cuts_are_stored_and_said(tmp_path, monkeypatch):
     folder = drawn_run(tmp_path, n=4)
-    entry = metric_catalog.MetricEntry(f"{__name__}:ShortSighted", "mean pixel")
-    monkeypatch.setitem(metric_catalog.METRICS, "brightness", entry)
+    register(monkeypatch, "brightness", f"{__name__}:ShortSighted")
     scoring.score([folder], ["brightness"])
     [score] = (row for row in read_scores(folder) if row["metric"] == "brightness")
     assert score["cut"] == 1.0 and score["note"] == "4 of 4 captions are truncated, to 3 tokens"
@@ -413,26 +369,6 @@ def test_captions_that_a_metric_cuts_are_stored_and_said(tmp_path, monkeypatch):
     assert read_scores(folder)[0]["cut"] is None, "of a version that did not count"
     scoring.score([folder], ["brightness"])
     assert 1.0 in [row["cut"] for row in read_scores(folder)]
-
-
-def test_scores_of_a_part_of_the_images_say_so(tmp_path):
-    folder = drawn_run(tmp_path, n=4)
-    scoring.score([folder], DETECTOR)
-    assert "(n=4)" not in render_tables(report_rows([folder]))
-    drawn_run(tmp_path, n=6)
-    assert "(n=4)" in render_tables(report_rows([folder]))
-
-
-def test_stored_values_that_are_no_numbers_are_no_difference(tmp_path):
-    folder = drawn_run(tmp_path, n=2)
-    scoring.score([folder], DETECTOR)
-    (part,) = (folder / "image_scores").glob("*/*.parquet")
-    score = read_scores(folder)[0]
-    assert stored_difference(folder, folder, score)[0].value == 0
-    table = pq.read_table(part)
-    words = pa.array([["a", "b"]] * len(table))
-    pq.write_table(table.set_column(table.schema.get_field_index("value"), "value", words), part)
-    assert stored_difference(folder, folder, score) is None
 
 
 def test_metrics_of_any_sequence_are_scored_alone_and_an_empty_one_scores_nothing(tmp_path):
@@ -445,7 +381,7 @@ def test_metrics_of_any_sequence_are_scored_alone_and_an_empty_one_scores_nothin
 
 
 def test_metrics_and_a_protocol_read_each_picture_once(tmp_path, monkeypatch):
-    monkeypatch.setitem(metric_catalog.METRICS, "brightness", metric_catalog.MetricEntry(f"{__name__}:Mean", ""))
+    register(monkeypatch, "brightness", f"{__name__}:Mean")
     monkeypatch.setattr("specbench.metrics.catalog.find_protocol", lambda name: ("shapes-detector", "geneval[hf-m2f]"))
     reads = []
     monkeypatch.setattr(scoring, "read_image", lambda *image: reads.append(image[1]) or read_image(*image))

@@ -8,10 +8,8 @@ import authors_formats as formats
 import calibrated
 import numpy as np
 import pandas as pd
-import published
 import pytest
 import synthetic
-import tiny
 import torch
 from PIL import Image
 from refusals import refused
@@ -23,7 +21,6 @@ from specbench.metrics.fid import Fid
 from specbench.metrics.preference import ImageReward
 from specbench.metrics.score_store import image_features, read_scores
 from specbench.prompts import Prompt
-from specbench.prompts.public_files import read_geneval
 from specbench.reporting import render, report_rows
 
 
@@ -46,9 +43,12 @@ def checkpoints(tmp_path, monkeypatch):
     formats.stand_in(monkeypatch, "bert-vocabulary", formats.save_vocabulary(tmp_path / "vocab.txt"))
 
 
-def test_a_named_metric_reaches_the_table(checkpoints, tmp_path, cli):
+def test_a_named_metric_reaches_the_table_and_is_computed_once_whatever_the_batch(
+    checkpoints, tmp_path, cli, monkeypatch
+):
     folder = stored_run(tmp_path / "out", PROMPTS)
-    scored = cli("score", "--metric", "imagereward", "--offline", "--batch", "4", "--out", tmp_path / "out", "--json")
+    command = ("score", "--metric", "imagereward", "--offline", "--out", tmp_path / "out", "--json", "--batch")
+    scored = cli(*command, "4")
     (row,) = json.loads(scored.out)
     assert scored.code == 0 and row["n"] == row["images"] == 6
     assert row["too_few"] and row["low"] is row["high"] is None, "three prompts are too few for an interval"
@@ -57,14 +57,8 @@ def test_a_named_metric_reaches_the_table(checkpoints, tmp_path, cli):
     assert len(set(values)) == 6 and row["value"] == pytest.approx(values.astype(float).mean())
     report = cli("report", "--all", "--explain", "--out", tmp_path / "out")
     assert "| imagereward ↑ |" in report.out and "- imagereward: learned human preference" in report.out
-
-
-def test_nothing_is_computed_twice_and_another_batch_is_no_other_score(checkpoints, tmp_path, monkeypatch):
-    folder = stored_run(tmp_path / "out", PROMPTS)
-    (first,) = scoring.score([folder], ["imagereward"], Settings(offline=True, batch=5))
     monkeypatch.setattr(ImageReward, "features", lambda *_: pytest.fail("computed again"))
-    (again,) = scoring.score([folder], ["imagereward"], Settings(offline=True, batch=2))
-    assert (first.computed, again.computed, again.reused) == (6, 0, 6) and len(read_scores(folder)) == 1
+    assert cli(*command, "2").out == scored.out
 
 
 def test_nothing_scored_is_no_success(tmp_path, cli, monkeypatch):
@@ -137,32 +131,3 @@ def test_a_protocol_leaves_out_what_does_not_fit(checkpoints, tmp_path, monkeypa
     assert [*rows.columns][2:] == ["decoder", *(f"imagereward{end}" for end in ("", "_low", "_high", "_n"))]
     offline = Settings(offline=True)
     refused(r"'fid\[clean\]' cannot score", api.score, metrics=["fid[clean]"], out=tmp_path / "out", settings=offline)
-
-
-def test_geneval_goes_out_and_comes_back_on_the_command_line(tmp_path, cli):
-    folder = stored_run(tmp_path / "out", read_geneval(published.write("geneval", tmp_path / "set")))
-    exported = cli("export", "geneval", folder, "--to", tmp_path / "official")
-    assert exported.code == 0 and exported.out.strip() == str(tmp_path / "official")
-    results = tmp_path / "results.jsonl"
-    lines = [
-        {"filename": str(path), "correct": path.name == "0000.png" or path.parts[-3] == "00001", "prompt": None,
-         "reason": "", "details": "{}"}
-        for path in sorted((tmp_path / "official").rglob("*.png"), key=lambda path: (path.name, path), reverse=True)
-    ]  # fmt: skip
-    for line in lines:
-        line["prompt"] = json.loads((Path(line["filename"]).parents[1] / "metadata.jsonl").read_text())["prompt"]
-    results.write_text("\n".join(map(json.dumps, lines)))
-    rows = json.loads(cli("import", "geneval", folder, "--from", results, "--json").out)
-    assert {row["metric"]: row["value"] for row in rows} == {
-        "geneval[official]:overall of 2 tags": 0.75, "geneval[official]:counting": 1.0,
-        "geneval[official]:single_object": 0.5,
-    }  # fmt: skip
-    report = cli("report", "--all", folder).out
-    assert "| overall of 2 tags ↑ | counting ↑ | single_object ↑ |" in report and "| geneval[official] |" not in report
-
-
-def test_export_of_other_prompts_is_refused(tmp_path, cli):
-    folder = stored_run(tmp_path / "out", PROMPTS, spec=tiny.spec("sjd"))
-    for benchmark in ("geneval", "t2i-compbench"):
-        outcome = cli("export", benchmark, folder, "--to", tmp_path / benchmark)
-        assert outcome.code == 2 and "has no images of" in outcome.err and not (tmp_path / benchmark).exists()

@@ -1,5 +1,6 @@
-"""Scorers of the embedded model: known captions score high, and each scorer detects damaged images. It concerns
-several modules: metrics.shapes and the networks that dev/shapes trains."""
+"""Scorers of the embedded model: known captions score high, each scorer detects damaged images, and of scenes, which
+are anybody's JSON, only those that a picture can satisfy are scored. It concerns several modules: metrics.shapes and
+the networks that dev/shapes trains."""
 
 import hashlib
 import json
@@ -22,6 +23,27 @@ from specbench.prompts import load_prompts
 from specbench.reporting import render as render_tables
 from specbench.reporting import report_rows
 from specbench.runs.progress_bar import ScoreProgress
+
+CIRCLE = {"shape": "circle", "color": "red", "count": 1}
+MALFORMED = [
+    None, 3, {}, {"objects": 3}, {"objects": []}, {"objects": [3]}, {"objects": [{"shape": "dragon"}]},
+    {"objects": [CIRCLE | {"color": ["red"]}]}, {"objects": [CIRCLE | {"count": 0}]},
+    {"objects": [CIRCLE | {"count": 10**9}]}, {"objects": [CIRCLE | {"count": "two"}]},
+    {"objects": [CIRCLE], "relations": [["left", 0, 1]]},
+    {"objects": [CIRCLE], "relations": [["left", float("inf"), 0]]}, {"objects": [CIRCLE], "relations": ["left"]},
+    {"objects": [CIRCLE], "texture": {"a": 1}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scene", MALFORMED, ids=str)
+def test_a_malformed_scene_is_no_request(scene):
+    assert shapes.read_request({"scene": scene}) is None
+
+
+def test_every_shipped_prompt_has_a_request_and_images_of_malformed_scenes_are_left_out(tmp_path):
+    folder = drawn_run(tmp_path, n=2, meta=lambda number: {"scene": MALFORMED[7]})
+    assert not [*scoring.score([folder], (), where_they_fit=["shapes-detector"])]
+    assert all(shapes.read_request(prompt.meta) for prompt in load_prompts("shapes").prompts)
 
 
 @pytest.fixture

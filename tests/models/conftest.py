@@ -45,3 +45,33 @@ def tiny_of(made):
 def copied(written, tmp_path):
     """`copied(kind)`: a folder of the test's own."""
     return lambda kind: shutil.copytree(written(kind), tmp_path / written(kind).name)
+
+
+@pytest.fixture
+def hub_cache(tmp_path, monkeypatch):
+    """`hub_cache(repo, commit, source)`: the snapshot of a hub repository in an own cache, without a network; `source`:
+    the folder to copy."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def put(repo: str, commit: str = 40 * "c", source=None, ref: str = "main"):
+        home = tmp_path / "hub" / f"models--{repo.replace('/', '--')}"
+        snapshot = home / "snapshots" / commit
+        shutil.copytree(source, snapshot) if source else snapshot.mkdir(parents=True)
+        (home / "refs").mkdir(exist_ok=True)
+        (home / "refs" / ref).write_text(commit)
+        return snapshot
+
+    return put
+
+
+@pytest.fixture
+def run_tiny(cli, tmp_path):
+    """`run_tiny(model, ...)`: the outcome of `run` with a tiny network in float32; its runs are in `results`."""
+
+    def call(model: str, *arguments, texts=("a red circle",)):
+        (tmp_path / "prompts.txt").write_text("\n".join(texts))
+        files = ("--prompts", tmp_path / "prompts.txt", "--out", tmp_path / "results")
+        return cli("run", "--model", model, "--scale", "tiny", "--dtype", "float32", *files, *arguments)
+
+    return call

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from authors_formats import save_openai_clip
-from checkpoints import INFO, write
+from checkpoints import INFO
 from refusals import refused
 
 from specbench.metrics import openclip, published_weights
@@ -27,46 +27,21 @@ from specbench.system import digests, downloads
 SOURCE = Source("the model", "owner/name", ("config.json",), "MIT")
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """An empty hub cache; `put(repo, commit, files, refs)` fills it in the hub's own layout."""
-    folder = tmp_path / "hub"
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-    def put(repo: str, commit: str, source, refs=("main",)):
-        home = folder / f"models--{repo.replace('/', '--')}"
-        snapshot = home / "snapshots" / commit
-        shutil.copytree(source, snapshot)
-        (home / "refs").mkdir(exist_ok=True)
-        for ref in refs:
-            (home / "refs" / ref).write_text(commit)
-        return snapshot
-
-    return put
-
-
-def test_a_model_in_the_hub_cache_is_found_and_loaded(tmp_path, cache):
-    folder = tmp_path / "made"
-    folder.mkdir()
-    write("simplear", folder)
+def test_a_model_in_the_hub_cache_is_found_and_loaded(written, hub_cache):
     info = INFO["simplear"].configured(ModelChoice(tiny=True))
     assert not info.ready
-    cache("Daniel0724/SimpleAR-0.5B-RL", "a" * 40, folder)
+    hub_cache("Daniel0724/SimpleAR-0.5B-RL", source=written("simplear"))
     assert not info.ready, "the image decoder is still missing"
-    cache("nvidia/Cosmos-1.0-Tokenizer-DV8x16x16", "b" * 40, folder)
+    hub_cache("nvidia/Cosmos-1.0-Tokenizer-DV8x16x16", source=written("simplear"))
     assert info.ready
     model = load_model(info, "cpu", "float32")
     assert model.weights_sha256 == info.weights_sha256()
     assert model.name == "simplear+tiny"
 
 
-def test_the_revision_chooses_the_files(tmp_path, cache):
-    for commit, refs in (("1" * 40, ("main",)), ("2" * 40, ("better",))):
-        made = tmp_path / commit
-        made.mkdir()
-        (made / "config.json").write_text(commit)
-        cache("owner/name", commit, made, refs)
+def test_the_revision_chooses_the_files(hub_cache):
+    for commit, ref in (("1" * 40, "main"), ("2" * 40, "better")):
+        (hub_cache("owner/name", commit, ref=ref) / "config.json").write_text(commit)
     texts = [
         WantedFiles(SOURCE, None, revision).find().named("config.json").read_text()
         for revision in (None, "better", "2" * 40)
@@ -81,23 +56,15 @@ def test_a_name_that_is_neither_folder_nor_hub_id_is_refused():
         refused("no such folder", WantedFiles(SOURCE, name).find)
 
 
-def test_random_weights_are_said_in_the_name_and_in_the_digest():
-    plain, tiny = (
-        INFO["janus"].configured(ModelChoice(random=True)),
-        INFO["janus"].configured(ModelChoice(random=True, tiny=True)),
-    )
+def test_random_weights_are_the_same_every_time_and_said_in_the_name_and_in_the_digest():
+    choices = (ModelChoice(random=True), ModelChoice(random=True, tiny=True))
+    plain, tiny = (INFO["janus"].configured(choice) for choice in choices)
     assert (plain.name, tiny.name) == ("janus+random", "janus+random+tiny")
     assert plain.ready and plain.weights_sha256() != tiny.weights_sha256()
-    model = load_model(tiny, "cpu", "float32")
+    model, again = (load_model(tiny, "cpu", "float32") for _ in range(2))
     assert model.name == tiny.name and model.weights_sha256 == tiny.weights_sha256()
+    assert all(map(torch.equal, model.backbone.parameters(), again.backbone.parameters()))
     refused("--random-weights", INFO["janus"].configured, ModelChoice(random=True, weights="a/b"))
-
-
-def test_random_weights_are_the_same_every_time():
-    info = INFO["anole"].configured(ModelChoice(random=True, tiny=True))
-    models = [load_model(info, "cpu", "float32") for _ in range(2)]
-    weights = [dict(model.backbone.named_parameters()) for model in models]
-    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 @pytest.mark.parametrize("config", [
@@ -117,25 +84,24 @@ def test_a_configuration_that_names_code_of_a_hub_is_refused_and_code_next_to_it
 def test_a_link_named_like_a_digest_forges_nothing(tmp_path):
     blob = tmp_path / hashlib.sha256(b"the official weights").hexdigest()
     blob.write_bytes(b"other weights")
-    (tmp_path / "model.safetensors").symlink_to(blob)
+    (link := tmp_path / "model.safetensors").symlink_to(blob)
     (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "model.safetensors").write_bytes(b"other weights")
-    forged, honest = (
-        CheckpointFiles(SOURCE, (folder / "model.safetensors",)).sha256() for folder in (tmp_path, tmp_path / "plain")
-    )
+    shutil.copy(blob, tmp_path / "plain" / "model.safetensors")
+    forged, honest = (CheckpointFiles(SOURCE, (path,)).sha256() for path in (link, tmp_path / "plain" / link.name))
     assert forged == honest
 
 
-def test_a_large_file_is_read_once_and_again_once_it_changed(tmp_path, monkeypatch):
+def test_a_large_file_is_read_and_reported_once_and_again_once_it_changed(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "_SMALL_BYTES", 3)
+    monkeypatch.setattr(digests, "_LARGE_BYTES", 3)
     path, reads, honest = tmp_path / "x", [], digests.digest_of
     monkeypatch.setattr(digests, "digest_of", lambda path: reads.append(path) or honest(path))
     for content in (b"once", b"more"):
         path.write_bytes(content)
         for _ in range(3):
             assert digests.sha256_of(path) == hashlib.sha256(content).hexdigest()
-    assert len(reads) == 2
+    assert len(reads) == 2 and capsys.readouterr().err.count(f"the digest of {path} (0.0 GB), once") == 2
 
 
 def test_no_program_is_loaded(tmp_path, monkeypatch):
@@ -148,14 +114,12 @@ def test_if_only_pinned_commits_are_allowed_nothing_else_is_downloaded(monkeypat
     monkeypatch.setenv("SPECBENCH_PINNED_ONLY", "1")
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: pytest.fail("the hub was asked"))
     for attempt in (
-        lambda: WantedFiles(SOURCE).fetch(),
-        lambda: WantedFiles(SOURCE, "me/tuned").fetch(),
+        WantedFiles(SOURCE).fetch,
+        WantedFiles(SOURCE, "me/tuned").fetch,
         lambda: WantedFiles(SOURCE, "me/tuned").folder(download=True),
         lambda: published_weights.hub_folder("owner/name"),
-        lambda: INFO["emu3"].require_weights(),
-        lambda: (
-            INFO["simplear"].configured(ModelChoice(revision="1" * 40)).require_weights()
-        ),  # its image decoder has none
+        INFO["emu3"].require_weights,
+        INFO["simplear"].configured(ModelChoice(revision="1" * 40)).require_weights,  # its image decoder has none
         lambda: load_model(INFO["lumina-1024"]),
         lambda: require_weights_file("blip-vqa"),
     ):
@@ -175,7 +139,7 @@ def test_a_certificate_that_cannot_be_verified_is_said_at_once(monkeypatch, tmp_
         raise ConnectionError("connection failed") from inner
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
-    problem = r"huggingface\.co gives no answer of a hub: .*CERTIFICATE_VERIFY"
+    problem = r"huggingface\.co does not answer like a hub: .*CERTIFICATE_VERIFY"
     assert "SSL_CERT_FILE" in refused(problem, WantedFiles(SOURCE).fetch).try_this
 
     error = urllib.error.URLError(ssl.SSLCertVerificationError("certificate verify failed"))
@@ -189,11 +153,8 @@ def test_a_certificate_that_cannot_be_verified_is_said_at_once(monkeypatch, tmp_
 def test_a_python_without_certificates_takes_certifis_or_the_users(monkeypatch, file):
     monkeypatch.setenv("SSL_CERT_FILE", file)
     monkeypatch.setattr(ssl, "create_default_context", lambda **_: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
-    [handler] = [
-        handler
-        for handler in downloads._opener.__wrapped__(False).handlers
-        if isinstance(handler, urllib.request.HTTPSHandler)
-    ]
+    handlers = downloads._opener.__wrapped__(False).handlers
+    [handler] = [handler for handler in handlers if isinstance(handler, urllib.request.HTTPSHandler)]
     assert bool(handler._context.get_ca_certs()) == (file == "")
 
 

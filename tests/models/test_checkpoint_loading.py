@@ -71,12 +71,8 @@ def logits(model) -> torch.Tensor:
 
 
 def test_tied_weights_that_differ_in_the_file_are_refused(copied):
-    folder = copied("simplear")
-
-    def untie(tensors):
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
-
-    change("simplear", folder, untie)
+    folder, tied = copied("simplear"), "model.embed_tokens.weight"
+    change("simplear", folder, lambda tensors: tensors.update({"lm_head.weight": tensors[tied] + 1}))
     assert "ties lm_head.weight to" in refusal("simplear", folder).what
 
 

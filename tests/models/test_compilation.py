@@ -1,4 +1,4 @@
-"""Compiled steps: same tokens as eager steps, lossless, and compiled before timing starts."""
+"""Compiled steps: same tokens as eager steps, compiled before timing starts; `test_losslessness.py` audits them."""
 
 import inspect
 import itertools
@@ -8,16 +8,13 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import tiny
 import tiny_llama
 import torch
 from compilable import LACKING, needs_compiler
 from refusals import refused
-from tiny_llama import VOCAB
 from torch._inductor.utils import run_and_get_code
-from transformers import LlamaConfig, LlamaModel
 
-from specbench.checks.divergence import AUDIT_LEVEL, Counts, p_value
-from specbench.checks.enumerable_model import image_index, processed
 from specbench.decoding import sampling
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.loop import decode
@@ -26,7 +23,7 @@ from specbench.models.network_sizes import whole_blocks
 from specbench.models.transformer import compilation, packaged_forward
 from specbench.models.transformer import forward as forward_module
 from specbench.models.transformer.compilation import call_eager, graph_bytes
-from specbench.models.transformer.compiled_forward import CompiledStep, nest_layers, padded_columns, unnest_layers
+from specbench.models.transformer.compiled_forward import CompiledStep, nest_layers, unnest_layers
 from specbench.models.transformer.forward import run_step
 from specbench.models.transformer.kv_cache import PARTS, whole_parts
 from specbench.models.transformer.model import TransformerSession
@@ -37,7 +34,7 @@ from specbench.runs import compiler, plan
 from specbench.runs.preparation import generate_images
 from specbench.runs.settings import merge, run_settings
 from specbench.specs.presets import resolve
-from specbench.specs.run_spec import RunSpec, Sampling
+from specbench.specs.run_spec import Sampling
 from specbench.store.run_info import RunInfo
 
 SAMPLING = Sampling(guidance=2.0, temperature=0.9, top_k=4)
@@ -158,59 +155,19 @@ def test_a_compiled_model_may_be_changed_in_place():
     assert forms == [1, 1, 1, 2]
 
 
-@needs_compiler
-@pytest.mark.slow
-def test_the_joint_of_compiled_steps_is_exact(eager, compiled):
-    exact = np.append(joint(eager, "a fox"), 0.0)
-    observed = np.zeros((2, len(exact)), dtype=np.int64)
-    for half, start in itertools.product(range(2), range(0, 4000, 2000)):
-        requests = [Request("a fox", f"half {half}", start + n) for n in range(2000)]
-        drawn = tokens(compiled, DECODERS[1], requests)
-        np.add.at(observed[half], image_index(drawn[:, eager.layout.free_slots()], VOCAB), 1)
-    assert p_value([Counts(observed, exact)]) > AUDIT_LEVEL
-
-
-@torch.inference_mode()
-def joint(model, text) -> np.ndarray:
-    """The exact joint [VOCAB ** 4] of the images of `text`, from uncached forwards over every whole stream."""
-    free, forced = model.layout.free_slots(), torch.tensor(model.layout.forced)
-    images = torch.cartesian_prod(*[torch.arange(VOCAB)] * len(free))
-    streams = forced.repeat(len(images), 1)
-    streams[:, free] = images
-    halves = []
-    for prompt in model.encode([text]).embeds:
-        inputs = torch.cat([prompt.expand(len(streams), -1, -1), model.embed(streams[:, :-1], None, ())], 1)
-        hidden = model.backbone(inputs_embeds=inputs, use_cache=False).last_hidden_state
-        halves.append(model.head(hidden[:, len(prompt) - 1 :]).double().numpy())
-    logits = halves[1] + SAMPLING.guidance * (halves[0] - halves[1])
-    p = np.ones(len(images))
-    for number, row in enumerate(images.tolist()):
-        for slot, token in zip(free, row, strict=True):
-            p[number] *= processed(logits[number, slot], SAMPLING)[token]
-    return p
-
-
 def test_fixed_shapes_fill_windows_up_and_change_nothing(eager, monkeypatch):
     """As captured graphs need it, without the graphs: all windows of a session are its widest, padded."""
     widths = set()
 
-    def call_eager(function, **_):
-        def call(buffers, fed):
-            widths.add(fed.tokens.shape[1])
-            return function(buffers, fed)
+    def noted(function, **_):
+        watch = lambda buffers, fed: widths.add(fed.tokens.shape[1]) or function(buffers, fed)  # noqa: E731
+        return watch if function.__name__ == "step" else function
 
-        return call if function.__name__ == "step" else function
-
-    monkeypatch.setattr(torch, "compile", call_eager)
+    monkeypatch.setattr(torch, "compile", noted)
     model = with_fixed_shapes(Tiny())
     for decoder in DECODERS:
         np.testing.assert_array_equal(tokens(model, decoder, REQUESTS), tokens(eager, decoder, REQUESTS))
     assert widths == {1, 4, 8}
-
-
-def test_windows_are_padded_to_a_multiple_of_eight_and_narrow_ones_less():
-    widths = {1: 1, 2: 2, 3: 4, 7: 8, 9: 16, 16: 16, 26: 32, 40: 40, 48: 48, 96: 96}
-    assert {columns: padded_columns(columns) for columns in widths} == widths
 
 
 @needs_compiler
@@ -305,22 +262,13 @@ def test_graphs_are_distinguished_from_other_memory_if_the_allocator_records_it(
     assert graph_bytes() is None
 
 
-class _Deep(Tiny):
-    """With four layers."""
-
-    def __init__(self):
-        super().__init__()
-        sizes = {**tiny_llama.SIZES, "vocab_size": VOCAB + 1, "num_hidden_layers": 4, "pad_token_id": None}
-        self.backbone = LlamaModel(LlamaConfig(**sizes)).eval().requires_grad_(False)
-
-
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize("directly", [True, False])
 def test_nested_layers_are_compiled_once_and_change_nothing(directly, monkeypatch):
     """On a GPU, where layers are nested; `directly` as `run_layer`, else as the forward of transformers' layer."""
     monkeypatch.setattr(forward_module, "runs_directly", lambda *_: directly)
-    model = _Deep()
+    model = Tiny(layers=4)
     want = tokens(model, DECODERS[1], REQUESTS)
     with_fixed_shapes(model).call_for = lambda *_: call_eager
     nest_layers(model.backbone)
@@ -385,18 +333,15 @@ def test_auto_compiles_if_it_helps_and_says_so_if_it_cannot(mode, device, lackin
 
 
 def test_compiled_and_uncompiled_runs_are_not_compared():
-    values = {"decoder": "ar", "compile": "on"}
-    on, other = (plan.make_plan(merge(run_settings(), values | {"compile": mode})) for mode in ("on", "off"))
-    infos = []
-    for made, compiled in ((on, LACKING is None), (other, False)):
-        spec = made.spec(made.decoders[0].spec, "0" * 64)
-        assert bool(spec.compiled) == compiled
-        infos.append(RunInfo(spec))
+    on, off = (plan.make_plan(merge(run_settings(), {"decoder": "ar", "compile": mode})) for mode in ("on", "off"))
+    specs = [made.spec(made.decoders[0].spec, "0" * 64) for made in (on, off)]
+    assert [bool(spec.compiled) for spec in specs] == [LACKING is None, False]
     if LACKING is None:
+        infos = [*map(RunInfo, specs)]
         assert mismatched_fields(*infos) == {"compiled": "compiled (yes, AR no)"}
         assert not mismatched_fields(*infos, any_configuration=True)
         assert configuration(infos[0]).endswith(", compiled")
-        assert on.spec(on.decoders[0].spec, "").run_id != other.spec(other.decoders[0].spec, "").run_id
+        assert specs[0].run_id != specs[1].run_id
 
 
 @pytest.mark.parametrize("when", ["at once", pytest.param("in an image", marks=pytest.mark.slow)])
@@ -406,13 +351,11 @@ def test_auto_goes_on_eagerly_when_a_step_cannot_be_compiled(when, monkeypatch, 
     monkeypatch.setattr(compiler, "missing", lambda device: None)
     monkeypatch.setattr("specbench.models.transformer.compilation.keep_compiled", lambda: None)
 
-    broken_at = "raise OSError(28, 'No space left on device')"
-
     def broken(function, **_):
         def call(*args):
             if when == "in an image" and "warm_up" in {frame.function for frame in inspect.stack(0)}:
                 return function(*args)
-            exec(broken_at, {"__name__": "torch._dynamo.convert_frame"})
+            exec("raise OSError(28, 'No space left on device')", {"__name__": "torch._dynamo.convert_frame"})
 
         return call
 
@@ -424,16 +367,13 @@ def test_auto_goes_on_eagerly_when_a_step_cannot_be_compiled(when, monkeypatch, 
     assert outcome.code == 0 and said.endswith("No space left on device; running eagerly"), outcome.err
     assert len([*tmp_path.glob("*/images/*.png")]) == 1
     assert cli("report", "--out", tmp_path).code == 0
-    cli(*line, "--compile", "on").refused("(--compile off)", code=5)
+    cli(*line, "--compile", "on").refused("(use --compile off)", code=5)
     assert generate_images(["a red circle"], merge(run_settings(), {"decoder": "ar"}))
 
 
 def test_an_error_of_the_system_in_a_compiled_function_is_no_failed_compilation(monkeypatch):
     """An error raised while torch compiles is a failed compilation."""
-
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
+    fail = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(torch, "compile", lambda function, **_: fail)
     with pytest.raises(OSError, match="No space left"):
         compilation.Compiled(lambda x: x + 1, False, {})()
@@ -470,8 +410,7 @@ def test_a_network_that_is_made_again_of_the_same_files_is_not_exported_again(mo
     wider = Steeper()
     wider.matrix = wider.matrix.double()
     assert made("a", wider)[1] == 4, "other number formats are other code"
-    tapped = Steeper()
-    tapped.taps = (0,)
+    (tapped := Steeper()).taps = (0,)
     assert made("a", tapped)[1] == 5, "and so are features of more layers"
     for note in tmp_path.glob("*.txt"):
         note.write_text("../elsewhere.so")
@@ -481,10 +420,7 @@ def test_a_network_that_is_made_again_of_the_same_files_is_not_exported_again(mo
 def test_auto_pays_for_few_images_once_the_code_is_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(compiler, "missing", lambda device: None)
-    spec = RunSpec(
-        model="shapes", weights_sha256="", decoder=resolve("ar"), sampling=SAMPLING, prompts="shapes",
-        prompts_sha256="", seed=0, batch=1, dtype="float32", device="cpu", threads=1,
-    )  # fmt: skip
+    spec = replace(tiny.spec("ar"), model="shapes", sampling=SAMPLING)
     key = compiler.code_key("shapes", "float32", 1, 1, SAMPLING.guidance, resolve("ar"))
     of_eight = [], 6, 8 * 2 * 256
     assert compiler.worth_compiling(*of_eight, [key]) == (False, None)

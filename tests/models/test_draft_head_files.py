@@ -14,12 +14,12 @@ import pytest
 import torch
 from checkpoints import AUTHORS, llamagen, loaded, write
 from checkpoints.slow import attended, gated, rms
-from draft_heads import write_head, write_janus_head
+from draft_heads import INNER, noted_proposals, write_head, write_janus_head
 from refusals import refused
+from safetensors.torch import save_file
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel
 
-from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.loop import decode
 from specbench.models.draft_head import head_for, load_head
 from specbench.models.draft_head_files import PUBLISHED_HEADS, HeadFiles, head_in, published_head
@@ -88,15 +88,7 @@ def pair(request, tmp_path):
 @torch.inference_mode()
 def test_drafts_follow_the_official_distribution(pair, monkeypatch):
     name, tiny, tensors, folder = pair
-    model = loaded(name, tiny.folder)
-    seen = []
-    honest = Eagle.propose
-
-    def watch(self, committed, width, step):
-        seen.append((committed.clone(), honest(self, committed, width, step)))
-        return seen[-1][1]
-
-    monkeypatch.setattr(Eagle, "propose", watch)
+    model, seen = loaded(name, tiny.folder), noted_proposals(monkeypatch)
     spec = resolve("eagle", {"tree": "0 00", "head": str(folder), "verifier": "omega", "delta": 1e9})
     requests = [Request(text, text) for text in TEXTS]
     rows = decode(model, requests, spec, SAMPLING, 0, render=False)
@@ -119,23 +111,21 @@ def test_drafts_follow_the_official_distribution(pair, monkeypatch):
 
 
 @pytest.mark.parametrize("pair", ["llamagen", "lumina", "anole"], indirect=True)
-def test_the_command_takes_a_published_head(pair, cli, tmp_path, monkeypatch):
+def test_the_command_takes_a_published_head(pair, run_tiny, tmp_path, monkeypatch):
     name, tiny, _, folder = pair
-    (tmp_path / "one.txt").write_text("a red circle\n")
-    fixed = ("--model", name, "--scale", "tiny", "--weights", tiny.folder, "--dtype", "float32", "--quiet", "--json")
-    files = ("--head", folder, "--prompts", tmp_path / "one.txt", "--out", tmp_path / "results")
-    outcome = cli("run", *fixed, *files, "--decoder", "eagle,cool-sd,lantern++:k=3", "--tree", "0 1 00")
+    head = ("--head", folder, "--decoder", "eagle,cool-sd,lantern++:k=3", "--tree", "0 1 00")
+    outcome = run_tiny(name, "--weights", tiny.folder, *head, "--json")
     assert outcome.code == 0, outcome.err
     for run in json.loads(outcome.out):
         rows = pd.read_parquet(tmp_path / "results" / run["run_id"] / "samples")
         assert rows["status"].tolist() == ["ok"] and json.loads(rows["facts"][0])["draft_tv_1"] > 0
     monkeypatch.setenv("SPECBENCH_OFFLINE", "1")
     published = PUBLISHED_HEADS[name].repo  # the default
-    cli("run", *fixed, *files[2:], "--decoder", "eagle").refused(published, code=5)
+    run_tiny(name, "--weights", tiny.folder, "--decoder", "eagle").refused(published, code=5)
 
 
 @torch.inference_mode()
-def test_a_head_in_the_layout_of_janus_computes_what_the_authors_code_does(tmp_path, cli):
+def test_a_head_in_the_layout_of_janus_computes_what_the_authors_code_does(tmp_path, run_tiny):
     (tmp_path / "weights").mkdir()
     tiny = AUTHORS["janus"](tmp_path / "weights")
     target = torch.load(tmp_path / "weights" / "pytorch_model.bin")
@@ -149,58 +139,61 @@ def test_a_head_in_the_layout_of_janus_computes_what_the_authors_code_does(tmp_p
     embedded = functional.linear(functional.gelu(embedded), *aligner[2:])
     fused = torch.cat([features, embedded], 1) @ tensors["fusion.weight"].T + tensors["fusion.bias"]
     network = LlamaModel(LlamaConfig(**layer | {"num_hidden_layers": 1, "torch_dtype": "float32"})).eval()
-    own = {
-        n.removeprefix("language_model.model."): t for n, t in tensors.items() if n.startswith("language_model.model")
-    }
-    network.load_state_dict(own)
+    start = "language_model.model."
+    network.load_state_dict({n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)})
     expected = network(inputs_embeds=functional.silu(fused)[None]).last_hidden_state
     ids = model.table_ids(codes)[None]
     torch.testing.assert_close(head.extrapolate(ids, features[None]), expected, atol=1e-4, rtol=1e-3)
     lengths = head.seen_prompt(DraftPrompt(torch.tensor([9, 7]), torch.zeros(2, 8, 32), None)).lengths
     assert lengths.tolist() == [1, 1] and PUBLISHED_HEADS["janus-7b"].repo == "seliny2/JanusPro-Eagle-Drafter"
-    (tmp_path / "one.txt").write_text("a red circle\n")
-    fixed = ("--model", "janus-7b", "--scale", "tiny", "--weights", tiny.folder, "--dtype", "float32", "--quiet")
-    files = ("--head", tmp_path / "head", "--prompts", tmp_path / "one.txt", "--out", tmp_path / "results")
-    outcome = cli("run", *fixed, *files, "--decoder", "eagle", "--tree", "0 1 00")
-    assert outcome.code == 0, outcome.err
-
-
-@pytest.mark.parametrize("pair", ["llamagen"], indirect=True)
-def test_a_head_of_another_vocabulary_or_without_a_tensor_is_refused(pair, tmp_path):
-    name, tiny, tensors, folder = pair
-    model = loaded(name, tiny.folder)
-    write_head(tmp_path / "small", name, 10, tiny.output.shape[1])
-    refused("knows tokens below 10", head_for, model, str(tmp_path / "small"))
-    del tensors["fc.bias"]
-    torch.save(tensors, folder / "pytorch_model.bin")
-    refused(r"fc\.bias", head_for, model, str(folder))
+    drafting = ("--decoder", "eagle", "--tree", "0 1 00", "--head", tmp_path / "head")
+    assert run_tiny("janus-7b", "--weights", tiny.folder, *drafting).code == 0
 
 
 @pytest.mark.parametrize("pair", ["llamagen", "lumina"], indirect=True)
-def test_a_head_cut_off_after_its_index_is_named(pair):
-    name, tiny, _, folder = pair
+def test_a_head_of_another_vocabulary_without_a_tensor_or_cut_off_after_its_index_is_refused(pair, tmp_path):
+    name, tiny, tensors, folder = pair
     model = loaded(name, tiny.folder)
+    write_head(tmp_path / "small", name, 10, tiny.output.shape[1])
+    refused("its ids end below 10", head_for, model, str(tmp_path / "small"))
     (path,) = (file for file in folder.iterdir() if file.suffix in (".bin", ".safetensors"))
     whole = path.read_bytes()
     index = 8 + int.from_bytes(whole[:8], "little") if path.suffix == ".safetensors" else 0
     path.write_bytes(whole[: index + (len(whole) - index) // 2])
     refused(path.name, head_for, model, str(folder))
+    del tensors["fc.bias"]
+    torch.save(tensors, path) if path.suffix == ".bin" else save_file(tensors, path)
+    refused(r"fc\.bias", head_for, model, str(folder))
 
 
 @pytest.mark.parametrize(
     ("grids", "problem"), [({"t2i": 16, "t2i2": 32}, "t2i is 16 x 16, t2i2 is 32 x 32"), ({"other": 4}, "'t2i'")]
 )
-def test_a_head_for_another_grid_is_refused(grids, problem, cli, tmp_path, monkeypatch):
+def test_a_head_for_another_grid_is_refused(grids, problem, run_tiny, tmp_path, monkeypatch):
     monkeypatch.setattr("specbench.models.families.llamagen.HEAD_GRIDS", grids)
     (tmp_path / "weights").mkdir()
     tiny = write("llamagen", tmp_path / "weights")
     write_head(tmp_path / "head", "llamagen", llamagen.CODES, tiny.output.shape[1])
     error = refused("", head_for, loaded("llamagen", tiny.folder), str(tmp_path / "head"))
     assert problem in error.what and "'llamagen+tiny' decodes 4 x 4" in error.what
-    fixed = ("--model", "llamagen", "--scale", "tiny", "--weights", tiny.folder, "--dtype", "float32", "--quiet")
-    (tmp_path / "one.txt").write_text("a cat\n")
-    run = ("run", *fixed, "--decoder", "eagle", "--head", tmp_path / "head", "--prompts", tmp_path / "one.txt")
-    cli(*run, "--out", tmp_path / "results").refused("decodes 4 x 4")
+    outcome = run_tiny("llamagen", "--weights", tiny.folder, "--decoder", "eagle", "--head", tmp_path / "head")
+    outcome.refused("decodes 4 x 4")
+
+
+@pytest.mark.parametrize(
+    ("decoder", "config"),
+    [("eagle", {"hidden_size": 24}), ("eagle3", {"hidden_size": 24}), ("vertical", {"width": 24}),
+     ("eagle", {"language_config": {"hidden_size": 24}})],
+)  # fmt: skip
+def test_a_head_of_another_width_is_refused_in_the_plan(decoder, config, cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("specbench.runs.preparation.load_model", lambda *_: pytest.fail("the model was loaded"))
+    (tmp_path / "model.safetensors").write_bytes(b"not read")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = ("run", "--model", "shapes", "--decoder", decoder, "--head", tmp_path, "--limit", 1, "--out", tmp_path / "o")
+    for more in ((), ("--dry-run",)):
+        cli(*run, *more).refused("its feature size is 24, but 'shapes' has 128")
+    (tmp_path / "config.json").write_text("[]")
+    cli(*run, "--dry-run").refused("is not the configuration of a draft head")
 
 
 LANTERN = os.environ.get("LANTERN_FOLDER", "")
@@ -209,9 +202,9 @@ WORDS, WIDTH, LENGTH = 24, 128, 150
 
 def test_each_published_head_is_known_by_its_model():
     assert published_head("llamagen-512+released-rows") == "jadohu/llamagen2_drafter"
-    assert (
-        published_head("llamagen+random+tiny") == published_head("janus") == published_head("lumina", "vertical") == ""
-    )
+    assert {published_head("llamagen+random+tiny"), published_head("janus"), published_head("lumina", "vertical")} == {
+        ""
+    }
     repository, files = "sihwanpark/LANTERN-Lumina-mGPT-7B-768", HeadFiles(published_head("lumina"), "lumina")
     assert refused(f"{repository} is not on this disk", files.find).try_this == f"specbench fetch {repository}"
     assert PUBLISHED_HEADS["lumina"].licence == "Apache-2.0"
@@ -244,9 +237,14 @@ def test_a_head_extrapolates_as_the_authors_module_does(lantern, name, module, t
     files = head_in(tmp_path / "head")
     heads = WIDTH // (64 if name == "llamagen" else 8)
     shared = {
-        "vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": tensors["layers.0.mlp.up_proj.weight"].shape[0],
-    }  # fmt: skip
-    shared |= {"num_attention_heads": heads, "num_key_value_heads": heads, "num_hidden_layers": 1, "hidden_act": "silu"}
+        "vocab_size": WORDS,
+        "hidden_size": WIDTH,
+        "intermediate_size": INNER,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+    }
     shared |= {"rms_norm_eps": 1e-6 if name == "llamagen" else 1e-5, "rope_scaling": None, "rope_theta": 10_000.0}
     shared |= {"pad_token_id": None, "pretraining_tp": 1, "max_position_embeddings": 4096, "input_type": "t2i"}
     shared |= {"attention_bias": False, "attention_dropout": 0.0, "dropout": 0.0, "mlp_bias": False}

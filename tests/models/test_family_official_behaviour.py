@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from checkpoints import INFO, baai, chameleon, configured, emu3, janus, loaded
+from checkpoints import INFO, baai, chameleon, configured, emu3, janus
 from refusals import refused
 from tokenizers import Tokenizer
 from transformers import JanusConfig
@@ -178,9 +178,8 @@ def test_janus_equals_its_native_greedy_generation(tiny_of):
     _, model = tiny_of("janus")
     network = janus.network_of(JanusConfig)
     ids = torch.tensor([janus.prompt_ids("a red cat")])
-    native = network.generate(
-        input_ids=ids, attention_mask=torch.ones_like(ids), generation_mode="image", do_sample=False
-    )
+    mode = {"generation_mode": "image", "do_sample": False}
+    native = network.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **mode)
     greedy = Sampling(guidance=5.0, top_k=1)
     for decoder, options in (("ar", {}), ("sjd", {"window": 5})):
         image = decode(model, [ImageRequest("a red cat", "a")], resolve(decoder, options), greedy, seed=0)[0]
@@ -264,11 +263,6 @@ EMU3_TEXTS = (
 )  # fmt: skip
 
 
-def test_ids_match_the_scanner_written_out():
-    tokenizer = ranked_bpe(baai.RANKS, {})
-    assert [tokenizer.encode(text).ids for text in EMU3_TEXTS] == list(map(baai.slow_ids, EMU3_TEXTS))
-
-
 def test_texts_are_composed_before_they_are_split():
     decomposed = unicodedata.normalize("NFD", "café")
     assert decomposed != "café"
@@ -291,29 +285,23 @@ def test_a_file_of_ranks_that_makes_no_sense_is_an_error(lines, problem):
         read_ranks(lines)
 
 
-def prompt(model, text: str) -> list[int]:
-    return model.prompt_ids(text)[0]
-
-
-def test_the_authors_layout_gives_the_authors_ids(tmp_path):
-    baai.write(tmp_path)
-    model = loaded("emu3", tmp_path)
+def test_the_authors_layout_gives_the_authors_ids(tiny_of):
+    """The ids of a scanner that is written out."""
+    _, model = tiny_of("emu3 by its authors")
     for text in EMU3_TEXTS:
-        ids = prompt(model, text)
-        expected = baai.slow_ids(f"{text} masterpiece, film grained, best quality.")
+        assert model.tokenizer.encode(text).ids == baai.slow_ids(text)
+        ids, expected = model.prompt_ids(text)[0], baai.slow_ids(f"{text} masterpiece, film grained, best quality.")
         assert ids[1 : 1 + len(expected)] == expected
         assert ids[0] == baai.SPECIALS["<|extra_203|>"] and ids[-1] == baai.SPECIALS["<|image token|>"]
 
 
-def test_the_converted_layout_gives_the_authors_ids_and_warns_of_its_own_split(tmp_path, capsys):
-    emu3.write(tmp_path)
-    path = tmp_path / "tokenizer.json"
-    content = json.loads(path.read_text())
+def test_the_converted_layout_gives_the_authors_ids_and_warns_of_its_own_split(copied, capsys):
+    content = json.loads((path := copied("emu3") / "tokenizer.json").read_text())
     # Merges that only another split allows or forbids.
     content["model"]["vocab"]["-u"] = content["model"]["vocab"]["<|visual token 000023|>"] + 1
     content["model"]["merges"] = [["-", "u"]]
     path.write_text(json.dumps(content))
-    info = configured("emu3", tmp_path)
+    info = configured("emu3", path.parent)
     ids = load_model(info, "cpu", "float32").tokenizer.encode("close-up").ids
     assert content["model"]["vocab"]["-u"] in ids, "Qwen keeps a hyphen with the letters after it"
     assert "splits prompts differently from Emu3's authors" in " ".join(capsys.readouterr().err.split())
@@ -342,27 +330,23 @@ def test_the_converted_layout_gives_the_authors_ids_and_warns_of_its_own_split(t
     ("a cat, free shipping, free download", "a cat,"), ("a cat, click for more", "a cat"),
     ("png images of a cat, page 3", "of a cat"), ("a cat 30x40 and 2.5×3", "a cat and"),
     ("a cat : asleep", "a cat: asleep"), ("- a cat -", "a cat"), ("ﬁve ｃats", "five cats"), ("", ""), ("***", ""),
+    ("%3Cb%253E a cat", "a cat"),  # a second pass takes what the first uncovered
 ])  # fmt: skip
 def test_captions_are_cleaned_as_documented(typed, cleaned):
     assert clean_caption(typed) == cleaned
 
 
-def test_a_second_pass_takes_what_the_first_uncovered():
-    assert clean_caption("%3Cb%253E a cat") == "a cat"
-
-
-def test_captions_that_are_cut_are_counted_stored_and_said(cli, tmp_path):
+def test_captions_that_are_cut_are_counted_stored_and_said(cli, run_tiny, tmp_path):
     """A token a byte, and one for the end."""
-    (tmp_path / "p.txt").write_text(f"{'a' * (CAPTION - 1)}\n{'b' * (CAPTION + 4)}\nc\n")
-    line = "--model llamagen --random-weights --scale tiny --decoder ar --device cpu --dtype float32 --threads 1"
-    arguments = *line.split(), "--prompts", tmp_path / "p.txt", "--out", tmp_path / "out"
-    planned, cut = cli("run", *arguments, "--dry-run"), "reads at most 120 tokens of a caption; 1 of 3 are cut"
-    assert cut in planned.out
-    ran = cli("run", *arguments)
+    texts = ("a" * (CAPTION - 1), "b" * (CAPTION + 4), "c")
+    run = ("llamagen", "--random-weights", "--decoder", "ar", "--device", "cpu", "--threads", "1")
+    cut = "reads at most 120 tokens of a caption; 1 of 3 are cut"
+    assert cut in run_tiny(*run, "--dry-run", texts=texts).out
+    ran = run_tiny(*run, texts=texts)
     assert ran.code == 0 and cut in ran.err
-    (folder,) = (tmp_path / "out").iterdir()
+    (folder,) = (tmp_path / "results").iterdir()
     facts = [json.loads(text)["caption_tokens_cut"] for text in RunStore(folder).samples(["facts"])["facts"]]
     assert sorted(facts) == [0, 0, 5]
     note = "llamagen+random+tiny truncated the captions of 1 of 3 images"
     for more in ((), ("--all",)):
-        assert note in cli("report", "--out", tmp_path / "out", *more).out.replace("\n", " ")
+        assert note in cli("report", "--out", folder.parent, *more).out.replace("\n", " ")

@@ -17,7 +17,7 @@ from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
-TEXTS = ("A red cat, sleeping.", "two dogs")
+TEXTS, CLASSES = ("A red cat, sleeping.", "two dogs"), ("7", "12")
 
 
 @pytest.fixture(scope="module", params=sorted(KINDS))
@@ -42,6 +42,11 @@ def loaded(kind, probed, tiny_of):
     return tiny_of(kind)
 
 
+@pytest.fixture(scope="module")
+def texts(kind):
+    return CLASSES if INFO[EVERY[kind][0]].classes else TEXTS
+
+
 def guided(tiny, text: str, stream: list[int], scale: float) -> torch.Tensor:
     """[len(stream) + 1, v_image] guided logits by the reference, every row from its own forward."""
     conditional, unconditional = (
@@ -56,33 +61,33 @@ def test_a_family_decodes_by_the_forward_of_its_network(probed, loaded):
 
 
 @torch.inference_mode()
-def test_ragged_windows_with_rollback_equal_the_uncached_forward(loaded):
+def test_ragged_windows_with_rollback_equal_the_uncached_forward(loaded, texts):
     (tiny, model), scale = loaded, 3.0
-    session = model.begin(model.encode(TEXTS), scale, columns=8)
+    session = model.begin(model.encode(texts), scale, columns=8)
     fed = ragged_windows(session.forward, model.layout.v_image, PLAN[:5], model.layout.forced)
     for row, stream, drafts, logits in fed:
-        expected = guided(tiny, TEXTS[row], (stream + drafts)[: model.layout.length - 1], scale)[len(stream) :]
+        expected = guided(tiny, texts[row], (stream + drafts)[: model.layout.length - 1], scale)[len(stream) :]
         within = slice(model.layout.length - len(stream))
         torch.testing.assert_close(logits[within], expected[within], atol=1e-4, rtol=1e-4)
 
 
-def greedy(model, decoder: str, **options) -> list[list[int]]:
-    requests = [Request(text, text) for text in TEXTS]
+def greedy(model, texts, decoder: str, **options) -> list[list[int]]:
+    requests = [Request(text, text) for text in texts]
     how = Decoding(model, resolve(decoder, options), Sampling(guidance=3.0, top_k=1), 0)
     return decode_tokens(how, requests).tolist()
 
 
-def test_greedy_windows_give_the_ar_tokens(loaded):
+def test_greedy_windows_give_the_ar_tokens(loaded, texts):
     tiny, model = loaded
-    expected = greedy(model, "ar")
+    expected = greedy(model, texts, "ar")
     forced = [token for token in model.layout.forced if token >= 0]
-    for row, text in zip(expected, TEXTS, strict=True):
+    for row, text in zip(expected, texts, strict=True):
         ranked = guided(tiny, text, row[:-1], 3.0).argmax(-1).tolist()
         chosen = [slot for slot, token in enumerate(model.layout.forced) if token < 0]
         assert [row[slot] for slot in chosen] == [ranked[slot] for slot in chosen]
         assert [token for token in row if token >= model.layout.v_image] == forced
     for window in (2, 5, 8):
-        assert greedy(model, "sjd", window=window) == expected
+        assert greedy(model, texts, "sjd", window=window) == expected
 
 
 def test_images_are_decoded_as_by_the_reference(loaded):

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-from checkpoints import write
 from forked import forked_command, forked_script
 from loopback_hub import Hub, loopback_hub
 
@@ -44,6 +43,12 @@ def folder(path: Path, weights: bytes) -> Path:
 
 def fetch(hub: Hub, home: Path, script: str = FETCH, **variables: str) -> subprocess.CompletedProcess:
     return forked_script(script, env={**os.environ, **hub.env(home), **variables})
+
+
+def started(hub: Hub, home: Path, *command: str) -> subprocess.Popen:
+    """A separate process of Python."""
+    env = {**os.environ, **hub.env(home)}
+    return subprocess.Popen([sys.executable, *command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_without_a_pinned_commit_main_is_taken_and_later_uses_keep_its_commit(hub, tmp_path):
@@ -109,7 +114,7 @@ def test_a_file_that_replaces_another_file_of_the_hub_is_enough(hub, tmp_path):
     (404, {"X-Error-Code": "RepoNotFound"}, "does not exist on", "hf auth login"),
     (404, {"X-Error-Code": "RevisionNotFound"}, "has no revision 'main'", "name another revision"),
     (429, {"RateLimit": '"api";r=0;t=300'}, "it asks to wait 300 s", "run the same command again"),
-    (503, {}, "answers 503", "run the same command again"), (200, {}, "no answer of a hub", "HF_ENDPOINT"),
+    (503, {}, "answers 503", "run the same command again"), (200, {}, "does not answer like a hub", "HF_ENDPOINT"),
 ])  # fmt: skip
 def test_a_refusal_of_the_hub_is_one_short_line(hub, tmp_path, status, headers, problem, command):
     hub.refusals["/api/models/owner"] = (status, headers)
@@ -146,7 +151,7 @@ def _refused(done: subprocess.CompletedProcess, problem: str, command: str) -> N
 
 @pytest.mark.parametrize(("variables", "problem", "command"), [
     ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "Connection refused", "the same command again"),
-    ({"HF_ENDPOINT": "http://nowhere.invalid"}, "gives no answer of a hub", "the same command again"),
+    ({"HF_ENDPOINT": "http://nowhere.invalid"}, "does not answer like a hub", "the same command again"),
     ({"HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9", "NO_PROXY": ""}, "refused", "again"),
     ({"HF_HUB_OFFLINE": "1"}, "downloads are disabled", "specbench fetch owner/name"),
     ({"HF_ENDPOINT": "huggingface.co"}, "HF_ENDPOINT=huggingface.co: not an address", "https://HOST"),
@@ -176,12 +181,8 @@ def test_files_that_do_not_fit_on_the_disk_are_refused_before_the_first_byte(hub
 
 def test_two_processes_share_a_download(hub, tmp_path):
     (tmp_path / "old" / "model.safetensors").write_bytes(bytes(range(256)) * 40_000)
-    env = {**os.environ, **hub.env(tmp_path)}
-    started = [
-        subprocess.Popen([sys.executable, "-c", FETCH], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for _ in range(2)
-    ]
-    assert [process.communicate(timeout=300)[0].decode() for process in started] == [f"{OLD}\n"] * 2
+    processes = [started(hub, tmp_path, "-c", FETCH) for _ in range(2)]
+    assert [process.communicate(timeout=300)[0].decode() for process in processes] == [f"{OLD}\n"] * 2
     asked = [line for line in hub.asked if line.startswith("GET") and line.endswith("model.safetensors")]
     assert len(asked) == 1, "the second waits for the first"
 
@@ -190,10 +191,7 @@ def test_a_download_that_was_killed_is_completed_by_the_same_command(hub, tmp_pa
     content = bytes(range(256)) * 4000
     (tmp_path / "old" / "model.safetensors").write_bytes(content)
     hub.cut_after = 100_000  # the client tries again and again
-    env = {**os.environ, **hub.env(tmp_path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", FETCH], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as run:
+    with started(hub, tmp_path, "-c", FETCH) as run:
         for _ in range(600):
             if any((tmp_path / "hf").rglob("*.incomplete")):
                 break
@@ -208,28 +206,25 @@ def test_a_download_that_was_killed_is_completed_by_the_same_command(hub, tmp_pa
     assert not any((tmp_path / "hf").rglob("*.incomplete")), "what the killed process left is gone"
 
 
-def test_ctrl_c_in_a_download_ends_it_at_once_with_one_line(hub, tmp_path):
+def test_ctrl_c_in_a_download_ends_it_at_once_with_one_line(hub, copied, tmp_path):
     """The client's threads would try again for minutes."""
-    write("janus", made := folder(tmp_path / "janus", b""))
+    made = copied("janus")
     (made / "model.safetensors").write_bytes(bytes(4_000_000))
     hub.put("deepseek-community/Janus-Pro-1B", OLD, made)
     hub.cut_after = 100_000
-    env = {**os.environ, **hub.env(tmp_path)}
-    command = [sys.executable, "-m", "specbench", "fetch", "deepseek-community/Janus-Pro-1B", "--no-progress"]
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+    command = ("-m", "specbench", "fetch", "deepseek-community/Janus-Pro-1B", "--no-progress")
+    with started(hub, tmp_path, *command) as run:
         while not any("GET" in line and "model.safetensors" in line for line in hub.asked):
             assert run.poll() is None
             time.sleep(0.1)
         run.send_signal(signal.SIGINT)
         output = run.communicate(timeout=20)[1].decode()
     assert run.returncode == INTERRUPTED, output
-    assert output == "error: interrupted (what is finished is kept; run the same command again to resume)\n"
+    assert output == "error: interrupted (finished work is kept; run the same command again to resume)\n"
 
 
-def test_the_command_line_decodes_with_an_unpinned_model_from_an_empty_cache(hub, tmp_path):
-    (tmp_path / "janus").mkdir()
-    write("janus", tmp_path / "janus")
-    hub.put("deepseek-community/Janus-Pro-1B", OLD, tmp_path / "janus")
+def test_the_command_line_decodes_with_an_unpinned_model_from_an_empty_cache(hub, written, tmp_path):
+    hub.put("deepseek-community/Janus-Pro-1B", OLD, written("janus"))
     run = ("run", "--model", "janus", "--scale", "tiny", "--decoder", "ar", "--limit", "1", "--threads", "1", "--json")
     command = (*run, "--prompts", "shapes", "--out", str(tmp_path / "out"))
     done = forked_command(command, env={**os.environ, **hub.env(tmp_path)})
@@ -243,8 +238,7 @@ def test_the_command_line_decodes_with_an_unpinned_model_from_an_empty_cache(hub
     "function", ["huggingface_hub.snapshot_download", "hub._refuse_altered", "hub.write_atomically"]
 )
 def test_a_kill_in_any_phase_is_made_good_by_the_same_command(hub, tmp_path, function):
-    die = (
-        f"import os, huggingface_hub, specbench.models.hub_downloads as hub\n{function} = lambda *_, **__: os._exit(9)"
-    )
-    assert fetch(hub, tmp_path, f"{die}\n{FETCH}").returncode == 9
+    die = f"{function} = lambda *_, **__: os._exit(9)"
+    imports = "import os, huggingface_hub, specbench.models.hub_downloads as hub"
+    assert fetch(hub, tmp_path, f"{imports}\n{die}\n{FETCH}").returncode == 9
     assert fetch(hub, tmp_path).stdout == fetch(hub, tmp_path, HF_HUB_OFFLINE="1").stdout == f"{OLD}\n"

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaModel
 from specbench.models.interface import Tree
 from specbench.models.network_sizes import whole_blocks
 from specbench.models.transformer.forward import last_hidden_state
-from specbench.models.transformer.kv_cache import PositionCache, PositionLayer, whole_parts
+from specbench.models.transformer.kv_cache import PositionCache, whole_parts
 from specbench.models.transformer.llama_layer import runs_directly, use_grouped_attention
 from specbench.models.transformer.model import Prefix, TransformerSession
 
@@ -49,11 +49,15 @@ def full_logits(model, prefix, row, tokens, guidance):
         if prefix.shift is not None:
             positions = positions + prefix.shift[half]
         mask = torch.ones(1, 1, inputs.shape[1], inputs.shape[1], dtype=torch.bool).tril()
-        hidden = model.backbone(
-            inputs_embeds=inputs, position_ids=positions, attention_mask=mask, use_cache=False
-        ).last_hidden_state[0]
+        given = {"inputs_embeds": inputs, "position_ids": positions, "attention_mask": mask}
+        hidden = model.backbone(**given, use_cache=False).last_hidden_state[0]
         halves.append(model.head(hidden[len(prefix.embeds[half]) - 1 :]))
     return halves[1] + guidance * (halves[0] - halves[1])
+
+
+def check(logits, *given):
+    """Compare the logits [C, V] of the last columns with those of the full forward."""
+    torch.testing.assert_close(logits, full_logits(*given)[-len(logits) :], atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
@@ -63,8 +67,8 @@ def test_ragged_windows_with_rollback_give_the_uncached_logits(model, prefix, gu
     prefix = replace(prefix, shift=shift)
     session = model.begin(prefix, guidance, columns=8)
     for row, stream, drafts, logits in ragged_windows(session.forward, VOCAB):
-        expected = full_logits(model, prefix, row, stream + drafts, guidance)[len(stream) :]
-        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+        assert len(logits) == 1 + len(drafts)
+        check(logits, model, prefix, row, stream + drafts, guidance)
 
 
 @torch.inference_mode()
@@ -78,8 +82,7 @@ def test_rows_at_one_slot_give_the_uncached_logits_column_by_column(model):
         fed = tokens[:, slot - 1 : slot] if slot else torch.zeros(2, 1).long()
         logits = session.forward(fed, torch.full((2, 1), slot))
         for row in range(2):
-            expected = full_logits(model, prefix, row, tokens[row, :slot].tolist(), 2.0)[-1]
-            torch.testing.assert_close(logits[row, 0], expected, atol=1e-4, rtol=1e-4)
+            check(logits[row], model, prefix, row, tokens[row, :slot].tolist(), 2.0)
 
 
 @torch.inference_mode()
@@ -112,20 +115,14 @@ def test_branches_of_a_tree_and_the_path_kept(model, prefix):
     for row in range(2):
         for column in range(len(tree.parents)):
             path = [ancestor for ancestor in range(1, column + 1) if tree.ancestors[column, ancestor]]
-            expected = full_logits(model, prefix, row, start[row].tolist() + fed[row, path].tolist(), 2.0)[-1]
-            torch.testing.assert_close(logits[row, column], expected, atol=1e-4, rtol=1e-4)
+            tokens = start[row].tolist() + fed[row, path].tolist()
+            check(logits[row, column : column + 1], model, prefix, row, tokens, 2.0)
     # Row 0 keeps the branch of columns 3, 4, 5; row 1 its trunk, columns 1, 2.
     session.keep(torch.tensor([[3, 4, 5], [1, 2, 2]]), torch.tensor([[4, 5, 6], [4, 5, 5]]))
     kept = [start[0].tolist() + fed[0, 3:6].tolist(), start[1].tolist() + fed[1, 1:3].tolist()]
     logits = session.forward(torch.tensor([[kept[0][-1]], [kept[1][-1]]]), torch.tensor([[6], [5]]))
     for row in range(2):
-        expected = full_logits(model, prefix, row, kept[row], 2.0)[-1]
-        torch.testing.assert_close(logits[row, 0], expected, atol=1e-4, rtol=1e-4)
-
-
-def test_a_layer_can_be_made_by_every_version_of_transformers_allowed():
-    """Before 5.13 the method that returns a cache's size had another name, without which no layer could be made."""
-    assert PositionLayer.get_max_cache_shape is PositionLayer.get_max_length
+        check(logits[row], model, prefix, row, kept[row], 2.0)
 
 
 SLOTS, START = 24, 9

@@ -140,28 +140,23 @@ def test_wrong_generation_settings_of_glm_image_are_a_damaged_file_and_others_re
         refused(f"{name} = .* is not supported", loaded, "glm-image", tmp_path)
 
 
-def test_an_image_on_which_the_pipeline_fails_is_a_failed_row(tmp_path, cli):
+def test_an_image_on_which_the_pipeline_fails_is_a_failed_row(written, tmp_path, run_tiny):
     """An end anywhere, or an id that is no code in the large grid; one in the preview is only seen."""
-    folder, out = tmp_path / "weights", tmp_path / "results"
-    folder.mkdir()
-    write("glm-image", folder)
+    folder, tokens, codes = written("glm-image"), np.zeros(22, dtype=int), checkpoints.glm.CODES
     model = loaded("glm-image", folder)
-    tokens, codes = np.zeros(22, dtype=int), checkpoints.glm.CODES
     assert model.problem(tokens) is None and not model.draws
     assert model.problem(np.where(np.arange(22) == 3, codes, tokens)) is None
     assert "token 9 is" in model.problem(np.where(np.arange(22) == 9, codes + 2, tokens))
     assert "token 3 is the end-of-image token" in model.problem(np.where(np.arange(22) == 3, codes + 1, tokens))
-    (tmp_path / "one.txt").write_text("a red circle\n")
-    fixed = ("--model", "glm-image", "--scale", "tiny", "--weights", folder, "--dtype", "float32", "--samples", "20")
-    outcome = cli("run", *fixed, "--prompts", tmp_path / "one.txt", "--decoder", "preview", "--out", out, "--json")
+    fixed = ("glm-image", "--weights", folder, "--samples", "20")
+    outcome = run_tiny(*fixed, "--decoder", "preview", "--json")
     assert "cannot render pictures" in outcome.err and "Traceback" not in outcome.err
-    [run] = [path.parent for path in out.glob("*/samples")]
+    [run] = [path.parent for path in tmp_path.glob("results/*/samples")]
     rows = pd.read_parquet(run / "samples")
     failed = rows[rows["status"] != "ok"]
     assert 0 < len(failed) < 20 and failed["error"].str.contains("GLM-Image's pipeline").all()
     assert rows["image"].isna().all() and not list(run.glob("images/*"))
-    answer = cli("run", *fixed, "--prompts", tmp_path / "one.txt", "--cfg", "3", "--out", out)
-    answer.refused("has no unconditional prompt")
+    run_tiny(*fixed, "--cfg", "3").refused("has no unconditional prompt")
 
 
 def test_the_diffusion_model_gets_every_code_four_times_the_prompt_and_the_images_seed(tmp_path, monkeypatch):
@@ -210,9 +205,8 @@ def test_x_omni_reads_the_prompt_and_the_settings_of_its_repository(tmp_path):
     assert configured("x-omni", tmp_path).sampling() == Sampling(1.0, 1.0, 20, 1.0, min_p=0.03)
     model = loaded("x-omni", tmp_path)
     assert model.repetition_penalty == 1.5
-    refused(
-        r"--cfg 2: .* cannot combine guidance with its repetition penalty", model.begin, model.encode(["a cat"]), 2.0, 1
-    )
+    problem = r"--cfg 2: .* cannot combine guidance with its repetition penalty"
+    refused(problem, model.begin, model.encode(["a cat"]), 2.0, 1)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"vision_config": {"dtype": "nn", "decoder": {}}}))
     refused(r"config.json is damaged: no 'nn' in it", loaded, "x-omni", tmp_path)

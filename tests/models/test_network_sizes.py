@@ -8,7 +8,6 @@ import pytest
 from checkpoints import INFO, WRITERS
 from refusals import refused
 
-from specbench.models import hub_model
 from specbench.models.facts import ModelChoice
 from specbench.models.family_sizes import stored_size
 from specbench.models.forward_time import Forward, Reached, forward_ms, forward_work, product_rate
@@ -31,25 +30,8 @@ def test_official_configurations_give_the_official_sizes(tmp_path):
     assert stored_size("anole", INFO["anole"].network, tmp_path) == INFO["anole"].network
 
 
-@pytest.fixture
-def in_cache(tmp_path, monkeypatch):
-    """`in_cache(repo)`: the folder of a hub repository's snapshot in an own cache, without a network."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-    def snapshot(repo: str, commit: str = 40 * "c"):
-        repository = tmp_path / f"models--{repo.replace('/', '--')}"
-        (repository / "refs").mkdir(parents=True)
-        (repository / "refs" / "main").write_text(commit)
-        folder = repository / "snapshots" / commit
-        folder.mkdir(parents=True)
-        return folder
-
-    return snapshot
-
-
-def test_a_hub_repository_is_planned_and_recorded_as_what_it_holds(in_cache):
-    WRITERS["janus"](in_cache("me/small"))
+def test_a_hub_repository_is_planned_and_recorded_as_what_it_holds(hub_cache):
+    WRITERS["janus"](hub_cache("me/small"))
     info = INFO["janus"].configured(ModelChoice(weights="me/small"))
     assert info.layers == 2 and info.size.weights < INFO["janus"].size.weights
     facts = info.file_facts("5678")
@@ -57,17 +39,17 @@ def test_a_hub_repository_is_planned_and_recorded_as_what_it_holds(in_cache):
     assert facts["source"] == {"weights": "me/small", "revision": 40 * "c", "layout": "janus", "sha256": "5678"}
     at_commit = INFO["janus"].configured(ModelChoice(weights="me/small", revision=40 * "c"))
     assert at_commit.file_facts("5678") == facts and at_commit.network == info.network
-    WRITERS["janus"](in_cache("deepseek-community/Janus-Pro-1B", 40 * "d"))
+    WRITERS["janus"](hub_cache("deepseek-community/Janus-Pro-1B", 40 * "d"))
     official = INFO["janus"].configured(ModelChoice(weights="deepseek-community/Janus-Pro-1B"))
     assert official.file_facts("5678")["source"] is None
     assert INFO["janus"].configured(ModelChoice(revision=40 * "d")).layers == 2
 
 
-def test_a_hub_repository_without_a_size_is_reported_as_of_unknown_size(in_cache, monkeypatch):
+def test_a_hub_repository_without_a_size_is_reported_as_of_unknown_size(hub_cache, monkeypatch):
     monkeypatch.setattr("specbench.models.checkpoint_files.WantedFiles.folder", lambda *_: None)
     info = INFO["llamagen"].configured(ModelChoice(weights="me/llamagen-3b"), download=True)
     assert info.network == INFO["llamagen"].network and "size of me/llamagen-3b is unknown" in info.size_note
-    folder = in_cache("me/llamagen-3b")
+    folder = hub_cache("me/llamagen-3b")
     monkeypatch.setattr("specbench.models.checkpoint_files.WantedFiles.folder", lambda *_: folder)
     assert "unknown" in info.as_stored().size_note, "an empty snapshot has no size"
     WRITERS["llamagen"](folder)
@@ -77,9 +59,8 @@ def test_a_hub_repository_without_a_size_is_reported_as_of_unknown_size(in_cache
 
 
 def test_a_published_size_under_another_name_says_which_model_it_is(tmp_path):
-    (tmp_path / "config.json").write_text(
-        json.dumps({"language_config": {"num_hidden_layers": 30, "vocab_size": 102_400}})
-    )
+    config = {"language_config": {"num_hidden_layers": 30, "vocab_size": 102_400}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     error = refused("has the size of 'janus-7b'", INFO["janus"].configured, ModelChoice(weights=str(tmp_path)))
     assert error.exit_code == 2 and "--model janus-7b" in error.try_this
 
@@ -92,19 +73,6 @@ def test_files_without_a_size_leave_the_official_size(text, name, tmp_path):
     (tmp_path / "config.json").write_text(text)
     (tmp_path / "t2i_XL_stage1_256.pt").write_text(text)
     assert INFO[name].configured(ModelChoice(weights=str(tmp_path))).network == INFO[name].network
-
-
-def test_a_model_may_be_like_one_that_is_like_a_third(monkeypatch):
-    read, by_name = hub_model.tomllib.loads, {model.name: model for model in hub_model.MODELS}
-
-    def with_third(text):
-        content = read(text)
-        near = next(name for name, entry in content["model"].items() if entry.get("like") == "lumina-512")
-        return content | {"model": content["model"] | {"third": {"like": near}}}
-
-    monkeypatch.setattr(hub_model.tomllib, "loads", with_third)
-    third = hub_model._read()[-1]
-    assert (third.name, third.network) == ("third", by_name["lumina-512"].network)
 
 
 SIZE = Size(weights=4 * 16 * 16 + 3 * 16 * 8 + 10 * 16, kv=2 * 16, attention=16)

@@ -52,12 +52,11 @@ def test_two_heads_are_two_runs_even_under_one_path(cli, tmp_path, monkeypatch):
     head.fc.bias.data += 0.01
     save_head(head, copied, {})
     assert run_id("--head", copied) != first
-    absent = cli("run", "--decoder", "eagle", "--head", tmp_path / "none", "--limit", "1", "--out", tmp_path)
-    assert absent.code == 5 and "no draft head in" in absent.err
+    named = ("run", "--decoder", "eagle", "--limit", "1", "--out", tmp_path, "--head")
+    cli(*named, tmp_path / "none").refused("no draft head in", code=5)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "heads").mkdir()
-    mistyped = cli("run", "--decoder", "eagle", "--head", "heads/mine", "--limit", "1", "--out", tmp_path)
-    assert mistyped.code == 5 and "no draft head in heads/mine" in mistyped.err, "no repository of a hub"
+    cli(*named, "heads/mine").refused("no draft head in heads/mine", code=5)  # no repository of a hub
 
 
 @pytest.mark.parametrize(("taps", "problem"), [

@@ -5,11 +5,12 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import DynamicCache, LlamaModel
+from transformers import LlamaModel
 
 from dev.shapes.data import save
 from specbench.models.shapes import captions
 from specbench.models.shapes import network as shapes
+from specbench.models.shapes.adapter import ShapesModel
 from specbench.models.shapes.tokenizer import TOKENS, ShapesTokenizer
 
 CAPTIONS = ["a red circle left of a blue square", "three crosses"]
@@ -24,17 +25,13 @@ def network():
 @torch.inference_mode()
 def test_cached_steps_give_the_logits_of_the_whole_image(network):
     tokens = torch.randint(32, (2, TOKENS))
-    ids = network.encode(CAPTIONS)
-    whole = network(ids, tokens)
-    cache = DynamicCache()
-    embeds, slot_embeds, steps = network.prefix_embeds(ids), network.slot_embeds(ids), []
+    model = ShapesModel(network, ShapesTokenizer(codes=32, encoder=16, decoder=16, fine=8), "")
+    session, steps = model.begin(model.encode(CAPTIONS), 1.0, columns=37), []
+    fed = torch.nn.functional.pad(tokens[:, :-1], (1, 0))
     for start in range(0, TOKENS, 37):
-        hidden = network.llama(inputs_embeds=embeds, past_key_values=cache, use_cache=True).last_hidden_state
-        steps.append(network.head(hidden[:, -min(37, hidden.shape[1]) if start else -1 :]))
-        positions = torch.arange(start, min(start + 37, TOKENS)).expand(2, -1)
-        embeds = network.token_embeds(tokens.gather(1, positions), positions + 1, slot_embeds)
-    hidden = network.llama(inputs_embeds=embeds, past_key_values=cache, use_cache=True).last_hidden_state
-    steps.append(network.head(hidden[:, :-1]))
+        slots = torch.arange(start, min(start + 37, TOKENS)).expand(2, -1)
+        steps.append(session.forward(fed.gather(1, slots), slots))
+    whole = network(network.encode(CAPTIONS), tokens)
     assert torch.allclose(torch.cat(steps, 1), whole, atol=1e-4)
 
 
@@ -69,9 +66,8 @@ def test_weights_are_read_strictly_and_survive_the_file(network, tmp_path):
     assert all(torch.allclose(a, b, atol=2e-3) for a, b in zip(network.parameters(), again.parameters(), strict=True))
     assert shapes.load_tokenizer(folder=tmp_path).config == tokenizer.config
     state = load_file(tmp_path / "network.safetensors")
-    LlamaModel(network.llama.config).load_state_dict(
-        {k.removeprefix("llama."): v for k, v in state.items() if k.startswith("llama.")}, strict=True
-    )
+    of_llama = {k.removeprefix("llama."): v for k, v in state.items() if k.startswith("llama.")}
+    LlamaModel(network.llama.config).load_state_dict(of_llama, strict=True)
     for broken in (state | {"surplus": torch.zeros(1)}, {k: v for k, v in state.items() if k != "row.weight"}):
         save_file(broken, tmp_path / "network.safetensors")
         with pytest.raises(RuntimeError, match=r"surplus|row\.weight"):

@@ -1,24 +1,26 @@
 """Captions of the `shapes` model are parsed, or rejected by naming the unknown part; scenes and captions are in reading
 order; the detector finds each rendered object, compares the objects with the caption, and is as right on
-reconstructions. It concerns several modules: captions, scene, render, detector and tokenizer."""
+reconstructions; prompt sets contain only combinations held out from training. It concerns several modules: captions,
+scene, render, detector and tokenizer."""
 
+import hashlib
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from refusals import refused
 
-from dev.shapes.data import owners
+from dev.shapes.data import owners, wordings
 from specbench.models.shapes import captions
 from specbench.models.shapes.captions import caption, parse
 from specbench.models.shapes.detector import Detection, detect, judge
 from specbench.models.shapes.network import load_tokenizer
-from specbench.models.shapes.render import render
+from specbench.models.shapes.render import background, render
 from specbench.models.shapes.scene import (
     CATEGORIES,
     TEXTURES,
@@ -37,10 +39,16 @@ from specbench.models.shapes.scene import (
 )
 
 
+def drawn(count: int, seed: int) -> Iterator[tuple[Scene, SceneRequest]]:
+    """Scenes and what a caption may ask of them."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        scene = realize(sample_request(rng), rng)
+        yield scene, describe(scene, rng)
+
+
 def test_every_caption_reads_back_as_the_request_it_words():
-    rng = np.random.default_rng(0)
-    for _ in range(500):
-        request = describe(realize(sample_request(rng), rng), rng)
+    for _, request in drawn(500, seed=0):
         assert captions.parse(captions.caption(request)) == request
 
 
@@ -60,10 +68,8 @@ def test_free_wordings_are_read(text, request_):
 
 
 def test_captions_of_one_normal_form_have_one_meaning_and_relations_one_wording():
-    rng = np.random.default_rng(1)
     meanings, turned, chained = {}, 0, 0
-    for _ in range(3000):
-        request = describe(realize(sample_request(rng), rng), rng)
+    for _, request in drawn(3000, seed=1):
         words = captions.words(captions.caption(request))
         normal = captions.in_normal_form(words)
         joining = {"and", *captions.RELATIONS}
@@ -72,8 +78,7 @@ def test_captions_of_one_normal_form_have_one_meaning_and_relations_one_wording(
         assert meanings.setdefault(tuple(normal), request.key()) == request.key()
         turned += normal != words
         chained += len(request.relations) == 2
-    assert turned > 300
-    assert chained > 50
+    assert turned > 300 and chained > 50
 
 
 @pytest.mark.parametrize(("text", "normal"), [
@@ -120,9 +125,7 @@ LEFT, RIGHT = Item("circle", "red", 16, 24, 6), Item("cross", "blue", 48, 16, 6)
 
 
 def ordered_scenes(count: int) -> list[Scene]:
-    rng = np.random.default_rng(1)
-    scenes = (in_reading_order(realize(sample_request(rng), rng)) for _ in range(count))
-    return [scene for scene in scenes if scene]
+    return [ordered for scene, _ in drawn(count, seed=1) if (ordered := in_reading_order(scene))]
 
 
 def test_objects_are_numbered_as_a_row_by_row_drawing_meets_them():
@@ -154,8 +157,8 @@ def test_captions_with_relations_keep_their_meaning_and_their_subject():
 
 def test_scenes_of_a_caption_are_in_its_order_and_satisfy_it():
     """For every prompt of both sets: the first scene drawn is in order and the detector finds what was asked for."""
-    for line in [line for name in ("shapes", "shapes-hard") for line in (PROMPTS / f"{name}.jsonl").open()]:
-        request = SceneRequest.from_json(json.loads(line)["scene"])
+    for line in lines("shapes") + lines("shapes-hard"):
+        request = SceneRequest.from_json(line["scene"])
         scene = realize_in_order(request, np.random.default_rng(4))
         assert in_reading_order(scene) == scene
         assert judge(request, detect(render(scene))).correct
@@ -164,19 +167,11 @@ def test_scenes_of_a_caption_are_in_its_order_and_satisfy_it():
             assert [item.shape for item in scene.items] == shapes
 
 
-def render_caption(text: str, seed: int) -> Image.Image:
-    """Render a scene that satisfies a caption."""
-    return Image.fromarray(render(realize(parse(text), np.random.default_rng(seed))))
-
-
 def test_held_out_renders_are_judged_correct_in_every_category():
-    rng = np.random.default_rng(20260)
     correct, exact = defaultdict(list), []
-    for _ in range(600):
-        scene = realize(sample_request(rng), rng)
+    for scene, request in drawn(600, seed=20260):
         detections = detect(render(scene))
         exact.append(sorted((d.shape, d.color) for d in detections) == sorted((i.shape, i.color) for i in scene.items))
-        request = describe(scene, rng)
         correct[request.category].append(judge(request, detections).correct)
     assert {*CATEGORIES, "hard"} == set(correct)
     assert {name: np.mean(values) for name, values in correct.items() if np.mean(values) < 0.98} == {}
@@ -184,9 +179,7 @@ def test_held_out_renders_are_judged_correct_in_every_category():
 
 
 def test_boxes_and_centres_are_where_the_objects_are():
-    rng = np.random.default_rng(1)
-    for _ in range(100):
-        scene = realize(sample_request(rng), rng)
+    for scene, _ in drawn(100, seed=1):
         for item in scene.items:
             nearest = min(detect(render(scene)), key=lambda d: abs(d.x - item.x) + abs(d.y - item.y))
             assert abs(nearest.x - item.x) <= 1.5 and abs(nearest.y - item.y) <= 1.5
@@ -195,8 +188,6 @@ def test_boxes_and_centres_are_where_the_objects_are():
 
 @pytest.mark.parametrize("texture", TEXTURES)
 def test_an_empty_background_holds_nothing(texture):
-    from specbench.models.shapes.render import background
-
     for seed in range(20):
         pixels = background(texture, np.random.default_rng(seed))
         assert detect((np.clip(pixels, 0, 1) * 255).astype(np.uint8)) == []
@@ -204,7 +195,7 @@ def test_an_empty_background_holds_nothing(texture):
 
 def test_a_wrong_picture_is_judged_wrong():
     def verdict(asked: str, shown: str):
-        return judge(parse(asked), detect(np.asarray(render_caption(shown, 3))))
+        return judge(parse(asked), detect(render(realize(parse(shown), np.random.default_rng(3)))))
 
     assert not verdict("three red circles", "four red circles").correct
     assert not verdict("three red circles", "two red circles").correct
@@ -216,9 +207,8 @@ def test_a_wrong_picture_is_judged_wrong():
 
 
 def test_a_scene_satisfies_the_request_it_was_drawn_for():
-    rng = np.random.default_rng(2)
-    for _ in range(200):
-        request = describe(realize(sample_request(rng), rng), rng)
+    rng = np.random.default_rng(3)
+    for _, request in drawn(200, seed=2):
         scene = realize(request, rng)
         detections = [Detection(i.shape, i.color, i.x, i.y, (0, 0, 0, 0), 1.0) for i in scene.items]
         assert judge(request, detections).correct, caption(request)
@@ -238,9 +228,7 @@ def test_only_uint8_images_of_the_right_size_are_judged():
 
 def test_the_detector_is_nearly_as_right_on_reconstructions_which_are_like_the_originals():
     torch.set_num_threads(1)
-    rng = np.random.default_rng(99)
-    scenes = [realize(sample_request(rng), rng) for _ in range(240)]
-    requests = [describe(scene, rng) for scene in scenes]
+    scenes, requests = zip(*drawn(240, seed=99), strict=True)
     images = torch.from_numpy(np.stack([render(s) for s in scenes])).permute(0, 3, 1, 2)
     tokenizer = load_tokenizer()
     tokens = torch.cat([tokenizer.encode(part) for part in images.split(40)])
@@ -250,3 +238,34 @@ def test_the_detector_is_nearly_as_right_on_reconstructions_which_are_like_the_o
     error = (images.float() - again.float()).square().mean() / 255**2
     assert again.dtype == torch.uint8 and -10 * torch.log10(error) > 28
     assert len(tokens.unique()) >= 0.98 * tokenizer.codebook.shape[0]
+
+
+def lines(name: str) -> list[dict]:
+    return [json.loads(line) for line in (PROMPTS / f"{name}.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["shapes", "shapes-hard"])
+def test_every_prompt_is_held_out_and_means_its_scene(name):
+    for line in lines(name):
+        request = SceneRequest.from_json(line["scene"])
+        assert captions.parse(line["prompt"]) == request and request.held_out() and request.category == line["category"]
+        assert line["id"] == f"{line['category']}-{hashlib.sha256(line['prompt'].encode()).hexdigest()[:8]}"
+
+
+def test_the_standard_set_has_300_prompts_in_6_categories():
+    counts = Counter(line["category"] for line in lines("shapes"))
+    assert set(counts) == set(CATEGORIES) and sum(counts.values()) >= 300
+    assert {line["category"] for line in lines("shapes")[:6]} == set(CATEGORIES)
+    assert all(len(line["scene"]["relations"]) == 2 for line in lines("shapes-hard"))
+    ids = [line["id"] for line in lines("shapes") + lines("shapes-hard")]
+    assert len(ids) == len(set(ids))
+
+
+def test_training_never_words_a_held_out_meaning():
+    asked = {tuple(captions.encode(line["prompt"])) for line in lines("shapes") + lines("shapes-hard")}
+    rng, seen = np.random.default_rng(3), 0
+    for _ in range(1000):
+        for ids in wordings(realize(sample_request(rng), rng), rng) or []:
+            seen += 1
+            assert tuple(ids) not in asked
+    assert seen > 3000

@@ -7,7 +7,7 @@ import json
 import pandas as pd
 import pytest
 import torch
-from checkpoints import configured, loaded, tar
+from checkpoints import configured, tar
 from refusals import refused
 
 from specbench.decoding.loop import decode, second_stage
@@ -20,12 +20,9 @@ from specbench.specs.run_spec import Sampling
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory):
+def stages(made, tiny_of):
     """(folder, tiny checkpoint, loaded model) of the language model and of the de-tokenizer with the same weights."""
-    first, second = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
-    pairs = [(first, tar.write(first)), (second, tar.write_detokenizer(second, 64))]
-    names = ("tar-1.5b", "tar-dtok-1024")
-    return [(*pair, loaded(name, pair[0])) for name, pair in zip(names, pairs, strict=True)]
+    return [(made(kind)[0], *tiny_of(kind)) for kind in ("tar-1.5b", "tar-dtok-1024")]
 
 
 @torch.inference_mode()
@@ -41,17 +38,15 @@ def test_the_condition_is_the_features_of_the_codes_in_the_prompt(stages, codes)
     assert (c - tiny.logits("", stream[0, :-1].tolist(), True)).abs().max() > 0.1, "codes matter"
 
 
-def test_one_run_decodes_both_stages_and_a_second_run_the_same_pictures(stages, cli, tmp_path):
-    (tmp_path / "two.txt").write_text("a red circle\na blue square\n")
-    fixed = ("--scale", "tiny", "--dtype", "float32", "--out", tmp_path / "results", "--json", "--quiet")
+def test_one_run_decodes_both_stages_and_a_second_run_the_same_pictures(stages, cli, run_tiny, tmp_path):
     pictures, rows = [], []
-    asked = tmp_path / "two.txt", "--samples", "2"
+    asked, texts = ("--samples", "2"), ("a red circle", "a blue square")
     for name, (folder, *_) in zip(("tar-1.5b", "tar-dtok-1024"), stages, strict=True):
-        arguments = ("--model", name, "--weights", folder, "--prompts", *asked, "--decoder", "sjd", "--window", "4")
-        outcome = cli("run", *fixed, *arguments)
+        decoder = ("--decoder", "sjd", "--window", "4")
+        outcome = run_tiny(name, "--weights", folder, *decoder, *asked, "--json", texts=texts)
         assert outcome.code == 0, outcome.err
         run = tmp_path / "results" / json.loads(outcome.out)[0]["run_id"]
-        asked = (run,)
+        asked = ("--prompts", run)
         rows.append(pd.read_parquet(run / "samples").sort_values(["prompt_id", "sample"]))
         pictures.append([(run / image).read_bytes() for image in rows[-1]["image"]])
     assert len(pictures[0]) == 4 and sorted(pictures[0]) == sorted(pictures[1])
@@ -78,11 +73,10 @@ def test_the_stages_share_no_noise_and_a_head_drafts_its_own_stage_only(stages):
     assert (alone.image == image.image).all() and image.facts["stage2_nfe"] == 16
 
 
-def test_the_penalty_of_the_file_holds_and_its_other_settings_do_not(tmp_path):
-    tar.write(tmp_path, tied=False)
-    settings = {"repetition_penalty": 1.1, "top_k": 20, "top_p": 0.8, "temperature": 0.7}
-    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
-    facts = configured("tar-7b", tmp_path)
+def test_the_penalty_of_the_file_holds_and_its_other_settings_do_not(copied):
+    folder, settings = copied("tar-7b"), {"repetition_penalty": 1.1, "top_k": 20, "top_p": 0.8, "temperature": 0.7}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    facts = configured("tar-7b", folder)
     assert facts.sampling() == Sampling(1.0, 1.0, 1200, 0.95)
     assert load_model(facts, "cpu", "float32").repetition_penalty == 1.1
 
@@ -116,27 +110,19 @@ def test_a_second_stage_wants_a_run_of_a_first_one(cli, tmp_path):
     assert cli("run", "--model", "shapes", "--decoder", "ar", "--limit", "1", *out).code == 0
     (run,) = tmp_path.glob("shapes-ar-*")
     second = "run", "--model", "tar-dtok-256", "--random-weights", "--scale", "tiny", *out
-    for arguments, problem in (
-        ((), "its prompts are images"),
-        (("--prompts", run), "is not a run of a model with a second"),
-    ):
-        cli(*second, *arguments).refused(problem, alone=True)
+    cli(*second).refused("its prompts are images", alone=True)
+    cli(*second, "--prompts", run).refused("is not a run of a model with a second", alone=True)
 
 
-def test_files_that_do_not_fit_are_one_line(stages, tmp_path):
-    tar.write_detokenizer(tmp_path, 16)
-    path = tmp_path / "ar_dtok_lp_256px.pth"
-    content = torch.load(path, weights_only=True)
-    facts = configured("tar-dtok-256", tmp_path)
-    for damaged, problem in (
-        (
-            lambda sd: sd.update(abs_pe=sd["abs_pe"][:, :20]),
-            "has 20 positions, too few for 16 codes and 16 image tokens",
-        ),
-        (lambda sd: sd.pop("abs_pe"), "lacks 'abs_pe'"),
+def test_files_that_do_not_fit_are_one_line(copied):
+    folder = copied("tar-dtok-256")
+    content = torch.load(folder / "ar_dtok_lp_256px.pth", weights_only=True)
+    tensors = content["model"]["sd"]
+    places = tensors.pop("abs_pe")
+    for more, problem in (
+        ({}, "lacks 'abs_pe'"),
+        ({"abs_pe": places[:, :20]}, "has 20 positions, too few for 16 codes"),
     ):
-        changed = {**content["model"], "sd": dict(content["model"]["sd"])}
-        damaged(changed["sd"])
-        torch.save({"model": changed}, path)
-        refused(problem, load_model, facts, "cpu", "float32")
-    refused(r"contains Tar's de-tokenizer, not 'tar-1.5b\+tiny'", configured("tar-1.5b", tmp_path).files)
+        torch.save({"model": content["model"] | {"sd": tensors | more}}, folder / "ar_dtok_lp_256px.pth")
+        refused(problem, load_model, configured("tar-dtok-256", folder), "cpu", "float32")
+    refused(r"contains Tar's de-tokenizer, not 'tar-1.5b\+tiny'", configured("tar-1.5b", folder).files)

@@ -67,17 +67,16 @@ def test_printed_values_keep_their_digits_and_the_images_that_a_table_asks_for_a
     assert [_exactly(value, FID) for value in values] == ["31.2707", "2,300.0", "2,392", "1.00"]
 
 
-def test_a_stalled_image_is_named_at_the_latency():
+def test_a_stalled_image_is_named_at_the_latency(printed):
     latency = Column("latency", "latency_ms", "Latency (s)", None, 2, "lower", 0.001, RunSettings())
-    row = SimpleNamespace(notes={}, paper={}, spread={}, hardware=None, bold=())
     times = [300.0] * 8 + [8000.0]
     run = SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(9), "latency_ms": times}))
     mean, median = (Estimate(ms, None, None) for ms in (1155.6, 300.0))
     row_of_run = bare_row(n=9, latency_ms=mean, latency_p50_ms=median, stalled=Stalled(1, 8000.0))
-    cell = make_cell(row, latency, Measured(run, row_of_run, None, (), None, 9), None, None)
+    cell = make_cell(printed, latency, Measured(run, row_of_run, None, (), None, 9), None, None)
     assert any("1 of 9 images stalled: the slowest took 8.00 s, the median is 0.30 s" in note for note in cell.notes)
     calm = Measured(run, replace(row_of_run, machine=bare_row().machine), None, (), None, 9)
-    assert not any("stalled" in note for note in make_cell(row, latency, calm, None, None).notes)
+    assert not any("stalled" in note for note in make_cell(printed, latency, calm, None, None).notes)
 
 
 @pytest.mark.parametrize(("traces", "why"), [(2, "no drafts"), (0, "no trace")])

@@ -238,18 +238,15 @@ def test_a_row_whose_cells_are_of_different_images_says_so(tmp_path, images, not
     assert (note is None and not notes) or (note in notes[0] and notes[0] in done.footnotes)
 
 
-def test_a_score_computed_otherwise_than_its_column_is_refused(joined):
+def test_a_score_computed_otherwise_than_its_column_is_refused_and_of_two_ways_its_own_is_shown(joined, tmp_path):
     assert cell(joined, "A Plain", "fid").value == 30.5 and cell(joined, "B SJD", "fid").value == 31.0
     other = cell(joined, "C GSD", "fid")
     assert other.value is None and other.why == "other fingerprint"
     assert "bbbbbbbb" in other.notes[0] and "aaaaaaaa" in other.notes[0]
     scored_in_part, unknown = cell(joined, "B SJD", "fid").notes
     assert scored_in_part == "Scored over 2 of 3 images." and "no difference" in unknown
-
-
-def test_a_run_scored_in_two_ways_shows_the_one_of_its_column(tmp_path):
-    plain = scored(scored(folder(tmp_path, AR, ar()), 99.0, "bbbbbbbb"), 30.5)
-    done = join(TABLE, {PLAIN: plain, SPECULATIVE: scored(folder(tmp_path, SJD, sjd()), 31.0)})
+    plain = scored(scored(folder(tmp_path / "two", AR, ar()), 99.0, "bbbbbbbb"), 30.5)
+    done = join(TABLE, {PLAIN: plain, SPECULATIVE: scored(folder(tmp_path / "two", SJD, sjd()), 31.0)})
     assert cell(done, "A Plain", "fid").value == 30.5 and cell(done, "B SJD", "fid").value == 31.0
 
 
@@ -278,6 +275,7 @@ def test_a_row_of_a_lossless_decoder_that_fails_its_audit_says_so(tmp_path):
         write_audit(run, {**verdict, "failed": failed, "images": 3, "fingerprint": ""})
         line = next(line for line in join(TABLE, {SPECULATIVE: run}).lines if line.label == "B SJD")
         assert any("NOT LOSSLESS" in note for note in line.notes) == failed
+        assert any(note.startswith("Lossless: ") for note in line.notes) != failed
 
 
 def test_a_row_that_did_not_run_says_why_and_every_column_and_mark_is_explained(joined):

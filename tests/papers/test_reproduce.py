@@ -97,7 +97,7 @@ def test_traces_are_kept_and_a_draft_head_is_given_if_they_are_needed(tmp_path):
     assert heads.pop("ar") in (None, "") and set(heads.values()) == {"mine"}
 
 
-def test_what_is_there_is_not_done_again(two, cli):
+def test_what_is_there_is_not_done_again_and_an_estimate_is_the_pace_of_the_recorded_rows(two, cli):
     listener = Listener()
     reproduce.run_table(reproduce.plan_table(load_table("gsd-2"), two["flags"], env={}), listener)
     assert listener.rows == []
@@ -106,6 +106,11 @@ def test_what_is_there_is_not_done_again(two, cli):
     assert dry.code == 0 and all((row["images"], row["done"], row["seconds"]) == (2, 2, 0) for row in rows)
     more = cli("bench", "gsd-2", *command(two["flags"]), "--samples", "3", "--dry-run")
     assert more.code == 0 and "20 images to decode, about" in more.err, "the time of the recorded rows"
+    table = load_table("gsd-2")
+    rows = estimate(table, reproduce.plan_table(table, two["flags"] | {"samples": "3"}, env={}))
+    for row, folder in zip(rows, two["done"].folders.values(), strict=True):
+        spans = specbench.load(folder.name, folder.parent)[[f"{span}_ms" for span in SPANS]]
+        assert row["run_id"] == folder.name and row["seconds"] == pytest.approx(4 * spans.sum(axis=1).mean() / 1e3)
 
 
 def test_a_table_that_a_signal_stopped_is_shown_without_being_scored(two, monkeypatch):
@@ -115,14 +120,6 @@ def test_a_table_that_a_signal_stopped_is_shown_without_being_scored(two, monkey
     settings = Settings(offline=True)
     table = reproduce.bench_table(load_table("gsd-2"), two["flags"], two["flags"]["out"], settings, env={})
     assert table.problem is stopped.trouble
-
-
-def test_an_estimate_is_the_pace_of_the_recorded_rows(two):
-    table = load_table("gsd-2")
-    rows = estimate(table, reproduce.plan_table(table, two["flags"] | {"samples": "3"}, env={}))
-    for row, folder in zip(rows, two["done"].folders.values(), strict=True):
-        spans = specbench.load(folder.name, folder.parent)[[f"{span}_ms" for span in SPANS]]
-        assert row["run_id"] == folder.name and row["seconds"] == pytest.approx(4 * spans.sum(axis=1).mean() / 1e3)
 
 
 def test_a_report_only_prints(two, cli):
@@ -199,8 +196,8 @@ def test_prompts_of_released_code_reach_the_run_unless_the_model_is_replaced(tmp
     assert settings({"model": "lumina"}) == {("lumina", "released", "official"), ("lumina", "official", "official")}
 
 
-def at_every_k(tmp_path: Path) -> Path:
-    """Runs of every row of sjd-6 at every K in the place of Lumina-mGPT, each with a different score."""
+def test_scores_of_a_swept_row_are_in_each_of_its_columns_and_a_figure_has_a_panel_of_them(tmp_path):
+    """Of runs of every row of sjd-6 at every K in the place of Lumina-mGPT, each with a different score."""
     cells = reproduce.resolve_cells(load_table("sjd-6"), {"model": "shapes", "out": str(tmp_path)}, env={})
     for place, cell in enumerate(cells):
         stated = wanted_fields(cell.values)
@@ -212,11 +209,7 @@ def at_every_k(tmp_path: Path) -> Path:
         (run / "scores").mkdir()
         score |= {"fingerprint": "aaaaaaaa", "identity": "{}"}
         pq.write_table(pa.Table.from_pylist([score]), run / "scores" / "shapes-clip-aaaaaaaa.parquet")
-    return tmp_path
-
-
-def test_scores_of_a_swept_row_are_in_each_of_its_columns_and_a_figure_has_a_panel_of_them(tmp_path):
-    done = measured_table(load_table("sjd-6"), model="shapes", out=at_every_k(tmp_path))
+    done = measured_table(load_table("sjd-6"), model="shapes", out=tmp_path)
     runs = sorted(tmp_path.iterdir())
     figure, distance = (with_bundled_scores(load_table(name), runs) for name in ("gsd-fig10", "cool-sd-fig4"))
     assert figure.axes == ({"x": "nfe", "y": "score:clip"}, {"x": "nfe", "y": "score:shapes-clip"})

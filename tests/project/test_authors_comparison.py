@@ -60,13 +60,17 @@ def test_every_metric_of_an_authors_package_names_it():
 CAPTIONS = ["a red cat", "blue dogs " * 40, "a photo"]
 
 
-def checked(monkeypatch, images: Images, metric, **extra: object) -> dict:
-    """The verdict on a metric by its package; `extra`: the arguments for a small network."""
+def check(monkeypatch, images: Images, metric, least: float, most: float, **extra: object) -> None:
+    """Compare a metric with its package on three images: at least the value `least`, up to the difference `most` in
+    each; `extra`: the arguments for a small network."""
     python = python_with(cross_check.package_of(metric.name))
     score([images], metric)
     plain = cross_check._request
     monkeypatch.setattr(cross_check, "_request", lambda *arguments: plain(*arguments) | extra)
-    return cross_check.check_by_package(images, metric, python)
+    row = cross_check.check_by_package(images, metric, python)
+    assert row["verdict"] == "agrees" and row["n"] == 3
+    assert row["theirs"] == pytest.approx(row["ours"], rel=1e-3, abs=most)
+    assert abs(row["ours"]) > least and row["largest_difference"] < most
 
 
 @pytest.fixture
@@ -82,10 +86,7 @@ def test_the_packages_compute_the_same_features_and_fid(tmp_path, monkeypatch, i
     formats.stand_in(monkeypatch, "inception", calibrated.save_inception(tmp_path / "inception.pth"))
     saved_rows(tmp_path / "reference", calibrated.images(4, 97, 50, seed=9), ["a cat"] * 4)
     settings = Settings(reference=tmp_path / "reference", offline=True)
-    row = checked(monkeypatch, images, make_metric(metric)(settings))
-    assert row["verdict"] == "agrees" and row["n"] == 3
-    assert row["theirs"] == pytest.approx(row["ours"], rel=1e-3) and row["ours"] > 1
-    assert row["largest_difference"] < 1e-4
+    check(monkeypatch, images, make_metric(metric)(settings), 1, 1e-4)
 
 
 def test_hpsv2_scores_the_same(tmp_path, monkeypatch, images):
@@ -94,8 +95,7 @@ def test_hpsv2_scores_the_same(tmp_path, monkeypatch, images):
     metric = make_metric("hpsv2[v2.1]")(Settings(offline=True))
     metric.network = load_hpsv2(entry.path, "cpu", "tiny-hps")
     small = {"architecture": "tiny-hps", "architecture_file": str(weights.with_name("tiny-hps.json"))}
-    row = checked(monkeypatch, images, metric, **small)
-    assert row["verdict"] == "agrees" and row["n"] == 3 and abs(row["ours"]) > 1e-3 and row["largest_difference"] < 1e-5
+    check(monkeypatch, images, metric, 1e-3, 1e-5, **small)
 
 
 def test_image_reward_scores_the_same(tmp_path, monkeypatch, images):
@@ -105,5 +105,4 @@ def test_image_reward_scores_the_same(tmp_path, monkeypatch, images):
     (tmp_path / "text.json").write_text(json.dumps(cross_check.TEXT_CONFIG | text | {"encoder_width": 128}))
     sizes = {"image": 32, "width": 128, "inner": 256, "depth": 2, "heads": 2, "head": [64, 20, 12, 8, 4, 1]}
     metric = make_metric("imagereward")(Settings(offline=True))
-    row = checked(monkeypatch, images, metric, text_config=str(tmp_path / "text.json"), sizes=sizes)
-    assert row["verdict"] == "agrees" and row["n"] == 3 and abs(row["ours"]) > 1e-3 and row["largest_difference"] < 1e-4
+    check(monkeypatch, images, metric, 1e-3, 1e-4, text_config=str(tmp_path / "text.json"), sizes=sizes)

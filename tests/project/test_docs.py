@@ -1,5 +1,7 @@
-"""What README and docs say of commands, decoders, settings, files and results is what the code says."""
+"""What README and docs say of commands, decoders, settings, files and results is what the code says; the public Python
+API covers the commands, and is documented."""
 
+import inspect
 import json
 import re
 import subprocess
@@ -8,8 +10,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import typer
 
-from specbench import errors
+import specbench
+from specbench import cli, errors
 from specbench.specs.run_spec import SAMPLING, RunSpec
 from specbench.store.run_info import FORMER_NAMES, SCHEMA_VERSION, Invocation, RunInfo
 from specbench.store.token_sums import SUMS
@@ -151,3 +155,34 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "specbench.api.images.generate" in (tmp_path / "site" / "python.html").read_text()
     assert not re.findall(r'<(?:script|link)[^>]*"https?:[^>]*>', (tmp_path / "site" / "index.html").read_text())
+
+
+FUNCTIONS = [name for name in specbench.__all__ if not name.startswith("_") and name != "SpecbenchError"]
+OF_COMMAND = {
+    "figure": "report",  # its frame has `.plot()` and `.images()`
+    "import": "import_results",
+    "list": "available",
+    "merge": "merge_runs",
+    "methods": "methods_paragraph",
+    "prompts show": "show_prompts",
+}
+
+
+def test_every_command_has_its_function():
+    app = typer.main.get_command(cli.build_app())
+    parts = {name: getattr(command, "commands", [""]) for name, command in app.commands.items()}
+    names = [" ".join(filter(None, (name, part))) for name in parts for part in parts[name]]
+    assert {OF_COMMAND.get(name, name.replace("-", "_")) for name in names} <= set(FUNCTIONS)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_says_what_it_takes_returns_and_raises(name):
+    function = getattr(specbench, name)
+    text = inspect.getdoc(function)
+    assert "Returns:" in text and "Raises:" in text, name
+    assert not inspect.signature(function).parameters or "Args:" in text or name == "report_page"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        specbench.nothing  # noqa: B018

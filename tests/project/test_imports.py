@@ -1,8 +1,10 @@
 """Imports of the package: no circles, declared packages, and a reason for each import inside a function. `lint-imports`
-checks the contract in pyproject.toml."""
+checks the contract in pyproject.toml. Names: two modules do not share one without a reason, and a test file is named
+after the module that it tests."""
 
 import ast
 import re
+import runpy
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
@@ -11,24 +13,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytest.importorskip("importlinter", reason="part of the extra 'dev'")
 
 
 def test_no_package_and_its_own_modules_import_each_other():
     """The contract compares siblings; a module that imports its package's `__init__` can make a circle too."""
-    import grimp
-
+    grimp = pytest.importorskip("grimp", reason="part of the extra 'dev'")
     graph = grimp.build_graph("specbench", cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
-    reached: dict[str, set[str]] = {}
     for start in imports:
         seen, queue = set(), [start]
         while queue:
-            for module in imports[queue.pop()] - seen:
-                seen.add(module)
-                queue.append(module)
-        reached[start] = seen
-    assert not [module for module, seen in reached.items() if module in seen]
+            new = imports[queue.pop()] - seen
+            seen |= new
+            queue += new
+        assert start not in seen
 
 
 def test_what_is_imported_is_declared():
@@ -79,3 +77,20 @@ def test_every_import_inside_a_function_has_its_reason():
     paths = sorted(path for path in (ROOT / "specbench").rglob("*.py") if path.parent not in packages)
     unreasoned = {path: unexplained(path.read_text()) for path in paths}
     assert not {str(path): lines for path, lines in unreasoned.items() if lines}
+
+
+TESTS = sorted(path for path in (ROOT / "tests").glob("*/test_*.py") if path.parent.name != "project")
+
+
+def test_every_repeated_name_has_a_reason_and_every_reason_a_name():
+    tool = runpy.run_path(str(ROOT / "dev/names/repeated.py"))
+    assert sorted(tool["repeated"]()) == sorted(tool["KEPT"])
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_test_file_is_named_after_its_module_or_says_that_it_concerns_several(path):
+    package, tested = ROOT / "specbench" / path.parent.name, path.stem.removeprefix("test_")
+    modules = list(package.rglob("*.py"))
+    names = {module.stem for module in modules} | {f"{module.parent.name}_{module.stem}" for module in modules}
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    assert tested in names or "several modules:" in docstring

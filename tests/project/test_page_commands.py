@@ -1,5 +1,7 @@
-"""Every command of README and docs does what its page says: see `page_blocks` for the marks of the blocks."""
+"""Every command of README and docs does what its page says: see `page_blocks` for the marks of the blocks. So does the
+guide that is a notebook, in a fresh kernel."""
 
+import json
 import os
 import re
 import shlex
@@ -26,10 +28,22 @@ PAGES = [page for page in refresh_docs.pages() if blocks(page)]
 FIRST = "specbench run --decoder ar,sjd --window 16 --limit 8 --threads 1"
 """The first command of several pages, which is decoded once."""
 OTHER_PROGRAMS = ("echo ", "cat ", "cp ", "ls ", "mkdir ")
-SLOW_PAGES = [page for page in PAGES if any(block.mark == "run slow" for block in blocks(page))]
 LONG_PAGES = ("first-run.md", "my-decoder.md", "workers.md", "concepts.md", "decoders.md", "latex.md")
 """Pages whose blocks take more than a few seconds together."""
+RUN = [pytest.param(page, ("run",), marks=[pytest.mark.slow] * (page.name in LONG_PAGES)) for page in PAGES]
+RUN += [
+    pytest.param(page, ("run", "run slow"), marks=pytest.mark.slow)
+    for page in PAGES
+    if any(block.mark == "run slow" for block in blocks(page))
+]
+"""Pages, and the marks of the blocks to run."""
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def test_measured_statements_may_differ_and_tables_may_not():
+    shown = ["- sjd ran 1.2 times as fast over", "  8 images; AR is not compiled.", "| ar | 8 |"]
+    assert missing_lines(shown, "- AR was the fastest, on a busy machine.\n| ar | 9 |", "") == []
+    assert missing_lines(shown, "- AR was the fastest.\n| sjd | 8 |", "") == shown[2:]
 
 
 @by_page
@@ -97,22 +111,10 @@ def run_block(block: Block, type_line) -> None:
     os.chdir(folder)
 
 
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=pytest.mark.slow) if page.name in LONG_PAGES else page for page in PAGES],
-    ids=lambda page: page.name,
-)
-def test_what_a_page_runs_works_and_prints_what_it_shows(page, typist):
+@pytest.mark.parametrize(("page", "marks"), RUN, ids=lambda value: getattr(value, "name", None))
+def test_what_a_page_runs_works_and_prints_what_it_shows(page, marks, typist):
     for block in blocks(page):
-        if block.mark == "run":
-            run_block(block, typist)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", SLOW_PAGES, ids=lambda page: page.name)
-def test_what_takes_minutes_works_too(page, typist):
-    for block in blocks(page):
-        if block.mark.startswith("run"):
+        if block.mark in marks:
             run_block(block, typist)
 
 
@@ -142,3 +144,25 @@ def parsed(line: str) -> list[str]:
     if command is not None:
         command.make_context(names[-1], words, parent=context)
     return names
+
+
+NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
+
+
+def test_the_stored_notebook_has_an_output_wherever_a_cell_shows_something():
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    kinds = [output.get("output_type") for cell in code for output in cell["outputs"]]
+    assert len(kinds) >= 6 and "error" not in kinds and "stream" not in kinds and NOTEBOOK.stat().st_size < 400_000
+
+
+@pytest.mark.slow
+def test_every_cell_runs_in_a_fresh_kernel(tmp_path):
+    reason = "nbclient or ipykernel is missing: make test installs them"
+    nbformat, nbclient = pytest.importorskip("nbformat", reason=reason), pytest.importorskip("nbclient", reason=reason)
+    pytest.importorskip("ipykernel", reason=reason)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = json.dumps([cell.get("outputs") for cell in notebook.cells], ensure_ascii=False).replace("\xa0", " ")
+    assert "speed-up ↑" in shown and "no deviation seen" in shown and "image/png" in shown

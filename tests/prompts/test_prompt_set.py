@@ -52,4 +52,4 @@ def test_nothing_to_draw_is_said(options, why):
 def test_captions_under_several_ids_are_reported(tmp_path, capsys):
     (tmp_path / "twice.csv").write_text("id,prompt\na,a red circle\nb,a red circle\nc,a green cross\n")
     assert len(load_prompts(tmp_path / "twice.csv").prompts) == 3
-    assert "twice.csv: 1 prompt with the same caption as another" in capsys.readouterr().err
+    assert "twice.csv: 1 prompt with another prompt's caption" in capsys.readouterr().err

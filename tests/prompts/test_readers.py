@@ -18,7 +18,7 @@ from specbench.metrics import official_results
 from specbench.papers import table_files
 from specbench.prompts import Prompt, PromptSet, content_sha256, load_prompts, readers, select
 from specbench.prompts.prompt_set import Drawing
-from specbench.runs import token_import
+from specbench.runs import token_files
 from specbench.runs.settings import read_config
 from specbench.specs.options import split_list
 
@@ -79,14 +79,6 @@ def test_a_name_with_a_comma_is_selected_and_quoted(tmp_path):
     assert refused("round", select, prompts, None, ["round"]).try_this == 'valid: "1,a", 2'
 
 
-def test_utf_16_and_padded_fields_are_read_as_they_are_meant(tmp_path):
-    (tmp_path / "p.txt").write_bytes("a red circle\r\nan \xe9clair\r\n".encode("utf-16"))
-    assert [prompt.text for prompt in load_prompts(tmp_path / "p.txt").prompts] == ["a red circle", "an \xe9clair"]
-    (tmp_path / "p.csv").write_text("id, prompt, category\n1, a red circle, red\n")
-    (prompt,) = load_prompts(tmp_path / "p.csv").prompts
-    assert (prompt.text, prompt.category) == ("a red circle", "red")
-
-
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-be with mark", "utf-16-le", "utf-16-be"]
 
 
@@ -108,7 +100,7 @@ def test_every_text_file_of_a_user_is_read_in_the_encoding_that_its_first_bytes_
     assert read_config(written("c.toml", 'prompts = "caf\xe9"'), ["prompts"]) == {"prompts": "caf\xe9"}
     assert table_files._read_toml(written("t.toml", 'source = "caf\xe9"\n')) == {"source": "caf\xe9"}
     assert official_results.read_results(written("r.json", "caf\xe9")) == "caf\xe9"
-    tokens = token_import._json_lines(written("t.jsonl", '{"prompt": "caf\xe9"}\r\n{"prompt": "b"}\r\n'))
+    tokens = token_files._json_lines(written("t.jsonl", '{"prompt": "caf\xe9"}\r\n{"prompt": "b"}\r\n'))
     assert tokens == {"prompt": ["caf\xe9", "b"]}
 
 
@@ -269,6 +261,7 @@ PUBLISHED = [
     ("p.json", '[{"Text": "a", "texts": "a"}]', [("a", None)], ""),
     ("p.csv", "text,category\na,\nb,NA\nc, \n", [("a", None), ("b", "NA"), ("c", None)], ""),
     ("p.csv", "Prompts;Category\na, c;x\n", [("a, c", "x")], ""),
+    ("p.csv", "id, prompt, category\n1, a red circle, red\n", [("a red circle", "red")], ""),
     ("p.csv", "sep=;\r\nid;prompt;category\r\n1;a, b;x\r\n", [("a, b", "x")], ""),
     ("p.csv", "sep=;;;\r\nid;prompt;category\r\n1;a, b;x\r\n", [("a, b", "x")], ""),
     ("p.csv", "sep=;\r\n\r\n \r\nprompt;category\r\na, b;x\r\n", [("a, b", "x")], ""),

@@ -5,19 +5,17 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import synthetic
+from brightness import Brightness, register
 from refusals import refused
 from synthetic import AR, SJD, changed
 
 from specbench import stats
-from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
-from specbench.metrics.base import PerImageMetric
 from specbench.prompts import Prompt, Request
 from specbench.reporting import html, render, report_rows
 from specbench.reporting.comparability import Run
@@ -43,25 +41,9 @@ from specbench.store.schema import base_row, sample_row
 from specbench.system.table_formats import formats_with
 
 
-class Brightness(PerImageMetric):
-    """A metric whose values a test chooses: the mean pixel."""
-
-    name = "brightness"
-    summary = "mean pixel"
-    columns: ClassVar = {"value": pa.float32()}
-    version = "1"
-
-    def identity(self):
-        return {"version": self.version}
-
-    def features(self, samples):
-        return [{"value": float(sample.pixels.mean())} for sample in samples]
-
-
 @pytest.fixture(autouse=True)
-def brightness(monkeypatch):
-    entry = metric_catalog.MetricEntry(f"{__name__}:Brightness", "mean pixel")
-    monkeypatch.setitem(metric_catalog.METRICS, "brightness", entry)
+def known(monkeypatch):
+    register(monkeypatch, "brightness", "brightness:Brightness")
 
 
 def pictured(out: Path, spec, generations, values, caption="prompt", first="p", sample=0) -> Path:
@@ -293,10 +275,24 @@ def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
     ids = [folder.name for folder in runs]
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "speedup<0.98").code == 0
     back = cli("compare", *ids[::-1], "--out", tmp_path, "--fail-if", "speedup < 0.98", "--json")
-    assert back.code == 4 and "gate 'speedup < 0.98' failed: speedup = 0.87" in back.err
+    assert back.code == 4 and "--fail-if 'speedup < 0.98' holds: speedup = 0.87" in back.err
     assert named(json.loads(back.out))["speedup"]["value"] < 0.98, "the numbers are printed all the same"
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness.high>2").code == 4
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness<-1").code == 0
+
+
+def test_a_gate_knows_every_declared_number(runs, cli, tmp_path):
+    """Numbers of pairs of runs are B over A, other numbers are B's in reports."""
+    [row] = report_rows([runs[1]])
+    call = "compare", *(folder.name for folder in runs), "--out", tmp_path, "--fail-if"
+    numbers = {name: found for name in stats.RUN_NUMBERS if (found := row.number(name))}
+    paired = named(compare_runs(*runs))
+    numbers |= {name: stats.Estimate(paired[name]["value"]) for name in stats.PAIR_NUMBERS}
+    assert {"nfe", "tokens_per_second", "speedup_e2e"} <= numbers.keys()
+    for name, number in numbers.items():
+        assert cli(*call, f"{name}>{number.value - 1e-3}").code == 4, name
+        assert cli(*call, f"{name}<{number.value - 1e-3}").code == 0, name
+    cli(*call, "throughput<1").refused("cannot be evaluated")  # of a batch above 1 only
 
 
 @pytest.mark.parametrize(("condition", "problem"), [
@@ -367,6 +363,8 @@ def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_f
     assert "footnotesize" not in tex.read_text()
     assert "footnotesize" in cli("report", "--out", tmp_path, "--format", "latex", "--notes").out
     assert page.read_text().startswith("<!doctype html>")
+    nowhere = cli("report", "--out", tmp_path, "--html", "/proc/page.html")
+    assert nowhere.code != 0 and nowhere.err.startswith("error: cannot write /proc/page.html")
     compared = cli("compare", runs[0], runs[1], "--to", tmp_path / "c.tex")
     assert compared.code == 0 and r"speed-up $\uparrow$ & " in (tmp_path / "c.tex").read_text()
     assert json.loads(cli("compare", runs[0], runs[1], "--json").out)[0]["name"] == "speedup"

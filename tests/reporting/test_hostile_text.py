@@ -146,15 +146,12 @@ def test_html_has_the_tags_of_a_harmless_page_and_no_others(everything, tmp_path
     assert not any(name.startswith("on") for name in mine.attributes)
 
 
-def test_a_terminal_shows_the_letters_and_obeys_none(hostile):
+def test_a_terminal_shows_the_letters_and_obeys_none(hostile, capsys):
     screen = Console(file=io.StringIO(), force_terminal=True, width=200, color_system="truecolor")
     for folder in find_runs(hostile):
         screen.print(run_view(folder))
     shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.file.getvalue())
     assert not ESCAPES.search(shown.replace("\r", "")) and "[bold red]markup[/bold red]" in shown and "]8;" not in shown
-
-
-def test_a_table_of_a_command_shows_markup_as_it_stands(capsys):
     for text in TEXTS:
         print_table([{"name": text, "list": [text], "dict": {text: text}}], ("name", "list", "dict"))
     shown = capsys.readouterr().out
@@ -173,8 +170,9 @@ def paper_table(tmp_path: Path):
     return join(read_table(tmp_path / "x.toml"), {})
 
 
-def test_latex_has_no_command_of_a_strangers(tmp_path):
-    needs, text = render_paper([paper_table(tmp_path)], "latex").split("\n", 1)
+def test_a_papers_table_is_inert_in_every_format_and_its_latex_has_no_command_of_a_stranger(tmp_path):
+    joined = paper_table(tmp_path)
+    needs, text = render_paper([joined], "latex").split("\n", 1)
     assert needs == r"% needs \usepackage{booktabs}"
     ours = {"begin", "end", "caption", "toprule", "midrule", "bottomrule", "multicolumn", "textit", "footnotesize",
             "textbackslash", "textasciitilde", "textasciicircum", "textless", "textgreater", "textbar",
@@ -184,10 +182,6 @@ def test_latex_has_no_command_of_a_strangers(tmp_path):
     text = re.sub(r"(?<=[{}])%$", "", text, flags=re.MULTILINE)  # our own ends of lines
     assert not re.search(r"(?<!\\)[%#]", text)
     assert text.count("{") - text.count("\\{") == text.count("}") - text.count("\\}")
-
-
-def test_a_papers_table_is_inert_in_every_format(tmp_path):
-    joined = paper_table(tmp_path)
     assert "<script" not in render_paper([joined], "html") and "<img" not in render_paper([joined], "html")
     assert not re.search(r"<[a-z/]", render_paper([joined], "markdown"))
     for row in csv.reader(io.StringIO(render_paper([joined], "csv"))):

@@ -214,7 +214,7 @@ def test_the_browser_would_have_complained(tmp_path, trap):
     assert any("ran" in line for line in complaints) and "/x.png" in asked and views[0]["missing"] == 1
 
 
-def test_the_page_holds_everything_itself(tmp_path):
+def test_the_page_holds_everything_itself_and_without_scripts_each_plot_lists_its_numbers(tmp_path):
     text = write_page(hostile_runs(tmp_path / "out", 1), tmp_path / "page.html").read_text()
     sources = re.findall(r'(?:src|href|action|data)\s*=\s*["\']([^"\']{0,40})', re.sub(r"&[a-z#0-9]+;", "", text))
     assert sources and all(source.startswith(("data:image/", "#")) for source in sources)
@@ -223,6 +223,9 @@ def test_the_page_holds_everything_itself(tmp_path):
     assert text.count('data-take="csv"') == text.count('<table class="cards'), "each table to copy and as CSV"
     assert 'class="track point"' in text and "[too few]" in text, "no interval, no line"
     assert "49" not in re.findall(r"right .*?</bdi>", text)[0], "prompts are no templates"
+    lists = re.findall(r"<noscript><ul.*?</ul></noscript>", text, re.DOTALL)
+    assert len(lists) == text.count('class="chart" data-chart=') and all("<li>" in items for items in lists)
+    assert any("sjd: 1.29x" in items for items in lists), "the speed-up of a prompt"
 
 
 @pytest.mark.parametrize("kind", ["runs", "table"])
@@ -254,13 +257,6 @@ def test_axe_finds_nothing(tmp_path, kind, dark):
     probe += "{ method: 'POST', mode: 'no-cors', body: JSON.stringify(all.violations) })), 500)</script>"
     violations = answer(tmp_path, page.replace("</body>", f"<script>{axe}</script>{probe}</body>"), dark)
     assert [(violation["id"], [node["html"][:200] for node in violation["nodes"]]) for violation in violations] == []
-
-
-def test_without_scripts_each_plot_lists_its_numbers(tmp_path):
-    text = write_page(hostile_runs(tmp_path / "out", 1), tmp_path / "page.html").read_text()
-    lists = re.findall(r"<noscript><ul.*?</ul></noscript>", text, re.DOTALL)
-    assert len(lists) == text.count('class="chart" data-chart=') and all("<li>" in items for items in lists)
-    assert any("sjd: 1.29x" in items for items in lists), "the speed-up of a prompt"
 
 
 def test_ten_decoders_have_ten_colours_and_a_long_name_is_broken_after_punctuation_alone():
@@ -297,14 +293,6 @@ def test_each_table_of_a_page_is_called_by_what_it_holds(tmp_path):
     assert "latency p95" in columns["Tails: median, 95th percentile, slowest category"]
     assert "latency" not in columns["Drafting"] and "latency" in columns["Speed, every column"]
     assert "log p" in columns["Quality, every column"]
-
-
-def test_the_command_prints_the_path(tmp_path, cli):
-    hostile_runs(tmp_path / "out", 1)
-    outcome = cli("report", "--out", tmp_path / "out", "--html", tmp_path / "sub" / "page.html")
-    assert outcome.code == 0 and Path(outcome.out.strip()).read_text().startswith("<!doctype html>")
-    nowhere = cli("report", "--out", tmp_path / "out", "--html", "/proc/page.html")
-    assert nowhere.code != 0 and nowhere.err.startswith("error: cannot write /proc/page.html")
 
 
 def test_a_run_is_dominated_only_if_the_intervals_say_so():

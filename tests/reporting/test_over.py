@@ -5,9 +5,9 @@ from dataclasses import astuple, replace
 import numpy as np
 import pytest
 import synthetic
+from brightness import Brightness
 
 from specbench.metrics import scoring
-from specbench.metrics.base import PerImageMetric
 from specbench.metrics.dpg_bench import OfficialDpgBench
 from specbench.metrics.shapes import ShapesDetector
 from specbench.prompts import Prompt
@@ -24,16 +24,10 @@ class Detector(ShapesDetector):
         return {"correct": bool(sample.pixels.max()), "objects": 1}
 
 
-class Brightest(PerImageMetric):
+class Brightest(Brightness):
     """A score that is no mean."""
 
     name = "brightest"
-
-    def identity(self):
-        return {}
-
-    def features_of(self, sample):
-        return {"value": float(sample.pixels.mean())}
 
     def scores(self, statistics):
         return [replace(super().scores(statistics)[0], estimate=over.stats.Estimate(255.0))]

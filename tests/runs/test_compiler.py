@@ -1,4 +1,4 @@
-"""Obstacles to compiling a step are reported before compilation."""
+"""Obstacles to compiling a step are reported before compilation, and a run takes the cores that others leave."""
 
 from importlib.machinery import ModuleSpec
 
@@ -8,6 +8,7 @@ from synthetic import folder, generation
 from specbench.runs import compiler
 from specbench.runs.plan import make_plan
 from specbench.runs.settings import merge, run_settings
+from specbench.system import limits
 
 
 @pytest.fixture
@@ -45,10 +46,7 @@ def test_a_complete_machine_lacks_nothing_and_what_each_version_of_torch_needs(
     ("metadata.version", lambda name: "2.12.1", "torch before 2.13 cannot compile the steps on cpu"),
     ("shutil.which", lambda name: None, "no compiler (g++, clang++) is installed"),
     ("sysconfig.get_path", lambda name: "/nowhere", "header files are not installed"),
-    (
-        "find_spec", lambda name: ModuleSpec(name, None, origin="/my lib/torch"),
-        "if its path has spaces: /my lib/torch",
-    ),
+    ("find_spec", lambda name: SPACES, "if its path has spaces: /my lib/torch"),
 ])  # fmt: skip
 def test_what_is_missing_is_named_and_the_run_goes_on_eagerly(complete, monkeypatch, attribute, value, reason):
     monkeypatch.setattr(f"specbench.runs.compiler.{attribute}", value)
@@ -73,3 +71,13 @@ def test_auto_compiles_on_a_cpu_if_it_pays_and_as_the_stored_runs_did(complete, 
     assert not plan(decoder=["ar,sjd"], limit=200, compile="off").compute.compiled
     folder(tmp_path, few.spec(few.decoders[0].spec, few.model.weights_sha256()), [generation(4, 10.0)])
     assert not plan(decoder=["ar,sjd"], limit=200).compute.compiled, "it resumes the earlier images"
+
+
+@pytest.mark.parametrize(("used", "expected"), [(0.2, 4), (1.6, 2), (9.0, 1)])
+def test_a_run_takes_the_cores_that_others_leave_and_says_so(used, expected, monkeypatch, tmp_path):
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(limits, "available_cores", lambda: 4)
+    monkeypatch.setattr(compiler, "cores_in_use", lambda: used)
+    count, notes = compiler.free_threads(tmp_path, "shapes", "cpu")
+    assert count == expected and bool(notes) == (expected < 4)
+    assert not notes or notes[0].endswith(f"because other processes use {used} of 4 cores; --threads 4: all")

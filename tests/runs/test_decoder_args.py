@@ -43,7 +43,6 @@ def test_an_option_reaches_every_decoder_that_knows_it_and_an_inline_one_its_own
 
 REFUSED = [
     ("ar", {"window": 3}, "--window: not an option of the chosen decoders"),
-    ("sjd", {"tau": 3}, "--tau: not an option of the chosen decoders"),
     ("ar,jacobi", {"G": 3}, "--G: not an option of the chosen decoders"), ("ar", {"refine": "couple"}, "--refine"),
     ("gsd:GG=3", {}, "GG.*'G'"), ("gsd:G", {}, "an option without a value"),
     ("G=50", {}, "an option without a decoder"), ("gsd:G=5,G=6", {}, "two values of G"),

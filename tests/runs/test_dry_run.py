@@ -6,14 +6,18 @@ from dataclasses import replace
 
 import checkpoints
 import numpy as np
+import synthetic
 from refusals import refused
 
 from specbench import api
 from specbench.prompts import loading
+from specbench.runs import dry_run
 from specbench.runs.dry_run import ROW, Costs, distinct_outlooks, outlooks
+from specbench.runs.plan import make_plan
 from specbench.runs.settings import merge, run_settings
 from specbench.runs.sweep import check_effects, sweep_plans, sweep_values
 from specbench.specs.presets import PRESETS, resolve
+from specbench.system.device_peaks import Peak
 
 
 def test_all_obstacles_are_reported_at_once(tmp_path, monkeypatch):
@@ -50,12 +54,6 @@ def test_a_decoder_that_needs_a_codebook_is_refused_in_the_plan(tmp_path):
     assert "use --d inf" in lines[0][0] and "use --cluster target or --cluster draft" in lines[3][0]
     checkpoints.write("x-omni", tmp_path / "weights")
     assert not any(row["obstacles"] for row in api.dry_run(**asked, weights=tmp_path / "weights"))
-
-
-def test_a_run_that_can_start_has_no_obstacles_and_an_identity(tmp_path):
-    (row,) = api.dry_run(decoder="gsd:G=50", limit=2, samples=3, window=8, out=tmp_path)
-    assert row["obstacles"] == [] and row["run_id"].startswith("shapes-gsd-") and row["weights"] == "on disk"
-    assert row["images"] == 6 and row["options"]["G"] == 50 and row["options"]["window"] == 8
 
 
 def test_a_file_in_the_place_of_results_and_a_batch_that_does_not_fit_are_one_obstacle_each(tmp_path, monkeypatch):
@@ -112,8 +110,9 @@ def test_many_runs_are_planned_at_once_with_their_progress(tmp_path, cli, monkey
     minutes."""
     calls = []
     for name in ("models.shapes.captions.encode", "runs.plan.free_memory", "runs.plan.free_threads"):
-        place = f"specbench.{name}"
-        monkeypatch.setattr(place, spied(calls, pkgutil.resolve_name(place)))
+        honest = pkgutil.resolve_name(f"specbench.{name}")
+        spy = lambda *arguments, honest=honest: calls.append(honest) or honest(*arguments)  # noqa: E731
+        monkeypatch.setattr(f"specbench.{name}", spy)
     values = merge(run_settings(), {"decoder": ["ar"], "limit": 4, "out": str(tmp_path)}, env={})
     check_effects(values, {"seed": range(3)}, shared := Costs())
     assert len(distinct_outlooks(sweep_values(values, {"seed": range(3)}), shared)) == 3 and len(calls) == 4 + 1 + 1
@@ -125,10 +124,6 @@ def test_many_runs_are_planned_at_once_with_their_progress(tmp_path, cli, monkey
     assert outcome.err.split("\n")[:3] == [f"planned {number} of 5 runs" for number in (0, 2, 4)]
 
 
-def spied(calls, honest):
-    return lambda *arguments: calls.append(honest) or honest(*arguments)
-
-
 def test_a_sweep_in_python_is_a_text_a_value_or_any_iterable_with_values():
     def swept(values):
         rows = api.dry_run(decoder="gsd", limit=1, baseline=0, sweep={"G": values})
@@ -138,3 +133,26 @@ def test_a_sweep_in_python_is_a_text_a_value_or_any_iterable_with_values():
     assert swept("3,10") == swept(np.array([3, 10])) == [3, 10]
     for call in (api.dry_run, api.run):
         refused("--sweep G: no values", call, decoder="gsd", sweep={"G": []})
+
+
+def test_the_forecast_of_seven_billion_weights_is_the_time_to_read_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(dry_run, "find_peak", lambda *_: Peak("Slow CPU", {0: 1e10}, 1e15, "data sheet"))
+    settings = {"model": "lumina", "prompts": "shapes", "limit": 1, "out": str(tmp_path), "cfg": 1.0, "device": "cpu"}
+    note = dry_run.cost_note(make_plan(merge(run_settings(), settings, env={})))
+    assert note.startswith("forecast: 54 min per image with ar (2,352 steps) on Slow CPU (data sheet)")
+    monkeypatch.setattr(dry_run, "find_peak", lambda *_: None)
+    busy_cpu = Peak("Busy CPU", {0: 1e9}, 1e15, "measured briefly")
+    monkeypatch.setattr(dry_run, "glimpse_peak", lambda *_: (busy_cpu, False))
+    busy = dry_run.cost_note(make_plan(merge(run_settings(), settings, env={})))
+    assert "8.9 hours per image" in busy and "faster: a GPU" in busy, "also on a busy machine"
+    assert "needs 1/k of the steps" in note and "a GPU, --model janus" in dry_run.cost_text(2352, 3601, "CPU", "now")
+
+
+def test_a_stored_run_without_images_does_not_hide_the_pace_of_others(tmp_path):
+    decoded = {0: [None], 1: synthetic.sjd(), 2: []}
+    for seed, images in decoded.items():
+        synthetic.folder(tmp_path, replace(synthetic.SJD, seed=seed), images)
+    spec = synthetic.SJD
+    pace = dry_run.seconds_per_image(tmp_path, spec.model, spec.decoder.name, spec.device)
+    folder = tmp_path / replace(spec, seed=1).run_id
+    assert pace == dry_run.seconds_per_image(tmp_path, spec.model, spec.decoder.name, spec.device, folder.name) > 0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from refusals import refused
+from tiny_llama import Tiny
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
@@ -18,7 +19,7 @@ from specbench.models.families import emu3, vq_decoder
 from specbench.models.interface import TokenLayout
 from specbench.models.network_sizes import whole_blocks
 from specbench.models.transformer.kv_cache import PositionLayer
-from specbench.models.transformer.model import Prefix, TransformerModel, TransformerSession
+from specbench.models.transformer.model import Prefix, TransformerSession
 from specbench.prompts import Request
 from specbench.runs import memory_estimate
 from specbench.specs.components import CHOICES
@@ -91,10 +92,10 @@ def test_the_peak_from_prompt_to_pixels_is_predicted_within_a_tenth(name, batch)
 SIZES = {"codes": 2000, "width": 32, "inner": 80, "layers": 2, "heads": 2}
 
 
-class Narrow(TransformerModel):
+class Narrow(Tiny):
     """A network smaller than its distributions, with the facts of a checkpoint; its images take no memory."""
 
-    name, codebook, weights_sha256 = "narrow", None, ""
+    codebook = None
 
     def __init__(self):
         torch.manual_seed(0)
@@ -103,21 +104,12 @@ class Narrow(TransformerModel):
         sizes |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
         config = LlamaConfig(vocab_size=codes, num_attention_heads=heads, **sizes)
         self.backbone = LlamaModel(config).eval().requires_grad_(False)
-        self.matrix = torch.randn(codes, width)
+        self.matrix = torch.randn(width, codes)
         self.layout = TokenLayout.plain(12, 12, codes)
 
     def encode(self, prompts):
         rows = torch.arange(BENCH["PROMPT"]).repeat(2 * len(prompts), 1)
         return Prefix(list(self.backbone.embed_tokens(rows)), ids=rows)
-
-    def embed(self, tokens, positions, state):
-        return self.backbone.embed_tokens(tokens)
-
-    def head(self, hidden):
-        return torch.nn.functional.linear(hidden, self.matrix)
-
-    def render(self, image_tokens, prompts=(), seeds=()):
-        return image_tokens.new_zeros(len(image_tokens), 3, 1, 1, dtype=torch.uint8)
 
     @classmethod
     def facts(cls, folder: Path) -> ModelInfo:
@@ -161,9 +153,7 @@ def test_the_largest_batch_fits_and_one_more_does_not():
     assert memory_estimate.largest_batch([need], 1000) == 20 and need.total(20) <= 900 < need.total(21)
     assert memory_estimate.largest_batch([need, memory_estimate.Footprint(100, 40, 20, 20)], 1000) == 10
     assert memory_estimate.largest_batch([need], 50) < 1
-
-
-def test_pictures_are_drawn_while_the_caches_are_in_memory():
+    # Pictures are drawn while the caches are in memory.
     one_by_one = memory_estimate.Footprint(weights=100, cache=20, inputs=10, step=10, picture=200)
     assert [one_by_one.total(batch) for batch in (0, 1, 30)] == [100, 330, 1300]
     assert memory_estimate.largest_batch([one_by_one], 300) == 0
@@ -173,9 +163,9 @@ def test_pictures_are_drawn_while_the_caches_are_in_memory():
 
 def test_a_batch_that_cannot_fit_is_refused_before_anything_runs(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(memory_estimate, "free_memory", lambda device: 64 * 2**20)
-    outcome = cli("run", "--batch", "64", "--limit", "2", "--out", tmp_path / "out")
-    assert outcome.code == 2 and outcome.err.count("\n") == 1 and not (tmp_path / "out").exists()
-    assert "--batch 64: " in outcome.err and "do not fit" in outcome.err
+    batch = ("run", "--batch", "64", "--limit", "2", "--out", tmp_path / "out")
+    cli(*batch).refused("--batch 64: ", "do not fit", alone=True)
+    assert not (tmp_path / "out").exists()
     auto = ("run", "--random-weights", "--prompts", "shapes", "--batch", "auto", "--out", tmp_path / "o", "--model")
     assert cli(*auto, "lumina").code == 2
     assert "--batch auto" in cli(*auto, "llamagen", "--scale", "tiny").err, "nobody has counted"

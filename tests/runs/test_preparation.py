@@ -134,9 +134,3 @@ def test_windows_and_batch_are_planned_for_what_fits(monkeypatch, tmp_path):
     monkeypatch.setattr(memory_estimate, "free_memory", lambda device: 2**20)
     with pytest.raises(SpecbenchError, match="window of 2 does not fit"):
         make_plan(merge(run_settings(), settings | {"limit": 1, "out": str(tmp_path)}, env={}))
-
-
-def test_it_runs_on_a_model():
-    chosen, curve = tune_window(tiny.tiny_model(), tiny.prompts(), resolve("scd-mc"), tiny.SAMPLING, 0, WINDOWS)
-    assert chosen in [point["window"] for point in curve[1:]]
-    assert dict(with_window(resolve("scd-mc"), chosen).options)["window"] == chosen

@@ -97,7 +97,7 @@ CALLS = {  # columns of four images, their latencies and what is said
     "half a call": ({"seconds": [2.0] * 4, "batch": [8] * 4}, [None] * 4, "4 images of calls with an unknown number"),
     "alone, by the file": ({"seconds": [2.0] * 4, "batch": [1] * 4}, [2000] * 4, "2.0 s per image (median)\n"),
     "one call": (
-        {"seconds": [2.0] * 4, "batch": [4] * 4}, [None] * 4, "0.5 s per image (median) of 4 that shared a call",
+        {"seconds": [2.0] * 4, "batch": [4] * 4}, [None] * 4, "(median), no latency: 4 images shared a call",
     ),
     "not said": ({"seconds": [2.0] * 4}, [None] * 4, "4 images of calls with an unknown number of images: no latency"),
     "one of them": (
@@ -107,13 +107,10 @@ CALLS = {  # columns of four images, their latencies and what is said
 }  # fmt: skip
 
 
-def timed(columns, ours):
-    return [row | {name: values[place] for name, values in columns.items()} for place, row in enumerate(as_rows(ours))]
-
-
 @pytest.mark.parametrize(("columns", "latencies", "said"), CALLS.values(), ids=CALLS)
 def test_the_time_of_a_call_that_drew_several_images_is_no_latency(columns, latencies, said, ours, tmp_path, cli):
-    outcome = imported(cli, written(tmp_path / "t.jsonl", timed(columns, ours)), "--out", tmp_path)
+    rows = [row | {name: of[place] for name, of in columns.items()} for place, row in enumerate(as_rows(ours))]
+    outcome = imported(cli, written(tmp_path / "t.jsonl", rows), "--out", tmp_path)
     stored = RunStore(outcome.out.strip()).samples()["latency_ms"]
     assert [None if np.isnan(value) else value for value in stored.astype(float)] == latencies and said in outcome.err
     [title] = [line for line in cli("report", "--out", tmp_path).out.splitlines() if line.startswith("###")]
@@ -141,16 +138,13 @@ def test_whatever_reads_runs_reads_imported_ones(ours, tmp_path, cli):
         outcome = cli(*command)
         assert outcome.code == 0, f"{command}: {outcome.err}"
         assert not re.search(r"\bnan\b", outcome.out, re.IGNORECASE), command
-    assert "these runs are tokens of other programs" in cli("methods", folder).err
+    assert "omit these runs, whose tokens come from other programs" in cli("methods", folder).err
 
 
-def test_seeds_of_another_program_are_no_contradiction(ours, tmp_path, cli):
+def test_seeds_of_another_program_are_no_contradiction_and_copies_are_reported(ours, tmp_path, cli):
     path = written(tmp_path / "t.jsonl", as_rows(ours, seed=7))
     folder = imported(cli, path, "--prompts", "shapes", "--out", tmp_path).out.strip()
     assert [row["status"] for row in verify(folder) if row["check"] == "prompts"] == ["ok"]
-
-
-def test_copies_of_a_file_that_was_appended_to_are_reported(ours, tmp_path, cli):
     outcome = imported(cli, written(tmp_path / "t.jsonl", as_rows(ours)[:2] * 2), "--out", tmp_path)
     assert "warning: 2 images are exact copies of others (image 3 of 1, image 4 of 2)" in outcome.err
     assert "cop" not in imported(cli, written(tmp_path / "u.jsonl", as_rows(ours)), "--out", tmp_path).err
@@ -207,6 +201,8 @@ def test_wrong_log_p_of_tokens_that_fit_is_not_said_of_the_tokens(ours, tmp_path
     ({"tokens": [1.5] * 256}, "image 1: tokens are not a list of whole numbers"),
     ({"tokens": None}, "image 1: tokens are not a list of whole numbers"),
     ({"prompt": "a red dog"}, "image 1: 'a red dog' is not a prompt of 'shapes'"),
+    ({"prompt": "a red dog", "prompt_id": "single_object-54af117f"},
+     "'a red dog' is not prompt single_object-54af117f of 'shapes', which is 'a square on a smooth background'"),
     ({"prompt": 5}, "image 1: its prompt is not text"),
     ({"logp": [0.1] * 256}, "image 1: invalid logp: a value above 0"),
     ({"logp": [-1.0]}, "invalid logp: 1 values of 256 tokens"),
@@ -252,9 +248,9 @@ def test_pipes_single_values_and_too_much_are_refused_before_they_are_read(tmp_p
     problems["scalar.npz"] = "'prompt' is a single value"
     for name, what in problems.items():
         imported(cli, tmp_path / name, "--out", tmp_path).refused(what, alone=True)
-    monkeypatch.setattr("specbench.runs.token_import._MAX_BYTES", 100)
+    monkeypatch.setattr("specbench.runs.token_files.MAX_BYTES", 100)
     assert "too large" in imported(cli, large, "--out", tmp_path).err
-    monkeypatch.setattr("specbench.runs.token_import._MAX_BYTES", large.stat().st_size)
+    monkeypatch.setattr("specbench.runs.token_files.MAX_BYTES", large.stat().st_size)
     assert "too large" in imported(cli, large, "--out", tmp_path).err, "its content is what counts"
 
 
@@ -312,6 +308,22 @@ def test_the_lines_for_transformers_draw_samples_of_the_model_and_a_fault_in_the
         line = "import tokens --model janus --weights janus --scale tiny --dtype float32 --from tokens.jsonl"
         folder = cli(*line.split(), "--program", "transformers").out.strip()
         assert verdict in cli("audit", "--run", folder).err
+
+
+def test_a_prompt_that_differs_from_the_ids_that_a_program_read_is_named(tmp_path, cli):
+    checkpoints.janus.write(tmp_path / "janus")
+    model = checkpoints.loaded("janus", tmp_path / "janus")
+    rows = [
+        {"prompt": f"a {what} cat", "tokens": [1] * 16, "prompt_token_ids": model.prompt_ids(f"a {read} cat")[0]}
+        for what, read in (("red", "red"), ("green", "blue"))
+    ]
+    line = ["import", "tokens", "--model", "janus", "--scale", "tiny", "--dtype", "float32", "--program", "vLLM"]
+    line += ["--ids", "codes", "--weights", tmp_path / "janus", "--out", tmp_path / "results", "--from"]
+    wrong = cli(*line, written(tmp_path / "t.jsonl", rows))
+    wrong.refused("image 2: the program read the prompt '", "<|User|>: a blue cat", "<|User|>: a green cat")
+    for ids, code in ((rows[1]["prompt_token_ids"][:-1], 2), ([-1], 2), ("a blue cat", 2), (None, 0)):
+        rows[1]["prompt_token_ids"] = ids
+        assert cli(*line, written(tmp_path / "t.jsonl", rows)).code == code
 
 
 @pytest.mark.slow

@@ -2,10 +2,8 @@
 several modules: executors.ray_workers, ray_cluster and local."""
 
 import json
-import os
 import random
 import shutil
-import signal
 import subprocess
 import threading
 from collections import Counter
@@ -15,18 +13,15 @@ from dataclasses import replace
 import pytest
 import tiny
 from stored_rows import contents
+from tiny import REQUESTS, SPECS
 
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, PARTIAL, SpecbenchError
-from specbench.prompts import requests_for
 from specbench.runs.executors import local, ray_cluster
 from specbench.runs.executors.local import Chunk, decode_chunk
 from specbench.runs.executors.ray_workers import ATTEMPTS, RESTARTS, RayWorkers, WorkerLost, WorkerPool
-from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.store.run_store import RunStore
 
-SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]
-REQUESTS = requests_for(tiny.prompts(), 3)
 NODE_A, NODE_B = {"cpu": "A", "cores": 8, "gpus": []}, {"cpu": "B", "cores": 64, "gpus": []}
 
 
@@ -66,13 +61,6 @@ class SimulatedCrew:
         self.started[worker] += 1
 
 
-@pytest.fixture(scope="module")
-def single(tmp_path_factory) -> dict:
-    out = tmp_path_factory.mktemp("single")
-    run(tiny.executor(), SPECS, REQUESTS, out)
-    return contents(out)
-
-
 def test_workers_on_other_hardware_are_recorded(tmp_path):
     """Times of a run that decoded on two kinds of machine are comparable with neither kind."""
     crew = SimulatedCrew(3, random.Random(1), hardware=iter([NODE_A, NODE_B, NODE_B]))
@@ -84,15 +72,15 @@ def test_workers_on_other_hardware_are_recorded(tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
-def test_any_number_of_workers_in_any_order(tmp_path, single, size):
+def test_any_number_of_workers_in_any_order(tmp_path, undisturbed, size):
     crew = SimulatedCrew(size, random.Random(size))
     summary = run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path)
-    assert (summary.done, summary.failed) == (24, 0) and contents(tmp_path) == single
+    assert (summary.done, summary.failed) == (24, 0) and contents(tmp_path) == undisturbed
     assert crew.most_at_once >= min(size, 24)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_workers_that_die_at_random(tmp_path, single, seed):
+def test_workers_that_die_at_random(tmp_path, undisturbed, seed):
     """Restarts are finite, no image is tried more than twice, and a rerun makes the rows what they should be."""
     draw = random.Random(seed)
     tried: Counter = Counter()
@@ -109,10 +97,10 @@ def test_workers_that_die_at_random(tmp_path, single, seed):
         assert "all 3 workers were lost" in error.what and error.exit_code == FAILURE
     assert max(tried.values()) <= ATTEMPTS and max(crew.started.values()) <= 1 + RESTARTS
     run(tiny.executor(), SPECS, REQUESTS, tmp_path)
-    assert contents(tmp_path) == single
+    assert contents(tmp_path) == undisturbed
 
 
-def test_an_image_that_takes_two_workers_along_is_a_row_that_says_so_and_others_of_its_batch_go_on(tmp_path, single):
+def test_an_image_that_takes_two_workers_along_is_a_row_that_says_so_and_its_batch_goes_on(tmp_path, undisturbed):
     def fate(chunk: Chunk) -> bool:
         return any(request.prompt_id == "CAT" for request in chunk.requests)
 
@@ -127,10 +115,10 @@ def test_an_image_that_takes_two_workers_along_is_a_row_that_says_so_and_others_
     assert set(bad["error"]) == {"its worker was lost 2 times: a simulated death"} and set(bad["attempts"]) == {2}
     assert set(rows[rows["status"] == "ok"]["attempts"]) == {1}
     run(tiny.executor(), SPECS, REQUESTS, tmp_path)
-    assert contents(tmp_path) == single
+    assert contents(tmp_path) == undisturbed
 
 
-def test_out_of_memory_in_one_worker_is_tried_again_once(tmp_path, single, monkeypatch):
+def test_out_of_memory_in_one_worker_is_tried_again_once(tmp_path, undisturbed, monkeypatch):
     healthy, failed = local.decode, []
 
     def short_of_memory(model, requests, *rest, **more):
@@ -142,7 +130,7 @@ def test_out_of_memory_in_one_worker_is_tried_again_once(tmp_path, single, monke
 
     monkeypatch.setattr(local, "decode", short_of_memory)
     summary = run(WorkerPool(lambda: SimulatedCrew(2, random.Random(0))), SPECS, REQUESTS, tmp_path)
-    assert (summary.done, summary.failed) == (24, 0) and failed and contents(tmp_path) == single
+    assert (summary.done, summary.failed) == (24, 0) and failed and contents(tmp_path) == undisturbed
 
 
 def test_what_cannot_be_decoded_is_said_once_and_not_tried_forever(tmp_path, monkeypatch):
@@ -157,33 +145,26 @@ def test_what_cannot_be_decoded_is_said_once_and_not_tried_forever(tmp_path, mon
     assert (summary.failed, summary.errors) == (12, ["RuntimeError: no luck"]) and sum(calls.values()) == ATTEMPTS * 12
 
 
-def test_ctrl_c_finishes_what_is_being_decoded(tmp_path, single):
-    class Impatient(Reporter):
-        def row(self, run_id, row):
-            os.kill(os.getpid(), signal.SIGINT) if not summaries else None
-            summaries.append(row)
-
-    summaries: list = []
-    pool = WorkerPool(lambda: SimulatedCrew(3, random.Random(0)))
-    summary = run(pool, SPECS, REQUESTS, tmp_path, reporter=Impatient())
-    assert summary.interrupted and summary.done == len(summaries) <= 5
+def test_ctrl_c_finishes_what_is_being_decoded(tmp_path, undisturbed):
+    pool, reporter = WorkerPool(lambda: SimulatedCrew(3, random.Random(0))), tiny.interrupt_after(1)
+    summary = run(pool, SPECS, REQUESTS, tmp_path, reporter=reporter)
+    assert summary.interrupted and summary.done == reporter.rows <= 5
     run(tiny.executor(), SPECS, REQUESTS, tmp_path)
-    assert contents(tmp_path) == single
+    assert contents(tmp_path) == undisturbed
 
 
-def test_a_finished_run_typed_again_is_done_and_starts_no_workers(tmp_path, single):
+def test_a_finished_run_typed_again_is_done_and_starts_no_workers(tmp_path, undisturbed):
     crew = SimulatedCrew(2, random.Random(0))
     run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path)
     summary = run(WorkerPool(lambda: pytest.fail("workers were started")), SPECS, REQUESTS, tmp_path)
-    assert (summary.resumed, summary.done, summary.problem()) == (24, 0, None) and contents(tmp_path) == single
+    assert (summary.resumed, summary.done, summary.problem()) == (24, 0, None) and contents(tmp_path) == undisturbed
 
 
 def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    outcome = cli("run", "--decoder", "ar", "--workers", "2", "--limit", "1")
-    assert outcome.code == MISSING_PREREQUISITE
-    assert "pip install 'ray>=2.40'" in outcome.err and outcome.err.count("\n") == 1 and not list(tmp_path.iterdir())
+    cli("run", "--decoder", "ar", "--workers", "2").refused("'ray>=2.40'", code=MISSING_PREREQUISITE, alone=True)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("outcome", "problem"), [
@@ -216,7 +197,7 @@ def test_latency_and_throughput_never_share_a_folder_or_a_table(cli, tmp_path, m
 
 
 @pytest.mark.slow
-def test_two_ray_nodes_one_of_which_is_killed(tmp_path, single):
+def test_two_ray_nodes_one_of_which_is_killed(tmp_path, undisturbed):
     pytest.importorskip("ray", reason="Ray is not installed")
     from ray.cluster_utils import Cluster
 
@@ -226,17 +207,11 @@ def test_two_ray_nodes_one_of_which_is_killed(tmp_path, single):
         second = cluster.add_node(**limits)
         cluster.wait_for_nodes()
 
-        class Saboteur(Reporter):
-            rows = 0
-
-            def row(self, run_id, row):
-                self.rows += 1
-                if self.rows == 6:
-                    threading.Thread(target=cluster.remove_node, args=(second, False)).start()
-
+        sabotage = threading.Thread(target=cluster.remove_node, args=(second, False))
+        saboteur = tiny.OnRow(lambda rows: rows == 6 and sabotage.start())
         with closing(RayWorkers(tiny.tiny_model, 2, cluster.address)) as crew:
             assert len(set(crew.pids())) == 2
-            summary = run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path, reporter=Saboteur())
-        assert (summary.done, summary.failed) == (24, 0) and contents(tmp_path) == single
+            summary = run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path, reporter=saboteur)
+        assert (summary.done, summary.failed) == (24, 0) and contents(tmp_path) == undisturbed
     finally:
         cluster.shutdown()

@@ -51,7 +51,7 @@ def test_batched_rows_have_throughput_and_no_latency():
     assert stats.throughput(staged) == stats.throughput(rows), "the second stage is in the span `render`"
 
 
-def test_the_speed_up_is_a_ratio_of_totals_over_pairs():
+def test_the_speed_up_is_a_ratio_of_totals_over_pairs_and_of_ar_against_itself_one():
     result = stats.speed_up(frame(sjd(3)), frame(ar(5)))
     assert result.pairs == 3
     assert result.total.value == pytest.approx(3 * 45 / (35 + 35 + 52))
@@ -60,9 +60,6 @@ def test_the_speed_up_is_a_ratio_of_totals_over_pairs():
     assert result.overhead == pytest.approx((122 / 105) / (135 / 120))
     assert result.end_to_end == pytest.approx(3 * 47 / (37 + 37 + 54))
     assert result.total.low <= result.total.value <= result.total.high
-
-
-def test_ar_against_itself_is_one():
     result = stats.speed_up(frame(ar()), frame(ar()))
     assert (result.total, result.steps, result.window_cost, result.overhead) == (Estimate(1.0, 1.0, 1.0), 1.0, 1.0, 1.0)
 
@@ -88,17 +85,14 @@ def test_one_prompt_has_no_interval_rather_than_a_zero_one():
     assert stats.logp_std(free_tokens([[-1.0]])) is None
 
 
-def test_nothing_in_common_is_no_speed_up():
+def test_no_rows_at_all_or_in_common_give_missing_numbers():
     assert stats.speed_up(frame(sjd(2)).assign(prompt_id=["x", "y"]), frame(ar(2))) is None
-
-
-def test_no_rows_at_all_give_missing_numbers():
     empty = frame(ar(1)).iloc[:0]
     assert [f(empty) for f in (stats.nfe, stats.tokens_per_step, stats.step_compression, stats.step_ms)] == [None] * 4
     assert not stats.tokens_measured(empty) and stats.acceptance(empty) is None and stats.throughput(empty) is None
 
 
-def test_the_bootstrap_resamples_prompts_not_images():
+def test_the_bootstrap_resamples_prompts_not_images_and_is_seeded():
     """Ten copies of an image per prompt carry no more information than a single image."""
     top, bottom = pd.Series([1.0, 2.0, 3.0, 5.0]), pd.Series([1.0, 1.0, 1.5, 1.0])
     prompts = pd.Series(list("abcd"))
@@ -106,9 +100,6 @@ def test_the_bootstrap_resamples_prompts_not_images():
     copies = [pd.concat([column] * 10, ignore_index=True) for column in (top, bottom, prompts)]
     again = stats.ratio_of_totals(*copies)
     assert (again.value, again.low, again.high) == pytest.approx((once.value, once.low, once.high))
-
-
-def test_the_bootstrap_is_seeded():
     values = np.random.default_rng(2).random((2, 30))
     columns = pd.Series(values[0]), pd.Series(values[1]), pd.Series(range(30))
     assert stats.ratio_of_totals(*columns) == stats.ratio_of_totals(*columns)
@@ -216,11 +207,6 @@ def test_the_overall_interval_is_narrower_than_its_parts():
     result = stats.mean_of_estimates([part] * 4)
     assert (result.value, result.low, result.high) == pytest.approx((0.5, 0.5 - 0.1 / 2, 0.5 + 0.2 / 2))
     assert stats.mean_of_estimates([part, Estimate(1.0, None, None)]).low is None
-
-
-def test_every_number_has_a_heading_and_a_definition_of_its_own():
-    texts = [number.definition for number in stats.NUMBERS.values()]
-    assert len({*texts}) == len(texts) and all(text.partition(": ")[2] and text[-1] == "." for text in texts)
 
 
 def test_tails_are_quantiles_between_order_statistics_and_the_slowest_category():

@@ -14,32 +14,22 @@ import pytest
 import tiny
 from refusals import refused
 from stored_rows import contents
+from tiny import REQUESTS, SPECS
 
 import specbench
 from specbench.errors import FAILURE, PARTIAL
-from specbench.prompts import requests_for
 from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
-from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.store.merge_shards import merge_runs
 from specbench.store.run_store import RunStore, read_image
 from specbench.system import environment
 
-SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]
-REQUESTS = requests_for(tiny.prompts(), 2)
 SOURCE = Path(specbench.__file__).parent
 
 
 def go(out: Path, executor=None, **kwargs):
     return run(executor or tiny.executor(), SPECS, REQUESTS, out, **kwargs)
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> dict:
-    out = tmp_path_factory.mktemp("undisturbed")
-    go(out)
-    return contents(out)
 
 
 def test_a_clock_that_jumps_moves_no_row(tmp_path, undisturbed, monkeypatch):
@@ -82,7 +72,7 @@ def test_logits_that_are_no_numbers_fail_their_image_and_a_rerun_makes_it(tmp_pa
     model = tiny.tiny_model()
     model.conditional[model.prompts.index("two | cats")] = value
     summary = go(tmp_path, LocalExecutor(model))
-    assert (summary.done, summary.failed, summary.problem().exit_code) == (12, 4, PARTIAL)
+    assert (summary.done, summary.failed, summary.problem().exit_code) == (18, 6, PARTIAL)
     assert all("'CAT'" in error for error in summary.errors)
     go(tmp_path)
     assert contents(tmp_path) == undisturbed
@@ -100,13 +90,7 @@ def test_a_second_ctrl_c_stops_at_once_and_loses_no_finished_row(tmp_path, undis
             raise AssertionError("unreachable")
         return healthy(model, requests, *rest, **more)
 
-    class Counter(Reporter):
-        rows = 0
-
-        def row(self, run_id, row):
-            self.rows += 1
-
-    before, counter = signal.getsignal(signal.SIGINT), Counter()
+    before, counter = signal.getsignal(signal.SIGINT), tiny.OnRow()
     monkeypatch.setattr(local, "decode", slow)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path, reporter=counter)

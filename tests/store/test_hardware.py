@@ -27,19 +27,16 @@ def described(spec, gpus=(), **hardware) -> RunInfo:
     return RunInfo(spec, invocations=[Invocation.from_json(INVOCATION | {"hardware": machine})])
 
 
-def test_on_a_gpu_neither_its_number_nor_the_threads_make_another_run_and_ids_on_a_cpu_stay():
-    ids = {replace(ON_CUDA, device=device, threads=threads).run_id for device, threads in
-           [("cuda", 8), ("cuda:0", 8), ("cuda:1", 96)]}  # fmt: skip
-    assert len(ids) == 1 and ON_CUDA.run_id != SPEC.run_id and replace(SPEC, threads=2).run_id != SPEC.run_id
-    assert SPEC.identity() == SPEC.content() and tiny.spec("ar").run_id == "enumerable-ar-825d070e"
+def stored(out, threads: int, device: str = "cpu") -> RunStore:
+    spec = replace(SPEC, threads=threads, device=device)
+    store = RunStore(out / spec.run_id)
+    store.check(spec)
+    with store.lock(spec):
+        return store.begin(spec, INVOCATION)
 
 
 def test_a_run_continues_on_a_node_with_another_number_of_cores(tmp_path):
-    for spec in (ON_CUDA, replace(ON_CUDA, device="cuda:1", threads=96)):
-        store = RunStore(tmp_path / spec.run_id)
-        store.check(spec)
-        with store.lock(spec):
-            store.begin(spec, INVOCATION)
+    store, _ = (stored(tmp_path, threads, device) for threads, device in ((8, "cuda"), (96, "cuda:1")))
     info = store.info()
     assert [(call.device, call.threads) for call in info.invocations] == [("cuda", 8), ("cuda:1", 96)]
     assert list(find_runs_like(tmp_path, **vars(replace(ON_CUDA, threads=1)))) == [store.folder]
@@ -47,10 +44,8 @@ def test_a_run_continues_on_a_node_with_another_number_of_cores(tmp_path):
 
 def test_a_run_on_a_gpu_is_resumed_under_the_id_that_had_its_number_and_threads(tmp_path):
     earlier = tmp_path / ON_CUDA.earlier_ids[1]
-    store = RunStore(earlier)
-    assert earlier.name == "enumerable-ar-b27d703c" != ON_CUDA.run_id
-    with store.lock(ON_CUDA):
-        store.begin(ON_CUDA, INVOCATION)
+    assert earlier.name == "enumerable-ar-b27d703c" != ON_CUDA.run_id and SPEC.run_id == "enumerable-ar-825d070e"
+    stored(tmp_path, 8, "cuda").folder.rename(earlier)
     assert run_folder(tmp_path, ON_CUDA) == earlier and RunStore(earlier).check(ON_CUDA) is None
     assert run_folder(tmp_path, replace(ON_CUDA, threads=9)).name == ON_CUDA.run_id, "of 9 threads there was none"
 
@@ -73,21 +68,14 @@ def test_cards_hidden_from_one_of_two_commands_make_no_other_hardware():
     assert mismatched_fields(described(replace(SPEC, threads=2)), described(SPEC)) == {"threads": "threads (2, AR 1)"}
 
 
-def stored(out, threads: int, device: str = "cpu"):
-    spec = replace(SPEC, threads=threads, device=device)
-    store = RunStore(out / spec.run_id)
-    with store.lock(spec):
-        store.begin(spec, INVOCATION)
-    return spec
-
-
 def test_run_merge_and_report_say_which_runs_differ_in_threads_alone(tmp_path, cli):
-    first, other = (stored(tmp_path / f"shard-{n}-of-2", threads) for n, threads in ((1, 2), (2, 8)))
+    for number, threads in ((1, 2), (2, 8)):
+        stored(tmp_path / f"shard-{number}-of-2", threads)
+    first, other, new = (replace(SPEC, threads=threads) for threads in (2, 8, 4))
     outcome = cli("merge", "--out", tmp_path)
     names = " and ".join(sorted([f"{first.run_id} (2)", f"{other.run_id} (8)"]))
     note = f"{names} differ only in the number of threads"
     assert outcome.code == 0 and note in " ".join(outcome.err.split())
-    new = replace(SPEC, threads=4)
     assert _twins(tmp_path, [other]) == [] and f"{new.run_id} (4)" in _twins(tmp_path, [new])[0]
     rows = report_rows([tmp_path / first.run_id, tmp_path / other.run_id])
     assert any(note in text for text in circumstances(rows))

@@ -9,25 +9,15 @@ import pytest
 import tiny
 from refusals import refused
 from stored_rows import contents
+from tiny import REQUESTS, SPECS
 
 from specbench.errors import PARTIAL
-from specbench.prompts import requests_for
 from specbench.reporting.status import status
 from specbench.runs.runner import run
 from specbench.runs.shards import shard_folder
 from specbench.store.merge_shards import incomplete_shards, merge_runs
 from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
-
-SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]
-REQUESTS = requests_for(tiny.prompts(), 3)
-
-
-@pytest.fixture(scope="module")
-def undivided(tmp_path_factory) -> dict:
-    out = tmp_path_factory.mktemp("undivided")
-    run(tiny.executor(), SPECS, REQUESTS, out)
-    return contents(out)
 
 
 def shard(out: Path, number: int, shards: int, trace: bool = False) -> Path:
@@ -44,24 +34,25 @@ def whole(out: Path) -> Path:
 
 
 @pytest.mark.parametrize("shards", [2, 5])
-def test_merged_shards_are_the_undivided_run(tmp_path, undivided, shards):
+def test_merged_shards_are_the_undivided_run(tmp_path, undisturbed, shards):
     numbers = list(range(1, shards + 1))
     random.Random(1).shuffle(numbers)
     for number in numbers:
-        shard(tmp_path, number, shards)
+        shard(tmp_path, number, shards, trace=shards == 2)
     merged = merge_runs((), tmp_path)
     assert [(outcome.copied, outcome.rows) for outcome in merged] == [(12, 12), (12, 12)]
     assert [outcome.copied for outcome in merge_runs((), tmp_path)] == [0, 0]
-    assert len(read_info(merged[0].folder).invocations) == shards and contents(whole(tmp_path)) == undivided
+    assert [len(RunStore(outcome.folder).traces()) for outcome in merged] == [12 * (shards == 2)] * 2
+    assert len(read_info(merged[0].folder).invocations) == shards and contents(whole(tmp_path)) == undisturbed
 
 
-def test_a_merge_takes_what_came_later_and_a_run_makes_what_is_missing(tmp_path, undivided):
+def test_a_merge_takes_what_came_later_and_a_run_makes_what_is_missing(tmp_path, undisturbed):
     shard(tmp_path, 1, 3)
     merge_runs((), tmp_path)
     shard(tmp_path, 3, 3)
     assert [outcome.rows for outcome in merge_runs((), tmp_path)] == [8, 8]
     summary = run(tiny.executor(), SPECS, REQUESTS, tmp_path)
-    assert (summary.resumed, summary.done) == (16, 8) and contents(whole(tmp_path)) == undivided
+    assert (summary.resumed, summary.done) == (16, 8) and contents(whole(tmp_path)) == undisturbed
 
 
 def test_shards_that_are_missing_are_named_by_merge_and_report(cli, tmp_path):
@@ -77,13 +68,13 @@ def test_shards_that_are_missing_are_named_by_merge_and_report(cli, tmp_path):
     assert incomplete_shards([shard(tmp_path / "all", n, 3) for n in (1, 2, 3)]) == []
 
 
-def test_overlapping_shards_of_different_sizes_make_no_row_twice(tmp_path, undivided):
+def test_overlapping_shards_of_different_sizes_make_no_row_twice(tmp_path, undisturbed):
     folders = [shard(tmp_path / "a", n, 2) for n in (1, 2)] + [shard(tmp_path / "b", n, 3) for n in (1, 2, 3)]
     merge_runs(folders, tmp_path / "out")
-    assert contents(tmp_path / "out") == undivided
+    assert contents(tmp_path / "out") == undisturbed
 
 
-def test_a_good_image_replaces_a_failed_one_and_never_the_other_way(tmp_path, undivided):
+def test_a_good_image_replaces_a_failed_one_and_never_the_other_way(tmp_path, undisturbed):
     good, bad = tmp_path / "good", tmp_path / "bad"
     shard(good, 1, 1)
     shutil.copytree(good, bad)
@@ -94,17 +85,10 @@ def test_a_good_image_replaces_a_failed_one_and_never_the_other_way(tmp_path, un
     for order in ([bad, good], [good, bad]):
         out = tmp_path / f"out-{order[0].name}"
         merge_runs(order, out)
-        assert contents(out) == undivided
+        assert contents(out) == undisturbed
 
 
-def test_traces_come_along(tmp_path):
-    for number in (1, 2):
-        shard(tmp_path, number, 2, trace=True)
-    for outcome in merge_runs((), tmp_path):
-        assert len(RunStore(outcome.folder).traces()) == 12
-
-
-def test_a_merge_that_was_cut_off_is_done_by_merging_again(tmp_path, undivided, monkeypatch):
+def test_a_merge_that_was_cut_off_is_done_by_merging_again(tmp_path, undisturbed, monkeypatch):
     shard(tmp_path, 1, 1)
     healthy, calls = RunStore.append, []
 
@@ -120,7 +104,7 @@ def test_a_merge_that_was_cut_off_is_done_by_merging_again(tmp_path, undivided, 
         merge_runs([tmp_path], tmp_path / "out")
     monkeypatch.undo()
     merge_runs([tmp_path], tmp_path / "out")
-    assert contents(tmp_path / "out") == undivided
+    assert contents(tmp_path / "out") == undisturbed
 
 
 def test_what_is_not_a_shard_is_refused(tmp_path):

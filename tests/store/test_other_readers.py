@@ -27,25 +27,20 @@ OLD = Path(__file__).parents[2] / "results" / "older"
 STORED = ("samples/*.parquet", "image_scores/*/*.parquet", "scores/*.parquet")
 
 
-def _duckdb(pattern: str) -> int:
-    duckdb = pytest.importorskip("duckdb", reason="DuckDB is not installed")
-    return len(duckdb.sql(f"SELECT * FROM read_parquet('{pattern}')").fetchall())
-
-
-def _polars(pattern: str) -> int:
-    return len(pytest.importorskip("polars", reason="Polars is not installed").read_parquet(pattern))
+def needed(name: str):
+    return pytest.importorskip(name, reason=f"{name} is not installed")
 
 
 def _datasets(pattern: str) -> int:
-    datasets = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
-    cache = str(Path(pattern).anchor and Path(pattern.split("*")[0]) / ".cache")
-    return len(datasets.load_dataset("parquet", data_files=pattern, split="train", cache_dir=cache))
+    cache = str(Path(pattern.split("*")[0]) / ".cache")
+    return len(needed("datasets").load_dataset("parquet", data_files=pattern, split="train", cache_dir=cache))
 
 
 READERS = {
     "pandas": lambda pattern: len(pd.concat(map(pd.read_parquet, glob.glob(pattern)))),
-    "arrow": lambda pattern: pyarrow.dataset.dataset(sorted(glob.glob(pattern))).to_table().num_rows, "duckdb": _duckdb,
-    "polars": _polars, "datasets": _datasets,
+    "arrow": lambda pattern: pyarrow.dataset.dataset(sorted(glob.glob(pattern))).to_table().num_rows,
+    "duckdb": lambda pattern: len(needed("duckdb").sql(f"SELECT * FROM read_parquet('{pattern}')").fetchall()),
+    "polars": lambda pattern: len(needed("polars").read_parquet(pattern)), "datasets": _datasets,
 }  # fmt: skip
 
 

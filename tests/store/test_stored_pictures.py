@@ -6,11 +6,11 @@ import struct
 import zlib
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from drawn import drawn_run
 from PIL import Image
 from refusals import refused
+from stored_rows import rewritten
 
 from specbench.metrics import scoring
 from specbench.reporting import report_rows
@@ -23,32 +23,19 @@ from specbench.system.images import read_picture
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\nshowpage\n%%EOF\n"
 
 
-def score(folder: Path, out: Path) -> None:
-    scoring.score([folder], ["shapes-detector"]).check()
-
-
-def page(folder: Path, out: Path) -> None:
-    write_page([folder], out / "page.html")
-
-
-def sheet(folder: Path, out: Path) -> None:
-    write_pictures({"run": folder}, out / "sheet.png")
-
-
-def merged(folder: Path, out: Path) -> None:
-    merge_runs([folder], out / "merged")
-
-
-READERS = (score, page, sheet, merged)
+READERS = {
+    "score": lambda folder, out: scoring.score([folder], ["shapes-detector"]).check(),
+    "page": lambda folder, out: write_page([folder], out / "page.html"),
+    "sheet": lambda folder, out: write_pictures({"run": folder}, out / "sheet.png"),
+    "merge": lambda folder, out: merge_runs([folder], out / "merged"),
+}
+every_reader = pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 
 
 def forget_digests(folder: Path) -> None:
     """Turn the rows into rows of schema version 3."""
-    for part in list((folder / "samples").iterdir()):
-        table = pq.read_table(part)
-        part.unlink()
-        table = table.drop_columns("image_sha256").replace_schema_metadata({b"specbench.schema": b"3"})
-        pq.write_table(table, part.with_name("-".join(part.name.split("-")[:2]) + ".parquet"))
+    older = {b"specbench.schema": b"3"}
+    rewritten(folder, lambda table: table.drop_columns("image_sha256").replace_schema_metadata(older))
 
 
 def bomb(side: int) -> bytes:
@@ -67,7 +54,7 @@ def folder(tmp_path) -> Path:
     return drawn_run(tmp_path / "results", n=2)
 
 
-@pytest.mark.parametrize("reader", READERS)
+@every_reader
 def test_swapped_pictures_are_refused(folder, tmp_path, reader):
     first, other = (folder / "images" / f"s{n}-0.png" for n in (0, 1))
     first.rename(folder / "images" / "x.png")
@@ -82,7 +69,7 @@ def test_charts_do_not_read_pictures(folder):
     assert [chart["title"] for chart in page_charts(report_rows([folder]))]
 
 
-@pytest.mark.parametrize("reader", READERS)
+@every_reader
 def test_runs_without_digests_are_read_as_before(folder, tmp_path, reader):
     forget_digests(folder)
     assert RunStore(folder).samples(["image_sha256"])["image_sha256"].isna().all()
@@ -100,7 +87,7 @@ def pipe(picture: Path) -> None:
     os.mkfifo(picture)
 
 
-@pytest.mark.parametrize("reader", READERS)
+@every_reader
 @pytest.mark.parametrize(("replace", "problem"), [(link_out, "leads out of"), (pipe, "is not a regular file")])
 def test_what_is_no_file_of_the_folder_is_refused_and_copied_nowhere(folder, tmp_path, reader, replace, problem):
     forget_digests(folder)

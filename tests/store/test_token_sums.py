@@ -1,5 +1,6 @@
 """Sums of token lists that parts keep: right whatever wrote the part, and never the sums of other tokens."""
 
+import math
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import synthetic
 from refusals import refused
+from stored_rows import rewritten
 from synthetic import AR, SJD
 
 from specbench.reporting import report_rows
@@ -22,15 +24,6 @@ KEPT = b"specbench.derived"
 def run_folder(out: Path) -> Path:
     synthetic.folder(out, AR, synthetic.ar(5))
     return synthetic.folder(out, SJD, [*synthetic.sjd(4), None])
-
-
-def rewrite(folder: Path, change) -> pa.Table:
-    """Change the rows and metadata of the run's only part, under a name without a digest."""
-    (path,) = (folder / "samples").iterdir()
-    table = change(pq.read_table(path))
-    path.unlink()
-    pq.write_table(table, folder / "samples" / "00000000-00000000.parquet")
-    return table
 
 
 def marked(table: pa.Table, version: str | None) -> pa.Table:
@@ -50,11 +43,14 @@ def sums_of(folder: Path) -> pa.Table:
 
 def test_the_sums_of_version_1():
     """A change here raises `token_sums.VERSION`: parts keep the sums of the version that wrote them."""
-    rows = pa.Table.from_pylist(synthetic.stored_rows([*synthetic.sjd(1), None]), schema=SAMPLES)
+    images = [*synthetic.sjd(1), None, synthetic.generation(4, 1.0, logp=(-math.inf, -2.0, 0.0, -3.0))]
+    rows = pa.Table.from_pylist(synthetic.stored_rows(images), schema=SAMPLES)
     assert token_sums.VERSION == "token sums 1"
-    assert [list(row.values()) for row in token_sums.token_sums(rows).to_pylist()] == [
+    *plain, impossible = token_sums.token_sums(rows).to_pylist()
+    assert [list(row.values()) for row in plain] == [
         [4, 10.0, 3, 3, -6.0, 2.0, 5.0, 1.5, 0], [0, 0.0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0],
     ]  # fmt: skip
+    assert (impossible["free_tokens"], impossible["logp_sum"], impossible["impossible"]) == (3, -math.inf, 1)
 
 
 def test_every_part_keeps_the_sums_and_a_report_reads_no_list(tmp_path, monkeypatch):
@@ -73,17 +69,17 @@ def test_every_part_keeps_the_sums_and_a_report_reads_no_list(tmp_path, monkeypa
 def test_sums_of_another_version_are_not_used(tmp_path, version):
     folder = run_folder(tmp_path)
     before, right = report_rows([folder]), sums_of(folder)
-    wrong = rewrite(folder, lambda table: doubled(marked(table, version)))
+    wrong = rewritten(folder, lambda table: doubled(marked(table, version)))
     assert wrong["logp_sum"].to_pylist() != right["logp_sum"].to_pylist()
     assert sums_of(folder).equals(right) and report_rows([folder]) == before
-    rewrite(folder, lambda table: marked(table, token_sums.VERSION))
+    rewritten(folder, lambda table: marked(table, token_sums.VERSION))
     assert sums_of(folder)["logp_sum"].equals(wrong["logp_sum"]), "planted sums would be seen"
 
 
 def test_parts_without_sums_are_read_as_before_and_get_them_when_merged(tmp_path):
     folder = run_folder(tmp_path)
     before, right = report_rows([folder]), sums_of(folder)
-    rewrite(folder, lambda table: marked(table, None).drop_columns(SUMS.names))
+    rewritten(folder, lambda table: marked(table, None).drop_columns(SUMS.names))
     assert sums_of(folder).equals(right) and report_rows([folder]) == before
     with RunStore(folder).lock(SJD).begin(SJD, synthetic.INVOCATION) as store:
         store.append(synthetic.stored_rows(synthetic.sjd(1)))
@@ -100,7 +96,7 @@ def test_missing_sums_are_refused(tmp_path, column):
         place = table.schema.get_field_index(column)
         return table.set_column(place, column, pa.nulls(len(table), table.schema.field(place).type))
 
-    rewrite(folder, emptied)
+    rewritten(folder, emptied)
     refused(f"column '{column}'", report_rows, [folder])
-    rewrite(folder, lambda table: table.drop_columns([column]))
+    rewritten(folder, lambda table: table.drop_columns([column]))
     refused("damaged", report_rows, [folder])

@@ -6,23 +6,39 @@ import torch
 from checkpoints.parts import random_tensors
 from safetensors.torch import save_file
 
+from specbench.decoding.drafters.eagle import Eagle
+
 INNER = 40
+
+
+def noted_proposals(monkeypatch) -> list:
+    """From now on, the slots committed before each proposal of EAGLE, and the proposal."""
+    seen, honest = [], Eagle.propose
+
+    def watch(self, committed, width, step):
+        seen.append((committed.clone(), honest(self, committed, width, step)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(Eagle, "propose", watch)
+    return seen
+
+
+def layer_shapes(start, width, inner):
+    """Shapes of a layer's tensors, but for the norm of its input."""
+    shapes = {f"self_attn.{part}_proj.weight": (width, width) for part in "qkvo"}
+    shapes |= {f"mlp.{part}_proj.weight": (inner, width) for part in ("gate", "up")}
+    shapes |= {"mlp.down_proj.weight": (width, inner), "post_attention_layernorm.weight": (width,)}
+    return {start + name: shape for name, shape in shapes.items()}
 
 
 def write_janus_head(folder, tensors, layer):
     """A whole Janus-Pro with a single layer, as the authors' strict loading implies: `tensors` of deepseek-ai's layout,
     whose layers are replaced by random ones as wide as `layer` of its configuration."""
-    width, inner, draw = layer["hidden_size"], layer["intermediate_size"], torch.Generator().manual_seed(9)
+    width, inner = layer["hidden_size"], layer["intermediate_size"]
     kept = {name: tensor.float() for name, tensor in tensors.items() if ".layers." not in name or "gen_" in name}
-    shapes = {f"self_attn.{part}_proj.weight": (width, width) for part in "qkvo"}
-    shapes |= {f"mlp.{part}_proj.weight": (inner, width) for part in ("gate", "up")}
-    shapes |= {"mlp.down_proj.weight": (width, inner)}
-    shapes |= {f"{name}_layernorm.weight": (width,) for name in ("input", "post_attention")}
-    for name, shape in shapes.items():
-        noise = torch.randn(shape, generator=draw)
-        kept[f"language_model.model.layers.0.{name}"] = 1 + 0.2 * noise if len(shape) == 1 else noise * width**-0.5
-    kept["fusion.weight"] = torch.randn(width, 2 * width, generator=draw) * width**-0.5
-    kept["fusion.bias"] = torch.randn(width, generator=draw)
+    start = "language_model.model.layers.0."
+    shapes = layer_shapes(start, width, inner) | {f"{start}input_layernorm.weight": (width,)}
+    kept |= random_tensors(shapes | {"fusion.weight": (width, 2 * width), "fusion.bias": (width,)}, 9)
     folder.mkdir()
     save_file({name: tensor.contiguous() for name, tensor in kept.items()}, folder / "model.safetensors")
     config = {"model_type": "multi_modality", "language_config": layer | {"num_hidden_layers": 1}}
@@ -34,12 +50,8 @@ def write_head(folder, name, words, width):
     """Random tensors under the published names; LlamaGen's as a pickle with its `input_type`."""
     grid = name.startswith("llamagen")
     heads = width // (64 if grid else 8)
-    shapes = {
-        "embed_tokens.weight": (words, width), "fc.weight": (width, 2 * width), "fc.bias": (width,),
-        **{f"layers.0.self_attn.{part}_proj.weight": (width, width) for part in "qkvo"},
-        **{f"layers.0.mlp.{part}_proj.weight": (INNER, width) for part in ("gate", "up")},
-        "layers.0.mlp.down_proj.weight": (width, INNER), "layers.0.post_attention_layernorm.weight": (width,),
-    }  # fmt: skip
+    shapes = {"embed_tokens.weight": (words, width), "fc.weight": (width, 2 * width), "fc.bias": (width,)}
+    shapes |= layer_shapes("layers.0.", width, INNER)
     if not grid:
         shapes["layers.0.input_layernorm.weight"] = (width,)
         rows = 1 if name == "lumina" else heads

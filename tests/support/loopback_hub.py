@@ -1,6 +1,7 @@
 """A Hugging Face hub on the loopback, for the real client: repositories are folders, commits are named by the test."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,13 @@ class Hub:
         asked: paths that were asked for.
         files: other published files, by path.
         cut_after: bytes of a file's body after which the connection is cut.
-        spoil: makes the sent body of the true body of a path; the stated length is the sent body's."""
+        spoil: makes the sent body of the true body of a path; the stated length is the sent body's.
+        content: one file that is served under every path.
+        parts: `Range` of each request for it.
+        statuses: HTTP statuses of the next answers about it.
+        cuts: `cut_after` of the next answers about it.
+        ranges: whether parts of a file are served.
+        stall_s: seconds until an answer about it."""
 
     commits: dict[str, dict[str, Path]] = field(default_factory=dict)
     refusals: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
@@ -30,6 +37,12 @@ class Hub:
     files: dict[str, Path] = field(default_factory=dict)
     cut_after: int | None = None
     spoil: Callable[[str, bytes], bytes] = lambda path, data: data
+    content: bytes | None = None
+    parts: list[str | None] = field(default_factory=list)
+    statuses: list[int] = field(default_factory=list)
+    cuts: list[int] = field(default_factory=list)
+    ranges: bool = True
+    stall_s: float = 0.0
     address: str = ""
 
     def put(self, repo: str, commit: str, folder: Path) -> None:
@@ -74,13 +87,23 @@ class _Answers(BaseHTTPRequestHandler):
             if path.startswith(start):
                 return self._send(status, json.dumps({"error": "refused"}).encode(), body, headers)
         if path in self.hub.files:
-            return self._content(self.hub.files[path], {}, body)
+            return self._content(self.hub.files[path].read_bytes(), {}, body)
+        if self.hub.content is not None:
+            return self._any(self.hub.content)
         parts = path.strip("/").split("/")
         if parts[:2] == ["api", "models"]:
             return self._api("/".join(parts[2:4]), parts[4:], body)
         if "resolve" in parts:
             return self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]), body)
         self._send(404, b"{}", body)
+
+    def _any(self, content: bytes) -> None:
+        self.hub.parts.append(self.headers.get("Range"))
+        time.sleep(self.hub.stall_s)
+        if self.hub.statuses:
+            return self._send(self.hub.statuses.pop(0), b"", True)
+        self.hub.cut_after = self.hub.cuts.pop(0) if self.hub.cuts else None
+        self._content(content, {}, True)
 
     def _commit(self, repo: str, revision: str) -> str | None:
         commits = self.hub.commits.get(repo, {})
@@ -113,11 +136,13 @@ class _Answers(BaseHTTPRequestHandler):
         if not path.is_file():
             return self._send(404, b"", body, {"X-Error-Code": "EntryNotFound"})
         etag = _digests(path)[path.suffix in _LARGE]
-        self._content(path, {"ETag": f'"{etag}"', "X-Repo-Commit": str(commit), "Accept-Ranges": "bytes"}, body)
+        self._content(
+            path.read_bytes(), {"ETag": f'"{etag}"', "X-Repo-Commit": str(commit), "Accept-Ranges": "bytes"}, body
+        )
 
-    def _content(self, path: Path, headers: dict[str, str], body: bool) -> None:
-        data, status = path.read_bytes(), 200
-        if asked := self.headers.get("Range"):
+    def _content(self, data: bytes, headers: dict[str, str], body: bool) -> None:
+        status = 200
+        if self.hub.ranges and (asked := self.headers.get("Range")):
             start = int(asked.removeprefix("bytes=").partition("-")[0])
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
             data, status = data[start:], 206

@@ -68,13 +68,14 @@ def _mark(before: str) -> str | None:
 
 def missing_lines(shown: Sequence[str], out: str, err: str) -> list[str]:
     """Lines that a page shows and a command did not print: on stdout in their order, on stderr anywhere. Numbers may be
-    others and columns wider. Lines that are measured statements ("- The best is ...") or end in "..." are compared up
-    to there, or not at all."""
+    others and columns wider. Measured statements ("- The best is ...", with their indented lines) are not compared,
+    because they depend on how busy the machine is; a line that ends in "..." is compared up to there."""
     there, errors = [_settled(line) for line in out.splitlines()], [_settled(line) for line in err.splitlines()]
-    lost = []
+    lost, measured = [], False
     for line in shown:
         start, cut, _ = _settled(line).partition("...")
-        if not start.strip() or line.startswith("- "):
+        measured = line.startswith("- ") or (measured and line.startswith("  "))
+        if not start.strip() or measured:
             continue
 
         def fits(printed: str, start: str = start, cut: str = cut) -> bool:

@@ -88,8 +88,13 @@ def in_format(transformer, dtype: str) -> None:
     if dtype != "int8wo":
         transformer.to(getattr(torch, dtype))
         return
+    rounded(transformer, 127)
+
+
+def rounded(transformer, steps: int) -> None:
+    """Round matrices to so many steps on each side of 0."""
     for layer in (part for part in transformer.modules() if isinstance(part, torch.nn.Linear)):
-        step = layer.weight.abs().amax(1, keepdim=True) / 127
+        step = layer.weight.abs().amax(1, keepdim=True) / steps
         layer.weight.data = (layer.weight / step).round() * step
 
 

@@ -13,14 +13,14 @@ SIZES = {"hidden_size": WIDTH, "intermediate_size": 24, "num_attention_heads": 2
 
 
 class Tiny(TransformerModel):
-    """A one-layer Llama whose prompts have the length of their text; every image row is closed by a forced token."""
+    """A small Llama whose prompts have the length of their text; every image row is closed by a forced token."""
 
     name = "tiny"
     weights_sha256 = "0" * 64
 
-    def __init__(self):
+    def __init__(self, layers: int = 1):
         torch.manual_seed(0)
-        config = LlamaConfig(vocab_size=VOCAB + 1, num_hidden_layers=1, pad_token_id=None, **SIZES)
+        config = LlamaConfig(vocab_size=VOCAB + 1, num_hidden_layers=layers, pad_token_id=None, **SIZES)
         self.backbone = LlamaModel(config).eval().requires_grad_(False)
         self.layout = TokenLayout.with_row_ends(2, 2, VOCAB)
         self.codebook = 0.4 * torch.randn(VOCAB, 2)

@@ -7,14 +7,12 @@ import threading
 import time
 import urllib.error
 import zipfile
-from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler
+from dataclasses import replace
 
 import published
 import pytest
 from loopback_hub import loopback_hub
 from refusals import refused
-from served import serving
 
 from specbench.errors import FAILURE
 from specbench.prompts import public
@@ -25,68 +23,17 @@ from specbench.system.downloads import Remote, fetch_file
 CONTENT = bytes(range(256)) * 2000
 
 
-@dataclass
-class Server:
-    """A local server's content, and the requests to it. `cuts` are the bytes after which it hangs up, per request."""
-
-    url: str
-    content: bytes = CONTENT
-    cuts: list[int] = field(default_factory=list)
-    statuses: list[int] = field(default_factory=list)
-    ranges: bool = True
-    stall_s: float = 0.0
-    moved_to: str = "/file"
-    asked: list[str | None] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
-    sent: int = 0
-
-
-def _handler(server: Server):
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            if self.path.startswith("/moved"):
-                self.send_response(302)
-                self.send_header("Location", server.moved_to)
-                self.end_headers()
-                return
-            asked = self.headers.get("Range")
-            server.asked.append(asked)
-            server.paths.append(self.path)
-            time.sleep(server.stall_s)
-            if status := (server.statuses.pop(0) if server.statuses else 0):
-                self.send_error(status)
-                return
-            partial = asked and server.ranges
-            start, _, last = (asked or "").removeprefix("bytes=").partition("-") if partial else ("0", "", "")
-            if partial and int(start) >= len(server.content):
-                self.send_error(416)
-                return
-            body = server.content[int(start) : int(last) + 1 if last else None]
-            self.send_response(206 if partial else 200)
-            self.send_header("Content-Length", str(len(body)))
-            if partial:
-                self.send_header("Content-Range", f"bytes {start}-{int(start) + len(body) - 1}/{len(server.content)}")
-            server.sent += len(body)
-            self.end_headers()
-            self.wfile.write(body[: server.cuts.pop(0)] if server.cuts else body)
-
-        def log_message(self, *_):
-            pass
-
-    return Handler
-
-
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(downloads, "PAUSE_S", 0.0)
-    made = Server("")
-    with serving(_handler(made)) as made.url:
-        yield made
+    with loopback_hub() as hub:
+        hub.content = CONTENT
+        yield hub
 
 
 @pytest.fixture
 def remote(server):
-    return Remote(f"{server.url}/file", published.digest(CONTENT), len(CONTENT))
+    return Remote(f"{server.address}/file", published.digest(CONTENT), len(CONTENT))
 
 
 @pytest.mark.parametrize(("part", "server_does", "asked"), [
@@ -103,10 +50,10 @@ def test_what_is_there_in_the_end_is_what_was_published(server, remote, tmp_path
         (tmp_path / "file.part").write_bytes(part)
     seen = []
     assert fetch_file(remote, tmp_path / "file", lambda *done: seen.append(done)).read_bytes() == CONTENT
-    assert server.asked == asked and (not asked or seen[-1] == (len(CONTENT), len(CONTENT)))
+    assert server.parts == asked and (not asked or seen[-1] == (len(CONTENT), len(CONTENT)))
     assert not (tmp_path / "file.part").exists()
     fetch_file(remote, tmp_path / "file")
-    assert server.asked == asked, "the right file is never fetched again"
+    assert server.parts == asked, "the right file is never fetched again"
     (tmp_path / "file").write_bytes(CONTENT[:-1] + b"x")
     assert fetch_file(remote, tmp_path / "file").read_bytes() == CONTENT, "a wrong one is"
 
@@ -122,7 +69,7 @@ def test_a_wrong_digest_keeps_nothing(server, remote, tmp_path, size):
 def test_not_found_is_said_at_once(server, remote, tmp_path):
     server.statuses = [404, 404]
     refused("404", fetch_file, remote, tmp_path / "file")
-    assert len(server.asked) == 1
+    assert len(server.parts) == 1
 
 
 @pytest.mark.parametrize(("headers", "wait"), [
@@ -139,13 +86,12 @@ def test_a_long_wait_is_no_reason_to_ask_again(headers, wait):
         refused(wait[0], downloads._transient_reason, downloads.Remote("https://x/y", ""), error)
 
 
-def test_a_page_to_log_in_is_no_file_and_a_length_that_is_text_none(tmp_path):
-    with loopback_hub() as hub:
-        hub.refusals["/file"] = (200, {"Content-Length": "x"})
-        remote = Remote(f"{hub.address}/file", "")
-        assert fetch_file(remote, tmp_path / "file").read_bytes() == b'{"error": "refused"}'
-        hub.refusals["/file"] = (200, {"Content-Type": "text/html; charset=utf-8"})
-        refused(r"file of 127.*: a web page came instead", fetch_file, remote, tmp_path / "other")
+def test_a_page_to_log_in_is_no_file_and_a_length_that_is_text_none(server, tmp_path):
+    server.refusals["/file"] = (200, {"Content-Length": "x"})
+    remote = Remote(f"{server.address}/file", "")
+    assert fetch_file(remote, tmp_path / "file").read_bytes() == b'{"error": "refused"}'
+    server.refusals["/file"] = (200, {"Content-Type": "text/html; charset=utf-8"})
+    refused(r"file of 127.*: a web page came instead", fetch_file, remote, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -175,12 +121,12 @@ def test_two_downloads_of_one_file_do_not_mix(server, remote, tmp_path):
     server.stall_s = 0.5
     first = threading.Thread(target=fetch_file, args=(remote, tmp_path / "file"))
     first.start()
-    while not server.asked:
+    while not server.parts:
         assert first.is_alive()
         time.sleep(0.01)
     assert fetch_file(remote, tmp_path / "file").read_bytes() == CONTENT
     first.join()
-    assert len(server.asked) == 1, "the second waits for the first"
+    assert len(server.parts) == 1, "the second waits for the first"
 
 
 def _archive(members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
@@ -197,7 +143,7 @@ def captions(server, tmp_path, monkeypatch):
     content = published.files("coco")["captions_val2017.json"]
     others = {f"annotations/{name}.json": random.Random(name).randbytes(500_000) for name in ("a", "b")}
     server.content = _archive({**others, "annotations/captions_val2017.json": content, "z.json": others.popitem()[1]})
-    archive = Remote(f"{server.url}/a.zip", published.digest(server.content), len(server.content))
+    archive = Remote(f"{server.address}/a.zip", published.digest(server.content), len(server.content))
     member = Remote("annotations/captions_val2017.json", published.digest(content), len(content))
     return replace(published.public_set("coco"), archive=archive, files={"captions_val2017.json": member})
 
@@ -207,9 +153,9 @@ def test_the_wanted_file_of_an_archive_is_kept(server, captions):
     public.fetch_set(captions, lambda done, total: seen.append(done))
     assert captions.download_size == seen[-1] == len(server.content)
     assert len(public.read_set(captions)) == 2 and [path.name for path in captions.folder.glob("[!.]*.zip*")] == []
-    server.asked.clear()
+    server.parts.clear()
     public.fetch_set(captions)
-    assert server.asked == []
+    assert server.parts == []
 
 
 def test_another_archive_under_the_address_is_refused_as_a_whole(server, captions):
@@ -223,21 +169,21 @@ def test_another_archive_under_the_address_is_refused_as_a_whole(server, caption
 
 
 def test_a_mirror_takes_the_place_of_the_publishers(server, captions, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_PROMPTS_MIRROR", f"{server.url}/mirror/")
+    monkeypatch.setenv("SPECBENCH_PROMPTS_MIRROR", f"{server.address}/mirror/")
     server.content = published.files("coco")["captions_val2017.json"]
     public.fetch_set(captions)
-    assert server.paths == ["/mirror/coco/captions_val2017.json"] and len(public.read_set(captions)) == 2
+    assert server.asked == ["GET /mirror/coco/captions_val2017.json"] and len(public.read_set(captions)) == 2
     server.content = _archive({"val2017/1.jpg": b"one"})
     remote = Remote("https://example.org/zips/val2017.zip", published.digest(server.content), len(server.content))
     public.fetch_images(replace(captions, images=PublishedImages(remote, 1, "Flickr")))
-    assert server.paths[1:] == ["/mirror/coco/val2017.zip"]
+    assert server.asked[1:] == ["GET /mirror/coco/val2017.zip"]
     monkeypatch.setenv("SPECBENCH_PROMPTS_MIRROR", "http://example.org")
     refused("not an https address", public.fetch_set, published.public_set("parti"))
 
 
 def test_reference_images_are_all_there_or_an_error(server, tmp_path, monkeypatch):
     server.content = _archive({"val2017/": b"", "val2017/1.jpg": b"one", "val2017/2.jpg": b"two", "../evil.sh": b"x"})
-    archive = Remote(f"{server.url}/val.zip", published.digest(server.content), len(server.content))
+    archive = Remote(f"{server.address}/val.zip", published.digest(server.content), len(server.content))
     coco = replace(published.public_set("coco"), images=PublishedImages(archive, 2, "Flickr"))
     folder = public.fetch_images(coco)
     assert sorted(path.name for path in folder.iterdir()) == ["1.jpg", "2.jpg"]
@@ -249,7 +195,7 @@ def test_reference_images_are_all_there_or_an_error(server, tmp_path, monkeypatc
 def test_more_than_there_should_be_ends_the_download(server, tmp_path, monkeypatch, is_known):
     monkeypatch.setattr(downloads, "_CHUNK", 1000)
     monkeypatch.setattr(downloads, "_MAX_BYTES", 5000)
-    remote = Remote(f"{server.url}/file", published.digest(CONTENT), 5000 if is_known else None)
+    remote = Remote(f"{server.address}/file", published.digest(CONTENT), 5000 if is_known else None)
     refused("larger than the expected 5,000 bytes", fetch_file, remote, tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == [".file.lock"]
 
@@ -257,6 +203,8 @@ def test_more_than_there_should_be_ends_the_download(server, tmp_path, monkeypat
 @pytest.mark.parametrize("url", ["http://example.org/file", "ftp://example.org/file", "file:///etc/passwd"])
 def test_addresses_without_tls_are_refused(url, tmp_path, server):
     refused("not an https address", fetch_file, Remote(url, ""), tmp_path / "file")
-    server.moved_to = url
-    refused(r"not an https address|is not allowed", fetch_file, Remote(f"{server.url}/moved", ""), tmp_path / "file")
+    server.refusals["/moved"] = (302, {"Location": url})
+    refused(
+        r"not an https address|is not allowed", fetch_file, Remote(f"{server.address}/moved", ""), tmp_path / "file"
+    )
     assert not (tmp_path / "file").exists()

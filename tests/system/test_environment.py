@@ -24,18 +24,19 @@ def installed(tmp_path) -> Path:
     return tmp_path
 
 
-def said_by(folder: Path) -> str:
-    script = "from specbench.system.environment import describe_installation; print(describe_installation())"
-    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=60)
+def output(folder: Path, *command: str) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def said_by(folder: Path) -> str:
+    script = "from specbench.system.environment import describe_installation; print(describe_installation())"
+    return output(folder, sys.executable, "-c", script)
 
 
 def git(folder: Path, *arguments: str) -> str:
-    who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-    done = subprocess.run(["git", *who, *arguments], cwd=folder, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    return output(folder, "git", "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments)
 
 
 def test_an_installed_package_says_the_commit_it_was_built_from(installed):

@@ -1,26 +1,40 @@
 """File systems that lack locks or the syncing of folders: work goes on after one warning, and real failures stay
-failures; no link is followed where something is written."""
+failures; no link is followed where something is written. A refusal of the operating system is reported as such, and
+nobody is advised to delete a file for it: also by the readers of run folders and checkpoints."""
 
+import builtins
+import contextlib
 import errno
 import fcntl
 import os
+import resource
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
+import pyarrow as pa
 import pytest
 import tiny
 import torch
+from drawn import drawn_run
 from refusals import refused
 from stored_rows import contents
 
 from specbench.decoding.verification.lantern import neighbour_table
 from specbench.errors import SpecbenchError
+from specbench.metrics import scoring
+from specbench.metrics.score_store import read_scores
+from specbench.models.checkpoint_files import Source
 from specbench.prompts import requests_for
 from specbench.runs.runner import run
-from specbench.system import digests, files
+from specbench.store.run_info import read_info
+from specbench.store.run_store import RunStore, read_audit, read_image, write_audit
+from specbench.system import files
+from specbench.system.files import files_named, read_error
+from specbench.system.json_values import parse_json
 
 REQUESTS = requests_for(tiny.prompts(), 1)
 LOCKS, SYNCS = "may write here at the same time", "a power failure may destroy"
@@ -130,15 +144,6 @@ def test_only_a_full_disk_is_to_be_freed(tmp_path, monkeypatch, number):
     assert ("free some space" in error.try_this) == (number in (errno.ENOSPC, errno.EDQUOT))
 
 
-def test_a_digest_that_takes_time_is_reported_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(digests, "_LARGE_BYTES", 0)
-    monkeypatch.setattr(digests, "_SMALL_BYTES", 0)
-    (tmp_path / "model.safetensors").write_bytes(b"weights")
-    assert len({digests.sha256_of(tmp_path / "model.safetensors") for _ in range(2)}) == 1
-    errors = capsys.readouterr().err
-    assert errors.count("computing the digest of") == 1 and "model.safetensors (0.0 GB), once on this machine" in errors
-
-
 @pytest.mark.parametrize("made", [Path.touch, Path.mkdir])
 @pytest.mark.parametrize("left", [Path.touch, Path.mkdir, lambda place: place.symlink_to(place.parent)])
 def test_what_a_killed_writer_left_aside_is_removed_whatever_it_is(tmp_path, left, made):
@@ -157,3 +162,116 @@ def test_a_name_that_the_file_system_takes_is_written_whatever_its_letters(tmp_p
     with files.replacing(tmp_path / name, "busy") as aside:
         aside.write_bytes(b"2")
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"2")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = drawn_run(tmp_path_factory.mktemp("runs"), n=1)
+    scoring.score([folder], ["shapes-detector"])
+    write_audit(folder, {"verdict": "consistent", "deviates": False, "fingerprint": "x", "tv": 0.0, "images": 1})
+    return folder
+
+
+READERS = {
+    "samples/*.parquet": lambda folder: RunStore(folder).samples(), "scores/*.parquet": read_scores,
+    "run.json": read_info, "audit.json": read_audit,
+    "images/s0-0.png": lambda folder: read_image(folder, "images/s0-0.png", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOMEM])
+@pytest.mark.parametrize("name", READERS)
+def test_what_cannot_be_read_is_not_called_damaged(folder, name, number, monkeypatch):
+    victim = str(next(folder.glob(name)))
+    honest_open, honest_os, honest_file = builtins.open, os.open, pa.OSFile
+
+    def refusing(honest):
+        def call(path, *rest, **more):
+            if str(path) == victim or path == os.fsencode(victim):
+                raise OSError(number, os.strerror(number), victim)
+            return honest(path, *rest, **more)
+
+        return call
+
+    monkeypatch.setattr(builtins, "open", refusing(honest_open))
+    monkeypatch.setattr(os, "open", refusing(honest_os))
+    monkeypatch.setattr(pa, "OSFile", refusing(honest_file))
+    monkeypatch.setattr(pa, "memory_map", refusing(pa.memory_map))
+    error = refused("", READERS[name], folder)
+    assert f"{victim} cannot be read: {os.strerror(number)}" in str(error)
+    assert not any(word in str(error) for word in ("damaged", "delete", "move"))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_mistake_of_specbench_is_no_damage(folder, name, monkeypatch):
+    """Nor is Ctrl-C; too little memory is reported as such."""
+
+    def raising(error):
+        def call(*_, **__):
+            raise error
+
+        for place in ("pyarrow.parquet.ParquetFile", "PIL.Image.open"):
+            monkeypatch.setattr(place, call)
+        monkeypatch.setattr("specbench.system.json_values._DECODER", SimpleNamespace(decode=call))
+
+    for error in (NameError("x"), ImportError("y"), KeyboardInterrupt()):
+        raising(error)
+        with pytest.raises(type(error)):
+            READERS[name](folder)
+    raising(MemoryError())
+    refused("cannot be read: not enough memory", READERS[name], folder)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_too_many_open_files_are_no_damage(folder, name):
+    """A real refusal, which reaches through whatever library does the reading."""
+    READERS[name](folder)  # imports on first use open further files
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = [os.dup(0) for _ in range(3)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 1, before[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        with pytest.raises((SpecbenchError, OSError)) as caught:
+            READERS[name](folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for handle in taken:
+            os.close(handle)
+    assert "Too many open files" in str(caught.value) and "damaged" not in str(caught.value)
+
+
+def test_a_folder_that_is_refused_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
+    (tmp_path / "a.x").touch()
+    (tmp_path / "b.y").touch()
+    assert files_named(tmp_path, "*.x") == [tmp_path / "a.x"] and files_named(tmp_path / "none", "*.x") == []
+
+    def refusing(path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr(os, "listdir", refusing)
+    refused("cannot be read: Input/output error", files_named, tmp_path, "*.x")
+
+
+def test_errors_of_libraries_without_a_number_are_settled_by_a_look(tmp_path):
+    there = tmp_path / "x"
+    there.write_bytes(b"x")
+    source = Source("the model", "owner/name", (), "MIT")
+    assert "is damaged" in read_error(there, OSError("bad magic"), "is damaged").what
+    assert "Is a directory" in read_error(tmp_path, OSError("bad magic"), "is damaged").what
+    assert "not enough memory" in read_error(there, pa.ArrowMemoryError("x"), "is damaged").what
+    assert f"repair or replace {there}" in str(source.damaged(there, ValueError("bad magic")))
+    cached = tmp_path / "models--owner--name" / "snapshots" / "0" / "x"
+    cached.parent.mkdir(parents=True)
+    cached.write_bytes(b"x")
+    assert "download it again: specbench fetch owner/name" in str(source.damaged(cached, ValueError("bad magic")))
+    gone = source.damaged(tmp_path / "gone", RuntimeError("rust lost the number (os error 2)"))
+    assert "cannot be read: No such file" in str(gone) and "download it again" not in str(gone)
+
+
+@pytest.mark.parametrize("text", ["[" * 65 + "]" * 65, '{"a":' * 1000 + "1" + "}" * 1000, "[" * 10**6, '{"a":1,"a":2}'])
+def test_json_that_nobody_writes_is_refused(text):
+    with pytest.raises(ValueError, match=r"deep|repeated"):
+        parse_json(text)
+    assert parse_json("[" * 64 + "]" * 64)

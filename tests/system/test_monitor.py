@@ -61,16 +61,17 @@ def test_runs_report_a_gpu_that_was_slowed_or_shared():
 
 
 @pytest.mark.parametrize(("pids", "cuda", "others"), [
-    (["own"], True, 0), (["own", 7], True, 1), ([4242], True, 0), ([4242, 7], True, 1), ([4242], False, 1),
-    ([], True, 0),
+    (["own"], True, ""), (["own", 7], True, "process 7 has 1.0 GiB"), ([4242], True, ""),
+    ([4242, 7], True, "process 7 has 1.0 GiB"), ([4242], False, "process 4242 has 2.0 GiB"), ([], True, ""),
 ])  # fmt: skip
 def test_in_a_container_a_process_does_not_take_itself_for_another(pids, cuda, others, monkeypatch):
     """If NVML reports the host's numbers (4242 is this process there), its own is not among them."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: cuda)
     numbers = [os.getpid() if pid == "own" else pid for pid in pids]
-    processes = [SimpleNamespace(pid=pid, usedGpuMemory=2**30 * (1 + (pid != 7))) for pid in numbers]
+    memory = {os.getpid(): 2**29, 7: 2**30, 4242: 2**31}
+    processes = [SimpleNamespace(pid=pid, usedGpuMemory=memory[pid]) for pid in numbers]
     nvml = SimpleNamespace(nvmlDeviceGetComputeRunningProcesses=lambda _: processes, NVMLError=OSError)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(monitor, "gpu_of", lambda _: "handle")
-    assert len(list(filter(None, monitor.gpu_users("cuda").split(", ")))) == others
-    assert len(monitor._other_processes(processes)) == others
+    assert monitor.gpu_users("cuda") == others
+    assert len(monitor._other_processes(processes)) == bool(others)

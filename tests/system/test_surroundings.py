@@ -1,5 +1,5 @@
-"""Settings of a process by the machine and its user: home, name, working folder, width, threads, matplotlib's
-settings."""
+"""Settings of a process by the machine and its user: home, name, working folder, width, threads, matplotlib's settings;
+cores and memory that it may use: cgroups of both versions, SLURM's allocation, the page cache."""
 
 import getpass
 import os
@@ -88,11 +88,12 @@ def test_a_deleted_working_folder_is_reported_in_one_line(monkeypatch, tmp_path,
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    outcome = cli("run", "--limit", "1")
-    assert outcome.code == 2
-    assert outcome.err == "error: the working folder does not exist any more (cd to another folder)\n"
+    cli("run", "--limit", "1").refused("the working folder does not exist", "cd to another folder", alone=True)
     for line in ([], ["--help"], ["help", "run"], ["score", "-h"], ["--version"]):
         assert "error" not in (outcome := cli(*line)).err and len(outcome.out + outcome.err) > 50
+
+
+NO_NUMBER = ("abc", "0", "-1", "1,x", "99999999999", "9" * 5000)
 
 
 @pytest.mark.parametrize(("omp", "mkl", "most", "threads"), [
@@ -106,12 +107,7 @@ def test_a_deleted_working_folder_is_reported_in_one_line(monkeypatch, tmp_path,
     ("4", None, "3", 3),
     (None, None, "2", 2),
     (None, None, None, None),
-    ("abc", None, None, None),
-    ("0", None, None, None),
-    ("-1", None, None, None),
-    ("1,x", None, None, None),
-    ("99999999999", None, None, None),
-    ("9" * 5000, None, None, None),
+    *((text, None, None, None) for text in NO_NUMBER),
 ])  # fmt: skip
 def test_threads_are_asked_for_as_openmp_and_mkl_define_it(omp, mkl, most, threads, monkeypatch, capsys):
     limits._warn_ignored.cache_clear()
@@ -120,8 +116,7 @@ def test_threads_are_asked_for_as_openmp_and_mkl_define_it(omp, mkl, most, threa
         if value is not None:
             monkeypatch.setenv(name, value)
     assert (limits.asked_threads(), limits.asked_threads()) == (threads, threads)
-    ignored = [value for value in (omp, mkl) if value in ("abc", "0", "-1", "1,x", "99999999999", "9" * 5000)]
-    assert capsys.readouterr().err.count("is ignored") == len(ignored)
+    assert capsys.readouterr().err.count("is ignored") == (omp in NO_NUMBER) + (mkl in NO_NUMBER)
 
 
 POINTS = [{"x": 1, "y": 2, "run": "a"}, {"x": 2, "y": 3, "run": "b"}]
@@ -168,3 +163,62 @@ def test_a_home_that_cannot_be_made_is_refused(monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", "/proc")
     refused(r"cannot make /proc/specbench-", private_folder)
     private_folder.cache_clear()
+
+
+GIB = 2**30
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Write files of a machine of 8 cores with 64 GiB available; the process is in the group /job of cgroup v2."""
+    groups, process = tmp_path / "cgroup", tmp_path / "proc"
+    monkeypatch.setattr(limits, "_GROUPS", groups)
+    monkeypatch.setattr(limits, "_PROCESS", process)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def write(content: dict[str, str]) -> None:
+        for name, text in content.items():
+            path = (process if name in ("meminfo", "self/cgroup") else groups) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    write({"meminfo": f"MemFree: 1024 kB\nMemAvailable: {64 * 2**20} kB\n", "self/cgroup": "0::/job\n"})
+    return write
+
+
+def test_a_cgroup_limits_memory_and_cores_and_so_does_the_one_around_it(machine):
+    assert limits.available_memory() == 64 * GIB and limits.available_cores() == 8, "the page cache counts as free"
+    stat = f"anon 5\nactive_file {GIB}\ninactive_file {GIB}\n"
+    machine({"job/memory.max": f"{16 * GIB}\n", "job/memory.current": f"{6 * GIB}\n", "job/memory.stat": stat})
+    machine({"job/cpu.max": "max 100000\n", "cpu.max": "350000 100000\n"})
+    assert limits.available_memory() == 12 * GIB and limits.available_cores() == 3
+    machine({"memory.max": f"{4 * GIB}\n", "memory.current": f"{5 * GIB}\n", "job/cpu.max": "50000 100000\n"})
+    assert limits.available_memory() == 0 and limits.available_cores() == 1
+    machine({"memory.max": "max\n", "job/memory.max": "max\n"})
+    assert limits.available_memory() == 64 * GIB
+
+
+def test_the_older_version_of_cgroups_also_limits_and_a_system_without_them_has_an_answer(
+    machine, monkeypatch, tmp_path
+):
+    machine({"self/cgroup": "7:cpu,cpuacct:/box\n4:memory:/box\n0::/\n"})
+    machine({"cpu/box/cpu.cfs_quota_us": "200000\n", "cpu/box/cpu.cfs_period_us": "100000\n"})
+    machine({"memory/box/memory.limit_in_bytes": f"{8 * GIB}\n", "memory/box/memory.usage_in_bytes": f"{3 * GIB}\n"})
+    machine({"memory/box/memory.stat": f"total_inactive_file {GIB}\ninactive_file 7\n"})
+    assert limits.available_memory() == 6 * GIB and limits.available_cores() == 2
+    machine({"cpu/box/cpu.cfs_quota_us": "-1\n"})
+    assert limits.available_cores() == 8
+    monkeypatch.setattr(limits, "_PROCESS", tmp_path / "nowhere")
+    assert limits.available_cores() == 8 and (limits.available_memory() or 1) > 0
+
+
+def test_slurm_allocates_cores_to_a_task(machine, monkeypatch):
+    for nonsense in ("٣", "9" * 5000):
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", nonsense)
+        assert limits.available_cores() == 8
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "6")
+    assert limits.available_cores() == 6
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "2")
+    assert limits.available_cores() == 2

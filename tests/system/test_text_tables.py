@@ -1,8 +1,12 @@
-"""Tables of texts: a mark is bold in every format; terminals keep identifiers whole, further panels repeat names."""
+"""Tables of texts: a mark is bold in every format; terminals keep identifiers whole, further panels repeat names; every
+format has its writers and names. It concerns several modules: text_tables and table_formats."""
 
 import pytest
+from refusals import refused
 from rich.console import Console
 
+from specbench.errors import enumerated
+from specbench.system.table_formats import FORMATS, format_name, formats_with, writer
 from specbench.system.text_tables import (
     TextCell,
     distinct_columns,
@@ -64,3 +68,17 @@ def test_a_mark_of_a_cell_is_bold_in_every_format():
     assert r"a\textbar{}b & \textbf{0.9} \\" in latex_table(table, "tab:x")
     text = shown(table, 40, force_terminal=True, color_system="standard")
     assert "\x1b[1m  0.9\x1b[0m" in text and text.startswith("Scores:")
+
+
+@pytest.mark.parametrize("output", ["report", "tables", "comparison", "over"])
+def test_each_named_writer_is_there(output):
+    assert all(callable(writer(output, name)) for name in formats_with(output))
+
+
+def test_a_format_is_one_of_those_that_the_output_has_and_no_two_share_an_ending():
+    assert format_name("report", "csv") == "csv" and format_name("comparison", "TeX") == "latex"
+    refused("unknown format 'csv' \\(valid: json, latex, markdown\\)", format_name, "comparison", "csv")
+    assert enumerated(formats_with("over")) == "markdown, latex and json"
+    assert enumerated(formats_with("columns"), "or") == "markdown or latex"
+    endings = [ending for known in FORMATS.values() for ending in known.endings]
+    assert len(set(endings)) == len(endings)

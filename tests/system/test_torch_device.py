@@ -35,18 +35,13 @@ def test_a_device_that_is_not_here_is_a_missing_prerequisite_and_two_are_refused
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     require_device("cuda")
     require_device("cuda:1")
-    assert (
-        refused(r"cuda:2: torch .* does not find this device", require_device, "cuda:2").exit_code
-        == MISSING_PREREQUISITE
-    )
+    error = refused(r"cuda:2: torch .* does not find this device", require_device, "cuda:2")
+    assert error.exit_code == MISSING_PREREQUISITE
 
 
 @pytest.mark.parametrize(("build", "message", "reason"), [
     (None, "", "this build of torch is for CPUs only"),
-    (
-        "13.0", "The NVIDIA driver on your system is too old (found version 11040). Please",
-        r"too old \(found version 11040\)",
-    ),
+    ("13.0", "The NVIDIA driver is too old (found version 11040). Please", r"too old \(found version 11040\)"),
     ("13.0", "No CUDA GPUs are available", r"No CUDA GPUs are available \(CUDA_VISIBLE_DEVICES=7\)"),
 ])  # fmt: skip
 def test_a_machine_without_a_gpu_that_torch_can_use_says_why(build, message, reason, monkeypatch):
@@ -161,12 +156,8 @@ def test_a_card_without_bfloat16_decodes_in_float32_eagerly_and_others_keep_thei
     dtype, compiled, [note] = compiler.settle_precision(None, "bfloat16", "auto", "cuda:1")
     assert (dtype, compiled) == ("float32", False)
     assert note.startswith("cuda:1 has no native bfloat16: decoding in float32, eagerly; --dtype float16 needs")
-    for asked, mode, expected in [
-        ("float16", "auto", ("float16", False)),
-        ("float16", "on", ("float16", True)),
-        ("bfloat16", "on", ("bfloat16", False)),
-    ]:
-        assert compiler.settle_precision(asked, "bfloat16", mode, "cuda")[:2] == expected
+    for asked, mode, made in (("float16", "auto", False), ("float16", "on", True), ("bfloat16", "on", False)):
+        assert compiler.settle_precision(asked, "bfloat16", mode, "cuda")[:2] == (asked, made)
     assert compiler.settle_precision(None, "bfloat16", "auto", "cpu") == ("bfloat16", False, ())
     assert compiler.settle_precision(None, "bfloat16", "auto", "cuda:9") == ("bfloat16", True, ())
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)

@@ -59,7 +59,14 @@ def test_an_image_is_the_same_whatever_state_torch_is_in_and_the_state_is_left(c
     assert np.array_equal(image.tokens, clean.tokens) and np.allclose(image.logp, clean.logp, atol=1e-3)
 
 
-def test_no_context_reaches_into_a_pinned_one_and_a_generator_gives_the_state_back():
+@pytest.fixture
+def in_float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_no_context_reaches_into_a_pinned_one_and_a_generator_gives_the_state_back(in_float64):
     with torch.autocast("cpu", torch.bfloat16), torch.device("meta"), torch.no_grad():
         with PinnedTorch(False):
             product = torch.ones(2, 2, requires_grad=True) @ torch.ones(2, 2)
@@ -71,14 +78,10 @@ def test_no_context_reaches_into_a_pinned_one_and_a_generator_gives_the_state_ba
         for _ in range(2):
             yield torch.get_default_dtype()
 
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert [(inside, torch.get_default_dtype()) for inside in dtypes()] == [(torch.float32, torch.float64)] * 2
-    finally:
-        torch.set_default_dtype(torch.float32)
+    assert [(inside, torch.get_default_dtype()) for inside in dtypes()] == [(torch.float32, torch.float64)] * 2
 
 
-def test_threads_that_decode_at_once_leave_the_state_to_the_last_of_them():
+def test_threads_that_decode_at_once_leave_the_state_to_the_last_of_them(in_float64):
     inside, left = Barrier(2), Event()
 
     def decode(first):
@@ -87,14 +90,10 @@ def test_threads_that_decode_at_once_leave_the_state_to_the_last_of_them():
             first or left.wait(10)
             return torch.get_default_dtype()
 
-    torch.set_default_dtype(torch.float64)
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            first, last = pool.submit(decode, True), pool.submit(decode, False)
-            seen = [first.result(), left.set() or last.result()]
-        assert (seen, torch.get_default_dtype()) == ([torch.float32] * 2, torch.float64)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with ThreadPoolExecutor(2) as pool:
+        first, last = pool.submit(decode, True), pool.submit(decode, False)
+        seen = [first.result(), left.set() or last.result()]
+    assert (seen, torch.get_default_dtype()) == ([torch.float32] * 2, torch.float64)
 
 
 def test_features_of_images_and_references_do_not_depend_on_the_state(tmp_path, foreign, monkeypatch):

@@ -9,12 +9,12 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from draft_heads import noted_proposals
 from grouped_key_llama import TinyModel
 from refusals import refused
 from transformers import LlamaConfig
 
 from specbench.checks.enumerable_model import EnumerableModel
-from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.loop import decode
 from specbench.decoding.sampling import Target
 from specbench.errors import SpecbenchError
@@ -48,19 +48,20 @@ class Headless(TinyModel):
         return Prefix([torch.randn(length, D, generator=draw) for length in lengths], (state,), ids=ids)
 
 
+def enlarged(head, factor):
+    for weights in head.parameters():
+        weights.data.mul_(factor)
+    return head
+
+
 class Speaker(Headless):
     """The same with a separate head."""
 
     def own_head(self):
-        head = untrained_eagle(self, seed=3)
-        for weights in head.parameters():
-            weights.data.mul_(3)
-        return head
+        return enlarged(untrained_eagle(self, seed=3), 3)
 
     def own_eagle3_head(self):
-        head = untrained_eagle3(self, seed=3)
-        for weights in head.parameters():
-            weights.data.mul_(2)
+        head = enlarged(untrained_eagle3(self, seed=3), 2)
         head.fuse.weight.data += torch.randn(head.fuse.weight.shape, generator=torch.Generator().manual_seed(4))
         return head
 
@@ -114,15 +115,7 @@ def by_hand(model, head, prefix, row, tokens, drafts):
     ("decoder", "tree"), [("eagle", "chain"), *((name, "0 1 00 01 10 000 001 100") for name in ("eagle", "eagle3"))]
 )
 def test_every_draft_distribution_is_the_one_written_out(model, decoder, tree, monkeypatch):
-    seen = []
-    honest = Eagle.propose
-
-    def watch(self, committed, width, step):
-        fed = honest(self, committed, width, step)
-        seen.append((committed.clone(), fed))
-        return fed
-
-    monkeypatch.setattr(Eagle, "propose", watch)
+    seen = noted_proposals(monkeypatch)
     requests = [Request("a", "a"), Request("bb", "b")]
     spec = resolve(decoder, {"tree": tree, "verifier": "omega", "delta": 1e9})
     rows = decode(model, requests, spec, GUIDED, 1, False)
@@ -143,13 +136,11 @@ def test_every_draft_distribution_is_the_one_written_out(model, decoder, tree, m
 
 
 def test_siblings_are_distinct_and_follow_q_without_the_earlier_siblings(monkeypatch):
-    seen = []
-    honest = Eagle.propose
-    monkeypatch.setattr(Eagle, "propose", lambda self, *args: seen.append(honest(self, *args)) or seen[-1])
+    seen = noted_proposals(monkeypatch)
     requests = [Request("", "p", sample) for sample in range(20_000)]
     model = EnumerableModel(TokenLayout.plain(1, 2, 4))
     decode(model, requests, resolve("eagle", {"tree": "0 1"}), Sampling(1.0), 0, False)
-    fed = next(fed for fed in seen if fed.tokens.shape[1] == 3)
+    fed = next(fed for _, fed in seen if fed.tokens.shape[1] == 3)
     q = fed.q[:, 0].double()
     first, second = fed.tokens[:, 1], fed.tokens[:, 2]
     assert (first != second).all()
@@ -229,19 +220,14 @@ def test_training_reproduces_and_resumes_to_the_same_weights(model, tmp_path, mo
         train(model, tmp_path / "again", PLAN, tmp_path / "no run")  # leaves nothing that the next line could meet
     assert torch.equal(once, weights(train(model, tmp_path / "again", PLAN)))
 
-    class Killed(Exception):
-        pass
+    for at in (("features", 16), ("steps", 7), ("steps", 18)):
 
-    def kill_at(stage, number):
-        def tell(where, done, total, note):
-            if (where, done) == (stage, number):
-                raise Killed
+        def kill(where, done, total, note, at=at):
+            if (where, done) == at:
+                raise KeyboardInterrupt
 
-        return tell
-
-    for tell in (kill_at("features", 16), kill_at("steps", 7), kill_at("steps", 18)):
-        with pytest.raises(Killed):
-            train(model, tmp_path / "killed", PLAN, tell=tell)
+        with pytest.raises(KeyboardInterrupt):
+            train(model, tmp_path / "killed", PLAN, tell=kill)
     other = HeadPlan(images=24, epochs=6, batch=8, lr=1e-3, seed=4)
     refused("other settings", train, model, tmp_path / "killed", other)
     assert torch.equal(once, weights(train(model, tmp_path / "killed", PLAN)))
@@ -252,12 +238,15 @@ def test_training_reproduces_and_resumes_to_the_same_weights(model, tmp_path, mo
     assert not torch.equal(once, weights(train(model, tmp_path / "other", other)))
 
 
+def aligned(model, head):
+    """Rows of a head's alignment on images that it was not trained on."""
+    return alignment(model, head.eval(), Corpus(*model.draft_data(24, 99)), Sampling(2.0), depths=3, starts=4)
+
+
 def test_alignment_distinguishes_a_trained_head_from_an_untrained_and_a_misled_head(tmp_path, monkeypatch):
-    model = Echo()
-    images = Corpus(*model.draft_data(24, 99))
-    plan = HeadPlan(images=48, epochs=30, batch=16, lr=1e-2)
-    raw = alignment(model, untrained_eagle(model, 0).eval(), images, Sampling(2.0), depths=3, starts=4)
-    good = alignment(model, train(model, tmp_path / "good", plan), images, Sampling(2.0), depths=3, starts=4)
+    model, plan = Echo(), HeadPlan(images=48, epochs=30, batch=16, lr=1e-2)
+    raw = aligned(model, untrained_eagle(model, 0))
+    good = aligned(model, train(model, tmp_path / "good", plan))
     assert [row["depth"] for row in good] == ["1", "2", "3", "1, x_t"]
     assert good[0]["tv"] < raw[0]["tv"] - 0.05
     assert good[0]["tv"] < good[3]["tv"]
@@ -269,18 +258,15 @@ def test_alignment_distinguishes_a_trained_head_from_an_untrained_and_a_misled_h
         return honest(model, head, training.Examples(ids, batch.features, batch.prompt, batch.length), noise)
 
     monkeypatch.setitem(training.KINDS, "eagle", training.KINDS["eagle"]._replace(losses=shifted))
-    misled = alignment(model, train(model, tmp_path / "misled", plan), images, Sampling(2.0), depths=3, starts=4)
+    misled = aligned(model, train(model, tmp_path / "misled", plan))
     assert misled[3]["tv"] < misled[0]["tv"]
 
 
 def test_an_eagle3_head_learns_from_its_own_outputs_and_comes_back(tmp_path):
     model = Echo()
-    images = Corpus(*model.draft_data(24, 99))
     head = train(model, tmp_path / "head", HeadPlan(images=48, epochs=20, batch=16, lr=1e-2, kind="eagle3"))
-    raw, good, again = (
-        alignment(model, each.eval(), images, Sampling(2.0), depths=3, starts=4)
-        for each in (untrained_eagle3(model, 0), head, eagle3_head_for(model, str(tmp_path / "head")))
-    )
+    heads = (untrained_eagle3(model, 0), head, eagle3_head_for(model, str(tmp_path / "head")))
+    raw, good, again = (aligned(model, each) for each in heads)
     assert all(row["tv"] < before["tv"] - 0.05 for row, before in zip(good[:3], raw, strict=False))
     assert [row["tv"] for row in again] == pytest.approx([row["tv"] for row in good], abs=0.02)
     refused("not an EAGLE-1 head", head_for, model, str(tmp_path / "head"))

@@ -2,7 +2,7 @@
 
 The head's KV cache holds features of the target only: one element per committed token, appended after each
 verification. Draft trees use scratch slots, which the next tree overwrites. Conditional and unconditional rows share
-their tokens, but have separate features and caches. The session combines their logits like the target's.
+their tokens, but have separate features and caches. The session applies guidance to their logits as to the target's.
 """
 
 from functools import lru_cache
@@ -83,7 +83,7 @@ class Eagle:
         # After a tree without drafts, no later tree has drafts, so the head can skip the committed tokens.
         if news is not None and len(tree.parents) > 1:
             readable, call = self._cache.readable(news.positions), call_eager
-            # Compiled code supports one size of tree and path. Near an image's start and end both are smaller.
+            # Compiled code supports one size of tree and path. Near an image's start and end they are smaller.
             if tree == whole and news.tokens.shape[1] == max(whole.depth) + 1:
                 call = self._batch.call
                 self._cache.mark_lengths(readable)
@@ -174,7 +174,7 @@ class AdjacentEagle(Eagle):
         tables = routes(proposal.tree, committed.device)
         deep = tables.depth[: proposal.q.shape[1]] >= self._shape[:, :1]
         first = proposal.tokens[:, torch.arange(len(tables.peer), device=committed.device) - tables.peer]
-        tokens = torch.where(tables.peer < self._shape[:, 1:], proposal.tokens, first)  # a repeated token is no draft
+        tokens = torch.where(tables.peer < self._shape[:, 1:], proposal.tokens, first)  # a repeat is no draft (q = 0)
         return proposal._replace(tokens=tokens, q=proposal.q.masked_fill(deep[..., None], 0.0))
 
     def _tree_of(self, depth: int) -> Tree:
@@ -182,7 +182,7 @@ class AdjacentEagle(Eagle):
         return comb(min(depth, deepest), widest)
 
     def _addresses(self, tree: TreeLevels) -> Tensor:
-        return torch.arange(len(tree.inner), device=tree.inner.device)  # independent of the width
+        return torch.arange(len(tree.inner), device=tree.inner.device)  # the same for all tree widths
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         super().observe(verification, positions, shift, keep_tail)
@@ -219,7 +219,7 @@ class HeadCache:
     """
 
     def __init__(self, head: EagleHead, session: FeatureSession, slots: int, columns: int):
-        """`session`: of the target; `slots`: maximum number of stream slots; `columns`: maximum tree size."""
+        """`session`: the target's session; `slots`: maximum number of stream slots; `columns`: maximum tree size."""
         self._head = head
         prompt = head.seen_prompt(session.draft_prompt())
         self._last = prompt.lengths[:, None] - 1

@@ -4,8 +4,8 @@ If the neighbours of a refined draft's slot are the same as in the last forward,
 Otherwise the draft is redrawn: its q is the target's distribution at an earlier slot with the same neighbours. Any
 lookup is lossless. The idea comes from retrieval drafts for text (REST, arXiv 2311.08252).
 
-Slots are looked up from left to right, as long as q of earlier lookups in this image overlapped clearly more with p
-than q of the Jacobi drafts. Neither the decision to look up a slot nor the result depends on the slot's draft.
+Slots are processed from left to right. A lookup is used if q of earlier lookups of equal quality in this image
+overlapped with p clearly more than Jacobi's q. This decision and the result do not depend on the slot's draft.
 """
 
 import torch
@@ -18,7 +18,7 @@ from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import draw, rows_at
 from specbench.models.interface import TokenLayout
 
-MATCHES = 4  # Number of match qualities: which of the neighbours above and above right agree
+MATCHES = 4  # Match qualities, by which of the neighbours above and above right agree
 
 WORTH_A_LOOKUP = 0.25
 """Minimum gain in overlap with p for a lookup, because a changed draft disturbs the refined drafts after it."""
@@ -52,7 +52,7 @@ class LookupJacobi(JacobiTree):
         super().begin(batch)
         self._fed = torch.full_like(batch.tokens, -1)  # [B, L] stream tokens fed to the last forward
         self._gain = torch.zeros(len(batch.tokens), MATCHES, device=batch.tokens.device)
-        """[B, MATCHES] sums of `common_mass` of p and looked-up q, minus that with Jacobi's q, minus WORTH_A_LOOKUP."""
+        """[B, MATCHES] sums of `common_mass(p, looked-up q) - common_mass(p, Jacobi's q) - WORTH_A_LOOKUP`."""
         self._candidates: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         """For the D drafts that may be looked up: whether a match exists, its slot and its quality, each [B, D]. Then q
         [B, D', V] of all Jacobi drafts, D' >= D."""

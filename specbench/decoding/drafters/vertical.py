@@ -7,7 +7,7 @@ better guess. This condition depends on earlier slots only.
 
 If drafts are drawn one by one, each draft reads the head's output matrix. With `passes`, each pass draws all drafts at
 once, given the tokens of the previous pass, with the same random numbers. q of a slot then depends on random numbers of
-earlier slots only, so verification stays exact. With as many passes as drafts, the drafts are the same as one by one.
+earlier slots only, so verification stays exact. With as many passes as drafts, drafts equal those drawn one by one.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Vertical(JacobiTree):
         return self._draft(committed, positions, step, super()._fill(committed, positions, step))
 
     def _draft(self, committed: Tensor, positions: Tensor, step: Tensor, q: Tensor) -> Tensor:
-        """Draw the drafts of `positions` [B, D] that are not kept. Return q of all drafts; `q`: of refined drafts."""
+        """Draw the drafts of `positions` [B, D] that are not kept. Return q of all drafts; `q`: q of refined drafts."""
         if positions.shape[1] == 0:
             return q
         self._learn()
@@ -214,7 +214,7 @@ class CoupledVertical(Vertical):
     def _coupled(
         self, positions: Tensor, refined: Tensor, tokens: Tensor, step: Tensor, q: Tensor
     ) -> tuple[Tensor, ...]:
-        """Return thresholds [B, k] and q [B, k, V]; each of `tokens` [B, k] whose probability exceeds it is kept."""
+        """Return thresholds [B, k] and q [B, k, V]. A token [B, k] is kept if its probability exceeds its threshold."""
         # In this step, only slots without a refined draft have used this random number.
         coin = self._batch.noise.uniform(positions, Stream.FRESH, step)
         least = torch.where(refined, coin * at(q, tokens), torch.inf)

@@ -9,7 +9,7 @@ With D drafts x_0 .. x_{D-1}, drawn from q_0 .. q_{D-1}, and the target distribu
     slots after n: refined for the next window
 
 All slots are computed in parallel, without a host sync. The verifier `block` chooses n depending on later drafts, and
-accepts the first n drafts; the rest is the same.
+accepts the first n drafts; its other steps are as above.
 """
 
 import torch

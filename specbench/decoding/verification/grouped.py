@@ -1,4 +1,4 @@
-"""Grouped speculative decoding (So et al., ICCV 2025, algorithm 3): accept a draft x with min(1, p(C)/q(C)).
+"""Grouped speculative decoding (So et al., ICCV 2025, algorithm 3): accept x with probability min(1, p(C)/q(C)).
 
 The cluster C(x) is a slice of G tokens around x in rank order, filtered by probability and codebook distance. Clusters
 overlap, so the result is lossy. q(C) sums over the whole cluster, as in the paper. With `cluster_q` "support" it sums

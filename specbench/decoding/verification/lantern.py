@@ -1,4 +1,4 @@
-"""LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352): accept a draft x with min(1, p(A(x)) / q(x)).
+"""LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352): accept x with probability min(1, p(A(x))/q(x)).
 
 A(x) consists of x and its nearest codebook neighbours, at most k, up to a limit on their total target probability. The
 papers and the released code use different residual distributions, see the functions below. The released code follows

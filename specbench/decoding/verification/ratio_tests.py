@@ -59,7 +59,7 @@ class DraftTests(NamedTuple):
         return cls(p, q, draft, drafted, coin, position, depth, p_over_q)
 
     def at(self, entry: Tensor) -> FailedTest:
-        """Select one test per row, of entry [B, 1]."""
+        """Select one test per row, number `entry` [B, 1]."""
         p, q = rows_at(self.p, entry), rows_at(self.q, entry)
         return FailedTest(p, q, self.draft.gather(1, entry), self.drafted.gather(1, entry), self.depth.take(entry))
 
@@ -134,7 +134,7 @@ class RatioTest:
         return Verdict(tests.coin < a, self.facts(tests, a))
 
     def facts(self, tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
-        """Acceptance probabilities a [B, K] of the drafts x, and p(x)/q(x), for `distances`."""
+        """Facts that `distances` needs: acceptance probabilities a [B, K] of the drafts x, and p(x)/q(x)."""
         return {"acceptance": a, "ratio": tests.ratio}
 
     def residual_weights(self, tests: DraftTests | FailedTest) -> Tensor:
@@ -270,9 +270,9 @@ class Block(Exact):
         accept the first n drafts: n is the largest i whose coin is below h_i, or 0 if there is none
         draw the next token from [P_n p_{n+1} - q_{n+1}]+ if n < L, from p_{L+1} if n = L
 
-    If all P_i are 1 this is the usual test of each draft in turn. On average, the rule never accepts fewer drafts. The
-    number of accepted drafts depends on the drafts after them, so these must be discarded: the rule is lossless only if
-    every draft of the next step is redrawn.
+    If all P_i are 1 this is the usual test of each draft in turn. On average, the rule never accepts fewer drafts than
+    that test. The number of accepted drafts depends on the drafts after them, so these must be discarded: the rule is
+    lossless only if every draft of the next step is redrawn.
     """
 
     def __init__(self, context: Context, any_tail: bool = False):

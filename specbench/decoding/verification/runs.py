@@ -27,7 +27,7 @@ _TIE = 1 - 1e-9  # Tolerance: with alpha = 1, rounding must not exclude a whole 
 
 
 class RunTest(RatioTest):
-    """Tests of runs with the acceptance ratio of another verifier, `ratios` of the subclass."""
+    """Tests of runs; the subclass names in `ratios` the verifier whose acceptance ratios are used."""
 
     ratios: type[RatioTest]
 

@@ -1,5 +1,5 @@
 """Common parts of the families with official checkpoints, on top of the transformer core: prompts of token ids, image
-tokens that are words of the language model's vocabulary, a sliced head, and loading of a family.
+tokens that are words of the language model's vocabulary, an output matrix with rows of image tokens only, and loading.
 
 The networks are transformers' classes. Hand-written parts are image heads and decoders that transformers hides or
 lacks, the conversion of authors' tensors into its classes, rotations over grids, and all prompts, because transformers'

@@ -122,7 +122,7 @@ def load_anole(request: LoadRequest) -> Anole:
 
 class Lumina(FamilyModel):
     """Lumina-mGPT: any aspect ratio; a line end closes every row. The unconditional prompt is only the beginning of the
-    image, at positions from 0. In SJD's and GSD's released code the last token of the conditional prompt precedes it.
+    image, at positions from 0; in SJD's and GSD's released code it has the end-of-turn token before the image.
 
     Differences from the official script: it lets the model sample the begin-of-image token and the two size tokens
     without guidance. Here they are in the prompt, so that every image has the requested size. Instead of the script's
@@ -130,7 +130,7 @@ class Lumina(FamilyModel):
 
     Attributes:
         start: name of the first token of a prompt.
-        patch: pixels per image token, each way.
+        patch: side of an image token in pixels.
     """
 
     marks, forced, start, patch = (END_OF_TURN, BEGIN_IMAGE), (LINE_END,), START, 16
@@ -151,9 +151,9 @@ def load_lumina(request: LoadRequest) -> Lumina:
 
 class Lumina2(Lumina):
     """Chameleon's architecture trained from scratch on another vocabulary, with MoVQGAN's image decoder. The first
-    token is the tokenizer's begin-of-text, or its end-of-text if it has no begin-of-text. The official code raises
-    guidance scales below 4 to 4, and lets larger scales fall to 4; `--guidance-schedule released` does the same. At the
-    readme's scale of 4 both are constant."""
+    token is the tokenizer's begin-of-text, or its end-of-text if it has no begin-of-text. In the official code and with
+    `--guidance-schedule released`, guidance scales below 4 become 4, and larger scales fall to 4 during the image. The
+    readme's scale of 4 stays constant."""
 
     patch = 8
     _scales: Tensor | None = None

@@ -53,7 +53,7 @@ _VQ_35 = vq_decoder.CHAMELEON_VQ | {"num_embeddings": 131_072, "num_res_blocks":
 
 
 class Emu3(FamilyModel):
-    """Emu3-Gen. The unconditional prompt is the official negative prompt; both prompts open the image alike."""
+    """Emu3-Gen. The unconditional prompt is the official negative prompt; both prompts end with an image's start."""
 
     marks, forced = (START, BEGIN_IMAGE, IMAGE_TOKENS), (LINE_END,)
 

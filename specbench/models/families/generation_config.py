@@ -21,7 +21,7 @@ _WITHOUT_EFFECT |= {name: (None, 1) for name in _ONE.split()}
 
 
 def logits_processors(info: ModelFacts) -> dict[str, float]:
-    """Return the logits processors in a model's target distribution, as its file on this disk names them."""
+    """Return the logits processors in a model's target distribution, under their names in `generation_config.json`."""
     if not isinstance(info, HubModel) or info.choice.random or GENERATION_CONFIG not in info.source.optional:
         return {}
     penalty = read_repetition_penalty(info.checkpoint.find()[0])

@@ -1,8 +1,8 @@
 """GLM-Image (AR of 9B): transformers' `GlmImageTextModel` writes a preview and then the large grid, both with the same
 codes, without guidance. A diffusion model of 7B, run by diffusers, turns the large grid into pixels.
-The stream is not masked: the end of the image and other ids outside the codes can be drawn. The authors' pipeline fails
-on such an image, unless the ids are in the preview and are not ends. Here such an image is decoded to its last slot and
-recorded as failed. Tokens after the last slot are not drawn, because the pipeline does not read them.
+The stream is not masked: the end-of-image token and other ids outside the codes can be drawn. The authors' pipeline
+fails on an end-of-image token anywhere, and on another id outside the codes in the large grid. Here a failing image is
+decoded to its last slot and recorded as failed. Later tokens are not drawn, because the pipeline does not read them.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ _TINY = TINY | {"num_key_value_heads": 2}
 class GridsRotary(nn.Module):
     """Rotation by temporal position, row and column. A grid's tokens share the temporal position at which the grid
     begins; the next grid begins after the longer side of this grid. Positions count from the first image token. Words
-    have negative positions, the same in all three coordinates. `rotary`: of the network, for [3, R, T]."""
+    have negative positions, equal in all three coordinates. `rotary`: the network's rotation by [3, R, T] positions."""
 
     def __init__(self, rotary: nn.Module, layout: TokenLayout):
         super().__init__()
@@ -115,7 +115,7 @@ class GlmImage(FamilyModel):
         elif find_spec("diffusers") is None:
             warn(f"{self.name} cannot render pictures: its diffusion model needs diffusers (pip install diffusers)")
         else:
-            from diffusers import GlmImagePipeline  # package of an extra
+            from diffusers import GlmImagePipeline  # optional dependency
 
             without = {"vision_language_encoder": None, "processor": None, "dtype": torch.bfloat16}
             with files.source.blaming(folder / "model_index.json"):

@@ -39,7 +39,7 @@ class Janus(FamilyModel):
         self._pad = stored.token_id(tokenizer, pad)
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
-        """Return both prompts. In the unconditional prompt padding, which is attended to, replaces the text."""
+        """Return both prompts. In the unconditional prompt, padding tokens replace the text and are attended to."""
         ids = self.words(f"{self._start}<|User|>: {text}\n\n<|Assistant|>:{BEGIN_IMAGE}")
         return ids, [number if number in self._kept else self._pad for number in ids]
 

@@ -78,11 +78,10 @@ class LlamaGen(FamilyModel):
         return Prefix([self._network.project(vectors) for vectors in captions + nothing], (captioned,), shift=shift)
 
     def draft_prompt(self, prompt: DraftPrompt, state: tuple[Tensor, ...]) -> DraftPrompt:
-        """Return all positions, as in the training of the published heads: with padding, and token 0 for every caption
-        element.
+        """Return prompts padded to `CAPTION` elements, each with token id 0, as in the training of the published heads.
 
-        The padding of a caption is zeros, which the network leaves at zero. The padding of an unconditional row is its
-        learned vectors, each of which attends to itself only.
+        Features of a caption's padding are zeros, which the network leaves at zero. In an unconditional row, they are
+        the features of the learned vectors, each of which attends to itself only.
         """
         rows = []
         for length, features, captioned in zip(prompt.lengths.tolist(), prompt.features, *state, strict=True):
@@ -133,7 +132,7 @@ class Network(nn.Module):
 class GridRotary(nn.Module):
     """Rotation by row in one half of a head, and by column in the other half; no rotation for the caption. At caption
     positions cosine and sine are both 0, so queries and keys vanish there, and attention to captions is uniform. The
-    table has `caption + height * width` positions; later positions (windows past the end) use the last."""
+    table has `caption + height * width` positions; later positions (windows past the end) use its last entry."""
 
     def __init__(self, height: int, width: int, head: int, base: float = 10_000.0, caption: int = CAPTION):
         super().__init__()

@@ -92,7 +92,7 @@ class TarDetokenizer(FamilyModel):
     """The second stage: a Llama with absolute positions instead of rotation. It writes tokens of LlamaGen's image
     decoder, given the features of the codes that the language model has written.
 
-    Its prompts are these codes in the form of the authors' code, a text with "<I5><I17>..."; missing codes are code 0.
+    A prompt is the text of these codes as the authors' code writes them ("<I5><I17>..."); missing codes are code 0.
     The features of unconditional rows are zero. The official code runs completely in bfloat16; here the image decoder
     is float32.
     """

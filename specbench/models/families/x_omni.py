@@ -3,7 +3,7 @@ the hidden states of codes. A FLUX model turns the codes into pixels.
 
 The networks follow a copy of the authors' code for the Chinese model, because transformers has none. Code table and
 FLUX model are read from a folder with the whole repository. The script samples with transformers' `generate`; the
-repository's generation settings replace its default temperature, top-k and top-p.
+repository's generation settings replace the defaults of `generate` for temperature, top-k and top-p.
 """
 
 from collections.abc import Mapping, Sequence
@@ -169,7 +169,7 @@ class XOmni(SimpleAR):
         elif find_spec("diffusers") is None:
             warn(f"{self.name} cannot render pictures: its FLUX model needs diffusers (pip install diffusers)")
         else:
-            from specbench.models.families.x_omni_decoder import XOmniDecoder  # imports diffusers, an extra
+            from specbench.models.families.x_omni_decoder import XOmniDecoder  # imports diffusers, which is optional
 
             with files.source.blaming(transformer / "config.json"):
                 read_json(files.source, transformer / "config.json")  # refuses code from a hub
@@ -184,14 +184,14 @@ class XOmni(SimpleAR):
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a file that the repository's configuration names."""
+    """Return the path of a file that the configuration names; a ValueError if it is outside the repository."""
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise ValueError(f"{name} is not in the repository")
     return folder / name
 
 
 def _one_table(files: CheckpointFiles, copies: bool) -> dict[str, Tensor]:
-    """Read the tensors, with one table of words and codes. Without `copies` only the table's shape is right."""
+    """Read the tensors and join the tables of words and codes. Without `copies`, only the joined shape is right."""
     tensors = stored.rename(stored.drop(stored.read_tensors(files), ("lm_head.",)), _NORMS.get)
     if absent := [name for name in _TABLES if name not in tensors]:
         raise files.refusal(f" lacks '{absent[0]}'")

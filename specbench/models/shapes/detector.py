@@ -36,13 +36,13 @@ class Detection:
 
 @dataclass(frozen=True)
 class Judgement:
-    """GenEval-like verdict. Each tag is None if the request does not mention it."""
+    """GenEval-like verdict. A field is None if the request mentions nothing of this kind."""
 
     correct: bool  # the image satisfies the whole request
     shape: bool  # every named shape is in the image
     color: bool | None  # every named color is in the image, on any shape
     bound: bool | None  # every named color is in the image on its shape
-    count: bool  # every clause has its exact number (several objects) or at least one
+    count: bool  # every clause for several objects has exactly this number, every other clause at least one object
     position: bool | None  # every relation holds between found objects
 
 

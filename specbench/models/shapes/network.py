@@ -132,7 +132,7 @@ def _is(ids: Tensor, names: Iterable[str]) -> Tensor:
 
 
 def settings(folder: Path = WEIGHTS) -> dict[str, Any]:
-    """Read the shipped config.json: sizes of both modules, fields of the default `Sampling`, and training samples."""
+    """Read the shipped config.json: sizes of network and tokenizer, default `Sampling`, training samples."""
     return json.loads((folder / "config.json").read_text())
 
 

@@ -86,7 +86,7 @@ class SceneRequest:
         return json.dumps([sorted(names), sorted(facts), self.texture])
 
     def held_out(self) -> bool:
-        """True for the third of all meanings that training never sees, in any wording."""
+        """True for a third of all meanings, which training never sees in any wording."""
         return hashlib.sha256(self.key().encode()).digest()[0] % 3 == 0
 
     def to_json(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def realize(request: SceneRequest, rng: np.random.Generator) -> Scene:
     for index, clause in enumerate(request.clauses):
         kinds += [(clause.shape, clause.color or str(rng.choice(COLORS)), index)] * clause.count
     if len(kinds) > MAX_COUNT:
-        raise SceneError(f"a scene holds at most {MAX_COUNT} objects, this one asks for {len(kinds)}")
+        raise SceneError(f"a scene holds at most {MAX_COUNT} objects, not {len(kinds)}")
     first = {index: number for number, (_, _, index) in [*enumerate(kinds)][::-1]}
     for _ in range(5000):
         if (places := _place(len(kinds), rng)) is None:

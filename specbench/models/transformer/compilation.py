@@ -39,7 +39,7 @@ def in_turn(step: Callable[..., Any], carry: tuple[Tensor, ...], given: Sequence
     the next carry and outputs [B, 1, ...], which are joined to [B, n, ...].
 
     Code compiled for a CPU keeps the loop: n copies of a draft head take ten times as long to compile, and save only a
-    tenth of its time. On a GPU one graph holds n copies.
+    tenth of the head's time. On a GPU one graph holds n copies.
     """
     if torch.compiler.is_compiling() and given[0].device.type == "cpu" and given[0].shape[1] > 1:
         from torch._higher_order_ops.scan import scan  # imported only if something is compiled
@@ -63,7 +63,7 @@ class Compiled:
     """One function, compiled. `seconds`: time of the calls that compiled a form; `forms`: their number."""
 
     def __init__(self, function: Any, dynamic: bool, options: dict[str, Any]):
-        """`dynamic`: one form with symbolic sizes, else a form per set of sizes. `options`: of Inductor."""
+        """`dynamic`: one form with symbolic sizes, else a form per set of sizes. `options`: Inductor's options."""
         self.seconds, self.forms = 0.0, 0
         # torch looks compiled code up by code object, and the kept guards do not distinguish two models.
         copied = FunctionType(
@@ -90,12 +90,12 @@ class Compiled:
 
 
 def compiled_folder() -> Path:
-    """Return the folder of compiled code: named by the environment, else in the user's cache folder. The
-    latter is separate per torch version and processor type, because Inductor would run wide-vector code on any CPU."""
+    """Return the folder of compiled code: named by the environment, else a folder in the user's cache for this
+    torch version and processor type (separate, because Inductor would run wide-vector code on any CPU)."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # imports Inductor
 
     named = os.environ.get(COMPILED)
-    if named not in (None, default_cache_dir()) and not _UNFIT.search(named):  # Inductor's import sets the default
+    if named not in (None, default_cache_dir()) and not _UNFIT.search(named):  # Inductor sets it to this default
         return Path(named)
     place = cache_folder() / "compiled"
     if _UNFIT.search(os.path.abspath(place)):
@@ -109,7 +109,7 @@ def compile_error(error: Exception) -> CompileError:
     first, _, rest = str(error).strip().partition("\n")
     lines = rest.partition("Output:\n")[2].splitlines()
     reason = ": ".join([first, *[line.strip()[:200] for line in lines if "error" in line or "cannot" in line][:1]])
-    return CompileError(f"a step cannot be compiled here: {reason}", "--compile off", MISSING_PREREQUISITE)
+    return CompileError(f"a step cannot be compiled here: {reason}", "use --compile off", MISSING_PREREQUISITE)
 
 
 def keep_compiled() -> None:
@@ -137,7 +137,7 @@ def graph_bytes() -> int | None:
 
 
 class CompiledForms:
-    part: Literal["forward", "sampling"]  # of a step, for run.json
+    part: Literal["forward", "sampling"]  # compiled part of a step, a key in run.json
     options: dict[str, Any]  # options of Inductor
 
     def all_compiled(self) -> Iterable[Any]:

@@ -86,7 +86,7 @@ class CompiledStep(CompiledForms):
         return self._call(-1, cache.buffers(), embeds, positions, slots)
 
     def __call__(self, cache: PositionCache, inputs: ForwardInputs, most: int) -> tuple[Tensor, Tensor]:
-        """Return the result of `run_step`, until the next call overwrites it. `most`: tokens of the largest forward."""
+        """Return the result of `run_step`, which the next call overwrites. `most`: tokens of the largest forward."""
         width = inputs.tokens.shape[1]
         inputs = inputs.widened(padded_columns(max(width, most)))
         # The number of slots read is symbolic: one form covers all parts of a cache, with a separate capture each.

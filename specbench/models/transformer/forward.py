@@ -80,7 +80,7 @@ def last_hidden_state(
     """
     if type(backbone) is LlamaModel and runs_directly(backbone.layers[0], embeds, mask):
         rotary = rotary_of(backbone.rotary_emb, embeds, position_ids)
-        run = getattr(backbone, "run_layer", run_layer)  # set if layers are compiled once for all
+        run = getattr(backbone, "run_layer", run_layer)  # set by `nest_layers`
         states = {}  # The states of other layers are freed, because in a prefill they are large.
         for number, layer in enumerate(backbone.layers):
             if number in taps:

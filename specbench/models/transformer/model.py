@@ -272,7 +272,7 @@ class TransformerSession:
         embeds = nn.utils.rnn.pad_sequence([embeds[:-1] for embeds in self._prefix.embeds], batch_first=True)
         slots = self._index[:longest].expand(len(embeds), -1)
         positions, backbone = slots + self._shift, self._model.backbone
-        # On a CPU a prefill spends its time in products, not in calls.
+        # Compiled for a GPU only: on a CPU a prefill spends its time in products, not in calls.
         if isinstance(self._compiled, CompiledStep) and self._cache.is_ready:
             return self._compiled.prefill(self._cache, embeds, positions, slots)
         self._cache.place(slots, longest)
@@ -325,7 +325,7 @@ class TransformerSession:
         start: int | None = None,
     ) -> Tensor:
         """Compute logits of tokens [R, T] at cache slots [R, T]. `start`: first slot of a chain if it is the same in
-        all rows. Then the rows are written as one run, and a single column needs no mask."""
+        all rows. Then the rows are written as one slice, and a single column needs no mask."""
         first, self._fed = self._fed is None, slots
         # Only a session's first forward predicts slot 0, whose input is the prompt's last element.
         opening = self._start if first or self._compiled else None
@@ -347,7 +347,7 @@ class TransformerSession:
 
     def move(self, positions: int = 0, unseen: int = 0, lost: int = 0) -> None:
         """Introduce errors into later forwards: shift rotary positions by `positions` away from the prompt. Hide from
-        every token the latest `unseen` cache slots, its own first, and `lost` slots before the prompt's last."""
+        every column the `unseen` cache slots that end with its own slot, and `lost` slots before the prompt's last."""
         self._shift, self._hidden = self._shift + positions, (unseen, lost)
 
     def _twice(self, columns: Tensor) -> Tensor:

@@ -77,7 +77,7 @@ class PackagedStep(CompiledForms):
         return [self._compiled]
 
     def __call__(self, cache: PositionCache, inputs: ForwardInputs, most: int) -> tuple[Tensor, Tensor]:
-        """See `run_step`; `most` is for fixed shapes."""
+        """See `run_step`; `most` is not used, because sizes are symbolic."""
         rows, columns = inputs.tokens.shape
         key = rows, columns == 1, inputs.mask is None, *(tensor.shape for tensor in inputs.state)
         if key not in self._runners:
@@ -89,7 +89,7 @@ class PackagedStep(CompiledForms):
         return features, logits
 
     def _runner(self, buffers: Buffers, inputs: ForwardInputs) -> Any:
-        """Load the library for such arguments; compile it first if there is none."""
+        """Load the library for arguments of this form; compile it first if there is none."""
         start, note = time.perf_counter(), self._note(buffers, inputs)
         try:
             runner = _load(_noted(note)) or self._compile(buffers, inputs, note)
@@ -102,7 +102,7 @@ class PackagedStep(CompiledForms):
         return runner
 
     def _note(self, buffers: Buffers, inputs: ForwardInputs) -> Path | None:
-        """Return the file that names the library for such arguments; None if the model's identity is unknown."""
+        """Return the file that names the library for arguments of this form; None if the model is not identified."""
         if self._model.made_of is None:
             return None
         shapes = [(str(tensor.dtype), tensor.shape[:2], tensor.shape[3:]) for pair in buffers for tensor in pair]
@@ -177,7 +177,7 @@ class _OfWeights(nn.Module):
 
 
 def _export(step: _Step, buffers: Buffers, inputs: ForwardInputs) -> tuple[ExportedProgram, tuple[Any, ...]]:
-    """Trace a step for such arguments. Also return the arguments of the trace, whose values are never read."""
+    """Trace a step for arguments of this form. Also return the arguments of the trace, whose values are never read."""
     columns = {"columns": 1} if inputs.tokens.shape[1] == 1 else {}
     shown, *allowed = (sizes._replace(**columns) for sizes in (_TRACED, *_ALLOWED))
     fields = [(name, value) for name, value in inputs._asdict().items() if name != "state"]
@@ -206,12 +206,12 @@ def _export(step: _Step, buffers: Buffers, inputs: ForwardInputs) -> tuple[Expor
         assumed(*pytree.tree_leaves(arguments(sizes, "meta")))
     if exported.constants:
         shapes = ", ".join(str(list(getattr(value, "shape", ()))) for value in exported.constants.values())
-        raise RuntimeError(f"the model keeps tensors outside of its modules, as for a scaled or capped head: {shapes}")
+        raise RuntimeError(f"the model keeps tensors outside of its modules: {shapes}")
     return exported, traced
 
 
 def _blank(tensor: Tensor, sizes: Mapping[int, int] | None, device: str) -> Tensor:
-    """Allocate memory like a tensor: contiguous with other `sizes` of some dimensions, or with its strides if None."""
+    """Allocate memory like a tensor: with its strides if `sizes` is None, else contiguous with these sizes."""
     if sizes is None:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     shape = [sizes.get(dim, size) for dim, size in enumerate(tensor.shape)]
@@ -221,7 +221,7 @@ def _blank(tensor: Tensor, sizes: Mapping[int, int] | None, device: str) -> Tens
 def _digest(exported: ExportedProgram) -> str:
     """Digest of everything that a library depends on, except torch's version."""
     text = exported.graph_module.print_readable(print_output=False, include_stride=True, include_device=True)
-    return _digest_of("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))  # code lines
+    return _digest_of("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))  # no comments
 
 
 def _digest_of(text: str) -> str:

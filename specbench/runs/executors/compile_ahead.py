@@ -1,5 +1,5 @@
-"""Parallel compilation of several decoders on a CPU: separate processes fill the cache of compiled code. Each runs this
-module as a program, because a process of `multiprocessing` would run the user's script again."""
+"""Parallel compilation of several decoders on a CPU: separate processes fill the cache of compiled code. Each process
+runs this module as a program, because a process of `multiprocessing` would run the user's script again."""
 
 import pickle
 import subprocess
@@ -29,8 +29,8 @@ _MOST_BYTES = 2**30  # Limit of weights that are also loaded by a second process
 def compiled_ahead(
     load: ModelLoader, warm: Warm, model: ImageModel, specs: Sequence[RunSpec], texts: Sequence[str]
 ) -> Iterator[Callable[[RunSpec], None]]:
-    """While the caller compiles `specs` from the first to the last, compile new ones on other cores, from the last to
-    the first. Yield a function that waits for a spec that another process has begun."""
+    """While the caller compiles `specs` from the first to the last, compile the specs without compiled code on other
+    cores, from the last to the first. Yield a function that waits for a spec that another process has begun."""
     unknown = [spec for spec in specs[1:] if not _mark(spec).exists()]
     count = min(len(unknown), available_threads() - 1)
     parameters = getattr(getattr(model, "backbone", None), "parameters", list)
@@ -64,7 +64,7 @@ def told_forms(
     model: CompilableModel, specs: Sequence[RunSpec], tell: Callable[[str, int, int], None]
 ) -> Iterator[Callable[[RunSpec], None]]:
     """Report compiled and expected forms whenever torch begins to compile a form. Yield a function to call after the
-    compilation of a decoder; it stores the number of forms, for the expectation of later runs."""
+    compilation of a decoder; it stores the decoder's number of forms, which later runs expect."""
     from torch._dynamo.callback import callback_handler  # takes seconds; only needed to compile
 
     expected, counts = sum(map(_known_forms, specs)), [_forms(model)]
@@ -110,7 +110,7 @@ def _start(work: tuple[object, ...]) -> subprocess.Popen[bytes]:
 
 
 def compile_given() -> None:
-    """Read specs from stdin, and compile those that no other process has begun."""
+    """Read specs from stdin, and compile the specs that no other process has begun."""
     load, warm, specs, texts, claims = pickle.load(sys.stdin.buffer)
     model = load()
     for spec in specs:

@@ -64,7 +64,7 @@ class DecodedChunk:
 
 
 class Executor(Protocol):
-    """Decodes chunks, in this process or in others."""
+    """Decodes chunks, in this process or in other processes."""
 
     def portion(self, spec: RunSpec) -> int:
         """Number of images per chunk of this run."""

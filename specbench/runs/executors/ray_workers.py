@@ -49,7 +49,7 @@ class WorkerPool:
         return spec.batch
 
     def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell | None = None) -> dict[str, object]:
-        """Wait for the first worker; the others join when ready."""
+        """Wait for the first worker; other workers join when ready."""
         self._preparation = specs, texts
         self._crew = self._start()
         self._restarts = Counter(dict.fromkeys(range(self._crew.size), self._allowed))

@@ -39,22 +39,23 @@ WRITERS = {
     "tar-7b": lambda folder: tar.write(folder, tied=False),
     **{f"tar-dtok-{16 * side}": lambda folder, side=side: tar.write_detokenizer(folder, side) for side in (16, 32, 64)},
     "emu3": emu3.write, "liquid": liquid.write, "glm-image": glm.write, "emu3.5": emu35.write, "x-omni": x_omni.write,
+    "llamagen-c2i-b": lambda folder: llamagen.write_by_class(folder, "c2i_B_384.pt"),
 }  # fmt: skip
 ALIKE = ("lumina-1024", "janus-7b", "tar-dtok-512", "tar-dtok-1024")
 """Models that share the small checkpoint of another model; tests of each layout leave them out."""
 
 AUTHORS = {
-    "janus": deepseek.write, "janus-7b": deepseek.write_sharded, "emu3": baai.write, "anole": gair.write,
-    "llamagen": lambda folder: llamagen.write(folder, "t2i_XL_stage1_256.pt", text_folder="t5-ckpt/flan-t5-xl"),
-    "llamagen-512": lambda folder: llamagen.write_pickled_text(folder, "t2i_XL_stage2_512.pt"),
+    "janus": deepseek.write, "janus-7b": lambda folder: deepseek.write(folder, sharded=True), "emu3": baai.write,
+    "anole": gair.write,
+    "llamagen": lambda folder: llamagen.write(folder, "t2i_XL_stage1_256.pt", "t5-ckpt/flan-t5-xl"),
+    "llamagen-512": lambda folder: llamagen.write(folder, "t2i_XL_stage2_512.pt", "t5-ckpt/flan-t5-xl", pickled=True),
 }  # fmt: skip
 """The authors' own layouts, where `WRITERS` has a conversion of them."""
 
 EVERY = {name: (name, writer) for name, writer in WRITERS.items()}
 EVERY |= {f"{name} by its authors": (name, writer) for name, writer in AUTHORS.items()}
 KINDS = [kind for kind in EVERY if kind not in ALIKE]
-EVERY["llamagen-c2i-b"] = "llamagen-c2i-b", lambda folder: llamagen.write_by_class(folder, "c2i_B_384.pt")
-"""Kind of checkpoint to the model's name and the writer; `KINDS` are those whose writers give a `Tiny`."""
+"""Kinds of checkpoints; `EVERY` gives the name of a kind's model, and the writer."""
 
 
 def write(name: str, folder: Path) -> Tiny:
@@ -71,6 +72,11 @@ def configured(name: str, folder: Path | str, **choice: object) -> HubModel:
 
 def loaded(name: str, folder: Path | str, **choice: object) -> ImageModel:
     return load_model(configured(name, folder, **choice), "cpu", "float32")
+
+
+def random_tiny(name: str, **choice: object) -> ImageModel:
+    """The model of this name with random weights, tiny."""
+    return load_model(INFO[name].configured(ModelChoice(random=True, tiny=True, **choice)), "cpu", "float32")
 
 
 def refusal(name: str, folder: Path | str) -> SpecbenchError:

@@ -4,16 +4,16 @@ own."""
 import base64
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import Emu3Config, Emu3ForConditionalGeneration
+from transformers import Emu3ForConditionalGeneration
 
 from checkpoints import emu3
-from checkpoints.parts import Tiny, in_bfloat16, in_two_shards, randomise
-from checkpoints.slow import SIZES, full_forward
+from checkpoints.parts import Tiny, in_bfloat16, in_two_shards
+from checkpoints.slow import full_forward
 
 MERGES = (b"cl", b"os", b"clos", b"close", b"-u", b"-up", b"up", b" c", b" ca", b" cat", b"'s", b". ", b"'t", b"ed")
 """Tokens of more than one byte; those across a hyphen, an apostrophe or a full stop distinguish splits."""
@@ -28,17 +28,11 @@ LINE_END = SPECIALS["<|extra_200|>"]
 
 
 def write(folder: Path) -> Tiny:
-    text = SIZES | {
-        "vocab_size": len(RANKS) + len(SPECIALS), "num_key_value_heads": 2, "pad_token_id": SPECIALS["<|endoftext|>"],
-        "bos_token_id": SPECIALS["<|extra_203|>"], "eos_token_id": SPECIALS["<|extra_204|>"],
-    }  # fmt: skip
-    vq = {"codebook_size": CODES, "base_channels": 32, "channel_multiplier": [1, 1, 1, 2], "hidden_size": 64}
-    vq["num_res_blocks"] = 1
-    config = Emu3Config(text_config=text, vq_config=vq, vocabulary_map={"<image>": SPECIALS["<|image token|>"]})
-    network = in_bfloat16(randomise(Emu3ForConditionalGeneration(config)))
+    text = emu3.text_sizes(len(RANKS) + len(SPECIALS), SPECIALS)
+    network = in_bfloat16(emu3.network_of(text, {"<image>": SPECIALS["<|image token|>"]}))
     _write_language_model(folder, network, text)
     _write_image_tokenizer(folder / "Emu3-VisionTokenizer", network)
-    _write_tokenizer(folder)
+    write_words(folder, NAMES)
     ids = [*range(FIRST, FIRST + CODES), LINE_END]
 
     def prompt(text: str, conditional: bool) -> list[int]:
@@ -138,7 +132,8 @@ def published_vq(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return tensors
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_words(folder: Path, names: Sequence[str]) -> None:
+    """The tokenizer's files: ranks of byte strings, and the names of the image tokens."""
     lines = [f"{base64.b64encode(token).decode()} {rank}" for token, rank in RANKS.items()]
     (folder / "emu3.tiktoken").write_text("\n".join(lines) + "\n")
-    (folder / "emu3_vision_tokens.txt").write_text("\n".join(NAMES[len(TEXT_SPECIALS) :]) + "\n")
+    (folder / "emu3_vision_tokens.txt").write_text("\n".join(names[len(TEXT_SPECIALS) :]) + "\n")

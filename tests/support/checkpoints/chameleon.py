@@ -12,7 +12,17 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration, Emu
 from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
 from checkpoints.baai import published_vq
-from checkpoints.parts import VQ_SIZES, Tiny, byte_tokenizer, in_two_shards, randomise, stored, vocabulary, vq_network
+from checkpoints.parts import (
+    MOVQ_SIZES,
+    VQ_SIZES,
+    Tiny,
+    byte_tokenizer,
+    in_two_shards,
+    randomise,
+    stored,
+    vocabulary,
+    vq_network,
+)
 from checkpoints.slow import SIZES
 
 CODES = vocabulary(official=8192)
@@ -82,8 +92,7 @@ def write_lumina2(folder: Path) -> Tiny:
 
 def movq() -> dict[str, Tensor]:
     """An image tokenizer under MoVQGAN's names: Emu3's without the layers over time."""
-    sizes = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 2], "hidden_size": 64, "num_res_blocks": 1}
-    network = Emu3VQVAE(Emu3VQVAEConfig(codebook_size=CODES_2, attn_resolutions=[3], **sizes))
+    network = Emu3VQVAE(Emu3VQVAEConfig(codebook_size=CODES_2, attn_resolutions=[3], **MOVQ_SIZES))
     network.post_quant_conv = torch.nn.Conv2d(4, 4, 1)
     tensors = published_vq(randomise(network, seed=5).state_dict())
     return {name: tensor for name, tensor in tensors.items() if ".time_" not in name}
@@ -110,19 +119,11 @@ def write_lumina_34b(folder: Path) -> Tiny:
 
 
 def _network(**changes: object) -> ChameleonForConditionalGeneration:
-    sizes = SIZES | {"num_key_value_heads": 4, "model_parallel_size": 1}
-    config = ChameleonConfig(
-        **{"vocab_size": FIRST_BYTE + 256, **sizes, **changes},
-        vocabulary_map={**SPECIALS, **IMAGE_WORDS, "<image>": RESERVED["<reserved08707>"]},
-        vq_config={
-            "num_embeddings": CODES,
-            "embed_dim": 32,
-            **{
-                name: VQ_SIZES[name]
-                for name in ("latent_channels", "base_channels", "channel_multiplier", "num_res_blocks")
-            },
-        },
-    )
+    sizes = {"vocab_size": FIRST_BYTE + 256, **SIZES, "num_key_value_heads": 4, "model_parallel_size": 1, **changes}
+    vq = {name: size for name, size in VQ_SIZES.items() if name != "num_patches"}
+    vq |= {"num_embeddings": CODES, "embed_dim": 32}
+    words = {**SPECIALS, **IMAGE_WORDS, "<image>": RESERVED["<reserved08707>"]}
+    config = ChameleonConfig(**sizes, vocabulary_map=words, vq_config=vq)
     return randomise(ChameleonForConditionalGeneration(config))
 
 
@@ -154,11 +155,10 @@ def meta_vq() -> dict[str, Tensor]:
 def published_taming(network: torch.nn.Module) -> dict[str, Tensor]:
     """Tensors of a `JanusVQVAE` under the names of taming-transformers."""
     levels = len(VQ_SIZES["channel_multiplier"])
-    names = {
-        name: re.sub(r"^decoder\.up\.(\d+)", lambda level: f"decoder.up.{levels - 1 - int(level[1])}", name)
-        for name in network.state_dict()
+    return {
+        re.sub(r"^decoder\.up\.(\d+)", lambda level: f"decoder.up.{levels - 1 - int(level[1])}", name): tensor.clone()
+        for name, tensor in network.state_dict().items()
     }
-    return {names[name]: tensor.clone() for name, tensor in network.state_dict().items()}
 
 
 def meta_decode(tensors: dict[str, Tensor], codes: Tensor) -> Tensor:

@@ -5,11 +5,10 @@ import re
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from checkpoints import janus
 from checkpoints.llamagen import official_vq_name
-from checkpoints.parts import Tiny, in_pickled_shards
+from checkpoints.parts import Tiny, in_two_shards
 
 HEADS = {
     "model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head.",
@@ -21,21 +20,8 @@ HEADS = {
 }  # fmt: skip
 
 
-def write(folder: Path) -> Tiny:
-    tiny, tensors = _written(folder)
-    torch.save(tensors, folder / "pytorch_model.bin")
-    return tiny
-
-
-def write_sharded(folder: Path) -> Tiny:
-    """As the 7B model is published; its configuration leaves out what a Llama has by default."""
-    tiny, tensors = _written(folder)
-    in_pickled_shards(folder, tensors)
-    return tiny
-
-
-def _written(folder: Path) -> tuple[Tiny, dict[str, Tensor]]:
-    """The tokenizer and the configuration; and the tensors to be stored."""
+def write(folder: Path, sharded: bool = False) -> Tiny:
+    """`sharded`: as the 7B model is published; its configuration leaves out what a Llama has by default."""
     tiny, network = janus.write_network(folder, bfloat16=True)
     for path in folder.glob("*.safetensors"):
         path.unlink()
@@ -61,7 +47,8 @@ def _written(folder: Path) -> tuple[Tiny, dict[str, Tensor]]:
         "model_type": "multi_modality", "architectures": ["MultiModalityCausalLM"],
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(published))
-    return tiny, tensors
+    in_two_shards(folder, tensors, pickled=True) if sharded else torch.save(tensors, folder / "pytorch_model.bin")
+    return tiny
 
 
 def _name(name: str) -> str:

@@ -1,12 +1,13 @@
 """Tiny checkpoint of Emu3-Gen."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import Emu3Config, Emu3ForConditionalGeneration
 
-from checkpoints.parts import Tiny, byte_tokenizer, randomise, vocabulary
+from checkpoints.parts import MOVQ_SIZES, Tiny, byte_tokenizer, randomise, vocabulary
 from checkpoints.slow import SIZES, full_forward
 
 CODES = vocabulary(official=32_768)
@@ -20,17 +21,21 @@ NEGATIVE = (
 )
 
 
+def text_sizes(words: int, specials: Mapping[str, int]) -> dict[str, object]:
+    """Of the language model's configuration."""
+    roles = {"pad": "<|endoftext|>", "bos": "<|extra_203|>", "eos": "<|extra_204|>"}
+    ids = {f"{role}_token_id": specials[name] for role, name in roles.items()}
+    return SIZES | {"vocab_size": words, "num_key_value_heads": 2} | ids
+
+
+def network_of(text: dict[str, object], words: Mapping[str, int]) -> Emu3ForConditionalGeneration:
+    config = Emu3Config(text_config=text, vq_config={"codebook_size": CODES} | MOVQ_SIZES, vocabulary_map=words)
+    return randomise(Emu3ForConditionalGeneration(config))
+
+
 def write(folder: Path) -> Tiny:
-    text = SIZES | {
-        "vocab_size": FIRST + CODES, "num_key_value_heads": 2, "pad_token_id": 256,
-        "bos_token_id": SPECIALS["<|extra_203|>"], "eos_token_id": SPECIALS["<|extra_204|>"],
-    }  # fmt: skip
-    vq = {"codebook_size": CODES, "base_channels": 32, "channel_multiplier": [1, 1, 1, 2], "hidden_size": 64}
-    vq["num_res_blocks"] = 1
-    vocabulary = {**SPECIALS, **VISUAL, "<image>": SPECIALS["<|image token|>"]}
-    network = randomise(
-        Emu3ForConditionalGeneration(Emu3Config(text_config=text, vq_config=vq, vocabulary_map=vocabulary))
-    )
+    words = SPECIALS | VISUAL | {"<image>": SPECIALS["<|image token|>"]}
+    network = network_of(text_sizes(FIRST + CODES, SPECIALS), words)
     network.save_pretrained(folder)
     tokenizer = byte_tokenizer(folder / "tokenizer.json", SPECIALS | VISUAL, 0)
     ids = [*VISUAL.values(), SPECIALS["<|extra_200|>"]]

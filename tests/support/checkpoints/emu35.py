@@ -1,13 +1,12 @@
 """Tiny checkpoint of Emu3.5-Image, with its tokenizer and image decoder in separate folders."""
 
-import base64
 import json
 from pathlib import Path
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from checkpoints.baai import RANKS, TEXT_SPECIALS, slow_ids
+from checkpoints.baai import RANKS, TEXT_SPECIALS, slow_ids, write_words
 from checkpoints.chameleon import meta_decode, published_taming
 from checkpoints.parts import Tiny, in_bfloat16, in_two_shards, randomise, vocabulary, vq_network
 from checkpoints.slow import SIZES, full_forward
@@ -31,9 +30,7 @@ def write(folder: Path, head_dim: int = 12) -> Tiny:
     (folder / "config.json").write_text(json.dumps(config | sizes))
     words, image = folder / "tokenizer_emu3_ibq", folder / "Emu3.5-VisionTokenizer"
     words.mkdir()
-    lines = [f"{base64.b64encode(token).decode()} {rank}" for token, rank in RANKS.items()]
-    (words / "emu3.tiktoken").write_text("\n".join(lines) + "\n")
-    (words / "emu3_vision_tokens.txt").write_text("\n".join(NAMES[len(TEXT_SPECIALS) :]) + "\n")
+    write_words(words, NAMES)
     image.mkdir()
     decoder = published_taming(vq_network(CODES, 32))
     torch.save({"state_dict": decoder}, image / "model.ckpt")

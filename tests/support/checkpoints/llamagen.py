@@ -7,35 +7,26 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import T5Config, T5ForConditionalGeneration
 
-from checkpoints.parts import Tiny, in_pickled_shards, random_tensors, randomise, stored, vocabulary, vq_network
-from checkpoints.slow import attended, gated, rms, turned
+from checkpoints.parts import Tiny, in_two_shards, random_tensors, randomise, stored, vocabulary, vq_network
+from checkpoints.slow import attended, meta_layers, meta_shapes, turned
 
 CODES = vocabulary(official=16_384)
 WIDTH, INNER, LAYERS, HEAD, TEXT, CAPTION, GRID = 128, 48, 2, 64, 32, 120, 4
 
 
-def write_pickled_text(folder: Path, file: str) -> Tiny:
-    """As the authors' script downloads FLAN-T5: two pickled shards and their index."""
-    tiny = write(folder, file, text_folder="t5-ckpt/flan-t5-xl")
-    text = folder / "t5-ckpt" / "flan-t5-xl"
-    tensors = stored(text)
-    for path in text.glob("*.safetensors*"):
-        path.unlink()
-    in_pickled_shards(text, tensors)
-    return tiny
-
-
-def write(folder: Path, file: str, text_folder: str = "flan-t5-xl") -> Tiny:
+def write(folder: Path, file: str, text_folder: str = "flan-t5-xl", pickled: bool = False) -> Tiny:
+    """`pickled`: FLAN-T5 as the authors' script downloads it."""
     tensors = _tensors()
     # Training saves its parsed arguments with the weights.
     torch.save({"model": tensors, "steps": 7, "args": argparse.Namespace(gpt_model="GPT-XL")}, folder / file)
-    image = vq_network(CODES, 8)
-    torch.save({"model": official_vq(image)}, folder / "vq_ds16_t2i.pt")
+    image = write_vq(folder / "vq_ds16_t2i.pt")
     t5 = _write_t5(folder / text_folder)
+    if pickled:
+        in_two_shards(folder / text_folder, stored(folder / text_folder), pickled=True)
     tokenizer = Tokenizer.from_file(str(folder / text_folder / "tokenizer.json"))
 
     @torch.no_grad()
@@ -58,58 +49,48 @@ def write(folder: Path, file: str, text_folder: str = "flan-t5-xl") -> Tiny:
     return Tiny(folder, logits, range(CODES), lambda codes: image.decode(codes), seen, tensors["output.weight"])
 
 
-def write_by_class(folder: Path, file: str, bare: bool = False) -> dict[str, Tensor]:
-    """A class-conditional checkpoint; `bare`: as FSDP saves it. Returns its tensors."""
-    tensors = language_tensors()
-    table = torch.randn(1001, WIDTH, generator=torch.Generator().manual_seed(6))
+def write_by_class(folder: Path, file: str, bare: bool = False, width: int = WIDTH, head: int = HEAD) -> Tiny:
+    """A class-conditional checkpoint; `bare`: as FSDP saves it."""
+    tensors, image = language_tensors(width), write_vq(folder / "vq_ds16_c2i.pt")
+    table = torch.randn(1001, width, generator=torch.Generator().manual_seed(6))
     tensors["cls_embedding.embedding_table.weight"] = table
     torch.save(tensors if bare else {"model": tensors}, folder / file)
-    torch.save({"model": official_vq(vq_network(CODES, 8))}, folder / "vq_ds16_c2i.pt")
-    return tensors
+
+    def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
+        x = torch.cat([table[int(text) if conditional else 1000][None], embedded(tensors, stream)])
+        return official_layers(tensors, x, 0, 1, head) @ tensors["output.weight"].T
+
+    return Tiny(folder, logits, range(CODES), lambda codes: image.decode(codes))
 
 
-def official_features(
-    tensors: dict[str, Tensor], caption: Tensor | None, padding: int, stream: list[int], label: int | None = None
+def embedded(tensors: dict[str, Tensor], stream: list[int]) -> Tensor:
+    return tensors["tok_embeddings.weight"][torch.tensor(stream, dtype=torch.long)]
+
+
+def official_features(tensors: dict[str, Tensor], caption: Tensor, padding: int, stream: list[int]) -> Tensor:
+    """Last hidden states [120 + len(stream), d]: captions left-padded, one position and one head at a time."""
+    fc1, fc2 = (tensors[f"cls_embedding.cap_proj.{name}.weight"] for name in ("fc1", "fc2"))
+    x = functional.gelu(caption @ fc1.T, approximate="tanh") @ fc2.T
+    return official_layers(tensors, torch.cat([x, embedded(tensors, stream)]), padding, len(x))
+
+
+def official_layers(
+    tensors: dict[str, Tensor], x: Tensor, padding: int, caption: int | None, head: int = HEAD
 ) -> Tensor:
-    """Last hidden states [120 + len(stream), d]: captions left-padded, one position and one head at a time; by class
-    [1 + len(stream), d]."""
-    if label is None:
-        fc1, fc2 = (tensors[f"cls_embedding.cap_proj.{name}.weight"] for name in ("fc1", "fc2"))
-        x = functional.gelu(caption @ fc1.T, approximate="tanh") @ fc2.T
-    else:
-        x = tensors["cls_embedding.embedding_table.weight"][label][None]
-    start = len(x)
-    x = torch.cat([x, tensors["tok_embeddings.weight"][torch.tensor(stream, dtype=torch.long)]])
-    return official_layers(tensors, x, padding, start)
+    """Last hidden states of inputs [T, d], of which `caption` are the caption; None turns no position."""
+    sees = torch.ones(len(x), len(x), dtype=torch.bool).tril()
+    sees[:, :padding] = False
+    sees |= torch.eye(len(x), dtype=torch.bool)
 
+    def attention(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        heads = []
+        for q, k, v in zip(*(part.split(head, 1) for part in (x @ weights["wqkv"].T).chunk(3, 1)), strict=True):
+            if caption is not None:
+                q, k = (torch.stack([rotate(row, at, caption) for at, row in enumerate(m)]) for m in (q, k))
+            heads.append(attended(q, k, v, sees))
+        return torch.cat(heads, dim=-1) @ weights["wo"].T
 
-def official_layers(tensors: dict[str, Tensor], x: Tensor, padding: int, start: int | None) -> Tensor:
-    """Last hidden states of inputs [T, d], of which `start` are the caption; None turns no position."""
-    for layer in range(LAYERS):
-        weights = {
-            name.removeprefix(f"layers.{layer}."): t for name, t in tensors.items() if f"layers.{layer}." in name
-        }
-        x = x + _attention(weights, rms(x, weights["attention_norm.weight"]), padding, start)
-        h = rms(x, weights["ffn_norm.weight"])
-        x = x + gated(h, *(weights[f"feed_forward.w{number}.weight"] for number in (1, 3, 2)))
-    return rms(x, tensors["norm.weight"])
-
-
-def _attention(weights: dict[str, Tensor], x: Tensor, padding: int, caption: int | None) -> Tensor:
-    q, k, v = (x @ weights["attention.wqkv.weight"].T).split(WIDTH, dim=-1)
-    heads = []
-    for start in range(0, WIDTH, HEAD):
-        part = slice(start, start + HEAD)
-        queries, keys = q[:, part], k[:, part]
-        if caption is not None:
-            queries, keys = (
-                torch.stack([rotate(row, at, caption) for at, row in enumerate(m)]) for m in (queries, keys)
-            )
-        sees = torch.ones(len(x), len(x), dtype=torch.bool).tril()
-        sees[:, :padding] = False
-        sees |= torch.eye(len(x), dtype=torch.bool)
-        heads.append(attended(queries, keys, v[:, part], sees))
-    return torch.cat(heads, dim=-1) @ weights["attention.wo.weight"].T
+    return meta_layers(tensors, x, attention)
 
 
 def rotate(vector: Tensor, position: int, caption: int = CAPTION) -> Tensor:
@@ -117,35 +98,31 @@ def rotate(vector: Tensor, position: int, caption: int = CAPTION) -> Tensor:
     if position < caption:
         return vector * 0
     row, column = divmod(position - caption, GRID)
-    angles = [place * 10_000.0 ** (-2 * index / (HEAD // 2)) for place in (row, column) for index in range(HEAD // 4)]
-    return turned(vector, angles)
+    half = len(vector) // 2
+    return turned(
+        vector, [place * 10_000.0 ** (-2 * index / half) for place in (row, column) for index in range(half // 2)]
+    )
 
 
-def language_tensors() -> dict[str, Tensor]:
+def language_tensors(width: int = WIDTH) -> dict[str, Tensor]:
     """Without the condition."""
-    return {name: tensor for name, tensor in _tensors().items() if not name.startswith("cls_embedding.")}
+    return {name: tensor for name, tensor in _tensors(width).items() if not name.startswith("cls_embedding.")}
 
 
-def _tensors() -> dict[str, Tensor]:
-    shapes = {
-        "tok_embeddings.weight": (CODES, WIDTH), "cls_embedding.uncond_embedding": (CAPTION, TEXT),
-        "cls_embedding.cap_proj.fc1.weight": (WIDTH, TEXT), "cls_embedding.cap_proj.fc2.weight": (WIDTH, WIDTH),
-        "norm.weight": (WIDTH,), "output.weight": (CODES, WIDTH),
-    }  # fmt: skip
-    for layer in range(LAYERS):
-        inner = {
-            "attention.wqkv.weight": (3 * WIDTH, WIDTH), "attention.wo.weight": (WIDTH, WIDTH),
-            "feed_forward.w1.weight": (INNER, WIDTH), "feed_forward.w3.weight": (INNER, WIDTH),
-            "feed_forward.w2.weight": (WIDTH, INNER), "attention_norm.weight": (WIDTH,), "ffn_norm.weight": (WIDTH,),
-        }  # fmt: skip
-        shapes |= {f"layers.{layer}.{name}": shape for name, shape in inner.items()}
+def _tensors(width: int = WIDTH) -> dict[str, Tensor]:
+    caption = {"uncond_embedding": (CAPTION, TEXT), "cap_proj.fc1.weight": (width, TEXT)}
+    caption["cap_proj.fc2.weight"] = (width, width)
+    shapes = {f"cls_embedding.{name}": shape for name, shape in caption.items()}
+    shapes |= meta_shapes(CODES, width, INNER, LAYERS, {"wqkv.weight": (3 * width, width)})
     return random_tensors(shapes, 3)
 
 
-def official_vq(network) -> dict[str, Tensor]:
-    """An image tokenizer under LlamaGen's names."""
+def write_vq(path: Path) -> nn.Module:
+    """An image tokenizer, saved under LlamaGen's names."""
+    network = vq_network(CODES, 8)
     tensors = {official_vq_name(name): tensor for name, tensor in network.state_dict().items()}
-    return tensors | {"quantize.codebook_used": torch.zeros(65_536)}
+    torch.save({"model": tensors | {"quantize.codebook_used": torch.zeros(65_536)}}, path)
+    return network
 
 
 def official_vq_name(name: str) -> str:

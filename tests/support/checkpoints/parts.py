@@ -1,8 +1,9 @@
 """Shared parts of the checkpoint writers."""
 
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ VQ_SIZES = {
     "latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 2, 2], "num_res_blocks": 1,
     "num_patches": 4,
 }  # fmt: skip
+MOVQ_SIZES = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 2], "hidden_size": 64, "num_res_blocks": 1}
+"""Of Emu3's image tokenizer, which is MoVQGAN's."""
 
 
 def vocabulary(official: int) -> int:
@@ -47,25 +50,22 @@ class Tiny:
     output: Tensor | None = None
 
 
-def random_tensors(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
+def random_tensors(shapes: Mapping[str, Sequence[int]], seed: int) -> dict[str, Tensor]:
     """Random norms, biases and matrices, so that none can be confused with another."""
     draw, tensors = torch.Generator().manual_seed(seed), {}
     for name, shape in shapes.items():
         noise = torch.randn(shape, generator=draw)
         vector = len(shape) == 1 or "norm" in name
-        tensors[name] = 0.2 * noise + (not name.endswith("bias")) if vector else 1.5 * noise * shape[1] ** -0.5
+        fan = math.prod(shape[1:])
+        tensors[name] = 0.2 * noise + ("bias" not in name) if vector else 1.5 * noise * fan**-0.5
     return tensors
 
 
 def randomise(network: nn.Module, seed: int = 0) -> nn.Module:
-    """Random values everywhere, so that no norm or bias can be confused with another."""
-    generator = torch.Generator().manual_seed(seed)
+    """Random values in all parameters."""
+    values = random_tensors({name: parameter.shape for name, parameter in network.named_parameters()}, seed)
     for name, parameter in network.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.dim() == 1 or "norm" in name:
-            parameter.data = 0.2 * noise + ("bias" not in name)
-        else:
-            parameter.data = noise * parameter[0].numel() ** -0.5 * 1.5
+        parameter.data = values[name]
     return network.eval()
 
 
@@ -84,29 +84,17 @@ def byte_tokenizer(
     return tokenizer
 
 
-def in_two_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Replace a folder's weights by two shards and their index."""
-    for old in folder.glob("*.safetensors"):
+def in_two_shards(folder: Path, tensors: Mapping[str, Tensor], pickled: bool = False) -> None:
+    """Replace a folder's weights by two shards and their index, as safetensors or pickled."""
+    for old in folder.glob("*.safetensors*"):
         old.unlink()
-    names = sorted(tensors)
-    shards = {f"model-0000{number}-of-00002.safetensors": names[number - 1 :: 2] for number in (1, 2)}
+    stem, ending = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
+    shards = {f"{stem}-0000{number}-of-00002.{ending}": sorted(tensors)[number - 1 :: 2] for number in (1, 2)}
     for file, members in shards.items():
-        save_file({name: tensors[name].contiguous() for name in members}, folder / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: file for file, names in shards.items() for name in names}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def in_pickled_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Two pickled shards and their index, as torch's format is published on the hub."""
-    names = sorted(tensors)
-    shards = {f"pytorch_model-0000{number}-of-00002.bin": names[number - 1 :: 2] for number in (1, 2)}
-    for file, members in shards.items():
-        torch.save({name: tensors[name].clone() for name in members}, folder / file)
-    index = {
-        "metadata": {"total_size": 1},
-        "weight_map": {name: file for file, names in shards.items() for name in names},
-    }
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+        content = {name: tensors[name].clone(memory_format=torch.contiguous_format) for name in members}
+        torch.save(content, folder / file) if pickled else save_file(content, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {"total_size": 1}, "weight_map": {name: file for file in shards for name in shards[file]}}
+    (folder / f"{stem}.{ending}.index.json").write_text(json.dumps(index))
 
 
 def in_bfloat16(network: nn.Module) -> nn.Module:

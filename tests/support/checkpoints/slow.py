@@ -1,6 +1,6 @@
 """Forwards to compare with: of whole networks of transformers, and layers written out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -40,3 +40,25 @@ def attended(q: Tensor, k: Tensor, v: Tensor, sees: Tensor | None = None) -> Ten
 def gated(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     """A SwiGLU layer with weights as `nn.Linear` has them."""
     return (nn.functional.silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+def meta_shapes(words: int, width: int, inner: int, layers: int, attention: Mapping[str, tuple]) -> dict[str, tuple]:
+    """Shapes of a Llama's tensors under Meta's names; `attention`: those of its attention, but for the output."""
+    layer = {f"attention.{name}": shape for name, shape in attention.items()} | {"attention.wo.weight": (width, width)}
+    layer |= {f"feed_forward.{name}.weight": (inner, width) for name in ("w1", "w3")}
+    layer |= {"feed_forward.w2.weight": (width, inner), "attention_norm.weight": (width,), "ffn_norm.weight": (width,)}
+    shapes = {"tok_embeddings.weight": (words, width), "output.weight": (words, width), "norm.weight": (width,)}
+    return shapes | {f"layers.{number}.{name}": shape for number in range(layers) for name, shape in layer.items()}
+
+
+def meta_layers(tensors: Mapping[str, Tensor], x: Tensor, attention: Callable) -> Tensor:
+    """Last hidden states of inputs [T, d] by layers under Meta's names; `attention(weights, x)`: with its weights."""
+    for number in range(1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))):
+        start = f"layers.{number}."
+        layer = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+        weights = {
+            name.split(".", 1)[1].removesuffix(".weight"): tensor for name, tensor in layer.items() if "." in name
+        }
+        x = x + attention(weights, rms(x, layer["attention_norm.weight"]))
+        x = x + gated(rms(x, layer["ffn_norm.weight"]), *(weights[f"w{part}"] for part in (1, 3, 2)))
+    return rms(x, tensors["norm.weight"])

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 from transformers import Qwen2Config, Qwen2ForCausalLM, Siglip2VisionConfig, Siglip2VisionModel
 
 from checkpoints import llamagen
-from checkpoints.parts import Tiny, byte_tokenizer, in_two_shards, randomise, stored, vocabulary, vq_network
+from checkpoints.parts import Tiny, byte_tokenizer, in_two_shards, randomise, stored, vocabulary
 from checkpoints.slow import full_forward
 
 CODES, IMAGE_TOKENS = vocabulary(official=65_536), llamagen.CODES
@@ -58,15 +58,14 @@ def write_detokenizer(folder: Path, side: int) -> Tiny:
     content = {"name": "llama-abs-LP", "args": arguments, "sd": tensors}
     torch.save({"model": content}, folder / f"ar_dtok_lp_{16 * side}px.pth")
     features = _write_ta_tok(folder / "ta_tok.pth")
-    image = vq_network(IMAGE_TOKENS, 8)
-    torch.save({"model": llamagen.official_vq(image)}, folder / "vq_ds16_t2i.pt")
+    image = llamagen.write_vq(folder / "vq_ds16_t2i.pt")
 
     @torch.no_grad()
     def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
         codes = [int(code) for code in re.findall(r"<I(\d+)>", text)][:count]
         seen = features(torch.tensor([codes + [0] * (count - len(codes))]))[0] * conditional
         x = seen @ tensors["clip_proj.weight"].T + tensors["clip_proj.bias"]
-        x = torch.cat([x, tensors["tok_embeddings.weight"][torch.tensor(stream, dtype=torch.long)]])
+        x = torch.cat([x, llamagen.embedded(tensors, stream)])
         x = llamagen.official_layers(tensors, x + tensors["abs_pe"][0, : len(x)], 0, None)
         return x[count - 1 :] @ tensors["output.weight"].T
 
