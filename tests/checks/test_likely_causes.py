@@ -174,7 +174,7 @@ def test_each_order_is_undone():
     stored = (
         grid.T.reshape(4, 6), grid[:, ::-1], grid[::-1], np.roll(grid, -1), np.roll(grid, 1), row_ends[-1], row_ends[1],
     )  # fmt: skip
-    whats = ("transposed", "mirrored", "reverse", "first one is missing", "one extra", "too short", "too long")
+    whats = ("transposed", "mirrored", "reverse", "missing", "extra", "too short", "too long")
     for (what, undo), expected, order in zip(TOKEN_ORDERS, whats, stored, strict=True):
         assert expected in what and (undo(order) == grid).all(), what
 
