@@ -8,6 +8,7 @@ from specbench.checks import doctor
 @pytest.mark.parametrize(("here", "requirement", "older"), [
     ("5.1.0", "transformers>=5.1", False), ("4.57.6", "transformers>=5.1", True), ("2.13.0+cpu", "torch>=2.8", False),
     ("2.7.1", "torch>=2.8", True), ("13.9", "rich>=13.8", False), ("1", "anything", False),
+    ("0.22.1", "tokenizers>=0.22.1", False),
 ])  # fmt: skip
 def test_a_package_below_its_declared_bound_is_missing(here, requirement, older, monkeypatch):
     monkeypatch.setattr(doctor, "requirements", lambda: [requirement])

@@ -16,6 +16,7 @@ from specbench.checks import token_likelihood
 from specbench.checks.likely_causes import likely_causes, named
 from specbench.checks.logp_kinds import kinds_of, log_p_of
 from specbench.checks.token_likelihood import Alternative, Held, SlotLogits
+from specbench.checks.token_orders import TOKEN_ORDERS
 from specbench.decoding.sampling import at, truncate
 from specbench.models.catalog import load_model
 from specbench.models.interface import TokenLayout
@@ -165,6 +166,25 @@ def test_transposed_images_of_a_small_model_are_named():
     model, texts, claim = Wide(10, 64), ["a", "a dog"], Sampling(2.0)
     changed = planted.reordered(model, planted.drawn(model, texts, claim), ORDERS["transposed"], 2)
     assert "transposed" in named_for(model, texts, changed, claim).partition(" or ")[0]
+
+
+def test_each_order_is_undone():
+    grid = np.arange(24).reshape(4, 6)
+    row_ends = {step: np.stack([np.roll(row, step * number) for number, row in enumerate(grid)]) for step in (-1, 1)}
+    stored = (
+        grid.T.reshape(4, 6), grid[:, ::-1], grid[::-1], np.roll(grid, -1), np.roll(grid, 1), row_ends[-1], row_ends[1],
+    )  # fmt: skip
+    whats = ("transposed", "mirrored", "reverse", "missing", "extra", "too short", "too long")
+    for (what, undo), expected, order in zip(TOKEN_ORDERS, whats, stored, strict=True):
+        assert expected in what and (undo(order) == grid).all(), what
+
+
+def test_copies_are_named_and_the_other_images_alone_are_tested():
+    model, texts, claim = Wide(7, 64), [f"{number} dogs" for number in range(7)], Sampling(2.0)
+    tokens = planted.drawn(model, texts, claim)
+    tokens[5:] = tokens[0]
+    [copies, *_], _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, tokens), claim, "float32", True)
+    assert copies.what.startswith("2 images of 7 are exact copies") and copies.explains
 
 
 @pytest.mark.parametrize(("claim", "true", "text"), [

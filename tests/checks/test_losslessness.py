@@ -148,6 +148,14 @@ def test_a_row_of_fewer_drafts_than_its_batch_has_the_image_that_it_has_alone(na
     assert [row.tokens.tolist() for row in alone] == [together[index].tokens.tolist() for index in some]
 
 
+@pytest.mark.parametrize(
+    ("name", "windows"), [("sjd", ["window"]), ("zipar", ["rows-window"]), ("pjd", ["window", "rows-window"])]
+)
+def test_an_audit_decodes_in_the_window_of_its_setting(name, windows):
+    assert in_window(resolve(name), 3) == resolve(name, dict.fromkeys(windows, 3)) != resolve(name)
+    assert in_window(resolve(name), None) == resolve(name)
+
+
 def test_rows_of_a_batch_commit_at_their_own_pace():
     setting = AUDIT_SETTINGS[1]
     requests = [Request("", "prompt", index) for index in range(4)]

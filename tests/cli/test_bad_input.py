@@ -33,6 +33,7 @@ BAD = [
     ("run --verifier grupped", "--verifier grupped", "grouped"),
     ("run --top-k 100000", "--top-k 100000", "image tokens"), ("run --temperature 0", "--temperature 0", ""),
     ("run --temperature 1e-38", "--temperature 1e-38: must be at least 1e-06", "--top-k 1"),
+    ("run --top-p 0", "--top-p 0.0: must be above 0 and at most 1", ""),
     ("run --decoder cool-sd --nu 1e4", "--nu 10000.0: must be at least 0 and at most 700", ""),
     ("run --seed -1", "--seed -1: must be at least 0", ""), ("run --dtype float31", "--dtype float31", "float32"),
     ("run --device tpu", "--device tpu", "cuda"), ("run --ids no-such-id", "no-such-id", ""),

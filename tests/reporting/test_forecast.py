@@ -94,6 +94,7 @@ def test_a_forecast_from_another_model_reaches_to_what_papers_print_for_its_kind
     of_16, of_96 = (Accepted("a run", "shapes", resolve("sjd++", {"window": w}), "sjd++", 2.0) for w in (16, 96))
     assert 2 < max(printed_elsewhere(of_16)).tokens_per_step < 3, "not 7.5, of a window of 96"
     assert max(printed_elsewhere(of_96)).tokens_per_step == 7.51
+    assert "anole" in (models := {entry.model for entry in printed_elsewhere(SJD)}) and "lumina" not in models
 
 
 def test_a_decoder_of_image_rows_feeds_as_many_rows_as_are_active_at_equal_rates():

@@ -36,15 +36,15 @@ class Brightest(Brightness):
 QUESTIONS = [{"id": number, "question": f"{number}?", "tuple": "entity - whole", "parents": []} for number in (1, 2)]
 
 
-def judged_run(out, seed: int, right: set[int]):
-    """Nine images in categories of six and three, scored; DPG-Bench's program has not asked all about the first."""
-    meta = [{"line": number, "questions": QUESTIONS} for number in range(9)]
-    prompts = [Prompt(f"p{n}", f"prompt {n}", "single" if n < 6 else "counting", meta[n]) for n in range(9)]
+def judged_run(out, seed: int, right: set[int], images: int = 9):
+    """Up to nine images, six of a category, scored; DPG-Bench's program has not asked all about the first."""
+    meta = [{"line": number, "questions": QUESTIONS} for number in range(images)]
+    prompts = [Prompt(f"p{n}", f"prompt {n}", "single" if n < 6 else "counting", meta[n]) for n in range(images)]
     spec = replace(synthetic.SJD, seed=seed)
     folder = synthetic.pictured(
         out, prompts, spec=spec, picture=lambda n: np.full((3, 8, 8), 255 * (n in right), dtype=np.uint8)
     )
-    answers = {(f"p{n}", 0): {"1?": "yes", "2?": "yes" if n in right else "no"} for n in range(9)}
+    answers = {(f"p{n}", 0): {"1?": "yes", "2?": "yes" if n in right else "no"} for n in range(images)}
     del answers["p0", 0]["2?"]
     rows = scoring.run_images(folder).rows
     scoring.score([folder], [Detector(), Brightest(), OfficialDpgBench(answers, "digest", rows)]).check()
@@ -70,3 +70,9 @@ def test_scores_over_seeds_are_computed_as_in_a_single_run(tmp_path):
     assert detector.high < 1 and dpg.spread == pytest.approx(np.std([13 / 16, 12 / 16], ddof=1))
     [empty] = over.over_seeds([run for run in tmp_path.iterdir() if not (run / "scores").exists()])
     assert (empty.images, empty.numbers) == (0, {})
+
+
+def test_scores_over_seeds_of_few_prompts_have_no_interval(tmp_path):
+    [both] = over.over_seeds([judged_run(tmp_path, seed, {0, 2}, images=7) for seed in (0, 1)])
+    detector, dpg = both.numbers["shapes-detector"], both.numbers["dpg-bench"]
+    assert both.images == 14 and (detector.low, detector.high, dpg.low, dpg.high) == (None,) * 4

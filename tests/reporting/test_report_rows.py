@@ -177,6 +177,14 @@ def test_settings_that_differ_are_different_tables_and_a_sweep_is_in_order(tmp_p
     assert [row["options"]["G"] for row in rows_of(tmp_path, "gsd")] == [3, 25, 100]
 
 
+def test_stored_intervals_are_a_lower_and_an_upper_bound(tmp_path):
+    folder(tmp_path, SJD, sjd(9))
+    [row] = rows_of(tmp_path, "sjd")
+    for name in ("nfe", "latency_ms"):
+        low, high = row["intervals"][name]
+        assert low < row[name] < high, name
+
+
 def test_labels_show_what_differs_from_the_preset():
     decoder = tiny.spec("gsd", G=50, window=8).decoder
     assert label(decoder) == "gsd G=50"

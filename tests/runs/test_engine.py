@@ -1,6 +1,7 @@
 """Tokens from the address of a serving engine: what is asked, what is stored, what is refused."""
 
 import json
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -75,6 +76,8 @@ def test_what_is_asked_names_every_parameter_and_the_ids_of_the_image_alone(fold
     claim |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "ignore_eos": True}
     for respond, path in ((vllm, "/v1/completions"), (sglang, "/generate")):
         with engine(respond) as (address, asked):
+            drawn(cli, folder, address, tmp_path, "--limit", 1, "--top-k", 0)
+            every = asked[-1][1]
             drawn(cli, folder, address, tmp_path, "--limit", 1, "--temperature", 0.9, "--min-p", 0.1)
         assert asked[-1][0] == path
         body = asked[-1][1]
@@ -85,6 +88,7 @@ def test_what_is_asked_names_every_parameter_and_the_ids_of_the_image_alone(fold
         else:
             barred = {str(number) for number in range(model.backbone.embed_tokens.num_embeddings)} - {*map(str, image)}
             assert sampling["logit_bias"].keys() == barred and sampling["max_new_tokens"] == 16
+        assert every.get("sampling_params", every)["top_k"] == -1, "0 is no valid top-k of SGLang"
 
 
 def test_a_run_goes_on_where_it_was_cut_off(folder, tmp_path, cli, monkeypatch):
@@ -105,18 +109,26 @@ def test_a_run_goes_on_where_it_was_cut_off(folder, tmp_path, cli, monkeypatch):
         whole = drawn(cli, folder, address, tmp_path)
         assert "2 of 4 images already stored" in whole.err
         assert len([body for _, body in asked if body]) == 3 and len(RunStore(whole.out.strip()).samples()) == 4
+        with engine(vllm) as (elsewhere, _):
+            again = drawn(cli, folder, elsewhere, tmp_path)
+    assert again.out == whole.out and "all 4 images already stored" in again.err, "the address makes no other run"
 
 
-def test_rows_that_the_grammar_closes_are_a_request_each(tmp_path, cli):
+def test_rows_that_the_grammar_closes_are_a_request_each_and_an_image_takes_the_time_of_all(tmp_path, cli):
+    def slow(path, body, content):
+        time.sleep(0.1 if body else 0)
+        return content
+
     (tmp_path / "emu").mkdir()
     checkpoints.emu35.write(tmp_path / "emu")
     (tmp_path / "p.txt").write_text("a cat\n")
-    with engine(vllm) as (address, asked):
+    with engine(vllm, slow) as (address, asked):
         line = (
             f"import tokens --from {address} --model emu3.5 --weights {tmp_path}/emu --scale tiny --cfg 1 --served tar"
         )
         outcome = cli(*line.split(), "--prompts", tmp_path / "p.txt", "--out", tmp_path)
     assert outcome.code == 0, outcome.err
+    assert RunStore(outcome.out.strip()).samples()["latency_ms"].item() >= 400
     first, *rows = [body for _, body in asked if body]
     assert [body["max_tokens"] for body in rows] == [4] * 4
     ends = [rows[number + 1]["prompt"][0][-1] for number in range(3)]

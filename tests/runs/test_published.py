@@ -62,6 +62,12 @@ def excepted(table: str, decoder: str, model: str) -> set[str]:
     return names | ({"window"} if table in OTHER_PAPER and (decoder, model) == ("sjd", "llamagen-512") else set())
 
 
+@pytest.mark.parametrize(("decoder", "model"), [("cascade", "lumina"), ("sjd-pac-released", "lumina")])
+def test_the_defaults_of_a_released_decoder_are_published_settings_of_the_model_of_its_code(decoder, model):
+    stated = next(entry for name, on, entry in STATED if (name, on) == (decoder, model) and "options" in entry)
+    assert stated["options"].items() <= resolve(decoder).options.items() and len(stated["options"]) == 4
+
+
 @pytest.mark.parametrize("table", load_tables(), ids=lambda table: table.name)
 def test_bench_and_run_take_the_same_values_for_every_row_of_a_paper(table):
     differ: set[str] = set()

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import synthetic
@@ -35,6 +36,21 @@ def test_a_description_survives_the_file_with_every_key_also_of_other_versions()
     stored["invocations"][0]["later"] = [2]
     again = RunInfo.from_json(stored).to_json()
     assert again["later"] == 1 and again["invocations"][0]["later"] == [2] and list(again) == list(stored)
+
+
+def test_the_command_for_another_decoder_names_the_results_folder_of_today():
+    info = replace(full(), asked={"prompts": "pets", "out": "/moved from here", "limit": 2})
+    command = "specbench run --decoder ar --model enumerable --prompts pets --limit 2"
+    assert info.command("ar", Path("results")) == command
+    assert info.command("ar", Path("/now here")) == f"{command} --out '/now here'"
+
+
+@pytest.mark.parametrize(("dtype", "stack"), [("float32", ""), ("int8wo", ", torchao 0.9")])
+def test_the_version_of_torchao_counts_only_for_eight_bits(dtype, stack):
+    info = full()
+    info.spec = replace(SPEC, dtype=dtype)
+    info.invocations[0].versions = {**info.invocations[0].versions, "torchao": "0.9"}
+    assert info.stacks == [f"python 3.11, torch 2.9.0{stack}"]
 
 
 OPTIONS = {"forward": {"triton.cudagraphs": True}, "sampling": {"realize_opcount_threshold": 8}}

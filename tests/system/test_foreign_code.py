@@ -273,9 +273,10 @@ def test_rows_whose_code_was_edited_in_the_same_minute_are_distinguished(tmp_pat
         info = json.loads((place / "run.json").read_text())
         (place / "run.json").write_text(json.dumps(info | {"code": at}))
     folder(tmp_path, tiny.spec("sjd"), sjd(2))
-    labels = sorted(row.label for row in report_rows(find_runs(tmp_path)))
-    assert len(labels) == 3 and labels[0] == "sjd, code not recorded"
-    assert labels[1].endswith(", code 111111") and labels[2].endswith(", code 222222")
+    folder(tmp_path, replace(tiny.spec("sjd", window=2), decoder_code="3" * 64), sjd(2))
+    other, unknown, first, second = sorted(row.label for row in report_rows(find_runs(tmp_path)))
+    assert other == "sjd", "a row with another window is distinguished by its window"
+    assert unknown == "sjd, code not recorded" and first.endswith(", code 111111") and second.endswith(", code 222222")
 
 
 def test_a_model_whose_image_is_not_as_declared_is_refused(place):

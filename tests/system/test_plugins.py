@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from forked import forked_command
 
+from specbench.metrics import catalog
+from specbench.system.plugins import PluginError, naming_plugin
+
 POWER = (Path(__file__).parents[2] / "docs" / "examples" / "power.py").read_text()
 ENTRY_POINTS = """
 [specbench.decoders]
@@ -168,3 +171,14 @@ def test_a_reference_that_is_no_decoder_is_refused(tmp_path):
         assert done.returncode == 2 and problem in done.stderr
     done = specbench(tmp_path, "audit", "power:DECODER")
     assert done.returncode == 2 and "there is no power.py in this folder" in done.stderr
+
+
+def test_metrics_of_plugins_are_default_metrics_of_every_model(monkeypatch):
+    monkeypatch.setattr(catalog, "plugins", lambda kind: {"mine": None} if kind == "metrics" else {})
+    assert all("mine" in catalog.default_metrics(model) for model in ("shapes", "lumina"))
+
+
+@pytest.mark.parametrize(("raised", "seen"), [(KeyboardInterrupt, KeyboardInterrupt), (SystemExit, PluginError)])
+def test_in_a_plugin_ctrl_c_is_no_error_of_it(raised, seen):
+    with pytest.raises(seen), naming_plugin("metric", "mine", "mine"):
+        raise raised
