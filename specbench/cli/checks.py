@@ -40,7 +40,7 @@ def doctor(
     ),
     metric: list[str] | None = opt.option("--metric", "NAME", "Also require this metric to be ready; may be repeated."),
     protocol: str | None = opt.protocol_option("Also require the metrics"),
-    everything: bool = opt.switch("--all", "Print all checks, also passed ones of packages, models and device peaks."),
+    everything: bool = opt.switch("--all", "Print every check, also passed checks of packages, models and peak rates."),
     out: str = opt.Out,
     json: bool = opt.Json,
 ) -> None:

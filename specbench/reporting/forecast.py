@@ -88,7 +88,7 @@ class ForecastSetting:
         return self.network.size(self.model.v_image)
 
     def forward(self, columns: float, context: float | None = None, slots: int | None = None) -> Forward:
-        """Describe a forward. `context`: tokens in the KV cache; None: mean over an image, if `slots` are cached."""
+        """Describe a forward. `context`: tokens in the KV cache; None: the mean over an image (cache of `slots`)."""
         slots = slots or self.model.stream
         mean = PROMPT_TOKENS + slots * (1 - slots / self.model.stream / 2) if context is None else context
         guided = self.guidance != 1

@@ -76,7 +76,7 @@ def sections(rows: Sequence[ReportRow]) -> list[Section]:
 
 
 def _told_apart(section: Section, others: Sequence[Section]) -> str:
-    """Make the heading of a section. If headings differ at most in the selection of prompts, add other differences."""
+    """Make the heading of a section. If headings are equal except for the selected prompts, add differing settings."""
     plain = _heading(section.runs, drawn=False)
     alike = [other.runs[0].setting.content() for other in others if _heading(other.runs, drawn=False) == plain]
     setting_here, edited = section.runs[0].setting.content(), section.runs[0].model_edited or ""

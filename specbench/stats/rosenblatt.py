@@ -46,7 +46,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Test:
-    """One of the tests of a run, which form a family."""
+    """A test of a run. All tests of the run are corrected together."""
 
     __test__ = False  # not a case of pytest
 

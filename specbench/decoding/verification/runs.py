@@ -1,4 +1,4 @@
-"""SJD-SV (arXiv 2609.13245) according to a note on the paper: drafts accepted by runs of rising target probability.
+"""SJD-SV (arXiv 2609.13245) according to a note on the paper: drafts accepted in sequences of rising p, called runs.
 
 Let t_i = p_i(x_i). The window is split into maximal runs b..e in which t does not fall. The shortest suffix g..e of a
 run that holds the share `alpha` of the run's sum of t is tested:
@@ -86,18 +86,18 @@ def _last_of_run(place: Tensor, chosen: Tensor, run: Tensor) -> Tensor:
 
 
 class ExactRuns(RunTest):
-    """Runs of p/q."""
+    """`RunTest` with the acceptance ratio p/q."""
 
     ratios = Exact
 
 
 class GroupedRuns(RunTest):
-    """Runs of GSD's p(C)/q(C)."""
+    """`RunTest` with GSD's acceptance ratio p(C)/q(C)."""
 
     ratios = Grouped
 
 
 class LanternRuns(RunTest):
-    """Runs of LANTERN's p(A)/q; a rejected token is redrawn from the chosen residual distribution, not LANTERN's."""
+    """`RunTest` with LANTERN's acceptance ratio p(A)/q. A rejected token is redrawn from the chosen residual."""
 
     ratios = Lantern

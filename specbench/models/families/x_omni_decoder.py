@@ -101,7 +101,7 @@ class XOmniDecoder:
 
     @torch.inference_mode()
     def draw(self, codes: Tensor, seed: int) -> Tensor:
-        """Return pixels [1, 3, h, w] in [0, 1] of codes [H, W], with guidance; features of 0 are unconditional."""
+        """Return pixels [1, 3, h, w] in [0, 1] of codes [H, W], with guidance; unconditional features are zero."""
         pipe, size = self._flux, tuple(self._unit * side for side in codes.shape)
         features = self._features(codes)
         features, device = torch.cat([features, torch.zeros_like(features)]), features.device

@@ -92,7 +92,7 @@ def to_float(images: Tensor) -> Tensor:
 
 
 class FeatureNetwork(nn.Sequential):
-    """Network from pictures, uint8 [B, 3, 64, 64], to the features [B, 64] of `shapes-frechet`, which distinguish
+    """Network from images, uint8 [B, 3, 64, 64], to the features [B, 64] of `shapes-frechet`, which distinguish
     objects, colors, counts and backgrounds: four convolutions down to 8 x 8 positions, averaged."""
 
     def __init__(self) -> None:
