@@ -28,7 +28,7 @@ _OF_ENGINE = tuple(replace(s, panel="Engine") for s in run_settings(use=Use.ENGI
 def doctor(
     model: str | None = opt.option("--model", "NAME", "Require this model to be ready."),
     weights: str | None = opt.option(
-        "--weights", "DIR|OWNER/NAME", "Checkpoint of the model, if not the official one."
+        "--weights", "DIR|OWNER/NAME", "Checkpoint of the model, if it is not the official checkpoint."
     ),
     revision: str | None = opt.option("--revision", "REF", "Revision of the checkpoint's hub repository."),
     random_weights: bool = opt.switch(
@@ -96,7 +96,7 @@ def audit(
     samples: int = opt.option("--samples", "N", "Number of images per decoder.", _DEFAULT_SAMPLES, min=1000),
     seed: int = opt.option("--seed", "N", "Random seed of the models and of the decoding noise.", 0, min=0),
     compiled: bool = opt.switch("--compile", "Also audit compiled steps (a minute or more per decoder)."),
-    thorough: bool = opt.switch("--thorough", "Ten times as many images in the less sensitive half of the settings."),
+    thorough: bool = opt.switch("--thorough", "Decode ten times the images in the less sensitive half of settings."),
     run: list[str] | None = opt.option(
         "--run", "RUN", "Audit stored runs instead: run ids, prefixes of ids, decoders, or folders."
     ),

@@ -33,7 +33,7 @@ def report(
     runs: list[str] | None = opt.Runs,
     fmt: str | None = opt.format_option(formats_with("report")),
     html: Path | None = opt.option("--html", "FILE", "Write an HTML page with tables, plots and images to this file."),
-    everything: bool = opt.switch("--all", "Print further tables after the first, with every number of the runs."),
+    everything: bool = opt.switch("--all", "Also print the tables after the first, with every number of the runs."),
     explain: bool = opt.switch("--explain", "Print the definition of every column."),
     long: bool = opt.switch(
         "--long", f"Write one row per run and number, with interval and unit: {enumerated(formats_with('long'), 'or')}."
@@ -132,7 +132,7 @@ def _print_report(
 @command(
     "figure",
     "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of prompts with these words, or field "
-    "(printed speeds of papers' tables, and named runs). Another name lists all figures. Numbers are also saved: csv.",
+    "(printed speeds of papers' tables, and named runs). Any other name lists all figures. Numbers are saved as csv.",
 )
 def figure(
     name: str = opt.argument("NAME", "Chart, map of tokens, or pictures."),

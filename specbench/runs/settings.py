@@ -113,7 +113,7 @@ class RunSettings:
         "MODE", "latency for one worker and batch 1", choices=_MODES)
 
     model: str = _model("shapes", "name of a model, see 'specbench list models'", "NAME", uses=Use.TARGET | Use.CELLS)
-    weights: str | None = _model("", "checkpoint to load instead of the official one", "DIR|OWNER/NAME", "the model")
+    weights: str | None = _model("", "checkpoint that replaces the official checkpoint", "DIR|OWNER/NAME", "the model")
     revision: str | None = _model("", "revision of the checkpoint's Hugging Face repository", "REF", "the hub")
     guidance_rows: Form = _model("official",
         "unconditional prompt of lumina and anole: official (of the model's authors), or released (of SJD's and GSD's "
