@@ -199,7 +199,7 @@ def _is_model(model: object) -> bool:
 
 
 def find_model(name: str) -> ModelFacts:
-    """Find a model by name, or import it as "package.module:NAME". The error for an unknown name suggests a similar name."""
+    """Find a model by name, or import it as "package.module:NAME". An error suggests a similar name."""
     if plugins.is_reference(name):
         return _users_model(name)
     return models()[model_name(name)]
