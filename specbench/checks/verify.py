@@ -242,24 +242,24 @@ def _pictures(run: Path) -> Iterator[tuple[str, VerifyStatus, str]]:
 
 def _scores(run: Path) -> Iterator[tuple[str, VerifyStatus, str]]:
     """Scores are recomputed from the stored features. Metrics of plug-ins are not imported."""
-    scores: Sequence[Mapping[str, Any]] = read_scores(run)
+    scores: list[Mapping[str, Any]] = [score for score in read_scores(run) if ":" not in score["metric"]]
+    count = Counter(score["metric"] for score in scores)
     for score in scores:
         name = score["metric"]
-        if ":" in name:
-            continue
         again = _score_again(run, name, score)
+        shown = f"{name} ({score['fingerprint']})" if count[name] > 1 else name
         if again is None:
             reason = "the class of a plug-in is not imported"
             if name in metric_catalog.IMPORTED:
                 reason = "its value was imported"
             elif name in metric_catalog.METRICS:
                 reason = "files are missing, or its reference or versions differ"
-            yield "score", OPEN, f"{name}: cannot be computed here again ({reason})"
+            yield "score", OPEN, f"{shown}: cannot be computed here again ({reason})"
         elif score["value"] is None:
-            yield "score", OK if math.isnan(again) else WRONG, f"{name} has no stored value; from features: {again:.6g}"
+            yield "score", OK if math.isnan(again) else WRONG, f"{shown} has no stored value; from features: {again:.6g}"
         else:
             same = math.isclose(again, score["value"], rel_tol=_CLOSE, abs_tol=_CLOSE)
-            yield "score", OK if same else WRONG, f"{name} {score['value']:.6g}; from the stored features: {again:.6g}"
+            yield "score", OK if same else WRONG, f"{shown} {score['value']:.6g}; from the stored features: {again:.6g}"
 
 
 def _score_again(run: Path, name: str, score: Mapping[str, Any]) -> float | None:

@@ -134,7 +134,7 @@ def export(
     "--program 'vLLM-Omni 0.12' --from FILE. The file needs the columns prompt and tokens; optional are prompt_id, "
     "seed, logp, seconds and batch (images per call). Give the sampling settings that the program claims; audit --run "
     "tests this claim. If --from is the address of vLLM or SGLang, it generates images of the first --limit prompts, "
-    "--batch at a time; after an interruption, run the same command again.",
+    "--batch at a time; after an interruption, run the same command again. Repeat an import of scores that was killed.",
     epilog="Then: specbench audit --run RUN",
 )
 @flags(_SETTINGS)

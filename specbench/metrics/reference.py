@@ -45,7 +45,7 @@ class ReferenceImages:
     def pictures(self) -> list[Path]:
         if self.statistics:
             raise SpecbenchError(f"{self.path} contains statistics (mu, sigma), not images", "use --reference DIR")
-        if len(pictures := pictures_in(self.folder)) < 2:
+        if len(pictures := pictures_in(self.folder, use="reference images")) < 2:
             raise SpecbenchError(f"{self.folder} has fewer than two reference images", "add images")
         return pictures
 

@@ -9,6 +9,7 @@ from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles, Source, WantedFiles
 from specbench.models.facts import RANDOM
 from specbench.models.hub_downloads import require_permission
+from specbench.models.network_sizes import HEAD_SIZES
 from specbench.system.downloads import Download
 from specbench.system.files import blaming, read_regular
 from specbench.system.json_values import parse_json
@@ -48,6 +49,7 @@ class HeadFiles:
     model: str  # name of the target, for messages
     bundled: Path | None = None  # folder of the head that comes with the model
     features: int | None = None  # width of the target's features; None if unknown
+    kind: str = ""  # kind of head that the decoder uses; empty if unknown
 
     def find(self, download: bool = False) -> CheckpointFiles:
         """Find the files on this disk. `download`: first fetch the files of a hub repository. A SpecbenchError with
@@ -61,7 +63,7 @@ class HeadFiles:
         return head_in(folder)
 
     def require(self) -> None:
-        """Raise the error of `find` unless the head can be downloaded, or an error if its size does not fit."""
+        """Raise the error of `find` unless the head can be downloaded, or an error if its kind or size does not fit."""
         try:
             files = self.find()
         except SpecbenchError:
@@ -71,6 +73,10 @@ class HeadFiles:
         with blaming(config := files.named(CONFIG), *NO_HEAD):
             stored: Any = parse_json(read_regular(config, MAX_JSON_BYTES))
             width = stored.get("width") or stored.get("language_config", stored).get("hidden_size")
+            kind = str(stored.get("kind"))
+        if len({kind, self.kind} & HEAD_SIZES.keys()) == 2:
+            what = f"--head {self.place}: its kind is {kind}, but the decoder uses {self.kind}"
+            raise SpecbenchError(what, f"train a head: specbench train-head --kind {self.kind}")
         if self.features and width and width != self.features:
             raise wrong_width(self.place, width, self.model, self.features)
 

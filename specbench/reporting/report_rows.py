@@ -37,7 +37,7 @@ from specbench.system.monitor import gpu_disturbances, taken_cores
 _MOST_READINGS = 20_000  # For more images, the readings of the machine are skipped, because they are large
 
 ROOFLINE_WRONG = (
-    "the roofline is invalid: decoding was faster than it allows. The device was measured on a busy machine, or "
+    "no ratio, because decoding was faster than the device's measured peak: the machine was busy at the measurement, or "
     "its cache holds the weights. On an idle machine, measure it again (specbench doctor --measure), then run again"
 )
 """Note instead of a roofline ratio below 1, which is impossible."""

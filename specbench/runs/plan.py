@@ -161,7 +161,7 @@ def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
     head, bundled = decoder.options.get("head"), model.heads.get(decoder.head_kind)
     place = head or ("" if bundled else published_head(model.name, decoder.head_kind))
     sizes = None if isinstance(model, HubModel) and not (model.size_known and not model.choice.tiny) else model.network
-    return HeadFiles(place, model.name, bundled, sizes.width if sizes else None)
+    return HeadFiles(place, model.name, bundled, sizes.width if sizes else None, decoder.head_kind)
 
 
 class Shared:

@@ -113,13 +113,13 @@ def run_of_tokens(path: Path, program: str, settings: RunSettings, out: Path, id
     for row, image in enumerate(tokens):
         with blaming(path, f"image {row + 1}: invalid {{}}"):
             images.append(_image(columns, row, requests[row], image, loaded.layout))
-    images = _alone(images)
+    images, stated = _alone(images), [image.batch for image in images]
     usual = sorted(image.batch or 1 for image in images)[len(images) // 2]
     spec = _claimed(model, loaded, settings, program, prompts, digest, usual)
     store = RunStore(run_folder(out, spec))
     with store.lock(spec):
         missing = _begin(store, spec, model, {image.request.key: image for image in images})
-        _say_times(images)
+        _say_times(images, stated)
         for start in range(0, len(missing), _TOGETHER):
             _store(missing[start : start + _TOGETHER], loaded, spec, store)
             console.say(f"{store.folder.name}: {min(start + _TOGETHER, len(missing))} of {len(missing)} images")
@@ -373,16 +373,20 @@ def _alone(images: Sequence[_Image]) -> list[_Image]:
     ]
 
 
-def _say_times(images: Sequence[_Image]) -> None:
-    """Report the latency, and the number of images without a latency because their calls generated several images."""
+def _say_times(images: Sequence[_Image], stated: Sequence[int | None]) -> None:
+    """Report the latency, and the number of images without a latency. `stated`: `batch` of each image in the file."""
     if times := [image.latency_ms for image in images if image.latency_ms]:
         console.say(f"'seconds': {console.duration(float(np.median(times)) / 1e3)} per image (median)")
     if known := [image.seconds / image.batch for image in images if image.seconds and image.batch and image.batch > 1]:
         pace = console.duration(float(np.median(known)))
         console.say(f"'seconds': {pace} per image (median), no latency: {len(known)} images shared a call")
-    if unknown := sum(image.batch is None for image in images):
-        what = f"'seconds': {console.counted(unknown, 'image')} of calls with an unknown number of images: no latency"
+    unknown = [batch is None for image, batch in zip(images, stated, strict=True) if image.batch is None]
+    if count := unknown.count(True):
+        what = f"'seconds': {console.counted(count, 'image')} of calls with an unknown number of images: no latency"
         console.say(f"{what} (add a column 'batch': images per call)")
+    if count := unknown.count(False):
+        what = "does not divide the number of images with equal 'seconds': no latency (import whole calls)"
+        console.say(f"'batch' of {console.counted(count, 'image')} {what}")
 
 
 def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: RunStore) -> None:

@@ -75,23 +75,23 @@ def members(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
     return [path for path in files_named(folder, "*") if not any(map(path.match, (*_LEFT_BEHIND, *beside)))]
 
 
-def pictures_in(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
+def pictures_in(folder: Path, beside: Sequence[str] = (), use: str = "images to score") -> list[Path]:
     """List the image files of a folder, sorted: `members` directly inside, or else in subfolders at any depth. Raise an
-    error if both places have images, because thumbnails or another set would count as images of this folder."""
+    error if both places have images, because one may hold thumbnails or another set. `use`: for the hint."""
     if not folder.is_dir():
         raise SpecbenchError(f"image folder {folder} does not exist")
-    if not (pictures := _pictures(folder, beside, ())):
+    if not (pictures := _pictures(folder, beside, use, ())):
         raise SpecbenchError(f"image folder {folder} contains no images")
     return pictures
 
 
-def _pictures(folder: Path, beside: Sequence[str], above: tuple[str, ...]) -> list[Path]:
+def _pictures(folder: Path, beside: Sequence[str], use: str, above: tuple[str, ...]) -> list[Path]:
     if (place := os.path.realpath(folder)) in above:
         raise SpecbenchError(f"{folder} is a link to one of its parent folders", "remove the link")
     if len(above) > _DEEPEST:
         raise SpecbenchError(f"{above[0]} has more than {_DEEPEST} folders inside each other", "name a folder below")
     paths = members(folder, beside)
-    below = {path: _pictures(path, beside, (*above, place)) for path in paths if path.is_dir()}
+    below = {path: _pictures(path, beside, use, (*above, place)) for path in paths if path.is_dir()}
     pictures = [path for path in paths if path not in below]
     for path in pictures:
         if path.suffix.lower() not in SUFFIXES or not path.is_file():
@@ -100,7 +100,7 @@ def _pictures(folder: Path, beside: Sequence[str], above: tuple[str, ...]) -> li
     if pictures and inside:
         places = ", ".join(path.name for path, more in below.items() if more)
         what = f"{folder} has {counted(len(pictures), 'image')}, and {len(inside)} more in folders below it"
-        raise SpecbenchError(f"{what} ({places:.80})", "name a folder that contains only the images to score")
+        raise SpecbenchError(f"{what} ({places:.80})", f"name a folder that contains only the {use}")
     return pictures + inside
 
 

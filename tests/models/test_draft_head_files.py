@@ -183,15 +183,16 @@ def test_a_head_for_another_grid_is_refused(grids, problem, run_tiny, tmp_path, 
 @pytest.mark.parametrize(
     ("decoder", "config"),
     [("eagle", {"hidden_size": 24}), ("eagle3", {"hidden_size": 24}), ("vertical", {"width": 24}),
-     ("eagle", {"language_config": {"hidden_size": 24}})],
+     ("eagle", {"language_config": {"hidden_size": 24}}), ("vertical", {"kind": "eagle", "hidden_size": 128})],
 )  # fmt: skip
-def test_a_head_of_another_width_is_refused_in_the_plan(decoder, config, cli, tmp_path, monkeypatch):
+def test_a_head_of_another_width_or_kind_is_refused_in_the_plan(decoder, config, cli, tmp_path, monkeypatch):
     monkeypatch.setattr("specbench.runs.preparation.load_model", lambda *_: pytest.fail("the model was loaded"))
     (tmp_path / "model.safetensors").write_bytes(b"not read")
     (tmp_path / "config.json").write_text(json.dumps(config))
     run = ("run", "--model", "shapes", "--decoder", decoder, "--head", tmp_path, "--limit", 1, "--out", tmp_path / "o")
     for more in ((), ("--dry-run",)):
-        cli(*run, *more).refused("its feature size is 24, but 'shapes' has 128")
+        kind = "its kind is eagle, but the decoder uses vertical"
+        cli(*run, *more).refused(kind if "kind" in config else "its feature size is 24, but 'shapes' has 128")
     (tmp_path / "config.json").write_text("[]")
     cli(*run, "--dry-run").refused("is not the configuration of a draft head")
 

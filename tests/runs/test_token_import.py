@@ -94,7 +94,7 @@ def test_tokens_become_a_run_with_pictures_scores_report_and_verdict(suffix, our
 CALLS = {  # columns of four images, their latencies and what is said
     "alone": ({"seconds": [2.5, 1.5, 2.25, 1.75]}, [2500, 1500, 2250, 1750], "'seconds': 2.0 s per image (median)\n"),
     "in turns": ({"seconds": [2.0, 3.0, 2.0, 3.0]}, [None] * 4, "4 images of calls with an unknown number of images"),
-    "half a call": ({"seconds": [2.0] * 4, "batch": [8] * 4}, [None] * 4, "4 images of calls with an unknown number"),
+    "half a call": ({"seconds": [2.0] * 4, "batch": [8] * 4}, [None] * 4, "'batch' of 4 images does not divide"),
     "alone, by the file": ({"seconds": [2.0] * 4, "batch": [1] * 4}, [2000] * 4, "2.0 s per image (median)\n"),
     "one call": (
         {"seconds": [2.0] * 4, "batch": [4] * 4}, [None] * 4, "(median), no latency: 4 images shared a call",
