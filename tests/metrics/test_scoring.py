@@ -355,6 +355,7 @@ def test_an_edited_metric_is_another_score_named_in_words_and_paired_without_its
     assert all(row.note.startswith("edited 01 Jan ") for row in differences)
     checked = [row for row in verify(tmp_path / "o") if row["check"] == "score"]
     assert len(checked) == 4 and {row["status"] for row in checked} == {"ok"}
+    assert {row["detail"].partition(")")[0] + ")" for row in checked} == set(headings)
 
 
 def test_captions_that_a_metric_cuts_are_stored_and_said(tmp_path, monkeypatch):
