@@ -247,19 +247,19 @@ def _scores(run: Path) -> Iterator[tuple[str, VerifyStatus, str]]:
     for score in scores:
         name = score["metric"]
         again = _score_again(run, name, score)
-        shown = f"{name} ({score['fingerprint']})" if count[name] > 1 else name
+        text = f"{name} ({score['fingerprint']})" if count[name] > 1 else name
         if again is None:
             reason = "the class of a plug-in is not imported"
             if name in metric_catalog.IMPORTED:
                 reason = "its value was imported"
             elif name in metric_catalog.METRICS:
                 reason = "files are missing, or its reference or versions differ"
-            yield "score", OPEN, f"{shown}: cannot be computed here again ({reason})"
+            yield "score", OPEN, f"{text}: cannot be computed here again ({reason})"
         elif score["value"] is None:
-            yield "score", OK if math.isnan(again) else WRONG, f"{shown} has no stored value; from features: {again:.6g}"
+            yield "score", OK if math.isnan(again) else WRONG, f"{text} has no stored value; from features: {again:.6g}"
         else:
             same = math.isclose(again, score["value"], rel_tol=_CLOSE, abs_tol=_CLOSE)
-            yield "score", OK if same else WRONG, f"{shown} {score['value']:.6g}; from the stored features: {again:.6g}"
+            yield "score", OK if same else WRONG, f"{text} {score['value']:.6g}; from the stored features: {again:.6g}"
 
 
 def _score_again(run: Path, name: str, score: Mapping[str, Any]) -> float | None:

@@ -73,8 +73,7 @@ class HeadFiles:
         with blaming(config := files.named(CONFIG), *NO_HEAD):
             stored: Any = parse_json(read_regular(config, MAX_JSON_BYTES))
             width = stored.get("width") or stored.get("language_config", stored).get("hidden_size")
-            kind = str(stored.get("kind"))
-        if len({kind, self.kind} & HEAD_SIZES.keys()) == 2:
+        if len({kind := str(stored.get("kind")), self.kind} & HEAD_SIZES.keys()) == 2:
             what = f"--head {self.place}: its kind is {kind}, but the decoder uses {self.kind}"
             raise SpecbenchError(what, f"train a head: specbench train-head --kind {self.kind}")
         if self.features and width and width != self.features:

@@ -19,16 +19,7 @@ from specbench.decoding.loop import drawn
 from specbench.errors import SpecbenchError
 from specbench.models.facts import ModelFacts
 from specbench.models.interface import ImageModel, TokenLayout
-from specbench.prompts import (
-    Prompt,
-    PromptSet,
-    Request,
-    build_prompt_set,
-    load_prompts,
-    requests_for,
-    select,
-    text_id,
-)
+from specbench.prompts import Prompt, PromptSet, Request, build_prompt_set, load_prompts, requests_for, select, text_id
 from specbench.runs import compiler
 from specbench.runs.engine import EngineModel, find_engine, reads_prompt_ids, refuse_other_prompt
 from specbench.runs.plan import plan_model, plan_sampling
@@ -354,8 +345,7 @@ def _image(
     seed = 0 if seed is None else seed
     if type(seed) not in (int, float) or seed % 1 or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed {seed}, which must be a whole number from 0 to {MAX_SEED}")
-    together = None if batch is None else int(batch)
-    return _Image(request, tokens, whole, None if seconds is None else float(seconds), together, int(seed))
+    return _Image(request, tokens, whole, seconds and float(seconds), batch and int(batch), int(seed))
 
 
 def _alone(images: Sequence[_Image]) -> list[_Image]:
@@ -363,15 +353,13 @@ def _alone(images: Sequence[_Image]) -> list[_Image]:
     shared a call. A stated value becomes None if the number of images with the same `seconds` contradicts it."""
     alike = Counter(image.seconds for image in images)
 
-    def known(image: _Image) -> bool:
-        return not image.seconds or alike[image.seconds] % (image.batch or 1) == 0
+    def known(image: _Image) -> int | None:
+        count = alike[image.seconds] if image.seconds else 0
+        if image.batch is None:
+            return None if count > 1 else 1
+        return None if count % image.batch else image.batch
 
-    return [
-        replace(image, batch=(image.batch if known(image) else None))
-        if image.batch is not None
-        else replace(image, batch=None if image.seconds and alike[image.seconds] > 1 else 1)
-        for image in images
-    ]
+    return [replace(image, batch=known(image)) for image in images]
 
 
 def _say_times(images: Sequence[_Image], stated: Sequence[int | None]) -> None:
