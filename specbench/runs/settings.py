@@ -222,7 +222,7 @@ def _settings_of(*_known: str | Component) -> tuple[Setting, ...]:
             metavar="N|auto"
             if name == "window"
             else metavars.get(name) or ("NAME" if first.choices else of_type[first.type]),
-            uses=Use.TABLES if name == "head" else Use.NONE,
+            uses=Use.OPTION | Use.TABLES if name == "head" else Use.OPTION,
             words=("auto",) if name == "window" else (),
             others=tuple(others),
         )
@@ -334,7 +334,7 @@ def _pick(
             try:
                 return setting.parse(raw), origin
             except SpecbenchError as error:
-                if setting.panel == "Decoder options" and ":" in str(flags.get("decoder")):
+                if Use.OPTION in setting.uses and ":" in str(flags.get("decoder")):
                     return raw, origin  # checked later by the decoder's option, which a user's file may define
                 if origin.source is SettingSource.FLAG:
                     raise

@@ -38,7 +38,7 @@ def test_an_option_reaches_every_decoder_that_knows_it_and_an_inline_one_its_own
     planned = plan(*decoders, **flags)
     assert [each.spec for each in planned] == [resolve(name, options) for name, options in expected]
     kinds = ["inline"] * any("=" in text for text in decoders) + ["flag"] * bool(flags)
-    assert all(origin.split()[0] in kinds for each in planned for origin in each.origins.values())
+    assert all(origin.source in kinds for each in planned for origin in each.origins.values())
 
 
 REFUSED = [
